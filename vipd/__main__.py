@@ -20,7 +20,7 @@ from vipd.host.systemd.notify import Notifier, one_line
 from vipd.model.text import one_line as as_line
 
 LIBRARIES = ("aiohttp", "asyncio", "pyroute2", "watchfiles")
-"""What these tell below a warning is for those who write them."""
+"""Their messages below a warning are for their developers."""
 
 
 def main() -> None:

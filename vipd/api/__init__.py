@@ -1,5 +1,5 @@
 """The local API: HTTP and JSON over a UNIX socket (docs/api.md), one module for each resource, `*_routes`.
 
-May import every package but `cli` and `daemon`; only `daemon` imports it. vipctl's client is
+It may import every package except `cli` and `daemon`; only `daemon` imports it. vipctl's client is
 `vipd.observe.api_client`.
 """

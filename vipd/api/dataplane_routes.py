@@ -33,11 +33,11 @@ class DataplaneRoutes:
     numbers: FlowStats | None = None
 
     def routes(self) -> list[web.RouteDef]:
-        """For the application."""
+        """Routes for the application."""
         return [web.post("/v1/dataplane", self.change)]
 
     async def change(self, request: web.Request) -> web.Response:
-        """Put another dataplane in place of the one in use, and keep to it; `settings`: as they say."""
+        """Switch to another dataplane, and store the choice; `settings`: the one of the settings."""
         name = (await body_of(request)).get("name")
         if not isinstance(self.dataplane, SwitchableDataplane):
             raise RefusedError("invalid", "this daemon has one dataplane only")

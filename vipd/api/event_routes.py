@@ -1,4 +1,4 @@
-"""The API's request about events: those kept, and a stream of those to come."""
+"""The API's request for events: stored ones, and a stream of new ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0
 STUCK_SECONDS = 30.0
-"""A follower that takes nothing for so long is let go."""
+"""A follower that reads nothing for this long is disconnected."""
 MOST_FOLLOWERS = 100
 BEHIND = "too far behind; ask again with after= the last id"
 
@@ -32,7 +32,7 @@ _PARAMETERS = ("service", "since", "after", "limit", "follow")
 
 @dataclass(frozen=True, slots=True)
 class Concerned:
-    """What is about one service."""
+    """Events about one service."""
 
     service: str
     owner: str = ""
@@ -50,18 +50,18 @@ class Concerned:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which events are asked for."""
+    """Filter of requested events."""
 
     service: Concerned | None = None
-    """Those about this service; None: all."""
+    """Only events about this service; None: all."""
     since: datetime | None = None
     after: int = 0
     """Those with a greater id."""
     limit: int | None = None
-    """The last ones, so many."""
+    """Only this many of the latest ones."""
 
     def picks(self, occurrence: EventRecord) -> bool:
-        """Whether the event is one of them, apart from the limit."""
+        """Whether the event matches, apart from the limit."""
         return (
             occurrence.id > self.after
             and (self.service is None or self.service.by(occurrence))
@@ -82,7 +82,7 @@ class EventRoutes:
         self._quota = UserQuota(MOST_FOLLOWERS)
 
     def routes(self) -> list[web.RouteDef]:
-        """For the application."""
+        """Routes for the application."""
         return [web.get("/v1/events", self.events)]
 
     async def end(self, _: web.Application) -> None:
@@ -91,7 +91,7 @@ class EventRoutes:
             self._recorder.end_followers()
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """The events kept, the oldest first; with `follow=1` a stream of lines that goes on."""
+        """The stored events, oldest first; with `follow=1` a stream of lines that continues."""
         wanted, recorder = self._wanted(request), self._recorder
         if recorder is None:
             raise RefusedError("internal", "no events are kept")
@@ -112,14 +112,14 @@ class EventRoutes:
                 for occurrence in wanted.of(await asyncio.to_thread(recorder.read)):
                     await line.event(occurrence)
                     last = occurrence.id
-                # What came while the ring was read is both there and in the queue.
+                # Events from during the read of the ring are both there and in the queue.
                 await _follow(line, follower, wanted, last)
             except TimeoutError:
                 log.warning("a follower of events has taken nothing for %d s and is let go", STUCK_SECONDS)
                 if request.transport is not None:
                     request.transport.abort()
             except ConnectionError:
-                pass  # it has gone
+                pass  # it has disconnected
         return response
 
     def _wanted(self, request: web.Request) -> Wanted:
@@ -135,7 +135,7 @@ class EventRoutes:
 
 
 class _Line:
-    """Sends lines to a reader, who must take them."""
+    """Sends lines to a client, which must read them in time."""
 
     def __init__(self, response: web.StreamResponse) -> None:
         self._response = response
@@ -145,7 +145,7 @@ class _Line:
         await self._send(b'{"event":' + encode(occurrence).rstrip() + b"}\n")
 
     async def send(self, value: dict[str, object]) -> None:
-        """Send anything else."""
+        """Send any other value."""
         await self._send(json.dumps(value).encode() + b"\n")
 
     async def _send(self, data: bytes) -> None:
@@ -167,7 +167,7 @@ async def _follow(line: _Line, follower: Follower, wanted: Wanted, last: int) ->
 
 
 def _concerned(services: Services, target: str) -> Concerned | None:
-    """The service that a target means now; events may also be about one that is no more."""
+    """The service that a target names now; events may also be about a removed one."""
     if not target:
         return None
     try:

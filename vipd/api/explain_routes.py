@@ -30,7 +30,7 @@ MOST_WAITING = 32
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a question is answered by: values, all of one moment."""
+    """Input of an explanation: values, all of one moment."""
 
     forwardings: Sequence[Forwarding]
     options: Mapping[Family, Options]
@@ -46,15 +46,15 @@ class ExplainRoutes:
         self._quota = UserQuota(AT_ONCE + MOST_WAITING)
 
     def routes(self) -> list[web.RouteDef]:
-        """For the application."""
+        """Routes for the application."""
         return [web.get("/v1/explain", self.explain)]
 
     async def end(self, _: web.Application) -> None:
-        """No question is begun any more."""
+        """Accept no further requests."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def explain(self, request: web.Request) -> web.Response:
-        """What the compiled rules do to one packet."""
+        """The effect of the compiled rules on one packet."""
         dataplane = self._dataplane
         if not isinstance(dataplane, Compiled):
             raise RefusedError("invalid", "this dataplane has no rules that could be explained")
@@ -83,7 +83,7 @@ def _answer(source: str, target: str, seen: _Seen) -> bytes:
 
 
 def _encoded(view: Json) -> str:
-    """As JSON, list item by list item: encoding a large value at once would hold up all other threads."""
+    """As JSON, list item by list item: encoding a large value at once would block all other threads."""
     parts = [f"{json.dumps(key)}: {_encoded_member(value)}" for key, value in view.items()]
     return f"{{{', '.join(parts)}}}"
 

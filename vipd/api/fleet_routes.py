@@ -30,17 +30,17 @@ class FleetRoutes:
     """As `Served.wait_applied`."""
 
     def routes(self) -> list[web.RouteDef]:
-        """For the application."""
+        """Routes for the application."""
         return [web.get("/v1/fleet", self.hosts), web.post("/v1/accept-removal", self.accept_removal)]
 
     async def hosts(self, _: web.Request) -> web.Response:
-        """Every host that lives."""
+        """Every host with a current report."""
         fleet = self._fleet()
         hosts = await fleet.hosts()
         return answer({"hosts": hosts, "newest": fleet.source.last_change})
 
     async def accept_removal(self, request: web.Request) -> web.Response:
-        """Let go of what is gone from etcd and held here."""
+        """Remove held services that are gone from etcd."""
         fleet = self._fleet()
         held = list(fleet.source.state().held)
         applied, message = False, "dry run: nothing was changed"

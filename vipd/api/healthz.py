@@ -31,7 +31,8 @@ def healthz_view(progress: Progress, now: datetime) -> tuple[int, Json]:
 
 
 def _degraded(progress: Progress) -> str:
-    """What does not work although vipd does; vipd is healthy then, for a restart would not mend it."""
+    """Names what does not work although vipd does; vipd counts as healthy, as a restart would not repair
+    it."""
     names = ", ".join(sorted(progress.quarantined))
     return f"quarantined: {names}; hint: vipctl describe says why" if names else ""
 
@@ -46,7 +47,7 @@ def healthz_routes(reconciler: Reconciler) -> list[web.RouteDef]:
 
 
 def healthz_listener(reconciler: Reconciler, place: Place | None) -> Listeners:
-    """The same over TCP, and nothing else there. None: nowhere."""
+    """Serves the same over TCP, and nothing else. None: no listener."""
 
     async def answer(request: web.BaseRequest) -> web.Response:
         if request.path not in PATHS:

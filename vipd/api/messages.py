@@ -28,7 +28,7 @@ def flag_of(request: web.Request, name: str) -> bool:
 
 
 def session_of(request: web.Request) -> tuple[str, int] | None:
-    """The address and TCP port of this host over which whoever asks is logged in; None when that is not said.
+    """The local address and TCP port of the client's login session; None if the request does not name them.
 
     Raises RefusedError.
     """
@@ -41,12 +41,12 @@ def session_of(request: web.Request) -> tuple[str, int] | None:
 
 
 def answer(value: Json, status: int = 200) -> web.Response:
-    """A JSON answer that says which version of the API it is."""
+    """A JSON answer with the version of the API."""
     return web.json_response({"apiVersion": API_VERSION, **value}, status=status)
 
 
 async def long_answer(name: str, items: Mapping[str, T], row: Callable[[T], Json]) -> web.Response:
-    """An answer with a list that is made and encoded in parts, so that the event loop gets its turns."""
+    """An answer with a list that is built and encoded in parts, so that other tasks of the event loop run."""
     parts = []
     async for part in in_batches(items):
         parts += [json.dumps(row(item)) for item in part.values()]

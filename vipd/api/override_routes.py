@@ -48,7 +48,7 @@ class OverrideRoutes:
     fleet: Fleet | None = None
 
     def routes(self) -> list[web.RouteDef]:
-        """For the application."""
+        """Routes for the application."""
         return [
             web.get("/v1/overrides", self.listed),
             web.post("/v1/overrides", self.ordered),
@@ -57,12 +57,12 @@ class OverrideRoutes:
         ]
 
     async def listed(self, _: web.Request) -> web.Response:
-        """Every order in force, for this host and for the fleet."""
+        """Every active override, for this host and for the fleet."""
         found = [_shown(o, scope) for scope in self._scopes() for o in _of(scope.overrides)]
         return answer({"overrides": found})
 
     async def ordered(self, request: web.Request) -> web.Response:
-        """An order: stored, in the kernel, answered."""
+        """Set an override: it is stored, then in the kernel, then answered."""
         return answer(await self._order(request, await body_of(request), self._scope(request)))
 
     async def order_weight(
@@ -99,10 +99,10 @@ class OverrideRoutes:
         }
 
     async def taken_back(self, request: web.Request) -> web.Response:
-        """Orders about a backend, an address, or (`all`) about anything are taken back."""
+        """Clear overrides of a backend, an address, or (`all`) all of them."""
         scope, body = self._scope(request), await body_of(request)
         known, scopes = scope.overrides, self._scopes()
-        # One order may be in either scope, so that its names mean something in both.
+        # One override may be in either scope, so its names are looked up in both.
         everywhere = {key.subject for each in scopes for key in each.overrides}
         meant, backends = cleared(self.reconciler.services, body, everywhere)
         gone = _of(known, meant)
@@ -125,12 +125,12 @@ class OverrideRoutes:
         )
 
     async def _settled(self, fault: object, backends: Iterable[tuple[Service, Backend]]) -> tuple[bool, str]:
-        """Whether the kernel has it, and why not; `fault`: why this host does not even know of it."""
+        """Whether the kernel has it, and why not; `fault`: why this host has not received it."""
         names = _names(backends)
         return (False, str(fault)) if fault else await self.wait_applied(names, bool(names))
 
     def _scope(self, request: web.Request) -> OverrideScope:
-        """Where the orders of a request stand. Raises RefusedError."""
+        """The scope of a request's overrides. Raises RefusedError."""
         if not flag_of(request, "fleet"):
             return HostScope(self.store)
         if self.fleet is None:
@@ -138,15 +138,15 @@ class OverrideRoutes:
         return FleetScope(self.fleet)
 
     def _scopes(self) -> list[OverrideScope]:
-        """All that hold orders."""
+        """All scopes."""
         return [HostScope(self.store), *([FleetScope(self.fleet)] if self.fleet else [])]
 
     def _host(self) -> str:
         return self.fleet.name if self.fleet else ""
 
     async def flows(self, request: web.Request) -> web.Response:
-        """How many flows one backend, or one address in every service, still has. Refused while the kernel is
-        not kept as orders have it: at the start, and while vipd stops."""
+        """Number of flows of one backend, or of one address in every service. Refused while the kernel may
+        not match the overrides: at the start, and while vipd stops."""
         progress = self.reconciler.progress
         if progress.stopping or not progress.applied:
             raise RefusedError("busy", "vipd is stopping" if progress.stopping else "vipd is starting")
@@ -194,7 +194,7 @@ def _log_cleared(gone: Sequence[Override], about: Iterable[tuple[Service, Backen
 
 
 def _of(known: Overrides, subjects: Collection[Subject] | None = None) -> list[Override]:
-    """The orders, about these subjects if they are given."""
+    """The overrides, of these targets if they are given."""
     return joined({key: o for key, o in known.items() if subjects is None or key.subject in subjects})
 
 

@@ -1,4 +1,4 @@
-"""Where operators' overrides are kept: with this host, or in etcd for the whole fleet."""
+"""Storage of operators' overrides: on this host, or in etcd for the whole fleet."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class OverrideScope(Protocol):
 
     @property
     def name(self) -> Literal["host", "fleet"]:
-        """For whom they hold."""
+        """The hosts that they apply to."""
 
     @property
     def overrides(self) -> Overrides:
-        """Every order in force, in parts."""
+        """Every active override, in parts."""
 
     async def put(self, order: Override) -> str:
-        """Keep an order; why this host does not follow it, if so. Raises RefusedError or StoreError."""
+        """Store an override; returns why this host does not follow it, if so. Raises RefusedError or
+        StoreError."""
 
     async def take_back(self, subjects: Collection[Subject]) -> str:
-        """Let orders about these hold no more. As `put`."""
+        """Clear the overrides of these targets. Like `put`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class HostScope:
         return ""
 
     async def take_back(self, subjects: Collection[Subject]) -> str:
-        """As `put`."""
+        """Like `put`."""
         self.store.take_back(*subjects)
         return ""
 
@@ -64,15 +65,15 @@ class FleetScope:
 
     @property
     def overrides(self) -> Overrides:
-        """Those in etcd, as this host knows them."""
+        """The overrides in etcd, as known to this host."""
         return self.fleet.orders.overrides
 
     async def put(self, order: Override) -> str:
-        """In etcd when this returns."""
+        """Stored in etcd when this returns."""
         return await self._wait_followed(await self.fleet.store.give(order))
 
     async def take_back(self, subjects: Collection[Subject]) -> str:
-        """As `put`."""
+        """Like `put`."""
         return await self._wait_followed(await self.fleet.store.take_back(subjects))
 
     async def _wait_followed(self, written: Written) -> str:

@@ -19,14 +19,14 @@ BACKLOG = 1024
 """Connections that wait to be taken: they cost no descriptors."""
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
 _MOST_BYTES = 1024
-"""What Python's getsockopt reads at most: 256 groups."""
+"""Limit of Python's getsockopt: 256 groups."""
 _CREDENTIALS = struct.Struct("=iII")
 """struct ucred of unix(7): pid, uid, gid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end of a connection, as it was when it connected (SO_PEERCRED)."""
+    """The process at the other end of a connection, at the time when it connected (SO_PEERCRED)."""
 
     pid: int
     uid: int
@@ -45,12 +45,12 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Who may change services. Reading is decided by the socket's own mode."""
+    """Decides which peers may change services. The socket's own mode decides about reading."""
 
     admin_group: str
 
     def peer(self, transport: asyncio.BaseTransport | None) -> Peer:
-        """The peer of a connection; PermissionError when the kernel does not say."""
+        """The peer of a connection; PermissionError if the kernel does not report it."""
         end = transport.get_extra_info("socket") if transport else None
         if end is None:
             raise PermissionError("the connection is closed")
@@ -65,7 +65,7 @@ class Permission:
         return group is not None and (group == peer.gid or group in peer.groups)
 
     async def way_in(self, peer: Peer) -> str:
-        """How that user comes to be allowed to change services."""
+        """Why that user may change services."""
         join = f"usermod -aG {self.admin_group} {peer.name}, then log in anew"
         missing = await asyncio.to_thread(group_id, self.admin_group) is None
         return f"groupadd --system {self.admin_group}; {join}" if missing else join
@@ -90,7 +90,8 @@ def groups_of(end: socket.socket) -> tuple[int, ...]:
 
 
 def _many_groups_of(descriptor: int) -> bytes:
-    """As the kernel has it, however many; it says how much room they take when there is too little."""
+    """The list of the kernel, of any length; the kernel reports the required size if the buffer is too
+    small."""
     getsockopt = ctypes.CDLL(None, use_errno=True).getsockopt
     size = ctypes.c_uint32(0)
     for _ in range(2):
@@ -113,7 +114,7 @@ def bind_socket(path: Path, group: str) -> socket.socket:
         raise FileExistsError(f"{path} is in use by another program")
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mode must be right from the first moment: between bind and chmod anybody could connect.
+    # The mode must be right from the start: between bind and chmod any user could connect.
     before = os.umask(0o777 & ~SOCKET_MODE)
     try:
         listener.bind(str(path))
@@ -125,7 +126,7 @@ def bind_socket(path: Path, group: str) -> socket.socket:
     found = group_id(group)
     if found is not None:
         with contextlib.suppress(PermissionError):
-            # No link: as root in the directory of another user it could lead anywhere by now.
+            # Does not follow a link: as root in the directory of another user it could now lead anywhere.
             os.chown(path, -1, found, follow_symlinks=False)
     listener.listen(BACKLOG)
     listener.setblocking(False)
@@ -133,7 +134,7 @@ def bind_socket(path: Path, group: str) -> socket.socket:
 
 
 def group_id(name: str) -> int | None:
-    """The number of a group; None when there is none, or nobody says so in time. Waits: not for the loop."""
+    """The number of a group; None if there is none, or the lookup times out. Blocks: not for the loop."""
     try:
         return accounts.groups.get(name)
     except (KeyError, OSError):

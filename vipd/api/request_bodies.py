@@ -1,7 +1,7 @@
-"""Reads the JSON of request bodies in bounded memory and time, without holding up the event loop.
+"""Reads the JSON of request bodies in limited memory and time, without blocking the event loop.
 
-`json.loads` keeps all of Python waiting until a whole text is read, and makes thirty bytes and more of one.
-So a body is cut into parts at its brackets first, with a look at what a part may cost; each part is read
+`json.loads` blocks all of Python until the whole text is read, and makes thirty bytes and more of one.
+So a body is first cut into parts at its brackets, with a limit on the cost of a part; each part is read
 alone. A large body is read in a thread, where no single call takes longer than some 20 ms.
 """
 
@@ -24,10 +24,10 @@ Json = dict[str, object]
 T = TypeVar("T")
 
 LARGEST_BODY = 48 * 2**20
-"""Of a request that declares services. 100,000 services with five backends each take 17 MiB (180 bytes each),
-with named ports and a check each 42 MiB (440 bytes each)."""
+"""For a request that declares services. 100,000 services with five backends each take 17 MiB (180 bytes
+each), with named ports and a check each 42 MiB (440 bytes each)."""
 SMALL_BODY = 2**20
-"""Of any other request."""
+"""For any other request."""
 MOST_DEPTH = 32
 LONGEST_NUMBER = 64
 """Characters of a number."""
@@ -40,23 +40,23 @@ MOST_SERVICES = 200_000
 PART = 2**15
 """Bytes of services that are read at once."""
 IN_THREAD_ABOVE = 2**14
-"""Bytes of a body that is read beside the event loop."""
+"""Bytes above which a body is read in a thread."""
 BODY_SECONDS = 60.0
-"""How long a large body may take to come."""
+"""How long a large body may take to arrive."""
 
 _LARGE_BODIES = 2
 _MOST_SHOWN = 200
 _OPENING, _CLOSING = (b"[", b"{"), (b"]", b"}")
 
 _TOKEN = re.compile(rb'[^"\[\]{}]{0,65536}+("[^"\\]{0,1024}+"|["\[\]{}])?')
-"""What decides how a JSON text may be cut: a bracket or a text, and what stands before it. A quotation mark
-alone begins a text for `_TEXT`. No match takes long, whatever the text."""
+"""The tokens at which a JSON text may be cut: a bracket or a string, and the text before it. A quotation mark
+alone begins a string for `_TEXT`. No match takes long, whatever the text."""
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _LONG_NUMBER = re.compile(rb"[-+.0-9a-zA-Z]{%d}" % (LONGEST_NUMBER + 1))
 
 
 class Bodies:
-    """Reads bodies; of large ones a few at a time, so that they do not add up."""
+    """Reads bodies; of large ones only a few at a time, to limit the memory."""
 
     def __init__(self) -> None:
         self._large = asyncio.Semaphore(_LARGE_BODIES)
@@ -64,8 +64,8 @@ class Bodies:
     async def read(
         self, request: web.Request, most: int, work: Callable[[Json, Iterator[object] | None], T]
     ) -> T:
-        """What becomes of a body with a list `services`: `work` is called, in a thread where the body is
-        large, with all other members and the services, which are read as they are asked for; None: there is
+        """The result of `work` on a body with a list `services`: `work` is called, in a thread if the body is
+        large, with all other members and an iterator that reads the services on demand; None: there is
         no such list. Raises RefusedError."""
         length = request.content_length
         if length is not None and length <= SMALL_BODY:
@@ -86,7 +86,7 @@ async def body_of(request: web.Request) -> Json:
 
 
 async def read_raw(request: web.Request, most: int) -> bytes:
-    """The bytes of a body: the sender's word on their encoding may name anything, or nothing. Raises
+    """The bytes of a body: the charset that the sender declares may be invalid, or missing. Raises
     RefusedError, as soon as it is larger than `most`."""
     raw, length = bytearray(), request.content_length
     try:
@@ -116,7 +116,7 @@ async def _beside(work: Callable[[Json, Iterator[object] | None], T], raw: bytes
 
 
 def _worked(work: Callable[[Json, Iterator[object] | None], T], raw: bytes) -> T:
-    """Look at a whole body, then have it read."""
+    """Scan a whole body, then read it."""
     raw = raw.removeprefix(codecs.BOM_UTF8)
     rest, cuts = _cut(raw)
     members = _read(rest or b"{}")
@@ -134,8 +134,8 @@ def _whole(members: Json, services: Iterator[object] | None) -> Json:
 
 
 def _cut(raw: bytes) -> tuple[bytes, list[int]]:
-    """A body without the content of its list `services`, and where to cut that: neighbours are begin and end
-    of a part. Raises RefusedError for what is not to be read at all."""
+    """A body without the content of its list `services`, and the positions at which to cut that: neighbours
+    are the begin and end of a part. Raises RefusedError for a body that must not be read at all."""
     cuts, depth, key, within, count = list[int](), 0, b"", False, 0
     for token, end in _tokens(raw):
         if end - (cuts[-1] if cuts else 0) > LARGEST_SERVICE + PART:
@@ -194,11 +194,11 @@ def _services(raw: bytes, cuts: Sequence[int]) -> Iterator[object]:
 
 
 def _read(text: bytes) -> Any:
-    """What a part says, which costs little as it is small. Raises RefusedError."""
+    """Parses a part, which is fast as it is small. Raises RefusedError."""
     if len(text) > LARGEST_SERVICE + PART or text.count(b",") > MOST_VALUES:
         raise _service_too_large()
     try:
-        # As UTF-8: of bytes json.loads takes other encodings, too, and halves of surrogate pairs.
+        # As UTF-8: given bytes, json.loads accepts other encodings, too, and halves of surrogate pairs.
         found = json.loads(text.decode())
         if b"\\u" in text:
             json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text
@@ -208,7 +208,7 @@ def _read(text: bytes) -> Any:
 
 
 def malformed(why: str) -> RefusedError:
-    """A body that is no JSON, or none that is read."""
+    """The error for a body that is no JSON, or that may not be read."""
     return RefusedError("malformed", "the request is not JSON", why)
 
 

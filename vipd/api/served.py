@@ -1,4 +1,4 @@
-"""What the API shows and changes, and how it waits until the kernel has a change."""
+"""The state that the API shows and changes, and the wait until the kernel has a change."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ APPLY_TIMEOUT_SECONDS = 60.0
 
 
 def _not_kept(_: str) -> None:
-    """For a daemon that forgets such choices."""
+    """Does nothing, for a daemon that does not store such choices."""
 
 
 async def _not_looked() -> None:
-    """Where nothing has to be looked at."""
+    """Does nothing."""
 
 
 async def _nothing_lacks(_: Collection[Check]) -> Mapping[Check, tuple[str, ...]]:
-    """Where every check can work."""
+    """Returns no problems."""
     return {}
 
 
@@ -45,7 +45,7 @@ def _nothing(_: object) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the API shows and changes."""
+    """The state that the API shows and changes."""
 
     reconciler: Reconciler
     dataplane: Dataplane
@@ -53,42 +53,42 @@ class Served:
     store: StoreSource
     overrides: OverrideStore
     rescan: Callable[[], Awaitable[None]]
-    """Reads every source anew."""
+    """Reads every source again."""
     about: Mapping[str, object]
     choose: Callable[[str], None] = _not_kept
-    """Keeps an operator's choice of dataplane over a restart. Raises OSError."""
+    """Stores an operator's choice of dataplane over a restart. Raises OSError."""
     claims: Callable[[], AddressPolicy] = AddressPolicy
-    """Which addresses services may claim."""
+    """The addresses that services may claim."""
     check_problems: AskHost = _nothing_lacks
-    """What this host lacks for checks."""
+    """The requirements of checks that this host lacks."""
     look_at_claims: Callable[[], Awaitable[object]] = _not_looked
-    """Looks anew at what decides on that."""
+    """Polls the host facts on which claims depend."""
     warnings_of: Callable[[Collection[Service]], Sequence[str]] = _nothing
-    """What is to be reported about these services' claims, as of the last look."""
+    """The warnings about these services' claims, as of the last poll."""
     warnings: Callable[[], Sequence[str]] = tuple
-    """What is wrong now besides the reconciler's own warnings."""
+    """Current warnings besides the reconciler's."""
     events: Recorder | None = None
-    """Keeps what has happened."""
+    """Stores events."""
     numbers: FlowStats | None = None
     """New flows, flows now, traffic."""
     fleet: Fleet | None = None
-    """The fleet that this host is one of; None: no etcd is configured."""
+    """The fleet that this host belongs to; None: no etcd is configured."""
     metrics: Metrics | None = None
-    """What Prometheus asks for."""
+    """The metrics for Prometheus."""
     default_store: str = "file"
-    """Where changes go that do not say: `file` or `etcd`."""
+    """The store for changes that name none: `file` or `etcd`."""
 
     def known(self) -> Known:
-        """Every service as it is declared now."""
+        """Every service as currently declared."""
         fleet = self.fleet.store.services if self.fleet else {}
         return Known(self.reconciler.services, fleet, self.store.services)
 
     async def wait_applied(
         self, services: Collection[str], changed: bool, units: Sequence[str] = ()
     ) -> tuple[bool, str]:
-        """Wait until the kernel has these services as they are declared: whether it has, and else why not.
+        """Wait until the kernel has these services as declared; returns whether it has, and if not, why.
 
-        `changed`: they have changed just now, so that a new step is needed. `units`: what must be accepted.
+        `changed`: they were just changed, so a new step is required. `units`: those that must be accepted.
         """
         reconciler = self.reconciler
         generation = reconciler.request_sync() if changed else reconciler.progress.requested

@@ -1,4 +1,4 @@
-"""The API's HTTP server: from requests to operations and views. Formats and statuses: docs/api.md."""
+"""The API's HTTP server: maps requests to operations and views. Formats and statuses: docs/api.md."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def application(served: Served, permission: Permission) -> web.Application:
 
 
 class _DaemonRoutes:
-    """Answers what is about the daemon as a whole."""
+    """Handles requests about the daemon as a whole."""
 
     def __init__(self, served: Served, permission: Permission) -> None:
         self._served, self._permission = served, permission
@@ -136,8 +136,8 @@ def _error(kind: str, what: str, why: str = "", hint: str = "", problems: Sequen
 
 
 def _errors(containment: Containment) -> Middleware:
-    """Answers what is raised. What nobody expects is logged once for each kind of request, and is named in
-    status until such a request is answered again."""
+    """Converts exceptions to answers. An unexpected one is logged once for each kind of request, and is named
+    in status until such a request succeeds again."""
 
     @web.middleware
     async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -157,7 +157,7 @@ def _errors(containment: Containment) -> Middleware:
 
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The answer, also where that is a refusal."""
+    """The answer, or the refusal as an answer."""
     try:
         return await handler(request)
     except RefusedError as refused:

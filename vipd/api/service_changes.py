@@ -1,5 +1,5 @@
-"""Decides on a change of services: all of it from what is known at one moment, and beside the event loop
-where that is much."""
+"""Decides on a change of services: from a state of one moment, and in a thread if the change is
+large."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NEW = ("created", "changed")
 AT_ONCE = 200
 """Services up to which a decision takes some milliseconds."""
 TRIES = 3
-"""How often a decision is made beside the event loop. What is known has changed each time then, so the last
-one waits for nobody."""
+"""How often a decision is made in a thread. The state has changed each time then, so the last one runs on the
+event loop."""
 
 Answers = Mapping[Check, tuple[str, ...]]
 
 
 class Change(Protocol):
-    """What a request wants, decided on all services and on those of the store that it is for."""
+    """The change of a request, computed from all services and those of its store."""
 
     def __call__(self, snapshot: Services, stored: Services, /, *, source: str) -> Outcome:
         """Raises RefusedError."""
@@ -37,21 +37,21 @@ class Change(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Every service as it is declared at one moment. The mappings do not change."""
+    """Every service as declared at one moment. The mappings do not change."""
 
     running: Services
-    """What the reconciler has taken up, which alone would be behind while a step is running."""
+    """The reconciler's services, which alone would be outdated while a step is running."""
     fleet: Services
-    """What etcd holds, as last received."""
+    """The services in etcd, as last received."""
     here: Services
-    """What this host's own store holds."""
+    """The services in this host's own store."""
 
     def services(self) -> dict[str, Service]:
-        """Files as last taken up, etcd and the store as they are now; without backends that registered
+        """Files as last read by a step, etcd and the store as they are now; without backends that registered
         themselves."""
         changeable = (operations.CLI, "etcd")
         files = {n: declared(s) for n, s in self.running.items() if s.origin.source not in changeable}
-        # A key in etcd whose name a file has already serves nobody.
+        # A key in etcd whose name a file already has does not serve.
         return {**self.fleet, **files, **self.here}
 
     def same(self, other: Known) -> bool:
@@ -64,22 +64,22 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A change that somebody asks for."""
+    """A requested change."""
 
     change: Change
     source: str
-    """Of the services that it may change."""
+    """The source of the services that it may change."""
     policy: AddressPolicy
-    """What services may claim when they ask."""
+    """The claims that services may make at the time of the request."""
     size: int = 1
-    """How many services it names."""
+    """Number of services that it names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
     outcome: Outcome
     unknown: frozenset[Check]
-    """Checks that only this host can judge, and was not asked about."""
+    """Checks that only this host can judge, and about which it has not been queried."""
     problems: tuple[Problem, ...]
 
 
@@ -88,11 +88,11 @@ async def decide(
     known: Callable[[], Known],
     ask_host: Callable[[Collection[Check]], Awaitable[Answers]],
 ) -> Outcome:
-    """What a change comes to. When this returns, `known` still is what it was decided on, so whoever stores
-    it without waiting stores what is right. Raises RefusedError.
+    """The outcome of a change. When this returns, `known` still is its basis, so a caller that stores it
+    without awaiting stores a valid result. Raises RefusedError.
 
-    Others may change services while the host is asked, so it is decided anew after each answer. A check
-    without an answer counts as one that nothing keeps from working, and is not asked again.
+    Others may change services while the host is queried, so the decision is repeated after each answer. A
+    check without an answer counts as one without problems, and is not queried again.
     """
     answers: dict[Check, tuple[str, ...]] = {}
     while True:
@@ -107,7 +107,7 @@ async def decide(
 
 
 async def _judge_now(asked: Asked, known: Callable[[], Known], answers: Answers) -> _Judged:
-    """The judgement on what is known when this returns. Raises RefusedError."""
+    """The judgement on the state at the time when this returns. Raises RefusedError."""
     for _ in range(TRIES):
         basis = known()
         if len(basis) + asked.size <= AT_ONCE:
@@ -122,7 +122,7 @@ async def _judge_now(asked: Asked, known: Callable[[], Known], answers: Answers)
 
 
 def _judge(asked: Asked, basis: Known, answers: Answers) -> _Judged:
-    """What a change comes to, and what is wrong with it. Pure. Raises RefusedError."""
+    """The outcome of a change, and its problems. Pure. Raises RefusedError."""
     known = basis.services()
     stored = basis.here if asked.source == operations.CLI else basis.fleet
     outcome = asked.change(known, stored, source=asked.source)
@@ -135,8 +135,8 @@ def _judge(asked: Asked, basis: Known, answers: Answers) -> _Judged:
 def _problems(
     fresh: Collection[Service], known: Services, policy: AddressPolicy, answers: Answers
 ) -> list[Problem]:
-    """Why new services may not be: what they claim is not for services. What a service claims already is not
-    held against it: it may be mended, and relieved of backends, whatever the host has become meanwhile."""
+    """Why new services are refused: services must not claim these things. An existing claim of a service is
+    not a problem: it may be repaired, and lose backends, however the host has changed."""
     policy = replace(policy, check_problems=partial(_answer, answers))
     held = replace(policy, host_addresses=(), host=NO_FACTS)
     problems = list[Problem]()

@@ -39,7 +39,7 @@ class ServiceRoutes:
         self._bodies = Bodies()
 
     def routes(self) -> list[web.RouteDef]:
-        """For the application."""
+        """Routes for the application."""
         target = "/v1/services/{target}"
         return [
             web.get("/v1/services", self.services),
@@ -67,7 +67,7 @@ class ServiceRoutes:
         return answer({"service": service_view(found, reconciler, self._served.dataplane)})
 
     async def export(self, _: web.Request) -> web.Response:
-        """Every service as it is declared."""
+        """Every service as declared."""
         ordered = dict(sorted(self._served.reconciler.services.items()))
         return await long_answer("services", ordered, lambda s: operations.spec_of(declared(s)))
 
@@ -101,7 +101,7 @@ class ServiceRoutes:
         target, backend = request.match_info["target"], request.match_info["backend"]
         weight = (await body_of(request)).get("weight")
         service = operations.find(self._served.known().services(), target)
-        # What another owner declares is not the store's to write: the weight is an order.
+        # The store must not change another owner's declaration: the weight becomes an override.
         if service.origin.source != self._store_of(request).source:
             return await self._overrides.order_weight(request, service.name, backend, weight)
         change = partial(operations.set_weight, target=target, backend=backend, weight=weight)
@@ -122,8 +122,8 @@ class ServiceRoutes:
         return await self._change(request, change, len(wanted))
 
     async def _change(self, request: web.Request, change: Change, size: int = 1) -> web.Response:
-        """Decide, store, wait for the kernel, answer. Nobody else changes the store, or has changed etcd,
-        between deciding and storing. `size`: how many services the change names."""
+        """Decide, store, wait for the kernel, answer. The store cannot change between decision and write, and
+        etcd rejects the write if it has. `size`: number of services that the change names."""
         served, store = self._served, self._store_of(request)
         await served.look_at_claims()
         dry_run = flag_of(request, "dry_run")
@@ -157,7 +157,7 @@ class ServiceRoutes:
         )
 
     async def _warnings(self, outcome: Outcome) -> Sequence[str]:
-        """What is to be reported about the services that a change names, and leaves."""
+        """The warnings about services that a change names and keeps."""
         named = [outcome.stored[name] for name in outcome.results if name in outcome.stored]
         return await asyncio.to_thread(self._served.warnings_of, named)
 
@@ -184,7 +184,7 @@ class ServiceRoutes:
 
 
 def results_view(actions: Mapping[str, str]) -> list[Json]:
-    """What happened to each service."""
+    """The outcome for each service."""
     return [{"name": name, "action": action} for name, action in actions.items()]
 
 

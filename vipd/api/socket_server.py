@@ -24,7 +24,7 @@ LIMITS = Limits(
     connections=256, by_source=64, head_seconds=30.0, body_seconds=60.0, stuck_seconds=30.0, privileged=64
 )
 STOP_SECONDS = 5.0
-"""For requests that are being answered when vipd stops."""
+"""Time for requests in progress when vipd stops."""
 
 
 @contextlib.asynccontextmanager

@@ -42,7 +42,7 @@ class StatsRoutes:
         self._quota = UserQuota(MOST_LISTINGS)
 
     def routes(self) -> list[web.RouteDef]:
-        """For the application."""
+        """Routes for the application."""
         return [web.get("/v1/stats", self.stats), web.get("/v1/conntrack", self.conntrack)]
 
     async def stats(self, request: web.Request) -> web.Response:
@@ -123,7 +123,7 @@ class StatsRoutes:
 
 
 async def _sums(table: FlowTable) -> tuple[Sums | None, str]:
-    """What connection tracking says, or why it does not: the rest can be reported all the same."""
+    """Data of connection tracking, or why it is missing: the rest is reported all the same."""
     try:
         return await table.sums(), ""
     except ConntrackError as error:
@@ -141,7 +141,7 @@ def _refuse_others(request: web.Request, known: Collection[str]) -> None:
 
 
 def _frontend_test(service: Service, target: str) -> list[Test]:
-    """A service's name means all its frontends; a frontend means itself."""
+    """A service's name matches all its frontends; a frontend matches itself."""
     if target == service.name:
         return []
     try:

@@ -37,7 +37,7 @@ class Counted:
 
     totals: FlowTotals
     tracked: Mapping[Place, Sum] | None
-    """Of backends that have flows; None: connection tracking does not say."""
+    """For backends that have flows; None: connection tracking is unavailable."""
     traffic: bool
     """The totals has the traffic, too."""
 
@@ -49,7 +49,7 @@ class Counted:
         return found
 
     def row(self, new_flows: int, places: Iterable[Place], traffic: Traffic) -> Json:
-        """FlowStats; those that are not known are null."""
+        """FlowStats; unknown values are null."""
         tracked = self.tracked
         return {
             "new_flows": new_flows,
@@ -114,7 +114,7 @@ def flow_view(flow: Flow, now: float) -> Json:
 
 
 def state_of(entry: Entry) -> str:
-    """TCP's state; of other flows whether they were answered."""
+    """TCP's state; for other flows whether they were answered."""
     if entry.protocol is Protocol.TCP and entry.tcp_state < len(TCP_STATES):
         return TCP_STATES[entry.tcp_state]
     return "REPLIED" if entry.replied else "UNREPLIED"

@@ -1,4 +1,4 @@
-"""Where a change of services is kept: this host's own store, or etcd for the whole fleet."""
+"""Storage of changes of services: this host's own store, or etcd for the whole fleet."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ STORES = ("file", "etcd")
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What became of a change: where it is, and why this host does not follow it, if so."""
+    """The outcome of a change: its location, and why this host does not follow it, if so."""
 
     place: str
     fault: str = ""
     units: Sequence[str] = ()
-    """Units that say now what was stored."""
+    """Units that now contain the change."""
 
 
 class Store(Protocol):
-    """Keeps services that vipctl changes."""
+    """Stores services that vipctl changes."""
 
     @property
     def source(self) -> str:
-        """What its services' origins name as their source."""
+        """The source in its services' origins."""
 
     @property
     def services(self) -> Mapping[str, Service]:
-        """What is stored, by name."""
+        """The stored services by name."""
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """Its location, for people."""
 
     def check(self, outcome: Outcome) -> None:
-        """Raises RefusedError for what this store cannot keep."""
+        """Raises RefusedError for a change that this store cannot save."""
 
     @property
     def turn(self) -> AbstractAsyncContextManager[object]:
         """Held from the decision on a change until it is saved."""
 
     async def save(self, outcome: Outcome) -> Saved:
-        """Keep a change that was decided on `services` as they are now. Raises RefusedError or StoreError."""
+        """Save a change that was decided on the current `services`. Raises RefusedError or StoreError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class HostStore:
 
     @property
     def services(self) -> Mapping[str, Service]:
-        """What is on disk."""
+        """The services on disk."""
         return self.store.services
 
     @property
@@ -80,7 +80,7 @@ class HostStore:
         return self.store.turn
 
     async def save(self, outcome: Outcome) -> Saved:
-        """On disk when this returns, or when it is cancelled: then soon."""
+        """On disk when this returns; if it is cancelled, soon after."""
         if outcome.changed:
             await asyncio.shield(asyncio.to_thread(self.store.save, outcome.stored))
         return Saved(self.place, units=(UNIT,))
@@ -88,19 +88,19 @@ class HostStore:
 
 @dataclass(frozen=True, slots=True)
 class FleetStore:
-    """etcd. A change is stored when etcd has it, and followed when it has come back to this host."""
+    """etcd. A change is stored when etcd has it, and followed when this host has received it."""
 
     store: EtcdStore
     source: str = "etcd"
 
     @property
     def services(self) -> Mapping[str, Service]:
-        """What etcd says, as this host knows it."""
+        """The services in etcd, as known to this host."""
         return self.store.services
 
     @property
     def place(self) -> str:
-        """Where its services are."""
+        """Location of its services."""
         return self.store.place
 
     def check(self, outcome: Outcome) -> None:
@@ -109,17 +109,17 @@ class FleetStore:
 
     @property
     def turn(self) -> AbstractAsyncContextManager[object]:
-        """No turns: etcd refuses what was decided on another state of a key."""
+        """No lock: etcd rejects a decision on another state of a key."""
         return nullcontext()
 
     async def save(self, outcome: Outcome) -> Saved:
-        """In etcd when this returns, or refused, as when somebody else was faster."""
+        """In etcd when this returns, or refused, as after a concurrent change."""
         written = await self.store.save(outcome)
         fault = await self.store.wait_followed(written) if written.revision else ""
         return Saved(written.place, fault, self.store.units(written))
 
 
 def without_etcd() -> RefusedError:
-    """What is said where etcd would be needed."""
+    """The error if etcd is required and not configured."""
     hint = "name its endpoints under etcd in /etc/vipd/vipd.yaml, and restart vipd"
     return RefusedError("invalid", "this host has no etcd", "", hint)

@@ -14,8 +14,8 @@ from vipd.declaration.operations import RefusedError
 
 
 class UserQuota:
-    """At most `most` at a time, half of them of one user. Root and vipd's own user may have as many beside
-    those of others, so that these do not keep them out."""
+    """At most `most` at a time, half of them for one user. Root and vipd's own user may have as many beside
+    those of others, so that others cannot block them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -23,7 +23,7 @@ class UserQuota:
 
     @contextlib.contextmanager
     def taken(self, request: web.Request, what: str, hint: str) -> Iterator[None]:
-        """Take one for a request. Raises RefusedError, of which `what` and `hint` are texts."""
+        """Acquire one for a request. Raises RefusedError with the texts `what` and `hint`."""
         uid = _uid_of(request)
         privileged = {0, os.geteuid()}
         others = sum(n for other, n in self._taken.items() if other not in privileged)
@@ -42,7 +42,7 @@ class UserQuota:
 
 
 def _uid_of(request: web.Request) -> int:
-    """Who asks; -1: it has gone."""
+    """The uid of the requester; -1: it has disconnected."""
     end = request.transport.get_extra_info("socket") if request.transport else None
     try:
         return credentials_of(end)[1] if end is not None else -1

@@ -1,7 +1,7 @@
-"""Types of arguments: what a shell may offer for a word.
+"""Types of arguments: the suggestions of a shell for a word.
 
-`python -m vipd.cli.manual` makes the shells' scripts of this. Every verb imports this module, so it must stay
-small.
+`python -m vipd.cli.manual` generates the shells' scripts from this. Every verb imports this module, so it
+must stay small.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SETTINGS = "settings"
 
 
 class Word(click.types.StringParamType):
-    """Text that is taken as it is. A shell offers what `source` names for it: one of the words above, which
-    the scripts know themselves, or one of `ASKED`. `words` are those of `WORDS`; others are taken too.
+    """Text without conversion. A shell suggests what `source` names: one of the words above, which
+    the scripts contain themselves, or one of `ASKED`. `words` are those of `WORDS`; others are accepted too.
     """
 
     def __init__(self, source: str, words: Sequence[str] = ()) -> None:
@@ -43,7 +43,7 @@ BACKEND = Word("backends")
 """A backend of the service that the first argument names."""
 
 ASKED = tuple(kind.source for kind in (TARGET, OWN_TARGET, PLACE, OWN_PLACE, BACKEND))
-"""Sources for which a shell asks `vipctl complete`, which asks the daemon."""
+"""Sources for which a shell calls `vipctl complete`, which queries the daemon."""
 
 Command = Callable[..., Any]
 

@@ -40,9 +40,9 @@ def add_backend(target: str, backends: tuple[str, ...], **display: Any) -> int:
 def _with_port_of_others(
     daemon: Daemon, target: str, specs: Sequence[str | Json]
 ) -> tuple[Sequence[str | Json], int | None]:
-    """The specs, those without a port with the one that the service's backends share; and that port.
+    """The specs, with the backends' common port added to those without one; and that port.
 
-    Raises CliError where they do not share one, so that nobody can say which is meant.
+    Raises CliError if the backends have no common port, so that it is ambiguous.
     """
     if all(_port(spec) for spec in specs):
         return specs, None

@@ -1,4 +1,4 @@
-"""`vipctl bench`: what programming services, and connecting through them, costs on this host."""
+"""`vipctl bench`: the cost of programming services, and of connecting through them, on this host."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def bench(services: int, dataplane: str, form: str) -> int:
 
 
 def _show_progress(what: str) -> None:
-    """Show on a terminal what is measured now, in place of the last such line."""
+    """Show the current measurement on a terminal, in place of the last such line."""
     if sys.stderr.isatty():
         sys.stderr.write(f"{CLEAR_LINE}{what}")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What the verbs that change something share: their options, and how they print what was done."""
+"""The common part of verbs that change something: their options, and the output of the result."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def service_change_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def print_change(answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool) -> int:
-    """Print one sentence on the change of one service; `details` in brackets say more on it.
+    """Print one sentence on the change of one service; `details` follow in brackets.
 
-    Raises CliError when the change is stored but not in the kernel.
+    Raises CliError if the change is stored but not in the kernel.
     """
     unapplied = _unapplied(answer, dry_run)
     if form != "text":
@@ -67,13 +67,13 @@ def _warn(answer: Json) -> None:
 
 
 def merged(answers: Sequence[Json]) -> Json:
-    """One answer that says what these, at least one, say together."""
+    """Merges answers, at least one, into one."""
     whole = dict(answers[0])
     for answer in answers[1:]:
         whole["changed"] |= answer["changed"]
         if not answer["applied"]:
             whole |= {"applied": False, "message": answer.get("message")}
-    # In etcd each has a place of its own.
+    # In etcd each has its own place.
     apart = len({answer.get("stored") for answer in answers}) > 1
     whole["results"] = [
         {**result, "stored": answer["stored"]} if apart else result
@@ -97,7 +97,7 @@ def _kept(answer: Json, dry_run: bool) -> str:
     if not answer["changed"] or not answer.get("stored"):
         return ""
     if {result["action"] for result in answer["results"]} <= {"removed", "unchanged"}:
-        # What is gone survives nothing.
+        # A removed service does not survive anything.
         return f"; no longer in {answer['stored']}"
     lasting = "for every host" if str(answer["stored"]).startswith("etcd ") else "survives reboot"
     return f"; stored in {answer['stored']}; {lasting}"

@@ -96,7 +96,7 @@ async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
 
 
 async def _undo(record: HostRecord) -> AsyncIterator[str]:
-    """Undo what was done besides rules; what has been undone, each as it is."""
+    """Undo changes besides rules; yields each one that was undone."""
     for table in await remove_empty_tables(record.read().tables, run):
         yield f"removed the empty table {table}"
     for thing in await restore_routes(record):
@@ -106,7 +106,7 @@ async def _undo(record: HostRecord) -> AsyncIterator[str]:
 
 
 async def _preview(prefixes: list[str], record: HostRecord) -> int:
-    """Say what would be done besides the removal of rules."""
+    """Print what would be done besides the removal of rules."""
     for table in await remove_empty_tables(record.read().tables, run, foretold=prefixes):
         print(f"would remove the empty table {table}")
     for thing in await restore_routes(record, dry_run=True):
@@ -134,7 +134,7 @@ def _configured_state_dir() -> Path:
 
 
 def _refuse_beside_daemon(state_dir: Path) -> None:
-    """A daemon at work would put everything back; one in another network namespace still needs its record."""
+    """A running daemon would restore everything; one in another network namespace still needs its record."""
     try:
         pid = int(read_own(state_dir / LOCK, _LONGEST_LOCK))
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -154,7 +154,7 @@ def _refuse_beside_daemon(state_dir: Path) -> None:
 
 
 def _is_held(state_dir: Path) -> bool:
-    """Whether somebody has locked a state directory, or its lock file, in which no pid could be written."""
+    """Whether a process has locked a state directory, or its lock file, in which no pid could be written."""
     ways = (
         lambda: open_own(state_dir / LOCK, os.O_RDONLY),
         lambda: os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),

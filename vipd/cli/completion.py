@@ -1,4 +1,4 @@
-"""Completion in shells: the verb that prints a script, and the hidden verb that scripts ask for names."""
+"""Completion in shells: the verb that prints a script, and the hidden verb that scripts call for names."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vipd.model.text import one_line
 from vipd.observe.api_client import Json
 
 PATIENCE = 2.0
-"""Seconds that a shell waits at most for a daemon that is there and does not answer. Ten thousand services
+"""Maximum seconds that a shell waits for a daemon that does not answer. Ten thousand services
 take half of one."""
 
 Suggestion = tuple[str, str]
-"""A word, and what to say of it in a list."""
+"""A word, and its description in a list."""
 
 
 @click.command(hidden=True, add_help_option=False)
@@ -56,7 +56,7 @@ def completion(shell: str) -> int:
     source <(vipctl completion zsh)
     vipctl completion fish | source
     """
-    # The generator reads every verb and all settings: only who wants a script should wait for that.
+    # The generator reads every verb and all settings: only a user who wants a script should wait for that.
     print(import_module("vipd.cli.manual.completion").script(shell), end="")
     return OK
 
@@ -81,7 +81,7 @@ def _own_places(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
 
 
 def _placed(views: Sequence[Json], word: str) -> Iterator[Suggestion]:
-    """Services with a slash, and once that is there their backends."""
+    """Services with a slash, and after the slash their backends."""
     for view in views:
         for place in (str(view["name"]), *_frontends(view)):
             if word.startswith(f"{place}/"):
@@ -105,7 +105,7 @@ def _is_own(view: Json) -> bool:
 
 
 def _named(views: Sequence[Json], word: str) -> Iterator[Suggestion]:
-    """Services whose name begins with `word`, then frontends that do; of those none when it is empty."""
+    """Services whose name begins with `word`, then such frontends; no frontends if it is empty."""
     for view in views:
         if str(view["name"]).startswith(word):
             yield str(view["name"]), " ".join(_frontends(view))
@@ -136,5 +136,5 @@ _SUGGESTIONS: dict[str, Callable[..., Iterator[Suggestion]]] = {
     OWN_PLACE.source: _own_places,
     BACKEND.source: _backends,
 }
-"""What the daemon is asked for: each of `ASKED`. Each takes the daemon and the words: the target, if one
-matters, and the beginning of the word itself."""
+"""The queries to the daemon for each of `ASKED`. Each gets the daemon and the words: the target, if
+relevant, and the beginning of the word itself."""

@@ -1,4 +1,4 @@
-"""A verb's connection to the daemon. Errors say what, why and what helps."""
+"""A verb's connection to the daemon. Errors contain fault, reason and remedy."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vipd.observe.api_client import (
 )
 
 EXACT = "vipd.exact"
-"""Key in a click context's `meta`: what the daemon says is printed as a document, which keeps every text as
-it is. In all other forms it is for people, and every text of it one line."""
+"""Key in a click context's `meta`: the daemon's answer is printed as a document, which keeps every text
+unchanged. All other forms are for people, and every text is one line."""
 
 _SOCKET = "vipd.socket"
 """Key in a click context's `meta`, which a verb shares with the group."""
@@ -34,11 +34,11 @@ _STORED = ("services", "apply")
 """Requests that change services, so that it matters which store they are for."""
 
 _CODES = {"forbidden": UNREACHABLE, "not-found": NOT_FOUND, "busy": UNREACHABLE}
-"""By the kind of an error; of all others it is FAILED."""
+"""By the kind of an error; for all others it is FAILED."""
 
 
 def choose_socket(ctx: click.Context, path: str | None) -> None:
-    """Remember `path` as the daemon's socket for this command line; None changes nothing."""
+    """Store `path` as the daemon's socket for this command line; None changes nothing."""
     if path:
         ctx.meta[_SOCKET] = path
 
@@ -49,7 +49,7 @@ def chosen_socket() -> str:
 
 
 def choose_store(ctx: click.Context, store: str | None) -> None:
-    """Remember which store changes of services are for; None changes nothing."""
+    """Store the target store for changes of services; None changes nothing."""
     if store:
         ctx.meta[_STORE] = store
 
@@ -58,7 +58,7 @@ class Daemon:
     """Answers of the daemon; each method raises CliError when there is none."""
 
     def __init__(self, client: Client, store: str = "") -> None:
-        """`store` is the one that changes of services are for; empty: as the daemon is set."""
+        """`store` is the one for changes of services; empty: the daemon's default."""
         self._client, self._store = client, store
 
     def get(self, *segments: str) -> Json:
@@ -70,7 +70,7 @@ class Daemon:
         return self.request("GET", f"{url_path(segment)}?{query}")
 
     def stream(self, segment: str, query: str) -> Iterator[Json]:
-        """The lines answered to a GET of `/v1/SEGMENT?QUERY`, as they come, until the answer ends."""
+        """The lines of the answer to a GET of `/v1/SEGMENT?QUERY`, as they arrive, until the answer ends."""
         try:
             yield from self._client.stream(f"{url_path(segment)}?{query}")
         except ClientError as err:
@@ -84,9 +84,9 @@ class Daemon:
         dry_run: bool = False,
         fleet: bool = False,
     ) -> Json:
-        """The answer to a change; with `dry_run` the daemon only says what it would answer.
+        """The answer to a change; with `dry_run` the daemon only returns what it would answer.
 
-        `fleet`: for every host, and not for the daemon's alone.
+        `fleet`: for every host, not only the daemon's.
         """
         flags = ["dry_run=1"] if dry_run else []
         flags += ["fleet=1"] if fleet else []
@@ -97,7 +97,7 @@ class Daemon:
         return self.request(method, url_path(*segments) + query, body)
 
     def request(self, method: str, path: str, body: Json | None = None) -> Json:
-        """The answer to any request; `path` is what follows `/v1/`."""
+        """The answer to any request; `path` is the part after `/v1/`."""
         try:
             return self._client.request(method, path, body)
         except ClientError as err:
@@ -105,9 +105,9 @@ class Daemon:
 
 
 def connect(timeout: float = DEFAULT_TIMEOUT, *, exact: bool = False) -> Daemon:
-    """The daemon that this command line is for. Nothing is sent before it is asked.
+    """The daemon for this command line. Nothing is sent before the first request.
 
-    `timeout` is how many seconds of silence to bear. `exact`: its texts are as it says them in any form of
+    `timeout` is the maximum silence in seconds. `exact`: its texts are unchanged in any form of
     output.
     """
     chosen = click.get_current_context().meta
@@ -118,7 +118,7 @@ def connect(timeout: float = DEFAULT_TIMEOUT, *, exact: bool = False) -> Daemon:
 def _explained(err: ClientError, socket_path: str) -> CliError:
     if isinstance(err, RefusedError):
         code = _CODES.get(err.kind, FAILED)
-        # The only problem of a request is what the message says already.
+        # The message already contains the only problem of a request.
         details = tuple(problem for problem in err.problems if not problem.startswith(err.what))
         return CliError(err.what, err.why, err.hint, code=code, details=details)
     if isinstance(err, UnreachableError):
@@ -139,7 +139,7 @@ def _way_to(err: UnreachableError) -> str:
 
 
 def _group_of(path: str) -> str:
-    # Imported here because only somebody who was turned away needs it.
+    # Imported here because only a refused user needs it.
     from grp import getgrgid
 
     try:

@@ -1,4 +1,4 @@
-"""`vipctl convert`: what Kubernetes objects, or any declarations, mean, as one vipd/v1 declaration."""
+"""`vipctl convert`: Kubernetes objects, or any declarations, as one vipd/v1 declaration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vipctl apply` and `diff`: what files declare, against what the daemon holds."""
+"""`vipctl apply` and `diff`: the declarations of files, compared with the daemon's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vipd.observe.api_client import Json
 
 DIFFERS = 1
 TROUBLE = 2
-"""`diff` says with 1 that something differs, so what fails elsewhere with 1 fails here with this."""
+"""`diff` returns 1 for a difference, so failures with 1 elsewhere return this here."""
 
 
 def _file_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -92,7 +92,7 @@ def _diff_files(files: Sequence[str], prune: bool, form: str, quiet: bool) -> in
     if not quiet:
         inputs.print_notes()
     services = inputs.require_ok(TROUBLE)
-    daemon = connect(exact=True)  # what is compared is what it holds, and not how that is shown
+    daemon = connect(exact=True)  # compares the daemon's texts themselves, not their displayed form
     answer = _apply(daemon, services, prune, dry_run=True)
     if form != "text":
         print(document(answer, form))

@@ -31,7 +31,7 @@ COLUMNS = (
     Column("CHAIN"),
     Column("REASON"),
 )
-"""The reason comes last because it is prose: there it may be long without breaking the table."""
+"""The reason is last because it is prose: there it may be long without breaking the table."""
 
 HEALTH_COLOURS = {"healthy": "green", "unhealthy": "red", "unknown": "yellow"}
 

@@ -58,7 +58,7 @@ def doctor(
 
 
 def _settings(file: str | None, assignments: tuple[str, ...]) -> tuple[Settings, tuple[str, ...]]:
-    """The settings, or the usual ones and why they cannot be used."""
+    """The settings, or the defaults and why the settings cannot be used."""
     default = DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
     try:
         return load_settings(Path(file) if file else default, parse_assignments(assignments)), ()

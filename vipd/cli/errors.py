@@ -1,4 +1,4 @@
-"""How a verb ends: its exit codes, and the one kind of error that it may end with."""
+"""The end of a verb: its exit codes, and the one kind of error that it may raise."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FAILED = 1
 USAGE = 2
 NOT_FOUND = 3
 UNREACHABLE = 4
-"""The daemon cannot be reached, or does not let this user do that."""
+"""The daemon cannot be reached, or does not permit the request to this user."""
 TIMED_OUT = 5
-"""What was waited for did not come in time."""
+"""A wait ended without success."""
 INTERRUPTED = 130
 
 
 class CliError(click.ClickException):
-    """Ends a verb. Its text is `what: why; hint: ...`; `details` are whole lines that come before it."""
+    """Ends a verb. Its text is `what: why; hint: ...`; `details` are whole lines before it."""
 
     def __init__(
         self, what: str, why: str = "", hint: str = "", *, code: int = FAILED, details: tuple[str, ...] = ()
@@ -30,12 +30,12 @@ class CliError(click.ClickException):
         self.details = details
 
     def lines(self) -> tuple[str, ...]:
-        """What to print, `details` first."""
+        """The lines to print, `details` first."""
         return (*self.details, f"vipctl: {self.message}")
 
 
 def together(errors: Sequence[CliError]) -> CliError:
-    """One error that says what these, at least one, say; its code is the last one's."""
+    """Merges errors, at least one; the code is the last one's."""
     *others, last = errors
     last.details = (*(line for err in others for line in err.lines()), *last.details)
     return last

@@ -1,4 +1,4 @@
-"""`vipctl events`: what has happened, by whom and why; and the end of `vipctl describe`."""
+"""`vipctl events`: events with cause and reason; and the last part of `vipctl describe`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN_BEFORE_FOLLOWING = 10
 SHOWN_IN_DESCRIBE = 5
 
 SILENCE_SECONDS = 45.0
-"""The daemon sends something every 15 s to whoever follows."""
+"""The daemon sends something every 15 s to every follower."""
 RETRY_SECONDS = 0.5
 _EVENT_WIDTH = 20
 _LEAST_REASON = 12
@@ -78,7 +78,8 @@ def events(*, follow: bool, service: str, since: str | None, lines: int | None, 
 
 
 def last_events(daemon: Daemon, service: str, on: Screen) -> Iterator[str]:
-    """Lines about the last events of a service: its age, what and why. None if the daemon keeps no events."""
+    """Lines about the last events of a service: its age, what and why. Empty if the daemon stores no
+    events."""
     query = urlencode({"service": service, "limit": SHOWN_IN_DESCRIBE})
     try:
         found = daemon.get_query("events", query)["events"]
@@ -95,7 +96,7 @@ def last_events(daemon: Daemon, service: str, on: Screen) -> Iterator[str]:
 
 
 def line(event: Json, on: Screen) -> str:
-    """An event in a line: its time here, what, about whom, why, and by whom."""
+    """An event as a line: its local time, what, its object, why, and its cause."""
     return _fitted(f"{_moment(event)}  ", event, on, _about(event))
 
 
@@ -106,7 +107,7 @@ def _limit(lines: int | None, follow: bool, since: str | None) -> int:
 
 
 def _follow(query: dict[str, str | int], form: str) -> int:
-    """Print events as they come. A daemon that goes away is waited for, if it was there once."""
+    """Print events as they arrive. If the daemon stops, waits for it, provided that it answered once."""
     following = _Following(connect(SILENCE_SECONDS), query)
     try:
         for event in following.events():
@@ -117,16 +118,16 @@ def _follow(query: dict[str, str | int], form: str) -> int:
 
 
 class _Following:
-    """The stream of events, taken up again where it broke off."""
+    """The stream of events, resumed where it broke off."""
 
     def __init__(self, daemon: Daemon, query: dict[str, str | int]) -> None:
         self._daemon, self._query = daemon, query
         self._service = {key: query[key] for key in ("service",) if key in query}
         self._last: int | None = None
-        """What came up to this id is known; None: the daemon has not answered yet."""
+        """Events up to this id are known; None: the daemon has not answered yet."""
 
     def events(self) -> Iterator[Json]:
-        """For ever. Raises CliError when the daemon is not there at first, or refuses."""
+        """For ever. Raises CliError if the daemon is unreachable at first, or refuses."""
         away = False
         while True:
             query = self._query if self._last is None else self._service | {"after": self._last}
@@ -178,7 +179,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _about(event: Json) -> str:
-    """`web`, `web/10.244.0.11`, or the backend and how many services it is about."""
+    """`web`, `web/10.244.0.11`, or the backend and the number of its services."""
     services, backends = event["services"], _backends(event)
     if not backends:
         return _several(services, "services")
@@ -188,7 +189,7 @@ def _about(event: Json) -> str:
 
 
 def _backends(event: Json) -> str:
-    # What changes a service says in its reason which backends that concerns.
+    # The reason of a change of a service names the backends concerned.
     of_service = str(event["event"]).startswith("service")
     return "" if of_service else _several(event["backends"], "backends")
 

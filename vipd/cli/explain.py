@@ -1,4 +1,4 @@
-"""`vipctl explain`: what the compiled rules do to one packet, asked of the daemon or worked out here."""
+"""`vipctl explain`: the effect of the compiled rules on one packet, from the daemon or computed here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BACKEND_COLUMNS = (Column("BACKEND"), Column("SHARE%", right=True), Column("SOUR
 RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", least=20))
 
 _MOST_BRANCHES = 8
-"""Where a path forks into more, only so many of them are shown; the table of backends has them all."""
+"""Maximum number of branches shown where a path forks; the table of backends has them all."""
 
 _LEAST_NAME, _BESIDES_NAME = 20, 54
 """Columns that the name of a chain gets at least, and those that everything beside it gets."""
@@ -120,7 +120,7 @@ def _asked(source: str, target: str) -> Json:
         answer: Json = connect().get_query("explain", query)["explanation"]
     except CliError as err:
         if isinstance(err.__cause__, RefusedError) and err.__cause__.status == MALFORMED:
-            # What the daemon cannot read was written on this command line.
+            # Input that the daemon cannot parse is from this command line.
             err.code = USAGE
         raise
     return answer
@@ -147,7 +147,7 @@ def _backend_row(backend: Json, view: Json) -> list[str | Cell]:
 
 
 def _rule_lines(outcomes: Sequence[Json], on: Screen) -> Iterator[str]:
-    """One path; where it forks, every branch with its share, and then on along the likeliest one."""
+    """One path; at a fork, every branch with its share, and then only the most probable one."""
     likeliest = max(outcomes, key=lambda outcome: float(outcome["probability"]))
     path = likeliest["rules"]
     fork = _fork(outcomes) if len(outcomes) > 1 else len(path)
@@ -188,12 +188,12 @@ def _only_leads_to(rule: str) -> str:
     if word.endswith(("jump", "goto")):
         return chain
     chain = rule.rpartition(" -j ")[2].partition(" ")[0]
-    # Of iptables' targets only names of chains have a hyphen.
+    # Of iptables' targets only names of chains contain a hyphen.
     return chain if rule.startswith("-") and "-" in chain else ""
 
 
 def _fork(outcomes: Sequence[Json]) -> int:
-    """How many rules all paths have in common at their start."""
+    """Number of common rules at the start of all paths."""
     paths = [outcome["rules"] for outcome in outcomes]
     for index, rules in enumerate(zip(*paths, strict=False)):
         if any(rule != rules[0] for rule in rules):
@@ -212,7 +212,7 @@ def _branch_rows(outcomes: Sequence[Json], fork: int) -> list[tuple[str, str, st
 
 
 def _branch_row(outcome: Json, rule: Json) -> tuple[str, str, str]:
-    """What sets a branch apart, and where it leads if that is not said."""
+    """What distinguishes a branch, or else where it leads."""
     chain, share, told = _rule_row(rule, _percent(outcome["probability"]))
     backend = outcome["backend"] or ""
     return chain, share, told if backend in told else f"{told} -> {backend}"

@@ -1,4 +1,4 @@
-"""The declarations that verbs are given, as files, directories and standard input, with every problem.
+"""The declarations in the files, directories and standard input of a verb, with every problem.
 
 It imports the declaration language, hence YAML: only verbs that read files import this.
 """
@@ -28,7 +28,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class Inputs(NamedTuple):
-    """What files declare together. `problems` and `notes` come by file, then line."""
+    """The combined declaration of files. `problems` and `notes` are sorted by file, then line."""
 
     files: tuple[str, ...]
     services: tuple[Service, ...]
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
     notes: tuple[Note, ...] = ()
 
     def print_notes(self) -> None:
-        """Print what was left out of Kubernetes objects, on stderr."""
+        """Print the parts of Kubernetes objects that were left out, on stderr."""
         for note in self.notes:
             print(note, file=sys.stderr)
 
@@ -59,7 +59,7 @@ def read_inputs(names: Iterable[str]) -> Inputs:
             files.append(name)
             declarations.append(Declaration(problems=problems))
     services = tuple(service for declaration in declarations for service in declaration.services)
-    # Each file was searched for conflicts of its own already.
+    # Each file has already been checked for its own conflicts.
     found_problems = {problem for declaration in declarations for problem in declaration.problems}
     notes = tuple(sorted({note for declaration in declarations for note in declaration.notes}))
     return Inputs(
@@ -84,7 +84,7 @@ def _files_of(name: str) -> tuple[list[str], tuple[Problem, ...]]:
 
 
 def _counts(file: Path) -> bool:
-    # Editors leave .#name.yaml and .name.yaml.swp beside a file; no daemon should serve them.
+    # Editors leave .#name.yaml and .name.yaml.swp beside a file; a daemon should not serve them.
     return file.suffix in _SUFFIXES and not file.name.startswith(".")
 
 
@@ -97,7 +97,7 @@ def _bounded(file: BinaryIO) -> bytes:
 
 
 def _read(name: str, named: bool) -> Declaration:
-    """One that was `named` may be a pipe; in a directory vipd reads none, and nor does this."""
+    """A file that was `named` may be a pipe; in a directory pipes are skipped, as vipd does."""
     shown = _STDIN_SHOWN if name == STDIN else printable(name)
     try:
         if name == STDIN:

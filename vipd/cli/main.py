@@ -1,4 +1,4 @@
-"""`vipctl`: finds the verb, imports its module, and turns what ends it into a message and an exit code."""
+"""`vipctl`: finds the verb, imports its module, and converts exceptions to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vipd.model.text import one_line
 
 
 class Verb(NamedTuple):
-    """Where a verb is written, and what it does in a few words: help needs no import."""
+    """The module of a verb, and a short description: help needs no import."""
 
     module: str
     command: str
@@ -82,7 +82,7 @@ FAMILIES: dict[str, dict[str, Verb]] = {
 VERBS = {name: verb for family in FAMILIES.values() for name, verb in family.items()}
 
 HIDDEN = {"complete": Verb("completion", "complete", "Answer a shell that completes a word")}
-"""Verbs that programs call; no help lists them."""
+"""Verbs that programs call; help does not list them."""
 
 OTHER_WORDS = {
     "create": "add",
@@ -100,7 +100,7 @@ OTHER_WORDS = {
     "test": "check",
     "resync": "reload",
 }
-"""What other programs call our verbs."""
+"""Names of these verbs in other programs."""
 
 
 class LazyGroup(click.Group):
@@ -111,7 +111,7 @@ class LazyGroup(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name; None when there is none."""
+        """The command of that name; None if there is none."""
         verb = VERBS.get(cmd_name) or HIDDEN.get(cmd_name)
         if verb is None:
             return None
@@ -240,7 +240,7 @@ def _complain(line: str) -> None:
 
 
 def _cannot_print(err: OSError) -> int:
-    # What is still buffered cannot be written either; the interpreter would try at exit, and say so.
+    # Buffered output cannot be written either; the interpreter would try at exit, and print an error.
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123  pathlib is not needed for anything else here
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     if not isinstance(err, BrokenPipeError):
@@ -250,11 +250,11 @@ def _cannot_print(err: OSError) -> int:
 
 def main() -> NoReturn:
     """The entry point of `vipctl`."""
-    # `vipctl list | head` ends like any Unix program does whose reader has gone.
+    # `vipctl list | head` ends like any Unix program whose reader has exited.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
-        # A locale without some character gets a mark in its place, not an error in the middle of a table.
-        # In a pipe, too, a line is there for the next program once it is printed.
+        # If the locale lacks a character, a mark replaces it, instead of an error in the middle of a table.
+        # In a pipe, too, the next program gets a line as soon as it is printed.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace", line_buffering=True)
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)

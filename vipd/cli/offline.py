@@ -1,6 +1,7 @@
-"""What verbs need that compile declarations themselves, without a daemon: settings, addresses, forwardings.
+"""The common part of verbs that compile declarations without a daemon: settings, addresses, forwardings.
 
-It imports parts of the daemon, which are slow to import: verbs that can also ask a daemon import it on use.
+It imports parts of the daemon, which are slow to import: verbs that can also use a daemon import it on
+demand.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def admitted(
     any_port: bool = False,
 ) -> Inputs:
     """The inputs with a problem for each thing that services may not claim on such a host. `any_port`:
-    whatever ports of the host they take."""
+    whatever ports of the host they claim."""
     compatible = settings.compat == "kube-proxy"
     policy = AddressPolicy(
         settings.allowed_addresses,
@@ -98,7 +99,7 @@ def host_addresses(settings: Settings) -> Collection[str]:
 
 
 def host_facts(settings: Settings, own: Collection[str]) -> HostFacts:
-    """What services must not claim of this host; nothing for a host whose addresses settings name."""
+    """The facts about this host that limit claims; none for a host whose addresses settings name."""
     if settings.host_addresses is not None:
         return NO_FACTS
     import asyncio
@@ -111,8 +112,8 @@ def host_facts(settings: Settings, own: Collection[str]) -> HostFacts:
 def explain_files(
     services: Sequence[Service], settings: Settings, source: str, target: str, dataplane: str = ""
 ) -> Json:
-    """The API's explanation of a packet, worked out here, by the rules of a dataplane; by default of the one
-    that is set, which for `auto` is iptables. Raises CliError."""
+    """The API's explanation of a packet, computed here, by the rules of a dataplane; by default the one in
+    the settings, where `auto` means iptables. Raises CliError."""
     compiled = Compilation.of(services, settings, host_addresses(settings))
     try:
         question = ask(source, target, compiled.forwardings, compiled.host_addresses)

@@ -1,4 +1,4 @@
-"""What verbs print with: tables that fit the screen, colour where it is wanted, JSON and YAML."""
+"""Output of verbs: tables that fit the screen, colour if wanted, JSON and YAML."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A table's column. To fit the screen its texts may be cut to `least` columns; 0 means never."""
+    """A table's column. To fit the screen its texts may be truncated to `least` columns; 0: never."""
 
     title: str
     least: int = 0
@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
 
 class Screen(NamedTuple):
-    """Where output goes: `width` in columns, None when nothing has to be cut to fit."""
+    """The destination of output: `width` in columns, None if nothing must be truncated."""
 
     width: int | None
     colour: bool
@@ -71,7 +71,7 @@ def prose(text: str, on: Screen, indent: str = "") -> list[str]:
     """The lines of a sentence: one, unless the screen is too narrow for it; further ones are indented."""
     if on.width is None or len(indent) + width_of(text) <= on.width:
         return [indent + text]
-    # Imported here because only what does not fit a terminal needs it.
+    # Imported here because only text that does not fit a terminal needs it.
     import textwrap
 
     return textwrap.wrap(
@@ -150,7 +150,7 @@ def document(content: Json, form: str) -> str:
     whole = {"apiVersion": API_VERSION} | content
     if form == "json":
         return json_text(whole, indent=2)
-    # Imported here because of all that is printed only YAML needs it, and it costs as much as click.
+    # Imported here because only YAML output needs it, and it costs as much as click.
     from vipd.declaration.yaml_text import dump_yaml
 
     return dump_yaml(whole).rstrip("\n")
@@ -176,7 +176,7 @@ def output_option(*forms: str) -> Callable[[Callable[..., int]], Callable[..., i
 
 
 def socket_option(command: Callable[..., int]) -> Callable[..., int]:
-    """Let `--socket` stand after the verb, too."""
+    """Accept `--socket` after the verb, too."""
     from vipd.cli.argument_types import FILE
     from vipd.cli.connection import choose_socket
 
@@ -195,7 +195,7 @@ def socket_option(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def store_option(command: Callable[..., int]) -> Callable[..., int]:
-    """Let `--store` stand after the verb, too."""
+    """Accept `--store` after the verb, too."""
     from vipd.cli.connection import choose_store
 
     def remember(ctx: click.Context, _: click.Parameter, store: str | None) -> None:

@@ -183,12 +183,12 @@ def _row(override: Json) -> list[str]:
 
 
 def _away(moment: str) -> str:
-    """How far a time is from now."""
+    """Distance of a time from now."""
     return duration(abs((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()))
 
 
 def _left(moment: str) -> str:
-    """How long it is till then, rounded up: of what was given for 2h there is 2h left a moment later."""
+    """Time left until then, rounded up: an override for 2h has 2h left a moment later."""
     seconds = ceil((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds())
     unit = 3600 if seconds > 86400 else 60 if seconds > 3600 else 1
     return duration(-(-max(0, seconds) // unit) * unit)
@@ -219,8 +219,8 @@ def _give(
     fleet: bool,
     over_restart: bool = False,
 ) -> None:
-    """Give an order about each subject; one that is refused does not keep the others. `over_restart`: it is
-    no failure that a daemon stops which has stored it."""
+    """Set an override for each target; a refused one does not prevent the others. `over_restart`: a
+    daemon that stops after storing it is no failure."""
     answers, failures = [], []
     for subject in subjects:
         body = {**subject, **{key: value for key, value in order.items() if value is not None}}
@@ -241,7 +241,7 @@ def _give(
 
 
 def _print_documents(answers: Sequence[Json], form: str) -> None:
-    """The answer about one backend as it is; several as `changes` of one document."""
+    """The answer about one backend unchanged; several as `changes` of one document."""
     if len(answers) > 1:
         bare = [{key: value for key, value in each.items() if key != "apiVersion"} for each in answers]
         print(document({"changes": bare}, form))

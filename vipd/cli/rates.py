@@ -13,7 +13,7 @@ Key = tuple[str, ...]
 
 
 def rows_of(answer: Json) -> Iterator[tuple[Key, Json]]:
-    """Every service and backend of an answer to `/v1/stats`, each with what it is known by."""
+    """Every service and backend of an answer to `/v1/stats`, each with its key."""
     for service in answer["services"]:
         name = str(service["name"])
         yield (name,), service
@@ -22,24 +22,24 @@ def rows_of(answer: Json) -> Iterator[tuple[Key, Json]]:
 
 
 def key_of(service: str, backend: Json) -> Key:
-    """What a backend of a service is known by."""
+    """The key of a backend of a service."""
     return service, *(str(backend[part]) for part in ("endpoint", "port_name", "protocol", "family"))
 
 
 class Rates:
-    """What `take` was given, per second between the last two readings of the kernel."""
+    """Numbers given to `take`, per second between the last two readings of the kernel."""
 
     def __init__(self) -> None:
         self._new = _Meter(("new_flows",))
         self._traffic = _Meter(TRAFFIC)
 
     def take(self, answer: Json) -> None:
-        """An answer to `/v1/stats`. One that tells of the same reading again changes nothing."""
+        """Add an answer to `/v1/stats`. One of the same reading changes nothing."""
         self._new.take(answer, answer["at"])
         self._traffic.take(answer, answer["conntrack"]["at"])
 
     def of(self, key: Key) -> dict[str, float | None]:
-        """Each number per second; None where it is not known."""
+        """Each number per second; None if unknown."""
         return {**self._new.of(key), **self._traffic.of(key)}
 
 
@@ -57,7 +57,7 @@ class _Meter:
         if moment == self._at:
             return
         before, self._values = self._values, dict(rows_of(answer))
-        if self._at is not None and moment > self._at:  # else the clock was set back: begin anew
+        if self._at is not None and moment > self._at:  # otherwise the clock was set back: start again
             seconds = (moment - self._at).total_seconds()
             self._rates = {
                 key: self._grown(before.get(key), row, seconds) for key, row in self._values.items()

@@ -74,7 +74,7 @@ def register(
 
 
 def _settings(config: str | None, options: dict[str, object]) -> EtcdSettings:
-    """Those of the file, with what the options say instead. Raises CliError."""
+    """The settings of the file, overridden by the options. Raises CliError."""
     file = Path(config) if config else DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
     given = {name: value for name, value in options.items() if value}
     given |= {name: str(Path(str(given[name])).absolute()) for name in FILES if name in given}

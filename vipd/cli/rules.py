@@ -27,9 +27,9 @@ from vipd.observe.rule_tree.rows import Summary, heading, rows_of, summary
 from vipd.observe.rule_tree.tree import ServiceTree, SharedTree, faults
 
 MOST_TREES = 20
-"""More services than these are shown in a line each, unless all are asked for."""
+"""If there are more services than this, each is one line, unless all are requested."""
 PATIENCE_SECONDS = 600.0
-"""How long a program may take to list what the kernel has: with 10,000 services iptables-save needs more than
+"""How long a program may take to list the kernel's rules: with 10,000 services iptables-save needs more than
 10 s of CPU."""
 LONG_SECONDS = 1.0
 """A longer wait is explained on the screen."""
@@ -96,7 +96,7 @@ def rules(target: str, drawn: str, everything: bool, form: str) -> int:
 
 
 def _may_read() -> bool:
-    """Whether the kernel will tell: root may, and who has CAP_NET_ADMIN."""
+    """Whether the process may read the rules: as root, or with CAP_NET_ADMIN."""
     if os.geteuid() == 0:
         return True
     from vipd.host.preflight import may_change_rules
@@ -118,7 +118,7 @@ def _look(target: str) -> Answer:
 
 def file_chain_prefix() -> str:
     """The chain prefix of vipd.yaml; the usual one when that file is missing or broken."""
-    # Imported on use: settings are slow to import, and a daemon that answers tells the prefix.
+    # Imported on use: settings are slow to import, and a daemon that answers supplies the prefix.
     from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, SettingsFile
 
     try:
@@ -200,7 +200,7 @@ def _print_note(text: str) -> None:
 
 
 def _note(answer: Answer) -> None:
-    """Everything that is no part of the trees, for people."""
+    """Print everything besides the trees, for people."""
     notes = list(answer.notes)
     trees: list[ServiceTree | SharedTree] = [*answer.shared, *answer.services]
     wrong = sum(len(faults(tree.nodes)) for tree in trees)

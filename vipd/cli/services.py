@@ -96,7 +96,7 @@ def add(
     spec |= frontend_spec(vip, target)
     if backends:
         spec["backends"] = backend_specs(backends)
-    # A new service starts from the defaults: what only clears a field has nothing to clear.
+    # A new service starts from the defaults: an option that only clears a field has no effect.
     policy = _policy(affinity, masquerade, balance, fallback, registrations)
     spec |= {key: value for key, value in policy.items() if value is not None}
     answer = connect().change("POST", "services", body={"service": spec}, dry_run=display["dry_run"])
@@ -162,7 +162,7 @@ def _policy(
     fallback: tuple[str, ...],
     registrations: str | None,
 ) -> Json:
-    """The fields of a Spec that were named; None where the option means the default."""
+    """The named fields of a Spec; None if the option means the default."""
     policy: Json = {}
     if affinity is not None:
         policy["affinity"] = affinity_spec(affinity)

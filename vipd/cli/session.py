@@ -12,9 +12,9 @@ _LONGEST_ENVIRONMENT = 1 << 20
 
 
 def session_address(environment: Mapping[str, str] = os.environ, proc: str = "/proc") -> str:
-    """`192.0.2.1:22`, or `[2001:db8::1]:22`; empty for who is not logged in by SSH.
+    """`192.0.2.1:22`, or `[2001:db8::1]:22`; empty for a user who is not logged in by SSH.
 
-    sudo leaves the variable out, so that the processes above are looked at too, as far as they may be.
+    sudo removes the variable, so the parent processes are read too, as far as permitted.
     """
     found = _address_in(environment.get(_VARIABLE, ""))
     parent = os.getppid()
@@ -26,7 +26,7 @@ def session_address(environment: Mapping[str, str] = os.environ, proc: str = "/p
 
 
 def _of_process(directory: str) -> tuple[str, int]:
-    """What a process's environment says, and its parent."""
+    """The address in a process's environment, and its parent."""
     try:
         with open(f"{directory}/environ", "rb") as file:  # noqa: PTH123  pathlib is slow to import
             entries = file.read(_LONGEST_ENVIRONMENT).split(b"\0")
@@ -35,7 +35,7 @@ def _of_process(directory: str) -> tuple[str, int]:
             after_name = file.read().rpartition(")")[2].split()
         return _address_in(found.partition(b"=")[2].decode("ascii", "replace")), int(after_name[1])
     except (OSError, ValueError, IndexError):
-        return "", 0  # somebody else's, or it has ended
+        return "", 0  # another user's, or it has ended
 
 
 def _address_in(value: str) -> str:

@@ -1,4 +1,4 @@
-"""`vipctl set-dataplane`: another dataplane in place of the one in use."""
+"""`vipctl set-dataplane`: replaces the dataplane in use by another one."""
 
 from __future__ import annotations
 

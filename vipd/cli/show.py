@@ -68,7 +68,7 @@ def list_services(targets: tuple[str, ...], form: str, no_headers: bool, quiet: 
 
 
 def nothing_serves(daemon: Daemon) -> str:
-    """Why there is no service: none is declared, or none of those that are can serve."""
+    """Why there is no service: none is declared, or none of the declared ones can serve."""
     sources = daemon.get("status")["sources"]
     problems = sum(len(source["problems"]) for source in sources)
     if problems:
@@ -109,12 +109,12 @@ def _row(view: Json, wide: bool) -> list[str | Cell]:
 
 
 def _short(owner: str, name: str) -> str:
-    """A file without its directories; of a key in etcd, which ends in the service's name, that name."""
+    """A file without its directories; for a key in etcd, which ends in the service's name, that name."""
     return f"etcd:{name}" if owner.startswith("etcd:") else owner.rpartition("/")[2]
 
 
 def _backend_status(status: Json) -> str:
-    """The state; of a service that serves also what of it does not serve as declared."""
+    """The state; for a serving service also the parts that do not serve as declared."""
     told = str(status["message"]).partition(";")[0] if status["state"] in ("ok", "degraded") else ""
     return f"{status['state']}, {told}" if told else str(status["state"])
 
@@ -131,7 +131,7 @@ def frontends(view: Json) -> list[str]:
 
 
 def places(forwarding: Json) -> list[str]:
-    """Where clients of one forwarding connect to: its own addresses, those for outside, its node port."""
+    """Addresses and ports of one forwarding for clients: its own, those for outside, its node port."""
     node_port = forwarding.get("node_port")
     on_host = [f"node port {node_port}/{forwarding['protocol']}"] if node_port else []
     return [*forwarding["frontends"], *forwarding.get("external", ()), *on_host]

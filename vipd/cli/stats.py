@@ -21,7 +21,7 @@ from vipd.observe.api_client import Json
 
 ASK_AGAIN_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 120.0
-"""For a second reading, where the first took long: vipd reads no more often than it can afford."""
+"""For a second reading, if the first took long: vipd limits how often it reads."""
 
 
 @click.command()
@@ -75,7 +75,7 @@ def _measured(daemon: Daemon, query: Json, longing: float) -> tuple[Json, Rates]
 
 
 def _later(answer: Json, first: Json) -> bool:
-    """Whether everything was read anew that can be read."""
+    """Whether all readable values were read again."""
     read, before = answer["conntrack"]["at"], first["conntrack"]["at"]
     return bool(answer["at"] > first["at"] and (read is None or before is None or read > before))
 

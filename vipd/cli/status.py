@@ -61,7 +61,7 @@ def _lines(answer: Json, on: Screen) -> Iterator[str]:
 
 
 def _problems(sources: Sequence[Json]) -> dict[str, list[str]]:
-    """All problems, by a title that says what serves of what they are about."""
+    """All problems, by a title that describes what of their units serves."""
     found: dict[str, list[str]] = {}
     for source in sources:
         told = list(source["problems"])
@@ -106,7 +106,7 @@ def _last_apply(answer: Json) -> str:
 
 
 def _when(moment: str) -> str:
-    """The moment as the API gives it, and how long ago it is."""
+    """The moment in the form of the API, and its age."""
     ago = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
     return f"{moment} ({duration(ago)} ago)" if ago >= 0 else moment
 
@@ -161,7 +161,7 @@ def reload(quiet: bool, form: str) -> int:
 
 
 def _reloaded(answer: Json) -> str:
-    """What differs since the reload; empty when the daemon is of a version that does not tell."""
+    """The changes since the reload; empty if the daemon's version does not report them."""
     if "services" not in answer:
         return ""
     told = summary(answer) if answer["results"] else "none changed"

@@ -1,5 +1,5 @@
-"""The only way out of `vipctl`: of all that any verb prints, nothing but printable characters, newlines, tabs
-and the control sequences that vipctl itself makes gets to the terminal, the pipe or the file.
+"""The only output of `vipctl`: only printable characters, newlines, tabs and vipctl's own control sequences
+reach the terminal, the pipe or the file, whatever a verb prints.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 from vipd.model.text import one_line
 
 _MARK = os.urandom(8).hex()
-"""Nobody who writes names or reasons knows it, so that no text of theirs can be a sequence of ours."""
+"""Random, so that no name or reason written by others can contain a control sequence of vipctl."""
 
 _OURS = re.compile(rf"\x1b{_MARK}([^\x1b]*)\x1b")
 _ODD = re.compile(r"[^\n\t -~]")
@@ -26,11 +26,11 @@ def control(sequence: str) -> str:
 
 
 CLEAR_LINE = control("\r") + control("[K")
-"""Goes back to the beginning of an emptied line."""
+"""Returns to the beginning of an emptied line."""
 
 
 def printed(text: str) -> str:
-    """What of a text gets out: escapes stand for all else."""
+    """The printable form of a text: escapes replace all other characters."""
     if not _ODD.search(text):
         return text
     parts = _OURS.split(text)
@@ -44,7 +44,7 @@ def _clean(text: str) -> str:
 
 
 class _Stream:
-    """A stream of text that lets nothing else out."""
+    """A stream of text that passes nothing else."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -64,13 +64,13 @@ class _Stream:
 
 
 def guarded(stream: TextIO) -> TextIO:
-    """The stream, letting out nothing but what `printed` gives."""
+    """The stream, limited to the output of `printed`."""
     return stream if isinstance(stream, _Stream) else cast("TextIO", _Stream(stream))
 
 
 @contextmanager
 def guarded_output() -> Iterator[None]:
-    """Standard output and standard error are guarded meanwhile."""
+    """Standard output and standard error are guarded within the block."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(guarded, before)
     try:

@@ -1,4 +1,4 @@
-"""`vipctl top`: which services are busy, live. The screen is curses'; what is on it is in `top_frame`."""
+"""`vipctl top`: busy services, live. curses draws the screen; `top_frame` computes its content."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from vipd.observe.api_client import Json
 
 REFRESH_SECONDS = 1.0
 SHARE_OF_TIME = 4
-"""An answer that takes long is asked for again after so many times as long: large hosts answer slowly."""
+"""After a slow answer the next request waits for this many times as long: large hosts answer slowly."""
 PATIENCE = 10.0
 GONE_SECONDS = 0.05
-"""A terminal that has gone answers at once, again and again, until the signal comes."""
+"""A closed terminal returns at once, again and again, until the signal arrives."""
 
 _KEYS = {
     curses.KEY_UP: "UP",
@@ -49,7 +49,7 @@ _STYLES = {BOLD: curses.A_BOLD, TITLES: curses.A_REVERSE, CHOSEN: curses.A_BOLD 
 
 
 class _EndedError(Exception):
-    """A signal asked for the end; the terminal is put back first."""
+    """A signal requested the end; the terminal is restored first."""
 
 
 @click.command()
@@ -64,7 +64,7 @@ def top(delay: str) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CliError("top needs a terminal", hint="vipctl stats --rate 2s", code=USAGE)
     pause, daemon, state = max(float(seconds(delay)), REFRESH_SECONDS), connect(PATIENCE), State()
-    state.take(_ask(daemon, state))  # whoever cannot be reached is told of before the screen is taken
+    state.take(_ask(daemon, state))  # an unreachable daemon is reported before curses starts
     locale.setlocale(locale.LC_ALL, "")
     try:
         with _ended_by_signals(), _screen() as screen:
@@ -93,7 +93,7 @@ def _run(screen: curses.window, daemon: Daemon, state: State, pause: float) -> N
 
 
 def _refresh(daemon: Daemon, state: State) -> None:
-    """Ask again. A daemon that is away is waited for, and the last numbers stay."""
+    """Request new numbers. If the daemon is away, waits for it, and the last numbers stay."""
     try:
         state.take(_ask(daemon, state))
     except CliError as err:
@@ -108,7 +108,7 @@ def _ask(daemon: Daemon, state: State) -> Json:
 
 
 def _key(screen: curses.window, patience: float) -> str | None:
-    """The next key; None when there was none in time, or the size has changed."""
+    """The next key; None if there was none in time, or the size has changed."""
     began = time.monotonic()
     screen.timeout(max(int(patience * 1000), 0))
     try:
@@ -135,7 +135,7 @@ def _draw(screen: curses.window, state: State) -> None:
 
 @contextlib.contextmanager
 def _screen() -> Iterator[curses.window]:
-    """The terminal as curses' until the end, and then as it was."""
+    """The terminal in curses mode until the end; then restores it."""
     try:
         screen = curses.initscr()
     except curses.error as err:

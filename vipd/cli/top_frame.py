@@ -1,4 +1,4 @@
-"""What `vipctl top` shows and what its keys do. Pure: answers and keys come in, lines go out."""
+"""The content and the keys of `vipctl top`. Pure: answers and keys in, lines out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELP_FILTER = "Enter keep  Esc no filter"
 
 
 class Line(NamedTuple):
-    """A line of the screen and how it looks."""
+    """A line of the screen and its style."""
 
     text: str
     style: str = PLAIN
@@ -49,7 +49,7 @@ SORTS = ("new", "flows", "total", "in", "out", "name")
 
 @dataclass(slots=True)
 class Row:
-    """A service or a backend; a number that is not known is None."""
+    """A service or a backend; an unknown number is None."""
 
     name: str
     numbers: dict[str, float | None]
@@ -64,7 +64,7 @@ class State:
     reverse: bool = False
     filter: str = ""
     typing: bool = False
-    """Keys go into the filter."""
+    """Keys are added to the filter."""
     focus: str = ""
     """The service whose backends are shown; empty: all services."""
     chosen: Key = ()
@@ -88,7 +88,7 @@ class State:
         self.answer, self.rates = {}, Rates()
 
     def rows(self) -> list[Row]:
-        """What is to be seen, in order."""
+        """The visible rows, in order."""
         found = [row for row in self._all() if self.filter.lower() in row.name.lower()]
         if self.sort == "name":
             return sorted(found, key=lambda row: row.name, reverse=self.reverse)
@@ -193,7 +193,7 @@ def _move(state: State, key: str) -> None:
 
 
 def _chosen_at(state: State, rows: Sequence[Row]) -> int:
-    """Where the chosen row is. While nobody has chosen, or it is gone, that is the first."""
+    """Index of the chosen row; the first if none is chosen, or it is gone."""
     for at, row in enumerate(rows):
         if row.key == state.chosen:
             return at

@@ -1,4 +1,4 @@
-"""`vipctl trace`: what one real packet meets in this host's kernel, beside what `explain` says of it."""
+"""`vipctl trace`: the way of a real packet through this host's kernel, compared with `explain`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from vipd.observe.live_trace.watching import Watch
 
 COLUMNS = (Column("CHAIN"), Column("PART", least=12), Column("RULE", least=20))
 ANSWER_SECONDS = 1.0
-"""So long a connection that was begun here is waited for, once its packet is through."""
+"""How long the result of a connection from here is waited for, once its packet has passed."""
 SENT_SECONDS = 5.0
 """A packet that was sent here is traced at once, if at all."""
 MOST = 100
@@ -49,7 +49,7 @@ _COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "lost": "
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the command line asks for."""
+    """The parsed command line."""
 
     flow: Flow
     send: bool
@@ -58,7 +58,7 @@ class Wanted:
     patience: int
     form: str
     silent: str
-    """Why the daemon cannot say what to expect; empty when it can."""
+    """Why the daemon has no prediction; empty if it has."""
 
 
 @click.command()
@@ -108,7 +108,7 @@ def trace(
 def _wanted(
     target: str, source: str | None, send: bool, count: int | None, patience: int, form: str
 ) -> Wanted:
-    """What is asked for, in full. Raises CliError."""
+    """The complete parameters. Raises CliError."""
     sender = _source(source)
     frontend, silent = _frontend(target, source)
     if sender.address and family_of(sender.address) is not family_of(frontend.address):
@@ -135,7 +135,7 @@ def _source(text: str | None) -> Source:
 
 
 def _is_local(sender: Source, text: str | None, send: bool) -> bool:
-    """Whether only packets of this host are meant."""
+    """Whether only packets of this host are traced."""
     if not sender.address:
         return send or text is not None
     # Imported on use: it brings the settings with it, which are slow to import.
@@ -145,7 +145,7 @@ def _is_local(sender: Source, text: str | None, send: bool) -> bool:
 
 
 def _frontend(target: str, source: str | None) -> tuple[Frontend, str]:
-    """What TARGET means, and why the daemon will not say what to expect, if it will not."""
+    """The frontend of TARGET, and why the daemon has no prediction, if so."""
     meant: Frontend | InvalidTextError
     try:
         meant = parse_frontend(target)
@@ -187,7 +187,7 @@ def _chain_prefix() -> str:
 
 
 def _sent(wanted: Wanted) -> int:
-    """Send packets, each once the one before it has been followed."""
+    """Send packets, each after the previous one has been traced."""
     shown = _Shown(wanted)
     with ExitStack() as opened:
         senders = [opened.enter_context(Sender(wanted.flow)) for _ in range(wanted.count or 1)]
@@ -197,7 +197,7 @@ def _sent(wanted: Wanted) -> int:
         for sender in senders:
             patience = min(SENT_SECONDS if sender.send() else ANSWER_SECONDS, wanted.patience)
             found = watch.traces(patience)
-            # Not a packet of before that was sent once more.
+            # Not the retransmission of an earlier packet.
             trace = next((each for each in found if each.start.source_port == sender.port), None)
             answer = sender.answer(ANSWER_SECONDS if trace is not None and trace.passed else 0)
             if trace is None:
@@ -230,7 +230,7 @@ def _awaited(wanted: Wanted) -> int:
 
 
 class _Shown:
-    """What has been printed so far."""
+    """The output so far."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -241,7 +241,7 @@ class _Shown:
         self.code = OK
 
     def begin(self) -> None:
-        """Tracing has begun."""
+        """Tracing has started."""
         if self._wanted.silent:
             print(f"vipctl: no prediction: {self._wanted.silent}", file=sys.stderr)
         if not self._wanted.send:
@@ -266,20 +266,20 @@ class _Shown:
         self.number += 1
 
     def _print_once(self, text: str) -> None:
-        """Print a note once, however many packets come."""
+        """Print a note once, however many packets are traced."""
         if text not in self._printed and len(self._printed) < MOST:
             self._printed.add(text)
             print(f"vipctl: {text}", file=sys.stderr)
 
     def end(self, notes: Sequence[str]) -> None:
-        """Nothing more comes."""
+        """Tracing has ended."""
         for note in dict.fromkeys(notes):
             print(f"vipctl: {note}", file=sys.stderr)
         if self._wanted.form == "json" and self._wanted.count is not None:
             print(document({"traces": self._views}, "json"))
 
     def _prediction(self, trace: PacketTrace) -> tuple[Json | None, str]:
-        """What explain says of just this packet; else why nothing."""
+        """The explanation of exactly this packet; else why there is none."""
         if self._wanted.silent:
             return None, self._wanted.silent
         start = trace.start

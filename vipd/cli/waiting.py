@@ -15,12 +15,12 @@ from vipd.model.formatting import counted, duration
 
 POLL_SECONDS = 0.5
 PRINT_SECONDS = 10.0
-"""How often a wait that is not on a terminal says how it goes."""
+"""How often a wait without a terminal prints its progress."""
 RESTART_SECONDS = 120.0
-"""How long vipd may be away, as while it is restarted or upgraded: the drain outlives that."""
+"""How long vipd may be away, as during a restart or an upgrade: the drain continues."""
 
 Subject = dict[str, str]
-"""A backend of a service, or an address in every service, as the API takes it."""
+"""A backend of a service, or an address in every service, in the form of the API."""
 
 
 def wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | None, quiet: bool) -> None:
@@ -50,14 +50,14 @@ def wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | N
 
 
 class _Asking:
-    """Asks how many flows are left, and bears that vipd is away for a while."""
+    """Requests the number of remaining flows; tolerates a short absence of vipd."""
 
     def __init__(self, daemon: Daemon, subjects: Sequence[Subject]) -> None:
         self._daemon, self._subjects = daemon, subjects
         self._away_since: float | None = None
 
     def flows(self) -> str:
-        """What there is to wait for, in words; empty when no flow is left. Raises CliError."""
+        """The remaining flows, in words; empty if there are none. Raises CliError."""
         try:
             left = sum(int(self._flows(subject)) for subject in self._subjects)
         except CliError as err:
@@ -74,7 +74,7 @@ class _Asking:
 
 
 class _Line:
-    """What a wait says: one line that changes on a terminal, else a line now and then."""
+    """The progress of a wait: one changing line on a terminal, else a line at intervals."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet, self._terminal = quiet, sys.stderr.isatty()
@@ -82,7 +82,7 @@ class _Line:
         self._open = False
 
     def show(self, text: str, *, last: bool = False) -> None:
-        """Say how it goes."""
+        """Print the progress."""
         now = time.monotonic()
         if self._quiet or not (self._terminal or last or now - self._printed_at >= PRINT_SECONDS):
             return

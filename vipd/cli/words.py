@@ -1,6 +1,6 @@
 """The words of a command line as the API's JSON: targets, backends, affinity, fallback.
 
-Every function raises CliError, as wrong usage, for a word that is not in the form wanted.
+Every function raises CliError, as wrong usage, for a word in a wrong form.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def backend_specs(words: Iterable[str]) -> list[str | Json]:
 
 
 def backend_names(words: Iterable[str]) -> list[str]:
-    """Canonical `ADDR` or `ADDR:PORT` of each word; a weight would say nothing here and is refused."""
+    """Canonical `ADDR` or `ADDR:PORT` of each word; a weight has no meaning here and is refused."""
     names = []
     for word in words:
         if "@" in word:
@@ -49,13 +49,13 @@ def backend_names(words: Iterable[str]) -> list[str]:
 
 
 def split_backend(word: str, command: str, everywhere: str = "") -> tuple[str, str]:
-    """`dns/10.244.0.5` as target and backend. The last slash splits: a target may hold slashes itself.
+    """`dns/10.244.0.5` as target and backend. The last slash splits: a target may contain slashes itself.
 
-    For the hint, `command` is what was typed, with `{}` for the word; `everywhere` is the same for that
-    address in every service, where the verb can do that.
+    For the hint, `command` is the typed command, with `{}` for the word; `everywhere` is the same for that
+    address in every service, if the verb supports that.
     """
     target, slash, backend = word.rpartition("/")
-    # The last slash of a frontend stands before its protocol, and that of a name before more name.
+    # The last slash of a frontend precedes its protocol, and that of a name more of the name.
     if not (slash and target and _is_backend(backend)):
         if not _is_backend(word) or "@" in word:
             hint = f"{command.format(f'{word}/ADDR')}; vipctl describe {word} shows its backends"

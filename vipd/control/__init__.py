@@ -1,4 +1,4 @@
-"""The control loop: from what the sources say to what the dataplane writes, and what goes on beside it.
+"""The control loop: from the sources' declarations to the dataplane's writes, with its background tasks.
 
 Imports everything from `model` to `dataplane`; `observe`, `api`, `cli` and `daemon` may import it.
 """

@@ -1,7 +1,7 @@
-"""What declarations may claim: addresses, backends, ports of this host, and what checks may do. Pure.
+"""Limits on declarations: addresses, backends, ports of this host, and what checks may do. Pure.
 
-An address that a service claims is taken from its real owner for every packet that passes this host
-(CVE-2020-8554, contract 7.19). Hence a list of networks in the settings, and never this host's own addresses.
+A service that claims an address intercepts every packet for it that passes this host (CVE-2020-8554,
+contract 7.19). The settings therefore list allowed networks, and this host's own addresses are never allowed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OWN_HINT = "choose an address that no host has; for a port of this host itself 
 
 
 CheckProblems = Callable[[Check], tuple[str, ...]]
-"""What this host lacks for a check: programs, users, certificates."""
+"""The programs, users and certificates that a check requires and this host lacks."""
 
 
 def no_problems(_: Check) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def no_problems(_: Check) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AddressPolicy:
-    """What services may claim. Raises ValueError for a network or address that is none."""
+    """The claims that services may make. Raises ValueError for an invalid network or address."""
 
     allowed: BySource = ()
     """Networks that services' addresses must lie in, as CIDRs of both families; empty: anywhere."""
@@ -51,13 +51,13 @@ class AddressPolicy:
     balances: frozenset[Balance] = frozenset(Balance)
     """Those that the dataplane can do."""
     ca_sources: tuple[str, ...] = ("file", "cli")
-    """Sources whose services may name files of this host: who writes to etcd has no business with those."""
+    """Sources whose services may name files of this host; authors in etcd have no access to those."""
     check_problems: CheckProblems = field(default=no_problems, compare=False)
-    """What this host lacks for a check."""
+    """Returns what this host lacks for a check."""
     host: HostFacts = NO_FACTS
-    """What of this host no service may take."""
+    """Addresses and ports of this host that no service may claim."""
     backends: BySource = ()
-    """Networks that backends must lie in; empty: anywhere, but for link-local ones of etcd."""
+    """Networks that backends must be in; empty: anywhere, except link-local ones of etcd."""
     host_ports: BySource = ()
     """Ranges like `30000-32767` that node ports and health ports must lie in; empty: any."""
     _addresses: SourceNetworks = field(init=False, repr=False, compare=False)
@@ -65,23 +65,23 @@ class AddressPolicy:
     _own: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Frozen: what is derived from the fields once can only be set past the freeze.
+        # The class is frozen: only object.__setattr__ can set what is derived from the fields.
         object.__setattr__(self, "_addresses", source_networks(self.allowed))
         object.__setattr__(self, "limits", claim_limits(self.backends, self.host_ports))
         object.__setattr__(self, "_own", frozenset(str(ip_address(a)) for a in self.host_addresses))
 
     def allows(self, address: str, source: str = CLI) -> bool:
-        """Whether an address lies in the networks that are allowed to a source."""
+        """Whether an address is in the networks that a source may use."""
         return self._addresses.allow(address, source)
 
     def owned(self, address: str) -> bool:
-        """Whether it is this host's own."""
+        """Whether it is one of this host's own addresses."""
         return address in self._own
 
     def lasting(self) -> AddressPolicy:
-        """As far as what was accepted once is held to it: what the settings say, and nothing of the host.
+        """The policy for versions accepted earlier: the settings alone, without facts of the host.
 
-        A file that a service in etcd names since before that was refused stays.
+        A service in etcd that names a file stays if it was accepted before such files were refused.
         """
         return replace(
             self,
@@ -114,8 +114,8 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
 
 
 def admit_registered(service: Service, registered: Registered, policy: AddressPolicy) -> tuple[Problem, ...]:
-    """A problem for each reason why a backend that registered itself must not take part in a service. It is
-    held to what etcd may say, whoever declares the service."""
+    """A problem for each reason why a backend that registered itself must not take part in a service. The
+    limits for etcd apply to it, whoever declares the service."""
     place, backend = registered
     if not service.accepts_registrations:
         what = f"it takes no registered backends, and is declared by {service.origin.owner}"
@@ -125,7 +125,7 @@ def admit_registered(service: Service, registered: Registered, policy: AddressPo
         return (Problem(place, 0, "", f"{service.name}: {what}", hint),)
     refusals = list(policy.limits.backend_refusals((backend,), ETCD))
     if backend.address in service.all_addresses():
-        # Its packets would come back to the rules for ever.
+        # Its packets would return to the rules for ever.
         what = f"backend {backend.address} is an address of the service itself"
         refusals.append((what, "register the address that the server has"))
     told = [Problem(place, 0, "", f"{service.name}: {what}", hint) for what, hint in refusals]
@@ -134,8 +134,7 @@ def admit_registered(service: Service, registered: Registered, policy: AddressPo
 
 
 def questions(service: Service, policy: AddressPolicy) -> Iterator[Check]:
-    """The checks of a service that only the host can judge; those that may not run here are not among
-    them."""
+    """The checks of a service that only the host can judge, without those that may not run here."""
     return (
         check for check in _checks_of(service) if asks_host(check) and not _forbidden(check, service, policy)
     )
@@ -147,7 +146,7 @@ def _checks_of(service: Service) -> Iterable[Check]:
 
 
 def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> tuple[str, str] | None:
-    """Why a service of that source may not have a check, and a hint."""
+    """Why a service of its source may not have a check, with a hint."""
     source = service.origin.source
     if isinstance(check.probe, ExecProbe) and source not in policy.exec_sources:
         hint = "use another type of check, or see exec_checks in vipd's settings"

@@ -1,7 +1,7 @@
-"""Which version of each unit may serve, by what this host lets declarations claim. Pure.
+"""Decides which version of each unit may serve, by the claims that this host allows. Pure.
 
-A candidate is held to the whole policy, what was accepted once to the settings alone; and all units together
-have room for so many endpoints.
+A candidate must satisfy the whole policy, an accepted version only the settings. The number of endpoints of
+all units together is limited.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def admit(
     declaration: Declaration, policy: AddressPolicy, passed: Collection[int] = frozenset()
 ) -> Declaration:
     """The declaration with a problem for each address that it must not claim, in line order. Services whose
-    `id` is in `passed` have been looked at. Of one that has problems already, this host is asked nothing."""
+    `id` is in `passed` are skipped. If the declaration already has problems, the host is not queried."""
     if not declaration.ok:
         policy = replace(policy, check_problems=no_problems)
     found: list[Problem] = []
@@ -37,7 +37,8 @@ def admit(
         try:
             found += admit_service(service, policy)
         except Exception as error:
-            # A reason too, unless the declaration has problems: then half a service may be all that was read.
+            # An empty service is a problem too, unless the declaration has others: then it may have been read
+            # in part.
             origin = service.origin
             place, doing = origin.path or origin.source, f"admitting {service.name}"
             found += [internal_problem(error, doing, place, origin.line)] if declaration.ok else []
@@ -47,7 +48,7 @@ def admit(
 
 
 def _lasts(service: Service, policy: AddressPolicy) -> bool:
-    """Whether a service that was accepted once may go on serving."""
+    """Whether a service that was accepted earlier may continue to serve."""
     try:
         return not admit_service(service, policy)
     except Exception:  # the same exception refuses its candidate, and is reported there
@@ -56,23 +57,23 @@ def _lasts(service: Service, policy: AddressPolicy) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """A unit as it was given and as it was let in. `passed` means services by their `id`, which are theirs
-    alone while the unit is kept."""
+    """A unit as given and as admitted. `passed` identifies services by their `id`, which is unique
+    while the unit is kept."""
 
     given: Unit
     unit: Unit
     passed: frozenset[int] = frozenset()
     """Those that passed the whole policy."""
     lasting: frozenset[int] = frozenset()
-    """Those that passed as far as what was accepted once is held to it."""
+    """Services that pass the policy for accepted versions."""
 
 
 def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
-    """A unit as far as it may serve.
+    """The part of a unit that may serve.
 
-    A candidate must pass the whole policy. What was accepted once, and did not change, is held to the
-    settings alone, and loses what they forbid: a host may take over an address that is served already, as
-    keepalived does.
+    A candidate must satisfy the whole policy. An unchanged accepted version must satisfy only the settings,
+    and loses what they forbid: a host may take over an address that is already served, as keepalived
+    does.
     """
     return _admitted(unit, policy, None).unit
 
@@ -88,8 +89,8 @@ def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _A
         candidate = accepted if same else admit(unit.candidate, lasting)
         known = passed.intersection(map(id, allowed))
     else:
-        # A service that did not change is held to what it was admitted by: the host may have taken over its
-        # address since, which must not keep the others of its unit from changing.
+        # A service that did not change is checked by the policy that admitted it: the host may have taken
+        # over its address since then, which must not keep the others of its unit from changing.
         serving = {service.name: service for service in allowed}
         unchanged = {id(s) for s in unit.candidate.services if serving.get(s.name) == s}
         candidate = admit(unit.candidate, policy, passed | unchanged)
@@ -98,8 +99,8 @@ def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _A
 
 
 class Admission:
-    """All units as far as they may serve. What has not changed is not looked at again: neither a unit, nor a
-    service of one that has, as long as the policy is the same."""
+    """The admitted part of all units. Unchanged units are not checked again, nor are unchanged services of a
+    changed unit, while the policy is the same."""
 
     def __init__(self) -> None:
         self._policy: AddressPolicy | None = None
@@ -108,17 +109,17 @@ class Admission:
         self._refused: set[str] = set()
         self._budget = EndpointBudget()
         self.units: dict[str, Unit] = {}
-        """By name; it follows later calls."""
+        """By name; later calls update it."""
 
     def notice(self, sources: Sequence[Mapping[str, Unit]], policy: AddressPolicy) -> set[str]:
-        """See what the sources hold now; the names of the units that have to be looked at, and of those that
-        are gone."""
-        # What was refused may have been mended on the host, such as a program that was missing.
+        """Read the sources' current units. Returns the names of the units to check and of those that are
+        gone."""
+        # The host may have changed since a refusal: a missing program may be there now.
         changed, number = set(self._refused), 0
         if policy != self._policy:
             self._admitted.clear()
             changed.update(self._given)
-        self._policy = policy  # an equal one may know of other sockets
+        self._policy = policy  # an equal policy may have other sockets
         given = self._given
         for units in sources:
             number += len(units)
@@ -131,7 +132,7 @@ class Admission:
         return changed
 
     def size(self, units: Iterable[str]) -> int:
-        """How many services these units declare."""
+        """Number of services that these units declare."""
         return sum(len(self._given[name].candidate.services) for name in units if name in self._given)
 
     def questions(self, units: Iterable[str]) -> set[Check]:
@@ -148,9 +149,9 @@ class Admission:
         return found
 
     def admit(self, changed: Iterable[str], check_problems: CheckProblems | None = None) -> set[str]:
-        """Look at what was noticed; the names of the units that are other than before, or gone.
+        """Check the units that `notice` returned. Returns the names of those that changed or are gone.
 
-        `check_problems` answers what `questions` asked; without it the policy's own is called.
+        `check_problems` holds the answers to `questions`; without it the policy's own function is called.
         """
         assert self._policy is not None  # noqa: S101 (units are noticed under a policy)
         policy = self._policy
@@ -201,8 +202,8 @@ class Admission:
 
 
 def refused(name: str, unit: Unit, error: Exception, doing: str) -> Unit:
-    """A unit whose candidate has an unexpected exception as a further problem; what was accepted serves
-    on."""
+    """A unit whose candidate has an unexpected exception as a further problem; its accepted version continues
+    to serve."""
     problem = internal_problem(error, doing, name.removeprefix("file:"))
     problems = (*unit.candidate.problems, problem)
     return Unit(replace(unit.candidate, problems=problems), unit.accepted)
@@ -213,7 +214,7 @@ def _same(one: Unit, other: Unit) -> bool:
 
 
 def _alike(one: Unit, other: Unit) -> bool:
-    """Whether two units come to the same; what was refused is made anew each time it is looked at."""
+    """Whether two units are equivalent; a refused unit is a new object at each check."""
     refused = not other.candidate.ok and one.candidate == other.candidate
     return one.accepted is other.accepted and (refused or one.candidate is other.candidate)
 
@@ -226,14 +227,14 @@ class EndpointBudget:
         self._size = 0
 
     def drop(self, name: str) -> None:
-        """A unit is gone."""
+        """Remove a unit."""
         self._size -= self._sizes.pop(name, 0)
 
     def take(self, name: str, unit: Unit) -> Unit:
-        """The unit as far as there is room for it: a candidate beyond the limit has a problem.
+        """The part of the unit within the limit: a candidate beyond it has a problem.
 
-        What was accepted was so within the limit. Should it be of a time without one, there is room for as
-        much again; beyond that it does not serve.
+        An accepted version was within the limit when it was accepted. If it dates from before the limit, it
+        may use as much again; beyond that it does not serve.
         """
         self.drop(name)
         chosen = unit.candidate if unit.candidate.ok else unit.accepted

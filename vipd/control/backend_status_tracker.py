@@ -1,6 +1,6 @@
 """The status of each backend of a service: results of checks, and overrides of operators.
 
-Told which services there are, it says which of them may stand otherwise since the reconciler looked last.
+Receives the changes of services, and returns those whose status may differ since the reconciler last asked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vipd.model.service import Backend, Service
 
 
 class Verdict(Protocol):
-    """What checks say of one target."""
+    """The result of checks of one target."""
 
     @property
     def state(self) -> str:
@@ -36,44 +36,44 @@ class Verdict(Protocol):
 
     @property
     def weight(self) -> SaidWeight | None:
-        """What its last good answer said."""
+        """The weight in its last good answer."""
 
     @property
     def serves_since(self) -> float | None:
-        """When it became fit again, on the monotonic clock; None: there is no slow start."""
+        """When it became healthy again, on the monotonic clock; None: it has no slow start."""
 
 
 class Checking(Protocol):
-    """What asks targets."""
+    """A checker of targets."""
 
     def follow(self, service: str, targets: Collection[Target]) -> None:
-        """Ask these for a service from now on; none when it is gone."""
+        """Check these targets for a service from now on; an empty collection when the service is gone."""
 
     def verdict(self, target: Target) -> Verdict | None:
-        """What is known of a target that is asked; None: nothing."""
+        """The state of a target; None: unknown."""
 
 
 class _NoChecks:
-    """Nothing is asked, so that all serve."""
+    """Checks nothing, so that all backends serve."""
 
     def follow(self, service: str, targets: Collection[Target]) -> None:
-        """Ask nothing."""
+        """Check nothing."""
 
     def verdict(self, target: Target) -> None:
-        """Nothing is known."""
+        """Returns None: no state is known."""
 
 
 class OrderBook(Protocol):
-    """Where operators' orders are kept."""
+    """A store of operators' overrides."""
 
     @property
     def overrides(self) -> Overrides:
-        """Every order in force."""
+        """Every active override."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is worked out once for each service."""
+    """Values computed once for each service."""
 
     service: Service
     targets: Mapping[str, Target]
@@ -81,7 +81,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Index:
-    """Orders by what they are about, so that a service does not look through all of them."""
+    """Overrides by target, so that a service does not search all of them."""
 
     by_service: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
     by_address: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
@@ -98,11 +98,11 @@ class _Index:
         return index
 
     def may_be_about(self, service: Service) -> bool:
-        """False if there is no order about any backend of a service."""
+        """False if no override applies to any backend of a service."""
         return bool(self.by_address) or service.name in self.by_service
 
     def about(self, service: Service, backend: Backend) -> ActiveOverrides:
-        """What all orders about a backend come to."""
+        """The combined effect of all overrides of a backend."""
         named, everywhere = self.by_service.get(service.name), self.by_address.get(backend.address)
         return overrides_of(service, backend, [*(named or ()), *(everywhere or ())])
 
@@ -130,8 +130,8 @@ class BackendStatusTracker(Observer):
         self._unasked: dict[str, tuple[Backend, ...]] = {}
 
     def warnings(self) -> tuple[str, ...]:
-        """Backends that serve unchecked, since their check finds no port: declared ones are problems already,
-        but others register themselves."""
+        """Backends that serve unchecked because their check finds no port: declared ones are problems
+        already, but others register themselves."""
         unasked = [(name, backend) for name, found in self._unasked.items() for backend in found]
         hint = "add port to the check, or register the backend with a port that it asks at"
         told = [
@@ -142,8 +142,8 @@ class BackendStatusTracker(Observer):
         return (*told, *([f"{more} more backends serve unchecked"] if more > 0 else ()))
 
     def follow(self, changes: Mapping[str, Service | None]) -> None:
-        """These services are new or other than before, or gone: from now on the backends of those that there
-        are are asked, and no others."""
+        """These services are new, changed or gone. From now on exactly the backends of the existing ones are
+        checked."""
         for name, service in changes.items():
             if service is None and name in self._known:
                 self._leave(name)
@@ -160,16 +160,17 @@ class BackendStatusTracker(Observer):
             self._unasked[service.name] = unasked
         for target in entry.targets.values():
             self._users.setdefault(target, set()).add(service.name)
-        # Before the old ones are let go, so that what another check found is taken over.
+        # This precedes the release of the old targets, so that the new ones inherit the state of another
+        # check.
         self._checking.follow(service.name, frozenset(entry.targets.values()))
 
     def take_dirty(self) -> set[str]:
-        """Services whose backends' status may be another one since the last call."""
+        """Services whose backends' status may have changed since the last call."""
         dirty, self._dirty = self._dirty, set()
         return dirty
 
     def backend_statuses(self, service: Service) -> BackendStatuses:
-        """How the service's backends stand now; those that stand as declared are left out."""
+        """Current status of the service's backends, without those whose status is as declared."""
         if not service.backends and not service.fallback:
             return {}
         targets = (
@@ -202,11 +203,11 @@ class BackendStatusTracker(Observer):
             self._dirty |= self._users.get(target, set())
 
     def due(self) -> float | None:
-        """When, on the monotonic clock, a share next grows by itself; None: none does."""
+        """When the next share grows, on the monotonic clock; None: never."""
         return min(self._ramps.values(), default=None)
 
     def tick(self) -> bool:
-        """Note the shares whose time has come to grow; whether there are any."""
+        """Mark the services whose shares are due to grow as dirty. Returns whether there are any."""
         now = self._clock()
         ready = {name for name, at in self._ramps.items() if at <= now}
         self._dirty |= ready
@@ -264,7 +265,7 @@ class BackendStatusTracker(Observer):
 
 
 class _Weight(NamedTuple):
-    """A weight beside those of the service's other backends, and what it is by itself."""
+    """A weight on the scale of the service's other backends, and the original weight."""
 
     value: int
     full: int
@@ -277,7 +278,7 @@ class _Stood:
     verdict: Verdict | None
 
     def at(self, weight: _Weight | None) -> BackendStatus:
-        """The standing with another weight, unless that is None."""
+        """The status with another weight; unchanged for None."""
         if weight is None:
             return self.standing
         said = self.verdict.weight if self.verdict else None
@@ -299,12 +300,12 @@ def _claim(service: Service, backend: Backend, stood: _Stood) -> Claim:
 
 
 def _says(standing: BackendStatus) -> bool:
-    """Whether there is anything to report of a backend beyond its declaration."""
+    """Whether a backend's status differs from its declaration."""
     return bool(standing.reason or standing.health)
 
 
 def _override_text(override: Override) -> str:
-    """An order as the reason of a backend's standing: `draining by uid 0: kernel update`."""
+    """An override as the reason of a backend's status: `draining by uid 0: kernel update`."""
     words = [] if override.admin is Admin.ACTIVE else [str(override.admin)]
     words += [] if override.weight is None else [f"weight {override.weight}"]
     why = f": {override.reason}" if override.reason else ""

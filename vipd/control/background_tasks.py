@@ -1,6 +1,6 @@
 """Background tasks beside the reconciler: they poll for changes, and clean up after steps.
 
-Each is one round of a loop, or a loop of its own; `vipd.host.supervisor` runs it again, and deals with what
+Each is one round of a loop, or a loop; `vipd.host.supervisor` restarts it, and handles the exceptions that
 it raises."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 SHORTEST_PAUSE_SECONDS = 0.01
 COLLECT_AFTER_SECONDS = 1.0
 COLLECT_ANYWAY_SECONDS = 10.0
-"""However often something changes, what changes left behind is deleted after so long."""
+"""Leftovers of changes are deleted after this time, however often changes continue."""
 REPAIR_SECONDS = 60.0
 DEEDS_TOLD = 5
 
@@ -39,12 +39,12 @@ class ChangePolling(Protocol):
     """Something that may differ from time to time."""
 
     async def look(self) -> bool:
-        """Look; whether anything is different. Raises OSError."""
+        """Poll; returns whether anything changed. Raises OSError."""
 
 
 async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
-    """Wake the reconciler whenever a file's content has changed, or the directory goes or comes back; for
-    ever."""
+    """Wake the reconciler whenever a file's content has changed, or the directory disappears or reappears;
+    for ever."""
     async for _ in files.changes():
         faults = files.faults()
         if await asyncio.to_thread(files.scan) or files.faults() != faults or files.unkept:
@@ -65,28 +65,28 @@ class Expiring(Protocol):
         """When the next one ends."""
 
     def tick(self) -> None:
-        """Let those end whose time has come."""
+        """End those whose time has come."""
 
 
 class Ending(Protocol):
-    """Overrides whose file may lag behind what time has ended."""
+    """Overrides whose file may not yet record which of them have expired."""
 
     @property
     def unsaved(self) -> bool:
-        """Whether the file is to be written."""
+        """Whether the file must be written."""
 
     def save_ended(self) -> None:
         """Write it. Raises StoreError."""
 
 
 class SlowStart(Protocol):
-    """Shares, some of which grow by themselves."""
+    """Shares, some of which grow with time."""
 
     def due(self) -> float | None:
         """When the next one grows, on the monotonic clock."""
 
     def tick(self) -> bool:
-        """Note those whose time has come; whether there are any."""
+        """Mark the shares that are due; returns whether there are any."""
 
 
 async def end_overrides(overrides: Expiring, reconciler: Reconciler, changed: asyncio.Event) -> None:
@@ -105,8 +105,8 @@ async def end_overrides(overrides: Expiring, reconciler: Reconciler, changed: as
 
 
 async def save_ended_overrides(overrides: Ending, changed: asyncio.Event) -> None:
-    """Bring to disk that overrides have ended; that they end does not wait for it. `changed`: set when some
-    may have. Raises StoreError; it is due again then."""
+    """Record in the file that overrides have expired; they expire without waiting for it. `changed`: set when
+    some may have expired. Raises StoreError; the record is then due again."""
     changed.clear()
     if not overrides.unsaved:
         await _set_within(changed, LONGEST_PAUSE_SECONDS)
@@ -123,7 +123,7 @@ async def grow_shares(shares: SlowStart, reconciler: Reconciler, changed: asynci
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event; whether it was set in time."""
+    """Wait for an event; returns whether it was set in time."""
     try:
         async with asyncio.timeout(max(seconds, SHORTEST_PAUSE_SECONDS)):
             await event.wait()
@@ -133,7 +133,7 @@ async def _set_within(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def collect_garbage(reconciler: Reconciler, woken: asyncio.Event) -> None:
-    """Clear away what changes left behind, once they have paused, or after some seconds in which they did
+    """Delete the leftovers of changes once changes have paused, or after some seconds in which they did
     not. Raises ApplyError."""
     await woken.wait()
     clock = asyncio.get_running_loop().time
@@ -151,10 +151,10 @@ async def watch_rules(
     dataplane: Dataplane,
     reconciler: Reconciler,
 ) -> None:
-    """Repair what others do to our rules, for ever: at once, or after a pause where somebody keeps undoing
-    it. Raises OSError and ApplyError when they cannot be watched."""
+    """Repair vipd's rules after changes by others, for ever: at once, or after a pause if another program
+    keeps undoing the repair. Raises OSError and ApplyError when the rules cannot be watched."""
     async with open_watch() as watch:
-        if reconciler.progress.attempted:  # what happened while nothing was watched has not been seen
+        if reconciler.progress.attempted:  # changes from before the watch began are unknown
             dataplane.invalidate_all()
             reconciler.request_sync()
         while True:
@@ -162,7 +162,7 @@ async def watch_rules(
 
 
 async def _until_due(watch: Disturbances, peace: RepairBackoff) -> list[ExternalChange]:
-    """Wait for a disturbance, and then until its repair is due; what happened until then."""
+    """Wait for a disturbance, and then until its repair is due; returns the changes until then."""
     clock = asyncio.get_running_loop().time
     seen = [await anext(watch)]
     due = peace.disturbed(seen[0].actors, clock())
@@ -200,7 +200,7 @@ async def _repair(
 
 
 async def save_checkpoint(keeper: ConntrackScheduler, woken: asyncio.Event) -> None:
-    """Have on disk what flows are judged by, for the next process: when rules have changed, or after some
+    """Save the data by which flows are judged, for the next process: when rules have changed, or after some
     seconds. Raises OSError."""
     await _set_within(woken, LOOK_AT_CONNTRACK_SECONDS)
     woken.clear()

@@ -1,9 +1,9 @@
 """From the sources' units to one snapshot of services. Pure.
 
-A unit is what is accepted or refused as a whole: one file, or the store. Its candidate is what it says now;
-its accepted version is what it last said without fault. A unit whose candidate has problems, or claims what
-another already has, keeps its accepted version: bad input never hurts what runs. An exception that nobody
-expected is the fault of one unit, and of no other.
+A unit is accepted or refused as a whole: one file, or the store. Its candidate is its current content; its
+accepted version is its last content without problems. A unit whose candidate has problems, or claims what
+another already has, keeps its accepted version: bad input never harms running services. An unexpected
+exception affects one unit alone.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Units = Mapping[str, Unit]
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The outcome of a merge. Of a `Catalog`, the mappings are its own and follow later merges."""
+    """The outcome of a merge. The mappings of a `Catalog` belong to it, and later merges update them."""
 
     chosen: Mapping[str, Declaration]
     """The version of each unit that serves."""
     services: Mapping[str, Service]
     """The snapshot: every service by name."""
     problems: Mapping[str, tuple[Problem, ...]]
-    """What is wrong, by unit; units without problems are left out."""
+    """Problems by unit; units without problems are left out."""
     contested: bool = False
     """Two units claimed the same, or one might have."""
     dirty: tuple[str, ...] = ()
-    """Services that are new, other than at the last merge, or gone."""
+    """Services that are new, changed since the last merge, or gone."""
 
 
 class Catalog:
@@ -54,7 +54,7 @@ class Catalog:
         self._chosen: dict[str, Declaration] = {}
         self._services: dict[str, Service] = {}
         self._owners: dict[Claim, Service] = {}
-        """Who claims what in the snapshot. Empty while it is contested."""
+        """The owner of each claim in the snapshot. Empty while claims conflict."""
         self._uses = AddressUses()
         """Of its addresses, likewise."""
         self._held: dict[str, Unit] = {}
@@ -82,7 +82,7 @@ class Catalog:
         return self._merged
 
     def _exchange(self, units: Units, changed: Collection[str]) -> _Exchange | None:
-        """What comes and goes with the changed units; None if that is not for them alone to say."""
+        """The difference that the changed units make; None if it depends on other units."""
         chosen = {name: first_choice(units[name]) for name in changed if name in units}
         leaving, coming = list[Service](), list[Service]()
         for name in changed:
@@ -184,15 +184,15 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """Some units' versions in place of others, and what that means for the snapshot."""
+    """Some units' new versions in place of the old ones, and the effect on the snapshot."""
 
     chosen: Mapping[str, Declaration]
     leaving: Sequence[Service]
     coming: Sequence[Service]
     owners: Mapping[Claim, Service]
-    """What those that come claim."""
+    """The claims of the new versions."""
     uses: Mapping[AddressUse, int]
-    """How often each of their addresses is used then."""
+    """How often each of their addresses is then used."""
 
 
 def merge(units: Units) -> Merged:
@@ -220,10 +220,10 @@ def merge(units: Units) -> Merged:
 
 
 def _problems(lost: Sequence[tuple[str, Conflict]]) -> dict[str, list[Problem]]:
-    """What is wrong with each unit that lost conflicts.
+    """The problems of each unit that lost conflicts.
 
-    A service without a name of its own is called by its frontend, whose conflict tells it all. So does the
-    first of many services that have an address in the role that keeps a service from it.
+    A service without a name of its own is named by its frontend; the conflict of that frontend is reported
+    alone. The same holds for the first of many services with an address in the role that excludes a service.
     """
     told = {(loser, str(c.claim)) for loser, c in lost if not isinstance(c.claim, str)}
     problems: dict[str, list[Problem]] = {}

@@ -1,4 +1,4 @@
-"""From what is dirty to what changes: which services are chosen for again, and what comes of that."""
+"""From dirty to changed: selects backends again for dirty services, and returns the differences."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Chosen = tuple[Forwarding, ...]
 
 @dataclass(slots=True)
 class Dirty:
-    """What may differ from what the dataplane was given. The reconciler keeps it until a step has handed all
-    of it over, so that a failure loses nothing."""
+    """What may differ from the dataplane's input. The reconciler keeps it until a step has passed all of it
+    on, so that a failure loses nothing."""
 
     declared: dict[str, None] = field(default_factory=dict)
-    """Services that are new, other than before, or gone, in order."""
+    """Services that are new, changed or gone, in order."""
     statuses: set[str] = field(default_factory=set)
-    """Services whose backends' status may be another one."""
+    """Services whose backends' status may have changed."""
     in_doubt: set[ForwardingKey] = field(default_factory=set)
-    """What may have been handed over only in part, or is left for a later step."""
+    """Forwardings that may have been passed on only in part, or are left for a later step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the dataplane was given, and by which policy; None: nothing yet."""
+    """The dataplane's current input, and the policy that it is based on; None: nothing yet."""
 
     services: Mapping[str, Service]
     forwardings: Mapping[str, Chosen]
@@ -47,17 +47,17 @@ class Given:
 
 @dataclass(slots=True)
 class Changes:
-    """What a step found to differ, handed from part to part."""
+    """The differences that a step found, passed from part to part."""
 
     policy: SelectionPolicy
     services: dict[str, Service | None] = field(default_factory=dict)
-    """Those that are new or other than before; None: gone."""
+    """New or changed services; None: gone."""
     chosen: dict[str, Chosen] = field(default_factory=dict)
     """The forwardings of each service that was chosen for again."""
     forwardings: dict[ForwardingKey, Forwarding | None] = field(default_factory=dict)
-    """Those that are new or other than before; None: deleted."""
+    """New or changed forwardings; None: deleted."""
     attempted: set[str] = field(default_factory=set)
-    """Services that were chosen for, or are gone."""
+    """Services that were selected for, or are gone."""
 
     def replace(self, before: Chosen, after: Chosen) -> None:
         """Note the difference between two choices for a service."""
@@ -67,7 +67,7 @@ class Changes:
 
 
 class Selector:
-    """Chooses for those services that are dirty. Changes nothing elsewhere but whom health checks ask."""
+    """Selects for the dirty services. Its only side effect is on the targets of health checks."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class Selector:
         withheld: Callable[[str], Forwardings],
         heartbeat: Callable[[], None],
     ) -> None:
-        """`withheld`: what is wanted of a service and could not be programmed. `heartbeat` is called between
-        parts of large work."""
+        """`withheld`: the wanted forwardings of a service that could not be programmed. `heartbeat` is called
+        between parts of large work."""
         self._snapshot, self._statuses, self._quarantine = snapshot, statuses, quarantine
         self._withheld, self._heartbeat = withheld, heartbeat
 
     async def select(self, policy: SelectionPolicy, dirty: Dirty, given: Given) -> Changes:
-        """What differs from what the dataplane was given."""
+        """The differences from the dataplane's input."""
         again = self._quarantine.due()
         async for part in in_batches(dict.fromkeys((*dirty.declared, *again))):
             self._follow(part)
@@ -104,7 +104,7 @@ class Selector:
         return changes
 
     def _follow(self, names: Iterable[str]) -> None:
-        """Have these services' backends checked as they are declared now."""
+        """Check these services' backends as they are declared now."""
         for name in names:
             try:
                 self._statuses.follow({name: self._snapshot.service(name)})
@@ -112,8 +112,8 @@ class Selector:
                 self._quarantine.hold(name, "following its backends", error)
 
     async def _chosen_aside(self, name: str, policy: SelectionPolicy) -> Chosen | None:
-        """What is chosen for a service that is so large that this is done beside the event loop; None for
-        others. An exception is left to `_consider`, which chooses again."""
+        """The selection for a service that is too large for the event loop, made in a thread; None for
+        others. On an exception `_consider` selects again."""
         with contextlib.suppress(Exception):
             service = self._snapshot.service(name)
             if service is not None and size_of(service) + networks_of_service(service) > LARGE:
@@ -124,8 +124,8 @@ class Selector:
     def _consider(
         self, name: str, changes: Changes, given: Given, chosen: Chosen | None, *, anew: bool
     ) -> None:
-        """Choose for a service, unless it says what it said before and nothing else asks for it. An exception
-        that nobody expected is its own: what it has stays."""
+        """Select for a service, unless it is unchanged and nothing else requires it. An unexpected exception
+        affects this service alone: its rules stay."""
         changes.attempted.add(name)
         before = given.forwardings.get(name, ())
         try:
@@ -134,7 +134,7 @@ class Selector:
                 changes.services[name] = service
             if service is None:
                 changes.replace(before, ())
-            elif anew or service != known:  # else it has only moved to another line
+            elif anew or service != known:  # else only its line in the file has changed
                 if chosen is None:
                     chosen = choose(service, changes.policy, self._statuses.backend_statuses(service))
                 changes.chosen[name] = chosen

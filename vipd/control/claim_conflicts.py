@@ -26,7 +26,7 @@ def claims_of(service: Service) -> tuple[Claim, ...]:
 
 
 class Holder(NamedTuple):
-    """Who claims something: a service of the version of a unit that serves. Holders sort as units do."""
+    """The holder of a claim: a service in the serving version of a unit. Holders sort as units do."""
 
     unit: str
     place: int
@@ -36,20 +36,20 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A claim of two units, or two claims of which one shuts the other out. The units are in order."""
+    """A claim of two units, or two claims that exclude each other. The units are in order."""
 
     claim: Claim
     first: Holder
     second: Holder
     counter: Claim | None = None
-    """What the second one claims; None: the same."""
+    """The claim of the second unit; None: the same."""
 
     def claim_of(self, unit: str) -> Claim:
-        """What one of the two units claims."""
+        """The claim of one of the two units."""
         return self.claim if self.counter is None or unit == self.first.unit else self.counter
 
     def holder_of(self, unit: str) -> Holder:
-        """The one of the two that is this unit's."""
+        """The holder that belongs to this unit."""
         return self.first if unit == self.first.unit else self.second
 
     def service_of(self, unit: str) -> Service:
@@ -63,11 +63,10 @@ class Conflict:
 
 
 def conflicts_between(contest: Contest, suspects: Iterable[Claim]) -> Iterator[Conflict]:
-    """Claims made by two units, among those that two may make. Within one unit the parser has looked already.
+    """Claims made by two units, among those that two may make. The parser has checked each unit by itself.
 
-    Of many that claim the same, each is in conflict with the first: whoever is left is looked at in the next
-    round. So a conflict ends with somebody who loses something, and all of them take time linear in what is
-    claimed.
+    If many claim the same, each conflicts with the first: the rest is checked in the next round. Every
+    conflict thus ends with a loser, and all of them take time linear in the number of claims.
     """
     for claim in suspects:
         holders = contest.holders(claim)
@@ -83,8 +82,8 @@ def conflicts_between(contest: Contest, suspects: Iterable[Claim]) -> Iterator[C
 def _conflicts_of_roles(
     contest: Contest, use: AddressUse, holders: Sequence[Holder], others: Sequence[Holder]
 ) -> Iterator[Conflict]:
-    """An address that is used in two roles: if the first user of all wins against all in the other role, that
-    is all to be said. Else each is in conflict with the first in the other role that is another unit's."""
+    """An address in two roles: if its first user wins against all in the other role, one conflict is enough.
+    Otherwise each user conflicts with the first in the other role that belongs to another unit."""
     if others[0] < holders[0]:
         use, holders, others = use.opposite(), others, holders
     first = holders[0]
@@ -107,7 +106,7 @@ def _conflicts_of_roles(
 
 
 class Contest:
-    """The versions of units that serve, who claims what with them, and who must give way in a conflict."""
+    """The serving versions of units, the holders of their claims, and the loser of each conflict."""
 
     def __init__(self, units: Mapping[str, Unit]) -> None:
         self._units = units
@@ -120,7 +119,7 @@ class Contest:
             self._choose(name, first_choice(unit))
 
     def claims(self) -> Iterable[Claim]:
-        """What two units may claim, or the one a backend and the other a service."""
+        """Claims that two units may make, or one as a backend and the other as a service."""
         return [
             claim
             for claim, holders in self._holders.items()
@@ -128,11 +127,11 @@ class Contest:
         ]
 
     def holders(self, claim: Claim) -> Sequence[Holder]:
-        """Who claims this, in order."""
+        """The holders of this claim, in order."""
         return self._holders.get(claim, ())
 
     def left(self) -> dict[str, Declaration]:
-        """What serves of each unit."""
+        """The serving part of each unit."""
         for name, lost in self._lost.items():
             services = self._chosen[name].services
             left = tuple(service for place, service in enumerate(services) if place not in lost)
@@ -140,8 +139,8 @@ class Contest:
         return self._chosen
 
     def loser(self, conflict: Conflict) -> str:
-        """The unit that gives way: a newcomer; of two newcomers, or two that both have it, the one with the
-        higher rank, else the one that sorts later."""
+        """The unit that loses: a newcomer; of two newcomers, or two incumbents, the one with the higher
+        rank, else the one that sorts later."""
         first, second = conflict.first.unit, conflict.second.unit
         newcomers = [
             name
@@ -156,11 +155,11 @@ class Contest:
         return second if self._is_new(second) or not self._is_new(first) else first
 
     def give_way(self, lost: Iterable[tuple[str, Conflict]]) -> Iterable[Claim]:
-        """Take from each unit that lost conflicts what it cannot have; what may be claimed twice then.
+        """Remove from each loser what it cannot have; returns the claims that may now have two holders.
 
-        It keeps its accepted version. If it serves no newer one it loses the services in question. Accepted
-        versions conflict only where they never met before, as after a restart with another directory of
-        declarations.
+        A loser falls back to its accepted version. If it already serves that, it loses the services in
+        question. Accepted versions conflict only where they never met before, as after a restart with another
+        directory of declarations.
         """
         suspects, places = dict[Claim, None](), dict[str, set[int]]()
         for name, conflict in lost:
@@ -177,7 +176,7 @@ class Contest:
         return _one_role(suspects)
 
     def _choose(self, name: str, declaration: Declaration) -> Iterable[Claim]:
-        """Have a version of a unit serve; what it claims."""
+        """Make a version of a unit serve; returns its claims."""
         self._chosen[name] = declaration
         claimed = list[Claim]()
         for place, service in enumerate(declaration.services):
@@ -211,12 +210,12 @@ class Contest:
 
 
 def _all_claims(service: Service) -> Iterable[Claim]:
-    """What a service claims, each once."""
+    """The claims of a service, each once."""
     return dict.fromkeys((*claims_of(service), *address_uses(service)))
 
 
 def _one_role(claims: Iterable[Claim]) -> Iterable[Claim]:
-    """The same claims; an address that is used by a service or a backend stands in one of its roles alone."""
+    """The same claims; an address used by a service or a backend appears in one of its roles alone."""
     return dict.fromkeys(
         claim.opposite() if isinstance(claim, AddressUse) and not claim.as_backend else claim
         for claim in claims

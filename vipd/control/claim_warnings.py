@@ -1,6 +1,6 @@
-"""What services claim that others on this host or in its networks have: a line for each service. Pure.
+"""Warns of claims that others on this host or in its networks hold: a line for each service. Pure.
 
-It costs what is found, not how many services there are: the facts are looked up among the claims.
+The cost depends on the number of findings, not of services: facts are looked up among the claims.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MOST_LINES = 10
 NAMED = 3
 """Addresses that a line names."""
 HELD_SECONDS = 600.0
-"""So long a neighbour counts as live after it was last known: the kernel forgets it and learns of it anew."""
+"""A neighbour counts as live this long after it was last known: the kernel deletes and relearns its entry."""
 
 _KNOWN = "%s; hint: choose an address that no host has"
 _LIVE = "another host has it (%s) and loses what passes here; hint: choose an address that no host has"
@@ -27,7 +27,7 @@ _CONNECTED = (
 
 
 class Claim(NamedTuple):
-    """What a service port claims in its families."""
+    """The claims of a service port in its families."""
 
     service: str
     inside: tuple[str, ...]
@@ -75,12 +75,12 @@ class Finding(NamedTuple):
 
 
 class Claims:
-    """All claims, found by address and by node port as they come and go."""
+    """All current claims, indexed by address and by node port."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Claim] = {}
         self._addresses: dict[str, dict[Hashable, bool]] = {}
-        """Who claims an address, and whether as one for inside."""
+        """The claimants of an address, and whether each claims it for inside."""
         self._node_ports: dict[tuple[Protocol, int], dict[Hashable, None]] = {}
         self._subnets: tuple[Subnet, ...] = ()
         self._connected: dict[str, str] = {}
@@ -89,7 +89,7 @@ class Claims:
         """Addresses that a neighbour has, each with where, and until when that counts."""
 
     def put(self, key: Hashable, claim: Claim | None) -> None:
-        """What is claimed under a key from now on; None: nothing."""
+        """Set the claim of a key; None removes it."""
         if (before := self._known.pop(key, None)) is not None:
             self._leave(key, before)
         if claim is not None:
@@ -119,8 +119,8 @@ class Claims:
             self._connected[address] = subnet
 
     def warnings(self, facts: HostFacts, now: float) -> tuple[str, ...]:
-        """A line for each service and fault, in order, MOST_LINES of them and one that counts the rest. `now`
-        is of any clock that never goes back."""
+        """A line for each service and fault, in order: at most MOST_LINES, and one that counts the rest.
+        `now` is from any monotonic clock."""
         if facts.subnets != self._subnets:
             self._subnets, self._connected = facts.subnets, {}
             for address in self._addresses:
@@ -131,7 +131,7 @@ class Claims:
         return _lines({*self._of_addresses(facts), *self._of_node_ports(facts), *self._of_own_ports(facts)})
 
     def _of_addresses(self, facts: HostFacts) -> Iterator[Finding]:
-        """What is to be said of addresses: of each one thing, the weightiest."""
+        """The findings about addresses: the most important one for each."""
         told = {
             **{
                 each: _CONNECTED % (subnet, _asked(each))
@@ -143,7 +143,7 @@ class Claims:
             **{each: _KNOWN % what for each, what in self._here(facts.edges)},
         }
         for address, text in told.items():
-            # What is for clients outside may well be answered for there, as with keepalived.
+            # An external address may be in a connected subnet if a host answers for it, as with keepalived.
             only_inside = text.startswith(_CONNECTED[:8])
             for key, inside in self._addresses[address].items():
                 if address not in facts.own and (inside or not only_inside):
@@ -160,7 +160,7 @@ class Claims:
                     yield Finding(claim.service, _held(f"node port {socket.port}/{socket.protocol}", socket))
 
     def _of_own_ports(self, facts: HostFacts) -> Iterator[Finding]:
-        """This host may have a service's address itself: with `compat: kube-proxy`, or by keepalived."""
+        """This host may itself have a service's address: with `compat: kube-proxy`, or by keepalived."""
         own = list(_both(facts.own, self._addresses))
         for socket in facts.sockets if own else ():
             for address in filter(socket.takes, own):
@@ -172,7 +172,7 @@ class Claims:
 
 
 def warnings_of(services: Iterable[Service], facts: HostFacts) -> tuple[str, ...]:
-    """What is to be said of these services alone."""
+    """The warnings for these services alone."""
     claims = Claims()
     for service in services:
         for number, claim in enumerate(claims_of(service)):
@@ -181,7 +181,7 @@ def warnings_of(services: Iterable[Service], facts: HostFacts) -> tuple[str, ...
 
 
 def _both(one: Collection[str], other: Collection[str]) -> Iterator[str]:
-    """What is in both, found by going through the smaller one."""
+    """Elements in both; iterates over the smaller one."""
     small, large = (one, other) if len(one) < len(other) else (other, one)
     return (each for each in small if each in large)
 

@@ -1,4 +1,4 @@
-"""What a step would write now, worked out beside the steps; and the lock that writers hold."""
+"""Computes what a step would write now, concurrently with steps; and the lock for writers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from vipd.control.shared_run import SharedRun
 from vipd.dataplane.base import Dataplane
 
 UNDISTURBED_TRIES = 3
-"""How often the kernel is read while steps go on. The last reading holds the lock."""
+"""Number of kernel reads while steps continue. The last one holds the lock."""
 
 
 class WriteLock:
-    """Held by whoever writes through the dataplane, one at a time. `async with` it."""
+    """Held by one writer through the dataplane at a time. Use with `async with`."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self.holders = 0
-        """How many have held it, ever."""
+        """How often it has been acquired."""
 
     async def __aenter__(self) -> None:
         await self._lock.acquire()
@@ -31,22 +31,22 @@ class WriteLock:
 
 
 class Difference:
-    """Compares what is wanted with what the kernel holds. Changes nothing, and disturbs no step."""
+    """Compares the wanted rules with the kernel's. Changes nothing, and delays no step."""
 
     def __init__(self, dataplane: Dataplane, lock: WriteLock) -> None:
         self._dataplane, self._lock = dataplane, lock
         self._shared = SharedRun(self._find)
 
     async def text(self) -> str:
-        """The difference of the rules, empty when in sync. Those who ask at the same time share a run. Raises
+        """The difference of the rules, empty when in sync. Concurrent callers share a run. Raises
         ApplyError."""
         return await self._shared.result()
 
     async def _find(self) -> str:
         for _ in range(UNDISTURBED_TRIES):
-            async with self._lock:  # not in the midst of a step
+            async with self._lock:  # not in the middle of a step
                 holders = self._lock.holders
-            surveyed = await self._dataplane.survey()  # seconds, if there are many rules: steps go on
+            surveyed = await self._dataplane.survey()  # seconds, if there are many rules: steps continue
             async with self._lock:
                 if self._lock.holders == holders + 1:
                     return await self._text_of(surveyed)

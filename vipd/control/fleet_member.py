@@ -28,9 +28,9 @@ from vipd.sources.etcd.store import EtcdStore, refusal
 log = logging.getLogger(__name__)
 
 FIRST_WORD_SECONDS = 3.0
-"""How long the first step waits for etcd when nothing is known of it from disk."""
+"""How long the first step waits for etcd if no earlier state is on disk."""
 ASKED_AT_ONCE = 20
-"""Leases that are asked for at the same time."""
+"""Number of leases queried concurrently."""
 _REGISTERED = "backends of "
 
 Json = dict[str, object]
@@ -60,11 +60,11 @@ class Fleet:
 
     @property
     def name(self) -> str:
-        """How the fleet calls this host."""
+        """Name of this host in the fleet."""
         return self._settings.node_name
 
     def load(self) -> None:
-        """Take over what an earlier run has known."""
+        """Load the state that an earlier run saved."""
         for warning in self._options.warnings():
             log.warning("%s", warning)
         self.source.load()
@@ -72,11 +72,12 @@ class Fleet:
         self._known = self._declared()
 
     def registrations(self) -> Registrations:
-        """Registered backends as they stand in etcd; services join those that their host's policy admits."""
+        """Registered backends as in etcd; services accept those that their host's policy admits."""
         return self.source.registrations
 
     def loops(self, reconciler: Reconciler, report: bool = True) -> dict[str, Work]:
-        """The loops that follow etcd and, if configured, report how this host does. `close` after them."""
+        """The loops that follow etcd and, if configured, report the state of this host. `close` after
+        them."""
         self._beacon = HostHeartbeat(
             self._client,
             self._options.prefix,
@@ -90,14 +91,14 @@ class Fleet:
         return loops
 
     async def close(self) -> None:
-        """Take the report back, bring to disk what is known, and close every connection to etcd."""
+        """Delete the report, save the known state, and close every connection to etcd."""
         if self._beacon is not None:
             await self._beacon.close()
         self.source.close()
         await self._client.close()
 
     async def first_word(self) -> None:
-        """Wait a little for etcd, if nothing is known of it from an earlier run; say so if it is silent."""
+        """Wait briefly for etcd, if no earlier run saved a state; log it if etcd does not answer."""
         if not await self.source.delivered(FIRST_WORD_SECONDS):
             state = self.source.state()
             log.warning(
@@ -113,7 +114,7 @@ class Fleet:
         return {**state, "lag": None if lag is None else round(lag, 1), "prefix": self._options.prefix}
 
     def warnings(self) -> list[str]:
-        """What is amiss besides the source's own faults."""
+        """Problems other than the source's own faults."""
         beacon = self._beacon.fault if self._beacon and not self.source.state().fault else ""
         return [*self._options.warnings(), *self.orders.faults(), *filter(None, (beacon,))]
 
@@ -151,7 +152,7 @@ class Fleet:
             reconciler.request_sync()
 
     def _declared(self) -> Mapping[str, object]:
-        """What is said of services and who registered for them; what has not changed is the same object."""
+        """Declarations and registrations by service; unchanged ones are the same objects."""
         units = {name: unit.candidate for name, unit in self.source.units().items()}
         return {**units, **{f"{_REGISTERED}{name}": r for name, r in self.source.registrations.items()}}
 
@@ -166,7 +167,7 @@ class Fleet:
 
 
 def _names(key: str, *said: object) -> list[str]:
-    """The services that something is said of."""
+    """The services that these keys are about."""
     if key.startswith(_REGISTERED):
         return [key.removeprefix(_REGISTERED)]
     return [service.name for each in said if isinstance(each, Declaration) for service in each.services]

@@ -1,4 +1,4 @@
-"""What vipd asks of the host itself: that it forwards packets, has routes to VIPs, and its addresses."""
+"""Prepares the host itself: packet forwarding, routes to VIPs, and its addresses."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ FORWARDING = {
 }
 IPV6_DISABLED = "net/ipv6/conf/all/disable_ipv6"
 LIBERAL = BE_LIBERAL
-"""Without it a packet outside of the TCP window counts as INVALID and is not translated, so that somebody
-resets the connection (contract 7.6). kube-proxy drops every INVALID packet that is forwarded, also other
-people's; this mends the flows instead, also those that end on this host."""
+"""Without it a packet outside of the TCP window counts as INVALID and is not translated, so that a host
+resets the connection (contract 7.6). kube-proxy drops every forwarded INVALID packet, also those of other
+programs; this setting repairs the flows instead, also those that end on this host."""
 
 
 MOST_REMEMBERED = 200
-"""Warnings that are not logged again when they come again."""
+"""Number of warnings that are remembered, so that they are not logged again."""
 
 
 class HostProvider(Protocol):
-    """What a reconciler asks of this host, besides its rules."""
+    """A reconciler's view of this host, besides its rules."""
 
     async def policy(self) -> SelectionPolicy:
-        """What settings and host say now; the host's addresses may have changed. Raises OSError."""
+        """The policy by current settings and host addresses. Raises OSError."""
 
     def claims(self) -> AddressPolicy:
-        """Which addresses services may claim."""
+        """The addresses that services may claim."""
 
     async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
-        """What this host lacks for checks. Answers soon, whatever hangs."""
+        """The requirements of checks that this host lacks. Answers soon, even if a lookup hangs."""
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Forwardings are new, or gone."""
 
     async def prepare(self) -> tuple[str, ...]:
-        """Make the host fit for all forwardings that there are; a warning for each thing that is amiss."""
+        """Prepare the host for all forwardings; returns a warning for each problem."""
 
 
 class HostNet:
@@ -78,8 +78,8 @@ class HostNet:
         dataplane: Callable[[], str] | None = None,
         distrust: Callable[[], None] = lambda: None,
     ) -> None:
-        """`dataplane` returns the name of the one in use; without it the settings say. `distrust` has it read
-        all its rules, and remove those of another iptables variant that are found then."""
+        """`dataplane` returns the name of the active one; without it the settings name it. `distrust` makes
+        it read all its rules, and remove those of another iptables variant that are found then."""
         self._settings = settings
         self._record = record
         self._root = root
@@ -91,7 +91,7 @@ class HostNet:
         self._checks = HostChecks(settings, dataplane=self._dataplane, found_own=distrust)
         self._reader, self._claims, self._facts = HostReader(settings), Claims(), NO_FACTS
         self._admitted_by = NO_FACTS
-        """What was known of this host at the last step, or first of all."""
+        """The facts of this host at the last step, or at the first poll."""
         self._claim_warnings: tuple[str, ...] | None = ()
         """None: claims have changed."""
         self._logged: dict[str, None] = {}
@@ -102,7 +102,7 @@ class HostNet:
         """Kernel settings that were on when this host was last prepared."""
 
     async def policy(self) -> SelectionPolicy:
-        """What settings and host say, as of the last look. Raises OSError when the first look fails."""
+        """The policy by settings and host, as of the last poll. Raises OSError if the first poll fails."""
         if self._policy is None:
             await self.look()
         assert self._policy is not None  # noqa: S101 (look sets it)
@@ -110,7 +110,7 @@ class HostNet:
         return self._policy
 
     def claims(self) -> AddressPolicy:
-        """What services may claim; with `compat: kube-proxy` also this host's own."""
+        """The claims that services may make; with `compat: kube-proxy` also this host's own addresses."""
         own = self._policy.host.addresses if self._policy else ()
         compatible = self._settings.compat == "kube-proxy"
         return AddressPolicy(
@@ -124,15 +124,16 @@ class HostNet:
         )
 
     def check_problem(self, check: Check) -> Problems:
-        """What this host lacks for a check. It waits: call it in a thread."""
+        """The requirements of the check that this host lacks. It blocks: call it in a thread."""
         return host_problems(check, self._settings.check_users)
 
     async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
-        """What this host lacks for checks; one that it does not answer about soon has that as its problem."""
+        """The requirements of checks that this host lacks; a lookup that takes too long is a problem
+        itself."""
         return await self._prerequisites.problems(checks)
 
     async def look_at_claims(self) -> bool:
-        """Look at what services must not, or had better not, claim; whether that asks for another step."""
+        """Check what services must not, or should not, claim; returns whether another step is required."""
         own = self._policy.host.addresses if self._policy else frozenset[str]()
         self._facts = await self._reader.read(own)
         warnings = self._claims.warnings(self._facts, monotonic())
@@ -142,20 +143,20 @@ class HostNet:
         return differs
 
     def faults(self) -> tuple[str, ...]:
-        """What of this host cannot be read; what was known of it still counts."""
+        """Facts of this host that cannot be read; their last known values still apply."""
         return self._reader.faults()
 
     def warnings_of(self, services: Collection[Service]) -> tuple[str, ...]:
-        """What is to be reported about the claims of these services, as of the last look."""
+        """The warnings about claims of these services, as of the last poll."""
         return warnings_of(services, self._facts)
 
     async def look(self) -> bool:
-        """Look at this host again: whether its addresses (unless settings name them), the routes and kernel
-        settings that are needed, or what is to be warned of have changed. Raises OSError when the addresses
+        """Poll this host: returns whether its addresses (unless settings name them), the required routes and
+        kernel settings, or the warnings have changed. Raises OSError when the addresses
         cannot be read."""
         named = self._settings.host_addresses
         found = await host_addresses() if named is None else named
-        # What is no address is found out here, where it is a fault of this look, and not in each step.
+        # An invalid address is detected here, as a fault of this poll, and not in each step.
         addresses = frozenset(str(ipaddress.ip_address(address)) for address in found)
         before, self._policy = self._policy, SelectionPolicy.of(self._settings, addresses)
         claims = await self.look_at_claims()
@@ -168,16 +169,16 @@ class HostNet:
         return host or before != self._policy or self._prerequisites.answered_late
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Take new forwardings, and None for those that are gone. `prepare` makes the host fit for them."""
+        """Add new forwardings, and remove those that are None. `prepare` prepares the host for them."""
         self._routes.moved(self._needs.update(changes))
         for key, forwarding in changes.items():
             self._claims.put(key, Claim.of(forwarding) if forwarding else None)
         self._claim_warnings = None
 
     async def prepare(self) -> tuple[str, ...]:
-        """Make sure that the host forwards the families in use and has routes to their VIPs.
+        """Ensure that the host forwards the families in use and has routes to their VIPs.
 
-        Returns a warning for each thing that failed, and for each that is amiss on this host.
+        Returns a warning for each thing that failed, and for each problem of this host.
         """
         return (
             *self._prepare_sysctls(self._needs.families),
@@ -188,7 +189,7 @@ class HostNet:
         )
 
     def _warn_of_claims(self) -> tuple[str, ...]:
-        """What is to be reported about claims now; logged what was not before."""
+        """The current warnings about claims; logs the new ones."""
         if self._claim_warnings is None:
             self._claim_warnings = self._claims.warnings(self._facts, monotonic())
             for warning in self._claim_warnings:
@@ -199,7 +200,7 @@ class HostNet:
         return self._claim_warnings
 
     def _switched(self) -> bool:
-        """Whether somebody has turned a kernel setting off or on since this host was last prepared."""
+        """Whether another program has changed a kernel setting since the host was last prepared."""
         return self._on() != self._seen_on
 
     def _on(self) -> set[str]:
@@ -212,7 +213,7 @@ class HostNet:
         return {name for name in names if self._value(name) not in ("", "0")}
 
     def _value(self, name: str) -> str:
-        """What a kernel setting holds; empty when there is none of that name."""
+        """The value of a kernel setting; empty if it does not exist."""
         try:
             return (self._root / name).read_text().strip()
         except OSError:
@@ -230,7 +231,7 @@ class HostNet:
         return tuple(filter(None, warnings))
 
     def _without_ipv6(self, families: Collection[Family]) -> str:
-        """The warning about IPv6 that is disabled on every device, where services need it."""
+        """The warning that IPv6 is disabled on every device although services need it."""
         if Family.IPV6 not in families or self._value(IPV6_DISABLED) != "1":
             return ""
         # One that was enabled by itself works all the same.
@@ -249,7 +250,7 @@ class HostNet:
         )
 
     def _unforwarded(self, name: str) -> str:
-        """The warning about forwarding that is off, where it is not vipd's to turn on."""
+        """The warning that forwarding is off and vipd may not turn it on."""
         if self._value(name) != "0":
             return ""
         setting = name.replace("/", ".")
@@ -264,7 +265,7 @@ class HostNet:
             return ""
         self._conntrack_absent = not (self._root / LIBERAL).exists() and not self._conntrack_absent
         if self._conntrack_absent:
-            return ""  # it comes with the first rules; the next look asks for another step
+            return ""  # it appears with the first rules; the next poll requests another step
         return self._turn_on(LIBERAL, "large transfers may be reset")
 
     def _turn_on(self, name: str, otherwise: str) -> str:
@@ -285,7 +286,8 @@ class HostNet:
 
 
 def restore_sysctls(record: HostRecord, root: Path = SYSCTLS, *, dry_run: bool = False) -> list[str]:
-    """Put back what is still as vipd left it; returns what was put back, or would be. Raises OSError."""
+    """Restore settings that are still as vipd left them; returns those restored, or to restore. Raises
+    OSError."""
     undone = []
     for name, change in record.read().sysctls.items():
         path = root / name

@@ -1,4 +1,4 @@
-"""Finds what on this host makes services misbehave. It warns, and never changes anything.
+"""Finds conditions on this host that make services misbehave. It warns, and never changes anything.
 
 Rules in the iptables variant that vipd does not use are applied beside its own (contract 7.2), and affinity
 lists have a limit (contract 1.7).
@@ -32,12 +32,12 @@ CHAINS_SECONDS = 5.0
 DEFAULT_LIST_LIMIT = 100
 """xt_recent's ip_list_tot unless configured otherwise."""
 LISTS_AT_ONCE = 2000
-"""Of how many affinity lists the length is read at a check, so that thousands cannot slow it down."""
+"""Number of affinity lists whose length one check reads, so that thousands do not slow it down."""
 NAMED_SERVICES = 3
 
 
 class HostChecks:
-    """Looks once a minute. `root` stands for `/`."""
+    """Checks once a minute. `root` replaces `/`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class HostChecks:
         dataplane: Callable[[], str] = lambda: "iptables",
         found_own: Callable[[], None] = lambda: None,
     ) -> None:
-        """`found_own` is called when rules of vipd's are in the iptables variant that is not in use."""
+        """`found_own` is called if vipd's rules are in the iptables variant that is not in use."""
         self._variants = OtherVariant(settings, run, root / "proc", found_own)
         self._names = Names(settings.chain_prefix)
         self._root, self._clock = root, clock
@@ -60,7 +60,7 @@ class HostChecks:
         self.dataplane = dataplane
 
     async def look(self, needs: HostNeeds) -> bool:
-        """Check if it is time to; whether there is something else to warn of than before."""
+        """Check if it is time to; returns whether the warnings changed."""
         dataplane = self.dataplane()
         if self._clock() < self._next and dataplane == self._looked_at:
             return False
@@ -77,7 +77,7 @@ class HostChecks:
         return own or before != (self._mixed, self._full, self._dropping)
 
     async def _chains_that_drop(self, needs: HostNeeds) -> tuple[str, ...]:
-        """Others' chains that our own table cannot keep from dropping what is for health ports."""
+        """Foreign chains that drop packets for health ports, which vipd's own table cannot prevent."""
         try:
             chains = await dropping_chains()
         except (ApplyError, OSError) as error:
@@ -86,7 +86,7 @@ class HostChecks:
         return foreign_chains.warnings(chains, needs.health_ports)
 
     def warnings(self, needs: HostNeeds) -> tuple[str, ...]:
-        """What is to be reported about this host now."""
+        """The current warnings about this host."""
         if self.dataplane() == "nftables":
             return self._dropping
         pinned = {forwarding.key.service for forwarding in needs.pinned}
@@ -115,17 +115,17 @@ class HostChecks:
 
 
 class OtherVariant:
-    """The iptables variant that vipd does not write with: nft's or legacy's. It is looked at alone."""
+    """The iptables variant that vipd does not write with: nft's or legacy's. It is only read."""
 
     def __init__(
         self, settings: Settings, run: Runner, proc: Path, found_own: Callable[[], None] = lambda: None
     ) -> None:
-        """`found_own` is called when rules of vipd's are there, which the dataplane has to remove."""
+        """`found_own` is called if vipd's rules are there; the dataplane must remove them."""
         self._settings, self._run, self._proc = settings, run, proc
         self._found_own = found_own
 
     async def check(self, families: Iterable[Family]) -> tuple[str, bool]:
-        """A warning if it holds rules of others in any of these families; and whether it holds vipd's own."""
+        """A warning if it has foreign rules in any of these families; and whether it has vipd's own."""
         found: dict[str, str] = {}
         used, own = "", False
         for family in sorted(families):
@@ -149,14 +149,14 @@ class OtherVariant:
 
 
 def variant_of(tools: Tools) -> str:
-    """`nft` or `legacy`. Programs older than the choice between them say nothing, and are legacy."""
+    """`nft` or `legacy`. Programs older than the choice between them name no variant, and are legacy."""
     return "nft" if "(nf_tables)" in tools.version_text else "legacy"
 
 
 def tables_with_rules(saved: str, own_prefix: str) -> tuple[str, ...]:
-    """The tables in an iptables-save output that hold a rule, or a policy other than ACCEPT.
+    """The tables in an iptables-save output that contain a rule, or a policy other than ACCEPT.
 
-    Rules that stand in a chain of the prefix, or jump to one, do not count. An empty prefix exempts none.
+    Rules in a chain with the prefix, or that jump to one, do not count. An empty prefix exempts none.
     """
     found: dict[str, None] = {}
     table = ""

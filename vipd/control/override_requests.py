@@ -13,7 +13,7 @@ from vipd.model.override import Override, Subject
 from vipd.model.service import MAX_WEIGHT, Backend, Service
 
 MAX_SECONDS = 366 * 86400
-"""Longest time for which an order may be given."""
+"""Longest duration of an override."""
 
 MAX_REASON = 200
 
@@ -25,14 +25,14 @@ Backends = tuple[tuple[Service, Backend], ...]
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An order, and what it is about now."""
+    """An override, and the backends that it now applies to."""
 
     override: Override
     backends: Backends
 
 
 def order(snapshot: Services, request: Mapping[str, object], by: str, now: datetime) -> Ordered:
-    """The override that a request asks for.
+    """The override that a request describes.
 
     `service` (a target) and `backend`, or `address`; `admin` draining or disabled, and/or `weight`; `reason`;
     `for` and `pins` in seconds: how long it holds, and how long clients with affinity are still served.
@@ -57,7 +57,7 @@ def order(snapshot: Services, request: Mapping[str, object], by: str, now: datet
 
 
 def subject_of(snapshot: Services, request: Mapping[str, object]) -> tuple[Subject, Backends]:
-    """What a request is about, and the backends that this is now, at least one. Raises RefusedError."""
+    """The target of a request, and its current backends, at least one. Raises RefusedError."""
     service, backend, address = _named(request)
     return _every(snapshot, address) if address else _one(snapshot, service, backend)
 
@@ -65,11 +65,11 @@ def subject_of(snapshot: Services, request: Mapping[str, object]) -> tuple[Subje
 def cleared(
     snapshot: Services, request: Mapping[str, object], known: Collection[Subject]
 ) -> tuple[frozenset[Subject], Backends]:
-    """Which of the `known` subjects of orders a request to take back means, and the backends that these are
-    about now.
+    """The targets among `known` that a request to clear names, and the backends that they now apply
+    to.
 
-    An order can be taken back by the words that list it, whatever has become of its service and backend, and
-    also by those that name its backend now. Raises RefusedError for words that name neither.
+    An override can be cleared by the words that list it, whatever has become of its service and backend, and
+    by those that name its backend now. Raises RefusedError for words that name neither.
     """
     if request.get("all") is True:
         return frozenset(known), _about(snapshot, known)
@@ -102,7 +102,7 @@ def _named(request: Mapping[str, object]) -> tuple[str, str, str]:
 
 
 def _about(snapshot: Services, subjects: Collection[Subject]) -> Backends:
-    """The backends that orders about these subjects are about."""
+    """The backends that overrides of these targets apply to."""
     known = frozenset(subjects)
     return tuple(
         (service, backend)

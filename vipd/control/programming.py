@@ -1,9 +1,9 @@
-"""Hands forwardings to the dataplane and has it write them.
+"""Passes forwardings to the dataplane and makes it write them.
 
-An exception that nobody expected, while one service is selected or programmed, is the fault of that service:
-it is quarantined. Where it is not known which service it is, that is found by bisecting. Its last good rules
-stay, and all others are written. It is tried again with growing pauses, and at once when it is declared anew.
-(What the kernel does not take is quarantined by the dataplane.)
+An unexpected exception while one service is selected or programmed is the fault of that service: it is
+quarantined. If the service is unknown, bisection finds it. Its last good rules stay, and all others are
+written. It is retried with growing pauses, and at once when it is declared anew.
+(The dataplane quarantines what the kernel rejects.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 COMPILING = "compiling its rules"
 
 Forwardings = Mapping[ForwardingKey, Forwarding | None]
-"""New forms of forwardings; None: it is gone."""
+"""Changed forwardings; None: gone."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Entry:
 
 
 class ServiceQuarantine:
-    """Which services are held, why, and when each is to be tried again. `clock` gives monotonic seconds."""
+    """The services that are held, why, and when each is retried. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -48,7 +48,7 @@ class ServiceQuarantine:
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Every service that is held, and why."""
+        """Every held service, with the reason."""
         return {name: entry.reason for name, entry in self._entries.items()}
 
     def due(self) -> frozenset[str]:
@@ -57,22 +57,22 @@ class ServiceQuarantine:
         return frozenset(name for name, entry in self._entries.items() if entry.retry_at <= now)
 
     def pause(self) -> float | None:
-        """Seconds until the next one is to be tried again; None while none is held."""
+        """Seconds until the next one is retried; None while none is held."""
         at = min((entry.retry_at for entry in self._entries.values()), default=None)
         return None if at is None else max(at - self._clock(), 0.0)
 
     def begin(self) -> None:
-        """A step begins: `settle` asks which services were held since."""
+        """A step begins: `settle` releases only services that were not held since."""
         self._held_now.clear()
 
     def hold(self, service: str, doing: str, error: Exception) -> None:
-        """Hold a service because of an exception; its traceback is logged once."""
+        """Hold a service because of an exception; logs its traceback once."""
         reason, before = f"{internal_error(error, doing)}; {PLEASE_REPORT}", self._entries.get(service)
         if before is None or before.reason != reason:
             extra = fields(Event.SERVICE_QUARANTINED, service=service, cause="vipd", reason=reason)
             log.error("%s is quarantined: %s", service, reason, extra=extra, exc_info=error)
         failures = before.failures if before else 0
-        if service not in self._held_now:  # once a step, however often it fails there
+        if service not in self._held_now:  # once for each step, however often it fails there
             failures += 1
         self._held_now.add(service)
         # The exponent is bounded: 2.0**1024 is an OverflowError.
@@ -80,7 +80,7 @@ class ServiceQuarantine:
         self._entries[service] = _Entry(reason, failures, self._clock() + pause)
 
     def settle(self, attempted: Collection[str]) -> None:
-        """These were tried in this step: those that did not fail again are held no more."""
+        """These were tried in this step: those that did not fail again are released."""
         for name in [name for name in self._entries if name in attempted and name not in self._held_now]:
             del self._entries[name]
 
@@ -89,7 +89,7 @@ class ServiceQuarantine:
 class _Withheld:
     wanted: Forwarding | None
     before: Forwarding | None
-    """What the dataplane has in its place."""
+    """The dataplane's current forwarding in its place."""
 
 
 class Programming:
@@ -100,27 +100,27 @@ class Programming:
     ) -> None:
         self._dataplane, self._quarantine, self._heartbeat = dataplane, quarantine, heartbeat
         self._wanted: dict[ForwardingKey, Forwarding | None] = {}
-        """What was handed over since the last good write."""
+        """Forwardings passed to the dataplane since the last good write."""
         self._before: dict[ForwardingKey, Forwarding | None] = {}
-        """What the dataplane had in place of that."""
+        """The forwardings that the dataplane had before those."""
         self._withheld: dict[ForwardingKey, _Withheld] = {}
-        """What the dataplane could not do, though it is wanted."""
+        """Wanted forwardings that the dataplane could not program."""
         self._logged = ""
-        """The last exception of which the log says that a service is looked for."""
+        """The last exception for which the log reports a search for the service."""
 
     def withheld(self, service: str) -> Forwardings:
-        """What is wanted of a service and was not programmed: it is to be handed over again."""
+        """The wanted forwardings of a service that were not programmed, and must be passed on again."""
         return {key: each.wanted for key, each in self._withheld.items() if key.service == service}
 
     def note(self, changes: Forwardings, before: Callable[[ForwardingKey], Forwarding | None]) -> None:
-        """These are about to be handed over; `before` returns what the dataplane has in place of each."""
+        """These are about to be passed on; `before` returns what the dataplane has in place of each."""
         for key, wanted in changes.items():
             withheld = self._withheld.pop(key, None)
             self._before.setdefault(key, withheld.before if withheld else before(key))
             self._wanted[key] = wanted
 
     def update(self, changes: Forwardings, doing: str = COMPILING) -> None:
-        """Hand over what was noted. Those of which one raises an exception are withheld."""
+        """Pass on what was noted. Those of a service that raises an exception are withheld."""
         with contextlib.suppress(Exception):
             if changes:
                 self._dataplane.update(changes)
@@ -129,8 +129,8 @@ class Programming:
             self._update_one(key, wanted, doing)
 
     async def write(self) -> bool:
-        """Make the kernel equal to what was handed over; whether anything was written. Raises ApplyError, and
-        any other exception that no service is to blame for."""
+        """Make the kernel equal to what was passed on; returns whether anything was written. Raises
+        ApplyError, and any other exception that no service causes."""
         wrote, error = await self._write()
         if error is not None:
             await self._bisect(error)
@@ -139,8 +139,8 @@ class Programming:
         return wrote
 
     async def _write(self) -> tuple[bool, Exception | None]:
-        """Whether anything was written, and the exception if one came that nobody expected: what is done
-        about it is no part of its traceback. Raises ApplyError."""
+        """Whether anything was written, and an unexpected exception, if any: it is handled outside of
+        `except`, to keep its traceback short. Raises ApplyError."""
         try:
             plan = await self._dataplane.plan()
             self._heartbeat()
@@ -153,7 +153,7 @@ class Programming:
         return bool(plan), None
 
     async def _bisect(self, error: Exception) -> None:
-        """Find the services that an exception comes from, and write all others."""
+        """Find the services that cause an exception, and write all others."""
         if not self._wanted:
             raise error
         names = list(dict.fromkeys(key.service for key in self._wanted))
@@ -164,13 +164,13 @@ class Programming:
             await self._revert(names, error)
             await self._reapply(names, error)
         except BaseException:
-            # No service was found, or the search was ended: what is wanted is wanted as before.
+            # No service was found, or the search was cancelled: all of it is wanted again.
             self.update(self._wanted)
             raise
 
     async def _revert(self, names: Iterable[str], error: Exception) -> None:
-        """Write the rules as they were before these services changed. Raises the error when that fails too:
-        then no service is to blame."""
+        """Write the rules as they were before these services changed. Raises the error if that fails too:
+        then no service causes it."""
         self._dataplane.invalidate_all()
         self.update(_of(self._before, names), "taking back its rules")
         if (await self._write())[1] is not None:
@@ -209,10 +209,10 @@ def _of(changes: Forwardings, names: Iterable[str]) -> Forwardings:
 
 
 class FlowResets:
-    """Rules that answer clients of removed frontends with a reset, and what the dataplane has of them.
+    """Rules that answer clients of removed frontends with a reset, and their state in the dataplane.
 
-    `ended` returns the TCP frontends that are gone and whose clients get a reset now. The dataplane takes
-    each as a forwarding of its own, so that it is written, repaired, compared and cleaned up as all others.
+    `ended` returns the removed TCP frontends whose clients now get a reset. The dataplane handles each as a
+    separate forwarding, so that it is written, repaired, compared and cleaned up like all others.
     """
 
     def __init__(self, ended: Callable[[], Collection[Destination]]) -> None:
@@ -220,7 +220,7 @@ class FlowResets:
         self._given: dict[ForwardingKey, Forwarding] = {}
 
     def changes(self) -> Forwardings:
-        """What the dataplane is to be given now; it counts as given."""
+        """The changes for the dataplane; from now on they count as passed on."""
         wanted = {key_of(place): place for place in self._ended()}
         changes: dict[ForwardingKey, Forwarding | None] = {
             key: reset_forwarding(place) for key, place in wanted.items() if key not in self._given
@@ -231,13 +231,13 @@ class FlowResets:
 
 
 def key_of(place: Destination) -> ForwardingKey:
-    """The key of a removed frontend. No service can have it: a name has no blank."""
+    """The key of a removed frontend. No service can have it: a name contains no blank."""
     frontend = Frontend(place.address, place.port, place.protocol)
     return ForwardingKey(f"removed {frontend}", "", place.protocol, place.family)
 
 
 def reset_forwarding(place: Destination) -> Forwarding:
-    """What gives the clients of a removed frontend a reset."""
+    """The forwarding that sends clients of a removed frontend a reset."""
     return Forwarding(
         key_of(place),
         addresses=(place.address,) if place.address else (),

@@ -12,7 +12,7 @@ OVERDUE_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Progress:
-    """How the reconciling goes."""
+    """Progress of reconciliation."""
 
     applies: int = 0
     failures: int = 0
@@ -30,15 +30,15 @@ class Progress:
     attempted: int = 0
     """The last generation that any step has tried to."""
     waiting_since: datetime | None = None
-    """When the oldest request was made that is not applied; None while there is none."""
+    """Time of the oldest request that is not applied; None while there is none."""
     unattempted_since: datetime | None = None
-    """When the oldest request was made that no step has begun with; None while there is none."""
+    """Time of the oldest request that no step has begun with; None while there is none."""
     later: frozenset[str] = frozenset()
     """Services of which a part is left for a later step, so that small changes need not wait for it."""
     later_request: int = 0
-    """The request that is for these alone; 0: none."""
+    """The request for these alone; 0: none."""
     stopping: bool = False
-    """Whether vipd stops: no step begins any more."""
+    """Whether vipd stops: no further step begins."""
 
     @property
     def state(self) -> str:
@@ -52,7 +52,7 @@ class Progress:
         return "degraded" if self.quarantined else "in-sync"
 
     def is_pending(self, service: str) -> bool:
-        """Whether the kernel may not have a service as it is wanted."""
+        """Whether the kernel may lack a service's wanted rules."""
         if self.state in ("in-sync", "degraded"):
             return False
         others_are_done = self.state == "pending" and self.requested == self.later_request
@@ -72,7 +72,7 @@ class Progress:
         return self.requested
 
     def begin(self) -> int:
-        """A step begins, for all requests so far; returns the last one's generation."""
+        """A step begins, for all requests so far; returns the generation of the last one."""
         self.unattempted_since = None
         return self.requested
 
@@ -82,7 +82,7 @@ class Progress:
         self.waiting_since = self.unattempted_since
 
     def postpone(self, services: frozenset[str], now: datetime) -> None:
-        """That step has left a part of these services for the next one."""
+        """That step left a part of these services for the next one."""
         alone = self.applied == self.requested
         self.later = services
         request = self.request(now) if services else 0
@@ -90,10 +90,10 @@ class Progress:
 
 
 def healthy(progress: Progress, now: datetime) -> tuple[bool, str]:
-    """Whether the kernel is kept as declared, and if not, why. Having nothing to do is healthy.
+    """Whether the kernel is kept as declared, and if not, why. Without work the answer is healthy.
 
-    A fault counts until a step has succeeded, however many are tried meanwhile; a request counts as overdue
-    whoever made it, also the first one of all (contract 7.23).
+    A fault counts until a step has succeeded, however many are tried before; a request counts as overdue
+    whoever made it, also the very first one (contract 7.23).
     """
     if progress.fault:
         return False, progress.fault

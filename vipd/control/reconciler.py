@@ -1,7 +1,7 @@
 """Makes the kernel equal to what the sources declare. The whole path of data is in `_reconcile`.
 
-Level-triggered: a step always means the whole snapshot, and costs what changed. It is requested by sources
-and by the API, gathers what was requested meanwhile, and after a failure tries again with growing pauses.
+Level-triggered: a step always covers the whole snapshot, and costs what changed. Sources and the API request
+it; it handles all requests made before it begins, and is retried after a failure with growing pauses.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
 
 RETRY_UNITS_SECONDS = 30.0
-"""A unit that cannot be merged is tried again so often: that may cost a merge of all units, some times
+"""Retry interval of a unit that cannot be merged: a retry may cost a merge of all units, some times
 over."""
 
 LARGE = 1000
@@ -61,10 +61,10 @@ LARGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Partners:
-    """Whom a reconciler works with, besides sources, dataplane and host."""
+    """The partners of a reconciler, besides sources, dataplane and host."""
 
     statuses: BackendStatusTracker = field(default_factory=BackendStatusTracker)
-    """The status of backends: what checks found and operators ordered."""
+    """The status of backends: by checks and operators' overrides."""
     registrations: Callable[[], Registrations] = dict
     """Backends that registered themselves."""
     resets: Callable[[], Collection[Destination]] = tuple
@@ -87,7 +87,7 @@ class Reconciler:
         self._dataplane, self._host, self.clock = dataplane, host, clock
         self._statuses, self.observers = partners.statuses, partners.observers
         self.containment = self.observers.containment
-        """Exceptions that nobody expected, in what belongs to no unit and no service."""
+        """Contains unexpected exceptions that belong to no unit and no service."""
         self._snapshot = Snapshot(sources, partners.registrations, self.containment)
         heartbeat = self.observers.heartbeat
         self._quarantine = ServiceQuarantine(lambda: asyncio.get_running_loop().time())
@@ -99,15 +99,15 @@ class Reconciler:
         self._dirty = Dirty()
         self._write_order = WriteOrder()
         self._given_later: dict[ForwardingKey, Forwarding | None] = {}
-        """What the dataplane has of forwardings that are left for a later step."""
+        """The dataplane's current forwardings in place of those left for a later step."""
         self._policy: SelectionPolicy | None = None
         self._requested = asyncio.Event()
         self._stepped = asyncio.Condition()
         self._lock = WriteLock()
         self.difference = Difference(dataplane, self._lock)
-        """What a step would write now."""
+        """Computes what a step would write now."""
         self.causes = Causes()
-        """Who asked for changes of services, as noted by those who change what a source holds."""
+        """The requesters of changes of services, as noted by the code that changes a source."""
         self._source_faults: Mapping[str, tuple[str, ...]] = {}
         self._host_warnings: tuple[str, ...] = ()
         self.progress = Progress()
@@ -130,14 +130,14 @@ class Reconciler:
         return self._statuses.backend_statuses(service)
 
     def request_sync(self) -> int:
-        """Ask for a step; returns the generation for `wait_synced`."""
+        """Request a step; returns the generation for `wait_synced`."""
         self._requested.set()
         return self.progress.request(self.clock())
 
     async def wait_synced(
         self, generation: int, timeout: float, services: Collection[str] | None = None
     ) -> bool:
-        """Wait until a step has attempted a request that is about these services (None: about all): True when
+        """Wait until a step has attempted a request about these services (None: about all): True when
         the kernel is as requested, else False, also when vipd stops."""
         progress, names = self.progress, None if services is None else frozenset(services)
 
@@ -170,7 +170,7 @@ class Reconciler:
             failed_in_row = 0 if await self.step() else min(failed_in_row + 1, 10)
 
     def _pause(self) -> float:
-        """Seconds until what is held because of an exception that nobody expected is to be tried again."""
+        """Seconds until the next retry of what is held because of an unexpected exception."""
         pause = self._quarantine.pause()
         pause = inf if pause is None else pause
         return min(pause, RETRY_UNITS_SECONDS) if self._snapshot.internal_errors else pause
@@ -181,7 +181,7 @@ class Reconciler:
             self.observers.heartbeat()
             part = min(seconds, self.observers.heartbeat_seconds)
             with contextlib.suppress(TimeoutError):
-                # Not wait_for: in Python 3.11 it forgets a cancellation that comes together with the event.
+                # Not wait_for: in Python 3.11 it loses a cancellation that arrives together with the event.
                 async with asyncio.timeout(part):
                     await self._requested.wait()
                 return
@@ -229,19 +229,19 @@ class Reconciler:
         self._succeeded(generation, began, wrote)
 
     async def _yield_to_loop(self) -> None:
-        """A part of a step is over, which takes seconds with a hundred thousand services: a heartbeat, and
-        the event loop runs what else is due."""
+        """End a part of a step, which takes seconds with a hundred thousand services: sends a heartbeat, and
+        lets the event loop run other tasks."""
         self.observers.heartbeat()
         await asyncio.sleep(0)
 
     async def exclusive(self, work: Callable[[], Awaitable[bool]]) -> bool:
-        """Do something to the dataplane while no step does; returns what it returned."""
+        """Run work on the dataplane while no step does; returns its result."""
         async with self._lock:
             return await work()
 
     async def collect_garbage(self) -> None:
-        """Have the dataplane delete what changes left behind. After a failure the kernel is read anew; it is
-        raised: ApplyError, unless nobody expected it."""
+        """Make the dataplane delete the leftovers of changes. After a failure the kernel is read anew, and
+        the exception is raised: ApplyError, or an unexpected one."""
         async with self._lock:
             try:
                 await self._dataplane.collect_garbage()
@@ -251,7 +251,7 @@ class Reconciler:
                 raise
 
     async def _log_troubles(self, merged: Merged) -> None:
-        """Log what is wrong with declarations and sources, or is not any more."""
+        """Log new problems of declarations and sources, and those that ended."""
         faults = self._snapshot.faults()
         before, self.problems = self.problems, merged.problems
         await log_problems(before, merged.problems)
@@ -259,7 +259,7 @@ class Reconciler:
         self._source_faults = faults
 
     async def _update_dataplane(self, changes: Changes) -> None:
-        """Give the dataplane what differs, then remember it."""
+        """Pass the differences to the dataplane, then record them as passed."""
         if changes.policy != self._policy:
             self._dataplane.host_changed(changes.policy.host.addresses)
             self.observers.host_changed(changes.policy.host.addresses)
@@ -274,7 +274,8 @@ class Reconciler:
             self._programming.note(part, self._given)
             self._programming.update(part)
             self.observers.heartbeat()
-        # All at once, but for the first load: what moves from one service to another is never missing there.
+        # In one part, except for the first load: no frontend that moves between services is then ever
+        # missing.
         async for part in in_batches(now, len(now) if self.services else AT_ONCE):
             with self.containment.around("host", "taking changed services"):
                 self._host.services_changed(part)
@@ -292,7 +293,7 @@ class Reconciler:
         self._dirty = Dirty(in_doubt=set(later))
 
     def _given(self, key: ForwardingKey) -> Forwarding | None:
-        """What the dataplane was given last."""
+        """The dataplane's current forwarding."""
         if key in self._given_later:
             return self._given_later[key]
         return next((f for f in self.forwardings.get(key.service, ()) if f.key == key), None)
@@ -301,7 +302,7 @@ class Reconciler:
         before = {name: self.services[name] for name in changes.services if name in self.services}
         after = {name: service for name, service in changes.services.items() if service is not None}
         causes = self.causes.take()
-        if self._policy is not None:  # of the first load the log has the number alone
+        if self._policy is not None:  # of the first load only the number is logged
             with self.containment.around("log", "logging changed services"):
                 log_changes(before, after, [n for n in changes.chosen if n in after], causes)
         # A new one, so that an iteration over the old one is not disturbed.
@@ -334,7 +335,7 @@ class Reconciler:
             self._requested.set()
 
     def _failed(self, generation: int, fault: str, error: Exception | None = None) -> None:
-        """A step has failed; `error`: in a way that nobody expected."""
+        """A step has failed; `error`: the exception, if it was unexpected."""
         if fault != self.progress.fault:
             extra = fields(Event.APPLY_FAILED, cause="vipd" if error else "kernel", reason=fault)
             log.error("%s", fault, extra=extra, exc_info=error)
@@ -343,5 +344,5 @@ class Reconciler:
 
 
 def _weight(forwarding: Forwarding | None) -> int:
-    """How much work a forwarding is, in such as have ten endpoints at most."""
+    """The work for a forwarding, in units of forwardings with ten endpoints."""
     return 1 if forwarding is None else 1 + forwarding.work() // 10

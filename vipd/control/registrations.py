@@ -12,10 +12,10 @@ from vipd.model import limits
 from vipd.model.service import Backend, Registered, Service
 
 Registrations = Mapping[str, tuple[Registered, ...]]
-"""Registered backends by the name of their service. What has not changed is the same object."""
+"""Registered backends by the name of their service. Unchanged ones are the same object."""
 
 MOST_TOLD = 100
-"""Registrations that do not take part and have a problem each; of more there is one problem together."""
+"""Registrations that do not take part and have a problem each; the rest shares one problem."""
 
 _Problems = Mapping[str, tuple[Problem, ...]]
 """By the place of a registration."""
@@ -28,23 +28,24 @@ class _Joined(NamedTuple):
 
 
 class Registrar:
-    """Adds registered backends; a service for which nothing has changed stays the same object. Which of them
-    take part is for the service, and for what this host's settings let etcd say."""
+    """Adds registered backends; an unchanged service stays the same object. The service, and this host's
+    limits for etcd, decide which registrations take part."""
 
     def __init__(self) -> None:
         self._registrations: dict[str, tuple[Registered, ...]] = {}
         self._policy = AddressPolicy()
         self._known: dict[str, _Joined] = {}
         self._ignoring: dict[str, _Problems] = {}
-        """What is ignored, by service, of those that ignore some."""
+        """Ignored registrations, by service."""
         self._sizes: dict[str, int] = {}
         """Endpoints that registered backends add to each service."""
         self._size = 0
         self._left_out: dict[str, int] = {}
 
     def take(self, registrations: Registrations, policy: AddressPolicy) -> set[str]:
-        """These are all registrations now; the services for which they, or what they may, are other than
-        before."""
+        """Replace all registrations; returns the services whose registrations, or the limits on them,
+        changed.
+        """
         before, lasting = self._registrations, policy.lasting()
         changed = {name for name in registrations if before.get(name) is not registrations[name]}
         changed |= before.keys() - registrations.keys()
@@ -57,7 +58,7 @@ class Registrar:
         return changed
 
     def update(self, names: Iterable[str], services: Mapping[str, Service]) -> None:
-        """Find out who takes part in these services as they are declared now."""
+        """Determine the registrations that take part in these services as declared now."""
         for name in names:
             if name in services:
                 self.extended(services[name])
@@ -67,9 +68,9 @@ class Registrar:
     def extended(self, service: Service) -> Service:
         """A service with its registered backends.
 
-        What is declared wins over what is registered at the same address and port. An address of the service
-        itself is no backend of it: its packets would come back to the rules for ever. What is beyond
-        `vipd.model.limits` is left out.
+        A declared backend wins over a registered one with the same address and port. An address of the
+        service itself is not accepted as its backend: its packets would return to the rules for ever.
+        Registrations beyond `vipd.model.limits` are left out.
         """
         registered = self._registrations.get(service.name)
         if registered is None:
@@ -103,7 +104,7 @@ class Registrar:
         return tuple(problem for found in self._ignoring.get(service, {}).values() for problem in found)
 
     def problems(self) -> dict[str, tuple[Problem, ...]]:
-        """What is wrong with registrations, by their place, of the first ones."""
+        """Problems of registrations by their place, up to a limit."""
         found = [(place, why) for ignored in self._ignoring.values() for place, why in ignored.items()]
         told = dict(found[:MOST_TOLD])
         if more := found[MOST_TOLD:]:
@@ -113,7 +114,7 @@ class Registrar:
         return told
 
     def forget(self, service: str) -> None:
-        """A service is no more, or nobody registers for it."""
+        """A service is gone, or has no registrations."""
         self._known.pop(service, None)
         self._ignoring.pop(service, None)
         self._size -= self._sizes.pop(service, 0)
@@ -130,14 +131,14 @@ class Registrar:
         return [f"{what}: {why}; hint: remove keys below backends/"]
 
     def _problems_of(self, service: Service, registered: Registered) -> tuple[Problem, ...]:
-        """An exception that nobody expected is a problem of this registration alone."""
+        """An unexpected exception is a problem of this registration alone."""
         try:
             return admit_registered(service, registered, self._policy)
         except Exception as error:
             return (internal_problem(error, f"admitting it to {service.name}", registered.place),)
 
     def _room(self, service: Service) -> int:
-        """How many registered backends a service may have."""
+        """Maximum number of registered backends of a service."""
         declared, ports = len(service.backends) + len(service.fallback), len(service.ports)
         in_all = max(0, limits.ALL_ENDPOINTS - self._size) // ports
         at_each = limits.ADDRESS_ENDPOINTS // (ports * max(1, len(service.all_addresses())))

@@ -24,7 +24,7 @@ PROBLEMS_LOGGED = 20
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What a reload came to."""
+    """The outcome of a reload."""
 
     services: int
     actions: dict[str, Literal["created", "changed", "removed"]]
@@ -32,9 +32,9 @@ class Reloaded:
     fault: str
     """Why the kernel does not have all of it; empty when it has."""
     problems: tuple[str, ...]
-    """What is wrong with the sources."""
+    """The problems of the sources."""
     serves: str
-    """What serves of the files and keys that are refused; empty where none is."""
+    """The part of the refused files and keys that serves; empty if none is refused."""
 
     def __str__(self) -> str:
         numbers = Counter(self.actions.values())
@@ -51,9 +51,9 @@ async def reload(
     patience: float = PATIENCE_SECONDS,
     cause: str = "",
 ) -> Reloaded:
-    """Read every source and the kernel anew, and wait until a step has taken that up.
+    """Read every source and the kernel again, and wait until a step has applied the result.
 
-    `cause` is who asked for it, as in `vipd.host.systemd.fields`.
+    `cause` is the requester, as in `vipd.host.systemd.fields`.
     """
     before = reconciler.services
     await rescan()

@@ -1,8 +1,8 @@
 """Selects the backends that get new flows, and the share of each. Pure.
 
-The seam between what is declared and what a dataplane does: one `Forwarding` for each port of a service in
-each of its address families. It covers all of the service's addresses of that family, because kube-proxy's
-chains do (contract 1.5): affinity is then shared by them. The choice of endpoints is contract section 4's.
+The seam between declarations and the dataplane: one `Forwarding` for each port of a service in each of its
+address families. It covers all of the service's addresses of that family, because kube-proxy's chains do
+(contract 1.5): they thus share affinity. Contract section 4 defines the choice of endpoints.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:  # pydantic is slow to import and not needed to choose
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What selection must know about this host."""
+    """Facts about this host that selection requires."""
 
     addresses: frozenset[str] = frozenset()
     node_name: str = ""
     zone: str = ""
     node_names_only: bool = False
-    """Local means the node's name alone, as for kube-proxy; else an address on this host counts too."""
+    """Local requires the node's name, as for kube-proxy; else an address on this host counts too."""
 
     def runs(self, backend: Backend) -> bool:
         """Whether a backend is on this host."""
@@ -49,7 +49,7 @@ class Host:
         return not self.node_names_only and backend.address in self.addresses
 
     def within(self, networks: Iterable[str]) -> bool:
-        """Whether one of this host's addresses lies in one of the networks."""
+        """Whether one of this host's addresses is in one of the networks."""
         parsed = [ipaddress.ip_network(network) for network in networks]
         own = [ipaddress.ip_address(address) for address in self.addresses] if parsed else []
         return any(address in network for address in own for network in parsed)
@@ -57,14 +57,14 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class SelectionPolicy:
-    """What the daemon's settings and the host say where a service is silent."""
+    """Defaults from the daemon's settings and the host, for services without a value."""
 
     masquerade: Mapping[Family, Masquerade]
     host: Host = Host()
 
     @classmethod
     def of(cls, settings: Settings, host_addresses: Iterable[str]) -> SelectionPolicy:
-        """What these settings say on a host with these addresses."""
+        """The policy by these settings on a host with these addresses."""
         host = Host(
             frozenset(host_addresses), settings.node_name, settings.zone, settings.compat == "kube-proxy"
         )
@@ -72,8 +72,8 @@ class SelectionPolicy:
 
 
 class _Candidate(NamedTuple):
-    """A backend that could serve one port in one family. Fit for new flows means: as far as operator, checks
-    and weight say."""
+    """A backend that could serve one port in one family. Fit for new flows: by override, checks and
+    weight."""
 
     endpoint: Endpoint
     zones: tuple[str, ...]
@@ -104,11 +104,11 @@ class _Chosen:
 def choose(
     service: Service, policy: SelectionPolicy, backend_statuses: BackendStatuses = MappingProxyType({})
 ) -> tuple[Forwarding, ...]:
-    """Every forwarding of a service, its backends standing as said.
+    """Every forwarding of a service, with its backends in the given status.
 
-    Backends of weight 0 take no new flows. Those that are ready serve; if there are none, ready backups do,
-    then those on their way out, then (`keeps_unhealthy`) the unhealthy ones, then the fallback's backends.
-    Without any of them the flow meets the service's refusal.
+    Backends of weight 0 take no new flows. Ready ones serve; if there are none, ready backups do, then
+    terminating ones, then (`keeps_unhealthy`) the unhealthy ones, then the fallback's backends.
+    Without any of them the flow is refused as the service defines.
     """
     families = sorted({family_of(address) for address in service.all_addresses()})
     names = port_names(service.ports)
@@ -169,10 +169,10 @@ def _forwarding(
 def _choose_endpoints(
     candidates: tuple[_Candidate, ...], service: Service, accessible: bool, host: Host
 ) -> _Chosen:
-    """Contract 4: ready ones; if there are none, ready backups, and then those on their way out; each policy
-    for itself.
+    """Contract 4: ready ones; if there are none, ready backups, and then terminating ones; for each policy
+    separately.
 
-    Whatever is accessible from outside needs the cluster's endpoints too, for clients on this host.
+    A frontend that is accessible from outside requires the cluster's endpoints too, for clients on this host.
     """
     local_internal = service.internal_policy is Policy.LOCAL
     local_external = accessible and service.external_policy is Policy.LOCAL
@@ -185,7 +185,7 @@ def _choose_endpoints(
 
 
 def _near(ready: tuple[_Candidate, ...], host: Host) -> tuple[_Candidate, ...]:
-    """Those for this host's zone, if every ready backend has zones and one has this; else all of them."""
+    """The ready backends for this host's zone, if each has zones and one has this zone; else all of them."""
     near = tuple(c for c in ready if host.zone in c.zones)
     return near if host.zone and near and all(c.zones for c in ready) else ready
 

@@ -1,4 +1,4 @@
-"""What the log says when services appear, change and disappear: a line each, or one line for a bulk."""
+"""Logs that services appear, change and disappear: a line each, or one line for a bulk."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CAUSES_IN_BULK = 3
 BACKENDS_NAMED = 8
 
 MOST_CAUSES = 3
-"""More who changed the same service between two steps are not named."""
+"""Maximum number of requesters of one service's change between two steps that are named."""
 
 Services = Mapping[str, Service]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Causes:
-    """Who asked for changes of services that no step has begun with yet. Noted where a change comes in, for
+    """The requesters of changes of services that no step has begun with yet. Noted when a change arrives, for
     the line that is logged when it takes effect."""
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class Causes:
 def log_changes(
     before: Services, after: Services, chosen: Collection[str], causes: Mapping[str, str] = _NOTHING
 ) -> None:
-    """Log what differs; `chosen` names every service that may be new or different.
+    """Log the differences; `chosen` names every service that may be new or changed.
 
-    `causes` has who asked for a change, by service; the others were changed where they are declared.
+    `causes` has the requester of a change, by service; the others were changed in their declaration.
     """
     gone = [name for name in before if name not in after]
     new = [name for name in chosen if name not in before]
@@ -105,7 +105,7 @@ def _log_changed(old: Service, new: Service, asked: str | None) -> None:
 
 def _log_removed(service: Service, asked: str | None) -> None:
     name, was = service.name, service.origin
-    cause = asked or f"{was.source} {was.path}".rstrip()  # where the line was another one may be now
+    cause = asked or f"{was.source} {was.path}".rstrip()  # its old line number may now hold another service
     reason = f"was by {_place(was)}"
     extra = fields(Event.SERVICE_REMOVED, service=name, unit=was.owner, cause=cause, reason=reason)
     log.info("service %s removed; %s%s", name, reason, f"; by {asked}" if asked else "", extra=extra)
@@ -122,7 +122,7 @@ def _differs(old: Service, new: Service, part: str) -> bool:
 
 
 def _moves(old: tuple[Backend, ...], new: tuple[Backend, ...]) -> Iterator[tuple[str, str]]:
-    """Each backend that came (`+`), went (`-`) or is declared otherwise (`~`)."""
+    """Each backend that was added (`+`), removed (`-`) or changed (`~`)."""
     before, after = {str(b): b for b in old}, {str(b): b for b in new}
     yield from ((name, f"+{name}") for name in after.keys() - before.keys())
     yield from ((name, f"-{name}") for name in before.keys() - after.keys())

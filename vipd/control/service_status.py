@@ -1,5 +1,5 @@
-"""How a service is doing, and what serves of a refused file or key, in the words that `vipctl`, the API, the
-log and the status page share. Pure."""
+"""The state of a service, and the part of a refused file or key that serves, in the words that `vipctl`, the
+API, the log and the status page share. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vipd.model.service import BackendState, Frontend, Refusal, Service
 
 
 class ServiceStatus(NamedTuple):
-    """A word, and a sentence that says why."""
+    """A word, and a sentence with the reason."""
 
     state: str
     """`ok`, `degraded` (some new flows are refused, or some backends are down or unhealthy), `no-backends`
     (all new flows are refused), `pending` (not in the kernel yet) or `quarantined`."""
     message: str
-    """What is to be reported first ends at the first semicolon; empty if there is nothing."""
+    """The most important part ends at the first semicolon; empty if there is nothing to report."""
 
 
 def service_status(
@@ -31,8 +31,8 @@ def service_status(
     quarantine: str | None = None,
     pending: str | None = None,
 ) -> ServiceStatus:
-    """The state of a service. `quarantine`: why the kernel does not take a part of it; `pending`: why its
-    rules are not in the kernel yet, may be empty. What an operator drains or disables is no fault.
+    """The state of a service. `quarantine`: why the kernel rejects a part of it; `pending`: why its
+    rules are not in the kernel yet, may be empty. Draining or disabling by an operator is no fault.
     """
     if quarantine is not None:
         return ServiceStatus("quarantined", quarantine)
@@ -48,13 +48,13 @@ def service_status(
 
 
 def in_panic(service: Service, backend_statuses: BackendStatuses) -> bool:
-    """Whether none of its own backends is healthy, and all serve for want of better."""
+    """Whether none of its own backends is healthy, and all serve because of that."""
     own = [backend_statuses.get(str(backend)) for backend in service.backends]
     return service.keeps_unhealthy and bool(own) and all(one and not one.healthy for one in own)
 
 
 class RefusedUnit(NamedTuple):
-    """A unit that has problems, and how many of its services serve all the same."""
+    """A unit that has problems, and the number of its services that serve all the same."""
 
     name: str
     unit: Unit
@@ -62,12 +62,12 @@ class RefusedUnit(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether its last good version serves, all of it."""
+        """Whether its last good version serves completely."""
         return 0 < self.serving == len(self.unit.accepted.services)
 
     @property
     def serves(self) -> str:
-        """What of it serves."""
+        """The part of it that serves, as text."""
         kind = {"file": "file", "etcd": "key"}.get(self.name.partition(":")[0], "store")
         if not self.serving:
             return f"nothing of the {kind} serves"
@@ -79,20 +79,20 @@ class RefusedUnit(NamedTuple):
 
 
 def serving_by_owner(services: Iterable[Service]) -> Counter[str]:
-    """How many services of each unit serve."""
+    """Number of serving services of each unit."""
     return Counter(service.origin.owner for service in services)
 
 
 def refused_units(
     units: Mapping[str, Unit], problems: Mapping[str, Sequence[Problem]], serving: Mapping[str, int]
 ) -> list[RefusedUnit]:
-    """The units that have problems. `serving`: how many services of each unit serve."""
-    # What joins a source, such as a registration, is no unit of it until it cannot be read.
+    """The units that have problems. `serving`: number of serving services of each unit."""
+    # An addition to a source, such as a registration, is no unit of it until it cannot be read.
     return [RefusedUnit(n, units.get(n) or Unit(NOTHING), serving.get(n, 0)) for n in problems if problems[n]]
 
 
 def what_serves(refused: Sequence[RefusedUnit]) -> str:
-    """What serves of all these together; empty if there are none."""
+    """The serving part of all these together, as text; empty if there are none."""
     if len(refused) < 2:
         return "".join(each.serves for each in refused)
     whole = sum(each.whole for each in refused)
@@ -117,7 +117,7 @@ def _refused(empty: Sequence[Forwarding]) -> str:
 
 
 def _without(empty: Sequence[Forwarding], forwardings: Sequence[Forwarding]) -> str:
-    """Which part has no backends: a family, or so many of all."""
+    """The part without backends, as text: a family, or so many of all."""
     families = {f.key.family for f in empty}
     alone = len(families) == 1 and len(empty) == sum(f.key.family in families for f in forwardings)
     part = f"IPv{next(iter(families)).value}" if alone else f"{len(empty)} of {len(forwardings)} ports"
@@ -130,7 +130,7 @@ def _down(service: Service) -> int:
 
 
 def _backends_in_words(service: Service, backend_statuses: BackendStatuses) -> str:
-    """`1 draining, 2 unhealthy`; empty when all backends stand as declared."""
+    """`1 draining, 2 unhealthy`; empty when the status of all backends is as declared."""
     own = [backend_statuses[str(backend)] for backend in service.backends if str(backend) in backend_statuses]
     spare = [
         backend_statuses[str(backend)] for backend in service.fallback if str(backend) in backend_statuses
@@ -151,13 +151,13 @@ def _unhealthy(backend_statuses: Sequence[BackendStatus]) -> int:
 
 
 def ready_backends(service: Service, forwardings: Sequence[Forwarding]) -> int:
-    """How many of a service's own backends take new flows."""
+    """Number of a service's own backends that take new flows."""
     serving = {e.address for f in forwardings for e in f.reachable()}
     return sum(b.weight > 0 and b.address in serving for b in service.backends)
 
 
 class Readiness:
-    """How many backends take new flows, of all services together, kept up as services change."""
+    """Number of backends of all services that take new flows, updated as services change."""
 
     def __init__(self) -> None:
         self.ready = 0
@@ -167,7 +167,7 @@ class Readiness:
         self._known: dict[str, tuple[int, int]] = {}
 
     def update(self, name: str, service: Service | None, forwardings: Sequence[Forwarding] = ()) -> None:
-        """A service as it is served from now on; None: it is gone."""
+        """Set a service as it is now served; None: it is gone."""
         ready, declared = self._known.pop(name, (0, 0))
         self.ready -= ready
         self.declared -= declared

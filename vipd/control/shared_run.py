@@ -1,4 +1,4 @@
-"""Runs something that takes long once for all callers that ask at the same time."""
+"""Runs a long task once for all concurrent callers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 class SharedRun(Generic[T]):
-    """Runs it at most once at a time. Whoever asks while it runs shares the next run with all others who do,
-    so that its answer is never older than the question."""
+    """Runs it at most once at a time. Callers that arrive during a run share the next one, so that a result
+    is never older than its request."""
 
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         self._work = work
@@ -19,7 +19,8 @@ class SharedRun(Generic[T]):
         self._next: asyncio.Task[T] | None = None
 
     async def result(self) -> T:
-        """What a run returns or raises that begins after this was called. To cancel this ends no run."""
+        """Returns or raises the outcome of a run that begins after this call. Cancelling this call ends no
+        run."""
         if self._next is None:
             self._next = asyncio.create_task(self._run(self._running), name="shared run")
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -1,7 +1,7 @@
-"""What all sources declare now, and which services differ from the last merge.
+"""The current declarations of all sources, and the services that differ from the last merge.
 
-Only what has changed is read, admitted and merged. The memory that this takes is only a saving: `invalidate`
-drops it, and the next merge does everything anew.
+Only changes are read, admitted and merged. The state kept for that is only a cache: `invalidate`
+drops it, and the next merge starts from scratch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vipd.model.service import Service
 from vipd.sources.base import Source
 
 AskHost = Callable[[Collection[Check]], Awaitable[Mapping[Check, tuple[str, ...]]]]
-"""What this host lacks for each of some checks."""
+"""Returns what this host lacks for each of some checks."""
 
 ACCEPT_SECONDS = 2.0
 """How long a step waits until copies of accepted files are on disk: each takes some milliseconds."""
@@ -43,7 +43,7 @@ class Snapshot:
     ) -> None:
         self._sources, self._registrations, self._containment = sources, registrations, containment
         self._units: dict[str, Mapping[str, Unit]] = {}
-        """What each source declared when it was last read, by its place."""
+        """The units of each source when it was last read, by the source's place."""
         self._accepting: dict[str, asyncio.Future[None]] = {}
         """The last writing of each source that writes."""
         self._registered_last: Registrations = {}
@@ -67,12 +67,13 @@ class Snapshot:
         return self._registrar.ignored(name)
 
     async def merge(self, policy: AddressPolicy, ask: AskHost) -> Merged:
-        """Merge what the sources hold now, and tell them which of their versions serve. `ask` returns what
+        """Merge the sources' current units, and report to them which versions serve. `ask` returns what
         this host lacks for checks."""
         changed = self._admission.notice([self._units_of(source) for source in self._sources], policy)
         answers = await ask(self._admission.questions(changed))
         joining = self._registrar.take(self._registered(), policy)
-        # What goes counts as well as what comes, and one conflict has all services merged from scratch.
+        # Removed units count as well as new ones, and one conflict requires a merge of all services from
+        # scratch.
         known = len(self._merged.services) if changed or self._catalog.holds else 0
         if known + self._admission.size(changed) + len(joining) > IN_THREAD_ABOVE:
             with loading():
@@ -89,15 +90,15 @@ class Snapshot:
 
     @property
     def internal_errors(self) -> bool:
-        """Whether an exception that nobody expected keeps some unit from being merged."""
+        """Whether an unexpected exception keeps any unit from being merged."""
         return self._catalog.holds
 
     def faults(self) -> Mapping[str, tuple[str, ...]]:
-        """What was wrong with the sources themselves at the last merge, by their place."""
+        """Faults of the sources themselves at the last merge, by their place."""
         return self._faults or {}
 
     def warnings(self) -> list[str]:
-        """What is left out beside what is refused."""
+        """Things that are left out, besides those that are refused."""
         return self._registrar.warnings()
 
     def invalidate(self) -> None:
@@ -105,14 +106,14 @@ class Snapshot:
         self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
 
     def _units_of(self, source: Source) -> Mapping[str, Unit]:
-        """A source's units; while it fails in a way that nobody expected, those that it had."""
+        """A source's units; while it fails unexpectedly, its previous ones."""
         with self._containment.around(source.location, "reading its units"):
             self._units[source.location] = source.units()
         return self._units.get(source.location, {})
 
     async def _accept(self, source: Source) -> None:
-        """Tell a source which of its versions serve. What takes long is left to itself and told as a
-        fault."""
+        """Report to a source which of its versions serve. After a timeout the call continues by itself and is
+        reported as a fault."""
         if not source.writes:
             with self._containment.around(source.location, "keeping what was accepted"):
                 source.accepted(self._merged.chosen)
@@ -135,7 +136,7 @@ class Snapshot:
         return found
 
     def _registered(self) -> Registrations:
-        """Who registered; while that cannot be read, who was known before."""
+        """All registrations; while they cannot be read, the previous ones."""
         with self._containment.around("registered backends", "reading them"):
             self._registered_last = self._registrations()
         return self._registered_last

@@ -1,4 +1,4 @@
-"""What the log says when declarations, sources, rules or services are in trouble, and when that ends."""
+"""Logs when declarations, sources, rules or services have problems, and when those end."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from vipd.model.limits import ALL_PROBLEMS
 log = logging.getLogger(__name__)
 
 AT_ONCE = 20
-"""Units of which the problems are logged before the event loop gets its turn: each takes up to a
+"""Units whose problems are logged before the event loop gets its turn: each takes up to a
 millisecond."""
 PROBLEMS_NAMED = 20
 TRACEBACKS_LOGGED = 3
-"""Of internal errors of one unit; most have the same cause."""
+"""For internal errors of one unit; most have the same cause."""
 
 Problems = Mapping[str, tuple[Problem, ...]]
 Faults = Mapping[str, tuple[str, ...]]
-"""What keeps sources from being read, by the place of each."""
+"""Reasons why sources cannot be read, by the place of each."""
 
 
 async def log_problems(before: Problems, after: Problems) -> None:
@@ -61,7 +61,7 @@ def _log_refused(unit: str, problems: Sequence[Problem]) -> None:
 
 
 def log_faults(before: Faults, after: Faults) -> None:
-    """Log what is wrong with sources and was not before, and which sources can be used again."""
+    """Log new faults of sources, and sources that are usable again."""
     for place, faults in after.items():
         known, cause = before.get(place, ()), _source(place)
         for fault in faults:
@@ -92,7 +92,7 @@ def log_recovered(fault: str) -> None:
 
 
 def log_readmitted(before: Collection[str], after: Collection[str], known: Collection[str]) -> None:
-    """Log which services that are still `known` are quarantined no more."""
+    """Log services that are still `known` and no longer quarantined."""
     for name in sorted(set(before) - set(after)):
         if name in known:
             extra = fields(

@@ -1,4 +1,4 @@
-"""Which changes wait for a later step, so that small ones do not wait for large ones. Pure."""
+"""Decides which changes wait for a later step, so that small ones do not wait for large ones. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_AT_ONCE = 5000
 
 Changes = Mapping[ForwardingKey, Forwarding | None]
 Before = Callable[[ForwardingKey], Forwarding | None]
-"""What the dataplane has in the place of a change."""
+"""Returns the dataplane's current forwarding in the place of a change."""
 Place = tuple[str, int, Protocol]
 """An address, or "" for the host itself, with a port of it."""
 
@@ -25,8 +25,8 @@ Place = tuple[str, int, Protocol]
 class WriteOrder:
     """Divides changes among steps.
 
-    Where small changes meet large ones, the small ones are written first. The large ones follow some at a
-    time, those first that have waited longest; while small changes keep coming, every other step writes large
+    If small and large changes coincide, the small ones are written first. The large ones follow some at a
+    time, the longest waiting ones first; while small changes continue, every other step writes large
     ones.
     """
 
@@ -37,10 +37,10 @@ class WriteOrder:
         """The changes that it postponed, with their turn."""
 
     def postponed(self, changes: Changes, before: Before) -> Changes:
-        """The changes to leave for a later step, each with what the dataplane has in its place.
+        """The changes to leave for a later step, each with the dataplane's current forwarding in its place.
 
-        A large change is never parted from one that has, or had, the same address and port: a frontend that
-        moves from one service to another is never missing, and never in both.
+        A large change is never separated from one that has, or had, the same address and port: a frontend
+        that moves from one service to another is never missing, and never in both.
         """
         large = {key: f.work() for key, f in changes.items() if f is not None and f.work() > LARGE}
         shared = _shared(changes, before) if large else frozenset()
@@ -70,7 +70,8 @@ def _shared(changes: Changes, before: Before) -> frozenset[Place]:
 
 
 def _places(*forwardings: Forwarding | None) -> Iterator[Place]:
-    """Where rules lead from to these. A health port is none of them: vipd itself answers there."""
+    """Addresses and ports from which rules lead to these. A health port is not included: vipd itself answers
+    there."""
     for forwarding in forwardings:
         if forwarding is None:
             continue

@@ -1,1 +1,1 @@
-"""The daemon itself: wires all parts together, handles signals, and tells the service manager."""
+"""The daemon itself: wires all parts together, handles signals, and notifies the service manager."""

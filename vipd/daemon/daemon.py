@@ -44,7 +44,7 @@ from vipd.observe.observers import Observers as Pages
 log = logging.getLogger(__name__)
 
 Warnings = Callable[[], Sequence[str]]
-"""What is wrong now besides the reconciler's own warnings."""
+"""Current warnings besides the reconciler's own."""
 
 
 def check(settings: Settings) -> int:
@@ -87,8 +87,8 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
     with state_lock(settings), recording(settings.state_dir) as recorder:
         require_privileges()
         parts = await wire(settings, Observers(beat_seconds(notifier)), program_seconds(notifier))
-        # What is there now stays to the end: each search for garbage would go through it, for a tenth of a
-        # second.
+        # Current objects live until the end: each garbage collection would walk through them, for a tenth of
+        # a second.
         leave_out()
         reporter = Reporter(notifier, parts.reconciler)
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
@@ -117,11 +117,11 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
 
 
 async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
-    """End what waits, save what was counted, end the loops."""
+    """End waiting requests, save the counters, end the loops."""
     if parts.fleet:
         parts.fleet.store.stop_waiting()
     await parts.reconciler.stop_waiting()
-    if parts.reconciler.progress.applied:  # else there are no rules yet that could have counted
+    if parts.reconciler.progress.applied:  # else there are no rules with counters yet
         await parts.numbers.close()
     for task in work:
         task.cancel()
@@ -132,7 +132,7 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
 
 @contextlib.asynccontextmanager
 async def _following(parts: Parts) -> AsyncIterator[None]:
-    """Listening to etcd, where there is one, for a step that is the only one."""
+    """Follow etcd, if configured, during a single step."""
     if parts.fleet is None:
         yield
         return
@@ -149,7 +149,7 @@ async def _following(parts: Parts) -> AsyncIterator[None]:
 
 
 def health_listeners(parts: Parts) -> tuple[Listeners, ...]:
-    """What answers health checks over TCP: the services' health ports, and `health_address`."""
+    """The listeners for health checks over TCP: the services' health ports, and `health_address`."""
     ports = HealthPorts(parts.reconciler, parts.settings.node_addresses)
     parts.reconciler.observers.add(ports)
     place = parts.settings.health_place()
@@ -157,7 +157,7 @@ def health_listeners(parts: Parts) -> tuple[Listeners, ...]:
 
 
 def observed(parts: Parts, recorder: Recorder, warnings: Warnings = tuple) -> Observed:
-    """What metrics and the status page show."""
+    """The objects for metrics and the status page."""
     return Observed(
         parts.settings,
         parts.reconciler,
@@ -190,7 +190,7 @@ def _warnings_of(
 
 
 def _served(parts: Parts, pages: Pages, recorder: Recorder, warnings: Warnings) -> Served:
-    """What the API shows and changes."""
+    """The objects that the API shows and changes."""
     settings, host = parts.settings, parts.host
     about = {
         "version": __version__,
@@ -242,7 +242,7 @@ def _on_signals(
     stop: asyncio.Future[signal.Signals],
     work: list[asyncio.Task[NoReturn]],
 ) -> None:
-    """SIGTERM and SIGINT stop; SIGHUP reads everything anew and the kernel again, as one more task of
+    """SIGTERM and SIGINT stop; SIGHUP reads everything and the kernel again, as one more task of
     `work`."""
     hangups = asyncio.Event()
 

@@ -29,7 +29,7 @@ from vipd.observe.listeners import Listeners
 from vipd.observe.observers import Observers as Pages
 
 POLL_FILES = Pace(longest=5.0)
-"""Each try reads all files' times, which is what is left where a directory cannot be watched."""
+"""Each try reads the times of all files, which is the fallback for a directory that cannot be watched."""
 
 
 class _Events(Observer):
@@ -43,7 +43,7 @@ class _Events(Observer):
         self._after_overrides: list[asyncio.Event] = []
 
     def after_step(self) -> asyncio.Event:
-        """An event of its own, set after each step."""
+        """A new event, set after each step."""
         self._after_step.append(asyncio.Event())
         return self._after_step[-1]
 
@@ -73,7 +73,7 @@ def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[st
     collect, cleaned, saved, grown = (events.after_step() for _ in range(4))
     reconciler.observers.add(events)
     return {
-        # Before the first write, so that nothing done to our rules goes unseen.
+        # Before the first write, so that no foreign change of rules is missed.
         "watching rules": lambda: _watch_rules(parts, events.switched),
         "reconciling": reconciler.run,
         "watching files": Loop(lambda: watch_files(parts.files, reconciler), Task(POLL_FILES)),
@@ -106,8 +106,8 @@ def _override_loops(parts: Parts, events: _Events) -> dict[str, Work]:
 
 
 async def _watch_rules(parts: Parts, switched: asyncio.Event) -> None:
-    """Sees and repairs what others do to our rules, of whichever dataplane is in use. `switched`: set when
-    that is another one."""
+    """Detects and repairs foreign changes to the rules of the dataplane in use. `switched`: set after a
+    switch to another one."""
 
     options = WatchOptions(parts.own, parts.supervisor.run_meanwhile)
     while True:

@@ -1,4 +1,4 @@
-"""Runs the programs that read and write rules: how long each may run, and what counts as a heartbeat."""
+"""Runs the programs that read and write rules: their time limits, and their heartbeats."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from vipd.host.observer import Observers
 from vipd.host.process import LIMIT_SECONDS, STALL_SECONDS, Finished, Runner, Started, run
 
 BYTES_A_SECOND = 250_000
-"""Of rules, at the least. nft 1.0.6 and Linux 6.18 took 3 MB a second: this is a host ten times slower."""
+"""Minimum speed for rules. nft 1.0.6 and Linux 6.18 took 3 MB a second: this is a host ten times slower."""
 
 
 def rule_programs(started: Started, observers: Observers, limit: float = LIMIT_SECONDS) -> Runner:
-    """A runner that kills what does not end within `limit` seconds, and the time that its input needs; and
-    what does nothing at all for STALL_SECONDS, so that status soon says what hangs.
+    """A runner that kills a program that does not end within `limit` seconds plus the time that its input
+    needs; and one that is idle for STALL_SECONDS, so that status soon names it.
 
-    While it processes a large input it sends heartbeats; the last of them comes no less than `limit`
-    before its end. Each block of rules that was dealt with is one, too: a large load has many.
+    While it processes a large input it sends heartbeats, the last one at least `limit`
+    before its end. Each processed block of rules sends one, too: a large load has many.
     """
 
     async def run_and_beat(argv: Sequence[str], stdin: str) -> Finished:

@@ -1,7 +1,7 @@
 """Reports a reconciler's state to the service manager: ready, status, heartbeats, reloading, stopping.
 
-Signs of life are sent when the reconciler's own loop beats and at no other time, so that whatever holds up
-that loop ends them. systemd then ends the daemon, whose rules stay, and starts it anew.
+Heartbeats are sent when the reconciler's own loop beats and at no other time, so that whatever blocks
+that loop ends them. systemd then ends the daemon, whose rules stay, and restarts it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vipd.host.systemd.notify import Notifier, one_line
 EXTENSION_SECONDS = 60
 """Time that each sign of progress gives to a start."""
 READY_DESPITE_SECONDS = 20.0
-"""How long a start may fail before it counts as ready all the same: the API answers, the status says what is
-wrong, and whoever waits for the unit does not wait in vain."""
+"""How long a start may fail before it counts as ready all the same: the API answers, the status names the
+fault, and programs that wait for the unit continue."""
 STATUS_SECONDS = 1.0
 """A status is sent at most so often."""
 BEATS_PER_WATCHDOG = 2
@@ -31,12 +31,12 @@ _SPARE_SECONDS = 5.0
 
 
 def beat_seconds(notifier: Notifier) -> float:
-    """How often an idle loop has to beat for the watchdog."""
+    """Interval of an idle loop's heartbeats for the watchdog."""
     return (notifier.watchdog_seconds or 2 * LONGEST_PROGRAM_SECONDS) / BEATS_PER_WATCHDOG
 
 
 def program_seconds(notifier: Notifier) -> float:
-    """How long a program may run: it is killed, and that logged, before the watchdog ends the daemon."""
+    """How long a program may run: it is killed, and that is logged, before the watchdog ends the daemon."""
     if notifier.watchdog_seconds is None:
         return LONGEST_PROGRAM_SECONDS
     room = notifier.watchdog_seconds - _SPARE_SECONDS
@@ -44,7 +44,7 @@ def program_seconds(notifier: Notifier) -> float:
 
 
 class Reporter(Observer):
-    """Speaks for one reconciler, from its loop and to one notifier."""
+    """Reports one reconciler's state, from its loop, to one notifier."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class Reporter(Observer):
         reconciler.observers.add(self)
 
     def heartbeat(self) -> None:
-        """The loop goes on: a sign of life, and before the first good step more time for the start."""
+        """The loop continues: sends a heartbeat, and before the first successful step extends the start
+        timeout."""
         seconds = self._notifier.watchdog_seconds
         if seconds is not None and self._due("watchdog", min(1.0, seconds / 8)):
             self._notifier.send("WATCHDOG=1")
@@ -73,10 +74,10 @@ class Reporter(Observer):
         if starting and self._due("extension", 1.0):
             self._notifier.send(f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}")
         if not self._notify_ready():
-            self._look_soon()  # not at once: most changes are over before anybody could read of them
+            self._look_soon()  # not at once: most changes are over before a user could read them
 
     def stepped(self) -> None:
-        """Say that the daemon is ready once it is, and how it is doing when that has changed."""
+        """Report that the daemon is ready once it is, and its status if that has changed."""
         if self._stopping or self._notify_ready():
             return
         if self._due("status", STATUS_SECONDS):
@@ -88,7 +89,8 @@ class Reporter(Observer):
 
     @asynccontextmanager
     async def reloading(self) -> AsyncIterator[None]:
-        """Say that a reload begins, and in the end that it is over, however it went. One at a time."""
+        """Report that a reload begins, and at its end that it is over, whatever the outcome. One at a
+        time."""
         async with self._reloading:
             if not self._ready:
                 yield  # ready would be a lie before the first good step
@@ -101,14 +103,14 @@ class Reporter(Observer):
                 self._notifier.send("READY=1", f"STATUS={self._status}")
 
     def stopping(self) -> None:
-        """Say that the daemon stops; the last word."""
+        """Report that the daemon stops; the last message."""
         self._stopping = True
         if self._later:
             self._later.cancel()
         self._notifier.send("STOPPING=1", "STATUS=stopping; the rules stay in the kernel")
 
     def _notify_ready(self) -> bool:
-        """Whether that was to be reported now."""
+        """Report readiness if it is due; returns whether it was."""
         if self._ready or not (self._reconciler.progress.applied or self._fails_for_long()):
             return False
         self._status = status_text(self._reconciler)

@@ -1,4 +1,4 @@
-"""The composition root: settings in, objects wired. Nothing else makes these objects."""
+"""The composition root: settings in, objects wired. No other module creates these objects."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Parts:
         return (self.files, self.store, *((self.fleet.source,) if self.fleet else ()))
 
     async def rescan(self) -> None:
-        """Read every source anew. Parsing runs in a thread, so that the API goes on answering."""
+        """Read every source again. Parsing runs in a thread, so that the API still answers."""
         await asyncio.to_thread(self.files.scan)
         self.store.reload()
         self.overrides.reload()
@@ -105,7 +105,7 @@ async def wire(settings: Settings, observers: Observers | None = None, limit: fl
     host = HostNet(settings, record, dataplane=lambda: dataplane.name, distrust=dataplane.invalidate_all)
 
     conntrack = ConntrackScheduler(time.monotonic, checkpoint=Checkpoint(settings.state_dir))
-    await conntrack.load()  # what an earlier process has left to do
+    await conntrack.load()  # left over by an earlier process
     observers.add(conntrack)
     registrations = fleet.registrations if fleet else dict
     partners = Partners(statuses, registrations, conntrack.resets, observers)
@@ -157,7 +157,7 @@ async def _fleet(settings: Settings, observers: Observers) -> Fleet | None:
 
 
 def _fleet_errors(fleet: Fleet | None) -> tuple[type[Exception], ...]:
-    """What loops that follow etcd may raise."""
+    """Exceptions of loops that follow etcd."""
     if fleet is None:
         return ()
     from vipd.sources.etcd.errors import EtcdError

@@ -1,4 +1,4 @@
-"""What the reconciler asks of a dataplane."""
+"""The interface of a dataplane for the reconciler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATAPLANES: tuple[DataplaneName, ...] = get_args(DataplaneName)
 
 
 class ApplyError(RuntimeError):
-    """The kernel's rules could not be read or written: what was tried and what the tool said."""
+    """The kernel's rules could not be read or written: the operation, and the tool's message."""
 
     def __init__(self, what: str, why: str, hint: str = "", *, rules_at_fault: bool = False) -> None:
         super().__init__(f"{what}: {why}" + (f"; hint: {hint}" if hint else ""))
@@ -44,51 +44,52 @@ class DataplanePlan(Protocol):
 class Dataplane(Protocol):
     """Programs forwardings into the kernel.
 
-    Level-triggered: whatever was there before, `apply(plan())` makes the kernel equal to the forwardings
-    given so far. After a failed apply the next plan is made from what the kernel really holds.
+    Level-triggered: whatever the state before, `apply(plan())` makes the kernel equal to the forwardings
+    given so far. After a failed apply the next plan is based on a reading of the kernel.
     """
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Work out beside the event loop what `update` would take long for. Changes nothing."""
+        """Compute, off the event loop, what would take `update` long. Changes nothing."""
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are deleted. Touches nothing outside the process."""
 
     async def plan(self) -> DataplanePlan:
-        """What has to be written now. Reads the kernel when its state is not known; raises ApplyError."""
+        """The plan of what must be written now. Reads the kernel if its state is unknown; raises
+        ApplyError."""
 
     async def survey(self) -> object:
-        """The rules that the kernel holds now, for `difference`. Changes nothing of what is known of them;
-        may go on beside all else. Raises ApplyError."""
+        """The kernel's current rules, for `difference`. Does not change the cached state;
+        may run concurrently with everything else. Raises ApplyError."""
 
     async def difference(self, surveyed: object) -> DataplanePlan:
-        """What would have to be written if the kernel were as it was surveyed. Changes nothing."""
+        """The plan for a kernel in the surveyed state. Changes nothing."""
 
     async def apply(self, plan: DataplanePlan) -> None:
-        """Write a plan to the kernel. Raises ApplyError; then some of its steps may have been done."""
+        """Write a plan to the kernel. Raises ApplyError; then some of its steps may have been applied."""
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
 
     def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
-        """Trust nothing that is known about these chains, maps and sets, and no others, which somebody else
-        may have changed."""
+        """Drop the cached state of exactly these chains, maps and sets, which another program may have
+        changed."""
 
     def invalidate_all(self) -> None:
-        """Trust nothing that is known about the kernel: the next plan reads it. May come at any time, also
+        """Drop the cached state of the kernel: the next plan reads it. May be called at any time, also
         while a plan is being applied."""
 
     async def collect_garbage(self) -> None:
-        """Delete what changes left behind for later. Raises ApplyError."""
+        """Delete leftovers of changes. Raises ApplyError."""
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
-        """The forwardings that the kernel does not take, and what it said. All others are programmed."""
+        """The forwardings that the kernel rejects, with its message. All others are programmed."""
 
     def warnings(self) -> tuple[str, ...]:
-        """What this host lacks and what that means for services."""
+        """What this host lacks and the effects on services."""
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
-        """The kernel names by which a forwarding and its endpoints are found."""
+        """The names of a forwarding and its endpoints in the kernel."""
 
     @property
     def name(self) -> DataplaneName:
@@ -102,7 +103,7 @@ class Dataplane(Protocol):
         """Sees that somebody else changes the rules. To be entered before the first write."""
 
     def options_of(self, family: Family) -> RuleOptions | TableOptions:
-        """What shapes a family's rules besides the forwardings."""
+        """Everything besides the forwardings that shapes a family's rules."""
 
     def versions(self) -> dict[str, str]:
         """The tools in use, by family, as they name themselves."""

@@ -1,4 +1,4 @@
-"""How the new flows that a dataplane translated are counted."""
+"""Counts the new flows that a dataplane translated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vipd.model.service import Protocol as Transport
 
 
 class Place(NamedTuple):
-    """A backend of one forwarding; its weight may change, its counter goes on."""
+    """A backend of one forwarding; if its weight changes, its counter continues."""
 
     key: ForwardingKey
     address: str
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of_row(cls, row: object) -> Place:
-        """From what `row` gave. Raises ValueError for anything else."""
+        """From the output of `row`. Raises ValueError for anything else."""
         if not isinstance(row, list) or len(row) != 6:
             raise ValueError("a place has six parts")
         service, port_name, protocol, family, address, port = row
@@ -32,20 +32,20 @@ class Place(NamedTuple):
 
 
 class FlowCounter(Protocol):
-    """Counts new flows while rules come and go."""
+    """Counts new flows while rules are added and removed."""
 
     @property
     def seconds(self) -> float:
         """CPU time that the last `take` took, about."""
 
     async def take(self) -> Mapping[Place, int]:
-        """The new flows since `take` was last called, of backends that had any, also of some that are gone.
+        """The new flows since the last `take`, of backends that had any, including removed ones.
 
-        Raises ApplyError or OSError; what was counted then comes the next time.
+        Raises ApplyError or OSError; the next call then returns those flows.
         """
 
     def memory(self) -> object:
-        """A JSON value for `remember` after a restart: what of the kernel's counts has been taken."""
+        """A JSON value for `remember` after a restart: the kernel's counts that have been taken."""
 
     def remember(self, memory: object) -> None:
-        """Go on from what an earlier run had taken. What is not understood is left out."""
+        """Continue from what an earlier run had taken. Parts that are not understood are left out."""

@@ -1,4 +1,4 @@
-"""What a dataplane does in each address family: a family that fails does not hold back the other."""
+"""The part of a dataplane for each address family: a failure of one family does not block the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vipd.model.service import Family
 P = TypeVar("P", bound=DataplanePlan)
 
 LARGE = 300
-"""Of one forwarding (`Forwarding.work`), above which it is compiled beside the event loop."""
+"""`Forwarding.work` of one forwarding, above which it is compiled in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ F = TypeVar("F", bound=FamilyProgrammer)  # type: ignore[type-arg]  # of whateve
 
 
 class ForwardingsCounter(FlowCounter, Protocol):
-    """One that is given the forwardings."""
+    """A counter that receives the forwardings."""
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Take new forwardings, and None for those that are deleted."""
 
 
 class DualStackDataplane(ABC, Generic[F, P]):
-    """Implements of `vipd.dataplane.base.Dataplane` all that is the same for both dataplanes."""
+    """Implements the part of `vipd.dataplane.base.Dataplane` that both dataplanes share."""
 
     name: DataplaneName
     counter: ForwardingsCounter
@@ -59,15 +59,15 @@ class DualStackDataplane(ABC, Generic[F, P]):
         self._families = families
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Compile beside the event loop what takes long; `update` then finds it done."""
+        """Compile slow forwardings in a thread; `update` then uses the result."""
         known = [(self._families[key.family], key, forwarding) for key, forwarding in changes.items()]
         large = [(part, key, f) for part, key, f in known if part.desired.work_of(key, f) > LARGE]
         for part, key, forwarding in large:
-            with contextlib.suppress(Exception):  # `update` raises it again, and knows for which service
+            with contextlib.suppress(Exception):  # `update` raises it again, for the right service
                 await asyncio.to_thread(part.desired.compile_ahead, key, forwarding)
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Take new forwardings, and None for those that are gone."""
+        """Add new forwardings, and remove those that are None."""
         for key, forwarding in changes.items():
             part = self._families[key.family]
             part.release(key)
@@ -85,7 +85,7 @@ class DualStackDataplane(ABC, Generic[F, P]):
             part.invalidate_all()
 
     async def plan(self) -> FamilyPlans[P]:
-        """What has to be written now; a family that cannot be read does not hold back the other."""
+        """The plan of what must be written now; a family that cannot be read does not block the other."""
         plans, errors = dict[Family, P](), []
         for family, part in self._families.items():
             try:
@@ -95,7 +95,7 @@ class DualStackDataplane(ABC, Generic[F, P]):
         return FamilyPlans(plans, tuple(errors))
 
     async def survey(self) -> Mapping[Family, object]:
-        """The rules that the kernel holds now, or why they cannot be read, for each family."""
+        """The kernel's current rules, or why they cannot be read, for each family."""
         found: dict[Family, object] = {}
         for family, part in self._families.items():
             try:
@@ -105,7 +105,7 @@ class DualStackDataplane(ABC, Generic[F, P]):
         return found
 
     async def difference(self, surveyed: object) -> FamilyPlans[P]:
-        """What would have to be written where the kernel is as surveyed."""
+        """The plan for a kernel in the surveyed state."""
         assert isinstance(surveyed, dict)  # noqa: S101 (each dataplane takes its own surveys only)
         errors = tuple(found for found in surveyed.values() if isinstance(found, ApplyError))
         plans = {
@@ -128,16 +128,16 @@ class DualStackDataplane(ABC, Generic[F, P]):
             raise errors[0]
 
     async def collect_garbage(self) -> None:
-        """Delete what nothing reaches any more and no change waited for. Raises ApplyError."""
+        """Delete chains that are no longer reachable, and that no change had to delete. Raises ApplyError."""
         for part in self._families.values():
             await part.collect_garbage()
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
-        """The forwardings that the kernel does not take, and what it said."""
+        """The forwardings that the kernel rejects, with its message."""
         return {key: why for part in self._families.values() for key, why in part.quarantined().items()}
 
     def warnings(self) -> tuple[str, ...]:
-        """What this host lacks and what that means for services."""
+        """What this host lacks and the effects on services."""
         return tuple(warning for part in self._families.values() for warning in part.warnings())
 
     def options_of(self, family: Family) -> RuleOptions | TableOptions:

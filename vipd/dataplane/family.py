@@ -1,7 +1,7 @@
-"""What both dataplanes do alike with the rules of one address family.
+"""The common part of both dataplanes for the rules of one address family.
 
-What the kernel does not take because of its rules is tried again in ever smaller parts, until the forwarding
-at fault is alone. It is quarantined: the kernel keeps what it had for it, and all others are programmed.
+A write that the kernel rejects because of its rules is retried in ever smaller parts, until the forwarding
+at fault is alone. It is quarantined: its last rules stay in the kernel, and all others are programmed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LARGE = 500
 
 
 class Desired(Protocol):
-    """What is wanted in the kernel, compiled, and which of it may be other than it was written."""
+    """The rules wanted in the kernel, compiled, and which of them may differ from what was written."""
 
     @property
     def options(self) -> Any:
@@ -36,16 +36,16 @@ class Desired(Protocol):
 
     @property
     def changes(self) -> int:
-        """How many forwardings may be other than they were written last, and how much there is to each."""
+        """Number of forwardings that may differ from what was last written, with the work for each."""
 
     def update(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Take one forwarding's new form, or its end. When compiling it raises, nothing has changed."""
 
     def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
-        """How much it is to take that: of the forwarding and of the one in its place, the larger."""
+        """The work for this change: of the forwarding or the one in its place, whichever is larger."""
 
     def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Compile what the next `update` of this key needs. May run in a thread."""
+        """Compile what the next `update` of this key requires. May run in a thread."""
 
 
 D = TypeVar("D", bound=Desired)
@@ -54,22 +54,22 @@ S = TypeVar("S")
 
 
 class FamilyProgrammer(ABC, Generic[D, P]):
-    """Programs one family. Without tools it fails only when something is wanted of it."""
+    """Programs one family. Without tools it fails only when something is wanted."""
 
     desired: D
 
     def __init__(self, family: Family, settings: Settings, record: HostRecord, run: Runner) -> None:
         self._family, self._settings, self._record, self._run = family, settings, record, run
         self._invalid = False
-        """Nothing that is known about the kernel is to be trusted, as of the next plan."""
+        """The next plan drops the cached state of the kernel."""
         self._recorded = False
-        """The state directory says that there are rules of vipd's."""
+        """The state directory records that rules of vipd's exist."""
         self._quarantine: dict[ForwardingKey, tuple[Forwarding | None, str]] = {}
-        """What the kernel does not take, and what it said."""
+        """Forwardings that the kernel rejects, with its message."""
 
     @abstractmethod
     async def plan(self) -> P:
-        """What has to be written now. Raises ApplyError."""
+        """The plan of what must be written now. Raises ApplyError."""
 
     @abstractmethod
     async def apply(self, plan: P) -> None:
@@ -77,20 +77,20 @@ class FamilyProgrammer(ABC, Generic[D, P]):
 
     @abstractmethod
     async def survey(self) -> Any:
-        """What the kernel holds now, nothing that is known of it being touched. None: no tools, and nothing
+        """The kernel's current state; the cached state does not change. None: no tools, and nothing
         wanted. Raises ApplyError."""
 
     @abstractmethod
     def difference(self, surveyed: Any) -> P:
-        """What would have to be written where the kernel is as surveyed. May run in a thread."""
+        """The plan for a kernel in the surveyed state. May run in a thread."""
 
     @abstractmethod
     async def collect_garbage(self) -> None:
-        """Delete what nothing reaches any more and no change waited for. Raises ApplyError."""
+        """Delete chains that are no longer reachable, and that no change had to delete. Raises ApplyError."""
 
     @abstractmethod
     def warnings(self) -> list[str]:
-        """What this host lacks and what that means for services."""
+        """What this host lacks and the effects on services."""
 
     @abstractmethod
     def version(self) -> str:
@@ -102,7 +102,7 @@ class FamilyProgrammer(ABC, Generic[D, P]):
 
     @abstractmethod
     def _forget_installed(self) -> None:
-        """Nothing is known about the kernel: the next plan reads it."""
+        """Drop the cached state of the kernel: the next plan reads it."""
 
     def release(self, key: ForwardingKey) -> None:
         """Quarantine a forwarding no more: it is about to have another form, which may be taken."""
@@ -115,16 +115,16 @@ class FamilyProgrammer(ABC, Generic[D, P]):
         self._reconfigure(replace(options, node_port_addresses=limited))
 
     def invalidate_all(self) -> None:
-        """Trust nothing about the kernel, and give what is quarantined a new chance; as of the next plan, for
-        one may be on its way into the kernel now."""
+        """Drop the cached state of the kernel, and retry quarantined forwardings; effective with the next
+        plan, since the current one may be in progress."""
         self._invalid = True
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
-        """The forwardings that the kernel does not take, and what it said."""
+        """The forwardings that the kernel rejects, with its message."""
         return {key: reason for key, (_, reason) in self._quarantine.items()}
 
     def _start_anew(self) -> None:
-        """Do what `invalidate_all` asked for."""
+        """Carry out a pending `invalidate_all`."""
         self._invalid = False
         self._forget_installed()
         for key, (forwarding, _) in list(self._quarantine.items()):
@@ -132,7 +132,7 @@ class FamilyProgrammer(ABC, Generic[D, P]):
             self.desired.update(key, forwarding)
 
     def _record_rules(self, missing_tables: Collection[str]) -> None:
-        """Before the first write: say on disk what will be there. Raises ApplyError."""
+        """Before the first write: record on disk that rules will exist. Raises ApplyError."""
         if self._recorded and not missing_tables:
             return
         try:

@@ -1,4 +1,4 @@
-"""What the settings say about one family's rules in whichever dataplane, as a value. Pure."""
+"""The settings for one family's rules in any dataplane, as a value. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class FamilyOptions:
     def of_settings(
         cls, settings: Settings, family: Family, host_addresses: frozenset[str], **own: Any
     ) -> Self:
-        """What the settings mean on a host with these addresses; `own` is what the dataplane adds."""
+        """The options for these settings on a host with these addresses; `own`: the dataplane's further
+        values."""
         return cls(
             family=family,
             prefix=settings.chain_prefix,

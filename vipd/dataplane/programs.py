@@ -1,5 +1,5 @@
-"""Finds and runs the programs that read and write rules: the one place where what keeps such a
-program from its work becomes an `ApplyError` that names program, reason and remedy."""
+"""Finds and runs the programs that read and write rules. This is the one place where a failure of such a
+program becomes an `ApplyError` with program, reason and remedy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.host.process import Finished, ProgramTimeoutError, Runner, identity
 
 VERSION_SECONDS = 5.0
-"""How long a program may take to print its version, which asks nothing of the kernel."""
+"""How long a program may take to print its version, which does not involve the kernel."""
 PROBE_SECONDS = 15.0
-"""How long it may take to try what this host can do; modules are loaded for that."""
+"""How long it may take to probe this host's features; that loads modules."""
 
 PACKAGES = {"nft": "nftables", "conntrack": "conntrack"}
 """Packages of programs; iptables is that of all others."""
@@ -33,10 +33,10 @@ HANGS = "see dmesg, and whether another program changes rules all the time; vipd
 
 
 async def finish(argv: Sequence[str], text: str, run: Runner, limit: float | None = None) -> Finished:
-    """Run a program to its end, whatever its exit code. Raises ApplyError when that cannot be had, and
-    MissingProgramError when there is no such program; none of these is a fault of the rules given to it.
+    """Run a program to its end, whatever its exit code. Raises ApplyError if that fails, and
+    MissingProgramError if there is no such program; none of these is a fault of the rules given to it.
 
-    `limit`: seconds after which it is killed; None: what `run` allows.
+    `limit`: seconds after which it is killed; None: the limit of `run`.
     """
     program = argv[0]
     try:
@@ -65,18 +65,18 @@ T = TypeVar("T")
 
 
 class Programs(Generic[T]):
-    """What was found of some programs. They are looked for again when none could be used, and when other
-    programs have taken their place, as `update-alternatives` and upgrades do."""
+    """Result of a search for some programs. The search is repeated if no program was usable, and if other
+    programs have replaced them, as `update-alternatives` and upgrades do."""
 
     def __init__(self, names: Sequence[str], find: Callable[[], Awaitable[T]]) -> None:
-        """`names`: the programs; `find`: looks for them and raises ApplyError."""
+        """`names`: the programs; `find`: searches for them and raises ApplyError."""
         self._names, self._find = tuple(names), find
         self._identities: tuple[object, ...] | None = None
         self.found: T | ApplyError = ApplyError(f"{names[0]} was not looked for", "vipd has just started")
 
     async def look(self, *, needed: bool = True) -> bool:
-        """Look for them if that is due: whether something else is there than before. Where they are not
-        `needed` a failure is kept until other programs stand there."""
+        """Search for them if that is due; returns whether the result changed. If they are not
+        `needed` a failure is kept until the programs are replaced."""
         identities = tuple(map(identity, self._names))
         failed = isinstance(self.found, ApplyError)
         if identities == self._identities and not (failed and needed):

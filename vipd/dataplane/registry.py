@@ -1,4 +1,4 @@
-"""Makes the dataplanes that this program knows, and removes what they have in the kernel."""
+"""Creates the available dataplanes, and removes their rules from the kernel."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class HostDataplanes:
         return await IptablesDataplane.start(self._settings, self._record, self._run, self.accepts.kept)
 
     async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
-        """Remove everything under our prefix that a dataplane has in the kernel; whether there was anything.
-        Accepts in FORWARD stay where `accepts` has a need of them.
+        """Remove everything of a dataplane under vipd's prefix from the kernel; returns whether there was
+        anything. Accepts in FORWARD stay if `accepts` requires them.
 
         `ready` is awaited just before. Raises ApplyError.
         """
@@ -56,10 +56,10 @@ class HostDataplanes:
 
 
 async def dataplane_meant(setting: str, settings: Settings, run: Runner) -> DataplaneName:
-    """The dataplane that a setting means. `auto` is nftables where nft and kernel have all that it may need,
-    and where no other table drops what is for health ports, or forwarded flows that vipd cannot accept there;
-    else iptables. An nft that is there and fails decides nothing while a table of ours stands: it may work
-    again in a moment.
+    """The dataplane for a setting. `auto` is nftables if nft and kernel have all required features,
+    and no other table drops packets for health ports, or forwarded flows that vipd cannot accept there;
+    else iptables. While a table of vipd's exists, a failure of nft does not decide: it may be
+    temporary.
     """
     if setting != "auto":
         return "nftables" if setting == "nftables" else "iptables"

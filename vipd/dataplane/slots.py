@@ -8,9 +8,9 @@ from heapq import heapify, heappop, heappush
 from math import gcd
 
 LARGEST_ERROR = 0.01
-"""How far a share may be from what its weight says, as a part of all flows."""
+"""Maximum deviation of a share from its weight, as a part of all flows."""
 LARGEST_RELATIVE_ERROR = 0.25
-"""How far as a part of the share itself, so that a backend of little weight gets little."""
+"""Maximum deviation as a part of the share itself, so that a backend of little weight gets little."""
 EXACT_UP_TO = 100
 """Weights that add up to so many slots, once a common divisor is out, are met exactly."""
 LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -20,10 +20,10 @@ is below 1/1024. With more backends than that there are four slots for each."""
 
 @lru_cache(maxsize=4096)
 def slot_counts(weights: tuple[int, ...]) -> tuple[int, ...]:
-    """How many slots each of these weights (each >= 1) gets, at least one.
+    """The number of slots for each of these weights (each >= 1), at least one.
 
-    Equal weights get one slot each. Others are met exactly where 100 slots suffice; else no share is more
-    than 0.01 off, nor more than a quarter of itself, or 1/1024 where that is more.
+    Equal weights get one slot each. Others are exact if 100 slots suffice; else no share deviates by more
+    than 0.01, nor by more than a quarter of itself, or 1/1024 if that is more.
     """
     divisor = gcd(*weights)
     reduced = tuple(weight // divisor for weight in weights)
@@ -35,7 +35,7 @@ def slot_counts(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def slots(weights: Sequence[int]) -> tuple[int, ...]:
-    """For each slot the index of the weight that it belongs to."""
+    """The index of the weight for each slot."""
     counts = slot_counts(tuple(weights))
     return tuple(index for index, count in enumerate(counts) for _ in range(count))
 

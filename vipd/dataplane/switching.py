@@ -1,8 +1,8 @@
-"""The dataplane in use, and another one in its place while vipd runs.
+"""The dataplane in use, and the switch to another one while vipd runs.
 
-The new one is built beside the old one before that is removed, so that no new flow is refused meanwhile: the
-kernel translates a flow once, by whichever has it first. The same holds over a restart with other settings:
-what the other dataplane has left behind is removed once this one has written its rules.
+The new one is written before the old one is removed, so that no new flow is refused: the kernel
+translates a flow once, by the first one that matches. The same holds for a restart with other settings:
+the rules of the other dataplane are removed once this one has written its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def at_once() -> None:
 
 
 class DataplaneRegistry(Protocol):
-    """Makes dataplanes, and removes what one of them has in the kernel."""
+    """Creates dataplanes, and removes their rules from the kernel."""
 
     prefix: str
     accepts: ForwardAccepts
@@ -47,13 +47,13 @@ class DataplaneRegistry(Protocol):
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
 
     async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
-        """Remove everything that a dataplane has in the kernel; whether there was anything. `ready` is
-        awaited when it is known what that is, just before. Raises ApplyError."""
+        """Remove everything of a dataplane from the kernel; returns whether there was anything. `ready` is
+        awaited just before, when that is known. Raises ApplyError."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholePlan:
-    """What the dataplane in use has to write, and what has to be accepted in chains of others."""
+    """The plan of the dataplane in use, and that of the accepts in foreign chains."""
 
     accepts: AcceptPlan
     rules: DataplanePlan
@@ -78,7 +78,7 @@ class SwitchableDataplane:
         registry: DataplaneRegistry,
         switched: Callable[[], None] = lambda: None,
     ) -> None:
-        """`switched` is called after another dataplane has taken over, before the old one is removed; and
+        """`switched` is called after a switch, before the old one is removed; and
         when the one in use has found other tools, before it writes with them."""
         self._name, self.current, self._registry = name, current, registry
         self.accepts = registry.accepts
@@ -99,15 +99,15 @@ class SwitchableDataplane:
     async def start(
         cls, name: DataplaneName, registry: DataplaneRegistry, switched: Callable[[], None] = lambda: None
     ) -> SwitchableDataplane:
-        """Begin with one. Raises ApplyError."""
+        """Start with one. Raises ApplyError."""
         return cls(name, await registry.open(name), registry, switched)
 
     async def switch(self, name: DataplaneName, before_removal: Ready = at_once) -> bool:
-        """Put another dataplane in place of the one in use; whether it is another one.
+        """Replace the dataplane in use by another one; returns whether it changed.
 
-        `before_removal` is awaited when the rules of both stand and the old one is still in use, just before
-        its rules go: what they have counted goes with them. Raises ApplyError; then the one in use is as
-        before, and nothing of the other is left.
+        `before_removal` is awaited when the rules of both exist and the old one is still in use, just before
+        its rules are removed together with their counters. Raises ApplyError; then the one in use is
+        unchanged, and nothing of the other remains.
         """
         if name == self.name:
             return False
@@ -128,7 +128,7 @@ class SwitchableDataplane:
                 key, why = next(iter(refused.items()))
                 raise ApplyError(f"the {name} dataplane does not take {key.service}", why)
             await self._remove_others(name, hand_over)
-            if self.current is not new:  # what the old one has could not even be read
+            if self.current is not new:  # the old one could not even be read
                 await hand_over()
         except BaseException:
             if self.current is not new:
@@ -139,8 +139,8 @@ class SwitchableDataplane:
         return True
 
     async def _undo(self) -> None:
-        """Remove what a dataplane has written that did not take over: also when the request was cancelled.
-        `sweep` tries again to remove what cannot be removed now."""
+        """Remove the rules of a dataplane after a failed switch, also if the request was cancelled.
+        `collect_garbage` retries what cannot be removed now."""
         self._others_gone = False
         removing = asyncio.create_task(self._remove_others(self.name))
         while not removing.done():
@@ -150,12 +150,12 @@ class SwitchableDataplane:
             log.error("what a failed switch has written cannot be removed", exc_info=error)
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Work out beside the event loop what `update` would take long for."""
+        """Compute, off the event loop, what would take `update` long."""
         await self.current.prepare(changes)
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Take new forwardings, and None for those that are gone."""
-        self.current.update(changes)  # first: what raises here is not to be given to another one either
+        """Add new forwardings, and remove those that are None."""
+        self.current.update(changes)  # first: changes for which this raises must not reach another one either
         for key, forwarding in changes.items():
             if self._forwardings.pop(key, None) is not None:
                 self._families[key.family] -= 1
@@ -170,7 +170,7 @@ class SwitchableDataplane:
         self.current.host_changed(addresses)
 
     async def plan(self) -> DataplanePlan:
-        """What has to be written now. Raises ApplyError."""
+        """The plan of what must be written now. Raises ApplyError."""
         tools = self.current.versions()
         plan = await self.current.plan()
         self._written = self._written or not plan
@@ -179,17 +179,17 @@ class SwitchableDataplane:
         return await self._with_accepts(plan)
 
     async def survey(self) -> object:
-        """The rules that the kernel holds now. Raises ApplyError."""
+        """The kernel's current rules. Raises ApplyError."""
         return await self.current.survey()
 
     async def difference(self, surveyed: object) -> DataplanePlan:
-        """What would have to be written if the kernel were as surveyed."""
+        """The plan for a kernel in the surveyed state."""
         self.accepts.invalidate()
         return await self._with_accepts(await self.current.difference(surveyed))
 
     async def _with_accepts(self, rules: DataplanePlan) -> WholePlan:
-        """A plan of rules, with what is to be accepted in chains of others. What keeps those from being read
-        holds up no rules."""
+        """A plan of rules, with the plan of accepts in foreign chains. If those cannot be read, the rules are
+        still written."""
         try:
             return WholePlan(await self.accepts.plan(self.name, self._families.keys()), rules)
         except ApplyError as error:
@@ -209,32 +209,32 @@ class SwitchableDataplane:
             raise fault
 
     async def collect_garbage(self) -> None:
-        """Clear away what changes left behind, and once what another dataplane did. Raises ApplyError."""
+        """Delete leftovers of changes, and once those of another dataplane. Raises ApplyError."""
         await self.current.collect_garbage()
         if self._written and not self._others_gone:
             await self._remove_others(self.name)
 
     def invalidate_all(self) -> None:
-        """Trust nothing that is known about the kernel."""
+        """Drop the cached state of the kernel."""
         self.accepts.invalidate()
         self.current.invalidate_all()
 
     def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
-        """Trust nothing that is known about these chains."""
+        """Drop the cached state of these chains."""
         if concern_forward(chains, self._tables):
             self.accepts.invalidate()
         self.current.invalidate({(family, chain) for family, chain in chains if chain.table in self._tables})
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
-        """The forwardings that the kernel does not take, and what it said."""
+        """The forwardings that the kernel rejects, with its message."""
         return self.current.quarantined()
 
     def warnings(self) -> tuple[str, ...]:
-        """What this host lacks and what that means for services."""
+        """What this host lacks and the effects on services."""
         return (*self._left, *self.accepts.warnings(), *self.current.warnings())
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
-        """The kernel names by which a forwarding and its endpoints are found."""
+        """The names of a forwarding and its endpoints in the kernel."""
         return self.current.chains_of(forwarding)
 
     def versions(self) -> dict[str, str]:
@@ -242,7 +242,7 @@ class SwitchableDataplane:
         return self.current.versions()
 
     def options_of(self, family: Family) -> RuleOptions | TableOptions:
-        """What shapes a family's rules in the dataplane in use: by these a packet's fate is explained."""
+        """What shapes a family's rules in the dataplane in use; explanations of packets use it."""
         return self.current.options_of(family)
 
     def watch(self, options: WatchOptions) -> Disturbances:
@@ -265,7 +265,7 @@ class SwitchableDataplane:
         return TABLES if self.name == "iptables" else (table_name(self._registry.prefix),)
 
     async def _settle_accepts(self) -> None:
-        """Accept what the dataplane in use needs, and no more; what fails is tried again by the next step."""
+        """Accept what the dataplane in use requires, and no more; the next step retries after a failure."""
         self.accepts.invalidate()
         try:
             await self.accepts.apply(await self.accepts.plan(self.name, self._families.keys()))
@@ -277,7 +277,7 @@ class SwitchableDataplane:
         self._switched()
 
     async def _remove_others(self, kept: DataplaneName, ready: Ready = at_once) -> None:
-        """Remove what other dataplanes have in the kernel. What cannot be is a warning, and tried again."""
+        """Remove the rules of other dataplanes from the kernel. A failure is a warning, and retried."""
         left = []
         for name in DATAPLANES:
             if name == kept:
@@ -306,10 +306,10 @@ class SwitchedCounter:
         return await self._dataplane.current.counter.take()
 
     def memory(self) -> object:
-        """What has been taken, and of which dataplane."""
+        """The counts that have been taken, and the dataplane that they belong to."""
         return {self._dataplane.name: self._dataplane.current.counter.memory()}
 
     def remember(self, memory: object) -> None:
-        """Go on from what an earlier run had taken of the same dataplane."""
+        """Continue from what an earlier run had taken of the same dataplane."""
         if isinstance(memory, dict) and self._dataplane.name in memory:
             self._dataplane.current.counter.remember(memory[self._dataplane.name])

@@ -31,7 +31,7 @@ STATES = {
     "draining": BackendState.DRAIN,
     "disabled": BackendState.DOWN,
 }
-"""The words for a backend's state. The canonical ones are those of the model; they are the ones printed."""
+"""The words for a backend's state. The canonical ones are those of the model; they are used for output."""
 
 _PLACE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
@@ -39,12 +39,12 @@ PLACE_NAME_HINT = "1 to 253 of A-Z a-z 0-9 . _ - with a letter or digit at both 
 
 
 def is_place_name(text: str) -> bool:
-    """Whether a node or a zone can have this name."""
+    """Whether a name is valid for a node or a zone."""
     return _PLACE_NAME.fullmatch(text) is not None
 
 
 def read_backends(report: Report, node: Node, path: str) -> list[Placed[Backend]]:
-    """One backend or a list; null is an empty list. Every item that is no usable backend is reported."""
+    """One backend or a list; null is an empty list. Every invalid item is reported."""
     if null(node):
         return []
     found = []
@@ -100,7 +100,7 @@ def _read_reach(
 
 
 def _read_named_ports(report: Report, node: Node, path: str) -> tuple[tuple[str, int], ...]:
-    """Ports by name of the service's port. Whether the service has such ports is not asked here."""
+    """Ports by name of the service's port. Does not check whether the service has such ports."""
     if not isinstance(node, Mapping):
         report.wrong_type(node, path, "a mapping like {http: 8080}", "for one port for all, write port: 8080")
         return ()

@@ -1,7 +1,7 @@
-"""The pattern that an HTTP check wants in a body: plain text, or a regular expression of RE2. Pure.
+"""The pattern of an HTTP check for a body: plain text, or a regular expression of RE2. Pure.
 
-RE2 takes time in proportion to pattern times body, whatever both are; Python's `re` can take years. It knows
-no look-around and no back-references. `$` is also found before a newline at the end, as in Python.
+RE2 takes time in proportion to pattern times body, for any input; Python's `re` can take years. It has
+no look-around and no back-references. `$` also matches before a newline at the end, as in Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_PROGRAM = 1000
 """Largest compiled pattern, in RE2's instructions: with a body of 64 KiB it takes about a second at worst."""
 
 _MAX_MEMORY = 256 * 1024
-"""For each compiled pattern, with what it remembers from match to match."""
+"""For each compiled pattern, including its cache between matches."""
 
 MAX_CLASSES = 4
 """Most Unicode classes, like `\\pL`: RE2 takes half a millisecond to read each, and Python waits for it."""
@@ -31,7 +31,7 @@ _LACKS = "the syntax is RE2's: no look-around, back-references or possessive rep
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be used: what, and a hint."""
+    """An invalid pattern: what, and a hint."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)
@@ -56,7 +56,7 @@ class BodyPattern:
             raise PatternError(f"the pattern {shown(pattern)} is too large", hint)
 
     def found_in(self, body: bytes) -> bool:
-        """Whether it is found in a body of UTF-8 text."""
+        """Whether it matches in a body of UTF-8 text."""
         if self._program is None:
             return (self._text or b"") in body
         if self._program.search(body):
@@ -64,7 +64,7 @@ class BodyPattern:
         return body.endswith(b"\n") and self._program.search(body[:-1]) is not None
 
     def work(self, size: int) -> int:
-        """How much finding it in so many bytes takes at worst: 60 ns each."""
+        """The work of a search in this many bytes at worst: 60 ns each."""
         return 0 if self._program is None else self._program.programsize * size * 2
 
 
@@ -75,7 +75,7 @@ def body_pattern(pattern: str) -> BodyPattern:
 
 
 def plain_text(pattern: str) -> str | None:
-    """The text that alone a pattern matches; None when it is more than text."""
+    """The only text that a pattern matches; None if it is more than text."""
     if _REPETITION.search(pattern):
         return None
     found = []

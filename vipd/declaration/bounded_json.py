@@ -16,12 +16,12 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 
 
 class BeyondLimitsError(ValueError):
-    """It may be JSON, but it is larger, deeper or of longer numbers than anything that is meant."""
+    """It may be JSON, but it is larger or deeper than, or has longer numbers than, any valid input."""
 
 
 def read_json(data: bytes | str, most: int) -> Any:
-    """What a text says that has `most` bytes at most (or characters, if it is decoded). Raises ValueError for
-    what is no JSON, and its kind BeyondLimitsError."""
+    """Parses a text of at most `most` bytes (or characters, if it is decoded). Raises ValueError for
+    invalid JSON, and its subclass BeyondLimitsError."""
     if len(data) > most:
         raise BeyondLimitsError(f"it has {len(data)} bytes, of which {most} are the most")
     raw = data.encode(errors="surrogatepass") if isinstance(data, str) else data
@@ -34,12 +34,12 @@ def read_json(data: bytes | str, most: int) -> Any:
 
 
 def _deeper(raw: bytes) -> bool:
-    """Whether brackets are nested too deep, found by taking away the innermost pairs again and again. Each
-    time takes the whole text at once, which is a hundred times faster than to go through it in Python."""
+    """Whether brackets are nested too deep; removes the innermost pairs repeatedly. Each
+    pass handles the whole text at once, which is a hundred times faster than a loop in Python."""
     if b"\\" in raw:
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     left = raw.translate(_ONE_KIND, _OTHERS).replace(b'""', b"")
-    # What is left between quotes is brackets in a text.
+    # After this only brackets outside of strings remain.
     left = b"".join(left.split(b'"')[::2])
     for _ in range(JSON_DEPTH):
         left = left.replace(b"[]", b"")

@@ -41,7 +41,7 @@ def check_type(check: Check) -> str:
 
 
 def _default_timing(name: str, timing: Timing) -> object:
-    """What a declaration that is silent means; its timeout is never longer than its interval."""
+    """The default of a declaration without a value; its timeout is never longer than its interval."""
     if name == "timeout":
         return min(Timing().timeout, timing.interval)
     return next(field.default for field in fields(Timing) if field.name == name)

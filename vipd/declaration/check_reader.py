@@ -64,7 +64,7 @@ _MAX_ARGUMENTS = 64
 
 
 def read_check(report: Report, node: Node, path: str) -> Check | None:
-    """A check: one of the types alone, or a mapping with `type`. None when it cannot be one."""
+    """A check: one of the types alone, or a mapping with `type`. None if it is invalid."""
     if not isinstance(node, Mapping):
         kind = read_choice(report, node, path, {name: name for name in _TYPES})
         return None if kind is None else _finished(report, kind, Check(_TYPES[kind]), node, path)
@@ -91,12 +91,12 @@ def read_check(report: Report, node: Node, path: str) -> Check | None:
 
 
 def default_probe(kind: str) -> Probe | None:
-    """The probe of a type of check that says nothing else."""
+    """The probe of a type of check without further keys."""
     return _TYPES[kind]
 
 
 def _finished(report: Report, kind: str, check: Check, node: Node, path: str) -> Check:
-    """Report what the parts cannot be together, and what is missing."""
+    """Report invalid combinations, and missing parts."""
     if check.probe is None:
         return UNCHECKED
     said = node.items if isinstance(node, Mapping) else {}
@@ -110,7 +110,7 @@ def _finished(report: Report, kind: str, check: Check, node: Node, path: str) ->
             what = f"timeout {answered} is longer than interval {asked}"
             hint = "an answer must come before the next question"
             report.add(said["timeout"].line, f"{path}.timeout", what, hint)
-        # What is not said follows: a short interval alone means a short timeout too.
+        # A missing timeout follows the interval: a short interval alone means a short timeout too.
         check = replace(check, timing=replace(timing, timeout=timing.interval))
     return check
 
@@ -265,7 +265,7 @@ REQUIRED_KEYS = {
     "exec": {"command": "write {type: exec, command: [/usr/local/bin/check, --quick]}"},
     "udp": {"send": "write what the server answers to: {type: udp, send: ping}"},
 }
-"""What a check cannot be without, with a hint."""
+"""The required keys of a check, with a hint."""
 
 KeyReader: TypeAlias = Callable[[Report, Node, str], Any]
 

@@ -1,8 +1,8 @@
-"""What two services cannot both have: a frontend, a name, an address in two roles. Pure.
+"""Claims that two services cannot share: a frontend, a name, an address in two roles. Pure.
 
-The kernel translates a packet once. A backend whose address is a service's would be sent packets that nobody
-translates again; so an address is a service's, or a backend's, but not both. External addresses do not count:
-one may be a host's own, whose server is then a sound backend.
+The kernel translates a packet once. If a backend had the address of a service, its packets would not be
+translated again; so an address is a service's, or a backend's, but not both. External addresses do not count:
+one may be a host's own, whose server is then a valid backend.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AddressUse(NamedTuple):
 
 
 Claim = Frontend | str | AddressUse
-"""What keeps other services from something: a frontend, a name, a role of an address."""
+"""An exclusive claim: a frontend, a name, a role of an address."""
 
 
 def backend_addresses(service: Service) -> set[str]:
@@ -50,7 +50,7 @@ def address_uses(service: Service) -> Iterator[AddressUse]:
 
 
 class AddressUses:
-    """How many services use each address in each role, kept up as services come and go."""
+    """Number of services that use each address in each role, updated as services change."""
 
     def __init__(self, services: Iterable[Service] = ()) -> None:
         self._numbers: dict[AddressUse, int] = Counter(use for s in services for use in address_uses(s))
@@ -58,7 +58,7 @@ class AddressUses:
     def changed(
         self, leaving: Iterable[Service], coming: Iterable[Service]
     ) -> Mapping[AddressUse, int] | None:
-        """The numbers that are others after such a change; None if an address then is used in both roles."""
+        """The numbers that change; None if an address then has both roles."""
         changes = Counter(use for service in coming for use in address_uses(service))
         fresh = tuple(changes)
         changes.subtract(use for service in leaving for use in address_uses(service))
@@ -70,7 +70,7 @@ class AddressUses:
         return after
 
     def take(self, numbers: Mapping[AddressUse, int]) -> None:
-        """What `changed` said is so now."""
+        """Set the numbers returned by `changed`."""
         for use, number in numbers.items():
             if number:
                 self._numbers[use] = number
@@ -86,10 +86,10 @@ def find_conflicts(services: Iterable[Service]) -> tuple[Problem, ...]:
 def conflicts_of(
     services: Iterable[Service], *, addresses: bool = True
 ) -> Iterator[tuple[Service, Claim, Service]]:
-    """Every claim that an earlier service's keeps a service from, in time linear in the claims: the service,
-    the claim, and who has it. Without `addresses`, names and frontends alone.
+    """Every claim that an earlier service prevents, in time linear in the claims: the service,
+    the claim, and its owner. Without `addresses`, names and frontends alone.
 
-    The earlier service keeps what it claims, also against a third.
+    The earlier service keeps its claims, also against a third one.
     """
     names: dict[str, Service] = {}
     owners: dict[Frontend, Service] = {}
@@ -119,7 +119,7 @@ def _conflicts_of_addresses(
 
 
 def claim_problem(service: Service, claim: Claim, owner: Service) -> Problem:
-    """A service's fault that another one has what it claims, or keeps it from it."""
+    """The problem of a service whose claim another one has or prevents."""
     origin = service.origin
     if isinstance(claim, str):
         what = f"the name {claim} is already taken by the service {_place(owner)}"
@@ -136,7 +136,7 @@ def claim_problem(service: Service, claim: Claim, owner: Service) -> Problem:
 
 
 def use_problem(claim: AddressUse, holder: str, owner: Service) -> tuple[str, str]:
-    """What is wrong with a use of an address that `owner`, called `holder`, has in the other role; and a
+    """The fault of using an address that `owner`, named `holder`, has in the other role; and a
     hint."""
     if not claim.as_backend:
         what = f"{claim.address} is the address of a backend of {holder}"
@@ -152,6 +152,6 @@ def _place(service: Service) -> str:
 
 
 def _default_name(service: Service) -> bool:
-    """Whether the name is the first frontend's: then the clash of that frontend tells it all."""
+    """Whether the name is the first frontend's: then the conflict of that frontend is enough."""
     frontends = service.frontends()
     return bool(frontends) and service.name == str(frontends[0])

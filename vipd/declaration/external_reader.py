@@ -1,4 +1,4 @@
-"""The grammar of external addresses in vipd/v1, of who may use them, and of traffic policies. Pure."""
+"""The grammar of external addresses in vipd/v1, their allowed clients, and traffic policies. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ANY = "any"
 def read_external_addresses(
     report: Report, node: Node, path: str, *, load_balancer: bool
 ) -> list[Placed[ExternalAddress]]:
-    """One external address or a list; every item that is none is reported."""
+    """One external address or a list; every invalid item is reported."""
     items = one_or_more(node, path)
     if not items:
         report.add(node.line, path, "the list is empty", "name an address, or remove the key")
@@ -81,7 +81,7 @@ def _parse_allowed(text: str) -> str:
 
 
 def read_traffic_policy(report: Report, node: Node, path: str) -> tuple[Policy, Policy]:
-    """The policies for traffic from inside and from outside; `cluster` for what is not said."""
+    """The policies for traffic from inside and from outside; `cluster` by default."""
     if isinstance(node, Scalar) and not null(node):
         word = node.text if node.text in _POLICIES else "local"
         hint = f"write {{internal: {word}, external: {word}}}, or one of the two"
@@ -95,7 +95,7 @@ def read_traffic_policy(report: Report, node: Node, path: str) -> tuple[Policy, 
 def check_allowed(
     report: Report, externals: Sequence[Placed[ExternalAddress]], allowed: Placed[tuple[str, ...]] | None
 ) -> None:
-    """Report networks that limit nothing, and limited addresses whose family no network has."""
+    """Report networks without effect, and limited addresses whose family no network has."""
     if allowed is not None and not externals:
         what = "allow_from limits external_addresses; this service has none"
         report.add(allowed.line, allowed.path, what, "remove allow_from, or add external_addresses")

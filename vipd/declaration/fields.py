@@ -30,7 +30,7 @@ class Placed(NamedTuple, Generic[T]):
     path: str
 
     def earlier(self, line: int) -> str:
-        """How a problem at `line` names this place: `backends[0]`, with the line when it is another one."""
+        """The name of this place in a problem at `line`: `backends[0]`, with its line if that differs."""
         return f"{self.path} on line {self.line}" if self.line != line else self.path
 
 
@@ -40,10 +40,10 @@ class Report:
     def __init__(self, file: str, accepted: bool = False) -> None:
         self.file = file
         self.accepted = accepted
-        """What is read was accepted once: a rule that came later does not take it away."""
+        """The input was accepted before: later rules do not reject it."""
         self.problems = ProblemList()
         self.size = 0
-        """Of the services that were read, as `vipd.model.limits.size_of` counts it."""
+        """Of the services read, in the units of `vipd.model.limits.size_of`."""
         self._notes: dict[Note, None] = {}
         self._more_notes = 0
 
@@ -52,21 +52,21 @@ class Report:
         self.problems.add(Problem(self.file, line, path, what, hint))
 
     def note(self, line: int, text: str) -> None:
-        """One more thing to know that is no fault."""
+        """Add a note, which is no fault."""
         if len(self._notes) < limits.NOTES:
             self._notes[Note(self.file, line, text)] = None
         else:
             self._more_notes += 1
 
     def notes(self) -> tuple[Note, ...]:
-        """The notes in line order, each once, and how many more there are."""
+        """The notes in line order, each once, and the number of further ones."""
         found = sorted(self._notes, key=lambda note: note.line)
         if self._more_notes:
             found.append(Note(self.file, found[-1].line, f"and {self._more_notes} more notes"))
         return tuple(found)
 
     def wrong_type(self, node: Node, path: str, wanted: str, hint: str = "") -> None:
-        """`node` is not what the language wants at `path`."""
+        """Report that `node` has the wrong type at `path`."""
         if not isinstance(node, Unreadable):
             self.add(node.line, path, f"must be {wanted}, not {kind(node)}", hint_for_node(node) or hint)
 
@@ -81,7 +81,7 @@ class Report:
 
 
 def kind(node: Node) -> str:
-    """What a node is, for messages: `a list`, `null`, `the integer 5`, `"tpc"`."""
+    """The kind of a node, for messages: `a list`, `null`, `the integer 5`, `"tpc"`."""
     if isinstance(node, nodes.Mapping):
         return "a mapping"
     if not isinstance(node, Scalar):
@@ -99,15 +99,15 @@ def _cut(text: str) -> str:
 
 
 def did_you_mean(text: str, known: Collection[str]) -> str:
-    """A hint at the nearest known word, else at all of them."""
+    """A hint that names the nearest known word, else all of them."""
     close = _nearest(text, known)
     return f'did you mean "{close}"?' if close else f"known: {', '.join(known)}"
 
 
 def misspelt(node: nodes.Mapping, known: Collection[str]) -> set[str]:
-    """The known keys that are nearest to a mapping's unknown ones: they were written, though wrong."""
+    """The known keys that are nearest to a mapping's unknown ones: they are present, but misspelt."""
     unknown = [key for key in node.items if key not in known]
-    # Of a mapping full of unknown keys most are not meant for any of ours.
+    # In a mapping full of unknown keys most are no misspelt known ones.
     return {_nearest(key, known) for key in unknown[: 2 * len(known)]} if unknown else set()
 
 
@@ -139,7 +139,7 @@ def one_or_more(node: Node, path: str) -> list[tuple[str, Node]]:
 
 
 def read_text(report: Report, node: Node, path: str, wanted: str = "text") -> str | None:
-    """A scalar that every YAML reader takes for text."""
+    """A scalar that every YAML reader parses as text."""
     if not isinstance(node, Scalar):
         report.wrong_type(node, path, wanted)
         return None
@@ -196,7 +196,7 @@ def _choice_hint(text: str, choices: Collection[str]) -> str:
 
 
 def _scalar_text(report: Report, node: Node, path: str, wanted: str) -> str | None:
-    """The text of a scalar that is not null, whatever else it might mean."""
+    """The text of a scalar that is not null, whatever its other meaning in YAML."""
     if not isinstance(node, Scalar):
         report.wrong_type(node, path, wanted)
         return None

@@ -32,7 +32,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@%+-]*")
 def service_to_spec(service: Service) -> dict[str, object]:
     """The canonical short form: defaults left out, one address as text and several as a list.
 
-    Raises ValueError for a service that both drops and has fallback backends, which vipd/v1 cannot say.
+    Raises ValueError for a service that both drops and has fallback backends, which vipd/v1 cannot express.
     """
     spec: dict[str, object] = {}
     if service.name != str(service.frontends()[0]):
@@ -178,7 +178,7 @@ def format_service(service: Service) -> str:
 
 
 def format_declaration(services: Iterable[Service]) -> str:
-    """A whole vipd/v1 document. What it says parses back to equal services. Raises as `service_to_spec`."""
+    """A whole vipd/v1 document. It parses back to equal services. Raises as `service_to_spec`."""
     blocks = "".join(map(format_service, services))
     return f"apiVersion: {API_VERSION}\nservices:{chr(10) if blocks else ' []' + chr(10)}{blocks}"
 
@@ -193,6 +193,6 @@ def _inline(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     text = str(value)
-    # Within brackets most signs mean something to YAML, and some plain words mean no text.
+    # Within brackets most signs have a meaning in YAML, and some plain words are no text.
     plain = _PLAIN.fullmatch(text) and not other_meaning(Scalar(0, text, plain=True))
     return text if plain else yaml_quoted(text)

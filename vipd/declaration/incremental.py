@@ -1,10 +1,10 @@
-"""Reading a file again of which little has changed: only the services between the first and the last change.
+"""Reads a slightly changed file again: only the services between the first and the last change.
 
-That is enough where both texts are the same up to the beginning of a service and again from the beginning of
-another one: a YAML reader is then in the same state at both places. It is so in a file of vipd/v1 with one
-document whose last key is `services`, in block style. What is read anew has to be without fault by itself.
-In every other case the whole text is read, so that what is found never depends on an earlier text. So it is
-where much has changed. Pure.
+That is enough if both texts are equal up to the beginning of a service and again from the beginning of
+another one: a YAML reader is then in the same state at both places. This applies to a file of vipd/v1 with
+one document whose last key is `services`, in block style. The changed part must be free of faults by itself.
+In every other case, and after large changes, the whole text is read, so that the result never depends on an
+earlier text. Pure.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _LARGEST_HEAD = 2**20
 _LARGEST_CHANGE = 2**22
 """Bytes from the first change to the last: some ten thousand services."""
 _LAST_LINE = 2**20
-"""Of a change: as many empty lines stand in its place before it, where no value may be as long."""
+"""Last line of a change: that many empty lines replace the text before it, where no value may be as long."""
 
 
 def parse_incrementally(
     text: str | Utf8, path: str, earlier: str | Utf8, known: Declaration, source: str = "file"
 ) -> Declaration:
-    """What `parse_declaration` says of `text`, when it has said `known` of an earlier text of the same file.
+    """Returns what `parse_declaration` would for `text`, given its result `known` for an earlier text of the
+    file.
 
-    Services that stand where they stood and say the same stay the same objects.
+    Services with the same lines and content stay the same objects.
     """
     text, earlier = (each.encode() if isinstance(each, str) else each for each in (text, earlier))
     change = _change(text, earlier, known)
@@ -53,20 +54,20 @@ def parse_incrementally(
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Which services of an earlier text have to be read anew, and their new text."""
+    """Which services of an earlier text must be read again, and their new text."""
 
     first: int
     """Index of the first."""
     end: int
     """Index behind the last."""
     text: bytes
-    """Lines at their places: what stands before the first service, and those that have to be read."""
+    """Lines at their places: those before the first service, and those to be read."""
     shift: int
-    """By how many lines the services behind have moved."""
+    """By how many lines the later services have moved."""
 
 
 def _change(text: Utf8, earlier: Utf8, known: Declaration) -> _Change | None:
-    """What has to be read; None if that is the whole text."""
+    """The part to read; None if that is the whole text."""
     lines = [service.origin.line for service in known.services]
     layout = _layout(earlier, lines[0]) if lines and known.ok and not known.notes else None
     if layout is None or _has_other_breaks(text):
@@ -107,8 +108,8 @@ def _refers(text: bytes) -> bool:
 
 
 def _layout(text: Utf8, line: int) -> tuple[int, bytes, re.Pattern[bytes]] | None:
-    """Where the first service begins, what each begins with, and how to find what stands outside of all. None
-    unless the text is one of those that can be read in part."""
+    """Where the first service begins, the prefix of each, and a pattern for lines outside of all. None
+    if the text cannot be read in part."""
     start = 0
     for _ in range(line - 1):
         start = find(text, b"\n", start) + 1
@@ -178,5 +179,5 @@ def _backends(services: Sequence[Service]) -> set[str]:
 
 
 def _has_vips(services: Sequence[Service], addresses: set[str]) -> bool:
-    """Whether one of these addresses is a service's. All are looked through, which takes no call for each."""
+    """Whether one of these addresses is a service's. Checks all services without a call for each."""
     return bool(addresses) and not addresses.isdisjoint({a for each in services for a in each.addresses})

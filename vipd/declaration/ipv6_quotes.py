@@ -1,4 +1,4 @@
-"""IPv6 addresses without quotes that YAML takes for something else: what a hint says of them. Pure."""
+"""Hints for unquoted IPv6 addresses that YAML parses as something else. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ipaddress import AddressValueError, IPv6Address
 from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence
 
 _BRACKETS = re.compile(r"""(?<!["'])\[([0-9A-Fa-f:.]{2,45})\]:[ ]?([0-9]{1,5}(?:@[0-9]{1,5})?)""")
-"""A list that is the key of a mapping."""
+"""A list as the key of a mapping."""
 _EDGES = re.compile(
     r"""(?<![\w"':.\[])((?:::[0-9A-Fa-f:.]{0,43})|(?:[0-9A-Fa-f:]{2,43}::))(/[0-9]{1,3})?(?=[\s,}\]]|$)"""
     r"""|(?<=\[)(::[0-9A-Fa-f:.]{0,43})(/[0-9]{1,3})?(?=[\s,\]])"""
@@ -18,7 +18,7 @@ _LONGEST_LINE = 4096
 
 
 def hint_for_line(line: str) -> str:
-    """What to do about a line that is no YAML, if an IPv6 address on it is why; else empty."""
+    """The remedy for a line that is no YAML, if an IPv6 address in it is the cause; else empty."""
     if len(line) > _LONGEST_LINE:
         return ""
     for found in _BRACKETS.finditer(line):
@@ -32,7 +32,7 @@ def hint_for_line(line: str) -> str:
 
 
 def hint_for_node(node: Node) -> str:
-    """The same of a list or a mapping where text is wanted."""
+    """The same for a list or a mapping where text is required."""
     if isinstance(node, Sequence) and len(node.items) == 1:
         (item,) = node.items
         return _hint(item.text) if isinstance(item, Scalar) and _is_ipv6(item.text) else hint_for_node(item)

@@ -1,7 +1,7 @@
-"""What each key of vipd/v1 means, for the manual page vipd-services(5) and for docs/declaration.md. Pure.
+"""The meaning of each key of vipd/v1, for the manual page vipd-services(5) and for docs/declaration.md. Pure.
 
-A key that a reader learns gets one line here, and the same words in its row of docs/declaration.md; tests
-compare all three. Words in backquotes are to be written as they are.
+Each key that a reader accepts has one line here, and the same words in its row of docs/declaration.md; tests
+compare all three. Words in backquotes are literal.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vipd.declaration.service_reader import SERVICE_KEYS
 
 
 class Key(NamedTuple):
-    """One key: what may stand behind it, what holds without it (empty: it is required, or may be missing
-    without a consequence), and what it means.
+    """One key: its possible values, its default (empty: it is required, or its absence has no
+    consequence), and its meaning.
     """
 
     form: str
@@ -36,14 +36,15 @@ class Mode(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The keys of one mapping. `title`: its heading in manual and docs; `keys`: those its reader knows."""
+    """The keys of one mapping. `title`: its heading in manual and docs; `keys`: those that its reader
+    accepts."""
 
     title: str
     keys: Collection[str]
     meanings: Mapping[str, Key]
 
     def described(self) -> Iterator[tuple[str, Key]]:
-        """Every key in the reader's order; raises LookupError for one that has no meaning."""
+        """Every key in the reader's order; raises LookupError for one without a meaning here."""
         for key in self.keys:
             if key not in self.meanings:
                 raise LookupError(f"{self.title}: no meaning of {key}; hint: vipd/declaration/key_docs.py")

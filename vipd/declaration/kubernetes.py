@@ -1,7 +1,7 @@
 """Kubernetes objects as declarations: Service, EndpointSlice, Endpoints, and lists of them.
 
-They mean what kube-proxy 1.30 makes of them (contract 4). A Service and its endpoints belong together
-wherever they stand in one file, in any order and any document; across files they do not. Pure.
+They are interpreted as by kube-proxy 1.30 (contract 4). A Service and its endpoints belong together
+anywhere in one file, in any order and any document; across files they do not. Pure.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from vipd.declaration.syntax import shown
 from vipd.model.service import Origin, Service
 
 _GROUPS = {"Service": "", "Endpoints": "", "EndpointSlice": "discovery.k8s.io"}
-"""The kinds of objects that mean something here, with the API group of each."""
+"""The supported kinds of objects, with the API group of each."""
 
 MOST_KINDS = 20
-"""Of objects that are left out and named."""
+"""Number of left out objects that are named."""
 
 _LISTS = {f"{kind}List": kind for kind in _GROUPS}
 _VERSION = "v1"
 
 
 def is_kubernetes(document: Node, native_version: str) -> bool:
-    """Whether to read a document as a Kubernetes object: it has a kind and is not of our own language."""
+    """Whether a document is a Kubernetes object: it has a kind and is not of vipd's own language."""
     if not isinstance(document, Mapping) or "kind" not in document.items:
         return False
     version = document.items.get("apiVersion")
@@ -49,14 +49,14 @@ class KubernetesObjects:
     slices: list[EndpointGroup] = field(default_factory=list)
     endpoints: list[EndpointGroup] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
-    """Where each object stands, by kind and name."""
+    """The line of each object, by kind and name."""
     named: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Of each service that endpoints name: what named it first, and where."""
+    """For each service that endpoints name: the first object that names it, and its line."""
     known: set[str] = field(default_factory=set)
     """Services that some object declared, served or not."""
 
     def read(self, document: Node) -> None:
-        """Take in one document, for which `is_kubernetes` is true."""
+        """Read one document, for which `is_kubernetes` is true."""
         self._read(Place(self.report, document, document.line, ""))
 
     def finish(self) -> list[Service]:
@@ -148,7 +148,7 @@ class KubernetesObjects:
         (self.endpoints if kind == "Endpoints" else self.slices).extend(kept)
 
     def _first(self, place: Place, kind: str) -> bool:
-        """Whether this is no second version of an object: which one holds could only be guessed."""
+        """Whether this is the first version of an object: of several the valid one is unknown."""
         name = object_name(place)
         if name.endswith("/"):
             return True

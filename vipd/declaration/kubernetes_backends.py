@@ -1,8 +1,8 @@
-"""From the endpoints of each port, which is how Kubernetes sees them, to backends of a whole service. Pure.
+"""Converts the endpoints of each port, as in Kubernetes, to backends of a whole service. Pure.
 
 Kubernetes lets every port of a service have its own endpoints at its own port numbers. Nearly always they
 are the same servers at the same numbers: then each port gets that number as its target, and a backend is an
-address. A server that differs says so by a port of its own, or by ports per name.
+address. A server that differs gets its own port, or ports by name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ByPort = dict[str, dict[tuple[str, int], Placed[Backend]]]
 def with_backends(
     report: Report, declared: KubernetesService, groups: Sequence[EndpointGroup]
 ) -> Service | None:
-    """The service with the backends that these groups, all of this service, make; None when they are too
+    """The service with the backends of these groups, all of this service; None if there are too
     many, which is reported."""
     if not _few_enough(report, declared, groups):
         return None
@@ -44,7 +44,7 @@ def with_backends(
 
 
 def _few_enough(report: Report, declared: KubernetesService, groups: Sequence[EndpointGroup]) -> bool:
-    """Whether there are few enough servers, and few enough of them at each port."""
+    """Whether the number of servers, in all and at each port, is within the limits."""
     served = {(port.value.name, port.value.protocol) for port in declared.ports}
     servers = [server for group in groups for server in group.servers]
     reached = sum(len(g.servers) * sum((p.name, p.protocol) in served for p in g.ports) for g in groups)
@@ -60,7 +60,7 @@ def _few_enough(report: Report, declared: KubernetesService, groups: Sequence[En
 
 
 def _can_combine(report: Report, declared: KubernetesService, servers: _ByPort) -> bool:
-    """Whether the servers' numbers at each port are few enough to say for each which ports it has."""
+    """Whether the servers' numbers at each port are few enough to list for each which ports it has."""
     reached = len(declared.ports) * sum(map(len, servers.values()))
     if reached > limits.NAMED_REACHES and len({*map(frozenset, servers.values())}) > 1:
         what = f"its ports have different endpoints, which make {reached} combinations"
@@ -71,7 +71,7 @@ def _can_combine(report: Report, declared: KubernetesService, servers: _ByPort) 
 
 
 def _servers_by_port(declared: KubernetesService, groups: Iterable[EndpointGroup]) -> _ByPort:
-    """Of one address and number that stands twice for a port, the readier one is kept, else the first."""
+    """If an address and number occurs twice for a port, the readier one is kept, else the first."""
     families = {family_of(address) for address in declared.service.addresses}
     found: _ByPort = {port.value.name: {} for port in declared.ports}
     served = {(port.value.name, port.value.protocol) for port in declared.ports}
@@ -86,7 +86,7 @@ def _servers_by_port(declared: KubernetesService, groups: Iterable[EndpointGroup
 def _servers(
     declared: KubernetesService, group: EndpointGroup, families: set[Family]
 ) -> list[Placed[Backend]]:
-    """The group's servers as this service sees them: of its families, zones only if hints count."""
+    """The group's servers for this service: of its families, with zones only if hints count."""
     found = []
     for index, server in enumerate(group.servers):
         if family_of(server.value.address) not in families:
@@ -112,7 +112,7 @@ def _merge(
 
 
 def _with_target(port: ServicePort, numbers: Counter[int]) -> ServicePort:
-    """The port with the number that most endpoints have, or the lowest such; without any, as it is."""
+    """The port with the number of most endpoints, or the lowest such; without any, unchanged."""
     if not numbers:
         return port
     most = min(numbers, key=lambda number: (-numbers[number], number))

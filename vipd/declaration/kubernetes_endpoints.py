@@ -1,4 +1,4 @@
-"""EndpointSlice and Endpoints objects: which servers stand behind which service. Pure.
+"""EndpointSlice and Endpoints objects: the servers of each service. Pure.
 
 Conditions default as in kube-proxy 1.30 (contract 4), and only the first address of an endpoint counts, as
 there.
@@ -51,12 +51,12 @@ def object_name(place: Place) -> str:
 
 def _in_namespace(place: Place, name: str) -> str:
     whole = f"{place.at('metadata', 'namespace').text('default')}/{name}"
-    # What cannot be a name is a problem only where it would be served; everywhere else it is just shown.
+    # An invalid name is a problem only if it would be served; elsewhere it is only shown.
     return whole if whole.isprintable() else ascii(whole)[1:-1]
 
 
 def read_slice(place: Place) -> EndpointGroup | None:
-    """An EndpointSlice; None when kube-proxy would pass over it, which a note tells."""
+    """An EndpointSlice; None with a note if kube-proxy would skip it."""
     name = object_name(place)
     labels = place.at("metadata", "labels")
     if labels.has(HEADLESS_LABEL) or labels.has(PROXY_LABEL):
@@ -93,7 +93,7 @@ def read_endpoints(place: Place) -> list[EndpointGroup]:
 
 
 def _read_port(place: Place) -> NamedPort | None:
-    """A port; None when it has no number, as kube-proxy ignores it then."""
+    """A port; None without a number, as kube-proxy then ignores it."""
     name = place.at("name").text()
     protocol = place.at("protocol").choice(PROTOCOLS, Protocol.TCP)
     number = place.at("port").port()
@@ -121,7 +121,8 @@ def _read_endpoint(place: Place, family: Family | None) -> Placed[Backend] | Non
 
 
 def _state(conditions: Place) -> BackendState:
-    """Ready wins over terminating: both are true only where the service publishes what is not ready."""
+    """Ready takes precedence over terminating: both are true only if the service publishes unready
+    endpoints."""
     ready, serving = conditions.at("ready").boolean(), conditions.at("serving").boolean()
     terminating = conditions.at("terminating").boolean()
     if ready is not False:

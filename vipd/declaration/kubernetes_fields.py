@@ -1,7 +1,7 @@
-"""Reading Kubernetes objects: a place in the tree that may be empty, as most of an object's fields may. Pure.
+"""Reads fields of Kubernetes objects: a place in the tree, empty if the field is missing. Pure.
 
-What is not asked for is never looked at, so that objects as `kubectl` prints them need no trimming. A value
-of the wrong kind is reported and reads as if it were absent.
+Fields that are not requested are never read, so objects as `kubectl` prints them need no trimming. A value
+of the wrong kind is reported and counts as absent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 class Place(NamedTuple):
-    """One place of an object. `node` is None where nothing, or null, stands; `line` is then its parent's."""
+    """One place of an object. `node` is None if it is missing or null; `line` is then its parent's."""
 
     report: Report
     node: Node | None
@@ -45,11 +45,11 @@ class Place(NamedTuple):
         return Place(self.report, found, found.line, path)
 
     def has(self, key: str) -> bool:
-        """Whether something other than null stands below by this key."""
+        """Whether this key has a value other than null."""
         return self._child(key).node is not None
 
     def items(self) -> Iterator[Place]:
-        """The places of a list; none when nothing stands here."""
+        """The places of a list; none if there is no value."""
         if self.node is None:
             return
         if not isinstance(self.node, Sequence):
@@ -59,28 +59,28 @@ class Place(NamedTuple):
             yield Place(self.report, None if nodes.null(item) else item, item.line, f"{self.path}[{index}]")
 
     def text(self, default: str = "") -> str:
-        """Text; the default when nothing stands here, or the empty text."""
+        """Text; the default if there is no value, or the empty text."""
         if self.node is None:
             return default
         return read_text(self.report, self.node, self.path) or default
 
     def choice(self, choices: dict[str, T], default: T) -> T:
-        """What one of a few words stands for."""
+        """The value of one of a few words."""
         text = self.text()
         if text and text not in choices:
             self.problem(f"must be one of {', '.join(choices)}, not {shown(text)}")
         return choices.get(text, default)
 
     def integer(self, low: int, high: int) -> int | None:
-        """An integer in that range; None when nothing stands here."""
+        """An integer in that range; None if there is no value."""
         return None if self.node is None else read_integer(self.report, self.node, self.path, low, high)
 
     def port(self) -> int | None:
-        """A port; None for 0, which Kubernetes writes for none, too."""
+        """A port; None for 0, which Kubernetes also writes for none."""
         return self.integer(0, MAX_PORT) or None
 
     def boolean(self) -> bool | None:
-        """True or false; None when nothing stands here."""
+        """True or false; None if there is no value."""
         if self.node is None:
             return None
         if isinstance(self.node, Scalar) and self.node.plain and self.node.text.lower() in _BOOLEANS:
@@ -89,13 +89,13 @@ class Place(NamedTuple):
         return None
 
     def short_form(self, parse: Callable[[str], T], wanted: str) -> T | None:
-        """A value in one of the forms of `vipd.declaration.syntax`; None when nothing stands here."""
+        """A value in one of the forms of `vipd.declaration.syntax`; None if there is no value."""
         return (
             None if self.node is None else read_short_form(self.report, self.node, self.path, parse, wanted)
         )
 
     def address(self) -> Placed[str] | None:
-        """An IP address; None when nothing stands here, or nothing readable."""
+        """An IP address; None if there is no value, or an invalid one."""
         address = self.short_form(parse_address, "an IP address")
         return None if address is None else Placed(address, self.line, self.path)
 
@@ -104,5 +104,5 @@ class Place(NamedTuple):
         self.report.add(self.line, self.path, what, hint)
 
     def note(self, text: str) -> None:
-        """Tell something about this place that is no fault."""
+        """Add a note about this place, which is no fault."""
         self.report.note(self.line, text)

@@ -1,4 +1,4 @@
-"""Service objects of Kubernetes: what of them a host serves, as kube-proxy 1.30 does (contract 4). Pure."""
+"""Service objects of Kubernetes: the part that a host serves, as in kube-proxy 1.30 (contract 4). Pure."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class KubernetesService:
     addresses: tuple[Placed[str], ...]
     """The cluster IPs."""
     zone_hints: bool
-    """Whether the zones of its endpoints' hints count."""
+    """Whether the zones in its endpoints' hints count."""
     publish_not_ready: bool
 
 
 def read_kubernetes_service(place: Place, origin: Origin) -> KubernetesService | None:
-    """One Service object; None when kube-proxy does not serve it, which a note tells, or when unreadable."""
+    """One Service object; None with a note if kube-proxy does not serve it, or if it is invalid."""
     name = object_name(place)
     spec = place.at("spec")
     kind = spec.at("type").choice(_TYPES, "ClusterIP")
@@ -100,7 +100,7 @@ def _sound_name(place: Place) -> bool:
 
 
 def _left_out(place: Place, name: str, kind: str) -> bool:
-    """Whether kube-proxy passes over the service; a note tells why."""
+    """Whether kube-proxy skips the service; a note gives the reason."""
     spec = place.at("spec")
     why = ""
     if kind == "ExternalName":
@@ -180,9 +180,9 @@ def _numeric_target(place: Place) -> int | None:
 def _read_external(
     place: Place, name: str, kind: str, cluster_ips: list[Placed[str]]
 ) -> list[ExternalAddress]:
-    """The external IPs, then the load balancer's. What another rule of the service covers is left out.
+    """The external IPs, then the load balancer's, without those that another rule of the service covers.
 
-    Source ranges hold for the load balancer's addresses alone.
+    Source ranges apply only to the load balancer's addresses.
     """
     spec = place.at("spec")
     report = place.report
@@ -215,7 +215,7 @@ def _external(address: str, balancer: bool, ranges: tuple[str, ...]) -> External
 
 
 def _read_ingress(place: Place) -> list[Placed[str]]:
-    """The addresses whose packets arrive here as they were sent, hence not those of mode Proxy."""
+    """The addresses whose packets arrive here unchanged, hence not those of mode Proxy."""
     found = []
     for item in place.at("status", "loadBalancer", "ingress").items():
         mode = item.at("ipMode").choice({"VIP": True, "Proxy": False}, default=True)

@@ -30,7 +30,7 @@ __all__ = [
 DOCUMENT_KEYS = ("apiVersion", "defaults", "services")
 
 _VERSION = re.compile(r"[A-Za-z0-9.-]{1,40}(?:/[A-Za-z0-9.-]{1,20})?")
-"""What the version of some language may look like."""
+"""Form of a version of some language."""
 
 READING_SERVICE = "reading this service"
 
@@ -45,13 +45,13 @@ def parse_declaration(
     """Read every document of a file: vipd/v1, or Kubernetes objects. Never raises.
 
     No text, or only comments, declares no service. `path` names the file in problems and origins, `source`
-    the kind of origin. Problems and notes come in line order. A Kubernetes Service and its endpoints belong
-    together wherever they stand in the file; what stands in another file is not seen.
+    the kind of origin. Problems and notes are in line order. A Kubernetes Service and its endpoints belong
+    together anywhere in one file; other files are not considered.
     Bytes that are not UTF-8 are reported too when `text` was decoded with "surrogateescape".
-    An exception that nobody expected is a problem of the service or document that caused it. `accepted`: the
-    text was accepted by an earlier run, perhaps of an older version, and what later rules forbid may stay.
-    What is beyond `vipd.model.limits` is never read. Problems repeat nothing of a file that does not say by
-    its `apiVersion` that it is meant for vipd.
+    An unexpected exception is a problem of the service or document that caused it. `accepted`: an earlier
+    run, perhaps of an older version, accepted the text, and what later rules forbid may stay.
+    Input beyond `vipd.model.limits` is never read. Problems quote nothing of a file without an
+    `apiVersion` for vipd.
     """
     report = Report(path, accepted)
     services: list[Service] = []
@@ -65,7 +65,7 @@ def parse_declaration(
 
 
 def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[Problem, ...]]:
-    """Read one service from decoded JSON by the same rules. Problems stand at the origin's line. Never
+    """Read one service from decoded JSON by the same rules. Problems have the origin's line. Never
     raises."""
     report = Report(origin.path or origin.source)
     service = None
@@ -116,8 +116,8 @@ def _read_document(report: Report, node: Node, origin: Origin) -> list[Service]:
 
 
 def _right_version(report: Report, node: Mapping, origin: Origin) -> bool:
-    """Whether to read on: a document of another language would only give problems that mislead, and tell what
-    stands in it."""
+    """Whether to continue: a document of another language would only cause misleading problems, which quote
+    it."""
     version = node.items.get("apiVersion")
     if version is None:
         report.add(node.line, "", "apiVersion is missing", f"write apiVersion: {API_VERSION}")
@@ -138,7 +138,7 @@ def _read_services(report: Report, services: Sequence, policy: Policy, origin: O
         service = None
         with report.contained(item.line, READING_SERVICE):
             service = read_service(report, item, f"services[{index}]", policy, place)
-        # The tree takes twice the memory of the services: as it is read, its place becomes theirs.
+        # The tree takes twice the memory of the services: it is freed as it is read.
         items[index] = _READ
         if service is None:
             dismantle([item])

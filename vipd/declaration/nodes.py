@@ -1,7 +1,7 @@
-"""The tree that declarations are read from: nodes that know their line, whatever text or JSON they came from.
+"""The tree from which declarations are read: nodes that know their line, of a text or of JSON.
 
-A scalar stays text; what a plain one means is asked here, by the decimal and lower-case rules that all YAML
-readers agree on. What some of them would take for something else has a name, so that messages can explain it.
+A scalar stays text; this module interprets a plain one, by the decimal and lower-case rules that all YAML
+readers share. A text that some of them interpret differently has a name, so that messages can explain it.
 Pure.
 """
 
@@ -23,7 +23,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Scalar(Node):
-    """Text as written; `plain` when without quotes, so that it may mean a number, a boolean or null."""
+    """Text as written; `plain` if without quotes, so that it may be a number, a boolean or null."""
 
     text: str
     plain: bool
@@ -46,13 +46,13 @@ class Mapping(Node):
 
 @dataclass(slots=True, eq=False)
 class Unreadable(Node):
-    """Stands for a value whose problem is already reported; readers pass over it in silence."""
+    """Replaces a value whose problem is already reported; readers skip it silently."""
 
 
 def tree_of(value: object, line: int = 0, depth: int = YAML_DEPTH) -> Node:
     """The same tree from decoded JSON, every node at `line`. Strings count as quoted.
 
-    What lies deeper than `depth` is cut off: no declaration reaches there without a problem higher up.
+    Nodes deeper than `depth` are cut off: no declaration reaches there without a problem higher up.
     """
     if depth == 0:
         return Unreadable(line)
@@ -67,8 +67,8 @@ def tree_of(value: object, line: int = 0, depth: int = YAML_DEPTH) -> Node:
 
 
 def dismantle(nodes: Iterable[Node]) -> None:
-    """Take trees apart that are not needed any more, node by node: millions of them freed at once would keep
-    every other thread waiting."""
+    """Free trees that are no longer needed node by node: freeing millions of them at once would block
+    every other thread."""
     left = list(nodes)
     while left:
         node = left.pop()
@@ -86,7 +86,7 @@ def _plain_text(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int) and abs(value) >= 1 << 64:
         return hex(value)  # int to decimal text raises beyond 4300 digits
-    # JSON's decoder lets Infinity and NaN through; these are their YAML names.
+    # JSON's decoder accepts Infinity and NaN; these are their YAML names.
     return str(value).replace("inf", ".inf").replace("nan", ".nan")
 
 
@@ -103,7 +103,7 @@ def integer(scalar: Scalar) -> int | None:
 
 
 def other_meaning(scalar: Scalar) -> str:
-    """What YAML readers take a plain scalar for when it is not text: "a boolean in YAML 1.1". "" for text."""
+    """What YAML readers parse a plain scalar as if not text: "a boolean in YAML 1.1". "" for text."""
     if not scalar.plain:
         return ""
     if scalar.text in _NULLS:
@@ -116,7 +116,7 @@ def other_meaning(scalar: Scalar) -> str:
 
 
 def _key_docs(text: str) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """The patterns worth trying: only the first is safe from slow matching on long text."""
+    """The patterns to try: only the first is safe from slow matching on long text."""
     return _MEANINGS if len(text) <= _LONGEST_NUMBER else _MEANINGS[:1]
 
 

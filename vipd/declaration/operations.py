@@ -1,7 +1,7 @@
-"""What the API's changes mean: from a request to the store's next content. Pure.
+"""The changes of the API: from a request to the store's next content. Pure.
 
-Every function takes the snapshot (all services) and what is stored, and returns an `Outcome` or raises
-`RefusedError`. Nothing is changed until the caller saves `Outcome.stored`.
+Every function gets the snapshot (all services) and the stored services, and returns an `Outcome` or raises
+`RefusedError`. Nothing changes until the caller saves `Outcome.stored`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Kind = Literal["malformed", "too-large", "not-found", "conflict", "owned", "inva
 CLI = "cli"
 """The source that vipctl's own store is; the functions below also serve another one that it may write."""
 MOST_PROBLEMS = 1000
-"""Services are read no further when so many problems were found."""
+"""No more services are read once this many problems were found."""
 
 
 class RefusedError(Exception):
-    """A change that is not made: what, why, hint."""
+    """A refused change: what, why, hint."""
 
     def __init__(
         self, kind: Kind, what: str, why: str = "", hint: str = "", problems: Iterable[Problem | str] = ()
@@ -40,7 +40,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change comes to: the services to store, and what happened to each that was named."""
+    """The result of a change: the services to store, and the action for each that was named."""
 
     stored: Services
     results: Mapping[str, Action] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def add(snapshot: Services, stored: Services, spec: object, *, source: str = CLI
 
 
 def _way_to_change(known: Service, wanted: Service, source: str) -> str:
-    """How to make a service what somebody wants to add under its name."""
+    """How to change a service to one that a request would add under its name."""
     if known.origin.source != source:
         return _owner_hint(known)
     if replace(known, backends=(), origin=wanted.origin) == replace(wanted, backends=()):
@@ -103,7 +103,7 @@ def _way_to_change(known: Service, wanted: Service, source: str) -> str:
 
 
 def _way_to_add(wanted: Service, source: str) -> Callable[[Service], str]:
-    """How to reach a service that is there already under the frontend of what somebody wants to add."""
+    """How to change an existing service that has the frontend of a requested one."""
 
     def way(known: Service) -> str:
         look = f"vipctl describe {known.name} shows it"
@@ -148,7 +148,7 @@ def set_weight(
 def add_backends(
     snapshot: Services, stored: Services, target: str, specs: object, *, source: str = CLI
 ) -> Outcome:
-    """Add backends to a service; those that are there with the same weight stay as they are."""
+    """Add backends to a service; existing ones with the same weight stay as they are."""
     service = find(snapshot, target)
     if not isinstance(specs, list) or not specs:
         raise RefusedError("malformed", "backends must be a list of at least one")
@@ -187,7 +187,7 @@ def remove(snapshot: Services, stored: Services, target: str, *, source: str = C
 
 
 def parse_services(specs: object, *, source: str = CLI) -> list[Service]:
-    """The services that somebody asks for, by a list or an iterator, in time linear in their number. Raises
+    """The requested services, from a list or an iterator, in time linear in their number. Raises
     RefusedError with the problems of all, or the first thousand."""
     if not isinstance(specs, list | Iterator):
         raise RefusedError("malformed", "services must be a list")
@@ -197,7 +197,7 @@ def parse_services(specs: object, *, source: str = CLI) -> list[Service]:
 def apply(
     snapshot: Services, stored: Services, wanted: Sequence[Service], prune: bool, *, source: str = CLI
 ) -> Outcome:
-    """Make the store hold these services, all or none of them; `prune`: and no others. The time is linear in
+    """Store these services, all or none of them; `prune`: and remove all others. The time is linear in
     the number of all services."""
     named = {service.name: service for service in wanted}
     if len(named) != len(wanted):
@@ -225,10 +225,10 @@ def _change_backends(
     source: str,
 ) -> Outcome:
     service = _owned(find(snapshot, target), source)
-    # Those that registered themselves are no part of what is stored.
+    # Backends that registered themselves are not stored.
     declared = tuple(backend for backend in service.backends if not backend.registered)
     edited = replace(service, backends=edit(declared))
-    # Through the parser again, so that what the store will read at the next start is what was checked.
+    # Parsed again, so that the checked text is what the store reads at the next start.
     parsed = _parse(spec_of(edited), source)
     if not backend_addresses(parsed) <= backend_addresses(service):
         _check_addresses(snapshot, [parsed])
@@ -267,13 +267,13 @@ def _parse_all(specs: Iterable[object], source: str) -> list[Service]:
 
 
 def _placed(number: int, problem: Problem, last: int) -> Problem:
-    """A problem that says of which service it is, if there are several."""
+    """A problem with the number of its service, if there are several."""
     place = f"services[{number}]." if last else ""
     return replace(problem, path=f"{place}{problem.path}".rstrip("."))
 
 
 def invalid(found: Sequence[Problem]) -> RefusedError:
-    """What is wrong with services that somebody asks for. One problem is the whole message."""
+    """The problems of requested services. One problem is the whole message."""
     problems = [replace(problem, file="", line=0) for problem in found]
     if len(problems) != 1:
         return RefusedError("invalid", "the service is not valid", problems=problems)
@@ -295,7 +295,7 @@ def _backend(target: str, backends: tuple[Backend, ...], name: str) -> Backend:
 
 
 def _owned(service: Service, source: str) -> Service:
-    """The service, if it belongs to the source that is to be changed."""
+    """The service, if it belongs to the source to be changed."""
     if service.origin.source != source:
         what = f"service {service.name} is not vipctl's to change"
         raise RefusedError("owned", what, _owner(service), _owner_hint(service))
@@ -325,10 +325,10 @@ def _describe_hint(known: Service) -> str:
 def _check_frontends(
     snapshot: Services, service: Service, hint: Callable[[Service], str] = _describe_hint
 ) -> None:
-    """Raises RefusedError, with what `hint` says of the other service, when one has a frontend of this."""
+    """Raises RefusedError if another service has a frontend of this one; `hint` describes the other."""
     claimed, addresses = set(service.frontends()), {address for address, _, _ in service.frontends()}
     for other in snapshot.values():
-        # Most have no address in common, and then need no closer look; a port of the host is at "".
+        # Most have no address in common, and need no further check; a port of the host is at "".
         if other.name == service.name or not ("" in addresses or _may_have(other, addresses)):
             continue
         for frontend in claimed.intersection(other.frontends()):
@@ -345,7 +345,7 @@ def _refuse_frontend(
 
 def _check_addresses(snapshot: Services, changed: Sequence[Service]) -> None:
     """Raises RefusedError if one of these services has a backend at the address of another, or its address is
-    that of a backend. All others are looked through once."""
+    that of a backend. Passes all others once."""
     uses: dict[AddressUse, Service] = {}
     for service in changed:
         for use in address_uses(service):

@@ -1,7 +1,7 @@
-"""A file's text as UTF-8, worked on a piece at a time. Pure.
+"""Processes a file's text as UTF-8 in pieces. Pure.
 
-A single call over tens of MiB keeps every other thread waiting until it ends: 50 ms where 64 MiB are copied,
-and a second where a regular expression looks through all of them. Here a call takes a millisecond or two.
+A single call over tens of MiB blocks every other thread until it ends: 50 ms to copy 64 MiB,
+and a second for a regular expression over all of them. Here a call takes a millisecond or two.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import re
 from collections.abc import Iterator
 
 Utf8 = bytes | bytearray
-"""Nobody changes one that is a bytearray: it is one because it can grow without being copied."""
+"""A bytearray must not be modified: it is one because it can grow without a copy."""
 
 PIECE = 2**18
 """Bytes that are worked on at once."""
 
 
 def pieces(data: Utf8) -> Iterator[tuple[int, Utf8]]:
-    """All of a text, each part with where it begins. No character is cut in two."""
+    """All of a text, each part with its offset. No character is split."""
     start = 0
     while start < len(data):
         end = start + PIECE
-        # Bytes that go on a character are 10xxxxxx, three at most; what is no UTF-8 may be cut anywhere.
+        # Continuation bytes are 10xxxxxx, three at most; invalid UTF-8 may be split anywhere.
         while end < len(data) and data[end] & 0xC0 == 0x80 and end > start + PIECE - 3:
             end -= 1
         yield start, data[start:end]
@@ -38,7 +38,7 @@ def joined(*parts: Utf8) -> bytearray:
 
 
 def first_no_utf8(data: Utf8) -> int | None:
-    """Where the first byte stands that is no UTF-8."""
+    """Offset of the first byte of invalid UTF-8."""
     for start, piece in pieces(data):
         try:
             piece.decode()
@@ -48,12 +48,12 @@ def first_no_utf8(data: Utf8) -> int | None:
 
 
 def lines_before(data: Utf8, end: int, start: int = 0) -> int:
-    """How many lines end between two places."""
+    """Number of line ends between two offsets."""
     return sum(data.count(b"\n", at, min(at + PIECE, end)) for at in range(start, end, PIECE))
 
 
 def find(data: Utf8, mark: bytes, start: int = 0) -> int:
-    """As `bytes.find`."""
+    """Like `bytes.find`."""
     for at in range(start, len(data), PIECE):
         found = data.find(mark, at, at + PIECE + len(mark) - 1)
         if found >= 0:
@@ -73,18 +73,18 @@ def find_last(data: Utf8, mark: bytes, start: int, end: int) -> int:
 
 
 def search(data: Utf8, pattern: re.Pattern[bytes], start: int = 0, longest: int = 8) -> bool:
-    """Whether a pattern is found that looks at so many bytes at most, the one before a match not among
-    them."""
+    """Whether a pattern matches that reads at most `longest` bytes, not counting the one before a
+    match."""
     for at in range(start, len(data), PIECE):
         found = pattern.search(data, at, at + PIECE + longest)
-        # One that begins behind the piece may have been cut off; the next piece has it whole.
+        # A match that begins after the piece may be truncated; the next piece has it completely.
         if found and found.start() < at + PIECE:
             return True
     return False
 
 
 def common_prefix(one: Utf8, other: Utf8) -> int:
-    """How many bytes are the same at the beginning."""
+    """Number of equal bytes at the beginning."""
     end = min(len(one), len(other))
     low = next((at for at in range(0, end, PIECE) if one[at : at + PIECE] != other[at : at + PIECE]), end)
     high = min(low + PIECE, end)
@@ -98,7 +98,7 @@ def common_prefix(one: Utf8, other: Utf8) -> int:
 
 
 def common_suffix(one: Utf8, other: Utf8, most: int) -> int:
-    """How many bytes are the same at the end, at most so many."""
+    """Number of equal bytes at the end, at most `most`."""
 
     def same(low: int, high: int) -> bool:
         return one[len(one) - high : len(one) - low] == other[len(other) - high : len(other) - low]

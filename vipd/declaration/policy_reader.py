@@ -1,4 +1,4 @@
-"""The grammar of what a service may take over from `defaults`: affinity, fallback, checks. Pure."""
+"""The grammar of keys that a service may inherit from `defaults`: affinity, fallback, checks. Pure."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _FALLBACKS = {**{refusal.value: refusal for refusal in Refusal}, "keep": None}
 
 @dataclass(slots=True)
 class Policy:
-    """What `defaults` may set for every service of a document, and a service for itself."""
+    """Values that `defaults` may set for every service of a document, and a service for itself."""
 
     affinity: Affinity | None = None
     masquerade: Masquerade | None = None
     refusal: Refusal = Refusal.REJECT
     fallback: tuple[Placed[Backend], ...] = ()
     own_fallback: bool = False
-    """Whether `fallback` was declared here, rather than taken over from `defaults`."""
+    """Whether `fallback` was declared here, not inherited from `defaults`."""
     keeps_unhealthy: bool = False
     check: Placed[Check] | None = None
     own_check: bool = False
@@ -47,7 +47,7 @@ class Policy:
     slow_start: int = 0
     balance: Balance = Balance.RANDOM
     weight_from: Placed[bool] | None = None
-    """Whether checks say the weight."""
+    """Whether checks report the weight."""
 
 
 PolicyKey: TypeAlias = Callable[[Report, Policy, Node, str], None]
@@ -163,4 +163,4 @@ DEFAULTS_KEYS: dict[str, PolicyKey] = {
 AFFINITY_KEYS = ("by", "timeout")
 FALLBACK_KEYS = ("backends",)
 WEIGHT_FROM = {"declaration": False, "check": True}
-"""Who says a backend's weight."""
+"""The origin of a backend's weight."""

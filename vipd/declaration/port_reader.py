@@ -26,7 +26,7 @@ PORT_KEYS = ("name", "port", "protocol", "target", "node_port")
 
 
 def read_ports(report: Report, node: Node, path: str) -> list[Placed[ServicePort]]:
-    """One port or a list; an empty list and every item that is no usable port are reported."""
+    """One port or a list; an empty list and every invalid item are reported."""
     items = one_or_more(node, path)
     if not items:
         report.add(node.line, path, "the list is empty", "every service needs a port, like 53/udp")
@@ -43,7 +43,7 @@ def read_ports(report: Report, node: Node, path: str) -> list[Placed[ServicePort
 
 
 def is_port_name(text: str) -> bool:
-    """Whether a service port can have this name."""
+    """Whether a name is valid for a service port."""
     return _PORT_NAME.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a declaration, as values that name the place, the fault and the way out."""
+"""Problems of a declaration, as values with place, fault and remedy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vipd.model.text import one_line
 
 
 def printable(name: str) -> str:
-    """The name of a file or a key as people see it: one line that can be printed, and no two names alike.
+    """The displayed name of a file or a key: one printable line, and no two names alike.
 
-    Bytes that are no UTF-8 stand in `name` as lone surrogates.
+    Invalid UTF-8 bytes are lone surrogates in `name`.
     """
     return one_line(name.replace("\\", "\\\\"))
 
 
 def _clean(value: Problem | Note, *names: str) -> None:
-    """Put these texts of a new value on one line."""
+    """Make each of these texts of a new value one line."""
     for name in names:
         text: str = getattr(value, name)
         if not text.isprintable():
@@ -32,17 +32,17 @@ class Problem:
     """One fault. Its text is `file:line: path: what; hint`, one line whatever its parts quote."""
 
     file: str
-    """Empty for what came by a request instead of a file."""
+    """Empty for input from a request instead of a file."""
     line: int
-    """1-based; 0 when the whole file is meant."""
+    """1-based; 0: the whole file."""
     path: str
-    """Where in the document: `services[2].backends[0].port`. May be empty."""
+    """Path in the document: `services[2].backends[0].port`. May be empty."""
     what: str
     hint: str = ""
     trace: str = field(default="", compare=False, repr=False)
-    """The traceback of an internal error; logged with the problem, shown nowhere else."""
+    """The traceback of an internal error; only logged with the problem."""
     more: int = field(default=0, compare=False, repr=False)
-    """How many problems that were counted only it stands for."""
+    """Number of problems that are only counted, which this one represents."""
 
     def __post_init__(self) -> None:
         _clean(self, "file", "path", "what", "hint")
@@ -54,7 +54,7 @@ class Problem:
 
 
 class ProblemList:
-    """The problems of one unit, each once: the first ones, and how many more there are."""
+    """The problems of one unit, each once: the first ones, and the number of further ones."""
 
     def __init__(self, problems: Iterable[Problem] = (), most: int = PROBLEMS) -> None:
         self._kept: dict[Problem, None] = {}
@@ -70,7 +70,7 @@ class ProblemList:
 
     @property
     def full(self) -> bool:
-        """Whether what is added from now on is counted only: its words need not be found."""
+        """Whether further problems are only counted: their texts are not needed."""
         return len(self._kept) >= self._most
 
     def add(self, problem: Problem) -> None:
@@ -85,7 +85,7 @@ class ProblemList:
         self._more += number
 
     def extend(self, problems: Iterable[Problem]) -> None:
-        """More problems. One that stands for others that were counted counts for as many."""
+        """Add problems. One that represents counted ones counts for as many."""
         for problem in problems:
             if problem.more:
                 self._more += problem.more
@@ -93,7 +93,7 @@ class ProblemList:
                 self.add(problem)
 
     def by_line(self) -> tuple[Problem, ...]:
-        """All that are kept in line order, and at last one that tells how many more there are."""
+        """The kept ones in line order, and at the end one with the number of further ones."""
         found = sorted(self._kept, key=lambda problem: problem.line)
         return (
             (*found, more_problems(found[-1].file, found[-1].line, self._more))
@@ -103,7 +103,7 @@ class ProblemList:
 
 
 def listed(problems: Iterable[object]) -> list[str]:
-    """The problems of all units as text, and how many more there are than one answer shows."""
+    """The problems of all units as text, and the number beyond the limit of one answer."""
     all_of_them = list(problems)
     found = [str(problem) for problem in all_of_them[:ALL_PROBLEMS]]
     more = len(all_of_them) - len(found)
@@ -111,20 +111,20 @@ def listed(problems: Iterable[object]) -> list[str]:
 
 
 def more_problems(file: str, line: int, number: int) -> Problem:
-    """Stands for problems that are counted only."""
+    """Represents problems that are only counted."""
     what = f"and {number} more problem{'s' if number > 1 else ''}"
     return Problem(file, line, "", what, "mend those that are named first", more=number)
 
 
 PLEASE_REPORT = "please report it"
-"""The hint of every internal error: no input may cause one, whatever it holds."""
+"""The hint of every internal error: no input may cause one."""
 
 _LONGEST_MESSAGE = 300
 """Characters of an unexpected exception's message that are shown: it may quote its input."""
 
 
 def internal_error(error: BaseException, doing: str) -> str:
-    """One line about an exception that nobody expected: `internal error while reading this service: ...`."""
+    """One line about an unexpected exception: `internal error while reading this service: ...`."""
     message = " ".join(str(error).split())
     more = "..." if len(message) > _LONGEST_MESSAGE else ""
     told = f"{type(error).__name__}: {message[:_LONGEST_MESSAGE]}{more}" if message else type(error).__name__
@@ -132,7 +132,7 @@ def internal_error(error: BaseException, doing: str) -> str:
 
 
 def internal_problem(error: Exception, doing: str, file: str, line: int = 0) -> Problem:
-    """An unexpected exception as a problem of what was being worked on. Call it while handling `error`."""
+    """An unexpected exception as a problem of the object being processed. Call it while handling `error`."""
     trace = "".join(traceback.format_exception(error))
     return Problem(file, line, "", internal_error(error, doing), PLEASE_REPORT, trace)
 
@@ -153,7 +153,7 @@ def unreadable(file: str, error: OSError) -> Problem:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Note:
-    """Something that is no fault but that its author may not expect. Its text is `file:line: note: text`."""
+    """Information that is no fault but may be unexpected. Its text is `file:line: note: text`."""
 
     file: str
     line: int
@@ -168,16 +168,16 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What one file, or one document of the store, declares.
+    """The declaration of one file, or one document of the store.
 
-    `services` holds what could be read even when there are problems, so that a caller can look for
+    `services` contains those that could be read even if there are problems, so that a caller can find
     further conflicts; it must not be served unless `ok`.
     """
 
     services: tuple[Service, ...] = ()
     problems: tuple[Problem, ...] = ()
     notes: tuple[Note, ...] = ()
-    """What was left out of Kubernetes objects, and why."""
+    """Parts of Kubernetes objects that were left out, and why."""
 
     @property
     def ok(self) -> bool:

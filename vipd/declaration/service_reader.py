@@ -61,14 +61,14 @@ from vipd.model.service import (
 )
 
 _FEW = 10
-"""So many ports, with as many addresses and a tenth of the backends, are below every limit."""
+"""This many ports, with as many addresses and a tenth of the backends, are below every limit."""
 
 _SERVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 
 
 @dataclass(slots=True)
 class _Draft(DefaultPolicy):
-    """A service as far as it is read."""
+    """A partly read service."""
 
     name: Placed[str] | None = None
     addresses: list[Placed[str]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class _Draft(DefaultPolicy):
 
 
 _defaults = attrgetter(*(each.name for each in fields(DefaultPolicy)))
-"""What `defaults` say, in the order in which a draft takes it."""
+"""The values of `defaults`, in the order in which a draft takes them."""
 
 _ServiceKey: TypeAlias = Callable[[Report, _Draft, Node, str], None]
 
@@ -127,7 +127,7 @@ def read_service(
 
 
 def _fits(report: Report, line: int, path: str, draft: _Draft) -> bool:
-    """Whether its parts are few enough to be brought together."""
+    """Whether its parts are few enough to be combined."""
     few = len(draft.ports) <= _FEW and len(draft.addresses) <= _FEW
     if (
         few
@@ -144,7 +144,7 @@ def _fits(report: Report, line: int, path: str, draft: _Draft) -> bool:
 
 
 def _settle(report: Report, draft: _Draft, claimed: list[Placed[str]]) -> None:
-    """Bring the parts of a draft together, and report what they cannot be together."""
+    """Combine the parts of a draft, and report invalid combinations."""
     places = {address.path for address in claimed}
     draft.external = [e for e in (*draft.external, *draft.load_balancer) if e.path in places]
     draft.load_balancer = []
@@ -162,7 +162,7 @@ def _settle(report: Report, draft: _Draft, claimed: list[Placed[str]]) -> None:
 
 
 def _settle_checks(report: Report, draft: _Draft) -> None:
-    """A check must have a port to ask at. A default one that has none is not taken over."""
+    """A check must have a port to probe. A default one without a port is not inherited."""
     protocols = {port.value.protocol for port in draft.ports}
     if draft.check and not draft.own_check and needs_protocol(draft.check.value) not in {None, *protocols}:
         draft.check = None
@@ -304,7 +304,7 @@ def _read_host_port(report: Report, node: Node, path: str) -> Placed[int] | None
 
 
 ON_REMOVE = {"keep": False, "reset": True}
-"""What becomes of established flows to a backend that leaves."""
+"""What happens to established flows of a removed backend."""
 
 _ADDRESS_KEYS = {"address", "external_addresses", "load_balancer_addresses"}
 

@@ -72,7 +72,7 @@ def _ipv6_kind(address: str) -> str:
 
 
 def check_vip(report: Report, address: Placed[str]) -> bool:
-    """Whether the address can be a service's; reports why not."""
+    """Whether the address is valid for a service; reports why not."""
     kind = address_kind(address.value)
     if kind:
         report.add(address.line, address.path, f"{address.value} is {_a(kind)} address", VIP_REFUSALS[kind])
@@ -80,7 +80,7 @@ def check_vip(report: Report, address: Placed[str]) -> bool:
 
 
 def check_backend_address(report: Report, backend: Placed[Backend]) -> bool:
-    """Whether the address can be a backend's; reports why not."""
+    """Whether the address is valid for a backend; reports why not."""
     address = backend.value.address
     kind = address_kind(address)
     if not kind or (kind == "link-local" and ":" not in address):
@@ -105,7 +105,7 @@ def unique_addresses(report: Report, addresses: Iterable[Placed[str]]) -> list[P
 
 
 def unique_ports(report: Report, ports: Iterable[Placed[ServicePort]]) -> list[Placed[ServicePort]]:
-    """The ports without those whose number and protocol repeat; these and repeated names are reported."""
+    """The ports without those that repeat a number and protocol; these and repeated names are reported."""
     numbers: dict[str, Placed[ServicePort]] = {}
     names: dict[str, Placed[ServicePort]] = {}
     kept = []
@@ -155,10 +155,11 @@ def check_backends(
     ports: Sequence[Placed[ServicePort]],
     outside: Iterable[Family] = (),
 ) -> None:
-    """Report backends of a family the service lacks, twins, and backends that are the service itself.
+    """Report backends of a family that the service lacks, duplicates, and backends that are the service
+    itself.
 
     `addresses` are those for inside; `outside` are the families of the external ones. Those do not count as
-    the service itself: an external address may be a host's own, whose server is then a sound backend.
+    the service itself: an external address may be a host's own, whose server is then a valid backend.
     """
     own = {address.value for address in addresses}
     families = {*(family_of(address) for address in own), *outside}
@@ -231,14 +232,14 @@ def _check_loops(
 
 
 def needs_protocol(check: Check) -> Protocol | None:
-    """The protocol of the service port that a check asks at; None if it needs none of them."""
+    """The protocol of the service port that a check probes; None if it needs none of them."""
     if check.probe is None or check.probe.port is not None or isinstance(check.probe, ExecProbe):
         return None
     return Protocol.UDP if isinstance(check.probe, UdpProbe | DnsProbe) else Protocol.TCP
 
 
 def check_port(report: Report, check: Placed[Check], protocols: Collection[Protocol]) -> None:
-    """Report a check that has no port to ask at, in a service with ports of these protocols."""
+    """Report a check without a port to probe, in a service with ports of these protocols."""
     protocol = needs_protocol(check.value)
     if protocol is not None and protocol not in protocols:
         what = f"the service has no {protocol} port that this check could ask at"
@@ -246,12 +247,12 @@ def check_port(report: Report, check: Placed[Check], protocols: Collection[Proto
 
 
 def check_backend_ports(report: Report, unasked: Iterable[Placed[Backend]], service: Service) -> None:
-    """Report backends that serve no port that their check could ask at, though the service has some."""
+    """Report backends without a port that their check could probe, though the service has some."""
     for backend in unasked:
         check = service.check if backend.value.check is None else backend.value.check
         protocol = needs_protocol(check)
         if protocol is not None and protocol not in {port.protocol for port in service.ports}:
-            continue  # said of the check already
+            continue  # reported for the check already
         what = f"the check of {backend.value.address} finds no {protocol or ''} port".replace("  ", " ")
         hint = "add port to the check, or give this backend check: none"
         report.add(backend.line, backend.path, f"{what}: it serves {_served(backend.value)} alone", hint)
@@ -264,7 +265,7 @@ def _served(backend: Backend) -> str:
 def check_weight_source(
     report: Report, weight_from: Placed[bool] | None, check: Placed[Check] | None, backends: Iterable[Backend]
 ) -> None:
-    """Report a service that takes its weights from answers that nothing asks for."""
+    """Report a service with weights from answers that no check requests."""
     checks = [backend.check for backend in backends if backend.check is not None]
     checks += [check.value] if check else []
     if weight_from and weight_from.value and not any(isinstance(c.probe, HttpProbe) for c in checks):

@@ -1,4 +1,4 @@
-"""How large a service, and all read with it, may be: checked before anything is multiplied out. Pure."""
+"""Limits on a service, and on all services read with it: checked before anything is multiplied out. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fits(
     backends: Sequence[Placed[Backend]],
     addresses: int,
 ) -> bool:
-    """Whether a service may have so many ports, backends (the fallback's among them) and addresses; reports
+    """Whether a service may have this many ports, backends (including the fallback's) and addresses; reports
     why not."""
     kinds = ((len(ports), limits.PORTS, "ports"), (len(backends), limits.BACKENDS, "backends"))
     for number, most, kind in kinds:
@@ -41,8 +41,8 @@ def fits(
 
 
 def few_at_each_address(report: Report, line: int, path: str, addresses: int, endpoints: int) -> bool:
-    """Whether a service may have so many endpoints (ports times backends) at so many addresses; reports why
-    not."""
+    """Whether a service may have this many endpoints (ports times backends) at this many addresses; reports
+    why not."""
     made = addresses * endpoints
     if made > limits.ADDRESS_ENDPOINTS:
         what = f"{endpoints} endpoints at each of {addresses} addresses make {made}"
@@ -51,20 +51,20 @@ def few_at_each_address(report: Report, line: int, path: str, addresses: int, en
 
 
 def networks_of(externals: Iterable[Placed[ExternalAddress]], allowed: Sequence[str]) -> int:
-    """How many networks limit external addresses, those that hold for all of them counted for each."""
+    """Number of networks that limit external addresses; those for all of them count for each."""
     return sum(len(allowed if e.value.allow_from is None else e.value.allow_from) for e in externals)
 
 
 def networks_of_service(service: Service) -> int:
-    """The same of a service that is read already."""
+    """The same for a service that has been read."""
     return sum(
         len(service.allow_from if e.allow_from is None else e.allow_from) for e in service.external_addresses
     )
 
 
 def room_for(report: Report, service: Service, number: int) -> bool:
-    """Whether a service is not too much beside those that were read before, being the `number`-th; reports
-    that, and counts it."""
+    """Whether a service is within the limit together with those read before, being the `number`-th; reports
+    a fault, and counts it."""
     report.size += limits.size_of(service)
     what = ""
     if number > limits.SERVICES:

@@ -16,7 +16,7 @@ from vipd.model.service import MAX_WEIGHT, Backend, Frontend, Protocol, ServiceP
 MAX_PORT = 65535
 
 MAX_SECONDS = 10**9
-"""Longest duration in seconds, some thirty years: larger ones are slips of the pen."""
+"""Longest duration in seconds, some thirty years: larger ones are typing errors."""
 
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4_TEXT = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
@@ -36,7 +36,7 @@ _LONGEST_SHOWN = 60
 
 
 class InvalidTextError(ValueError):
-    """Text that is not in the form wanted: `what` is wrong, and a `hint` at the way out (may be empty)."""
+    """Text in the wrong form: `what` is wrong, and a `hint` at the remedy (may be empty)."""
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(f"{what}; {hint}" if hint else what)
@@ -45,13 +45,14 @@ class InvalidTextError(ValueError):
 
 
 def shown(text: str) -> str:
-    """The text as messages show it: in quotes, on one line, cut when long, other scripts as escapes."""
+    """The text in the form of messages: in quotes, on one line, truncated if long, other scripts as
+    escapes."""
     cut = text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
     return json.dumps(cut).replace("\x7f", "\\u007f")
 
 
 def parse_address(text: str) -> str:
-    """An IPv4 or IPv6 address in its canonical spelling. No port, prefix, zone or IPv4-mapped form."""
+    """An IPv4 or IPv6 address in its canonical form. No port, prefix, zone or IPv4-mapped form."""
     if _IPV4.fullmatch(text):
         return text
     if ":" not in text or "/" in text or "%" in text:
@@ -227,7 +228,7 @@ def _split_brackets(text: str) -> tuple[str, str]:
 
 
 def _spelled(text: str) -> str:
-    """How a hint ends that spells out an address: `: fd00::5`. Empty when the text is none."""
+    """The end of a hint with the correct address: `: fd00::5`. Empty if the text is none."""
     try:
         return f": {parse_address(text)}"
     except InvalidTextError:
@@ -248,7 +249,7 @@ def _refuse_url(text: str) -> NoReturn:
 
 
 def _refuse_bare_ipv6(text: str, body: str, protocol: str) -> None:
-    """Raise NotationError for `fd00::10:53`, of which nobody can say where the address ends."""
+    """Raise NotationError for `fd00::10:53`, in which the end of the address is ambiguous."""
     address, _, port = body.rpartition(":")
     if not _DIGITS.fullmatch(port) or address.count(":") < 2 or not _spelled(address):
         return

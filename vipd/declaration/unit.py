@@ -1,4 +1,4 @@
-"""A unit: what is accepted or refused as a whole, such as a file, the store, or a key of etcd. Pure."""
+"""A unit: it is accepted or refused as a whole, such as a file, the store, or a key of etcd. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ NOTHING = Declaration()
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One file, or the store: what it says now and what was last accepted of it."""
+    """One file, or the store: its current content and its last accepted version."""
 
     candidate: Declaration
     accepted: Declaration = NOTHING
     rank: int = 0
-    """Of two newcomers that have one the lower one wins: so that hosts of a fleet that see both at once
-    decide as those that saw one after the other. 0: none."""
+    """Of two newcomers with ranks the lower one wins: so hosts of a fleet that see both at once
+    decide like those that saw one after the other. 0: none."""

@@ -1,4 +1,4 @@
-"""Values as YAML for people that every reader, vipd's own first, reads back as they are. Pure."""
+"""Values as readable YAML that every reader, vipd's own first, reads back unchanged. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from vipd.model.text import lines
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's, but it takes no text for plain that might mean something else, and writes no anchors."""
+    """PyYAML's, but it quotes every text that might be something else, and writes no anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Whether a value that stands twice is written twice."""
+        """Always true: a value that occurs twice is written twice."""
         del data
         return True
 
@@ -26,7 +26,7 @@ _Dumper.add_representer(str, _represented)
 
 
 def dump_yaml(value: object) -> str:
-    """A value of JSON types as YAML, keys in their order; what is not printable is escaped."""
+    """A value of JSON types as YAML, keys in their order; unprintable characters are escaped."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None)
-    # PyYAML leaves some such characters as they are; they stand in double quotes, as said above.
+    # PyYAML leaves some such characters unchanged; they are in double quotes, as described above.
     return lines(text)

@@ -1,9 +1,9 @@
-"""YAML text in, a light tree out whose nodes know their line, and a `Problem` for whatever is not plain YAML.
+"""Parses YAML text to a light tree whose nodes know their line, with a `Problem` for anything but plain YAML.
 
 The tree is built from the parser's events and not by PyYAML's `compose`: that recurses in C, so that 100,000
 brackets crash the process, and no limit can be checked before all nodes exist. Nor is it faster: of 10,000
 services (1.6 MB) events take 0.47 s, `compose` with the C loader 0.57 s, and 0.62 s with these nodes.
-Refused: tags, merge keys, duplicate keys, keys that are not text, endless or exploding aliases, and what is
+Rejected: tags, merge keys, duplicate keys, keys that are not text, endless or exploding aliases, and input
 beyond `vipd.model.limits`. The parser reads the text in pieces, so that other threads run in between. Pure.
 """
 
@@ -28,18 +28,18 @@ from vipd.model.text import joined_pairs
 _LARGEST_JSON = 2**20
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# The characters that YAML allows in a stream (YAML 1.2, production 1); everything else is refused.
+# The characters that YAML allows in a stream (YAML 1.2, production 1); all others are rejected.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _PLAIN = bytes((*b"\t\n\r", *range(0x20, 0x7F)))
 """Those of them that are ASCII."""
 _LONGEST_LINE = 2**13
-"""Bytes of a line in which a reason for a problem is looked for."""
+"""Bytes of a line that are searched for the cause of a problem."""
 
 _TABS = r"'\\t'|tab character|cannot start any token"
 
 OURS = frozenset({"vipd/v1", "v1", "discovery.k8s.io/v1"})
-"""The values of `apiVersion` by which a document shows that it is meant for vipd."""
+"""The values of `apiVersion` that mark a document as one for vipd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Tree:
 
 def read_tree(text: str | Utf8, path: str, quotes: bool = True) -> Tree:
     """Read every document of `text`; `path` names the file in problems. Never raises. A large one should be
-    UTF-8, of which no other form is made.
+    UTF-8, which is not copied.
 
-    After a syntax error the documents before it are still returned. Without `quotes`, problems repeat words
-    of the text only after an `apiVersion` that shows it to be a declaration.
+    After a syntax error the documents before it are still returned. Without `quotes`, problems quote
+    the text only after an `apiVersion` that marks it as a declaration.
     """
     text = _without_pairs(text)
     forbidden = _forbidden_in(text)
@@ -75,14 +75,14 @@ def read_tree(text: str | Utf8, path: str, quotes: bool = True) -> Tree:
     problems = builder.problems.by_line()
     if problems and builder.ours:
         problems = _with_ipv6_hints(problems, text)
-    dismantle(builder.stack[:1])  # what a fault has left open
+    dismantle(builder.stack[:1])  # left open by a fault
     return Tree(tuple(builder.documents), problems)
 
 
 def _without_pairs(text: str | Utf8) -> str | Utf8:
-    """JSON with its surrogate pairs joined, which no reader of YAML does; any other text as it is.
+    """JSON with its surrogate pairs joined, which no reader of YAML does; any other text unchanged.
 
-    So is a large one: whether it is JSON takes long to see, and no other thread runs meanwhile."""
+    A large text is unchanged too: to detect JSON takes long, and no other thread runs meanwhile."""
     if len(text) > _LARGEST_JSON:
         return text
     text = text if isinstance(text, str) else text.decode(errors="surrogateescape")
@@ -111,20 +111,20 @@ def _characters(text: str | Utf8) -> Iterator[str]:
         yield from (text[start : start + PIECE] for start in range(0, len(text), PIECE))
     else:
         for _, piece in pieces(text):
-            # Of most pieces this is enough, and takes a tenth of the time.
+            # For most pieces this is enough, and takes a tenth of the time.
             plain = piece.isascii() and not piece.translate(None, _PLAIN)
             yield "\n" * piece.count(b"\n") if plain else piece.decode(errors="surrogateescape")
 
 
 def _with_ipv6_hints(problems: tuple[Problem, ...], text: Utf8) -> tuple[Problem, ...]:
-    """The problems, those on a line with an IPv6 address that is no YAML with a hint at that."""
+    """The problems; those on a line with an IPv6 address that is no YAML get a hint at that."""
     lines = _lines(text, {problem.line for problem in problems})
     hints = [hint_for_line(lines.get(problem.line, "")) for problem in problems]
     return tuple(replace(p, hint=hint or p.hint) for p, hint in zip(problems, hints, strict=True))
 
 
 def _lines(text: Utf8, numbers: set[int]) -> dict[int, str]:
-    """Some lines of a text, by their number, of long ones the beginning."""
+    """Some lines of a text, by their number; long ones are truncated."""
     found: dict[int, str] = {}
     last, start, number = max(numbers, default=0), 0, 0
     while number < last and start <= len(text):
@@ -149,7 +149,7 @@ class _StopReadingError(Exception):
 
 @dataclass(slots=True)
 class _Anchors:
-    """The anchors of one document, with how many nodes each stands for."""
+    """The anchors of one document, with the number of nodes that each expands to."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class _Builder:
 
     @property
     def ours(self) -> bool:
-        """Whether the text may be quoted: what a link leads to may be anybody's, and secret."""
+        """Whether the text may be quoted: the target of a link may have any owner, and be secret."""
         return self.quotes or any(_is_ours(node) for node in (*self.documents, *self.stack[:1]))
 
     def problem(self, line: int, what: str, hint: str = "") -> None:
@@ -197,7 +197,7 @@ class _Builder:
         scalar_event, alias = yaml.ScalarEvent, yaml.AliasEvent
         starts = {yaml.MappingStartEvent: Mapping, yaml.SequenceStartEvent: Sequence}
         ends = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
-        # `yaml.parse` would ask twice for each event. The last one ends the stream.
+        # `yaml.parse` would call twice for each event. The last one ends the stream.
         for event in iter(_LOADER(pieces).get_event, None):
             kind = type(event)
             if kind is scalar_event:
@@ -212,14 +212,14 @@ class _Builder:
                 self.end_document()
 
     def end_document(self) -> None:
-        """Keep the document now that it is whole: half of one would only give problems that mislead."""
+        """Keep the complete document: a part of one would only cause misleading problems."""
         self.anchors = _Anchors()
         if self.root is not None and not null(self.root):
             self.documents.append(self.root)
         self.root = None
 
     def scalar(self, event: Any) -> None:
-        """Most of a file: what is no more than a key is no node."""
+        """Most of a file: a text that is only a key becomes no node."""
         line, text = event.start_mark.line + 1, event.value
         if event.anchor is not None or event.tag is not None:
             self.add(Scalar(line, text, not event.style), event)
@@ -265,7 +265,7 @@ class _Builder:
             self.anchors.sizes[anchor] = self.count - start
 
     def attach(self, node: Node) -> None:
-        """Put a finished or just opened node into the collection around it."""
+        """Add a finished or just opened node to the collection around it."""
         if not self.stack:
             self.root = node
             return
@@ -321,7 +321,7 @@ class _Builder:
 
 
 class _Pieces:
-    """The text as the parser reads it, a piece at a time. At each piece the limits are looked at: `stop` is
+    """The text for the parser, a piece at a time. Each piece is checked against the limits: `stop` is
     why the text was cut off."""
 
     def __init__(self, text: Utf8, builder: _Builder) -> None:
@@ -330,7 +330,7 @@ class _Pieces:
         self.stop: _StopReadingError | None = None
 
     def read(self, size: int) -> bytes:
-        """The next bytes; none at the end."""
+        """The next bytes; empty at the end."""
         values, limit = self._builder.count, limits.YAML_VALUE_BYTES
         if values != self._values:
             self._values, self._value_at = values, self._at
@@ -352,8 +352,8 @@ class _Pieces:
 
 
 def _crowded(node: Sequence | Mapping, depth: int) -> bool:
-    """Whether a collection has more entries than any that has a meaning: what was made of it would be freed
-    in one go. Lists of services, and of objects of Kubernetes, are taken apart one by one."""
+    """Whether a collection has more entries than any valid one: its tree would be freed
+    in one step. Lists of services, and of objects of Kubernetes, are freed one by one."""
     return len(node.items) > limits.YAML_ENTRIES and (depth > 1 or isinstance(node, Mapping))
 
 
@@ -363,7 +363,7 @@ def _is_ours(node: Node) -> bool:
 
 
 def _forbidden_character(line: int, code: int, path: str) -> Problem:
-    if 0xDC80 <= code <= 0xDCFF:  # what Python's "surrogateescape" leaves of a byte it could not decode
+    if 0xDC80 <= code <= 0xDCFF:  # Python's "surrogateescape" for a byte that it could not decode
         what = f"the byte 0x{code - 0xDC00:02x} is not UTF-8 text"
         return Problem(path, line, "", what, "save the file as UTF-8")
     return Problem(path, line, "", f"the character U+{code:04X} is not allowed in YAML", "remove it")

@@ -44,21 +44,21 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a target now."""
+    """Current state of a target."""
 
     state: State
     fit: bool
-    """Whether it counts as healthy: until the first verdict its check says so."""
+    """Whether it counts as healthy; before the first verdict its check's `start` decides."""
     reason: str
-    """One line: the last answer, and why it is held down or cannot be asked."""
+    """One line: the last result, and why it is held down or cannot be probed."""
     since: datetime
     """When it got its state, UTC."""
     changes: int
     """How often it became unhealthy or healthy again."""
     weight: SaidWeight | None
-    """What its last good answer said; count it only where the service listens."""
+    """The weight in its last good answer; it applies only if the service accepts it."""
     serves_since: float | None
-    """By `Health.clock`: begin of a slow start, for `weights.weights`. None: there is none."""
+    """By `Health.clock`: begin of a slow start, for `weights.weights`; None: no slow start."""
 
 
 class Health:
@@ -96,10 +96,11 @@ class Health:
         """How long checks took, by their type. One that vipd could not make is not among them."""
 
     def follow(self, service: str, targets: Collection[Target]) -> None:
-        """The targets that a service has from now on; none when it is gone.
+        """Set the targets of a service; none when it is gone.
 
-        What stays keeps its state. A target that replaces another of this service at the same address keeps
-        that one's verdict, but its answers are counted anew. Must be called from the event loop's thread.
+        A target that stays keeps its state. A target that replaces another of this service at the same
+        address inherits its verdict, but its results are counted anew. Must be called from the event loop's
+        thread.
         """
         before, wanted = self._followed.pop(service, frozenset()), frozenset(targets)
         if wanted:
@@ -121,7 +122,7 @@ class Health:
                 self._leave(target, service)
 
     def verdict(self, target: Target) -> Verdict:
-        """What is known of a target; of one that is not followed, nothing."""
+        """State of a target; unknown for one that is not followed."""
         now = self.clock()
         record = self._records.get(target) or Record(now)
         since = datetime.fromtimestamp(self._wall() - (now - record.since), UTC)
@@ -134,7 +135,7 @@ class Health:
         return ((target, self.verdict(target)) for target in tuple(self._records))
 
     def warnings(self) -> tuple[str, ...]:
-        """What keeps vipd from asking; verdicts stay as they are meanwhile."""
+        """Reasons why vipd cannot probe; until they end verdicts stay as they are."""
         troubled = {t: r.trouble for t, r in self._records.items() if r.trouble}
         told = [f"{target} {trouble}" for target, trouble in list(troubled.items())[:_MOST_NAMED]]
         more = len(troubled) - len(told)
@@ -146,7 +147,7 @@ class Health:
         return tuple(told)
 
     async def run(self) -> None:
-        """Ask, for ever; when this is cancelled all probes end, and the verdicts are saved."""
+        """Probe, for ever; on cancellation all probes end, and the verdicts are saved."""
         loop = asyncio.get_running_loop()
         lag = LoopLag(loop)
         with contextlib.ExitStack() as stack:
@@ -176,17 +177,18 @@ class Health:
         self._saved.save(self._known())
 
     def _begin(self, target: Target, known: Record | None) -> None:
-        """Ask a new target, which begins with what is known."""
+        """Probe a new target, starting from its known state."""
         record = Record(self.clock())
         if known is not None:
             record = begin_anew(known, f"{_AS_BEFORE}{known.last.removeprefix(_AS_BEFORE)}")
-            # A crash after each start must not let it grow old, nor lose whose it is.
+            # Save now: a crash after each start must not let the verdict expire, nor lose its owner.
             self._saved.changed(bad=known.state is State.UNHEALTHY)
         self._records[target] = record
         self._schedule(target)
 
     def _doubt(self, target: Target) -> None:
-        """What a target began with may be of another check: unless it has been asked, nothing is known."""
+        """The initial verdict of a target may belong to another check: reset it, unless the target was probed
+        since."""
         record = self._records.get(target)
         if record is not None and record.last.startswith(_AS_BEFORE):
             self._records[target] = Record(self.clock())
@@ -201,7 +203,7 @@ class Health:
             self._scheduler.remove(target)
 
     def _schedule(self, target: Target) -> None:
-        """Many targets that come one by one are spread together."""
+        """Schedule soon: targets that are added one by one are spread together."""
         if self._scheduler is not None and not self._unscheduled:
             asyncio.get_running_loop().call_soon(self._schedule_all)
         self._unscheduled.add(target)
@@ -248,7 +250,7 @@ class Health:
         return list(self._users.get(target, ()))
 
     def _known(self) -> Known:
-        """All that is worth remembering, as of now; what takes time is left to who calls it."""
+        """A snapshot of all verdicts to save; the caller does the slow part."""
         now, live, left = self.clock(), self._records.copy(), self._memory.known()
         users = self._users
 
@@ -260,7 +262,7 @@ class Health:
 
 
 def _replaced(target: Target, left: Sequence[Target]) -> Target | None:
-    """Whose verdict a target takes over, of those at its address that its service has no more."""
+    """The removed target at the same address, among those of its service, whose verdict a target inherits."""
     heir_of = [old for old in left if old.port == target.port] or left
     return heir_of[0] if len(heir_of) == 1 else None
 
@@ -275,7 +277,7 @@ def _slots() -> Mapping[str, Slots]:
 def _probers(
     loop: asyncio.AbstractEventLoop, lag: LoopLag, stack: contextlib.ExitStack, users: CheckUsers
 ) -> Mapping[str, Prober]:
-    """What asks, by type of check; ended with the stack."""
+    """The probers by type of check; the stack closes them."""
     http = CoroutineProber(ask_http, lag)
     return {
         "tcp": stack.enter_context(TcpProber(loop, lag)),

@@ -1,6 +1,6 @@
-"""When a backend changes its state too often: it stays away for a while, longer each time. Pure.
+"""Detects a backend that changes its state too often: it is held down, longer each time. Pure.
 
-Going down is never delayed; only coming back is. Times are seconds of one monotonic clock.
+Only the change to healthy is delayed, never the other. Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from vipd.model.check import Timing
 
 MANY_CHANGES = 6
-"""So many changes within the window are flapping: three times down, three times up."""
+"""This many changes within the window are flapping: three times down, three times up."""
 
 SHORTEST_WINDOW_SECONDS = 60.0
 LONGEST_HOLD_SECONDS = 600.0
@@ -20,16 +20,16 @@ _MOST_REMEMBERED = 64
 
 @dataclass(frozen=True, slots=True)
 class Flapping:
-    """What is remembered of a backend's changes."""
+    """Record of a backend's changes."""
 
     changes: tuple[float, ...] = ()
     """When the state changed, as far back as it matters."""
     level: int = 0
-    """How often in a row it was held down; each window of quiet takes one off."""
+    """How often in a row it was held down; each window without changes subtracts one."""
     held_until: float = 0.0
 
     def held(self, now: float) -> bool:
-        """Whether it must not come back yet."""
+        """Whether it must stay down."""
         return self.level > 0 and now < self.held_until
 
     def text(self, now: float) -> str:
@@ -44,7 +44,7 @@ class Flapping:
         return self._noted(now, timing)
 
     def went_down(self, now: float, timing: Timing) -> Flapping:
-        """It became unhealthy: held down if that happens too often."""
+        """Record that it became unhealthy; it is held down if that happens too often."""
         noted = self._noted(now, timing)
         if not noted.level and len(noted.changes) < MANY_CHANGES:
             return noted
@@ -55,25 +55,25 @@ class Flapping:
         span = window(timing)
         quiet_since = max(self.held_until, self.changes[-1] if self.changes else now)
         level = max(0, self.level - int(max(0.0, now - quiet_since) / span))
-        # While it is held again and again, all its changes count, or the reason would report one alone.
+        # While it is held repeatedly, all its changes count; otherwise the reason would report only one.
         kept = self.changes if level else tuple(t for t in self.changes if t > now - span)
         return replace(self, changes=(*kept, now)[-_MOST_REMEMBERED:], level=level)
 
 
 CALM = Flapping()
-"""Of a backend that never changed."""
+"""The record of a backend that never changed."""
 
 
 def window(timing: Timing) -> float:
     """Seconds within which changes count together.
 
-    With such counts and intervals six changes take at least half of it, so flapping at half the greatest
-    possible speed is noticed.
+    With these counts and intervals six changes take at least half of it, so flapping at half the highest
+    possible speed is detected.
     """
     return max(SHORTEST_WINDOW_SECONDS, MANY_CHANGES * (timing.rise + timing.fall) * timing.interval)
 
 
 def hold_seconds(level: int, timing: Timing) -> float:
-    """How long a backend is held down for the `level`th time in a row: twice as long as before."""
+    """How long a backend is held down for the `level`th time in a row: twice as long as the previous time."""
     first = max(10.0, (timing.rise + timing.fall) * timing.interval)
     return min(first * 2.0 ** (level - 1), max(LONGEST_HOLD_SECONDS, first))

@@ -1,6 +1,6 @@
-"""What on this host keeps a check from working: programs, users, certificates.
+"""Finds what prevents a check on this host: programs, users, certificates.
 
-It asks files and NSS, so it may wait: never call it on the event loop. Any thread may.
+It reads files and queries NSS, so it may block: never call it on the event loop. Any thread may.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vipd.model.check import Check, ExecProbe, HttpProbe
 
 
 def host_problems(check: Check, users: CheckUsers) -> tuple[str, ...]:
-    """Everything amiss, each as "what: why; hint: ..."; empty when the check can work on this host.
+    """Every problem as "what: why; hint: ..."; empty when the check can work on this host.
 
-    Never raises, whatever the check holds, and waits for NSS for `accounts.PATIENCE_SECONDS` at most.
+    Never raises, whatever the check contains, and waits for NSS for `accounts.PATIENCE_SECONDS` at most.
     """
     try:
         return _problems(check, users)
@@ -52,7 +52,7 @@ def _program_problems(command: tuple[str, ...]) -> tuple[str, ...]:
         return (f"{program!r}: no path that a file can have; hint: correct the path",)
     if not stat.S_ISREG(mode):
         return (f"{program}: not a file; hint: name the program itself",)
-    # Not access(2): root may do anything, but nobody may run what has no x.
+    # Not access(2): it allows root anything, but even root cannot execute a file without an x bit.
     if not mode & 0o111:
         return (f"{program}: not executable; hint: chmod a+rx {program}",)
     return ()

@@ -1,4 +1,4 @@
-"""How long the event loop stood still: an answer that came then must not count as missing."""
+"""Measures stalls of the event loop: an answer that arrives during a stall must not count as missing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 
 BEAT_SECONDS = 0.1
 NORMAL_LATENESS_SECONDS = 0.05
-"""So late a timer may be on a busy machine without anything being amiss."""
+"""Normal lateness of a timer on a busy machine."""
 
 
 class LoopLag:
-    """Beats while it is started, and adds up what beats are late."""
+    """Runs a timer while started, and adds up its delays."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -20,7 +20,7 @@ class LoopLag:
         """Seconds in all; compare two readings."""
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the timer."""
         self._next()
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
 """Verdicts on disk: a restart must not send flows to backends that are known to be dead.
 
-A small file, trusted for ten minutes only; losing it costs the time of some checks, so it is not synced.
-Older versions read it too: what they do not know stands beside what they do.
+A small file, trusted for ten minutes only; its loss costs the time of some checks, so it is not synced.
+Older versions read it too: newer fields are separate from those that they know.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from vipd.host.durable import keep_aside, read_own, why, write_aside
 log = logging.getLogger(__name__)
 
 SAVE_ANYWAY_SECONDS = 60.0
-"""Unchanged verdicts are saved so often, since saved ones age."""
+"""Unchanged verdicts are saved at this interval, since saved ones age."""
 
 AGAIN_SECONDS = 0.1
-"""From one save to the next at least: many backends that fail one by one are not many files."""
+"""Minimum time between saves, so that many backends that fail one by one do not cause many writes."""
 PART_OF_TIME = 10
-"""Of which saving takes one at most, however large the file is."""
+"""Saving takes at most one part in ten of the time, however large the file is."""
 
 HANGS_SECONDS = 10.0
 """A save that takes longer is reported."""
 LAST_SECONDS = 2.0
-"""How long the end of vipd waits for a save that hangs."""
+"""How long vipd waits at its end for a save that hangs."""
 
 _FORMAT = 1
 _ENTRIES_AT_ONCE = 500
-"""Python's lock is held while so many are made into text."""
+"""Entries encoded at a time while Python's lock is held."""
 _END_OF_TIME = 1e11
 _MOST_CHANGES = 2**53
 
 Known = Callable[[], Iterable[Remembered]]
-"""All that is worth remembering as of when this was made; it may be called in a thread."""
+"""A snapshot of all verdicts to save; it may be called in a thread."""
 
 
 def encode(known: Iterable[Remembered], now: float, wall: float) -> bytes:
     """The file's content. `now` and `wall` are the same moment by the monotonic clock and by the calendar.
 
-    `verdicts` is what older versions read, of whom the last at a place counts: a healthy one, as if there
-    were none. `checks` says of each which check it is of, and of which services.
+    Older versions read `verdicts`, where the last entry for a place counts: a healthy one, if any, which has
+    the same effect as none. `checks` names the check of each verdict, and its services.
     """
     entries = sorted(known, key=lambda each: each.record.state is State.HEALTHY)
     offset = wall - now
@@ -70,7 +70,7 @@ def _list(entries: Iterator[list[Any]]) -> str:
 
 
 def decode(data: bytes, now: float, wall: float) -> list[Remembered]:
-    """What the file knows that is not too old. Raises ValueError when it is none of ours."""
+    """The verdicts in the file that are not too old. Raises ValueError for a file of another program."""
     try:
         read = json.loads(data)
         if read["format"] != _FORMAT:
@@ -85,7 +85,7 @@ def decode(data: bytes, now: float, wall: float) -> list[Remembered]:
 
 
 def load(path: Path, now: float, wall: float) -> list[Remembered]:
-    """What is remembered in the file; nothing, with a line in the log, when it cannot be used."""
+    """The verdicts in the file; if it cannot be used, nothing, with a line in the log."""
     try:
         return decode(read_own(path), now, wall)
     except FileNotFoundError:
@@ -151,9 +151,9 @@ def _settle(done: asyncio.Future[None]) -> None:
 
 
 class SavedVerdicts:
-    """The file of verdicts. A failure to write it is reported once, and tried again.
+    """The file of verdicts. A failed write is reported once, and retried.
 
-    What keeps a dead backend from work is written at once, other changes are after some seconds.
+    Verdicts that keep a dead backend out of use are written at once, other changes after some seconds.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float], wall: Callable[[], float]) -> None:
@@ -162,7 +162,7 @@ class SavedVerdicts:
         self._fault = ""
         self._one_at_a_time = threading.Lock()
         self._began: float | None = None
-        """When the save that is under way began."""
+        """Start time of the current save."""
         self._stale = self._urgent = False
         self._wake = asyncio.Event()
 
@@ -174,12 +174,12 @@ class SavedVerdicts:
         return f"the disk has not answered for {hangs:.0f} s" if hangs > HANGS_SECONDS else self._fault
 
     def load(self) -> list[Remembered]:
-        """What is in the file and not too old."""
+        """The saved verdicts that are not too old."""
         return [] if self._path is None else load(self._path, self._clock(), self._wall())
 
     def changed(self, bad: bool) -> None:
-        """A verdict is other than what is saved; `bad`: a restart without it would bring a dead backend
-        back. Call it from the event loop's thread."""
+        """A verdict differs from the saved one; `bad`: a restart without it would make a dead backend serve
+        again. Call it from the event loop's thread."""
         self._stale = True
         if bad and not self._urgent and self._path is not None:
             self._urgent = True
@@ -187,13 +187,13 @@ class SavedVerdicts:
 
     @property
     def due(self) -> bool:
-        """Whether something has changed, or what is saved grows old."""
+        """Whether something has changed, or the saved verdicts become old."""
         return self._path is not None and (
             self._stale or self._clock() - self._saved_at >= SAVE_ANYWAY_SECONDS
         )
 
     async def keep(self, known: Callable[[], Known], pause: float) -> None:
-        """Save for ever what is due: what is urgent at once, all else `pause` seconds later."""
+        """Save for ever whenever it is due: urgent changes at once, all others `pause` seconds later."""
         self._wake = asyncio.Event()
         while True:
             if not self._urgent:
@@ -201,7 +201,7 @@ class SavedVerdicts:
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
             self._wake.clear()
-            self._stale |= self._urgent  # the one must not go without the other, or this would never wait
+            self._stale |= self._urgent  # an urgent change is also a change; otherwise this would never wait
             if not self.due:
                 continue
             began = self._clock()
@@ -210,13 +210,13 @@ class SavedVerdicts:
             await asyncio.sleep(pause if self._fault else max(AGAIN_SECONDS, took * (PART_OF_TIME - 1)))
 
     async def _save_beside(self, known: Known) -> None:
-        """Save in a thread of its own: those that others use may all be busy, or hang."""
+        """Save in a separate thread: those of the shared pool may all be busy, or hang."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
         def work() -> None:
             self._write(known)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: vipd has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop is closed: vipd has ended
                 loop.call_soon_threadsafe(_settle, done)
 
         self._stale = self._urgent = False

@@ -1,7 +1,7 @@
-"""What this host lacks for checks, looked up in threads: a lookup that hangs delays only those that need its
-answer.
+"""Finds what this host lacks for checks, in threads: a lookup that hangs delays only checks that need its
+result.
 
-Users come from the name service, which may ask the network; programs and certificates may lie on a file
+Users come from the name service, which may use the network; programs and certificates may be on a file
 system that does not answer."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNANSWERED: Problems = (
 
 
 class Prerequisites:
-    """Asks what keeps checks from working on this host. `question` is called in threads."""
+    """Finds what prevents checks on this host. `question` is called in threads."""
 
     def __init__(self, question: Callable[[Check], Problems], patience: float = PATIENCE_SECONDS) -> None:
         self._question, self._patience = question, patience
@@ -43,16 +43,16 @@ class Prerequisites:
 
     @property
     def answered_late(self) -> bool:
-        """Whether an answer is there that its asker had no time to wait for: it should ask again."""
+        """Whether an answer arrived after its caller stopped waiting: the caller should retry."""
         return any(answer.done() for answer in self._open.values())
 
     async def problems(self, checks: Collection[Check]) -> Mapping[Check, Problems]:
-        """What is amiss for each check, as "what: why; hint: ...". A check of which the host does not say
-        within a moment has that as its problem; ask again later."""
+        """The problems of each check, as "what: why; hint: ...". If the host does not answer about a check
+        at once, that is its problem; call again later."""
         fresh = [
             self._ask(check) for check in checks if check not in self._open and len(self._open) < MOST_OPEN
         ]
-        if fresh:  # those that somebody has waited for already are not waited for again
+        if fresh:  # an answer is waited for once only
             patience = self._patience + PATIENCE_EACH_SECONDS * len(fresh)
             await asyncio.wait(fresh, timeout=patience)
         return {check: self._answer(check) for check in checks}
@@ -76,7 +76,7 @@ class Prerequisites:
         except Exception as error:
             log.exception("this host cannot be asked about a check")
             found = (f"{internal_error(error, 'asking this host about it')}; hint: {PLEASE_REPORT}",)
-        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile: vipd stops
+        with contextlib.suppress(RuntimeError):  # the loop is closed: vipd stops
             answer.get_loop().call_soon_threadsafe(_settle, answer, found)
 
 

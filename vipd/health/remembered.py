@@ -1,7 +1,7 @@
-"""Verdicts on targets that are not followed now: they left, or an earlier vipd checked them. Pure.
+"""Verdicts on targets that are not followed now: they were removed, or an earlier vipd checked them. Pure.
 
-A verdict is of a whole check: what is asked, how, and how often. Another check of the same backend may well
-find something else, so it takes a verdict over only where it replaces that check in the same service.
+A verdict belongs to a whole check: probe, target and timing. Another check of the same backend may have
+another result, so it inherits a verdict only if it replaces that check in the same service.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRUSTED_SECONDS = 600.0
 """Older verdicts are not used."""
 
 MOST_SERVICES = 100
-"""Of one target, by which it is remembered; a check that is the same needs none."""
+"""Services kept for one target, by which others inherit from it; an equal check needs none."""
 
 _MOST_FORGOTTEN_AT_ONCE = 5_000
 
@@ -33,31 +33,31 @@ Key = tuple[str, int, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What was known of one target."""
+    """Last known state of one target."""
 
     place: Place
     check: str
     """`check_id`; empty: an older version wrote it, which had one verdict for all checks of a place."""
     services: tuple[str, ...]
-    """Which had the target, of many some."""
+    """Services that had the target, or some of them."""
     at: float
     """As of when."""
     record: Record
 
     @property
     def key(self) -> Key:
-        """What it is of."""
+        """Identifies it."""
         return (*self.place, self.check)
 
     @classmethod
     def of(cls, target: Target, services: Iterable[str], at: float, record: Record) -> Remembered:
-        """What is known of a target that these services have."""
+        """The state of a target that these services have."""
         named = tuple(name for name, _ in zip(services, range(MOST_SERVICES), strict=False))
         return cls(place_of(target), check_id(target), named, at, record)
 
 
 def place_of(target: Target) -> Place:
-    """Where a target is."""
+    """Address, port and protocol of a target."""
     return target.address, target.port, target.kind
 
 
@@ -72,38 +72,39 @@ def _check_id(protocol: Protocol, probe: Probe, timing: Timing) -> str:
 
 
 class Memory:
-    """What targets that are not followed now were like. Times are of the monotonic clock."""
+    """Last states of targets that are not followed. Times are of the monotonic clock."""
 
     def __init__(self, doubted: Callable[[Target], None] = lambda target: None) -> None:
-        """`doubted`: a target began with what an older version wrote, and that may be of another check."""
+        """`doubted`: called with a target whose initial verdict, from an older version, may be of another
+        check."""
         self._doubted = doubted
         self._known: dict[Key, Remembered] = {}
         """The oldest first."""
         self._of: dict[tuple[str, str], set[Key]] = {}
         """By service and address."""
         self._takers: dict[Place, list[Target]] = {}
-        """Who began with what an older version wrote."""
+        """Targets that inherited a verdict from an older version."""
 
     def remember(self, target: Target, services: Iterable[str], record: Record, now: float) -> None:
-        """Keep the verdict of a target that is left; nothing is kept of one without."""
+        """Keep the verdict of a removed target, if it has one."""
         if record.state is not State.UNKNOWN:
             self.learn(Remembered.of(target, services, now, record))
 
     def learn(self, known: Remembered) -> None:
-        """Add what an earlier vipd knew."""
+        """Add a verdict of an earlier vipd."""
         self._drop(known.key)
         self._known[known.key] = known
         for service in known.services:
             self._of.setdefault((service, known.place[0]), set()).add(known.key)
 
     def recall(self, target: Target, service: str, wanted: Collection[Target], now: float) -> Record | None:
-        """What a target begins with, that a service wants with others; None when nothing is there to trust.
+        """The initial state of a target that a service wants with others; None if no verdict applies.
 
-        That is what was known of the same check; else of the one which it replaces in this service.
+        It is the state of an equal check, else that of the check which it replaces in this service.
         """
         same = self._fresh((*place_of(target), check_id(target)), now)
         if same is not None:
-            self._drop(same.key)  # it lives on in the target
+            self._drop(same.key)  # the target now holds it
             return same.record
         replaced = self._replaced(target, service, wanted, now)
         if replaced is not None:
@@ -124,7 +125,8 @@ class Memory:
         return heir_of[0] if len(heir_of) == 1 else None
 
     def _of_older_version(self, target: Target, now: float) -> Record | None:
-        """What an older version knew of a place, unless several that ask differently could have found it."""
+        """The verdict of an older version on a place, unless several different checks could have caused
+        it."""
         place = place_of(target)
         old = self._fresh((*place, ""), now)
         if old is None:
@@ -139,7 +141,7 @@ class Memory:
         return None
 
     def tidy(self, now: float) -> None:
-        """Forget what is too old, or some of it if that is much."""
+        """Drop what is too old, and some of the rest if there is much."""
         for _ in range(_MOST_FORGOTTEN_AT_ONCE):
             oldest = next(iter(self._known.values()), None)
             if oldest is None or now - oldest.at <= TRUSTED_SECONDS:
@@ -147,7 +149,7 @@ class Memory:
             self._drop(oldest.key)
 
     def known(self) -> list[Remembered]:
-        """All that is remembered."""
+        """All verdicts."""
         return list(self._known.values())
 
     def _fresh(self, key: Key, now: float) -> Remembered | None:
@@ -172,5 +174,5 @@ def _asks_alike(one: Target, other: Target) -> bool:
 
 
 def newest(known: Iterable[Remembered], live: Iterable[Remembered]) -> Iterator[Remembered]:
-    """What is remembered, and what is known now, which wins."""
+    """Kept and current verdicts; current ones win."""
     return iter({each.key: each for found in (known, live) for each in found}.values())

@@ -1,4 +1,4 @@
-"""What one probe found. Pure."""
+"""The result of one probe. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_REASON = 120
 
 
 class SaidWeight(NamedTuple):
-    """The weight that a backend said for itself. 0 means: no new flows."""
+    """The weight that a backend reports for itself. 0 means: no new flows."""
 
     value: int
     """0..65535, or 0..100 if it is a percentage."""
@@ -29,16 +29,16 @@ class Result:
     """One answer, or the lack of one."""
 
     good: bool | None
-    """None: it says nothing about the backend, because vipd itself could not ask."""
+    """None: no result, because vipd itself could not probe."""
     reason: str
     """`connection refused`, `status 500`, `answered in 3 ms`: one line of printable text."""
     seconds: float = 0.0
-    """From the start of the probe to its end."""
+    """Duration of the probe."""
     weight: SaidWeight | None = None
 
     @classmethod
     def answered(cls, seconds: float, weight: SaidWeight | None = None, note: str = "") -> Result:
-        """A good answer; `note` tells what was odd about it all the same."""
+        """A good answer; `note` describes anything unusual about it."""
         return cls(True, f"answered in {milliseconds(seconds)}{note and f'; {note}'}", seconds, weight)
 
     @classmethod
@@ -48,12 +48,12 @@ class Result:
 
     @classmethod
     def timeout(cls, timeout: float, doing: str = "") -> Result:
-        """No answer within `timeout` seconds; `doing` says at what it hung."""
+        """No answer within `timeout` seconds; `doing` names the activity at that time."""
         return cls(False, f"timeout after {timeout:g} s{doing and f' {doing}'}", timeout)
 
     @classmethod
     def unasked(cls, reason: str) -> Result:
-        """vipd could not ask; the verdict stays what it is."""
+        """vipd could not probe; the verdict stays."""
         return cls(None, one_line(f"cannot be asked: {reason}"))
 
 
@@ -65,17 +65,17 @@ def milliseconds(seconds: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """What others said, safe to show: one short line without control characters."""
+    """Text from others, safe to show: one short line without control characters."""
     return in_words(text, _LONGEST_REASON)
 
 
 _WEIGHT = re.compile(r"0*([0-9]{1,5})(%?)")
-"""Digits of ASCII alone; zeros in front say nothing, however many."""
+"""ASCII digits only; any number of leading zeros is ignored."""
 
 
 def parse_weight(text: str) -> SaidWeight | None:
-    """A weight 0..65535, or a percentage 0%..100%, in decimal; None if it is neither. Zeros in front, and
-    spaces and tabs around it, say nothing."""
+    """A weight 0..65535, or a percentage 0%..100%, in decimal; None if it is neither. Leading zeros, and
+    spaces and tabs around it, are ignored."""
     match = _WEIGHT.fullmatch(text.strip(" \t"))
     if match is None:
         return None

@@ -1,8 +1,8 @@
-"""When which target is asked: each at its own interval, spread evenly, none waiting for another while there
-are places (`slots.py`).
+"""Schedules probes: each target has its own interval, spread evenly, and none waits for another while slots
+are free (`slots.py`).
 
 A heap of due times and one timer. Probes that are due within some milliseconds of each other start together,
-since waking costs more than a probe does.
+since a wakeup costs more than a probe.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from vipd.model.check_target import Target
 
 TOGETHER_SECONDS = 0.005
 MOST_STARTS_AT_ONCE = 64
-"""Then the loop gets its turn: after a stall thousands may be due."""
+"""Then other tasks of the loop run: after a stall thousands may be due."""
 
 FIRST_SECONDS_EACH = 0.002
-"""New targets are asked first within so many seconds times their number, and within their interval."""
+"""New targets are probed first within this many seconds times their number, and within their interval."""
 
 SHORTEST_PART = 0.1
-"""Of the interval: the first pause, which is any part of it, so that what was added together spreads."""
+"""Shortest first pause as a part of the interval; it is random, so that targets added together spread."""
 
 
 class _Job:
@@ -57,11 +57,11 @@ class _Job:
         self.rounds = 0
         self.began = 0.0
         self.slow = self.was_slow = False
-        """Whether its last run took all the time that it has; and so the one before."""
+        """Whether its last run reached its timeout; and the run before."""
 
 
 class Scheduler:
-    """Asks targets at their times while it is started. `random` gives numbers from 0 up to 1."""
+    """Probes targets at their times while it is started. `random` returns numbers from 0 up to 1."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class Scheduler:
         return sum(slots.running for slots in self._slots.values())
 
     def troubles(self) -> list[str]:
-        """Which types of checks are late, as all their places are taken."""
+        """Types of checks that are late because all their slots are taken."""
         now = self._loop.time()
         return [trouble for slots in self._slots.values() if (trouble := slots.trouble(now))]
 
     def add(self, targets: Iterable[Target]) -> None:
-        """Ask these too, soon."""
+        """Probe these too, soon."""
         added = [target for target in targets if target not in self._jobs]
         now, spread = self._loop.time(), FIRST_SECONDS_EACH * len(added)
         for target in added:
@@ -103,7 +103,7 @@ class Scheduler:
         self._arm()
 
     def remove(self, target: Target) -> None:
-        """Ask this one no more; an answer that is on its way is not reported."""
+        """Stop probing this one; the result of a running probe is not reported."""
         job = self._jobs.pop(target, None)
         if job is None:
             return
@@ -118,7 +118,7 @@ class Scheduler:
             self._ended(job)
 
     def stop(self) -> None:
-        """Ask nothing any more."""
+        """Stop all probes."""
         for target in tuple(self._jobs):
             self.remove(target)
         for handle in (self._timer, self._turn):
@@ -182,7 +182,7 @@ class Scheduler:
         try:
             self._answered(job.target, result)
         except Exception as error:
-            with contextlib.suppress(Exception):  # then it is the same again, and has been logged
+            with contextlib.suppress(Exception):  # then it is the same as before, and has been logged
                 self._answered(job.target, unexpected(job.target, error))
 
     def _ended(self, job: _Job) -> None:

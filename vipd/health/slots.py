@@ -1,5 +1,5 @@
-"""How many checks run at once: those that take a program have places of their own, and those that hung the
-last time must leave some to the others. Pure."""
+"""Limits how many checks run at once: those that run a program have separate slots, and those that timed out
+the last time must leave some to the others. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 PART_FOR_SLOW = (3, 4)
-"""Of the places that checks may have which hung the last time: the rest is for those that answer."""
+"""Part of the slots for checks that timed out the last time: the rest is for those that answer."""
 
 LATE_SECONDS = 1.0
-"""What waits longer than that is reported."""
+"""Longer waits are reported."""
 
 
 class Waiting(Protocol):
@@ -29,12 +29,12 @@ class Slots:
     """The places of some types of checks."""
 
     what: str
-    """Of what kind, in the plural."""
+    """Kind of its checks, in the plural."""
     most: int
     hint: str = "raise LimitNOFILE of the unit, or use longer intervals"
     running: int = 0
     slow: int = 0
-    """Running ones that hung the last time."""
+    """Running checks that timed out the last time."""
     _ready: deque[Waiting] = field(default_factory=deque)
     _slow: deque[Waiting] = field(default_factory=deque)
 
@@ -43,7 +43,7 @@ class Slots:
         (self._slow if job.slow else self._ready).append(job)
 
     def next(self) -> Waiting | None:
-        """The one that may run now, and is no more waiting; None when there is none, or no place."""
+        """The check that may run now, removed from the queue; None if there is none, or no slot."""
         part, whole = PART_FOR_SLOW
         queues = [queue for queue in (self._ready, self._slow) if _head(queue) is not None]
         if self.slow >= max(1, self.most * part // whole):
@@ -56,17 +56,17 @@ class Slots:
         return job
 
     def ended(self, slow: bool) -> None:
-        """One that ran has ended; `slow`: as it was when it began."""
+        """A check has ended; `slow`: its value when it began."""
         self.running -= 1
         self.slow -= slow
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place."""
+        """Number of checks that wait for a slot."""
         return len(self._ready) + len(self._slow)
 
     def trouble(self, now: float) -> str:
-        """That checks wait for others to end, with numbers; empty while none waits for long."""
+        """Reports that checks wait for others to end, with numbers; empty while none waits for long."""
         heads = [head for queue in (self._ready, self._slow) if (head := _head(queue))]
         late = max((now - head.due for head in heads), default=0.0)
         if late <= LATE_SECONDS:
@@ -77,7 +77,7 @@ class Slots:
 
 
 def _head(queue: deque[Waiting]) -> Waiting | None:
-    """What waits longest and is still to run."""
+    """The check that waits longest and must still run."""
     while queue and queue[0].gone:
         queue.popleft()
     return queue[0] if queue else None

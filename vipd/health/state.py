@@ -1,4 +1,4 @@
-"""How answers become a verdict: so many in a row change it. Pure; times are of one monotonic clock."""
+"""Turns results into a verdict: equal ones in a row change it. Pure; times are of one monotonic clock."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from vipd.model.check import Start, Timing
 
 
 class State(StrEnum):
-    """What the answers say of a backend."""
+    """Verdict on a backend."""
 
     UNKNOWN = "unknown"
-    """No verdict yet: it counts as its check's `start` says."""
+    """No verdict yet: its check's `start` decides."""
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of one target."""
+    """State of one target."""
 
     since: float
     """When it got its state."""
     state: State = State.UNKNOWN
     streak: int = 0
-    """Equal answers in a row, up to the count that decides: above 0 good ones, below 0 bad ones."""
+    """Equal results in a row, up to the count that decides: above 0 good ones, below 0 bad ones."""
     last: str = "not asked yet"
     """Reason of the last answer, with its place in the row while rows count."""
     trouble: str = ""
-    """Why vipd could not ask the last time; empty when it could."""
+    """Why vipd could not probe the last time; empty if it could."""
     changes: int = 0
-    """How often its state changed; the first verdict is no change."""
+    """How often its state changed; the first verdict does not count."""
     serves_since: float | None = None
-    """When it became fit, having been unfit before; None if it never did: there is no slow start then."""
+    """When it last became healthy after being unhealthy; None if it never did: then it has no slow start."""
     weight: SaidWeight | None = None
-    """What its last good answer said."""
+    """The weight in its last good answer."""
     flapping: Flapping = CALM
 
     def fit(self, start: Start) -> bool:
@@ -45,20 +45,20 @@ class Record:
         return self.state is State.HEALTHY or (self.state is State.UNKNOWN and start is Start.HEALTHY)
 
     def reason(self, now: float) -> str:
-        """Why it is what it is, for people: one line."""
+        """Reason of its state, for people: one line."""
         held = self.flapping.text(now) if self.state is State.UNHEALTHY else ""
         return "; ".join(filter(None, (held, self.trouble, self.last)))
 
 
 def observe(record: Record, result: Result, timing: Timing, now: float) -> Record:
-    """The record after one more answer, which came at `now`."""
+    """The record after one more result, which arrived at `now`."""
     if result.good is None:
         return replace(record, trouble=result.reason)
     return _good(record, result, timing, now) if result.good else _bad(record, result, timing, now)
 
 
 def begin_anew(record: Record, last: str) -> Record:
-    """The record under another check: the verdict stays, the count begins anew."""
+    """The record under another check: the verdict stays, the count restarts."""
     return replace(record, streak=0, trouble="", last=last)
 
 

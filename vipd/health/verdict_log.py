@@ -18,7 +18,7 @@ SERVICES_NAMED = 100
 PERIOD_SECONDS = 10.0
 """After so many lines within it, its other verdicts are only counted."""
 CALM_SECONDS = 60.0
-"""Checks that were late must have been in time for so long until that is reported."""
+"""Late checks must be on time for this long before that is reported."""
 
 _CHECKS = "health checks"
 
@@ -35,7 +35,7 @@ class VerdictLog:
         self._late, self._late_at = False, 0.0
 
     def write(self, changed: Iterable[tuple[Target, Record]], now: float) -> None:
-        """These changed, at `now` of the records' clock. With none, the count is reported if it is due."""
+        """Log these changes, at `now` of the records' clock. With none, log the count if it is due."""
         if now - self._began >= PERIOD_SECONDS:
             self._summarise()
             self._began, self._lines = now, 0
@@ -51,8 +51,8 @@ class VerdictLog:
             log.log(level, "%s is %s", target, reason, extra=self._fields(target, reason))
 
     def log_late(self, troubles: Sequence[str], now: float) -> None:
-        """Checks are late, each time for one reason of `troubles`; told when it begins, and when there has
-        been no such trouble for a while."""
+        """Checks are late, each time for one reason of `troubles`; logged when it begins, and when it has not
+        occurred for a while."""
         if troubles:
             self._late_at = now
             if not self._late:

@@ -1,4 +1,4 @@
-"""Which share a healthy backend takes: its declared weight, what it says itself, and the slow start. Pure."""
+"""Computes the weight of a healthy backend: declared weight, reported weight, and slow start. Pure."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from vipd.health.result import SaidWeight
 from vipd.model.service import MAX_WEIGHT
 
 STEPS = 10
-"""A share grows in so many steps: each of them is a change of rules."""
+"""Number of steps in which a share grows: each is a change of rules."""
 
 
 class Ramp(NamedTuple):
-    """How far a slow start has come."""
+    """Progress of a slow start."""
 
     step: int
-    """1..STEPS: so many tenths of the full share."""
+    """1..STEPS: tenths of the full share."""
     next_step: float | None
-    """When it goes on; None when it has its full share."""
+    """Time of the next step; None at the full share."""
 
 
 FULL = Ramp(STEPS, None)
 
 
 def ramp(healthy_since: float | None, slow_start: float, now: float) -> Ramp:
-    """How far a backend is that is healthy (again) since then; None: no slow start.
+    """The progress of a backend that is healthy (again) since then; None: no slow start.
 
-    One tenth at once, the full share after nine tenths of `slow_start` seconds: the last tenth of the time is
-    that of the last step.
+    One tenth at once, the full share after nine tenths of `slow_start` seconds: the last tenth of the time
+    belongs to the last step.
     """
     if healthy_since is None or slow_start <= 0 or now >= healthy_since + slow_start:
         return FULL
@@ -40,22 +40,22 @@ def ramp(healthy_since: float | None, slow_start: float, now: float) -> Ramp:
 
 
 class Claim(NamedTuple):
-    """What decides on one backend's share."""
+    """Inputs of one backend's share."""
 
     declared: int
     """Its declared weight, or an operator's."""
     said: SaidWeight | None = None
-    """What it says itself, where its service listens to that."""
+    """The weight that it reports, if its service accepts that."""
     healthy_since: float | None = None
     """`Verdict.serves_since`."""
 
 
 def weights(claims: Sequence[Claim], slow_start: float, now: float) -> tuple[tuple[int, ...], float | None]:
-    """The weights of all backends of a service, in order, and when they change by themselves.
+    """The weights of all backends of a service, in order, and when they next change with time.
 
-    Weights mean something beside each other alone. So that a tenth of a weight of 1 is a tenth, all are made
-    larger alike while some backend has a part of its weight only; else they are as declared. Each is
-    0..65535, and 0 only for a weight that was declared or said to be 0.
+    Only the ratio of weights matters. So that a tenth of a weight of 1 is a tenth, all are multiplied by
+    the same factor while some backend has only a part of its weight; else they are as declared. Each is
+    0..65535, and 0 only for a declared or reported weight of 0.
     """
     ramps = [ramp(claim.healthy_since, slow_start, now) for claim in claims]
     exact = [_wanted(claim) * r.step / STEPS for claim, r in zip(claims, ramps, strict=True)]

@@ -1,7 +1,7 @@
-"""Users and groups by NSS, which may ask a directory over the network and hang: each question is bounded.
+"""Users and groups by NSS, which may query a directory over the network and hang: each lookup has a timeout.
 
-Answers are kept for a while. Everything here may be called from any thread; what waits must not be called on
-the event loop.
+Results are cached for a while. Everything here may be called from any thread; blocking functions must not be
+called on the event loop.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ PATIENCE_SECONDS = 3.0
 """Longest wait for one answer."""
 
 KEPT_SECONDS = 10.0
-"""An answer, or that none came, counts so long."""
+"""Lifetime of a cached result, or of a timeout."""
 
 MOST_KEPT = 1024
 MOST_ASKING = 8
-"""Questions under way at once; one that hangs keeps its place until it ends."""
+"""Maximum number of concurrent lookups; one that hangs occupies its slot until it ends."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class Lookup(Generic[K, V]):
-    """Asks, and keeps what was answered."""
+    """Looks values up, and caches the results."""
 
     def __init__(self, ask: Callable[[K], V]) -> None:
         """`ask` raises KeyError, OSError or ValueError."""
@@ -45,7 +45,7 @@ class Lookup(Generic[K, V]):
         self._threads = BoundedThreads("vipd account", MOST_ASKING)
 
     def known(self, key: K) -> V | None:
-        """What was answered last, however long ago; never waits."""
+        """The last result, however old; never blocks."""
         return self._last.get(key)
 
     def get(self, key: K) -> V:
@@ -84,7 +84,7 @@ class Lookup(Generic[K, V]):
         except (KeyError, OSError) as error:
             return error
         except Exception as error:
-            # A name that no database can hold: with a zero byte, or half of a surrogate pair.
+            # A name that no database can contain: with a zero byte, or half of a surrogate pair.
             return KeyError(str(error))
 
 
@@ -104,26 +104,26 @@ memberships: Lookup[str, frozenset[int]] = Lookup(
 """Numbers of all groups of a user, the primary one among them."""
 
 CHECK_USER, FORMER_CHECK_USER = "vipd-check", "nobody"
-"""Who runs programs of checks that name no user: the first where there is one, as the package makes it."""
+"""Users that run programs of checks that name no user: the first if it exists, as the package creates it."""
 
 
 class UserRefusedError(Exception):
-    """A user that no program of a check may run as: who, why; hint."""
+    """A user that no program of a check may run as: which, why; hint."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckUsers:
-    """Who may run programs of checks: nobody who could change what vipd does."""
+    """Decides which users may run programs of checks: no user that could change vipd's behaviour."""
 
     admin_group: str = ""
-    """Whose members may change services over the API."""
+    """Group whose members may change services over the API."""
     state_dir: Path | None = None
-    """Whose owner is the daemon's own user, also where root has started this one by hand."""
+    """Directory whose owner is the daemon's own user, even if root has started this process by hand."""
 
     def account(self, name: str) -> pwd.struct_passwd:
-        """The account of a user, or the one for checks that name none (empty). Waits: not for the loop.
+        """The account of a user, or the one for checks that name none (empty). Blocks: not for the loop.
 
-        Raises KeyError when there is none, OSError when it cannot be looked up, UserRefusedError.
+        Raises KeyError if there is none, OSError if it cannot be looked up, UserRefusedError.
         """
         found = users.get(name) if name else _usual()
         if why := self._privileged(found):
@@ -136,7 +136,7 @@ class CheckUsers:
             return "checks never run as root"
         if user.pw_uid == os.geteuid():
             return "vipd itself runs as this user, whom its API lets change services"
-        # Of a check's program they are dropped; but what belongs to that user may get them back.
+        # A check's program drops them; but files of that user may restore them.
         numbers = memberships.get(user.pw_name)
         if 0 in numbers | {user.pw_gid}:
             return "it is in root's group"

@@ -1,4 +1,4 @@
-"""Large work in parts, between which the event loop does what else is due."""
+"""Splits large work into parts, between which the event loop runs other tasks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TypeVar
 
 AT_ONCE = 20
-"""Services in a part: some 10 ms of work, 30 ms where each uses every key, so that the API goes on
-answering."""
+"""Services in a part: some 10 ms of work, 30 ms if each uses every key, so that the API still
+answers."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -22,7 +22,7 @@ async def in_batches(
     items: Mapping[K, V], size: int = AT_ONCE, weight: Callable[[V], int] = _one
 ) -> AsyncIterator[Mapping[K, V]]:
     """A mapping in parts, at least one: of items that weigh `size` together, or of one that weighs more. It
-    must not change meanwhile."""
+    must not change during the iteration."""
     part: dict[K, V] = {}
     left = size
     for key, item in items.items():

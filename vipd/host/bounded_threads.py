@@ -1,7 +1,8 @@
-"""Calls in a bounded number of threads, for what may hang and cannot be ended: a file system, a name service.
+"""Calls in a limited number of threads, for calls that may hang and cannot be ended: a file system, a name
+service.
 
-A call that hangs keeps its thread. Threads are daemons, so that one that hangs does not hold up the end of
-the process, and a thread ends when no call is left for it.
+A call that hangs occupies its thread. Threads are daemons, so that a hanging one does not block the end of
+the process, and a thread ends when no call is queued.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class BoundedThreads:
         self._queue: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
 
     def submit(self, call: Callable[[], T], queue: bool = True) -> Future[T]:
-        """What a call will return or raise. When every thread is busy it waits in a queue, or without
-        `queue` BusyError is raised. Raises RuntimeError when there is no thread and none can be started.
+        """A future for the result of a call. If every thread is busy the call waits in a queue; without
+        `queue`, BusyError is raised. Raises RuntimeError if there is no thread and none can be started.
         """
         entry = call, Future[T]()
         with self._guard:

@@ -1,7 +1,8 @@
-"""What vipd has done to this host, on disk before it is done, so that cleanup can undo it after any crash.
+"""Records vipd's changes to this host, on disk before they are made, so that cleanup can undo them after any
+crash.
 
-Root undoes what stands there, and the daemon's user can write there: a record counts only as far as it names
-what vipd may have done.
+Root undoes the recorded changes, and the daemon's user can write the file: only entries that vipd could have
+made count.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _PREFIX = re.compile(r"[A-Z][A-Z0-9]{0,6}")
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
 _DEVICE_STATES = ("made", "up", "down")
 ASIDE = "damaged-"
-"""What the names of damaged records end in, before a number."""
+"""Part of the names of damaged records, before a number."""
 
 
 @dataclass(slots=True)
 class Changes:
-    """What was done."""
+    """The recorded changes."""
 
     sysctls: dict[str, dict[str, str]] = field(default_factory=dict)
     """Path below /proc/sys -> {"was": before, "set": by vipd}."""
@@ -60,17 +61,18 @@ class HostRecord:
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
         self._unwritten: Changes | None = None
-        """What stands nowhere else, as the file system is read-only: services must be served all the same."""
+        """Changes not on disk, as the file system is read-only: services must be served all the same."""
 
     def read(self) -> Changes:
-        """What is recorded; nothing when there is no record, or none that can be read. Only looks."""
+        """The recorded changes; empty if there is no record, or an unreadable one. Does not modify
+        anything."""
         try:
             return self._load()
         except (OSError, ValueError):
             return Changes()
 
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong with the record: what cleanup has to put back may not be known."""
+        """Problems of the record: cleanup may not know everything that it must restore."""
         what = "what vipd has changed on this host is not known to vipctl cleanup"
         if self._unwritten is not None:
             with contextlib.suppress(OSError):
@@ -99,7 +101,7 @@ class HostRecord:
             self._write(changes)
 
     def rules(self, prefix: str, new_tables: list[str]) -> None:
-        """Chains of a prefix are about to be written, and these tables to come into being."""
+        """Chains of a prefix are about to be written, and these tables to be created."""
         changes = self._to_change()
         tables = [table for table in new_tables if table not in changes.tables]
         if tables or prefix not in changes.prefixes:
@@ -108,9 +110,9 @@ class HostRecord:
             self._write(changes)
 
     def device(self, name: str, state: str) -> None:
-        """A device is about to be `made`, or to get routes, having been found `up` or `down`.
+        """A device is about to be `made`, or to get routes; it was found `up` or `down`.
 
-        The first state of a device is the one to go back to.
+        The first state of a device is the one to restore.
         """
         changes = self._to_change()
         if name not in changes.devices:
@@ -118,13 +120,13 @@ class HostRecord:
             self._write(changes)
 
     def forget_device(self, name: str) -> None:
-        """A device is as it was before."""
+        """A device is in its original state again."""
         changes = self._to_change()
         if changes.devices.pop(name, None) is not None:
             self._write(changes)
 
     def accept(self, prefix: str, place: str) -> None:
-        """A rule of a chain prefix is about to be written into a chain of somebody else."""
+        """A rule of a chain prefix is about to be written into a foreign chain."""
         changes = self._to_change()
         if place not in changes.accepts or prefix not in changes.prefixes:
             changes.accepts += [place] if place not in changes.accepts else []
@@ -132,7 +134,7 @@ class HostRecord:
             self._write(changes)
 
     def forget_accept(self, place: str) -> None:
-        """That chain holds no rule of ours any more."""
+        """That chain contains no rule of vipd's any more."""
         changes = self._to_change()
         if place in changes.accepts:
             changes.accepts.remove(place)
@@ -154,8 +156,8 @@ class HostRecord:
         return _parsed(text)
 
     def _to_change(self) -> Changes:
-        """What is recorded, in order to write it anew. What cannot be understood is kept aside first; what
-        cannot be read stays. Raises OSError."""
+        """The recorded changes, for an update of the record. A record that is not understood is kept aside
+        first; an unreadable one stays. Raises OSError."""
         try:
             return self._load()
         except ValueError as error:
@@ -173,7 +175,7 @@ class HostRecord:
         return self._path.with_name(next(name for name in names if name not in taken))
 
     def _names(self) -> list[str]:
-        """What is in the state directory; nothing where that cannot be read."""
+        """Names in the state directory; empty if it is unreadable."""
         try:
             return names_in(self._path.parent)
         except OSError:

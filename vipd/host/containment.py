@@ -1,8 +1,8 @@
-"""Exceptions that nobody expected, each caught where it belongs: logged once, named in status until it is
-over.
+"""Contains unexpected exceptions in the part that they belong to: each is logged once, and named in status
+until it is over.
 
-For what belongs to a part of vipd. What belongs to a unit is a problem of it (`declaration.problems`), what
-belongs to a service is a quarantine of it (`reconciler`), and a loop that fails is `supervisor`'s.
+For parts of vipd. An exception of a unit becomes a problem of it (`declaration.problems`), one of a
+service quarantines it (`reconciler`), and `supervisor` handles failing loops.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _logged: set[tuple[type[BaseException], str, int]] = set()
 
 
 class Containment:
-    """What fails now in a way that nobody expected."""
+    """Current unexpected failures."""
 
     def __init__(self) -> None:
         self._faults: dict[tuple[str, str], str] = {}
         self.failures = 0
-        """How many such exceptions there were."""
+        """Total number of such exceptions."""
 
     @contextmanager
     def around(self, part: str, doing: str) -> Iterator[None]:
         """An unexpected exception in the block is a fault of this part of vipd, and ends nothing else. The
-        fault is over when a later block of the same name ends well. Both names come from the program, not
-        from input."""
+        fault is over when a later block of the same name succeeds. Both names are constants of the program,
+        not input."""
         try:
             yield
         except Exception as error:
@@ -60,7 +60,7 @@ class Containment:
 
 
 def log_once(error: Exception, doing: str) -> str:
-    """What `internal_error` says of it. Its traceback is logged, but once for each place in the program."""
+    """The text of `internal_error`. Logs its traceback, but once for each place in the program."""
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     place = (type(error), frames[0].filename, frames[0].lineno or 0) if frames else (type(error), "", 0)
     found = internal_error(error, doing)

@@ -1,4 +1,4 @@
-"""How many file descriptors each part of vipd may use, so that none of them leaves the others without."""
+"""Limits the file descriptors of each part of vipd, so that none can exhaust them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ WANTED = 16384
 """Descriptors for the whole process: 5,000 backends that hang for 2 s of every 5 s take 2,000."""
 
 RESERVED = 256
-"""For what vipd does itself: programs that write rules, files, the kernel, etcd."""
+"""For vipd itself: programs that write rules, files, the kernel, etcd."""
 
 _PART = 8
 
 
 class Shares(NamedTuple):
-    """What may be open at once."""
+    """Maximum number of open descriptors of each part."""
 
     clients: int
     """Connections of others to vipd."""
@@ -26,7 +26,7 @@ class Shares(NamedTuple):
 
 
 def make_room() -> Shares:
-    """Raise this process's own limit as far as it may, up to WANTED, and share it out."""
+    """Raise this process's own limit as far as possible, up to WANTED, and divide it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -36,7 +36,7 @@ def make_room() -> Shares:
 
 
 def shares(limit: int) -> Shares:
-    """How so many descriptors are shared out."""
+    """The division of this many descriptors."""
     limit = WANTED if limit == resource.RLIM_INFINITY else min(limit, WANTED)
     part = limit // _PART
     own = min(RESERVED, limit // 4)

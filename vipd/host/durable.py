@@ -1,9 +1,9 @@
-"""vipd's own files: they survive a crash at any moment, and what others have put in their place harms nobody.
+"""vipd's own files: they survive a crash at any moment, and other users' files in their place do no harm.
 
 Files are written aside, synced, renamed over, and the directory synced. Root's tools (`vipctl cleanup`,
-`vipd --once`) work in directories that belong to the daemon's user, who may put there what it likes. So each
-file is reached from `/` by descriptors: a symbolic link counts only where nobody but root or ourselves can
-make one, only regular files are opened, never one that must be waited for, and what is new is new.
+`vipd --once`) work in directories that belong to the daemon's user, which may put anything there. So each
+file is reached from `/` by descriptors: a symbolic link is followed only if none but root or the own user can
+create it, only regular files are opened, never one that blocks, and new files are really new.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MOST_BYTES = 256 * 2**20
-"""Of any file that is read."""
+"""Maximum size of any file that is read."""
 MOST_ASIDE = 9
 """Copies of one file that are kept aside."""
 _MOST_LINKS = 40
@@ -63,7 +63,7 @@ def _require_room(descriptor: int, read: int, most: int) -> None:
 
 def open_regular(path: Path) -> int:
     """A descriptor to read a regular file that a user named; links to it are followed. Raises OSError."""
-    _require_regular(path.stat())  # before it is opened: to open a device may do something
+    _require_regular(path.stat())  # before it is opened: opening a device may have effects
     descriptor = os.open(path, os.O_RDONLY | _SAFELY)
     try:
         _require_regular(os.fstat(descriptor))
@@ -81,7 +81,7 @@ def read_own(path: Path, most: int = MOST_BYTES) -> bytes:
 def open_own(path: Path, flags: int, mode: int = 0o640) -> int:
     """A descriptor of a file of vipd's own, which is regular, and no link. Raises OSError.
 
-    What root makes in the directory of another user belongs to that user.
+    A file that root creates in the directory of another user belongs to that user.
     """
     with _inside(path.parent) as directory:
         descriptor = os.open(path.name, flags | os.O_NOFOLLOW | _SAFELY, mode, dir_fd=directory)
@@ -114,10 +114,10 @@ def rename_own(path: Path, name: str) -> None:
 
 
 def keep_aside(path: Path, stays: bool = False) -> str:
-    """Rename what is in the place of a file that cannot be used, so that a new one does not replace it: to
-    `NAME.unreadable`, then `NAME.unreadable-2`. If it `stays`, it gets that name beside its own.
+    """Rename an unusable file, so that a new one does not replace it: to
+    `NAME.unreadable`, then `NAME.unreadable-2`. If it `stays`, it gets that name besides its own.
 
-    What became of it, in words; never raises.
+    Returns the outcome in words; never raises.
     """
     names = [f"{path.name}.unreadable", *(f"{path.name}.unreadable-{n}" for n in range(2, MOST_ASIDE + 1))]
     try:
@@ -131,14 +131,14 @@ def keep_aside(path: Path, stays: bool = False) -> str:
 
 
 def why(error: Exception) -> str:
-    """What went wrong with a file, without its name."""
+    """The error of a file, without its name."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def write_durably(path: Path, data: bytes | bytearray, mode: int = 0o640) -> None:
     """Replace a file by `data`; afterwards a power cut leaves the old content or the new, never a mix.
 
-    Raises OSError; then the old content still stands.
+    Raises OSError; then the old content remains.
     """
     write_aside(path, data, mode, sync=True)
     sync_directory(path.parent)
@@ -161,8 +161,8 @@ def write_aside(path: Path, data: bytes | bytearray, mode: int = 0o640, sync: bo
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory of vipd's own where it is not there. Raises OSError, whose text says so when it was
-    removed while vipd ran: a unit of systemd cannot make it again, and the system's words would mislead."""
+    """Create a directory of vipd's own if it is missing. Raises OSError, whose text says so if it was
+    removed while vipd ran: a unit of systemd cannot create it again, and the system's text would mislead."""
     try:
         os.close(open_directory(path, make=0o750))
     except OSError as error:
@@ -200,8 +200,8 @@ def _readable(path: Path) -> Iterator[int]:
 
 
 def open_directory(path: Path, make: int | None = None) -> int:
-    """A descriptor of a directory, by which to reach what is in it; one that is missing is
-    made with the mode `make`. Raises OSError."""
+    """A descriptor of a directory, for access to its content; a missing one is
+    created with the mode `make`. Raises OSError."""
     ahead, links = list(reversed(path.absolute().parts)), 0
     here = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -225,8 +225,8 @@ def open_directory(path: Path, make: int | None = None) -> int:
 
 
 def _step(here: int, name: str, mode: int | None) -> int | str:
-    """A descriptor of what has a name in a directory, or where a link there leads. What is missing is made
-    with a `mode`. Raises OSError, also for a link that neither root nor we ourselves have made."""
+    """A descriptor of a name in a directory, or the target of a link there. A missing directory is created
+    with a `mode`. Raises OSError, also for a link that neither root nor the own user has created."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         inner = os.open(name, flags, dir_fd=here)
@@ -247,7 +247,7 @@ def _step(here: int, name: str, mode: int | None) -> int | str:
 
 
 def _trusted() -> set[int]:
-    """Users who may lead us elsewhere. In a user namespace the owner of `/` is the true root."""
+    """Users whose links are followed. In a user namespace the owner of `/` is the true root."""
     return {0, os.geteuid(), os.lstat("/").st_uid}
 
 
@@ -262,14 +262,15 @@ def _make(here: int, name: str, mode: int) -> None:
 
 
 def _hand_over(descriptor: int, directory: int) -> None:
-    """Let what root has made in a directory of another user belong to that one, who is to work with it."""
+    """Give an object that root has created in a directory of another user to that user, which must work with
+    it."""
     found, owner = os.fstat(descriptor), os.fstat(directory)
     if os.geteuid() == 0 == found.st_uid and owner.st_uid != 0:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _kept_as(name: str, own: str, directory: int, stays: bool) -> bool:
-    """Whether a file has another name in its directory now, or had it already. Raises OSError."""
+    """Whether a file now has another name in its directory, or had it already. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         return stays and os.path.samestat(found, os.stat(own, dir_fd=directory, follow_symlinks=False))
@@ -281,7 +282,7 @@ def _kept_as(name: str, own: str, directory: int, stays: bool) -> bool:
 
 
 def _require_own(found: os.stat_result, directory: os.stat_result) -> None:
-    """Raises OSError for what is no regular file, or a second name of a file of another user."""
+    """Raises OSError for anything but a regular file, or for a second name of a file of another user."""
     _require_regular(found)
     if found.st_nlink > 1 and found.st_uid != directory.st_uid:
         raise OSError(errno.EMLINK, "is a hard link to a file of another user")

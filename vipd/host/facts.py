@@ -1,7 +1,7 @@
 """Facts about this host's network: what services must not claim, or should not. Pure.
 
-A service that claims the address of a live host takes it from that host for every packet that passes here;
-one that claims a port on which a local program listens takes it from that program.
+A service that claims the address of a live host intercepts every packet for it that passes this host;
+one that claims a port of a local listener intercepts its packets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOBODYS = "choose an address that no host has"
 
 
 class Subnet(NamedTuple):
-    """A network that a device of this host is in, so that other hosts of it may be live."""
+    """A network of a device of this host, so that other hosts in it may be live."""
 
     version: int
     network: int
@@ -28,7 +28,7 @@ class Subnet(NamedTuple):
     """`10.0.0.0/24 on eth0`."""
 
     def holds(self, address: str) -> bool:
-        """Whether an address lies in it."""
+        """Whether it contains an address."""
         parsed = ip_address(address)
         return parsed.version == self.version and (
             int(parsed) >> (parsed.max_prefixlen - self.length) == self.network
@@ -43,13 +43,13 @@ class LocalSocket(NamedTuple):
     """`0.0.0.0` for all of IPv4; `::` for all of IPv6, and perhaps of IPv4."""
     port: int
     holder: str = ""
-    """Whose it is, as part of a sentence; empty when that cannot be seen."""
+    """Its owner, as part of a sentence; empty if unknown."""
     guarded: bool = False
-    """No service may take its port."""
+    """No service may claim its port."""
 
     @property
     def shown_by(self) -> str:
-        """The command that shows whose it is."""
+        """The command that shows its owner."""
         return "ss -ltnp" if self.protocol is Protocol.TCP else "ss -lunp"
 
     def takes(self, address: str) -> bool:
@@ -59,15 +59,16 @@ class LocalSocket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """As of one look. Two are equal when they refuse the same; what is only warned of does not count."""
+    """State at one poll. Two are equal if they refuse the same; facts that cause only warnings do not
+    count."""
 
     gateways: Mapping[str, str] = field(default_factory=dict)
     """The next hops of this host's routes, each with its device."""
     edges: Mapping[str, str] = field(default_factory=dict)
-    """Network and broadcast addresses of connected subnets, each with what it is: `the broadcast address of
-    10.0.0.0/24 on eth0`."""
+    """Network and broadcast addresses of connected subnets, each with a description: `the broadcast address
+    of 10.0.0.0/24 on eth0`."""
     guarded: tuple[LocalSocket, ...] = ()
-    """Sockets whose ports no service may take."""
+    """Sockets whose ports no service may claim."""
     answering: Mapping[Family, frozenset[str] | None] = field(default_factory=dict)
     """This host's addresses that answer on node ports; None, or no entry: all."""
     on_localhost: bool = False
@@ -76,30 +77,30 @@ class HostFacts:
     neighbours: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Addresses that other hosts answer for, each with where: `02:00:00:00:00:01 on eth0`."""
     sockets: tuple[LocalSocket, ...] = field(default=(), compare=False)
-    """All, guarded ones included."""
+    """All sockets, guarded ones included."""
     own: frozenset[str] = field(default=frozenset(), compare=False)
     proxied: frozenset[str] = field(default=frozenset(), compare=False)
     """Addresses for which this host answers its neighbours though it does not have them."""
     _by_port: dict[tuple[Protocol, int], list[LocalSocket]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-    """Sockets by what a node port takes, the guarded ones first."""
+    """Sockets by the port that a node port would claim, the guarded ones first."""
 
     def __post_init__(self) -> None:
         for socket in dict.fromkeys((*self.guarded, *self.sockets)):
             self._by_port.setdefault((socket.protocol, socket.port), []).append(socket)
 
     def asked_over(self, address: str, port: int) -> HostFacts:
-        """With the socket guarded that carries the session of whoever asks."""
+        """The same facts, with the socket of the requester's session guarded."""
         session = LocalSocket(Protocol.TCP, address, port, "your own session", guarded=True)
         return replace(self, guarded=(session, *self.guarded))
 
     def without_addresses(self) -> HostFacts:
-        """For a host where any address may be claimed, and any port but the guarded ones."""
+        """For a host where any address may be claimed, and any port except the guarded ones."""
         return replace(self, gateways={}, edges={}, sockets=())
 
     def refusals(self, service: Service) -> Iterator[tuple[str, str]]:
-        """What a service must not claim here, each with a hint."""
+        """The claims that a service must not make here, each with a hint."""
         for address in service.all_addresses():
             if address in self.gateways:
                 what = f"{service.name}: {address} is a gateway of this host, on {self.gateways[address]}"
@@ -118,7 +119,7 @@ class HostFacts:
                 )
 
     def _held_ports(self, service: Service) -> Iterator[tuple[str, LocalSocket]]:
-        """What a service claims of the ports of sockets: node ports; and of guarded ones its health port, and
+        """The ports of sockets that a service claims: node ports; and of guarded ones its health port, and
         ports of this host's own addresses. A socket of all addresses keeps the others."""
         addresses = service.all_addresses()
         families = {family_of(address) for address in addresses} or set(Family)
@@ -134,7 +135,7 @@ class HostFacts:
             yield f"health port {service.health_port}/{Protocol.TCP}", found
 
     def holding(self, protocol: Protocol, node_port: int, families: Collection[Family]) -> LocalSocket | None:
-        """The socket whose connections a node port would take, if any; a guarded one rather than another."""
+        """The socket whose connections a node port would take, if any; preferably a guarded one."""
         sockets = self._by_port.get((protocol, node_port), ())
         return next((each for each in sockets if not self.node_families(each).isdisjoint(families)), None)
 
@@ -159,4 +160,4 @@ class HostFacts:
 
 
 NO_FACTS = HostFacts()
-"""Of a host of which nothing is known."""
+"""The facts of an unknown host."""

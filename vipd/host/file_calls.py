@@ -1,7 +1,7 @@
-"""Reads files that users name, in threads: a read that hangs holds up nothing else.
+"""Reads files that users name, in threads: a read that hangs blocks nothing else.
 
-Such a file may lie on a file system that hangs. The call then keeps one thread; no second one is begun for
-the same thing meanwhile.
+Such a file may be on a file system that hangs. The call then occupies one thread; no second one is started
+for the same file meanwhile.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class FileCalls:
         self._under_way: dict[Hashable, Future[Any]] = {}
 
     async def run(self, about: Hashable, call: Callable[[], T]) -> T:
-        """What a call returns or raises. Calls `about` the same thing that come meanwhile share its answer.
+        """Returns or raises the outcome of a call. Concurrent calls `about` the same thing share it.
 
-        Raises TimeoutError when there is none in time.
+        Raises TimeoutError if there is none in time.
         """
         answer: Future[T] = self._begin(about, call)
         try:

@@ -1,13 +1,13 @@
-"""Reads a file to which symbolic links may lead, without lending anybody vipd's right to read.
+"""Reads a file to which symbolic links may lead, without giving other users vipd's right to read.
 
-vipd reads what its own user may, and problems quote what they find. A user other than root who may make links
-in the directory of declarations can show only files of that user that way: every link on the path must belong
+vipd reads with its own user's rights, and problems quote content. A user other than root who may create links
+in the directory of declarations can disclose only files of that user: every link on the path must belong
 to root, or to the owner of the file that is read. The path is walked from one open directory to the next, so
 that nothing can be exchanged in between.
 
-`durable.open_directory` walks by another rule, so the walks are two: from `/` on, it judges each link by its
-owner and that of its directory, before it follows it. Here the owner of the file decides, which only the end
-of the path shows, and any link may lead to the directory that the file is named in.
+`durable.open_directory` follows another rule, so there are two walks: starting from `/`, it judges each link
+by its owner and that of its directory, before it follows it. Here the owner of the file decides, which is
+known only at the end of the path, and any link may lead to the directory in the file's name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from vipd.host.durable import read_large
 
 MOST_LINKS = 40
-"""That are followed, as Linux does."""
+"""Maximum number of followed links, as in Linux."""
 
 _ROOT = 0
 _PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -38,8 +38,8 @@ class LinkOwnerError(OSError):
 
 
 def read_followed(path: Path, most: int) -> bytearray:
-    """The content of a regular file of `most` bytes at most. Links to it are followed as described above; the
-    directory that it is named in may be reached by any.
+    """The content of a regular file of `most` bytes at most. Links to it are followed as described above; any
+    link may lead to its directory.
 
     Raises OSError; LinkOwnerError for a link that is not followed.
     """
@@ -65,7 +65,7 @@ class _Walk:
         self.owners: set[int] = set()
 
     def open_file(self) -> int:
-        """A descriptor to read the file by. Raises OSError, also for what is no regular file."""
+        """A descriptor to read the file. Raises OSError, also for anything but a regular file."""
         while True:
             name = self._left.pop()
             found = self._keep(os.open(name, _PATH_ONLY, dir_fd=self._at))

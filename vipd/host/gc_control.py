@@ -1,8 +1,8 @@
-"""When Python's cyclic garbage collector runs.
+"""Controls when Python's cyclic garbage collector runs.
 
-Each search walks every object there is: with ten thousand services a tenth of a second to half a second, in
-which nothing else is done, and loading them starts a dozen. What is loaded holds no cycles, so that it goes
-without a search when nobody needs it any more.
+Each collection walks all objects: with ten thousand services a tenth of a second to half a second, in
+which nothing else runs, and loading them starts a dozen. Loaded objects contain no cycles, so they are freed
+without a collection when they are no longer used.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 WORTH_KEEPING = 50_000
-"""New objects above which what there is after a load is left out of later searches."""
+"""New objects above which all objects after a load are excluded from later collections."""
 
 _guard = threading.Lock()
 _loading = 0
 _objects = 0
-"""How many there were when all of them were searched last."""
+"""Number of objects at the last full collection."""
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """No search while something large is loaded, and what there is then is left out of later ones. In any
-    thread, also in several at a time."""
+    """No collection while something large is loaded; afterwards all objects are excluded from later ones. In
+    any thread, also in several at a time."""
     global _loading
     with _guard:
         _loading += 1
@@ -41,14 +41,15 @@ def loading() -> Iterator[None]:
 
 
 def leave_out() -> None:
-    """What there is now is left out of later searches, but for its garbage and some of what becomes so."""
+    """Exclude current objects from later collections, except for garbage and some future garbage."""
     with _guard:
         _leave_out()
 
 
 def _leave_out() -> None:
-    """First it is searched itself: garbage that is left out would stay for ever. That costs what is new since
-    the last time. What was left out may become garbage later: all is searched again when it has doubled."""
+    """A collection runs first: excluded garbage would stay for ever. It costs the objects that are new since
+    the last time. Excluded objects may become garbage later: when their number has doubled, all are collected
+    again."""
     global _objects
     gc.collect()
     gc.freeze()

@@ -1,5 +1,5 @@
-"""The sockets of this host that take new flows, and whose they are, as far as /proc shows it. It blocks: use
-it from a thread."""
+"""The sockets of this host that accept new flows, and their processes, as far as /proc shows them. It blocks:
+use it from a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_SOCKETS = 4096
 SSH_SERVERS = ("sshd", "dropbear")
 SSH_PORT = 22
 _UNSEEN = ("", "systemd")
-"""Holders of port 22 that may stand for the SSH server: one that cannot be seen, and socket activation."""
+"""Holders of port 22 that may be the SSH server: an unknown one, and socket activation."""
 TABLES = {"tcp": Protocol.TCP, "tcp6": Protocol.TCP, "udp": Protocol.UDP, "udp6": Protocol.UDP}
 _TAKING = {Protocol.TCP: "0A", Protocol.UDP: "07"}
 """States: TCP LISTEN, and UDP that is not connected."""
@@ -36,15 +36,15 @@ class _Row(NamedTuple):
 
 
 class LocalSockets:
-    """Looks again and again; the processes are looked through only when a socket is new."""
+    """Polls; the processes are read only when a socket is new."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._proc, self._processes = root / "proc", Processes(root)
         self._holders: dict[str, tuple[str, int]] = {}
-        """Name and pid by inode; empty and 0 when they cannot be seen."""
+        """Name and pid by inode; empty and 0 if unknown."""
 
     def read(self) -> tuple[LocalSocket, ...]:
-        """All but this process's own, in order."""
+        """All except this process's own, in order."""
         rows = [row for name in TABLES for row in self._rows(name)]
         self._identify({row.inode for row in rows})
         held = [(row, *self._holders[row.inode]) for row in rows]
@@ -70,7 +70,7 @@ class LocalSockets:
                             return  # the kernel lists those that listen first; there may be many others
                         continue
                     address, _, port = fields[1].partition(":")
-                    if not low <= int(port, 16) <= high:  # else it may be a client's, gone in a moment
+                    if not low <= int(port, 16) <= high:  # otherwise it may be a client's, with a short life
                         yield _Row(protocol, _address(address), int(port, 16), int(fields[7]), fields[9])
         except OSError:
             return  # a kernel without that family
@@ -92,7 +92,7 @@ def _socket(row: _Row, name: str) -> LocalSocket:
 
 
 def _address(text: str) -> str:
-    """An address as the kernel prints it: words of four bytes, each in the order of this machine."""
+    """Parses an address as the kernel prints it: words of four bytes, each in the order of this machine."""
     words = (int(text[at : at + 8], 16) for at in range(0, len(text), 8))
     address = ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None

@@ -1,6 +1,6 @@
-"""Netlink sockets: opened, asked and listened to. They block, except those of a multicast group.
+"""Netlink sockets: opens, queries and reads them. They block, except those of a multicast group.
 
-Apart from `vipd.host.netlink`, which pure modules import.
+Separate from `vipd.host.netlink`, which pure modules import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OpenSocket = Callable[[], socket.socket]
 
 NETLINK_NETFILTER = 12
 RECEIVE_BYTES = 1 << 16
-"""The kernel sends at most 32 KiB at once, however much it has to say."""
+"""The kernel sends at most 32 KiB at once."""
 MULTICAST_BUFFER_BYTES = 32 << 20
 """Room for some 50,000 notifications; used only while it is needed. Beyond it they are lost."""
 
@@ -46,7 +46,7 @@ def open_netlink(protocol: int = NETLINK_NETFILTER, groups: int = 0) -> socket.s
 def open_multicast(group: int, program: bytes = b"") -> socket.socket:
     """A socket that does not block, of a multicast group of netfilter in this thread's network namespace.
 
-    `program`: instructions of classic BPF that choose what it gets. Raises OSError.
+    `program`: instructions of classic BPF that filter its messages. Raises OSError.
     """
     opened = open_netlink()
     try:
@@ -57,7 +57,7 @@ def open_multicast(group: int, program: bytes = b"") -> socket.socket:
             fprog = struct.pack("@HP", length // _INSTRUCTION_BYTES, address)
             opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fprog)
             del held  # the kernel has its own copy
-        # Only now: no message comes before the filter is in place.
+        # Only now: no message arrives before the filter is in place.
         opened.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
     except BaseException:
         opened.close()
@@ -79,7 +79,7 @@ def receive(opened: socket.socket) -> bytes:
         datagram, _, flags, (sender, _) = opened.recvmsg(RECEIVE_BYTES)
         if flags & socket.MSG_TRUNC:
             raise OSError(errno.EMSGSIZE, f"an answer of more than {RECEIVE_BYTES} bytes")
-        if sender == 0:  # else another process sent it
+        if sender == 0:  # otherwise another process sent it
             return datagram
 
 

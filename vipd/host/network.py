@@ -16,7 +16,7 @@ from vipd.host.route_table import Device
 from vipd.host.rtnetlink import NEW_ADDRESS, NEW_LINK, NEW_NEIGHBOUR, NEW_ROUTE, Message, listing
 
 MOST_ROUTES = 20_000
-"""Of each family. A default route comes first; the next hops of more routes than this are few."""
+"""For each family. A default route comes first; the next hops of more routes than this are few."""
 MOST_ADDRESSES = 20_000
 MOST_DEVICES = 20_000
 MOST_NEIGHBOURS = 5_000
@@ -30,21 +30,21 @@ _DESTINATION, _HARDWARE = 1, 2
 _UP, _LOOPBACK = 0x1, 0x8
 _SCOPE_LINK = 253
 _ANSWERED = 0x02 | 0x04 | 0x08 | 0x10 | 0x80
-"""Neighbours that answered once, or that somebody has set: REACHABLE, STALE, DELAY, PROBE, PERMANENT."""
+"""Neighbours that answered once, or that were configured: REACHABLE, STALE, DELAY, PROBE, PERMANENT."""
 _NEXT_HOP = struct.Struct("=HBBi")
 _LONGEST_WITH_EDGES = {4: 30, 6: 126}
-"""In a shorter network the first and the last address are hosts' own (RFC 3021, RFC 6164)."""
+"""In a longer prefix the first and the last address belong to hosts (RFC 3021, RFC 6164)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostNetwork:
-    """What changes only when somebody configures this host."""
+    """Facts that change only with the configuration of this host."""
 
     gateways: Mapping[str, str] = field(default_factory=dict)
     edges: Mapping[str, str] = field(default_factory=dict)
     subnets: tuple[Subnet, ...] = ()
     peers: Mapping[str, str] = field(default_factory=dict)
-    """The other ends of point-to-point devices, each with what it is."""
+    """The other ends of point-to-point devices, each with a description."""
     devices: Mapping[int, str] = field(default_factory=dict)
     """Names by number."""
 
@@ -54,7 +54,7 @@ class _Link(NamedTuple):
     up: bool
     loopback: bool
     silent: bool
-    """Nobody is behind it."""
+    """No other host is behind it."""
 
 
 def read_network(vip_device: str) -> HostNetwork:

@@ -1,4 +1,4 @@
-"""Observers of what the daemon does: the events that exist, and how they are delivered."""
+"""Observers of the daemon: the events, and their delivery."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vipd.model.override import Subject
 
 
 class Observer:
-    """Is told what happens. A subclass overrides the events that it needs. All are called on the event loop
+    """Receives events. A subclass overrides the methods that it needs. All are called on the event loop
     and must return at once."""
 
     def host_changed(self, addresses: frozenset[str]) -> None:
@@ -25,7 +25,7 @@ class Observer:
         """Health checks have another verdict, or another weight, for these targets."""
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Forwardings are new or other than before, or gone (None). The dataplane has them, the kernel does
+        """Forwardings are new or changed, or gone (None). The dataplane has them, the kernel does
         not yet."""
 
     def applied(self, wrote: bool) -> None:
@@ -38,27 +38,27 @@ class Observer:
         """Another dataplane is in use, or the one in use writes with other programs."""
 
     def heartbeat(self) -> None:
-        """The work goes on: called at each part of a step, and from time to time while there is no work."""
+        """Work continues: called at each part of a step, and from time to time while there is no work."""
 
 
 class Observers(Observer):
-    """Tells all observers, in the order in which they were added. An exception of one is contained: it is
-    logged once, and is a warning until the same event is reported without one."""
+    """Notifies all observers, in the order in which they were added. An exception of one is contained: it is
+    logged once, and is a warning until the same event succeeds."""
 
     def __init__(self, heartbeat_seconds: float = 60.0) -> None:
         """`heartbeat_seconds`: the longest time without a heartbeat while nothing happens."""
         self.heartbeat_seconds = heartbeat_seconds
         self.containment = Containment()
-        """Exceptions that nobody expected, of observers and of other parts that belong to no unit and no
+        """Unexpected exceptions of observers and of other parts that belong to no unit and no
         service."""
         self._observers: list[Observer] = []
 
     def add(self, observer: Observer) -> None:
-        """Tell this one, too, from now on."""
+        """Notify this one, too, from now on."""
         self._observers.append(observer)
 
     def host_changed(self, addresses: frozenset[str]) -> None:
-        """Tell all observers."""
+        """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "taking this host's addresses"):
                 observer.host_changed(addresses)
@@ -76,25 +76,25 @@ class Observers(Observer):
                 observer.verdicts_changed(targets)
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Tell all observers."""
+        """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "taking changed services"):
                 observer.services_changed(changes)
 
     def applied(self, wrote: bool) -> None:
-        """Tell all observers."""
+        """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "hearing of written rules"):
                 observer.applied(wrote)
 
     def stepped(self) -> None:
-        """Tell all observers."""
+        """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "looking at a step"):
                 observer.stepped()
 
     def dataplane_switched(self) -> None:
-        """Tell all observers."""
+        """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "hearing of another dataplane"):
                 observer.dataplane_switched()

@@ -23,14 +23,14 @@ EXIT_NOT_PERMITTED = 77
 """EX_NOPERM of sysexits.h: a restart would not help."""
 LOCK = "lock"
 LOCK_MODE = 0o600
-"""Who can open a lock file can hold the lock."""
+"""A user who can open a lock file can hold the lock."""
 RUNTIME_DIR = Path("/run/vipd")
-"""Of the lock files of network namespaces: the same for all daemons, whatever their settings."""
+"""Directory of the lock files of network namespaces: the same for all daemons, whatever their settings."""
 MOST_LOOKED_AT = 1000
-"""Lock files of other network namespaces that a start looks at: killed daemons have left some of them."""
+"""Lock files of other network namespaces that a start checks: killed daemons have left some of them."""
 _LOCK_NAME = re.compile(r"netns-(\d+)-[^/]+\.lock")
 _TRIES, _PAUSE_SECONDS = 5, 0.05
-"""For a lock of a network namespace: another start may hold it for a moment, to see whether anybody does."""
+"""For a lock of a network namespace: another start may hold it for a moment, to check whether it is held."""
 _LONGEST_PID = 20
 _HELD = re.compile(r"\d+: +(?:-> )?\w+ +\w+ +\w+ +-?\d+ [0-9a-f]+:[0-9a-f]+:(\d+) ")
 """A line of /proc/locks. A lock that waits has an arrow; one that waits behind a waiting one is indented."""
@@ -57,7 +57,7 @@ def require_privileges() -> None:
 
 
 def may_change_rules(status: Path = Path("/proc/self/status")) -> bool:
-    """Whether CAP_NET_ADMIN is in effect; also when that cannot be found out, for then the tools will say."""
+    """Whether CAP_NET_ADMIN is in effect; True if that is unknown, as the tools will then report it."""
     try:
         found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
     except OSError:
@@ -67,8 +67,8 @@ def may_change_rules(status: Path = Path("/proc/self/status")) -> bool:
 
 @contextlib.contextmanager
 def state_lock(settings: Settings) -> Iterator[None]:
-    """Hold the state directory, and the chain prefix in this network namespace: two daemons on one of them
-    would undo each other. Raises StartError."""
+    """Hold the state directory, and the chain prefix in this network namespace: two daemons with one of them
+    would undo each other's rules. Raises StartError."""
     path = settings.state_dir / LOCK
     try:
         descriptor = _state_lock_file(path)
@@ -88,11 +88,11 @@ def state_lock(settings: Settings) -> Iterator[None]:
 
 
 def state_faults(directory: Path) -> tuple[str, ...]:
-    """The warning about a state directory that is read-only now."""
+    """The warning about a state directory that is now read-only."""
     try:
         read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
     except OSError:
-        return ()  # whoever needs it says so
+        return ()  # the parts that need it report it
     if not read_only:
         return ()
     lost = "what is known of backends, flows and this host is lost with a restart"
@@ -102,8 +102,8 @@ def state_faults(directory: Path) -> tuple[str, ...]:
 
 
 def _state_lock_file(path: Path) -> int | None:
-    """A descriptor of a state directory's lock file, or of the directory where that is read-only; None where
-    there is none and none can be made. Raises OSError."""
+    """A descriptor of a state directory's lock file, or of the directory if that is read-only; None if
+    there is none and none can be created. Raises OSError."""
     try:
         _require_closed(path.parent, 0o750)
         descriptor = open_own(path, os.O_RDWR | os.O_CREAT, LOCK_MODE)
@@ -132,10 +132,10 @@ def namespace_locks(directory: Path, proc: Path) -> dict[str, Path]:
 
 
 def held_files(proc: Path) -> frozenset[int]:
-    """The inodes of files that somebody has locked. Raises OSError, and ValueError for a list of the kernel's
+    """The inodes of locked files. Raises OSError, and ValueError for a list of the kernel's
     that is not understood.
 
-    A longer list is read three times: while others lock and unlock, one reading leaves out locks that are
+    A longer list is read three times: while other processes lock and unlock, one reading omits locks that are
     held all the time (120 locks held: 268 of 4,226 readings)."""
     text = (proc / "locks").read_text(errors="replace")
     if len(text) > _LOCKS_READ_AT_ONCE - 100:
@@ -147,7 +147,7 @@ def held_files(proc: Path) -> frozenset[int]:
 
 
 def _held(path: Path) -> bool:
-    """Whether a lock file that cannot be opened may be held: one that a killed vipd of root's left is not."""
+    """Whether a lock file that cannot be opened may be held: one that a killed vipd of root left is not."""
     try:
         return path.lstat().st_ino in held_files(Path("/proc"))
     except FileNotFoundError:
@@ -172,14 +172,14 @@ def _namespace_lock(prefix: str) -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
-            # While it is held: whoever has opened it meanwhile sees that it has no name any more.
+            # While it is held: a process that has opened it since then sees that it has no name any more.
             with contextlib.suppress(OSError):
                 remove_own(path)
             os.close(descriptor)
 
 
 def _remove_left_locks(own: str) -> None:
-    """Remove the lock files of other network namespaces that nobody holds. Never raises."""
+    """Remove the lock files of other network namespaces that no process holds. Never raises."""
     with contextlib.suppress(OSError):
         found = [(name, match[1]) for name in names_in(RUNTIME_DIR) if (match := _LOCK_NAME.fullmatch(name))]
         here = next(number for name, number in found if name == own)
@@ -189,11 +189,11 @@ def _remove_left_locks(own: str) -> None:
 
 
 def _remove_left_lock(path: Path) -> None:
-    """Remove a lock file. Raises OSError, also where somebody holds it."""
+    """Remove a lock file. Raises OSError, also if another process holds it."""
     descriptor = open_own(path, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever has removed it since it was opened held it; what has its name now may be another's.
+        # A process that has removed it since it was opened held it; its name may now be another's.
         if os.fstat(descriptor).st_nlink:
             remove_own(path)
     finally:
@@ -201,7 +201,7 @@ def _remove_left_lock(path: Path) -> None:
 
 
 def _own_lock(path: Path, another: str) -> int | None:
-    """A descriptor that holds a lock file; None where a user without rights cannot make one. Raises
+    """A descriptor that holds a lock file; None if a user without rights cannot create one. Raises
     StartError."""
     tries = 0
     while True:
@@ -231,7 +231,7 @@ def _own_lock(path: Path, another: str) -> int | None:
 
 
 def _require_closed(directory: Path, mode: int) -> None:
-    """Make a directory where it is not there. Raises OSError, also if everybody may write to it."""
+    """Create a directory if it is missing. Raises OSError, also if every user may write to it."""
     descriptor = open_directory(directory, make=mode)
     try:
         if os.fstat(descriptor).st_mode & stat.S_IWOTH:
@@ -241,8 +241,8 @@ def _require_closed(directory: Path, mode: int) -> None:
 
 
 def _take_lock(descriptor: int, path: Path, another: str, hint: str) -> None:
-    """Lock a file and leave our pid in it where that can be written. Raises StartError, where it is held with
-    what that means and a hint."""
+    """Lock a file and write this process's pid to it if possible. Raises StartError; if it is held, with the
+    meaning of that and a hint."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -257,7 +257,7 @@ def _take_lock(descriptor: int, path: Path, another: str, hint: str) -> None:
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
     except OSError as error:
-        # It is held all the same. On a full disk, or a read-only one, what is declared must be served, too.
+        # It is held all the same. On a full or read-only disk services must be served, too.
         log.warning("%s cannot be written: %s; hint: df %s", path, error.strerror or error, path.parent)
 
 

@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
-"""Added to PATH: a service or a plain user's shell may lack the sbin directories where iptables lives."""
+"""Added to PATH: a service or a plain user's shell may lack the sbin directories that contain iptables."""
 
 
 LIMIT_SECONDS = 60.0
-"""How long a program may run unless its caller says otherwise. With 10,000 services the longest took 1.7 s: a
+"""How long a program may run unless its caller sets a limit. With 10,000 services the longest took 1.7 s: a
 restore that deletes 2,000 chains."""
 
 
 STALL_SECONDS = 10.0
-"""After how long without using any CPU time a program that works on rules counts as hanging. It waits for the
+"""A program that works on rules counts as hanging after this time without CPU usage. It waits for the
 lock of other programs no longer than LOCK_WAIT_SECONDS."""
 _SAMPLE_SECONDS = 1.0
 _LEAST_SHARE = 0.005
-"""Of a CPU. A script that only waits takes less."""
+"""Of a CPU. A script that only waits uses less."""
 _KILLED_SECONDS = 5.0
-"""How long to wait for the end of what was killed: what hangs in the kernel does not end."""
+"""How long to wait for the end of killed processes: one that hangs in the kernel does not end."""
 
 
 class ProgramTimeoutError(Exception):
-    """A program ran, or did nothing, for longer than it may and was killed: which, and how long."""
+    """A program ran, or was idle, for longer than allowed and was killed: which, and how long."""
 
     def __init__(self, program: str, seconds: float, *, idle: bool = False) -> None:
         did = f"did nothing for {seconds:.0f} s" if idle else f"did not end within {seconds:.0f} s"
@@ -43,7 +43,7 @@ class ProgramTimeoutError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a program ended."""
+    """The outcome of a program."""
 
     code: int
     output: str
@@ -66,8 +66,8 @@ async def run(
     limit: float = LIMIT_SECONDS,
     stall: float | None = None,
 ) -> Finished:
-    """Run a program to its end. A cancelled call kills it with whatever it has started, and so do more than
-    `limit` seconds, or `stall` seconds in which it uses no CPU time; then ProgramTimeoutError is raised."""
+    """Run a program to its end. It is killed with all its descendants when the call is cancelled, and after
+    `limit` seconds, or `stall` seconds without CPU usage; then ProgramTimeoutError is raised."""
     process = await _start(argv, {**os.environ, "PATH": _path(), "LC_ALL": "C"})
     watching: asyncio.Task[bool] | None = None
     with started(process.pid):
@@ -90,7 +90,7 @@ async def run(
 
 
 def identity(program: str) -> object:
-    """Something that is another when another program stands in a program's place; None: there is none."""
+    """A value that changes when the program's file is replaced; None: there is none."""
     found = shutil.which(program, path=_path())
     try:
         status = Path(found).stat() if found else None
@@ -104,8 +104,8 @@ def _path() -> str:
 
 
 async def _end_when_stalled(pid: int, seconds: float, end: asyncio.Timeout) -> bool:
-    """Let a time limit end once a process and all below it have used no CPU time for so many seconds; False
-    when that cannot be seen here."""
+    """Expire a timeout once a process and all its descendants have used no CPU time for this many seconds;
+    returns False if that cannot be measured here."""
     samples = deque[float](maxlen=max(round(seconds / _SAMPLE_SECONDS), 1) + 1)
     while True:
         used = _cpu_seconds(pid)
@@ -119,12 +119,13 @@ async def _end_when_stalled(pid: int, seconds: float, end: asyncio.Timeout) -> b
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """CPU time of a process and all below it, 0 if it has ended; None if this kernel names no children."""
+    """CPU time of a process and all its descendants, 0 if it has ended; None if this kernel lists no
+    children."""
     directory = Path(f"/proc/{pid}")
     try:
         ticks = directory.joinpath("stat").read_text().rpartition(")")[2].split()[11:15]
     except OSError:
-        return 0.0  # what it has left behind may hold its pipes open
+        return 0.0  # its orphans may hold its pipes open
     try:
         children = directory.joinpath(f"task/{pid}/children").read_text().split()
     except OSError:
@@ -134,7 +135,7 @@ def _cpu_seconds(pid: int) -> float | None:
 
 
 async def _start(argv: Sequence[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
-    """Start a program at the head of a group of its own."""
+    """Start a program as the leader of a new process group."""
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *argv,
@@ -148,19 +149,19 @@ async def _start(argv: Sequence[str], environment: Mapping[str, str]) -> asyncio
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        # Cancelled itself, it would kill the program alone; what that has started meanwhile would live on.
+        # If the start itself were cancelled, asyncio would kill only the program; its children would survive.
         await _kill(await starting)
         raise
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill a program that leads its own group, and the group: what it has started may hold its pipes open,
-    also when the program itself has ended. As long as one of them lives the number is nobody else's."""
+    """Kill a program that leads its own group, and the group: its children may hold its pipes open,
+    also when the program itself has ended. While one of them exists the number is not reused."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_KILLED_SECONDS):
             await process.wait()
-    # Its pipes may be held by what has left the group, and asyncio has no other way to close them.
+    # A process that has left the group may hold its pipes, and asyncio has no other way to close them.
     process._transport.close()  # type: ignore[attr-defined]  # of CPython's
     await asyncio.sleep(0)

@@ -19,7 +19,7 @@ class Processes:
     def running(self, names: Collection[str]) -> frozenset[str]:
         """Those of these names that some process has; a process of another namespace counts, too.
 
-        Raises OSError when there are no processes to be seen.
+        Raises OSError if no processes are visible.
         """
         found = set()
         for process in self._all():
@@ -51,7 +51,7 @@ def _links(directory: Path) -> Iterator[str]:
         for path in directory.iterdir():
             yield str(path.readlink())
     except OSError:
-        return  # it has ended, or is somebody else's
+        return  # it has ended, or belongs to another user
 
 
 def _described(process: Path) -> tuple[str, int, str]:

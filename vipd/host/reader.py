@@ -20,14 +20,14 @@ from vipd.model.service import Family, Protocol
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 1.0
-"""How long somebody waits for a reading, which takes some milliseconds. One that takes longer goes on by
-itself."""
+"""How long a caller waits for a reading, which takes some milliseconds. A longer one continues in the
+background."""
 
 T = TypeVar("T")
 
 
 class HostReader:
-    """Reads what is configured only after a change of it; neighbours and sockets each time."""
+    """Reads the configuration only after a change of it; neighbours and sockets each time."""
 
     def __init__(self, settings: Settings, root: Path = Path("/")) -> None:
         self._settings = settings
@@ -42,22 +42,22 @@ class HostReader:
         self._faults: dict[str, str] = {}
         self._reading: asyncio.Future[None] | None = None
         self._slow = False
-        """The last reading that was waited for took longer than anybody waits."""
+        """The last awaited reading took longer than the timeout."""
 
     async def read(self, own: frozenset[str]) -> HostFacts:
-        """As it is now, on a host with these addresses. What cannot be read is as it was at the last look."""
+        """The current facts, on a host with these addresses. Unreadable ones keep their last known value."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(asyncio.to_thread(self._read))
             await asyncio.wait((self._reading,), timeout=PATIENCE_SECONDS)
             self._slow = not self._reading.done()
-        else:  # it takes long, or hangs, and somebody has waited for it already
+        else:  # it takes long, or hangs, and has already been waited for
             await asyncio.wait((self._reading,), timeout=0.05)
         self._facts = self._tried("what was read of it", lambda: self._compiled(own), self._facts)
         return self._facts
 
     def faults(self) -> tuple[str, ...]:
-        """What cannot be read now, and why."""
-        # One that has only just begun is not slow, whoever asks in that moment.
+        """Facts that cannot be read now, and why."""
+        # A reading that has just begun is not slow, whoever calls at that moment.
         slow = self._slow and self._reading is not None and not self._reading.done()
         hangs = "this host cannot be looked at: reading its routes, neighbours and sockets takes long"
         return (*self._faults.values(), *((hangs,) if slow else ()))
@@ -74,7 +74,7 @@ class HostReader:
         self._stale = bool(self._faults)
 
     def _tried(self, name: str, read: Callable[[], T], known: T) -> T:
-        """What is read now, else what is known. A failure is logged once until it ends."""
+        """The value read now, else the known one. A failure is logged once until it ends."""
         try:
             found = read()
         except Exception as error:
@@ -107,7 +107,7 @@ class HostReader:
 
 
 def _own_sockets(settings: Settings) -> tuple[LocalSocket, ...]:
-    """Where vipd itself answers."""
+    """The sockets on which vipd itself listens."""
     places = {
         "health_address": settings.health_place(),
         "metrics_address": settings.metrics_place(),

@@ -1,4 +1,4 @@
-"""What services ask of this host besides rules, kept up as forwardings come and go. Pure."""
+"""Services' requirements on this host besides rules, updated as forwardings change. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class HostNeeds:
         self.update({forwarding.key: forwarding for forwarding in forwardings})
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> set[str]:
-        """Take new forwardings, and None for those that are gone; the VIPs that are new, gone, or lead to
-        another backend."""
+        """Add new forwardings, and remove those that are None; returns the VIPs that are new, gone, or lead
+        to another backend."""
         touched = dict[str, str | None]()
         for key, forwarding in changes.items():
             if (before := self._known.pop(key, None)) is not None:
@@ -75,13 +75,13 @@ class HostNeeds:
             self._leading[vip].pop(key, None)
 
     def _settle(self, vip: str) -> str | None:
-        """Where a VIP leads now; None: it is nobody's any more."""
+        """The backend that a VIP now leads to; None: it is gone."""
         leading = self._leading[vip]
         if not leading:
             del self._leading[vip]
             self.vips.pop(vip, None)
             return None
-        # In an order that does not depend on what came when.
+        # In an order independent of the sequence of changes.
         self.vips[vip] = next((leading[key] for key in sorted(leading) if leading[key]), "")
         return self.vips[vip]
 

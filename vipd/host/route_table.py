@@ -1,4 +1,4 @@
-"""This host's routes as vipd must know them: which addresses have one, and which routes are vipd's own."""
+"""This host's routes as vipd requires them: which addresses have one, and which routes are vipd's own."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from typing import Any, NamedTuple
 from vipd.host.rtnetlink import NEW_ROUTE, Message, listing
 
 PROTOCOL = 86
-"""`proto 86` in `ip route`: by it and the metric vipd knows its own routes."""
+"""`proto 86` in `ip route`: it and the metric identify vipd's own routes."""
 MOST_ROUTES = 10_000_000
 """The internet's routes are a tenth of that."""
 METRIC = 0x7FFF0000
-"""So high that any other route to the same address wins."""
+"""High enough that any other route to the same address takes precedence."""
 LINK_SCOPE = 253
 ELSEWHERE = "elsewhere"
-"""In place of the source address of a route of vipd's that leads to another device than it should."""
+"""In place of the source address of a route of vipd's that leads to a wrong device."""
 
 SILENT_KINDS = ("dummy", "bridge")
-"""Kinds of device that, with nothing attached, swallow what is sent to them."""
+"""Kinds of device that, with nothing attached, drop all packets."""
 
 _IFF_UP = 0x1
 _DEAD = 0x1
 """RTNH_F_DEAD: the route's device is down."""
 _LAST_THAT_DELIVERS, _THROW = 5, 9
-"""Route types: unicast, local, broadcast, anycast and multicast deliver; `throw` stands for no route."""
+"""Route types: unicast, local, broadcast, anycast and multicast deliver; `throw` means no route."""
 _TO_TABLE = 1
 _INVERTED = 0x2
 _UNLIMITED = 0xFFFFFFFF
@@ -67,7 +67,7 @@ class Device:
 
     @property
     def usable(self) -> bool:
-        """Whether whatever is sent to it ends there."""
+        """Whether all packets to it end there."""
         return self.kind in SILENT_KINDS and not self.member and not self.ports
 
     @property
@@ -91,7 +91,7 @@ class RouteTable:
         self._lengths = sorted(self._by_length, reverse=True)
 
     def best(self, address: str) -> Route | None:
-        """The route of an address; None when there is none."""
+        """The route of an address; None if there is none."""
         parsed = ipaddress.ip_address(address)
         for version, length in self._lengths:
             if version == parsed.version:
@@ -109,10 +109,10 @@ class RouteTable:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What was read."""
+    """The result of a reading."""
 
     table: RouteTable
-    """Every route but vipd's own, of the tables that all packets are looked up in."""
+    """Every route except vipd's own, in the tables in which all packets are looked up."""
     ours: Mapping[str, str] = field(default_factory=dict)
     """VIP -> the source address of vipd's route to it, empty for none; or ELSEWHERE."""
     device: Device | None = None
@@ -126,10 +126,10 @@ _all_routes: Routes = partial(listing, NEW_ROUTE, 0, MOST_ROUTES)
 
 async def read_routing(netlink: Any, device: str, routes: Routes = _all_routes) -> Routing:
     """The routes, and by an `AsyncIPRoute` the rules and the device of a name. Raises NetlinkError and
-    OSError, also for what is not understood.
+    OSError, also for messages that are not understood.
 
-    Routes are not read by the library: it takes 0.2 ms for each, and leaves each as garbage that only a
-    search finds.
+    The library does not read the routes: it takes 0.2 ms for each, and leaves each as garbage that only the
+    cyclic collector frees.
     """
     try:
         return await _read_routing(netlink, device, routes)
@@ -186,10 +186,10 @@ def device_of(links: Iterable[Any], name: str) -> Device | None:
 
 
 def table_for_all(rule: Any) -> int | None:
-    """The table that a policy rule sends every packet to; None when it is for some packets only.
+    """The table to which a policy rule sends every packet; None if it is for some packets only.
 
-    A VIP that has a route only under such a rule counts as without one: a route more than needed harms
-    nothing, for whatever reaches a VIP is translated by rules before it is sent.
+    A VIP that has a route only under such a rule counts as without one: an unnecessary route does no
+    harm, since rules translate every packet for a VIP before it is sent.
     """
     attributes = dict(rule["attrs"])
     limited = rule["src_len"] or rule["dst_len"] or rule["tos"] or rule["flags"] & _INVERTED
@@ -200,7 +200,7 @@ def table_for_all(rule: Any) -> int | None:
 
 
 def route_of(message: Message) -> Route | None:
-    """A route message as a Route; None for one that packets pass by."""
+    """A route message as a Route; None for one that packets skip."""
     family, length, _, _, table, _, _, kind, flags = _RTMSG.unpack(message.body)
     if family not in (2, 10) or kind == _THROW or flags & _DEAD:
         return None

@@ -1,6 +1,6 @@
-"""Listings of the kernel's routes, addresses, devices and neighbours. They block: use them from a thread.
+"""Lists the kernel's routes, addresses, devices and neighbours. The functions block: use them from a thread.
 
-Read without pyroute2, which takes longer for each message than the kernel for a hundred. A module of its own
+Without pyroute2, which takes longer for each message than the kernel for a hundred. A separate module
 because two readers, `network` and `route_table`, use it.
 """
 
@@ -33,9 +33,9 @@ class Message(NamedTuple):
 
 
 def listing(kind: int, family: int, most: int, *, proxies: bool = False) -> Iterator[Message]:
-    """The items of a type and address family, at most so many. Raises OSError.
+    """The items of a type and address family, up to `most`. Raises OSError.
 
-    `proxies`: of neighbours those that this host answers for.
+    `proxies`: only neighbours for which this host answers.
     """
     body = bytes([family]) + bytes(9) + bytes([_PROXY if proxies else 0]) + bytes(5)
     request = message(kind + _LISTING, REQUEST | DUMP, _SEQUENCE, body)

@@ -1,8 +1,8 @@
-"""The one way to run what goes on beside the reconciler: a loop that fails is logged once, counted, named in
-status, and run again after a pause. No exception of a loop ends the daemon.
+"""Runs every loop beside the reconciler: one that fails is logged once, counted, named in status, and run
+again after a pause. No exception of a loop ends the daemon.
 
-What a loop does for one of many (a port that cannot be opened, a check whose probe fails) it contains by
-itself, so that the others of them go on: that is no failure of the loop.
+A loop that works for many (ports to open, checks to run) contains the failure of one by itself, so that the
+others continue: that is no failure of the loop.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0
 STEADY_SECONDS = 1.0
-"""What runs on for so long has recovered, if that is also longer than the last pause, and twice as long as
-it ran before it failed: a loop may wait for a while before it does what fails."""
+"""A loop that runs for this long has recovered, if that is also longer than the last pause, and twice as long
+as it ran before it failed: a loop may wait for a while before it fails again."""
 MOST_LOGGED = 5
 """Different reasons of failures in a row that are logged at once; a further one only once in
 `LOG_AGAIN_SECONDS`. Status always has the newest."""
@@ -41,7 +41,7 @@ class Pace:
     first: float = FIRST_PAUSE_SECONDS
     longest: float = LONGEST_PAUSE_SECONDS
     spread: float = 0.0
-    """The part of each pause that is left to chance, so that a fleet does not come all at once."""
+    """The random part of each pause, so that the hosts of a fleet do not retry together."""
 
     def pause(self, in_row: int, random: Random) -> float:
         """Seconds until the next try, after so many failures in a row."""
@@ -52,16 +52,16 @@ class Pace:
 
 @dataclass(slots=True)
 class Task:
-    """How a loop does, and how it is to be run."""
+    """The state of a loop, and how to run it."""
 
     pace: Pace = Pace()
     named_elsewhere: bool = False
-    """Status names its faults as those of something else, such as a source: it is no warning besides."""
+    """Status names its faults as those of another part, such as a source: they cause no further warning."""
 
     failures: int = 0
-    """How often it has failed, ever."""
+    """Total number of failures."""
     in_row: int = 0
-    """How often since it last ran well."""
+    """Failures since it last ran well."""
     fault: str = ""
     """Why it failed last; empty while it runs well, and once it `works`."""
     pause: float = 0.0
@@ -74,14 +74,14 @@ class Task:
     """The reasons in a row that are in the log, and when they were logged."""
 
     def works(self) -> None:
-        """For the loop itself to say: what failed works again, and need not be named. Whether that lasts is
-        still to be seen, so that a loop that fails again at once is not run ever so often."""
+        """Called by the loop itself: what failed works again, and need not be named. It may fail again
+        at once, so this does not reset the pause."""
         self.fault = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop with a pace of its own, or one that reads from its task how it does."""
+    """A loop with its own pace, or one that reads its state from its task."""
 
     work: Work
     task: Task
@@ -92,8 +92,8 @@ class Loop:
 
 
 class Supervisor:
-    """Runs loops. `expected` are the exceptions that say by themselves what is wrong; any other one is a
-    fault of vipd, logged with its traceback. The clock is the event loop's; `now` gives the time of day, for
+    """Runs loops. `expected` are the exceptions that describe the fault themselves; any other one is a fault
+    of vipd, logged with its traceback. The clock is the event loop's; `now` returns the time of day, for
     people; `random` spreads pauses."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Supervisor:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One line for each loop that fails now, and whose fault nothing else names."""
+        """One line for each failing loop whose fault no other part names."""
         return tuple(
             f"{name} fails: {task.fault}; {_times(task)}, tried again every {task.pause:.3g} s"
             for name, task in self._tasks.items()
@@ -121,8 +121,8 @@ class Supervisor:
         )
 
     async def run(self, name: str, work: Work) -> NoReturn:
-        """Run `work` again and again, for ever. It may be one round of a loop, or a loop of its own that
-        never returns; it must let go of what it holds when it raises or is cancelled."""
+        """Run `work` repeatedly, for ever. It may be one round of a loop, or a loop that
+        never returns; it must release its resources when it raises or is cancelled."""
         task = self._tasks.setdefault(name, work.task if isinstance(work, Loop) else Task())
         clock = asyncio.get_running_loop().time
         while True:
@@ -137,17 +137,18 @@ class Supervisor:
             else:
                 self._recovered(name, task)
                 _end_if_cancelled()
-                await asyncio.sleep(0)  # work that returns at once must not hold up the event loop
+                await asyncio.sleep(0)  # work that returns at once must not block the event loop
 
     async def run_meanwhile(self, name: str, work: Work) -> NoReturn:
-        """As `run`, for what may be cancelled while the daemon goes on: it is not named any more then."""
+        """Like `run`, for a loop that may be cancelled while the daemon continues: it is then no longer
+        named."""
         try:
             await self.run(name, work)
         finally:
             self._tasks.pop(name, None)
 
     async def _watched(self, name: str, task: Task, work: Work) -> None:
-        """Run `work` once; when it failed the last time, see whether it keeps running."""
+        """Run `work` once; if it failed the last time, check whether it keeps running."""
         if not task.in_row:
             await work()
             return
@@ -179,7 +180,8 @@ class Supervisor:
 
 
 def _worth_a_line(task: Task) -> bool:
-    """Whether the log lacks the fault of a task, and has not had enough of it; notes that it has it then."""
+    """Whether the log lacks the fault of a task, and has not reached its limit; records that it has it
+    then."""
     now = asyncio.get_running_loop().time()
     if task.fault in task.logged:
         return False
@@ -197,7 +199,7 @@ def _times(task: Task) -> str:
 
 
 def _end_if_cancelled() -> None:
-    """Work that was cancelled may raise something else while it releases what it holds, or return: without
+    """Cancelled work may raise another exception while it releases its resources, or return: without
     this it would be run again, and the daemon would never end. Raises CancelledError."""
     running = asyncio.current_task()
     if running is not None and running.cancelling():

@@ -1,8 +1,8 @@
 """Routes to VIPs, so that processes on this host reach them too.
 
-Routing comes before nat OUTPUT: without a route to a VIP a local process gets "network is unreachable", and a
-service without backends answers forwarded clients so too, instead of refusing (contract 7.9). A VIP that no
-other route covers therefore gets a host route to a device that swallows what no rule has translated.
+Routing precedes nat OUTPUT: without a route to a VIP a local process gets "network is unreachable", and so
+do forwarded clients of a service without backends, instead of a refusal (contract 7.9). A VIP that no
+other route covers therefore gets a host route to a device that drops all packets that no rule has translated.
 """
 
 from __future__ import annotations
@@ -35,30 +35,32 @@ log = logging.getLogger(__name__)
 IFF_UP, IFF_NOARP = 0x1, 0x80
 IPV6_SETTINGS = Path("/proc/sys/net/ipv6/conf")
 AT_ONCE = 500
-"""VIPs that are looked at before the event loop gets its turn."""
+"""VIPs that are checked before the event loop runs other tasks."""
 
 ROUTE_CHANGES = 0x1 | 0x40 | 0x80 | 0x400 | 1 << 18
-"""Netlink groups: links (IPv4 routes go silently with their device), routes and rules of both families."""
+"""Netlink groups: links (IPv4 routes disappear silently with their device), routes and rules of both
+families."""
 ADDRESS_CHANGES = 0x10 | 0x100
 """Those of addresses of both families."""
 
 
 class VipRoutes:
-    """Keeps the routes of one network namespace. It costs nothing while neither VIPs nor routes change."""
+    """Maintains the routes of one network namespace. It costs nothing while neither VIPs nor routes
+    change."""
 
     def __init__(self, device: str, record: HostRecord) -> None:
         self._device, self._record = device, record
         self._changes = RouteChanges()
         self._vips: Mapping[str, str] = {}
         self._moved: set[str] = set()
-        """VIPs that are new, gone, or lead to another backend, since the routes were last made right."""
+        """VIPs that are new, gone, or lead to another backend, since the routes were last updated."""
         self._stale = True
         self._warnings: tuple[str, ...] = ()
         self._foreign: RouteTable | None = None
         """The host's own routes as last read, while vipd needs none beside them."""
 
     def moved(self, vips: Collection[str]) -> None:
-        """These are new, gone, or lead to another backend from now on."""
+        """These VIPs are new, gone, or now lead to another backend."""
         self._moved.update(vips)
 
     async def ensure(self, vips: Mapping[str, str]) -> tuple[str, ...]:
@@ -78,12 +80,12 @@ class VipRoutes:
         return self._warnings
 
     def _lead_there(self, moved: Collection[str], vips: Mapping[str, str]) -> bool:
-        """Whether the routes are right still: nothing has moved, or the host's own lead to every VIP."""
+        """Whether the routes are still right: nothing has changed, or the host's own lead to every VIP."""
         foreign = self._foreign
         return not moved if foreign is None else all(foreign.covers(vip) for vip in moved if vip in vips)
 
     async def look(self) -> bool:
-        """Whether the routes must be made anew, the host's own having changed."""
+        """Whether the routes must be updated because the host's own have changed."""
         if not self._device or not (self._changes.seen() or self._warnings):
             return False
         try:
@@ -121,7 +123,7 @@ class VipRoutes:
         routing = await read_routing(netlink, self._device)
         wanted, problem = await self._judge(netlink, routing, vips)
         self._foreign = None if wanted or problem else routing.table
-        # With its device a route goes too, and ten thousand at once.
+        # Removing the device removes its routes, ten thousand at once.
         made = self._record.read().devices.get(self._device) == "made"
         device_goes = made and not wanted and routing.device is not None and routing.device.usable
         for vip in routing.ours.keys() - wanted.keys():
@@ -138,7 +140,8 @@ class VipRoutes:
         return problem
 
     async def _add_all(self, netlink: Any, index: int, sources: Mapping[str, str]) -> str:
-        """Add routes; the first failure. A family that the host does not have holds back no other."""
+        """Add routes; returns the first failure. A family that the host does not have does not block the
+        other."""
         problem = ""
         for vip, source in sources.items():
             try:
@@ -167,26 +170,27 @@ class VipRoutes:
         else:
             self._record.device(name, "up" if device.up else "down")
         if not device.up:
-            # Nothing behind it resolves addresses; a bridge would ask for each, and answer "no such host".
+            # No host behind it resolves addresses; a bridge would query each, and answer "no such host".
             quiet = IFF_NOARP if self._record.read().devices[name] == "made" else 0
             await netlink.link("set", index=device.index, flags=IFF_UP | quiet, change=IFF_UP | quiet)
         return device.index
 
 
 class RouteChanges:
-    """Hears that something about routes has changed, not what."""
+    """Detects that routes have changed, not which."""
 
     def __init__(self, groups: int = ROUTE_CHANGES) -> None:
         self._groups = groups
         self._socket: socket.socket | None = None
 
     def __del__(self) -> None:
-        """Not every owner lives as long as the process."""
+        """An owner may live shorter than the process."""
         if self._socket is not None:
             self._socket.close()
 
     def seen(self) -> bool:
-        """Whether anything has changed since the last call; True at the first, or if nothing can be heard."""
+        """Whether anything has changed since the last call; True at the first, or if there are no
+        notifications."""
         try:
             if self._socket is None:
                 self._socket = open_netlink(socket.NETLINK_ROUTE, self._groups)
@@ -198,7 +202,7 @@ class RouteChanges:
 
 
 def _drained(listening: socket.socket) -> bool:
-    """Whether a socket held any message; then it holds none."""
+    """Whether a socket held any message; afterwards it holds none."""
     found = False
     while True:
         try:
@@ -206,7 +210,7 @@ def _drained(listening: socket.socket) -> bool:
         except BlockingIOError:
             return found
         except OSError as error:
-            if error.errno != errno.ENOBUFS:  # that means more changes than were kept
+            if error.errno != errno.ENOBUFS:  # that means more changes than the buffer held
                 raise
         found = True
 
@@ -231,9 +235,9 @@ async def restore_routes(record: HostRecord, dry_run: bool = False) -> list[str]
 
 
 async def _missing(netlink: Any, routing: Routing, vips: Mapping[str, str]) -> dict[str, str]:
-    """The VIPs that no foreign route covers, each with the source address its route should give.
+    """The VIPs that no foreign route covers, each with the source address of its route.
 
-    That is the address by which this host reaches the backend. The kernel's own choice would be the first
+    That is the address from which this host reaches the backend. The kernel would choose the first
     address of any device, to which a backend may have no way back: on a router that is the address on lo.
     """
     found: dict[str, str] = {}
@@ -279,19 +283,19 @@ async def _add(netlink: Any, vip: str, index: int, source: str) -> None:
 
 
 async def _delete(netlink: Any, vip: str) -> None:
-    with contextlib.suppress(*_failures()):  # gone already; any other failure leaves what a look will find
+    with contextlib.suppress(*_failures()):  # already gone; after any other failure a poll finds the rest
         await netlink.route("del", **_route_to(vip))
 
 
 def _route_to(vip: str) -> dict[str, object]:
-    """What a route of vipd's is known by. IPv4 routes have a scope, also for one to be deleted."""
+    """The identity of a route of vipd's. IPv4 routes have a scope, also for deletion."""
     family = family_of(vip)
     scope = {"scope": LINK_SCOPE} if family is Family.IPV4 else {}
     return {"dst": f"{vip}/{family.bits}", "proto": PROTOCOL, "priority": METRIC, **scope}
 
 
 async def _give_back(netlink: Any, name: str, record: HostRecord) -> None:
-    """Leave a device as it was found; one that vipd made goes, unless somebody uses it by now."""
+    """Restore a device to its original state; one that vipd made is deleted, unless it is in use by now."""
     device = (await read_routing(netlink, name)).device
     state = record.read().devices[name]
     if device and state == "made" and device.usable:

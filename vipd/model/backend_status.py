@@ -8,36 +8,36 @@ from enum import StrEnum
 
 
 class Admin(StrEnum):
-    """What an operator ordered."""
+    """The override that an operator set."""
 
     ACTIVE = "active"
     DRAINING = "draining"
-    """No new flows; those it has go on."""
+    """No new flows; existing flows continue."""
     DISABLED = "disabled"
-    """No new flows; those it has end as if it were removed."""
+    """No new flows; existing flows end as if the backend were removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
-    """One backend's standing in one service. What is for people does not count in comparisons."""
+    """The status of one backend in one service. Fields that only people read do not count in comparisons."""
 
     healthy: bool = True
     admin: Admin = Admin.ACTIVE
     weight: int | None = None
     """Wins over the declared weight."""
     shown_weight: int | None = field(default=None, compare=False)
-    """What people are shown for `weight`, which may be on a scale of all backends' own; None: `weight`."""
+    """The weight shown to people, which may be on the scale of the backends' own weights; None: `weight`."""
     pinned: bool = False
     """While draining: clients with affinity to it still get to it."""
     reason: str = field(default="", compare=False)
-    """Why it takes no new flows, or another share than declared; empty when there is nothing to say."""
+    """Why it takes no new flows, or another share than declared; empty if there is no reason to report."""
     health: str = field(default="", compare=False)
     """`healthy`, `unhealthy` or `unknown` (no verdict yet); empty when it is not checked."""
     answer: str = field(default="", compare=False)
-    """What its check found last."""
+    """Last result of its check."""
 
 
 BackendStatuses = Mapping[str, BackendStatus]
-"""By the backend's text (`ADDR` or `ADDR:PORT`); one that is not there is active and healthy."""
+"""By the backend's text (`ADDR` or `ADDR:PORT`); a backend without an entry is active and healthy."""
 
 GOOD = BackendStatus()

@@ -1,7 +1,7 @@
-"""What a health check is: how a backend is asked, how often, and how many answers make a verdict. Pure.
+"""Health checks: how a backend is probed, how often, and how many results change its status. Pure.
 
-Values only: `vipd.health` asks. Times are seconds, fractions allowed. Equal checks of one address and port
-are one probe, however many services use it.
+Values only: `vipd.health` sends the probes. Times are seconds, fractions allowed. Equal checks of one address
+and port are one probe, however many services use it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 WEIGHT_HEADER = "X-Vipd-Weight"
-"""Response header by which a backend says its own weight, where its service listens to it."""
+"""Response header in which a backend reports its own weight, for services that accept it."""
 
 MAX_CHECK_SECONDS = 3600.0
 """Longest interval."""
@@ -24,7 +24,7 @@ MAX_COUNT = 100
 
 
 class Start(StrEnum):
-    """What a backend counts as until its first verdict."""
+    """The status of a backend before its first verdict."""
 
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -32,19 +32,19 @@ class Start(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a backend is asked and how many answers in a row decide."""
+    """When a backend is probed, and how many equal results in a row change its status."""
 
     interval: float = 5.0
     timeout: float = 2.0
-    """Longest time for an answer; at most the interval."""
+    """Longest wait for an answer; at most the interval."""
     rise: int = 2
     """Good answers in a row that make an unhealthy backend healthy."""
     fall: int = 3
     """Bad answers in a row that make a healthy backend unhealthy."""
     start: Start = Start.HEALTHY
     jitter: float = 0.1
-    """Part of the interval, 0..0.5, by which each pause is shortened at random, so that a fleet does not ask
-    in step. Never longer: a verdict comes within fall x interval."""
+    """Part of the interval, 0..0.5, by which each pause is shortened at random, so that the probes of a fleet
+    spread over time. The interval is never exceeded: a verdict takes at most fall x interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class TcpProbe:
     """A connection is made, and closed at once."""
 
     port: int | None = None
-    """The port asked; None: the backend's own. So for every probe."""
+    """The port to probe; None: the backend's own. Every probe has this field."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpProbe:
-    """A request is answered with a wanted status, and a body that matches."""
+    """Succeeds if the response has an accepted status and a matching body."""
 
     port: int | None = None
     tls: bool = False
@@ -68,7 +68,7 @@ class HttpProbe:
     status: tuple[tuple[int, int], ...] = ((200, 399),)
     """Ranges of good status codes, both ends included. A redirection is not followed."""
     body: str = ""
-    """Text or regular expression that must be found in the first 64 KiB of the body; empty: any body."""
+    """Text or regular expression that the first 64 KiB of the body must contain; empty: any body."""
     verify: bool = True
     """TLS: whether the server's certificate must be valid for `server_name`."""
     ca: str = ""
@@ -79,17 +79,18 @@ class HttpProbe:
 
 @dataclass(frozen=True, slots=True)
 class UdpProbe:
-    """A datagram is answered; with nothing expected, no ICMP error comes back within the timeout."""
+    """Succeeds if an answer arrives; if no answer is expected, if no ICMP error arrives within the
+    timeout."""
 
     port: int | None = None
     send: bytes = b""
     expect: bytes | None = None
-    """What the answer must begin with; empty: any answer; None: silence is good, only a refusal is bad."""
+    """Prefix of the answer; empty: any answer; None: no answer is a success, only an ICMP error fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class DnsProbe:
-    """A DNS query over UDP is answered with a wanted code and record."""
+    """A DNS query over UDP; succeeds if the answer has an accepted code and record."""
 
     port: int | None = None
     query: str = "."
@@ -109,7 +110,7 @@ class ExecProbe:
     command: tuple[str, ...] = ()
     """The program's absolute path and its arguments."""
     user: str = ""
-    """Who runs it; empty: the user that is there for that (vipd/host/accounts.py)."""
+    """User that runs the program; empty: the default user for checks (vipd/host/accounts.py)."""
 
 
 Probe: TypeAlias = TcpProbe | HttpProbe | UdpProbe | DnsProbe | ExecProbe
@@ -117,7 +118,7 @@ Probe: TypeAlias = TcpProbe | HttpProbe | UdpProbe | DnsProbe | ExecProbe
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How backends are checked; without a probe they are not."""
+    """Health check of backends; without a probe they are not checked."""
 
     probe: Probe | None = None
     timing: Timing = Timing()
@@ -127,7 +128,7 @@ UNCHECKED = Check()
 
 
 def asks_host(check: Check) -> bool:
-    """Whether only this host can tell if a check can work here: its program and user, or its certificates."""
+    """Whether a check depends on this host: on a program and a user, or on certificates."""
     probe = check.probe
     if isinstance(probe, HttpProbe):
         return probe.tls and probe.verify and bool(probe.ca)

@@ -1,9 +1,10 @@
-"""What is to be asked for a service: one target for each backend with a check. Pure.
+"""Check targets of a service: one for each backend with a check. Pure.
 
-A backend is asked once for each service, and the answer counts for all of the service's ports: at the check's
-own port if it has one, else where the backend serves the service's first port of the check's protocol (UDP
-for udp and dns, TCP for tcp and http, any for exec). Equal targets are one, however many services have them.
-Backends of a `fallback` are asked likewise; one that has no port for the service's check is not asked.
+A backend is probed once for each service, and the result counts for all of the service's ports. The probe
+goes to the check's own port, if it has one, else to the backend's port for the service's first port of the
+check's protocol (UDP for udp and dns, TCP for tcp and http, any for exec). Equal targets are probed once,
+however many services have them. Backends of a `fallback` are probed likewise; a backend without a port for
+the service's check is not probed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vipd.model.service import Backend, Protocol, Service, socket_text
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something to ask, and how. The probe's own port is None: `port` is the one."""
+    """A backend's address and port with its check. The port in the probe is None: `port` holds it."""
 
     address: str
     port: int
@@ -24,7 +25,7 @@ class Target:
     probe: Probe
     timing: Timing
     _hash: int = field(init=False, repr=False, compare=False)
-    """Kept, since nested values are slow to hash and each answer looks its target up."""
+    """Cached: nested values are slow to hash, and each result looks its target up."""
 
     def __post_init__(self) -> None:
         values = (self.address, self.port, self.protocol, self.probe, self.timing)
@@ -59,7 +60,7 @@ def probe_kind(probe: Probe) -> str:
 def targets_of(service: Service) -> dict[str, Target]:
     """The target of each backend that is checked, by the backend's text.
 
-    A backend whose check finds no port is not in there; `without_port` names it.
+    Omits a backend whose check finds no port; `without_port` returns those.
     """
     found: dict[str, Target] = {}
     for backend, check in _checked(service):
@@ -70,10 +71,9 @@ def targets_of(service: Service) -> dict[str, Target]:
 
 
 def without_port(service: Service) -> tuple[Backend, ...]:
-    """The backends that have a check, but no port that it could ask; of a fallback those with one of their
-    own."""
+    """The backends whose check finds no port to probe; of a fallback, those with a check of their own."""
     asked = [(b, check) for b, check in _checked(service) if _target(service, b, check) is None]
-    # The last resort may be a page of regrets, which is better than none where nobody can ask it.
+    # A fallback may be an error page: an unchecked one is better than none.
     inherits = {id(b) for b in service.fallback if b.check is None}
     return tuple(b for b, _ in asked if id(b) not in inherits)
 
@@ -102,7 +102,7 @@ def _asked(service: Service, backend: Backend, probe: Probe) -> tuple[Protocol |
 
 
 def _protocol(probe: Probe) -> Protocol | None:
-    """What a probe speaks; None: whatever the service does."""
+    """Transport protocol of a probe; None: any protocol of the service."""
     if isinstance(probe, ExecProbe):
         return None
     return Protocol.UDP if isinstance(probe, UdpProbe | DnsProbe) else Protocol.TCP

@@ -1,8 +1,8 @@
 """What a host's administrators let each source claim: addresses, backends, ports of this host, requests of
 checks. Pure.
 
-Files and vipctl's store are written by this host's administrators. What stands in etcd is written by others:
-by default it gets no port outside of Kubernetes' range, no link-local backend, and no request but GET and
+This host's administrators write files and vipctl's store; others write to etcd. By default a service from
+etcd gets no port outside of Kubernetes' range, no link-local backend, and no check request but GET and
 HEAD.
 """
 
@@ -24,7 +24,7 @@ CLI: SourceName = "cli"
 ETCD: SourceName = "etcd"
 
 BySource: TypeAlias = tuple[str, ...] | Mapping[SourceName, tuple[str, ...]]
-"""Networks, or ranges of ports: for all sources, or by source. None for a source: whatever it likes."""
+"""Networks, or ranges of ports: for all sources, or by source. A source with None has no limit."""
 
 KUBERNETES_PORTS = "30000-32767"
 """Kubernetes' range of node ports."""
@@ -42,10 +42,10 @@ def limits_of(limits: BySource, source: str) -> tuple[str, ...]:
 
 
 class NetworkSet:
-    """Disjoint ranges of numbers, found by bisection however many networks there are."""
+    """Disjoint ranges of numbers. A lookup is a bisection."""
 
     def __init__(self, networks: Iterable[str]) -> None:
-        """Raises ValueError for a network that is none."""
+        """Raises ValueError for an invalid network."""
         parsed = [ip_network(network) for network in networks]
         self._ranges = {
             family: _Ranges((int(n.network_address), int(n.broadcast_address)) for n in some)
@@ -54,7 +54,7 @@ class NetworkSet:
         }
 
     def hold(self, address: str) -> bool:
-        """Whether an address lies in one of them."""
+        """Whether an address is in one of the networks."""
         ranges = self._ranges.get(family_of(address))
         return ranges is not None and ranges.hold(int(ip_address(address)))
 
@@ -76,10 +76,10 @@ class _Ranges:
 
 
 class SourceNetworks:
-    """Networks that a source is limited to, and the link-local ones that it names on purpose."""
+    """The networks that a source is limited to, and the link-local networks among them."""
 
     def __init__(self, limits: BySource) -> None:
-        """Raises ValueError for a network that is none."""
+        """Raises ValueError for an invalid network."""
         named = {source: limits_of(limits, source) for source in SOURCES}
         self._all: dict[str, NetworkSet] = {s: NetworkSet(found) for s, found in named.items() if found}
         self._link_local: dict[str, NetworkSet] = {
@@ -87,16 +87,16 @@ class SourceNetworks:
         }
 
     def allow(self, address: str, source: str) -> bool:
-        """Whether a source may name an address; a source without networks: any."""
+        """Whether a source may name an address; a source without networks may name any."""
         networks = self._all.get(source)
         return networks is None or networks.hold(address)
 
     def name_link_local(self, address: str, source: str) -> bool:
-        """Whether a network that is link-local itself holds the address."""
+        """Whether a network that is itself link-local contains the address."""
         return source in self._link_local and self._link_local[source].hold(address)
 
     def limit(self, source: str) -> bool:
-        """Whether the source is limited at all."""
+        """Whether the source has limits."""
         return source in self._all
 
 
@@ -105,12 +105,12 @@ def _within_link_local(network: str) -> bool:
 
 
 def source_networks(limits: BySource) -> SourceNetworks:
-    """Made once for equal limits. Raises ValueError for a network that is none."""
+    """Returns one object for equal limits. Raises ValueError for an invalid network."""
     return _source_networks(_hashable(limits))
 
 
 def claim_limits(backends: BySource, host_ports: BySource) -> ClaimLimits:
-    """Made once for equal limits. Raises ValueError for a network or a range that is none."""
+    """Returns one object for equal limits. Raises ValueError for an invalid network or range."""
     return _claim_limits(_hashable(backends), _hashable(host_ports))
 
 
@@ -144,14 +144,14 @@ class ClaimLimits:
     """The limits of backends, of this host's ports and of checks."""
 
     def __init__(self, backends: BySource = (), host_ports: BySource = ()) -> None:
-        """Raises ValueError for a network or a range that is none."""
+        """Raises ValueError for an invalid network or range."""
         self._backends, self._host_ports = SourceNetworks(backends), host_ports
         ranges = {source: limits_of(host_ports, source) for source in SOURCES}
         self._ports: dict[str, _Ranges] = {source: _ports(some) for source, some in ranges.items() if some}
 
     def refusals(self, service: Service, own: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-        """What a service claims beyond its source's limits, each with a hint. `own`: this host's addresses,
-        whose ports are ports of this host."""
+        """The claims of a service that exceed its source's limits, each with a hint. `own`: this host's
+        addresses, whose ports are ports of this host."""
         source = service.origin.source
         yield from self._port_refusals(service, own)
         for what, hint in self.backend_refusals((*service.backends, *service.fallback), source):
@@ -187,7 +187,7 @@ class ClaimLimits:
 
 
 def check_refusal(check: Check, source: str) -> tuple[str, str] | None:
-    """Why a check must not come from a source, with a hint. What etcd says is not to change anything."""
+    """Why a source may not have a check, with a hint. A check from etcd must not modify anything."""
     probe = check.probe
     if source != ETCD or not isinstance(probe, HttpProbe) or probe.method in _SAFE_METHODS:
         return None

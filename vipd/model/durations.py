@@ -1,4 +1,4 @@
-"""How long things took, as a histogram. Pure."""
+"""A histogram of durations. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Durations:
         self.total += seconds
 
     def cumulative(self) -> Sequence[tuple[str, int]]:
-        """How many took so long at most, by the upper end as text; the last is `+Inf`, all of them."""
+        """Cumulative counts by the upper bound as text; the last is `+Inf`, which counts all."""
         found, so_far = list[tuple[str, int]](), 0
         for end, number in zip((*map(str, self._bounds), "+Inf"), self._buckets, strict=True):
             so_far += number

@@ -22,7 +22,7 @@ def time_text(moment: datetime | None) -> str | None: ...
 
 
 def time_text(moment: datetime | None, *, milliseconds: bool = False) -> str | None:
-    """RFC 3339 in UTC, to the second or the millisecond. Fractions of these are cut off; None stays None."""
+    """RFC 3339 in UTC, truncated to the second or the millisecond. Returns None for None."""
     if moment is None:
         return None
     timespec = "milliseconds" if milliseconds else "seconds"

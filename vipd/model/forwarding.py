@@ -1,4 +1,4 @@
-"""What a dataplane is asked to forward, as frozen values. Pure."""
+"""The input of a dataplane, as frozen values. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vipd.model.service import (
 
 
 class ForwardingKey(NamedTuple):
-    """What one forwarding is known by: a service's port and protocol in one address family."""
+    """Identifies one forwarding: a service's port and protocol in one address family."""
 
     service: str
     port_name: str
@@ -46,11 +46,11 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forwarding:
-    """What a dataplane is asked to do for one service port in one family: the seam of the program.
+    """Everything that a dataplane needs for one service port in one family: the seam of the program.
 
-    A dataplane knows nothing of sources, health or the reason for a weight; all that is decided before.
+    A dataplane has no access to sources, health or the reason for a weight; the caller has decided all that.
     Endpoints take new flows, each with weight >= 1, sorted by their text as kube-proxy does (contract 1.5).
-    `endpoints` are those for traffic under the cluster policy, `local_endpoints` those under the local one;
+    `endpoints` serve traffic under the cluster policy, `local_endpoints` traffic under the local one;
     each is empty when no traffic can use it. `resting` are known backends that take no new flow now.
     """
 
@@ -64,7 +64,7 @@ class Forwarding:
     resting: tuple[Endpoint, ...] = ()
     local_endpoints: tuple[Endpoint, ...] = ()
     down: tuple[Endpoint, ...] = ()
-    """Known backends whose flows should end: declared down."""
+    """Known backends whose flows should end: they are declared down."""
     ends_flows: bool = False
     answers_ping: bool = True
     served: bool = True
@@ -74,18 +74,18 @@ class Forwarding:
     external_addresses: tuple[ExternalAddress, ...] = ()
     """Each with the networks that may use it (never None here)."""
     allow_host: bool = False
-    """An address of this host lies in the networks that external addresses are limited to."""
+    """An address of this host is in the networks that external addresses are limited to."""
     node_port: int | None = None
     health_port: int | None = None
     ready_local: tuple[str, ...] = ()
-    """Addresses on this host that are ready, each once; drained ones are not. Empty without a health port."""
+    """Addresses on this host that are ready, each once, without drained ones. Empty without a health port."""
     balance: Balance = Balance.RANDOM
     pinned: tuple[Endpoint, ...] = ()
     """Those of `resting` that clients with affinity to them still get to, under the cluster policy and while
     there are endpoints for other clients."""
     ended: bool = False
-    """No frontend any more: packets of TCP flows that began before get a reset, all others pass as if there
-    were no such forwarding."""
+    """The frontend is gone: packets of TCP flows from before get a reset, all others pass as if the
+    forwarding did not exist."""
 
     @property
     def resets_flows(self) -> bool:
@@ -94,7 +94,7 @@ class Forwarding:
 
     @property
     def externally_accessible(self) -> bool:
-        """Whether anything but the service's own addresses leads here."""
+        """Whether it has any address besides the service's own."""
         return bool(self.node_port or self.external_addresses)
 
     def endpoints_under(self, policy: Policy) -> tuple[Endpoint, ...]:
@@ -102,18 +102,18 @@ class Forwarding:
         return self.local_endpoints if policy is Policy.LOCAL else self.endpoints
 
     def reachable(self) -> tuple[Endpoint, ...]:
-        """Every endpoint that some new flow can get to from this host, in order, each once."""
+        """Every endpoint that a new flow can reach from this host, in order, each once."""
         if not self.local_endpoints:
             return self.endpoints
         return tuple(sorted({*self.endpoints, *self.local_endpoints}, key=str))
 
     def known(self) -> int:
-        """How many endpoints are known at all, ready or not."""
+        """Number of known endpoints, ready or not."""
         known = (*self.endpoints, *self.local_endpoints, *self.resting, *self.down)
         return len({endpoint[:2] for endpoint in known})
 
     def work(self) -> int:
-        """How much there is to compile: the endpoints known at each address, and what else takes a rule."""
+        """Cost of compiling it: the known endpoints at each address, and whatever else requires a rule."""
         frontends = max(1, len(self.addresses) + len(self.external_addresses))
         networks = sum(len(external.allow_from or ()) for external in self.external_addresses)
         slots, weights = self.known(), [endpoint.weight for endpoint in self.endpoints]

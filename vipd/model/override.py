@@ -1,7 +1,7 @@
 """Overrides of backends by operators, apart from what is declared: drain, disable, weight. Pure.
 
-An order holds for a backend of one service, or for an address in every service. It says who gave it, when and
-why, and may end by itself.
+An override applies to a backend of one service, or to an address in every service. It records its author,
+time and reason, and may expire.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from vipd.model.service import MAX_WEIGHT, Backend, Service
 from vipd.model.text import is_text, one_line
 
 MOST_TEXT = 1000
-"""Characters of a reason, and of any other text of an order."""
+"""Maximum characters of a reason, and of any other text of an override."""
 
 _SEVERITY = {Admin.ACTIVE: 0, Admin.DRAINING: 1, Admin.DISABLED: 2}
 
 
 class Subject(NamedTuple):
-    """What an order is about: a backend of a service, or an address in every service."""
+    """The target of an override: a backend of a service, or an address in every service."""
 
     service: str
     """Empty: every service."""
@@ -36,14 +36,14 @@ class Subject(NamedTuple):
 
 
 class Part(StrEnum):
-    """What an order says of a backend. Each part is given, and ends, by itself."""
+    """What an override sets. Each part is set, and ends, independently."""
 
     STATE = "state"
     WEIGHT = "weight"
 
 
 class Key(NamedTuple):
-    """By which a part of an order is known."""
+    """Identifies a part of an override."""
 
     subject: Subject
     part: Part
@@ -51,7 +51,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One order: a state, a weight, or both as they were given at once. Times are in UTC."""
+    """One override: a state, a weight, or both if they were set together. Times are in UTC."""
 
     subject: Subject
     by: str
@@ -60,18 +60,18 @@ class Override:
     weight: int | None = None
     reason: str = ""
     until: datetime | None = None
-    """When it ends by itself; None: when it is taken back."""
+    """When it expires; None: it stays until it is cleared."""
     pins_until: datetime | None = None
-    """Until when clients with affinity still get to a draining backend; None: not at all."""
+    """Until when clients with affinity still reach a draining backend; None: they do not."""
 
     def about(self, service: str, backend: Backend) -> bool:
-        """Whether it is about this backend of this service."""
+        """Whether it applies to this backend of this service."""
         if self.subject.service:
             return self.subject == (service, str(backend))
         return self.subject.backend == backend.address
 
     def parts(self) -> dict[Key, Override]:
-        """Its state and its weight, each an order of its own."""
+        """Its state and its weight, each as a separate override."""
         found: dict[Key, Override] = {}
         if self.admin is not Admin.ACTIVE:
             found[Key(self.subject, Part.STATE)] = replace(self, weight=None)
@@ -81,16 +81,16 @@ class Override:
 
 
 Overrides = Mapping[Key, Override]
-"""Orders in parts."""
+"""Overrides by part."""
 
 
 class MalformedError(ValueError):
-    """A stored override cannot be read: which and why."""
+    """A stored override cannot be read; the text names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveOverrides:
-    """What all orders about one backend come to."""
+    """The combined effect of all overrides of one backend."""
 
     admin: Admin = Admin.ACTIVE
     weight: int | None = None
@@ -107,7 +107,7 @@ def overrides_of(service: Service, backend: Backend, overrides: Iterable[Overrid
     admin = max((o.admin for o in found), key=_SEVERITY.__getitem__)
     draining = [o for o in found if o.admin is Admin.DRAINING]
     pinned = bool(draining) and all(o.pins_until is not None for o in draining)
-    # Sorted by service, an order for every service comes first.
+    # In the order of services, an override for every service sorts first.
     return ActiveOverrides(admin, weights[-1] if weights else None, pinned, tuple(found))
 
 
@@ -115,12 +115,12 @@ NO_ORDERS = ActiveOverrides()
 
 
 def in_parts(orders: Iterable[Override]) -> dict[Key, Override]:
-    """The parts of these orders; of two that say the same part about the same, the last one counts."""
+    """The parts of these overrides; of two that set the same part of the same target, the last one counts."""
     return {key: part for order in orders for key, part in order.parts().items()}
 
 
 def joined(overrides: Overrides) -> list[Override]:
-    """Parts that were given at once, and end at once, as one order again."""
+    """Joins parts that were set together and end together into one override."""
     found: list[Override] = []
     for state, weight in _pairs(overrides):
         both = state and weight and _both(state, weight)
@@ -135,13 +135,13 @@ def _pairs(overrides: Overrides) -> Iterator[tuple[Override | None, Override | N
 
 
 def _both(state: Override, weight: Override) -> Override | None:
-    """State and weight as one order; None if they differ in anything else."""
+    """State and weight as one override; None if they differ in anything else."""
     both = replace(state, weight=weight.weight)
     return both if replace(weight, admin=state.admin, pins_until=state.pins_until) == both else None
 
 
 def lapsed(overrides: Overrides, now: datetime) -> dict[Key, Override | None]:
-    """What time has changed: None for an order that has ended, else the order without its pins."""
+    """Changes due at `now`: None for an override that has expired, else the override without its pins."""
     changed: dict[Key, Override | None] = {}
     for key, override in overrides.items():
         if override.until is not None and override.until <= now:
@@ -152,13 +152,13 @@ def lapsed(overrides: Overrides, now: datetime) -> dict[Key, Override | None]:
 
 
 def next_lapse(overrides: Overrides) -> datetime | None:
-    """When the next order changes by itself; None: no one will."""
+    """When the next override changes by time; None: never."""
     times = (time for o in overrides.values() for time in (o.until, o.pins_until) if time is not None)
     return min(times, default=None)
 
 
 def describe(override: Override) -> str:
-    """An order in a few words: `draining until 2026-01-31T12:00:00+00:00 (kernel update)`."""
+    """A short text: `draining until 2026-01-31T12:00:00+00:00 (kernel update)`."""
     words = [] if override.admin is Admin.ACTIVE else [str(override.admin)]
     words += [] if override.weight is None else [f"weight {override.weight}"]
     until = f" until {override.until.isoformat(timespec='seconds')}" if override.until else ""
@@ -177,9 +177,9 @@ def to_json(override: Override) -> dict[str, object]:
 
 
 def from_json(value: object) -> Override:
-    """Reads what `to_json` gave. Raises MalformedError.
+    """Reads the output of `to_json`. Raises MalformedError.
 
-    Its texts are printed on terminals, and anybody may have written them: they are one line, and cut.
+    Its texts are printed on terminals and may have any author: they are cut, and made one line.
     """
     if not isinstance(value, Mapping):
         raise MalformedError(f"an override must be a mapping, not {type(value).__name__}")
@@ -234,8 +234,9 @@ def _time(value: object) -> datetime:
 
 
 def to_document(overrides: Overrides) -> dict[str, object]:
-    """All orders as JSON types. A version that knows no parts reads `overrides` alone, one order for each
-    subject: it has the weight beside the state, unless that ends earlier, and ends it with the state."""
+    """All overrides as JSON types. A version without parts reads `overrides` alone, one override for each
+    target: it holds the weight beside the state, unless the weight expires earlier, and ends both
+    together."""
     items: list[Override] = []
     apart: list[Override] = []
     for state, weight in _pairs(overrides):

@@ -58,19 +58,19 @@ class Protocol(StrEnum):
 
 
 class Masquerade(StrEnum):
-    """Which new flows get this host's address as their source, besides hairpin flows, which always do."""
+    """New flows whose source becomes this host's address, besides hairpin flows, which always get it."""
 
     ALWAYS = "always"
     FORWARDED = "forwarded"
     """Those that do not originate on this host."""
     OFF_CLUSTER = "off-cluster"
-    """Those whose source lies outside `cluster_cidrs`."""
+    """Flows whose source is outside `cluster_cidrs`."""
     HAIRPIN = "hairpin"
-    """No others."""
+    """No other flows."""
 
 
 class Refusal(StrEnum):
-    """What a new flow meets when nothing can serve it."""
+    """How a new flow is refused when no backend can serve it."""
 
     REJECT = "reject"
     """Refused at once: ICMP port unreachable, which TCP clients see as "connection refused"."""
@@ -79,17 +79,17 @@ class Refusal(StrEnum):
 
 
 class Balance(StrEnum):
-    """How a new flow's backend is chosen, weights respected."""
+    """How the backend of a new flow is chosen, by weight."""
 
     RANDOM = "random"
     ROUND_ROBIN = "round-robin"
     SOURCE_HASH = "source-hash"
-    """By the client's address: the same client meets the same backend on every host."""
+    """By the client's address: a client gets the same backend on every host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a declared thing stands: its source's kind, and the file and line when it has one."""
+    """Where something is declared: the kind of its source, and the file and line if it has one."""
 
     source: str
     """`file`, `cli` or `etcd`."""
@@ -98,7 +98,8 @@ class Origin:
 
     @property
     def owner(self) -> str:
-        """Who may change it: `file:/etc/vipd/services.d/web.yaml`, `cli`, or `etcd:/vipd/v1/services/web`."""
+        """The owner that may change it: `file:/etc/vipd/services.d/web.yaml`, `cli`, or
+        `etcd:/vipd/v1/services/web`."""
         return self.source if self.source == "cli" else f"{self.source}:{self.path}"
 
     def __str__(self) -> str:
@@ -134,20 +135,20 @@ class ServicePort:
 
 
 class BackendState(StrEnum):
-    """What is declared of a backend's readiness (contract 4)."""
+    """Declared readiness of a backend (contract 4)."""
 
     UP = "up"
     DRAIN = "drain"
-    """Takes new flows only where nothing that is up can: Kubernetes' serving and terminating."""
+    """Takes new flows only if no backend that is up can: Kubernetes' serving and terminating."""
     DOWN = "down"
 
 
 class Policy(StrEnum):
-    """Which backends some traffic may go to."""
+    """Which backends traffic may go to."""
 
     CLUSTER = "cluster"
     LOCAL = "local"
-    """Only those on this host."""
+    """Only backends on this host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,28 +158,28 @@ class ExternalAddress:
     address: str
     load_balancer: bool = False
     allow_from: tuple[str, ...] | None = None
-    """Networks that may use it; None: as the service says; empty: all."""
+    """Client networks that may use it; None: the service's; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One server of a service. A port of its own wins over the service port's target."""
+    """One server of a service. Its own port, if any, overrides the service port's target."""
 
     address: str
     port: int | None = None
     weight: int = 1
-    """0..65535. 0 means: no new flows."""
+    """0..65535; 0: no new flows."""
     state: BackendState = BackendState.UP
     node: str = ""
-    """The host that it runs on; empty when not said."""
+    """The host that it runs on; empty: unknown."""
     zones: tuple[str, ...] = ()
     """Zones whose clients it should serve; empty: all."""
     ports: tuple[tuple[str, int], ...] = ()
     """Names of the only service ports that it serves, each with its own port for it; empty: it serves all."""
     backup: bool = False
-    """Serves only while no backend that is none can."""
+    """Serves only while no backend without this flag can."""
     check: Check | None = None
-    """None: as the service says."""
+    """None: the service's."""
     registered: bool = False
     """It registered itself, and is no part of the service's declaration."""
 
@@ -186,7 +187,7 @@ class Backend:
         return self.address if self.port is None else socket_text(self.address, self.port)
 
     def port_for(self, port: ServicePort) -> int | None:
-        """The port it is reached at for a service port; None if it does not serve that one."""
+        """Its port for a service port; None if it does not serve that port."""
         if self.ports:
             return next((number for name, number in self.ports if name and name == port.name), None)
         return self.port or port.target or port.port
@@ -216,7 +217,7 @@ class Service:
     backends: tuple[Backend, ...] = ()
     affinity: Affinity | None = None
     masquerade: Masquerade | None = None
-    """None: as the daemon's settings say."""
+    """None: the setting of the daemon."""
     refusal: Refusal = Refusal.REJECT
     fallback: tuple[Backend, ...] = ()
     """Backends that serve only while no other one can."""
@@ -226,22 +227,22 @@ class Service:
     internal_policy: Policy = Policy.CLUSTER
     external_policy: Policy = Policy.CLUSTER
     health_port: int | None = None
-    """TCP port on which this host says whether it has a ready local backend."""
+    """TCP port on which this host reports whether it has a ready local backend."""
     ends_flows: bool = False
     """Established TCP and SCTP flows to a backend that leaves are cut (`on_remove: reset`)."""
     answers_ping: bool = True
     """Its addresses answer ICMP echo while it has a backend that serves."""
     balance: Balance = Balance.RANDOM
     check: Check = UNCHECKED
-    """How those of its backends are checked that say nothing else."""
+    """Health check for backends that define none of their own."""
     keeps_unhealthy: bool = False
-    """While no backend is healthy all serve as if they were (`fallback: keep`)."""
+    """While no backend is healthy, all serve as if they were (`fallback: keep`)."""
     slow_start: int = 0
-    """Seconds over which the share of a backend that has become healthy again grows to its full."""
+    """Seconds in which the share of a backend that became healthy again rises to its full value."""
     weight_from_check: bool = False
-    """A backend's answer to an HTTP check may say its weight."""
+    """Whether a backend's answer to an HTTP check may set its weight."""
     registrations: bool | None = None
-    """Whether backends that registered themselves in etcd take part; None: as its source has it."""
+    """Whether backends that registered themselves in etcd take part; None: the default of its source."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:
@@ -250,11 +251,11 @@ class Service:
 
     @property
     def accepts_registrations(self) -> bool:
-        """Whether registered backends take part: by default where the service is declared in etcd, too."""
+        """Whether registered backends take part: by default only if the service, too, is declared in etcd."""
         return self.origin.source == "etcd" if self.registrations is None else self.registrations
 
     def frontends(self) -> tuple[Frontend, ...]:
-        """Every frontend of the service, in declared order; ports of the host itself come last."""
+        """Every frontend of the service, in declared order; ports of the host are last."""
         addressed = [Frontend(a, p.port, p.protocol) for a in self.all_addresses() for p in self.ports]
         on_host = [Frontend("", p.node_port, p.protocol) for p in self.ports if p.node_port]
         health = [Frontend("", self.health_port, Protocol.TCP)] if self.health_port else []
@@ -264,8 +265,9 @@ class Service:
 def port_names(ports: tuple[ServicePort, ...]) -> tuple[str, ...]:
     """The effective name of each port, in order.
 
-    A named port keeps its name. An unnamed one has none while it is the only such port of its protocol, as in
-    Kubernetes; several get their number as a name, which no declared name can equal (those hold a letter).
+    A named port keeps its name. An unnamed port has none while it is the only such port of its protocol, as
+    in Kubernetes; several get their number as a name, which no declared name can equal (those contain a
+    letter).
     """
     unnamed = Counter(p.protocol for p in ports if not p.name)
     return tuple(p.name or ("" if unnamed[p.protocol] == 1 else str(p.port)) for p in ports)

@@ -1,7 +1,7 @@
-"""Text of others as it may be shown and written: on terminals, in the log, in JSON and YAML. Pure.
+"""Makes text of others safe to show and write: on terminals, in the log, in JSON and YAML. Pure.
 
 A character that is not printable (controls, line separators, bidirectional marks, halves of surrogate pairs)
-stands as its escape, `\\x1b` or `\\u202e`; every other one, wide or combining, stays as it is.
+becomes its escape, `\\x1b` or `\\u202e`; every other one, wide or combining, stays as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BACKSLASHES = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a
 
 
 def one_line(text: str) -> str:
-    """The text on one line, with escapes for what is not printable."""
+    """The text on one line, with escapes for characters that are not printable."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -25,7 +25,7 @@ def lines(text: str) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be encoded: it holds no half of a surrogate pair."""
+    """Whether it can be encoded: it contains no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -34,11 +34,11 @@ def is_text(text: str) -> bool:
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """A value as JSON in which other scripts are readable, and what is not printable is escaped."""
+    """A value as JSON in which other scripts are readable, and unprintable characters are escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     if text.isprintable():
         return text
-    # Outside of its strings JSON holds nothing but printable characters and the newlines of its layout.
+    # Outside of its strings JSON contains only printable characters and the newlines of its layout.
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
@@ -48,9 +48,9 @@ def yaml_quoted(text: str) -> str:
 
 
 def joined_pairs(text: str) -> str:
-    """JSON, with its escaped surrogate pairs as the escapes of YAML: `\\ud83d\\ude00` is `\\U0001f600`.
+    """Replaces escaped surrogate pairs in JSON by YAML's escapes: `\\ud83d\\ude00` becomes `\\U0001f600`.
 
-    JSON knows no other escape for such characters, and no reader of YAML takes a half.
+    JSON has no other escape for such characters, and no reader of YAML accepts a half.
     """
     return _BACKSLASHES.sub(_joined, text) if _SURROGATE_PAIR.search(text) else text
 
@@ -76,13 +76,13 @@ def cleaned(value: object) -> Any:
 
 
 def in_words(text: str, most: int) -> str:
-    """The words of a text on one line of at most so many characters: it may quote anybody."""
+    """The words of a text of any author, on one line of at most `most` characters."""
     line = one_line(" ".join(text.split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def width(text: str) -> int:
-    """How many columns of a terminal a line takes: wide characters two, combining ones none."""
+    """Number of terminal columns of a line: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     # Imported here because most lines are ASCII, and every start of vipctl imports this module.

@@ -1,4 +1,4 @@
 """Shows what vipd and the kernel do: statistics, events, metrics, status page, explain, trace, rules, doctor.
 
-`api`, `cli` and `daemon` may import it; `control` and what stands below it may not.
+`api`, `cli` and `daemon` may import it; `control` and packages above it may not.
 """

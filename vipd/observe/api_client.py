@@ -1,7 +1,8 @@
-"""A client of the vipd API: HTTP/1.1 over a UNIX socket, of the standard library's `socket` and `json` alone.
+"""A client of the vipd API: HTTP/1.1 over a UNIX socket, with only `socket` and `json` of the standard
+library.
 
-The requests are written by hand because `http.client` brings the parser of e-mail headers, and importing that
-would take about half as long as all the rest of `vipctl list`. One connection carries one request.
+It does not use `http.client`, which imports the parser of e-mail headers: that import would take about half
+as long as all the rest of `vipctl list`. One connection carries one request.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ DEFAULT_TIMEOUT = 90.0
 """Seconds. A change answers after its rules are in the kernel, and the daemon waits a minute for that."""
 
 Json = dict[str, Any]
-"""A JSON object of the API; docs/api.md says what stands in it."""
+"""A JSON object of the API; docs/api.md defines its content."""
 
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _LONGEST_LINE = 65536
 MOST_INTERIM = 10
 MOST_HEADERS = 100
 MOST_LINE_BYTES = 2**24
-"""Of one object of a stream."""
+"""Limit for one object of a stream."""
 MOST_SILENCES = 4
-"""So many times its `timeout` an answer may take in all, however steadily it comes."""
+"""An answer may take this many times its `timeout` in all, however steadily it arrives."""
 _LONGEST_NUMBER = 15
 _CROWD_SECONDS = 5.0
 _NO_BODY = (204, 304)
@@ -41,11 +42,11 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class ClientError(Exception):
-    """No usable answer came."""
+    """No usable answer arrived."""
 
 
 class UnreachableError(ClientError):
-    """Nobody could be reached at the socket, or the connection broke or fell silent."""
+    """No process listens at the socket, or the connection broke or timed out."""
 
     def __init__(self, socket_path: str, cause: OSError) -> None:
         super().__init__(f"{socket_path}: {cause.strerror or cause}")
@@ -54,7 +55,7 @@ class UnreachableError(ClientError):
 
 
 class BadAnswerError(ClientError):
-    """What came is not HTTP with a JSON object: somebody else listens at the socket."""
+    """The answer is not HTTP with a JSON object: another program listens at the socket."""
 
 
 class RefusedError(ClientError):
@@ -71,7 +72,8 @@ class RefusedError(ClientError):
 
 
 def url_path(*segments: str) -> str:
-    """`/v1/...` of these segments, each percent-encoded as UTF-8, so that a name may hold any character."""
+    """`/v1/...` of these segments, each percent-encoded as UTF-8, so that a name may contain any
+    character."""
     return "/v1/" + "/".join(map(_quoted, segments))
 
 
@@ -80,25 +82,25 @@ def _quoted(segment: str) -> str:
 
 
 class Client:
-    """Asks the daemon at `socket_path`. `timeout` is how many seconds of silence it bears; a whole answer may
-    take four times that."""
+    """Sends requests to the daemon at `socket_path`. `timeout` is the maximum silence in seconds; a whole
+    answer may take four times that."""
 
     def __init__(
         self, socket_path: str = DEFAULT_SOCKET, timeout: float = DEFAULT_TIMEOUT, *, exact: bool = True
     ) -> None:
-        """`exact`: texts are as the daemon says them; else each is one line that can be printed."""
+        """`exact`: texts are unchanged; otherwise each is made one printable line."""
         self.socket_path = socket_path
         self.timeout = timeout
         self.exact = exact
         self.session = ""
-        """`ADDR:PORT` of this host over which the user is logged in: what no change may take."""
+        """`ADDR:PORT` of this host over which the user is logged in: no change may claim it."""
 
     def get(self, path: str) -> Json:
         """The answer to `GET path`; raises as `request` does."""
         return self.request("GET", path)
 
     def request(self, method: str, path: str, body: Json | None = None) -> Json:
-        """The JSON object answered; `path` is as `url_path` makes it, with a query if one is wanted.
+        """The JSON object in the answer; `path` is built by `url_path`, with an optional query.
 
         Raises UnreachableError, BadAnswerError, or RefusedError for every status but 2xx.
         """
@@ -113,9 +115,9 @@ class Client:
         return answer
 
     def stream(self, path: str) -> Iterator[Json]:
-        """The JSON objects, a line each, that are answered to `GET path` as they come, until the answer ends.
+        """The JSON objects, one a line, in the answer to `GET path` as they arrive, until the answer ends.
 
-        Raises as `request` does; UnreachableError also when the connection breaks or falls silent.
+        Raises as `request` does; UnreachableError also when the connection breaks or times out.
         """
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -131,13 +133,13 @@ class Client:
             raise UnreachableError(self.socket_path, err) from err
 
     def _shown(self, answer: Json, content: bytes) -> Json:
-        """An answer as it is handed on."""
-        # Without a backslash there is nothing but ASCII that can be printed: most answers, also large ones.
+        """The answer in the form for the caller."""
+        # ASCII without a backslash is all printable: this covers most answers, also large ones.
         odd = b"\\" in content or not content.isascii()
         return cleaned(answer) if odd and not self.exact else answer
 
     def _connect(self, connection: socket.socket) -> None:
-        """While many others connect the kernel says at once that it has no room. Raises OSError."""
+        """If many others connect, the kernel reports at once that its queue is full. Raises OSError."""
         connection.settimeout(self.timeout)
         until = time.monotonic() + min(self.timeout, _CROWD_SECONDS)
         while True:
@@ -151,8 +153,8 @@ class Client:
     def _exchange(self, request: bytes) -> tuple[int, bytes]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             self._connect(connection)
-            # A server may refuse a large body by answering and hanging up: the answer is still there to read.
-            # MSG_NOSIGNAL, because a process that lets SIGPIPE end it should learn of this as an error.
+            # A server may reject a large body by answering and closing: the answer can still be read.
+            # MSG_NOSIGNAL, because a process with the default action for SIGPIPE must get an error instead.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(request, socket.MSG_NOSIGNAL)
             with io.BufferedReader(_Incoming(connection, self.timeout)) as stream:
@@ -160,7 +162,7 @@ class Client:
 
 
 class _Incoming(io.RawIOBase):
-    """What comes over a connection, within a time limit for all of it: a byte now and then is no answer."""
+    """Data from a connection, with a time limit for all of it: a byte now and then does not extend it."""
 
     def __init__(self, connection: socket.socket, silence: float) -> None:
         super().__init__()
@@ -168,15 +170,15 @@ class _Incoming(io.RawIOBase):
         self.begin()
 
     def begin(self) -> None:
-        """The time begins anew."""
+        """Restart the time limit."""
         self._until = time.monotonic() + MOST_SILENCES * self._silence
 
     def readable(self) -> bool:
-        """For `io`."""
+        """Required by `io`."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """For `io`. Raises OSError."""
+        """Required by `io`. Raises OSError."""
         left = self._until - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"no whole answer within {MOST_SILENCES * self._silence:.0f} s")

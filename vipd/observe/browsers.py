@@ -1,7 +1,7 @@
-"""Recognises requests of browsers, and the names by which they may call this host.
+"""Recognises requests of browsers, and the names by which they may address this host.
 
-A web page elsewhere can make its own name point here (DNS rebinding), and so have the browser of somebody
-who can connect read what is served. All such requests come from browsers; monitoring may use any name.
+A web page elsewhere can make its own name resolve to this host (DNS rebinding), and so make the browser of a
+user who can connect read the answers. All such requests come from browsers; monitoring may use any name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ and curl send none of them."""
 
 
 def foreign_browser(request: web.BaseRequest, names: Collection[str] = ()) -> bool:
-    """Whether a browser calls this host by a name that may be anybody's. `names` are its own."""
+    """Whether a browser addresses this host by a name that others may control. `names` are its own."""
     browser = any(mark in request.headers for mark in _MARKS)
     return (browser or _is_browser(request.headers.get("User-Agent", ""))) and foreign_name(request, names)
 
@@ -32,7 +32,7 @@ def foreign_name(request: web.BaseRequest, names: Collection[str] = ()) -> bool:
 
 
 def own_name(host: str, address: str) -> bool:
-    """Whether a Host header names localhost, a loopback address, or the address that was connected to."""
+    """Whether a Host header contains localhost, a loopback address, or the connection's local address."""
     name = _without_port(host)
     if name.lower() == "localhost":
         return True

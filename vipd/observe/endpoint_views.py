@@ -1,4 +1,4 @@
-"""What the API shows of a forwarding and its endpoints, as JSON values. Pure."""
+"""The API's view of a forwarding and its endpoints, as JSON values. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NONE_WAIT: Mapping[Place, str] = MappingProxyType({})
 def backend_status_by_place(
     service: Service, forwarding: Forwarding, backend_statuses: BackendStatuses
 ) -> Mapping[Place, BackendStatus]:
-    """How backends stand, by where the forwarding reaches them."""
+    """The status of backends, by the address and port in the forwarding."""
     places = _places(service, forwarding) if backend_statuses else {}
     return {place: backend_statuses[str(b)] for place, b in places.items() if str(b) in backend_statuses}
 
@@ -77,7 +77,7 @@ def forwarding_view(
 
 
 def _refusal(forwarding: Forwarding) -> Refusal:
-    """What a flow meets that no endpoint may take: under `local` it may be that only other hosts serve it."""
+    """How a flow without an endpoint is refused: under `local` other hosts may still serve it."""
     local = Policy.LOCAL in (forwarding.internal_policy, forwarding.external_policy)
     return Refusal.DROP if local and forwarding.served else forwarding.refusal
 

@@ -1,6 +1,6 @@
-"""A port for each service that says whether this host has a ready backend of it (contract 6).
+"""A port for each service that reports whether this host has a ready backend of it (contract 6).
 
-Outer load balancers ask there which hosts to send a service's traffic to: kube-proxy's healthCheckNodePort.
+External load balancers query it to choose hosts for a service's traffic: kube-proxy's healthCheckNodePort.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vipd.observe.listeners import Listeners, Place, supported
 EVERYWHERE = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 (outer load balancers are elsewhere)
 
 NodeAddresses = Callable[[Family, frozenset[str]], tuple[str, ...] | None]
-"""Of the host's addresses those of a family that answer on node ports; None: all."""
+"""Returns the host's addresses of a family that answer on node ports; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthPort:
-    """What a health port reports of its service."""
+    """The report of a health port about its service."""
 
     service: str
     ready_local: int
@@ -70,7 +70,7 @@ def health_answer(port: HealthPort, vipd_healthy: bool) -> web.Response:
 
 
 class HealthPorts(Observer):
-    """The health ports of what a reconciler serves, on the addresses that node ports have."""
+    """The health ports of a reconciler's services, on the addresses of node ports."""
 
     def __init__(self, reconciler: Reconciler, node_addresses: NodeAddresses) -> None:
         self._reconciler, self._node_addresses = reconciler, node_addresses
@@ -81,15 +81,15 @@ class HealthPorts(Observer):
         self.listeners = Listeners(self.answer)
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Take new forwardings, and None for those that are gone."""
+        """Add new forwardings, and remove those that are None."""
         for key, forwarding in changes.items():
             self._forwardings.pop(key, None)
             if forwarding is not None and forwarding.health_port:
                 self._forwardings[key] = forwarding
 
     def stepped(self) -> None:
-        """Open the ports of the services that there are now, whether or not the kernel has their rules: the
-        answer says that."""
+        """Open the ports of the current services, whether or not the kernel has their rules: the
+        answer reports that."""
         self._ports = wanted_health_ports(self._forwardings.values())
         addresses = [a for family in self._families for a in self._addresses(family)] if self._ports else []
         self.listeners.want(

@@ -1,6 +1,6 @@
-"""HTTP on TCP ports that come and go while vipd runs. One that cannot be had is a warning, and tried again.
+"""HTTP on TCP ports that are opened and closed while vipd runs. A port that fails is a warning, and retried.
 
-Made for health checks by strangers: a connection gets one answer and does not live long.
+Made for health checks by unknown clients: a connection gets one answer and does not live long.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RETRY_SECONDS = 5.0
 HEALTH_LIMITS = Limits(
     connections=512, by_source=256, head_seconds=5.0, body_seconds=5.0, stuck_seconds=5.0, life_seconds=10.0
 )
-"""Whoever asks after health has given up long before. A load balancer may ask at all health ports at once."""
+"""A client of health ports times out long before. A load balancer may query all health ports at once."""
 
 _HINTS = {
     errno.EADDRINUSE: "ss -ltnp shows who does, and ",
@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 class Listeners:
-    """Keeps the wanted places open while `run` runs, all answered by one function."""
+    """Keeps the wanted places open while `run` runs; one function answers all."""
 
     def __init__(self, answer: Answer, limits: Limits = HEALTH_LIMITS) -> None:
         self._answer, room = answer, make_room()
@@ -71,17 +71,17 @@ class Listeners:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One for each wanted place that could not be opened, and what keeps requests from being answered."""
+        """One for each wanted place that could not be opened, and why requests cannot be answered."""
         return (*self._faults.values(), *self._containment.warnings)
 
     def want(self, places: Mapping[Place, str]) -> None:
-        """The places to have open from now on, each with what it is for, as a warning says it."""
+        """Set the places to keep open, each with its purpose for warnings."""
         if places != self._wanted:
             self._wanted = dict(places)
             self._woken.set()
 
     async def run(self) -> None:
-        """Open and close as wanted, for ever; whatever is open is closed when this is cancelled."""
+        """Open and close as wanted, for ever; cancellation closes all."""
         server = web.Server(self._answer_once, **SERVER_OPTIONS)
         try:
             while True:
@@ -125,7 +125,7 @@ class Listeners:
                     response = await self._answer(request)
                 except web.HTTPException as refused:
                     return refused
-                except ConnectionError:  # whoever asked has gone
+                except ConnectionError:  # the client has disconnected
                     return response
             response.force_close()  # a kept connection would outlive its port
             return response
@@ -141,7 +141,7 @@ class Listeners:
 
 
 def supported(family: Family) -> bool:
-    """Whether this kernel has the family at all."""
+    """Whether this kernel supports the family at all."""
     try:
         socket.socket(_NUMBERS[family], socket.SOCK_STREAM).close()
     except OSError:
@@ -156,7 +156,8 @@ def _bind(place: Place) -> socket.socket:
     family = Family.IPV6 if ":" in place.address else Family.IPV4
     listener = socket.socket(_NUMBERS[family], socket.SOCK_STREAM)
     try:
-        # Else a port that had connections a moment ago, as when vipd restarts, counts as taken for a minute.
+        # Otherwise a port that had connections a moment ago, as when vipd restarts, is unavailable for a
+        # minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family is Family.IPV6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

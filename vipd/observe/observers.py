@@ -26,7 +26,7 @@ from vipd.sources.base import Source
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The objects that are looked at."""
+    """The objects to observe."""
 
     settings: Settings
     reconciler: Reconciler
@@ -35,11 +35,11 @@ class Observed:
     numbers: FlowStats
     recorder: Recorder
     checks: Mapping[str, Durations]
-    """How long health checks took, by their type."""
+    """Durations of health checks, by their type."""
     tasks: Mapping[str, Task]
-    """How background tasks do, by their name."""
+    """The state of background tasks, by their name."""
     warnings: Callable[[], Sequence[str]] = tuple
-    """What is wrong besides the reconciler's own warnings."""
+    """Warnings besides the reconciler's own."""
 
 
 class Observers:
@@ -72,7 +72,7 @@ class Observers:
         return self._scraped, self._page.listener
 
     async def run(self) -> None:
-        """Keep the page's state fresh while somebody looks at it, for ever."""
+        """Keep the page's state fresh while it has a viewer, for ever."""
         await self._board.run()
 
 

@@ -1,4 +1,4 @@
-"""What the API shows, as JSON values. Pure but for reading the reconciler's state."""
+"""The API's views, as JSON values. Pure but for reading the reconciler's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon asks of a source of declarations."""
+"""The interface of a source of declarations."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ class Source(Protocol):
     """A place that declares services."""
 
     name: str
-    """`files` or `store`: how status calls it."""
+    """`files` or `store`: its name in status."""
     writes: bool
-    """`accepted` writes to disk, and so is called in a thread."""
+    """Whether `accepted` writes to disk, and so must be called in a thread."""
 
     @property
     def location(self) -> str:
-        """Where it is, for people."""
+        """Its location, for people."""
 
     def units(self) -> Mapping[str, Unit]:
-        """What it declares now. Names are unique among all sources."""
+        """Its current units. Names are unique among all sources."""
 
     def faults(self) -> tuple[str, ...]:
-        """What keeps the source itself from being read, as against a fault in one declaration."""
+        """Why the source itself cannot be read, as against a fault in one declaration."""
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
-        """The versions that serve from now on; a source keeps them so that they outlive a bad edit."""
+        """Sets the versions that serve from now on; a source keeps them so that they outlive a bad edit."""

@@ -1,4 +1,4 @@
-"""The files of a directory of declarations: which there are, whether one has changed, and its text."""
+"""The files of a directory of declarations: their list, whether one has changed, and its text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIXES = {".yaml", ".yml", ".json"}
 
 
 class Signature(NamedTuple):
-    """What changes when a file's content does."""
+    """Changes whenever a file's content does."""
 
     device: int
     inode: int
@@ -24,7 +24,7 @@ class Signature(NamedTuple):
 
 
 def list_files(directory: Path, before: Collection[str]) -> tuple[list[Path], tuple[str, ...]]:
-    """The files to read, and what is wrong with their number. Those whose names were known `before` come
+    """The files to read, and problems with their number. Those whose names were known `before` come
     first. Raises OSError."""
     known, others, more = list[Path](), list[Path](), 0
     with os.scandir(directory) as entries:
@@ -49,12 +49,12 @@ def list_files(directory: Path, before: Collection[str]) -> tuple[list[Path], tu
 
 
 def _is_declaration(path: Path) -> bool:
-    """Declarations by suffix; hidden names are editors' own files. A directory of such a name is a problem:
-    whoever made it believes that it is read."""
+    """Declarations by suffix; hidden names are editors' own files. A directory with such a name is a problem:
+    its author expects that it is read."""
     return path.suffix in SUFFIXES and not path.name.startswith(".")
 
 
 def signature_of(path: Path) -> Signature:
-    """Of a file, or of what a link leads to. Raises OSError."""
+    """The signature of a file, or of the target of a link. Raises OSError."""
     found = path.stat()
     return Signature(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

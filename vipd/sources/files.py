@@ -1,7 +1,7 @@
-"""Declarations in a directory of files, the last good version of each kept aside.
+"""Declarations in a directory of files, with a copy of the last good version of each.
 
 A file is read when it changes. A file with problems, or one that cannot be read, keeps its last accepted
-version, also over a restart: a copy stands in `state_dir/accepted`. A file that is gone is gone.
+version, also over a restart: a copy is in `state_dir/accepted`. A deleted file serves no longer.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ log = logging.getLogger(__name__)
 
 WATCH_STEP_MILLISECONDS = 50
 WATCH_DEBOUNCE_MILLISECONDS = 300
-"""At most this long a burst of saves is gathered; a single save is seen after one step."""
+"""A burst of saves is gathered for at most this long; a single save is detected after one step."""
 LOOK_ANYWAY_MILLISECONDS = 2000
-"""Events can be missed: between a scan and the start of a watch, when the directory itself is exchanged, or
-behind a link that leads elsewhere. A look costs one stat a file."""
+"""Events can be missed: between a scan and the start of a watch, if the directory itself is exchanged, or
+behind a link to another directory. A poll costs one stat a file."""
 
 FRESH_NANOSECONDS = 100_000_000
-"""A file changed so shortly ago is read again at the next look. Before Linux 6.13 times of files are those of
-the last tick, up to 10 ms ago: a second save within it, of the same size, shows in nothing but the text."""
+"""A file changed this recently is read again at the next poll. Before Linux 6.13 file times are those of
+the last tick, up to 10 ms ago: a second save within it, of the same size, changes only the text."""
 
 AGAIN_SECONDS = 10.0
-"""A file whose reading ended in an internal error is read again so often, although nothing of it has
-changed."""
+"""Retry interval of a file whose reading ended in an internal error, although the file is
+unchanged."""
 
 LARGE_TEXT = 200_000
 """Bytes above which parsing is a load: some thousand services."""
 
 LONGEST_NAME = 250
-"""Of a copy, in bytes: while it is written it is longer by five, and must stay below 256."""
+"""Bytes in the name of a copy: while it is written the name is longer by five, and must stay below 256."""
 _HASHED = "sha256-"
 
 __all__ = ["SUFFIXES", "FileSource"]
@@ -69,12 +69,12 @@ class _Read:
     """One file as last read."""
 
     text: Utf8 | None
-    """None when it could not be read."""
+    """None if it could not be read."""
     declaration: Declaration
 
 
 class FileSource:
-    """The files of one directory. `scan` reads what changed; `changes` tells when to."""
+    """The files of one directory. `scan` reads what changed; `changes` yields when to scan."""
 
     name = "files"
     writes = True
@@ -95,7 +95,7 @@ class FileSource:
         self._accepted: dict[str, _Read] = _load_kept(kept)
         self._units: dict[str, Unit] = {}
         self._stale = True
-        """The units have to be made anew."""
+        """The units must be rebuilt."""
 
     @property
     def location(self) -> str:
@@ -121,11 +121,11 @@ class FileSource:
 
     @property
     def unkept(self) -> bool:
-        """Whether a copy could not be kept: the next step tries again."""
+        """Whether a copy could not be written: the next step retries."""
         return bool(self._keeping_faults)
 
     def scan(self) -> bool:
-        """Read the directory anew; whether anything is different. What has not changed is not read again."""
+        """Scan the directory; returns whether anything changed. Unchanged files are not read again."""
         with self._scanning:
             try:
                 paths, self._faults = list_files(self._directory, {*self._read, *self._accepted})
@@ -137,14 +137,14 @@ class FileSource:
                 path: self._signatures[path] for path in self._read if path in self._signatures
             }
             changed = self._read != before
-            if changed:  # never False: `accepted` may have set it meanwhile
+            if changed:  # never False: `accepted` may have set it concurrently
                 self._stale = True
             return changed
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
-        """Keep a copy of each file whose present text serves; drop the copies of files that are gone. It
-        waits for the disk; call it in a thread. It does not wait for a scan, which takes as long as the
-        author of a file wants: every change of anybody waits for what is kept."""
+        """Write a copy of each file whose current text serves; delete the copies of deleted files. It blocks
+        on the disk; call it in a thread. It does not wait for a scan, whose duration depends on the author of
+        a file: every change by anyone waits for these copies."""
         with self._keeping:
             self._keep_accepted(chosen)
 
@@ -187,7 +187,7 @@ class FileSource:
                 raise OSError(f"{watched} cannot be watched: {error}; looking every few seconds") from None
 
     def _look(self, path: Path) -> _Read:
-        """A file as it is now, parsed again only when its text differs."""
+        """The current state of a file, parsed again only if its text differs."""
         name = printable(str(path))
         known = self._read.get(name)
         try:
@@ -218,7 +218,7 @@ class FileSource:
         return self._parse(text, name, known)
 
     def _take_room(self, size: int) -> None:
-        """A file of this size is one of those whose text is kept. Raises OSError when they are too large
+        """Count a file of this size among those whose text is kept. Raises OSError if they are too large
         together; one that is too large by itself does not count."""
         if size <= limits.FILE_BYTES:
             if size > self._bytes_left:
@@ -227,7 +227,7 @@ class FileSource:
             self._bytes_left -= size
 
     def _parse(self, text: Utf8, path: str, known: _Read | None) -> _Read:
-        """A file's text as a declaration. An exception that nobody expected is a problem of this file
+        """Parse a file's text as a declaration. An unexpected exception is a problem of this file
         alone."""
         try:
             with loading() if len(text) > LARGE_TEXT else contextlib.nullcontext():
@@ -241,7 +241,7 @@ class FileSource:
         return _unless_known(_Read(text, declaration), known)
 
     def _note(self, path: str, declaration: Declaration) -> None:
-        """A file was read. One with problems is read again from time to time, should the disk have erred; one
+        """Record a read file. One with problems is read again from time to time, in case of a disk error; one
         whose reading ended in an internal error is parsed again, too."""
         internal = any(problem.trace for problem in declaration.problems)
         for times, concerned in ((self._refused, not declaration.ok), (self._failed, internal)):
@@ -254,7 +254,7 @@ class FileSource:
         return path in times and time.monotonic() - times[path] >= AGAIN_SECONDS
 
     def _away(self, error: OSError) -> bool:
-        """The directory cannot be read: what was accepted goes on serving."""
+        """The directory cannot be read: accepted versions continue to serve."""
         if isinstance(error, FileNotFoundError) and not self._read and not self._accepted:
             self._faults = (f"{self._directory}: there is no such directory; hint: create it",)
             return False
@@ -282,12 +282,12 @@ def _unreadable(problem: Problem, known: _Read | None) -> _Read:
 
 
 def _unless_known(read: _Read, known: _Read | None) -> _Read:
-    """The known reading where it is equal: a unit that is the same object costs nothing."""
+    """The known reading if it is equal: a unit that is the same object costs nothing."""
     return known if known is not None and known == read else read
 
 
 def _copy_of(kept: Path, path: str) -> Path:
-    """Where the copy of a file is: under its path, or, where that makes no name of a file, under a hash."""
+    """Path of a file's copy: from its path, or, if that is no valid file name, from a hash."""
     name = quote(path, safe="")
     if len(name) <= LONGEST_NAME:
         return kept / name
@@ -295,7 +295,7 @@ def _copy_of(kept: Path, path: str) -> Path:
 
 
 def _copied(path: str, text: Utf8) -> Utf8:
-    """The content of a copy. One under a hash says in its first line whose it is."""
+    """The content of a copy. A copy under a hash names its file in the first line."""
     hashed = len(quote(path, safe="")) > LONGEST_NAME
     return joined(f"{path}\n".encode(), text) if hashed else text
 

@@ -1,7 +1,7 @@
 """Keeps overrides of operators in one file that the daemon writes, `state_dir/overrides.json`.
 
-Every order is on disk, synced, before it is answered (guarantee G4). An end in time needs no disk: the order
-holds its own end, so that one that is over does not count whatever the file still says.
+Every override is on disk, synced, before the request is answered (guarantee G4). Expiry needs no disk: an
+override contains its expiry, so that an expired one does not count whatever the file contains.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from vipd.sources.store import StoreError
 log = logging.getLogger(__name__)
 
 MOST_FAULTS = 10
-"""That are named of one file."""
+"""Number of faults that are named for one file."""
 _HINT = "hint: mend it or move it aside, then vipctl reload"
 
 
 class OverrideStore:
-    """All orders in force. One that cannot be read is reported and left out, and keeps the file unchanged."""
+    """All active overrides. One that cannot be read is reported and left out, and the file is then not
+    changed."""
 
     def __init__(self, path: Path, clock: Callable[[], datetime], observer: Observer | None = None) -> None:
         """`observer` gets `overrides_changed` after a change is on disk, or time has ended orders."""
@@ -56,20 +57,20 @@ class OverrideStore:
 
     @property
     def overrides(self) -> Overrides:
-        """Every order in force, in parts."""
+        """Every active override, in parts."""
         return self._overrides
 
     @property
     def unsaved(self) -> bool:
-        """Whether the file holds orders that have ended. While it is faulty it stays as it is."""
+        """Whether the file contains expired overrides. While it is faulty it is not changed."""
         return self._ended_unsaved and not self._faults
 
     def faults(self) -> tuple[str, ...]:
-        """What of the file cannot be used."""
+        """The parts of the file that cannot be used."""
         return self._faults
 
     def load(self) -> None:
-        """Read the file. No file holds no orders, and those whose time has come are not in force."""
+        """Read the file. A missing file contains no overrides; expired ones are not active."""
         found: list[Override] = []
         faults: list[str] = []
         items: list[tuple[str, object]] = []
@@ -98,34 +99,34 @@ class OverrideStore:
             self._observer.overrides_changed(_different(before, self._overrides))
 
     def put(self, *orders: Override) -> None:
-        """Make these orders hold, on disk first; each replaces what was said before of the same part.
+        """Activate these overrides, on disk first; each replaces an earlier one of the same part.
 
         Raises StoreError; then nothing has changed.
         """
         self._change({**self._overrides, **in_parts(orders)}, frozenset(order.subject for order in orders))
 
     def take_back(self, *subjects: Subject) -> None:
-        """Let orders about these hold no more. Raises StoreError; then nothing has changed."""
+        """Clear the overrides of these targets. Raises StoreError; then nothing has changed."""
         gone = frozenset(subjects) & {key.subject for key in self._overrides}
         if gone:
             self._change({key: o for key, o in self._overrides.items() if key.subject not in gone}, gone)
 
     def due(self) -> datetime | None:
-        """When an order next ends by itself."""
+        """When an override next expires."""
         return next_lapse(self._overrides)
 
     def tick(self) -> None:
-        """Let orders end whose time has come. The file follows with `save_ended`."""
+        """End overrides that have expired. `save_ended` then updates the file."""
         if changed := self._end():
             self._observer.overrides_changed(changed)
 
     def save_ended(self) -> None:
-        """Bring to disk that orders have ended, if it is not. Raises StoreError."""
+        """Record in the file that overrides have expired, if it does not. Raises StoreError."""
         if self.unsaved:
             self._save(self._overrides)
 
     def _end(self) -> frozenset[Subject]:
-        """Let orders end whose time has come; what these are about."""
+        """End overrides that have expired; returns their targets."""
         changes, before = lapsed(self._overrides, self._clock()), self._overrides
         if changes:
             now = {**before, **changes}
@@ -155,7 +156,7 @@ class OverrideStore:
 
 
 def _different(one: Overrides, other: Overrides) -> frozenset[Subject]:
-    """What orders are about that only one of two has so."""
+    """The targets of overrides that differ between the two."""
     return frozenset(key.subject for key in {**one, **other} if one.get(key) != other.get(key))
 
 
@@ -176,14 +177,14 @@ def _log_expired(override: Override, pins_alone: bool) -> None:
 
 
 def _items(data: bytes) -> list[tuple[str, object]]:
-    """The stored orders, each with its name for people; raises ValueError."""
+    """The stored overrides, each with its name for people; raises ValueError."""
     document = read_json(data, MOST_BYTES)
     if not isinstance(document, dict) or not isinstance(document.get("overrides"), list):
         raise ValueError("it must be a mapping with the list overrides")
     weights = document.get("weights", [])
     if not isinstance(weights, list):
         raise ValueError("weights must be a list")
-    # A weight of its own counts for more than that beside a state, which is what older versions have of it.
+    # A separate weight takes precedence over one beside a state, which is its copy for older versions.
     return [
         *((f"override {number}", item) for number, item in enumerate(document["overrides"])),
         *((f"weight {number}", item) for number, item in enumerate(weights)),

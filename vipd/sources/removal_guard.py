@@ -1,14 +1,14 @@
 """Holds back the removal of many services at once, which is more often an accident than intended. Pure.
 
 Rules:
-- Removals within the last ten seconds count as one. When they come to at least five, and to more than the
-  permitted share of the services there were before them, all of them are held: those still to be removed
-  stay, and those removed within the ten seconds come back.
+- Removals within the last ten seconds count as one. If they are at least five, and more than the
+  permitted share of the services before them, all of them are held: pending removals are not carried
+  out, and those of the ten seconds are undone.
 - While any is held, every further removal is held too.
-- A store that is another one than before, or an older state of itself, may remove nothing: what is missing
-  there is held, however little it is.
-- A key is let go when it is written again, by itself alone. That other keys are written lets nothing go:
-  whoever deleted by mistake may well go on writing. Only `accept` lets everything go.
+- A store that is another one than before, or an older state of itself, may remove nothing: missing keys
+  are held, however few.
+- A held key is released when it is written again, alone. Writes of other keys release nothing:
+  whoever deleted by mistake may well continue to write. Only `accept` releases everything.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FEWEST = 5
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of removals."""
+    """Decision about removals."""
 
     go: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
     back: frozenset[str] = frozenset()
-    """Removed a moment ago, and held after all."""
+    """Removed a moment ago, and now restored."""
 
 
 class RemovalGuard:
@@ -40,9 +40,9 @@ class RemovalGuard:
         self.held: set[str] = set()
 
     def judge(self, removed: Collection[str], known: int, now: float, foreign: bool = False) -> Verdict:
-        """`known`: how many services there are, with those to be removed, without those held.
+        """`known`: number of services, including those to be removed, without held ones.
 
-        `foreign`: the store is not what it was.
+        `foreign`: the store is not the same.
         """
         asked = frozenset(removed) - self.held
         self._forget(now)
@@ -64,11 +64,11 @@ class RemovalGuard:
         self._recent.pop(key, None)
 
     def remembers(self, key: str) -> bool:
-        """Whether a removed key may still come back by a verdict."""
+        """Whether a verdict may still restore a removed key."""
         return key in self._recent
 
     def accept(self) -> frozenset[str]:
-        """Let go of everything; what was held. What went a moment ago is settled as well."""
+        """Release everything; returns what was held. Recent removals become final as well."""
         held = frozenset(self.held)
         self.held.clear()
         self._recent.clear()

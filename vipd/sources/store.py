@@ -1,7 +1,7 @@
-"""What vipctl added: one file that the daemon writes, `state_dir/services.yaml`, itself a declaration.
+"""Services added by vipctl: one file that the daemon writes, `state_dir/services.yaml`, itself a declaration.
 
-Every change is on disk, synced, before it is answered (guarantee G4). A copy beside it is what serves when
-somebody has broken the file.
+Every change is on disk, synced, before the request is answered (guarantee G4). A copy beside it serves if
+the file has been damaged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNIT = "cli"
 COPY_SUFFIX = ".last-good"
 
 _FOREIGN = re.compile(r"[&*\r\x85\u2028\u2029]|\n(?!  - |    |\Z)")
-"""In a file of the store: what may refer to another service, or is no line of a service."""
+"""In a file of the store: text that may refer to another service, or is no line of a service."""
 
 _HEAD = """\
 # Services added by vipctl. vipd writes this file; change it with vipctl.
@@ -36,7 +36,7 @@ _HINT = "hint: declare some of them in files"
 
 
 class StoreError(RuntimeError):
-    """The store's file cannot be used: what and why."""
+    """The store's file cannot be used; the text gives the reason."""
 
 
 class StoreSource:
@@ -55,7 +55,7 @@ class StoreSource:
         self._unit = Unit(self._declaration, self._declaration)
         self._faults: tuple[str, ...] = ()
         self.turn = asyncio.Lock()
-        """For whoever decides on a change and then saves it."""
+        """Held from the decision on a change until it is saved."""
 
     @property
     def location(self) -> str:
@@ -64,7 +64,7 @@ class StoreSource:
 
     @property
     def services(self) -> Mapping[str, Service]:
-        """What is stored, by name; the same object while nothing has changed."""
+        """The stored services by name; the same object while nothing has changed."""
         return self._services
 
     def load(self) -> None:
@@ -84,9 +84,9 @@ class StoreSource:
         self._faults = (*first, f"{last}; {serving}")  # one fault, one problem: they are counted
 
     def save(self, services: Mapping[str, Service]) -> None:
-        """Make these the stored services, on disk first. Raises StoreError; then nothing has changed.
+        """Replace the stored services, on disk first. Raises StoreError; then nothing has changed.
 
-        It waits for the disk, and a second for 10,000 services: call it in a thread, one call at a time.
+        It blocks on the disk, and a second for 10,000 services: call it in a thread, one call at a time.
         """
         if self._faults:
             hint = f"mend {self._path} or move it aside, then vipctl reload"
@@ -104,7 +104,7 @@ class StoreSource:
         except OSError as error:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None
         with contextlib.suppress(OSError):
-            # Not synced: a power cut may lose the copy, but then it has not broken the file itself.
+            # Not synced: a power cut may lose the copy, but then it has not damaged the file itself.
             write_aside(self._copy, text)
         self._blocks = blocks
         self._take(Declaration(tuple(services.values())))
@@ -115,7 +115,7 @@ class StoreSource:
             self.load()
 
     def units(self) -> Mapping[str, Unit]:
-        """One unit: what is stored was accepted when it was stored."""
+        """One unit: stored services were accepted when they were stored."""
         if self._unit.candidate is not self._declaration:
             self._unit = Unit(self._declaration, self._declaration)
         return {UNIT: self._unit}
@@ -126,7 +126,7 @@ class StoreSource:
 
     def _blocks_of(self, services: Iterable[Service]) -> dict[str, tuple[Service, str]]:
         """Each service with its text, which is the known one while the service is the same. Raises
-        StoreError for one whose text does not say exactly that service."""
+        StoreError for one whose text does not parse to exactly that service."""
         blocks, fresh = {}, []
         for service in services:
             known = self._blocks.get(service.name)
@@ -145,11 +145,11 @@ class StoreSource:
         return self._faults
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
-        """Nothing to keep: the file is the accepted version."""
+        """Does nothing: the file is the accepted version."""
 
 
 def _check_limits(services: int, size: int) -> None:
-    """What is stored must be one that is read again. Raises StoreError."""
+    """Ensures that the file can be read again. Raises StoreError."""
     if services > limits.SERVICES:
         raise StoreError(f"the store would have {services} services: {limits.SERVICES} are the most; {_HINT}")
     if size > limits.UNIT_ENDPOINTS:
@@ -159,7 +159,7 @@ def _check_limits(services: int, size: int) -> None:
 
 
 def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
-    """A file's text and what it stores, or why it cannot be used. No file stores nothing."""
+    """A file's text and services, or why it cannot be used. A missing file contains none."""
     try:
         text = read_own(path, limits.FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
@@ -176,8 +176,8 @@ def _file_text(blocks: Sequence[str]) -> str:
 
 
 def _reads_back(blocks: Sequence[tuple[Service, str]]) -> bool:
-    """Whether these texts say exactly their services. Each is an item of its own that refers to no other, so
-    that this holds beside any others."""
+    """Whether these texts parse to exactly their services. Each is an independent item without references, so
+    that this is true beside any others."""
     text = _file_text([text for _, text in blocks])
     found = parse_declaration(text, UNIT, source="cli", accepted=True)
     return found.ok and found.services == tuple(service for service, _ in blocks)

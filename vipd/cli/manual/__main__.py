@@ -1,7 +1,7 @@
 """`python -m vipd.cli.manual DIR` writes the manual pages to DIR/man and shells' scripts to DIR/completions.
 
-The date in a page is that of SOURCE_DATE_EPOCH, seconds since 1970; without it a page has none, so that what
-is made twice is the same. Everything is read from the program that is imported.
+The date in a page is that of SOURCE_DATE_EPOCH, seconds since 1970; without it a page has none, so that
+builds are reproducible. All content is read from the imported program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pages() -> tuple[Page, ...]:
 
 
 def files(day: date | None) -> Iterator[tuple[str, str]]:
-    """The path, below DIR, and the text of all that is made."""
+    """The path, below DIR, and the text of each generated file."""
     for page in pages():
         yield f"man/{page.file}", roff(page, __version__, day)
     for shell, path in FILES.items():

@@ -1,6 +1,6 @@
 """A manual page as a value: sections of blocks. Pure.
 
-In texts, `word` is what stands in a file or on a command line, and *word* stands for something else.
+In texts, `word` is literal text of a file or a command line, and *word* is a placeholder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Lines that are shown as they are, without markup; `language` is `yaml`, `settings` or `shell`."""
+    """Lines that are shown unchanged, without markup; `language` is `yaml`, `settings` or `shell`."""
 
     text: str
     language: str = "shell"
@@ -27,7 +27,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A term with what there is to say of it, indented below."""
+    """A term with its description, indented below."""
 
     term: str
     blocks: tuple[Block, ...]
@@ -45,7 +45,7 @@ Block: TypeAlias = Paragraph | Example | Entry | Subsection
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stands below one heading."""
+    """The content below one heading."""
 
     title: str
     blocks: tuple[Block, ...]

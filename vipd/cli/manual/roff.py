@@ -11,11 +11,11 @@ from vipd.cli.manual.pages import Block, Entry, Example, Page, Paragraph, Subsec
 
 _MARKUP = re.compile(r"`([^`]+)`|(?<![\w*])\*([^\s*](?:[^*]*[^\s*])?)\*(?![\w*])")
 _WIDTH = 78
-"""Of lines of the source, in columns."""
+"""Columns of lines in the source."""
 _SENTENCE_END = re.compile(r"(?<=[^.\s][.?!])\s+(?=\S)(?=(?:[^`]*`[^`]*`)*[^`]*$)")
-"""Not after dots that stand for more, and not within backquotes."""
+"""Not after dots of an ellipsis, and not within backquotes."""
 _SPECIAL = {"\\": r"\e", "^": r"\(ha", "~": r"\(ti", "`": r"\(ga", "'": r"\(aq", '"': r"\(dq", "-": r"\-"}
-"""What roff would show as another character. A bare hyphen in prose may stay: there a line may break."""
+"""Characters that roff would replace by others. A bare hyphen in prose may stay: there a line may break."""
 
 
 def roff(page: Page, version: str, day: date | None) -> str:
@@ -54,7 +54,7 @@ def _block(block: Block, *, first: bool) -> Iterator[str]:
 
 
 def _entry_blocks(blocks: tuple[Block, ...]) -> Iterator[str]:
-    """What is indented below a term: it would end at a .PP, so .IP without a term goes on."""
+    """The blocks indented below a term: a .PP would end it, so .IP without a term continues it."""
     for index, block in enumerate(blocks):
         if isinstance(block, Entry):
             yield ".RS"
@@ -94,7 +94,7 @@ def _inline(text: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Characters exactly as they are, to be copied from the page."""
+    """Literal characters, to be copied from the page."""
     return "".join(_SPECIAL.get(character, _shown(character)) for character in text)
 
 
@@ -107,7 +107,7 @@ def _shown(character: str) -> str:
 
 
 def _line(text: str) -> str:
-    """A line of text that roff takes for no request. Empty ones only stand in examples."""
+    """A line of text that roff does not parse as a request. Empty ones only occur in examples."""
     return rf"\&{text}" if text[:1] in (".", "'") else text
 
 

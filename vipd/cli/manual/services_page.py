@@ -27,7 +27,7 @@ INTRODUCTIONS = {
     "A check": "A type may stand alone: `check: tcp`. What is said of a key begins with the types that know "
     "it, if not all do.",
 }
-"""What stands above the keys of a mapping; one that is not here needs no introduction."""
+"""The text above the keys of a mapping; a mapping that is not listed needs none."""
 
 
 EXAMPLES = (
@@ -93,7 +93,7 @@ services:
     health_port: 30100""",
     ),
 )
-"""What each is about, and the declaration."""
+"""The subject of each example, and the declaration."""
 
 
 def services_page() -> Page:
@@ -168,7 +168,7 @@ def _keys() -> Iterator[Block]:
 
 
 def _key_text(key: Key) -> str:
-    # What has no default by its nature says so by being required, or needs no word.
+    # A key without default is required, or needs no explanation.
     return f"{key.meaning} Default: {key.default}." if key.default not in ("", "none") else key.meaning
 
 

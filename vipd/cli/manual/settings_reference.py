@@ -46,7 +46,7 @@ TYPES: Mapping[object, str] = {
     PERIOD: "a duration",
     PERCENT: "a share of 100%",
 }
-"""What a field of a type, or with a validator, takes. A new type needs a line here."""
+"""The values of a field of a type, or with a validator. A new type needs a line here."""
 
 
 class Setting(NamedTuple):
@@ -60,7 +60,8 @@ class Setting(NamedTuple):
 
 
 def settings() -> tuple[Setting, ...]:
-    """Every setting, in the model's order. Raises LookupError for one that the model says too little of."""
+    """Every setting, in the model's order. Raises LookupError for one with incomplete documentation in the
+    model."""
     return _described(Settings)
 
 
@@ -143,7 +144,7 @@ def _required(annotation: Any) -> object:
     if get_origin(annotation) in (Union, UnionType):
         (annotation,) = (each for each in get_args(annotation) if each is not type(None))
     metadata = getattr(annotation, "__metadata__", None)
-    # A list is annotated with how it is read from the environment; what it lists is what matters.
+    # The annotation of a list contains its parser for the environment; only the item type matters.
     return get_args(annotation)[0] if metadata and annotation not in TYPES else annotation
 
 

@@ -1,4 +1,4 @@
-"""The command line of `vipctl` as values, read from click's own objects: what is there is there for users."""
+"""The command line of `vipctl` as values, read from click's own objects, and thus always up to date."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vipd.cli.main import FAMILIES, cli
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a shell offers for a word: `source` as in `vipd.cli.argument_types`, "" for nothing."""
+    """A shell's suggestions for a word: `source` as in `vipd.cli.argument_types`, "" for none."""
 
     source: str = ""
     words: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument. `repeated` ones take all words that are left."""
+    """One argument. `repeated` ones take all remaining words."""
 
     metavar: str
     offer: Offer
@@ -44,7 +44,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb. `help` is its paragraphs; those that begin with a backspace are lines to be kept."""
+    """One verb. `help` is its paragraphs; those that begin with a backspace keep their line breaks."""
 
     name: str
     family: str
@@ -63,7 +63,7 @@ def verbs() -> tuple[Verb, ...]:
 
 
 def group_options() -> tuple[Option, ...]:
-    """The options that stand before a verb."""
+    """The options before a verb."""
     return _options(cli)
 
 
@@ -108,7 +108,7 @@ def _option(parameter: click.Parameter) -> Option:
 
 def _default(parameter: click.Option) -> str:
     """The default where it is one of a few words, or where click is to show it."""
-    # click 8.1 has None where nothing is set, later ones an object of their own.
+    # click 8.1 has None if nothing is set, later versions a special object.
     told = isinstance(parameter.type, click.Choice) or parameter.show_default
     return parameter.default if told and isinstance(parameter.default, str) else ""
 

@@ -166,9 +166,9 @@ def _option(option: Option, known: Sequence[str] = ()) -> Entry:
 
 
 def marked(text: str, metavars: Sequence[str]) -> str:
-    """Help text with markup: options, our own command lines, and the words that stand for something."""
+    """Help text with markup: options, vipd's own command lines, and placeholders."""
     parts = text.split("`")
-    for index in range(0, len(parts), 2):  # what is in backquotes already stays
+    for index in range(0, len(parts), 2):  # text in backquotes stays
         plain = _OURS.sub(r"`\1`", parts[index])
         parts[index] = _WORD.sub(lambda word: f"*{word[0]}*" if word[0] in metavars else word[0], plain)
     return "`".join(parts)

@@ -69,7 +69,7 @@ def _options() -> Iterator[Block]:
         value = _value(action)
         names = ", ".join(f"`{name}`" for name in action.option_strings)
         text = action.help or ""
-        # The help's own words for an entry end without a full stop, and begin with a small letter.
+        # The help texts of argparse end without a full stop, and begin with a small letter.
         yield entry(f"{names}{f' *{value}*' if value else ''}", f"{text[:1].upper()}{text[1:]}.")
 
 

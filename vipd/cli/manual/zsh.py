@@ -1,4 +1,4 @@
-"""The completion script for zsh, to be found on its `fpath` or sourced. Pure."""
+"""The completion script for zsh, for its `fpath` or to be sourced. Pure."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _option(option: Option) -> Iterator[str]:
 
 
 def _action(offer: Offer) -> str:
-    # A space before a function keeps _arguments from adding arguments of its own.
+    # A space before a function keeps _arguments from adding its own arguments.
     if offer.source == WORDS:
         return f"({' '.join(offer.words)})"
     plain = {"": " ", FILES: "_files", DIRECTORIES: "_files -/", SETTINGS: " __vipctl_settings"}
@@ -119,7 +119,7 @@ def _action(offer: Offer) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text within a specification, where colons and brackets mean something."""
+    """Text within a specification, where colons and brackets have a meaning."""
     return "".join(f"\\{character}" if character in "\\:[]" else character for character in text)
 
 

@@ -1,1 +1,2 @@
-"""The kernel's connection tracking table as part of the state: flows to what no longer serves end."""
+"""The kernel's connection tracking table as part of the state: ends flows to backends that no longer
+serve."""

@@ -1,7 +1,7 @@
-"""The destinations of the last run's flows, on disk: a restart ends flows to those that are gone.
+"""The destinations of the last run's flows, on disk: after a restart, flows to removed ones end.
 
-A service that is removed while vipd is down is missing from all that the next run is given, but its flows go
-on in the kernel. Only destinations are kept whose flows end with their backend: UDP, and `on_remove: reset`.
+A service that is removed while vipd is down is missing from the next run's input, but its flows continue
+in the kernel. Only destinations are kept whose flows end with their backend: UDP, and `on_remove: reset`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from vipd.model.service import Family, Protocol
 
 FILE_NAME = "flow-targets.json"
 MOST_BACKENDS = 500_000
-"""Of all destinations together; further destinations are left out. That is a file of about 15 MB."""
+"""For all destinations together; further ones are left out. That is a file of about 15 MB."""
 LARGEST_FILE = 64 << 20
-"""Bytes; a larger file is none of ours."""
+"""Bytes; a larger file is not vipd's."""
 
 log = logging.getLogger(__name__)
 
 
 class Left(NamedTuple):
-    """What the last process left behind at a destination."""
+    """State of a destination when the last process ended."""
 
     backends: frozenset[SocketAddress]
-    """Those that it had; none when their flows are known to have ended."""
+    """Its backends; none if its flows are known to have ended."""
     since: float | None = None
-    """When the rules without it were written, on the keeper's clock; None: it was in use."""
+    """When the rules without it were written, on the scheduler's clock; None: it was in use."""
 
 
 Former = dict[Destination, Left]
@@ -45,11 +45,11 @@ class Checkpoint:
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
         self._written = b""
-        """Digest of what is on disk."""
+        """Digest of the file's content."""
 
     def read(self) -> Former:
-        """What was written last, as the backends of each destination; nothing if there is no such file, or
-        none that can be read."""
+        """The backends of each destination in the file; nothing if the file is missing or
+        unreadable."""
         try:
             return dict(_destination(item) for item in json.loads(read_own(self._path, LARGEST_FILE)))
         except FileNotFoundError:
@@ -61,7 +61,7 @@ class Checkpoint:
     def write(
         self, targets: Mapping[Destination, Target], resets: Mapping[Destination, float | None] | None = None
     ) -> None:
-        """Replace the file, if it says anything else. `resets`: removed destinations whose clients get a
+        """Replace the file, if its content differs. `resets`: removed destinations whose clients get a
         reset, and since when. Raises OSError."""
         data = json.dumps(_content(targets, resets or {}), separators=(",", ":")).encode()
         digest = blake2b(data).digest()

@@ -1,7 +1,7 @@
 """Deletes the connection tracking entries of flows to backends and frontends that no longer serve.
 
-The work is done in a thread: reading and deleting wait for the kernel, and a large table keeps Python busy
-for a second. The event loop keeps running meanwhile.
+A thread does the work: reading and deleting wait for the kernel, and a large table keeps Python busy
+for a second. The event loop continues.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from vipd.dataplane.conntrack.netlink import Conntrack, open_socket
 from vipd.dataplane.conntrack.stale import Reason, Wanted, judge
 
 Connect = Callable[[], socket.socket]
-"""Opens a netlink socket in the network namespace that is meant. Raises ConntrackError."""
+"""Opens a netlink socket in the right network namespace. Raises ConntrackError."""
 
 MOST_DELETIONS = 100_000
-"""In one run. It bounds the memory, a few hundred bytes for each, and the time, some seconds."""
+"""In one run. It limits the memory, a few hundred bytes for each, and the time, some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What a run did."""
+    """The result of a run."""
 
     examined: int
-    """Entries looked at. Those that the kernel left out, as of no interest, do not count."""
+    """Entries examined, without those that the kernel filtered out."""
     deleted: Mapping[Reason, int]
     """Flows ended, for each reason that occurred."""
     seconds: float
     complete: bool = True
-    """False when there was more to delete than one run may: then another one is due."""
+    """False if there was more to delete than one run may: then another one is due."""
 
 
 async def clean(
     wanted: Wanted, connect: Connect = open_socket, most_deletions: int = MOST_DELETIONS
 ) -> Cleaned:
-    """End every flow that `judge` says must end. Raises ConntrackError; some may have been ended then.
+    """End every flow that `judge` selects. Raises ConntrackError; some may have been ended then.
 
-    `wanted`'s mapping may change meanwhile: each entry is judged by what it holds at that moment. A cancelled
-    call stops soon, but perhaps not at once.
+    `wanted`'s mapping may change during the call: each entry is judged by its content at that moment. A
+    cancelled call stops soon, but perhaps not at once.
     """
     queries, stop = wanted.queries(), threading.Event()
     if not queries:
@@ -84,7 +84,7 @@ def _clean(run: _Run, queries: tuple[Query, ...]) -> Cleaned:
 
 
 def _find(run: _Run, query: Query, most: int) -> tuple[dict[bytes, tuple[Entry, Reason]], int]:
-    """Stale entries by their identity, at most so many; and how many were looked at."""
+    """Stale entries by their identity, up to `most`; and the number of examined entries."""
     stale, seen = dict[bytes, tuple[Entry, Reason]](), 0
     with Conntrack(run.connect()) as table:
         for chunk in table.dump(query):

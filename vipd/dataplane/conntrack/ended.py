@@ -1,7 +1,7 @@
-"""Flows that have ended, read from the kernel's message about each entry that it deletes. Pure.
+"""Parses ended flows from the kernel's message about each entry that it deletes. Pure.
 
-A message of an end is one entry. Hosts may end ten thousand flows a second, so the kernel is given a filter,
-and the layout that it uses for flows in no zone is read at one go.
+A message contains one entry. Hosts may end ten thousand flows a second, so the kernel gets a filter,
+and the layout that it uses for flows in no zone is read in one step.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ DESTINATION_TRANSLATED = 1 << 5
 """IPS_DST_NAT: bit of an entry's status."""
 
 _Instruction = tuple[int, int, int, int]
-"""Code, how many to leap over if so and if not, number."""
+"""Code, how many instructions to skip if true and if false, number."""
 
 
 class Way(NamedTuple):
-    """What all flows from a service's frontend to one of its backends have in common."""
+    """The common part of all flows from a service's frontend to one of its backends."""
 
     family: Family
     protocol: Protocol
     destination: SocketAddress
-    """Where the client sends to, before translation."""
+    """Destination of the client's packets, before translation."""
     backend: SocketAddress
 
     @classmethod
@@ -85,7 +85,7 @@ def ended_flow(message: bytes) -> Ended | None:
 
 def kernel_filter() -> bytes:
     """A classic BPF program for a socket: passes flows whose destination was translated and whose traffic was
-    counted. Others cost whoever listens nothing."""
+    counted. Others cost the listener nothing."""
 
     def find(kind: int) -> tuple[_Instruction, ...]:
         return (_LOAD, 0, 0, ATTRIBUTES), (_LOAD_X, 0, 0, kind), (_FIND, 0, 0, _NLATTR)
@@ -105,8 +105,8 @@ def kernel_filter() -> bytes:
 
 
 class _Layout:
-    """How the kernel lays out a message about a flow with ports in no zone: its ends, its id and status, in
-    newer kernels its timeout, its counters. Others are left to `parse`, which takes several times as long.
+    """The kernel's layout of a message about a flow with ports in no zone: its ends, its id and status, in
+    newer kernels its timeout, its counters. `parse` reads other layouts, and takes several times as long.
     """
 
     def __init__(self, family: Family) -> None:
@@ -161,4 +161,4 @@ _INSTRUCTION = struct.Struct("=HBBI")
 _LOAD, _LOAD_X, _FIND, _LOAD_WORD_AT_X, _A_TO_X = 0x00, 0x01, 0x30, 0x40, 0x07
 _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x15, 0x45, 0x06
 _NLATTR = 0xFFFFF000 + 12
-"""SKF_AD_NLATTR: where the attribute is whose type is in X, from the place in A on; 0: nowhere."""
+"""SKF_AD_NLATTR: offset of the attribute whose type is in X, starting from A; 0: none."""

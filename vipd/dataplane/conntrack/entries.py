@@ -1,4 +1,4 @@
-"""One entry of the connection tracking table, read from the kernel's message. Pure.
+"""Parses one entry of the connection tracking table from the kernel's message. Pure.
 
 Source: the kernel's uAPI header linux/netfilter/nfnetlink_conntrack.h. Attribute headers are in the byte
 order of the machine, values in network order.
@@ -32,7 +32,7 @@ SocketAddress = tuple[str, int]
 SEEN_REPLY = 1 << 1
 """Bit of an entry's status: packets went both ways."""
 TCP_SYN_SENT = 1
-"""TCP state: the client asked for a connection and nobody answered yet."""
+"""TCP state: the client requested a connection, and no answer has arrived yet."""
 TCP_TIME_WAIT, TCP_CLOSE = 7, 8
 """TCP states: both sides have closed; the connection was reset."""
 
@@ -51,7 +51,7 @@ PROTOCOLS = {number: protocol for protocol, number in PROTOCOL_NUMBERS.items()}
 
 
 class Traffic(NamedTuple):
-    """What has passed in a flow: `in` from the client, `out` to it."""
+    """Traffic of a flow: `in` from the client, `out` to it."""
 
     packets_in: int
     bytes_in: int
@@ -60,38 +60,38 @@ class Traffic(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A tracked flow. `reply_source` is where answers come from: the backend, if the flow was translated."""
+    """A tracked flow. `reply_source` is the source of answers: the backend, if the flow was translated."""
 
     family: Family
     protocol: Protocol
     source: SocketAddress
     destination: SocketAddress
-    """Where the client sends to, before translation."""
+    """Destination of the client's packets, before translation."""
     reply_source: SocketAddress
     reply_destination: SocketAddress
-    """Where answers go to: this host, if the flow was masqueraded."""
+    """Destination of answers: this host, if the flow was masqueraded."""
     status: int
     """The kernel's IPS_ bits."""
     tcp_state: int
     """The kernel's TCP state, 0 for other protocols."""
     timeout: int
-    """Seconds until it is forgotten, if no packet comes."""
+    """Seconds until it expires, if no packet arrives."""
     mark: int
     identity: bytes
     """Attributes that name exactly this entry, also against a younger one between the same ends."""
     traffic: Traffic | None = None
-    """None where the kernel did not count when the flow began (nf_conntrack_acct)."""
+    """None if the kernel did not count when the flow began (nf_conntrack_acct)."""
     began: int | None = None
-    """Nanoseconds since 1970; None where the kernel did not note it (nf_conntrack_timestamp)."""
+    """Nanoseconds since 1970; None if the kernel did not record it (nf_conntrack_timestamp)."""
 
     @property
     def replied(self) -> bool:
-        """Whether packets went both ways."""
+        """Whether packets passed in both directions."""
         return bool(self.status & SEEN_REPLY)
 
     @property
     def translated(self) -> bool:
-        """Whether somebody other than the original destination answers."""
+        """Whether a host other than the original destination answers."""
         return self.reply_source != self.destination
 
 
@@ -104,7 +104,7 @@ class _Ends(NamedTuple):
 
 
 def parse(message: bytes) -> Entry | None:
-    """The entry in a message with its heads; None for a protocol without balanced ports, such as ICMP.
+    """The entry in a message with its headers; None for a protocol without balanced ports, such as ICMP.
 
     Raises MalformedMessageError.
     """
@@ -138,9 +138,9 @@ def parse(message: bytes) -> Entry | None:
 
 
 class _Layout:
-    """How the kernel lays out the ends of a flow with ports in no zone: read at one go, and checked.
+    """The kernel's layout of the ends of a flow with ports in no zone: read in one step, and checked.
 
-    Walking through the attributes gives the same; this takes a fifth of the time.
+    Walking through the attributes has the same result; this takes a fifth of the time.
     """
 
     def __init__(self, family: Family) -> None:
@@ -167,7 +167,7 @@ _LAYOUTS = {family: _Layout(family) for family in Family}
 
 
 def _leading_ends(message: bytes, position: int, family: Family, outer: int) -> tuple[_Ends, int]:
-    """The ends that an entry's message has first, and where they end. The kernel keeps to this order."""
+    """The ends at the start of an entry's message, and where they end. The kernel keeps this order."""
     layout = _LAYOUTS[family]
     if position + layout.struct.size <= len(message):
         h0, h1, h2, src, h3, dst, h4, h5, number, h6, sport, h7, dport = layout.struct.unpack_from(
@@ -208,7 +208,7 @@ def _traffic(rest: Mapping[int, bytes]) -> Traffic:
 
 
 def _numbers(value: bytes) -> dict[int, int]:
-    """The 64-bit values in an attribute that holds attributes, by their type."""
+    """The 64-bit values in a nested attribute, by their type."""
     return {kind: unsigned(number) for kind, number in walk(value) if len(number) == 8}
 
 

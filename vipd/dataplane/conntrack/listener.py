@@ -1,4 +1,4 @@
-"""Receives the ends of flows. Nothing here waits, but very many keep Python busy: read in a thread."""
+"""Receives the ends of flows. Nothing here blocks, but very many keep Python busy: read in a thread."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class EndedFlows:
         self._overruns = self._garbled = 0
 
     def fileno(self) -> int:
-        """To wait for something to read."""
+        """The descriptor to wait on."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Hear no more; safe to call twice."""
+        """Stop listening; safe to call twice."""
         self._socket.close()
 
     def read(self, most: int) -> list[Ended]:
-        """Those that wait to be read; at most so many messages are. Raises ConntrackError."""
+        """The waiting ends, from at most `most` messages. Raises ConntrackError."""
         found: list[Ended] = []
         receive, append = self._socket.recv, found.append
         for _ in range(most):
@@ -58,8 +58,8 @@ class EndedFlows:
 
     @property
     def lost(self) -> int:
-        """How many ends found no room, or were not understood. Where the kernel does not count the former:
-        how often it happened."""
+        """Number of ends that were lost for lack of space, or not understood. If the kernel does not count
+        the former: how often it happened."""
         drops = self._overruns
         with contextlib.suppress(OSError, struct.error):
             told = self._socket.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)

@@ -1,4 +1,4 @@
-"""How many flows a backend still has."""
+"""Counts the remaining flows of a backend."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ async def live_flows(
     host_addresses: Collection[str],
     connect: Connect = open_socket,
 ) -> int:
-    """How many tracked flows through these forwardings lead to one of the backends and have not ended.
+    """Number of tracked flows through these forwardings that lead to one of the backends and have not ended.
 
-    UDP flows count until the kernel forgets them. Raises ConntrackError.
+    UDP flows count until they expire in the kernel. Raises ConntrackError.
     """
     wanted = wanted_from(forwardings, host_addresses)
     parts = {(destination.family, destination.protocol) for destination in wanted.targets}
@@ -37,7 +37,7 @@ async def live_flows(
         found = set[bytes]()
         for query in (Query(*part) for part in sorted(parts)):
             with Conntrack(connect()) as table:
-                # By identity: an entry may come twice.
+                # By identity: an entry may appear twice.
                 found.update(e.identity for chunk in table.dump(query) for e in chunk if counts(e))
         return len(found)
 

@@ -33,23 +33,23 @@ _FILTER_BY_PROTOCOL = 1 << 3
 class Query:
     """Which entries to read.
 
-    The kernel leaves out the others where it can: protocols since Linux 5.8, replied ones since 5.15. An
-    older one sends them all, so whoever reads must look again.
+    The kernel filters by protocol since Linux 5.8, by replies since 5.15. An older one sends
+    all entries, so the reader must filter again.
     """
 
     family: Family
     protocol: Protocol | None = None
     unreplied: bool = False
-    """Only those that were never answered."""
+    """Only entries that were never answered."""
 
     def fits(self, entry: Entry) -> bool:
-        """Whether an entry is one of those meant."""
+        """Whether an entry matches."""
         wrong_protocol = self.protocol is not None and entry.protocol is not self.protocol
         return not wrong_protocol and not (self.unreplied and entry.replied)
 
 
 def dump_request(query: Query, sequence: int) -> bytes:
-    """Asks for all entries of a query."""
+    """Requests all entries of a query."""
     body = b""
     if query.protocol:
         number = attribute(entries.CTA_PROTO_NUM, bytes([entries.PROTOCOL_NUMBERS[query.protocol]]))
@@ -62,9 +62,9 @@ def dump_request(query: Query, sequence: int) -> bytes:
 
 
 def delete_request(entry: Entry, sequence: int) -> bytes:
-    """Asks for the end of exactly this entry. Raises ValueError when it does not say which one that is.
+    """Requests the deletion of exactly this entry. Raises ValueError if the entry is not fully identified.
 
-    To the kernel a request without a flow's ends means the whole table.
+    For the kernel a request without a flow's ends means the whole table.
     """
     if not {entries.CTA_TUPLE_ORIG, entries.CTA_ID} <= attributes(entry.identity).keys():
         raise ValueError("a deletion must name the ends of a flow and its id")

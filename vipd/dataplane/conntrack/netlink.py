@@ -20,13 +20,13 @@ SOL_NETLINK, NETLINK_CAP_ACK = 270, 10
 SILENCE_SECONDS = 10.0
 """The kernel answers at once; this is for one that never does."""
 ATTEMPTS = 4
-"""How often a reading that was disturbed, or a deletion whose answers were lost, is begun."""
+"""How often a disturbed reading, or a deletion whose answers were lost, is started."""
 BATCH = 128
 """Deletions for each send: their answers fit into a socket's receive buffer of default size."""
 
 _HARMLESS = (0, errno.ENOENT, errno.EBUSY)
 """Answers to a deletion that are no error: it was done; the entry is gone, or has a successor; the flow was
-handed to a flow table or to hardware, and the kernel keeps such entries."""
+moved to a flow table or to hardware, and the kernel keeps such entries."""
 _HINTS = {
     errno.EPERM: "connection tracking needs CAP_NET_ADMIN in this network namespace",
     errno.EACCES: "connection tracking needs CAP_NET_ADMIN in this network namespace",
@@ -36,7 +36,8 @@ _HINTS = {
 
 
 class ConntrackError(RuntimeError):
-    """The table could not be read or changed: what was tried, why not, and what to do. Worth another try."""
+    """The table could not be read or changed: the operation, the reason, and a remedy. A retry may
+    succeed."""
 
     def __init__(self, what: str, why: str, hint: str = "") -> None:
         super().__init__(f"{what}: {why}" + (f"; hint: {hint}" if hint else ""))
@@ -44,7 +45,7 @@ class ConntrackError(RuntimeError):
 
     @classmethod
     def of(cls, what: str, error: OSError) -> ConntrackError:
-        """From the error that the kernel gave."""
+        """From the kernel's error."""
         number = error.errno or 0
         return cls(what, error.strerror or os.strerror(number), _HINTS.get(number, ""))
 
@@ -78,7 +79,7 @@ class Conntrack:
         self._socket = connected
         self._socket.settimeout(SILENCE_SECONDS)
         with contextlib.suppress(OSError):
-            # Without it, before Linux 4.3, every answer repeats its request: longer, but the same.
+            # Without it, before Linux 4.3, every answer repeats its request: longer, but equivalent.
             self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         self._sequence = 0
 
@@ -95,10 +96,10 @@ class Conntrack:
         self._socket.close()
 
     def dump(self, query: Query) -> Iterator[list[Entry]]:
-        """The entries of a query, as many at a time as the kernel sends at once: some hundred.
+        """The entries of a query, in batches as the kernel sends them: some hundred.
 
-        An entry may come twice: when the kernel lost its place, the reading begins again. One that is made
-        or ends meanwhile may come or not.
+        An entry may appear twice: if the kernel loses its position, the reading restarts. An entry that is
+        added or deleted meanwhile may or may not appear.
         """
         for _ in range(ATTEMPTS):
             if (yield from self._dump_once(query)):
@@ -108,7 +109,7 @@ class Conntrack:
         )
 
     def delete(self, found: Sequence[Entry]) -> int:
-        """End these entries; how many still were there. Others between the same ends are left alone."""
+        """Delete these entries; returns how many still existed. Others between the same ends stay."""
         return sum(self._delete_batch(found[at : at + BATCH]) for at in range(0, len(found), BATCH))
 
     def _dump_once(self, query: Query) -> Generator[list[Entry], None, bool]:
@@ -138,8 +139,8 @@ class Conntrack:
         raise ConntrackError(what, f"the kernel's answers were lost {ATTEMPTS} times")
 
     def _deleted(self, waiting: dict[int, bytes]) -> int:
-        """Reads the answers to deletions until all are there or some are lost; returns how many entries were
-        deleted. Takes what is answered out of `waiting`."""
+        """Reads the answers to deletions until all have arrived or some are lost; returns the number of
+        deleted entries. Removes answered requests from `waiting`."""
         deleted = 0
         while waiting:
             try:
@@ -162,6 +163,6 @@ class Conntrack:
 
 
 def _entries(datagram: bytes, answers: Sequence[tuple[int, int, int]], query: Query) -> list[Entry]:
-    """The entries that were asked for. Raises MalformedMessageError."""
+    """The requested entries. Raises MalformedMessageError."""
     parsed = [parse(datagram[start:end]) for kind, start, end in answers if kind == NEW]
     return [entry for entry in parsed if entry is not None and query.fits(entry)]

@@ -1,4 +1,4 @@
-"""Schedules what has to be deleted from the connection tracking table."""
+"""Schedules deletions from the connection tracking table."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from vipd.model.service import Protocol
 INTERVAL_SECONDS = 60.0
 """Between runs without a change."""
 REMEMBERED_SECONDS = 60.0
-"""How long flows to a removed frontend are looked for, counted from when the rules without it were written.
-New ones cannot come up then; this is for packets under way, and for a run that missed an entry."""
+"""How long flows to a removed frontend are searched for, counted from the write of the rules without it.
+No new ones can begin then; this covers packets in transit, and a run that missed an entry."""
 
 RESET_SECONDS = 600.0
 """How long packets of TCP flows to a removed frontend get a reset, counted from the same moment."""
 MOST_RESETS = 10_000
-"""Removed frontends for which that is done; beyond, those removed first are let go of."""
+"""Maximum number of removed frontends with resets; beyond it the earliest removed ones are dropped."""
 
 MOST_REMOVED = 50_000
-"""Destinations that are gone and whose flows are still to be ended. Only while runs fail there may be more;
-the flows of the oldest are left to end by themselves then."""
+"""Removed destinations whose flows must still be ended. There may be more only while runs fail;
+then the flows of the oldest are left to end by themselves."""
 MOST_FORMER = 10_000
 """Backends that a destination had since the last good run."""
 
@@ -60,18 +60,18 @@ class ConntrackScheduler(Observer):
         target_of: TargetOf = default_target,
         checkpoint: Checkpoint | None = None,
     ) -> None:
-        """`clock` gives seconds that never go back; `interval` is in seconds. What was led where is kept in
-        the `checkpoint`, for the next process; None: nowhere."""
+        """`clock` returns monotonic seconds; `interval` is in seconds. The `checkpoint` keeps the
+        destinations and their backends for the next process; None: no checkpoint."""
         self._clock, self._interval = clock, interval
         self._connect, self._target_of = connect, target_of
         self._checkpoint, self._restored = checkpoint, False
         self._saved = False
-        """The checkpoint has every destination whose flows may have to end."""
+        """The checkpoint contains every destination whose flows may have to end."""
         self._places: dict[ForwardingKey, list[Destination]] = {}
         self._owners: dict[Destination, ForwardingKey] = {}
         self._targets: dict[Destination, Target] = {}
         self._kinds: Counter[Kind] = Counter()
-        """In how many targets' parts of the table flows may have to end."""
+        """Number of targets by the part of the table in which their flows may have to end."""
         self._former: dict[Destination, frozenset[SocketAddress]] = {}
         """Backends that a destination had since the last good run."""
         self._removed: dict[Destination, float | None] = {}
@@ -85,12 +85,12 @@ class ConntrackScheduler(Observer):
 
     @property
     def wanted(self) -> Wanted:
-        """What flows are judged by. Its mapping follows later updates."""
+        """The input for judging flows. Later updates change its mapping."""
         return Wanted(self._targets, self._host_addresses, tuple(self._kinds))
 
     def resets(self) -> tuple[Destination, ...]:
-        """TCP frontends that are gone and whose service had `on_remove: reset`. Their flows have been ended
-        here, and without a rule nobody answers the client that goes on sending."""
+        """Removed TCP frontends of services with `on_remove: reset`. Their flows have been ended here, and
+        without a rule a client that continues to send gets no answer."""
         return tuple(self._resets)
 
     @property
@@ -99,7 +99,7 @@ class ConntrackScheduler(Observer):
         return self._applied and (self._changed or self._clock() >= self._next_run)
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Take new forwardings, and None for those that are gone: what the dataplane's `update` takes."""
+        """Add new forwardings, and remove those that are None: the same input as the dataplane's `update`."""
         if not changes:
             return
         self._applied = False
@@ -121,19 +121,19 @@ class ConntrackScheduler(Observer):
             self._host_addresses, self._applied = addresses, False
 
     async def load(self) -> None:
-        """Read the checkpoint. Called before the first update, so that no rule of an earlier process that
-        answers its clients is missing for a moment. A failure is left to `clean`, which reads it again."""
+        """Read the checkpoint. Called before the first update, so that rules of an earlier process that
+        answer its clients are never missing. On a failure `clean` reads it again."""
         with contextlib.suppress(Exception):
             await self._read_checkpoint()
 
     def _restore(self, former: Former) -> None:
-        """Clean after what an earlier process has written, unless it is in use."""
+        """Schedule the cleaning of an earlier process's destinations, except those in use."""
         now = self._clock()
         since = now if self._applied else None
         for place, left in former.items():
             if place in self._targets:
                 continue
-            # Of a moment that is still to come: the machine was started since.
+            # A time in the future: the machine was restarted since.
             if place.protocol is Protocol.TCP and (left.since is None or now - left.since >= 0):
                 self._reset(place, since if left.since is None else left.since)
             if left.backends:
@@ -142,9 +142,9 @@ class ConntrackScheduler(Observer):
         self._expire_resets(now)
 
     def applied(self, wrote: bool) -> None:
-        """The kernel's rules are as the updates say. Call it after every good step.
+        """The kernel's rules match the updates. Call it after every successful step.
 
-        `wrote`: rules had to be written. If they were missing, flows that began meanwhile are not translated.
+        `wrote`: rules had to be written. If they were missing, flows from that time are not translated.
         """
         if self._applied and not wrote:
             return
@@ -157,7 +157,7 @@ class ConntrackScheduler(Observer):
             self._resets[place] = now if since is None else since
 
     async def clean(self) -> Cleaned:
-        """End what must end. Raises ConntrackError, and is due again then, as after being cancelled."""
+        """End flows that must end. Raises ConntrackError, and is then due again, as after a cancellation."""
         await self._read_checkpoint()
         began, self._changed = self._clock(), False
         try:
@@ -172,8 +172,8 @@ class ConntrackScheduler(Observer):
         return cleaned
 
     async def save(self) -> None:
-        """Write to the checkpoint what is so now, if that is new and the checkpoint has been read. Raises
-        OSError; that is no reason not to clean."""
+        """Write the current state to the checkpoint, if it changed and the checkpoint has been read. Raises
+        OSError; that does not prevent cleaning."""
         if self._checkpoint is None or self._saved or not self._restored:
             return
         self._saved = True
@@ -184,7 +184,7 @@ class ConntrackScheduler(Observer):
             raise
 
     async def _read_checkpoint(self) -> None:
-        """Learn from what the last process wrote, once."""
+        """Load the state of the last process, once."""
         if self._checkpoint is not None and not self._restored:
             former = await asyncio.to_thread(self._checkpoint.read)
             if not self._restored:
@@ -227,7 +227,7 @@ class ConntrackScheduler(Observer):
             self._saved = False
 
     def _judge_by(self, place: Destination, target: Target | None) -> None:
-        """Flows to a destination are judged by this from now on; None: they are not vipd's any more."""
+        """Set the target for flows to a destination; None: they no longer belong to vipd."""
         before = self._targets.get(place)
         self._saved = self._saved and before == target
         if before is not None and (kind := kind_of(place, before)):
@@ -246,11 +246,11 @@ class ConntrackScheduler(Observer):
         if before is not None:
             known = self._former.get(place, frozenset())
             last = before.serving | (before.former or frozenset())
-            # What came before is let go of where no run has been good for so long.
+            # The older ones are dropped if no run has succeeded for that long.
             self._former[place] = last if len(known | last) > MOST_FORMER else known | last
 
     def _forget(self, began: float) -> None:
-        """Let go of what a good run, begun then, has made needless to know."""
+        """Drop what a successful run, begun then, has made unnecessary."""
         if self._applied and not self._changed:
             self._former = {place: self._former[place] for place in self._removed}
         self._expire_resets(began)

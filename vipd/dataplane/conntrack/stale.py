@@ -1,7 +1,7 @@
-"""Which tracked flows are stale, because their backend or frontend no longer serves. Pure.
+"""Decides which tracked flows are stale, because their backend or frontend no longer serves. Pure.
 
-A translation is decided by a flow's first packet and kept for all others, whatever the rules say later. So a
-flow to a backend that is gone, or one that began before there were rules, never heals while its client keeps
+The first packet of a flow decides its translation for all others, whatever the rules are later. So a
+flow to a removed backend, or one that began before the rules, never recovers while its client keeps
 sending from the same port (contract 3.3).
 """
 
@@ -24,11 +24,11 @@ class Reason(StrEnum):
     BACKEND_GONE = "backend gone"
     """It was translated to a backend that does not serve its frontend any more."""
     UNTRANSLATED = "made before the rules"
-    """It leads to the frontend itself, where nobody answers."""
+    """It leads to the frontend itself, where no process answers."""
 
 
 class Destination(NamedTuple):
-    """Where clients send to. With an empty address: a port of this host itself, a node port."""
+    """Destination of client packets. With an empty address: a port of this host itself, a node port."""
 
     family: Family
     protocol: Protocol
@@ -38,15 +38,15 @@ class Destination(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What flows to one destination may lead to."""
+    """Backends that flows to one destination may lead to."""
 
     serving: frozenset[SocketAddress]
     """Backends that may keep flows, whether or not they take new ones."""
     ends_flows: bool
-    """Flows to other backends are ended. Always so for UDP; else the service must want it."""
+    """Flows to other backends are ended. Always true for UDP; else the service must declare it."""
     former: frozenset[SocketAddress] | None = None
-    """For a destination that is no frontend any more: the backends that it had. Flows to anything else are
-    then somebody else's. None while it is a frontend."""
+    """For a destination that is no longer a frontend: the backends that it had. Flows to anything else then
+    belong to others. None while it is a frontend."""
 
 
 class Kind(NamedTuple):
@@ -55,11 +55,11 @@ class Kind(NamedTuple):
     family: Family
     protocol: Protocol
     whole: bool
-    """Not only its unanswered flows."""
+    """Whether it includes answered flows."""
 
 
 TargetOf = Callable[[Forwarding], Target]
-"""How a forwarding's flows are judged."""
+"""Returns the target for a forwarding's flows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ class Wanted:
     host_addresses: frozenset[str] = frozenset()
     """Canonical text. Node ports are vipd's at these."""
     kinds: Collection[Kind] | None = field(default=None, compare=False)
-    """The parts of the table that the targets are in, where they are known; None: they can be found out."""
+    """The parts of the table that the targets are in, if known; None: they are computed."""
 
     def target(self, entry: Entry) -> Target | None:
-        """What an entry may lead to; None when it is none of vipd's."""
+        """The target of an entry; None if the entry is not vipd's."""
         address, port = entry.destination
         target = self.targets.get(Destination(entry.family, entry.protocol, address, port))
         if target is None and address in self.host_addresses:
@@ -81,9 +81,9 @@ class Wanted:
         return target
 
     def queries(self) -> tuple[Query, ...]:
-        """The parts of the table that can hold anything to judge; none if nothing can.
+        """The parts of the table that can contain anything to judge; none if nothing can.
 
-        Where established flows are left alone, only unanswered ones have to be read.
+        If established flows are left alone, only unanswered ones must be read.
         """
         kinds = self.kinds
         if kinds is None:
@@ -103,7 +103,7 @@ def kind_of(destination: Destination, target: Target) -> Kind | None:
 
 
 def judge(entry: Entry, wanted: Wanted) -> Reason | None:
-    """Why an entry must end; None when it is to be left alone."""
+    """Why an entry must end; None if it must stay."""
     target = wanted.target(entry)
     if target is None or entry.reply_source in target.serving:
         return None
@@ -115,7 +115,7 @@ def judge(entry: Entry, wanted: Wanted) -> Reason | None:
 
 def default_target(forwarding: Forwarding) -> Target:
     """Every known backend that is not down keeps its flows, also without new ones. UDP flows to others are
-    ended, TCP and SCTP flows where the service says so."""
+    ended, TCP and SCTP flows if the service declares it."""
     known = (*forwarding.reachable(), *forwarding.resting)
     return Target(
         frozenset((endpoint.address, endpoint.port) for endpoint in known),
@@ -124,7 +124,7 @@ def default_target(forwarding: Forwarding) -> Target:
 
 
 def destinations(forwarding: Forwarding) -> list[Destination]:
-    """Where the clients of a forwarding send to."""
+    """The destinations of a forwarding's clients."""
     key = forwarding.key
     external = (each.address for each in forwarding.external_addresses)
     found = [
@@ -139,7 +139,7 @@ def destinations(forwarding: Forwarding) -> list[Destination]:
 def wanted_from(
     forwardings: Iterable[Forwarding], host_addresses: Iterable[str], target_of: TargetOf = default_target
 ) -> Wanted:
-    """What these forwardings mean on a host with these addresses, with no memory of earlier ones."""
+    """The targets of these forwardings on a host with these addresses, without memory of earlier ones."""
     targets = dict[Destination, Target]()
     for forwarding in forwardings:
         targets.update(dict.fromkeys(destinations(forwarding), target_of(forwarding)))
@@ -147,7 +147,7 @@ def wanted_from(
 
 
 def _lost(entry: Entry, target: Target) -> bool:
-    """Whether an untranslated flow is a client in front of nobody, not something that works without vipd."""
+    """Whether an untranslated flow has no answer, rather than one that works without vipd."""
     if entry.replied:
         return False
     if entry.protocol is Protocol.TCP:

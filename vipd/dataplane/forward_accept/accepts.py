@@ -1,7 +1,7 @@
-"""vipd's accept in chains of others at the hook forward, as values: where it is needed, and its rules. Pure.
+"""vipd's accept rules in foreign chains at the hook forward, as values: where, and which rules. Pure.
 
-A packet that is forwarded passes every chain of that hook, and is dropped when one of them drops it, whatever
-the others accept. So the accept stands in each chain that would drop flows that vipd translated.
+A forwarded packet passes every chain of that hook, and is dropped if one of them drops it, whatever
+the others accept. So the accept is in each chain that would drop flows that vipd translated.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Place:
 
     @property
     def ours_to_write(self) -> bool:
-        """Whether vipd's accept has a place there. In other tables of iptables than filter it is not written:
-        nobody else has rules there that accept."""
+        """Whether vipd may write its accept there. It does not in tables of iptables other than filter:
+        other programs do not accept there either."""
         return not self.variant or self.table == "filter"
 
     @property
@@ -73,7 +73,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One such chain as it is."""
+    """Current state of one such chain."""
 
     place: Place
     drops: bool
@@ -83,7 +83,7 @@ class Found:
     present: bool = False
     """Something of vipd's is there."""
     writing: str = ""
-    """The input for `place.program` that writes vipd's rules in place of what is there of them."""
+    """Input for `place.program` that replaces vipd's rules there."""
     removing: str = ""
     """The input that deletes them."""
     obstacle: str = ""
@@ -104,7 +104,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class AcceptPlan:
-    """Steps to do. False when the kernel is as wanted."""
+    """Steps to run. False when the kernel is as wanted."""
 
     steps: tuple[Step, ...] = ()
 
@@ -117,16 +117,16 @@ class AcceptPlan:
 
 @dataclass(frozen=True, slots=True)
 class AcceptOptions:
-    """What shapes the rules."""
+    """Everything that shapes the rules."""
 
     prefix: str
     mark: int
     flow_mark: int
     kube_proxy: bool = False
-    """Accept what kube-proxy accepts, too: flows that its exact rules have translated bear no mark."""
+    """Accept what kube-proxy accepts, too: flows translated by its exact rules have no mark."""
 
     def native(self) -> tuple[str, ...]:
-        """The rules as nft takes them."""
+        """The rules in nft syntax."""
         flow, mark, said = self.flow_mark, self.mark, f'accept comment "{self.comment}"'
         ours = f"ct mark & {flow:#x} == {flow:#x} ct status dnat {said}"
         if not self.kube_proxy:
@@ -135,7 +135,7 @@ class AcceptOptions:
 
     @property
     def comment(self) -> str:
-        """By this the rules of a prefix are known in tables of others."""
+        """Identifies the rules of a prefix in foreign tables."""
         return f"{comment_start(self.prefix)}vipd translated flows"
 
     def of_iptables(self, family: Family) -> tuple[Rules, str]:
@@ -146,13 +146,13 @@ class AcceptOptions:
 
 
 def comment_start(prefix: str) -> str:
-    """How the comments of a prefix begin."""
+    """The start of the comments of a prefix."""
     return f"{prefix}-FORWARD: "
 
 
 def make_plan(found: Collection[Found], families: Collection[Family]) -> tuple[AcceptPlan, tuple[str, ...]]:
-    """What has to be written and deleted so that translated flows of these families pass; and what stands in
-    the way of it."""
+    """The changes that let translated flows of these families pass, and the obstacles to
+    them."""
     steps, problems = [], []
     for each in found:
         wanted = each.drops and each.place.serves(families)
@@ -166,10 +166,10 @@ def make_plan(found: Collection[Found], families: Collection[Family]) -> tuple[A
 
 
 def found_in_iptables(place: Place, listed: str, own: Rules | None, options: AcceptOptions) -> Found:
-    """FORWARD of an iptables variant, from what its `-S FORWARD` prints and the rules of our own chain (None:
+    """FORWARD of an iptables variant, from the output of `-S FORWARD` and the rules of vipd's chain (None:
     there is none).
 
-    Any rule of others counts as one that may drop: so vipd's flows pass first, as they do with vipd's
+    Any foreign rule counts as one that may drop: so vipd's flows pass first, as with vipd's
     iptables dataplane, and changing the dataplane changes nothing for them.
     """
     names = Names(options.prefix)
@@ -193,8 +193,8 @@ def found_in_iptables(place: Place, listed: str, own: Rules | None, options: Acc
 
 
 def found_in_other_table(place: Place, listed: str) -> Found:
-    """FORWARD of iptables' table mangle or security, from what its `-S FORWARD` prints. It counts as one that
-    drops only where no rule can accept a flow that vipd translated: by a chain of somebody else it may be."""
+    """FORWARD of iptables' table mangle or security, from the output of `-S FORWARD`. It counts as dropping
+    only if no rule can accept a flow that vipd translated: a chain of another program may."""
     rules = [rule for rule in listed_rules(listed, FORWARD) if "RELATED,ESTABLISHED" not in rule]
     drops = listed_policy(listed, FORWARD) == "DROP" and all(target_of(rule) in _NO_ACCEPTS for rule in rules)
     written = f"{place.program} -t {place.table} -I {FORWARD} {_ACCEPT_TRANSLATED}"

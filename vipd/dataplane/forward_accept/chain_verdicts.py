@@ -1,4 +1,4 @@
-"""What an nft chain of the forward hook does to the flows that vipd translated. Pure."""
+"""The effect of an nft chain of the forward hook on the flows that vipd translated. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ESTABLISHED = {"established", "related"}
 
 
 class ForwardVerdict(Enum):
-    """What rules do to a new flow that vipd translated."""
+    """The effect of rules on a new flow that vipd translated."""
 
     PASSES = "passes"
     MAYBE = "maybe"
-    """Some rule accepts, under a condition that may hold or not."""
+    """Some rule accepts, under a condition that may be true or false."""
     BLOCKED = "blocked"
     GOES_ON = "goes on"
-    """They say nothing: what follows decides."""
+    """They do not decide: later rules do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class NftForward:
         return self.family in ("inet", "ip" if family is Family.IPV4 else "ip6")
 
     def forward_verdict(self, flow_mark: int) -> ForwardVerdict:
-        """What it does to a new flow that vipd translated and marked so, as far as is known."""
+        """Its effect on a new flow that vipd translated and marked, as far as is known."""
         found = self._walk(self.name, flow_mark, frozenset())
         if found in (ForwardVerdict.PASSES, ForwardVerdict.BLOCKED) or self.policy != "drop":
             return ForwardVerdict.PASSES if found in (ForwardVerdict.GOES_ON, ForwardVerdict.MAYBE) else found
@@ -93,7 +93,7 @@ def _verdict(statements: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def _holds_for_translated(statement: Mapping[str, Any], flow_mark: int) -> bool:
-    """Whether a condition holds for every flow that vipd translated: by its status, or vipd's mark."""
+    """Whether a condition is true for every flow that vipd translated: by its status, or vipd's mark."""
     match = _match(statement)
     left, right = match.get("left"), match.get("right")
     if left == {"ct": {"key": "status"}}:
@@ -103,7 +103,8 @@ def _holds_for_translated(statement: Mapping[str, Any], flow_mark: int) -> bool:
 
 
 def _for_answers_only(matches: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a rule is for established flows, or for the loopback device: no new forwarded flow meets it."""
+    """Whether a rule is for established flows, or for the loopback device: no new forwarded flow matches
+    it."""
     return any(
         match.get("left") == {"ct": {"key": "state"}} and _ESTABLISHED.issuperset(_words(match.get("right")))
         for match in map(_match, matches)
@@ -111,7 +112,7 @@ def _for_answers_only(matches: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _match(statement: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a statement compares; empty for one that compares nothing."""
+    """The comparison in a statement; empty if there is none."""
     found = statement.get("match")
     return found if isinstance(found, dict) else {}
 

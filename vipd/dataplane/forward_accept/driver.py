@@ -1,7 +1,7 @@
-"""Makes flows that vipd translated pass where chains of others would drop them, whichever dataplane is used.
+"""Lets flows that vipd translated pass foreign chains that would drop them, whichever dataplane is used.
 
-vipd's iptables dataplane accepts them itself in FORWARD of the variant that it writes; that chain is
-left to it. The others are read when the families in use change, and when somebody has changed such a chain.
+vipd's iptables dataplane itself accepts them in FORWARD of the variant that it writes; this module skips
+that chain. It reads the others when the families in use change, and when such a chain changed.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ class ForwardAccepts:
         """The dataplane and the families that were planned for last."""
         self._doubted = True
         self._looked = False
-        """Whether chains of others were read for the last plan: what an earlier vipd has left there may have
-        to go."""
+        """Whether foreign chains were read for the last plan: accepts of an earlier vipd there may have to be
+        removed."""
         self._skipped: frozenset[Place] = frozenset()
         self._found: tuple[Found, ...] = ()
         self._problems: tuple[str, ...] = ()
 
     def invalidate(self) -> None:
-        """Somebody may have changed chains of the forward hook: the next plan reads them."""
+        """Chains of the forward hook may have changed: the next plan reads them."""
         self._doubted = True
 
     def warnings(self) -> tuple[str, ...]:
-        """Where translated flows are dropped, and why that is so."""
+        """Where translated flows are dropped, and why."""
         return self._problems
 
     async def plan(self, dataplane: str, families: Collection[Family]) -> AcceptPlan:
-        """What has to be written so that flows of these families pass. Raises ApplyError."""
+        """The changes that let flows of these families pass. Raises ApplyError."""
         used = frozenset(families) if self._settings.accept_forwarded else frozenset()
         look = bool(families or self._record.read().accepts)
         if self._wanted == (dataplane, used) and not self._doubted and look == self._looked:
@@ -93,7 +93,7 @@ class ForwardAccepts:
         return plan
 
     async def apply(self, plan: AcceptPlan) -> None:
-        """Write a plan, and see that it has its effect. Raises ApplyError."""
+        """Write a plan, and check its effect. Raises ApplyError."""
         if not plan:
             return
         for step in plan.steps:
@@ -106,9 +106,10 @@ class ForwardAccepts:
             )
 
     async def require(self, dataplane: str, families: Collection[Family]) -> None:
-        """Before another dataplane takes over: let its flows pass. Deletes nothing: one is still in use.
+        """Before a switch to another dataplane: let its flows pass. Deletes nothing: the old one is still in
+        use.
 
-        Raises ApplyError where that cannot be done; `plan` and `apply` for the one in use undo the rest.
+        Raises ApplyError if that is impossible; `plan` and `apply` for the one in use undo the rest.
         """
         plan = await self.plan(dataplane, families)
         self._doubted = True
@@ -119,7 +120,7 @@ class ForwardAccepts:
                 await self._do(step)
 
     async def obstacles(self, dataplane: str) -> tuple[str, ...]:
-        """What keeps flows of a dataplane from passing, whatever services there are. Raises ApplyError."""
+        """Reasons why flows of a dataplane cannot pass, independent of services. Raises ApplyError."""
         if not self._settings.accept_forwarded:
             return ()
         found = await self._reader.read(await self._of_dataplane(dataplane))
@@ -138,7 +139,7 @@ class ForwardAccepts:
         )
 
     def concerns(self, change: Change) -> bool:
-        """Whether a change of nf_tables by somebody else may matter here. Raises ValueError (malformed)."""
+        """Whether a foreign change of nf_tables may matter here. Raises ValueError (malformed)."""
         if change.kind is Kind.TABLE_DELETED or not (self._wanted and self._wanted[1]):
             return False  # a table's chains are reported one by one
         family, _, table = change.table.rpartition(" ")
@@ -150,8 +151,8 @@ class ForwardAccepts:
         return known or adds_chain_at_hook(change)
 
     async def differs(self) -> bool:
-        """Whether something is otherwise than when it was read, as far as the kernel gives no events of it:
-        a chain FORWARD of iptables-legacy, or what stands in the way. Raises ApplyError."""
+        """Whether anything changed since it was read, for which the kernel sends no events:
+        a chain FORWARD of iptables-legacy, or an obstacle. Raises ApplyError."""
         if self._doubted or not (self._wanted and self._wanted[1]):
             return False
         if self._problems:
@@ -160,7 +161,7 @@ class ForwardAccepts:
         return await self._reader.read_legacy(self._skipped) != known
 
     async def _of_dataplane(self, dataplane: str) -> frozenset[Place]:
-        """The chains in which the dataplane has an accept of its own."""
+        """The chains that already have an accept of the dataplane."""
         if dataplane != "iptables":
             return frozenset()
         places = set()
@@ -189,7 +190,7 @@ class ForwardAccepts:
 
 
 def _of_this_choice(found: Collection[Found], families: Collection[Family]) -> tuple[str, ...]:
-    """What keeps flows from passing with one dataplane; not what would with each."""
+    """The obstacles with one dataplane, without those that exist with each."""
     return make_plan([each for each in found if each.place.ours_to_write], families)[1]
 
 

@@ -33,7 +33,7 @@ from vipd.model.service import Family
 HOOK = 2
 """The forward hook of ip, ip6 and inet."""
 _ATTEMPTS = 3
-"""How often a reading is begun that somebody's change disturbed."""
+"""How often a reading is started that a concurrent change disturbs."""
 _OWNER = "another process owns this table, and nobody else may change it; hint: accept `ct status dnat` there"
 
 
@@ -132,7 +132,7 @@ class ForwardReader:
             return Found(place, drops, obstacle=f"{why} ({error.why})")
         said = await self._list(tools, FORWARD)
         if "incompatible" in said.errors and chain is not None:
-            # It holds rules of nft already, which iptables cannot read; another one does no harm.
+            # It already has rules of nft, which iptables cannot read; another one does no harm.
             return await self._native(replace(place, variant=""), NftChain(chain, 0))
         if said.code:
             raise ApplyError(f"{place} cannot be read", " ".join(said.errors.split()))
@@ -143,7 +143,7 @@ class ForwardReader:
         return found_in_iptables(place, said.output, rules, self._options)
 
     async def _other_table(self, place: Place) -> Found:
-        """It is only told of, so that what cannot be read is no fault."""
+        """It is only reported, so an unreadable one is no fault."""
         try:
             said = await self._list(await tools_of(place, self._run), FORWARD, place.table)
         except ApplyError:
@@ -169,7 +169,7 @@ async def tools_of(place: Place, run: Runner) -> Tools:
 
 
 def is_of_iptables(family: str, table: str, chain: str) -> bool:
-    """Whether iptables-nft writes a chain, by the names that it gives."""
+    """Whether iptables-nft writes a chain, by the names that it uses."""
     return family in WORDS.values() and chain == FORWARD and table in ("filter", *OTHER_TABLES)
 
 

@@ -1,7 +1,7 @@
-"""Finding and deleting vipd's accepts in tables of others. Needs no daemon, settings or store.
+"""Finds and deletes vipd's accepts in foreign tables. Needs no daemon, settings or store.
 
-They are known by their comments, which begin with the chain prefix. In FORWARD of iptables it is a chain of
-that prefix, which vipd.dataplane.iptables.removal deletes with all others.
+Their comments, which begin with the chain prefix, identify them. In FORWARD of iptables the accept is a chain
+of that prefix, which vipd.dataplane.iptables.removal deletes with all others.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vipd.host.process import Runner
 async def find_leftovers(
     prefixes: Iterable[str], recorded: Collection[str], run: Runner, open_socket: OpenSocket = open_netlink
 ) -> list[Found]:
-    """Chains of others that hold rules of these prefixes. Raises ApplyError.
+    """Foreign chains that contain rules of these prefixes. Raises ApplyError.
 
-    Where there is no nft to look with, that matters only if there are `recorded` ones.
+    Without nft this fails only if there are `recorded` ones.
     """
     found: list[Found] = []
     for prefix in prefixes:

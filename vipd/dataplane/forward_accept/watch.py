@@ -14,18 +14,18 @@ from vipd.dataplane.iptables.watch.messages import Change
 from vipd.model.service import Family
 
 LOOK_SECONDS = 5.0
-"""Pause between two looks at iptables-legacy; where that has no tables, a look reads one small file."""
+"""Pause between two polls of iptables-legacy; if it has no tables, a poll reads one small file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardScope(Scope):
-    """What concerns a dataplane, and besides that changes of chains in which vipd's accept may be needed."""
+    """The scope of a dataplane, extended to changes of chains in which vipd's accept may be needed."""
 
     own: Scope
     accepts: ForwardAccepts
 
     def touched(self, change: Change) -> ChangeKind | None:
-        """What a change does to us; None when it is no business of ours. Raises ValueError (malformed)."""
+        """The effect of a change on vipd; None if it has none. Raises ValueError (malformed)."""
         if kind_of_change := self.own.touched(change):
             return kind_of_change
         concerns = not change.of_set and self.accepts.concerns(change)
@@ -33,13 +33,13 @@ class ForwardScope(Scope):
 
 
 class ForwardPoll:
-    """Looks again and again at that of which the kernel gives no events: iptables-legacy, foremost."""
+    """Polls everything for which the kernel sends no events, mainly iptables-legacy."""
 
     def __init__(self, accepts: ForwardAccepts, interval: float = LOOK_SECONDS) -> None:
         self._accepts, self._interval = accepts, interval
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Does nothing: it has no resources."""
 
     async def run(self, report: Callable[[ExternalChange], None]) -> None:
         """Report that something differs, until that fails. Raises ApplyError and OSError."""
@@ -51,7 +51,7 @@ class ForwardPoll:
 
 
 def concern_forward(chains: Collection[tuple[Family, ChainId]], own_tables: Collection[str]) -> bool:
-    """Whether chains that somebody may have changed are, or may be, such chains."""
+    """Whether chains that may have changed are, or may be, such chains."""
     return any(
         c.table not in own_tables or (c.table == "filter" and c.name.endswith(FORWARD)) for _, c in chains
     )

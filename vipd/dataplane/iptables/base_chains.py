@@ -1,7 +1,7 @@
-"""The rules that exist once, whatever the services: entry jumps, marks, masquerade, FORWARD. Pure.
+"""The rules that exist once, independent of services: entry jumps, marks, masquerade, FORWARD. Pure.
 
-Each chain's rules below come after the services' own lines in it. `compat: kube-proxy` has a table of its own
-where kube-proxy's form differs; docs/architecture.md says why vipd's does.
+Each chain's rules below follow the services' own lines in it. `compat: kube-proxy` has a separate table
+where kube-proxy's form differs; docs/architecture.md gives the reason for vipd's form.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def marking_chains(options: RuleOptions) -> dict[ChainId, Rules]:
 
 
 def entry_chains(options: RuleOptions) -> dict[ChainId, Rules]:
-    """The fixed end of each chain entered from a built-in one; services' lines come before it."""
+    """The fixed end of each chain entered from a built-in one; services' lines precede it."""
     names, said, mark = options.names, _words(options), f"{options.mark:#x}"
     random = " --random-fully" if options.random_fully else ""
     chains: dict[ChainId, Rules] = {
@@ -77,7 +77,7 @@ def entry_chains(options: RuleOptions) -> dict[ChainId, Rules]:
 
 
 def entry_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
-    """What stands at the head of each built-in chain, in order."""
+    """The rules at the head of each built-in chain, in order."""
     names, said = options.names, _words(options)
     first = "SERVICES" if options.kube_proxy else "PREROUTING"
     filter_jumps = _kube_proxy_filter_jumps if options.kube_proxy else _own_filter_jumps
@@ -90,19 +90,19 @@ def entry_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
 
 
 def accept_rules(options: RuleOptions) -> Rules:
-    """What accepts the flows that vipd translated, in the chain FORWARD of the prefix."""
+    """The rules that accept the flows that vipd translated, in the chain FORWARD of the prefix."""
     flow = f"{options.flow_mark:#x}"
     ours = f"-m conntrack --ctstate DNAT -m connmark --mark {flow}/{flow}"
     return (f"{comment(_words(options).forward)} {ours} -j ACCEPT",)
 
 
 def accept_jump(options: RuleOptions) -> str:
-    """What leads there from the built-in FORWARD."""
+    """The jump to that chain from the built-in FORWARD."""
     return _jump(options.names, "FORWARD", _words(options).forward)
 
 
 def kube_proxy_accept_rules(options: RuleOptions) -> Rules:
-    """What kube-proxy accepts in FORWARD."""
+    """The rules by which kube-proxy accepts in FORWARD."""
     said, mark = _words(options), f"{options.mark:#x}"
     established = "-m conntrack --ctstate RELATED,ESTABLISHED"
     return (
@@ -146,7 +146,7 @@ def _kube_proxy_chains(options: RuleOptions) -> dict[ChainId, Rules]:
 
 
 def _own_filter_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
-    """Refusals stand in all three chains: a VIP may be an address of this host (trap 10)."""
+    """Refusals are in all three chains: a VIP may be an address of this host (trap 10)."""
     names, said = options.names, _words(options)
     refusals = (
         _jump(names, "PROXY-FIREWALL", said.firewall, NEW),
@@ -180,7 +180,7 @@ def _jump(names: Names, kind: str, said: str, condition: str = "") -> str:
 
 
 def _to_node_ports(options: RuleOptions) -> Rules:
-    """The way to the node ports: for all of this host's addresses, or for each that was named."""
+    """The rules that lead to the node ports: for all of this host's addresses, or for each configured one."""
     note, target = comment(_words(options).node_ports), f"-j {options.names.fixed('NODEPORTS')}"
     if options.node_port_addresses is not None:
         bits = options.family.bits
@@ -192,7 +192,7 @@ def _to_node_ports(options: RuleOptions) -> Rules:
 
 
 def _guards_localhost(options: RuleOptions) -> bool:
-    """kube-proxy keeps others off 127.0.0.0/8 where it lets node ports answer there (contract 1.3)."""
+    """kube-proxy protects 127.0.0.0/8 from other hosts if node ports answer there (contract 1.3)."""
     named = options.node_port_addresses
     loopback = named is None or any(address.startswith("127.") for address in named)
     return options.localhost_node_ports and options.family is Family.IPV4 and loopback

@@ -1,4 +1,4 @@
-"""From one forwarding to its rules: which chains it has, and its lines in the chains that all share. Pure.
+"""Compiles one forwarding to rules: its chains, and its lines in the chains that all share. Pure.
 
 The decisions are kube-proxy's, contract sections 1.4 to 1.6.
 """
@@ -26,12 +26,12 @@ from vipd.model.service import ExternalAddress, Family, Policy, Protocol, Refusa
 
 _RESET = "-j REJECT --reject-with tcp-reset"
 _UNDER_WAY = "! --tcp-flags FIN,SYN,RST,ACK SYN"
-"""What a TCP flow's first segment does not have."""
+"""Matches every TCP segment except the first of a flow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One forwarding's part of the rules: chains of its own, and its lines in chains that all share."""
+    """One forwarding's part of the rules: its own chains, and its lines in shared chains."""
 
     chains: Mapping[ChainId, Rules]
     shared: Mapping[ChainId, ByAddress]
@@ -117,7 +117,8 @@ class Compiler:
                     lines.add(self._shared("filter", "SERVICES"), f"{match} {target}", address)
 
     def _answer_for_address(self, forwarding: Forwarding, lines: _Lines) -> None:
-        """Ping, and the ports of a VIP that no service has. Every port says this; one is heard."""
+        """Ping, and the ports of a VIP that no service has. Every port of the VIP adds these; one copy is
+        written."""
         pings = self._options.ping and forwarding.answers_ping and forwarding.reachable()
         for address in forwarding.addresses:
             if pings:
@@ -170,8 +171,8 @@ class Compiler:
             lines.add(self._shared("filter", "EXTERNAL-SERVICES"), f"{match} {target}")
 
     def _reset(self, forwarding: Forwarding, lines: _Lines) -> None:
-        """A flow that began before was forgotten by connection tracking, so its next packet counts as new but
-        is no SYN. A SYN goes wherever it goes without vipd."""
+        """Connection tracking has forgotten an old flow, so its next packet counts as new but is no SYN. A
+        SYN is handled as if vipd were not there."""
         key, note = forwarding.key, comment(REMOVED)
         for address in forwarding.addresses:
             match = to_address(address, key.family, key.protocol, note, forwarding.port)
@@ -182,8 +183,7 @@ class Compiler:
             lines.add(self._shared("filter", "EXTERNAL-SERVICES"), rule)
 
     def _refusals(self, forwarding: Forwarding) -> Iterator[tuple[str, str]]:
-        """The comments and targets, in order: where new flows meet silence, those that were to be reset do
-        not."""
+        """The comments and targets, in order: where new flows are dropped, old ones may still get a reset."""
         note, target = self._refusal(forwarding)
         if target == "-j DROP" and forwarding.resets_flows and self._options.beyond_kube_proxy:
             yield note, f"{_UNDER_WAY} {_RESET}"
@@ -192,15 +192,15 @@ class Compiler:
     def _refusal(self, forwarding: Forwarding) -> tuple[str, str]:
         """The comment and target for traffic that no endpoint may take.
 
-        With endpoints on other hosts only, silence: a client behind a load balancer then tries another.
+        If all endpoints are on other hosts, it drops: a client behind a load balancer then tries another.
         """
         if forwarding.served:
             return comment(f"{forwarding.key.service_port} has no local endpoints"), "-j DROP"
         note = comment(f"{forwarding.key.service_port} has no endpoints")
         if forwarding.refusal is Refusal.DROP:
             return note, "-j DROP"
-        # The reset is seen at once everywhere; an ICMPv6 error that meets a busy socket is lost, and the
-        # client tries again a second later (measured on 6.18, client on the same machine).
+        # A reset is always effective at once; an ICMPv6 error for a busy socket is lost, and the
+        # client retries a second later (measured on 6.18, client on the same machine).
         reset = forwarding.key.protocol is Protocol.TCP and self._options.beyond_kube_proxy
         return note, _RESET if reset else self._reject
 

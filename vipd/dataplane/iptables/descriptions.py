@@ -1,7 +1,7 @@
-"""What each rule that the compiler writes does, in words, by the kind of its chain. Pure.
+"""Describes each rule that the compiler writes in words, by the kind of its chain. Pure.
 
-`vipctl explain`, `vipctl trace` and `vipctl rules` print these words. Patterns match rules as iptables-save
-spells them, including kube-proxy's (`compat: kube-proxy`). Another rule in a chain of vipd's is foreign.
+`vipctl explain`, `vipctl trace` and `vipctl rules` print these words. Patterns match rules in the form of
+iptables-save, including kube-proxy's (`compat: kube-proxy`). Any other rule in a chain of vipd's is foreign.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vipd.model.service import Frontend, Protocol
 
 
 class Role(Enum):
-    """What a rule is for."""
+    """Purpose of a rule."""
 
     FRONTEND = auto()
     """For one address and port, or one node port, of a service."""
@@ -27,7 +27,7 @@ class Role(Enum):
     ADDRESS = auto()
     """For an address as a whole: ping, unused ports."""
     SHARE = auto()
-    """A step of the probability chain: a share of the new flows goes on."""
+    """A step of the probability chain: it passes on a share of the new flows."""
     AFFINITY = auto()
     """Clients that keep their backend."""
     ONWARD = auto()
@@ -44,11 +44,11 @@ class ParsedRule(NamedTuple):
     words: str
     """Those of its pattern."""
     parts: Mapping[str, str]
-    """What the rule names: `address`, `port`, `protocol`, `note`, `chance`, `every`, `endpoint`..."""
+    """Parts of the rule: `address`, `port`, `protocol`, `note`, `chance`, `every`, `endpoint`..."""
 
     @property
     def text(self) -> str:
-        """What it does, in words. Not made before it is asked for: trees of large tables parse every rule."""
+        """Describes it in words. Computed on demand: trees of large tables parse every rule."""
         parts, note = self.parts, self.parts.get("note", "")
         return self.words.format_map(
             {
@@ -66,7 +66,7 @@ class ParsedRule(NamedTuple):
 
     @property
     def frontend(self) -> str:
-        """The frontend that it is for, as `vipctl` takes it; empty for none."""
+        """The frontend that it belongs to, in the syntax of `vipctl`; empty for none."""
         return _frontend(self.parts) if self.role is Role.FRONTEND else ""
 
     @property
@@ -253,7 +253,7 @@ PATTERNS: dict[tuple[str, str], tuple[Pattern, ...]] = {
         ),
     ),
 }
-"""By table and kind of chain. In a pattern `P-` stands for the prefix and `H` for a hash."""
+"""By table and kind of chain. In a pattern `P-` represents the prefix and `H` a hash."""
 
 _ENTRY = Pattern(
     Role.ONWARD,
@@ -280,8 +280,8 @@ class RuleParser:
         return found[1] if found else ""
 
     def parse(self, chain: ChainId, rule: str) -> ParsedRule | None:
-        """What a rule does: of a chain of ours, or a jump to one from a built-in chain. `rule` is its text
-        after `-A CHAIN `. None when vipd writes no such rule there."""
+        """Parses a rule of a chain of vipd's, or a jump to one from a built-in chain. `rule` is its text
+        after `-A CHAIN `. None if vipd writes no such rule there."""
         patterns = self._patterns.get((chain.table, self.kind_of(chain.name)), ())
         for pattern, expression in patterns if chain.name not in _BUILT_IN else self._entry:
             if found := expression.fullmatch(rule):
@@ -293,8 +293,8 @@ class RuleParser:
 
 
 def describe(chain: ChainId, rule: str) -> str:
-    """What a rule of vipd's does, in words, whatever the prefix of its chains; its text for a rule that vipd
-    does not write."""
+    """Describes a rule of vipd's in words, whatever the prefix of its chains; returns the text of a rule that
+    vipd does not write."""
     prefix = _ANY_PREFIX.search(rule if chain.name in _BUILT_IN else chain.name)
     parsed = RuleParser(prefix[1]).parse(chain, rule) if prefix else None
     return parsed.text if parsed else rule

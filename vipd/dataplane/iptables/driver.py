@@ -37,8 +37,8 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
     async def start(
         cls, settings: Settings, record: HostRecord, run: Runner, kept: Kept = tuple
     ) -> IptablesDataplane:
-        """Find the tools of both families. Writes nothing. A family without tools fails when needed, and
-        looks for them again then."""
+        """Find the tools of both families. Writes nothing. A family without tools fails when it is needed,
+        and looks for them again then."""
         names = Names(settings.chain_prefix)
         counter = RuleCounter(names)
         families = {family: FamilyRules(family, settings, record, run, counter, kept) for family in Family}
@@ -46,7 +46,7 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         return cls(families, names, counter)
 
     def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
-        """Somebody may have changed these chains, and no others: the next plan reads them alone."""
+        """Exactly these chains may have changed: the next plan reads them alone."""
         for family, rules in self._families.items():
             rules.invalidate({chain for of, chain in chains if of is family})
 
@@ -60,5 +60,5 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         return Watch(self.watched(), self._names, replace(options, on_message=self.counter.on_message))
 
     def watched(self) -> tuple[WatchedFamily, ...]:
-        """How to see that somebody else changes our rules, for each family that has tools."""
+        """How to watch for foreign changes of vipd's rules, for each family that has tools."""
         return tuple(watched for rules in self._families.values() if (watched := rules.watched()))

@@ -1,7 +1,7 @@
-"""One address family's rules at work: what is wanted, what the kernel is known to hold, and the way between.
+"""Programs one address family's rules: the desired ones, the known state of the kernel, and the plan between.
 
-A restore that fails because of its rules is tried again in parts (`vipd.dataplane.family`): what was touched
-since the last good write is reverted, and then programmed again in halves.
+A restore that fails because of its rules is retried in parts (`vipd.dataplane.family`): all changes
+since the last good write are reverted, and then programmed again in halves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from vipd.model.service import Family
 log = logging.getLogger(__name__)
 
 READ_WHOLE_ABOVE = 64
-"""Chains in doubt above which everything is read: a process for each would take longer."""
+"""Above this number of chains in doubt everything is read: a process for each would take longer."""
 
 COLLECT_LATER_ABOVE = 5000
 """Chains above which deletions wait for `collect_garbage`."""
@@ -48,7 +48,7 @@ Suspects = Sequence[tuple[ForwardingKey, Forwarding | None]]
 
 
 class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
-    """The rules of one family. Without tools it fails only when something is wanted of it."""
+    """The rules of one family. Without tools it fails only when rules are wanted."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         counter: RuleCounter,
         kept: Kept = tuple,
     ) -> None:
-        """`counter` counts the flows of these rules: before a write it reads what that would lose."""
+        """`counter` counts the flows of these rules: before a write it reads the counts that would be
+        lost."""
         super().__init__(family, settings, record, run)
         self._counter = counter
         variant = settings.iptables_variant
@@ -68,13 +69,13 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         self._former = FormerRules(family, settings.chain_prefix, run, kept)
         self._names = Names(settings.chain_prefix)
         self._installed: Installed | None = None
-        """None: not known, so the next plan reads the kernel."""
+        """None: unknown, so the next plan reads the kernel."""
         self._missing_tables: list[str] = []
         """`FAMILY TABLE` of tables that did not exist when the kernel was read."""
         self._unwritten = False
-        """A plan for everything was made and not written: the next one must look at everything too."""
+        """A plan for everything was made and not written: the next one must cover everything too."""
         self._in_doubt: set[ChainId] = set()
-        """Chains that somebody may have changed."""
+        """Chains that another program may have changed."""
         self._garbage: set[ChainId] = set()
         """Chains that are still there although nothing reaches them."""
         self._writes = 0
@@ -84,7 +85,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
 
     @property
     def tools(self) -> Tools | ApplyError:
-        """What is in use, or why nothing can be."""
+        """The tools in use, or why none can be used."""
         return self.programs.found
 
     def version(self) -> str:
@@ -98,13 +99,13 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         self._installed = None
 
     def invalidate(self, chains: Collection[ChainId]) -> None:
-        """Somebody may have changed these chains, and no others: the next plan reads them alone."""
+        """Exactly these chains may have changed: the next plan reads them alone."""
         if len(chains) > READ_WHOLE_ABOVE:
             self._invalid = True
         self._in_doubt.update(chains)
 
     def warnings(self) -> list[str]:
-        """What the kernel's lack of something means for services."""
+        """The effects on services of features that the kernel lacks."""
         found = [self._former.warning] if self._former.warning else []
         if self._abilities:
             pinned, accepts = self.desired.services_with_affinity(), self._settings.accept_forwarded
@@ -112,7 +113,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         return found
 
     def watched(self) -> WatchedFamily | None:
-        """How to see that somebody else changes these rules; None without tools."""
+        """How to watch for foreign changes of these rules; None without tools."""
         tools = self.tools
         if isinstance(tools, ApplyError):
             return None
@@ -124,7 +125,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         return Expected(self._writes, self._installed)
 
     async def find_tools(self) -> None:
-        """Look for the programs, if that is due. Other ones than before know nothing of what was written."""
+        """Look for the programs, if that is due. After a change of programs the kernel's state is unknown."""
         wanted = self._wrote or bool(self.desired.shared())
         if not await self.programs.look(needed=wanted):
             return
@@ -140,7 +141,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         self._writes += 1
 
     async def plan(self) -> Plan:
-        """What has to be written now. Raises ApplyError."""
+        """The plan of what must be written now. Raises ApplyError."""
         await self.find_tools()
         if isinstance(self.tools, ApplyError) and not (self._wrote or self.desired.shared()):
             return Plan()
@@ -151,7 +152,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         installed = self._installed or await self._observe(tools)
         large = self.desired.changes > LARGE
         if large:
-            await asyncio.to_thread(self.desired.shared)  # what follows finds it done
+            await asyncio.to_thread(self.desired.shared)  # the following code uses the cached result
         if self.desired.shared():
             await self._prepare(tools)
         self._installed = installed
@@ -179,7 +180,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         return make_plan(wanted, installed, self._names, self._batches())
 
     async def survey(self) -> Installed | None:
-        """What the kernel holds now, nothing that is known of it being touched. None: no tools, and nothing
+        """The kernel's current state; the cached state does not change. None: no tools, and no rules
         wanted. Raises ApplyError."""
         if isinstance(self.tools, ApplyError) and not self.desired.shared():
             return None
@@ -187,7 +188,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         return await self._read(await save(tools, self._run), tools)
 
     def difference(self, surveyed: Installed | None) -> Plan:
-        """What would have to be written where the kernel is as surveyed."""
+        """The plan for a kernel in the surveyed state."""
         return Plan() if surveyed is None else self._compare(surveyed, everything=True)
 
     async def collect_garbage(self) -> None:
@@ -206,7 +207,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
 
     def _without_deletions(self, wanted: Wanted, installed: Installed) -> Wanted:
         """In a large table one deletion makes iptables-nft-restore read every chain: 0.2 s of 0.25 s for one
-        changed backend among 10,000 services. Nothing reaches those chains, so they can wait for
+        changed backend among 10,000 services. No packet reaches those chains, so they can wait for
         `collect_garbage`."""
         if len(installed.chains) <= COLLECT_LATER_ABOVE or not self.desired.shared():
             return wanted
@@ -232,7 +233,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             try:
                 rules = await read_chain(tools, self._names, chain, jumps.get(chain, ()), self._run)
             except ApplyError:
-                self.invalidate_all()  # what has not been looked at must not be taken for known
+                self.invalidate_all()  # unread chains must not count as known
                 raise
             holder = installed.chains if self._names.owns(chain) else installed.builtins
             holder.pop(chain, None)
@@ -257,7 +258,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         return await read_all(saved, tools, self._names, self.desired.shared(), jumps, self._run)
 
     async def _prepare(self, tools: Tools) -> None:
-        """Before the first write: say on disk what will be there, and find out what this host can do."""
+        """Before the first write: record on disk that rules will exist, and probe this host's features."""
         self._record_rules(self._missing_tables)
         self._missing_tables = []
         if self._abilities is None:
@@ -287,7 +288,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             if plan.former:
                 await self._former.remove(plan.former)
         except BaseException:
-            # Some restores may have been done, also when this task was cancelled: look again first.
+            # Some restores may have been applied, also if this task was cancelled: read again first.
             self._installed = None
             raise
         finally:
@@ -299,7 +300,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             self.desired.written()
 
     async def _bisect(self, error: ApplyError) -> None:
-        """Find which forwardings the kernel does not take, and program all others."""
+        """Find which forwardings the kernel rejects, and program all others."""
         suspects = list(self.desired.hold_back().items())
         admitted = 0
         try:
@@ -315,7 +316,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
                     self.desired.update(key, forwarding)
 
     async def _require_tools(self, error: ApplyError) -> None:
-        """Raise the error when the tool takes no rules at all: then no service is to blame."""
+        """Raise the error if the tool accepts no rules at all: then no service causes it."""
         assert isinstance(self.tools, Tools)  # noqa: S101 (something was written, so there are tools)
         try:
             await probe(self.tools, self._names, self._family, self._run)

@@ -1,7 +1,7 @@
 """Rules that an earlier vipd left in the iptables variant that is no longer in use, in one family.
 
-The kernel applies the rules of both variants, so that flows go by the old ones as well. They are found when
-everything is read, and removed as soon as those of the variant in use stand. No step is good before that.
+The kernel applies the rules of both variants, so the old ones still affect flows. They are found when
+everything is read, and removed once those of the variant in use are written. No step succeeds before that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 AGAIN_SECONDS = 60.0
 """Pause after which a variant that could not be read is tried again."""
 _NO_NFTABLES = ("Failed to initialize nft", "Could not fetch rule set generation id")
-"""What iptables-nft says where the kernel has no nf_tables, so that it holds no rules either."""
+"""Messages of iptables-nft if the kernel has no nf_tables, and thus no rules in it."""
 
 
 Kept = Callable[[], Collection[tuple[Family, str]]]
@@ -38,38 +38,39 @@ def other_variant(tools: Tools) -> str:
 
 
 def holds_own(saved: str, prefix: str) -> bool:
-    """Whether what iptables-save has printed has chains of vipd's; those of a kube-proxy are not."""
+    """Whether the output of iptables-save contains chains of vipd's; those of a kube-proxy do not count."""
     return bool(_chains_of_services(saved, prefix)) and bool(own_prefix(saved, prefix))
 
 
 def own_prefix(saved: str, prefix: str) -> str:
-    """The prefix, but where a kube-proxy has its chains by it: then none is vipd's there."""
+    """The prefix, unless a kube-proxy has chains with it: then none of those is vipd's."""
     return "" if f"\n:{prefix}-PROXY-CANARY " in saved else prefix
 
 
 def _chains_of_services(saved: str, prefix: str) -> list[str]:
-    """vipd's chains but the one that accepts translated flows: that may stand beside either variant."""
+    """vipd's chains, except the one that accepts translated flows: it may exist beside either variant."""
     start, accept = f":{prefix}-", f":{prefix}-FORWARD "
     return [line for line in saved.splitlines() if line.startswith(start) and not line.startswith(accept)]
 
 
 class FormerRules:
-    """Looks for them, and removes them."""
+    """Finds and removes them."""
 
     def __init__(
         self, family: Family, prefix: str, run: Runner, kept: Kept = tuple, proc: Path = Path("/proc")
     ) -> None:
         self._family, self._prefix, self._run, self._kept, self._proc = family, prefix, run, kept, proc
         self._tools: Tools | None = None
-        """Those that can remove what was found."""
+        """The tools that can remove the found rules."""
         self._not_before = 0.0
         self.plan: Plan | None = None
-        """What removes the rules that were found; None: there are none."""
+        """The plan that removes the found rules; None: there are none."""
         self.warning = ""
-        """Why they could not be looked for."""
+        """Why they could not be read."""
 
     async def look(self, tools: Tools) -> None:
-        """Look for them; `tools` are those in use. What cannot be read is a warning, and holds up nothing."""
+        """Look for them; `tools` are those in use. A failed read is a warning, and does not delay the
+        caller."""
         clock = asyncio.get_running_loop().time
         self.plan = None
         if clock() < self._not_before:
@@ -95,7 +96,7 @@ class FormerRules:
             self.plan = removal_plan(saved, names, self._family, self._tools, accept=accept) or None
 
     async def remove(self, plan: Plan) -> None:
-        """Remove what was found. Raises ApplyError."""
+        """Remove the found rules. Raises ApplyError."""
         if self._tools is None or plan is not self.plan:
             return
         try:

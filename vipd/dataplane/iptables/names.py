@@ -47,7 +47,7 @@ HASHED_KINDS = {"nat": ("SVC", "SEP", "SVL", "EXT", "FW", "GRP"), "filter": ("GR
 """The chains that exist for each service port, endpoint or group of addresses, by table."""
 
 
-@lru_cache(maxsize=1024)  # while a forwarding is compiled, each of its names is asked for several times
+@lru_cache(maxsize=1024)  # while a forwarding is compiled, each of its names is requested several times
 def hashed(text: str) -> str:
     """The first 16 characters of base32(SHA-256(text)): 80 bits, so 10 bytes of the digest."""
     return base64.b32encode(hashlib.sha256(text.encode()).digest()[:10]).decode()
@@ -86,11 +86,11 @@ class Names:
         return f"{self.prefix}-SEP-{hashed(f'{key.service_port}{key.protocol}{endpoint}')}"
 
     def group(self, chain: str, network: str) -> str:
-        """The chain that holds the part of a shared chain for one network."""
+        """The chain that contains the part of a shared chain for one network."""
         return f"{self.prefix}-GRP-{hashed(f'{chain} {network}')}"
 
     def owns(self, chain: ChainId) -> bool:
-        """Whether a chain is ours. The canary chains of others under the same prefix are not."""
+        """Whether a chain is vipd's. Canary chains of other programs with the same prefix are not."""
         hashed_name = self._hashed.get(chain.table)
         return self.is_fixed(chain) or bool(hashed_name and hashed_name.match(chain.name))
 

@@ -1,4 +1,4 @@
-"""What the settings say about the rules of one family, as a value. Pure."""
+"""The settings for the rules of one family, as a value. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RuleOptions(FamilyOptions):
         random_fully: bool,
         host_addresses: frozenset[str] = frozenset(),
     ) -> RuleOptions:
-        """The options that the daemon's settings mean; `random_fully` is what the tool can do."""
+        """The options for the daemon's settings; `random_fully`: whether the tool supports it."""
         return cls.of_settings(
             settings,
             family,

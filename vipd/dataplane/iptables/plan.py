@@ -1,8 +1,8 @@
-"""From what is wanted and what is installed to the restores that close the gap. Pure.
+"""Computes the restores that change the installed rules to the wanted ones. Pure.
 
-Make before break, in an order in which no packet finds a service half-programmed (guarantee G1):
+Make before break, in an order in which no packet meets a partly programmed service (guarantee G1):
 refusals that become needed, new and changed leaf chains, the one restore that makes them reachable, chains
-that nothing reaches any more, refusals no longer needed. A refusal and a translation may stand side by side:
+that are no longer reachable, refusals no longer needed. A refusal and a translation may coexist:
 a translated packet no longer has the address that the refusal matches.
 """
 
@@ -29,7 +29,7 @@ from vipd.dataplane.iptables.ruleset import Wanted
 from vipd.dataplane.iptables.words import target_of
 
 NEAR_RULES = 200
-"""Rules of a chain, before and after, above which a difference does not show in which order they were."""
+"""Rules of a chain, before and after, above which a difference does not show their old order."""
 
 _DISPATCH = re.compile(r"-(SERVICES|NODEPORTS|GRP-\w+)$")
 """The chains that lead to a service port's own chains."""
@@ -37,12 +37,12 @@ _DISPATCH = re.compile(r"-(SERVICES|NODEPORTS|GRP-\w+)$")
 
 @dataclass(slots=True)
 class Installed:
-    """What the kernel is known to hold in one family."""
+    """The known state of one family in the kernel."""
 
     chains: dict[ChainId, Rules] = field(default_factory=dict)
     """Our own chains."""
     builtins: dict[ChainId, Rules] = field(default_factory=dict)
-    """Built-in chains: their rules, whoever made them."""
+    """Built-in chains: their rules, of all programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Plan:
     """Complete inputs for `iptables-restore --noflush`."""
     changes: tuple[Change, ...] = ()
     former: Plan | None = None
-    """Removes, once all that is written, what the iptables variant that is not in use holds of ours."""
+    """Then removes vipd's rules in the iptables variant that is not in use."""
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.former)
@@ -126,7 +126,7 @@ class _Steps:
         deletions = delete_blocks(self._gone_in("nat"), self.batches.deletions)
         before, after = self._refusals_before(), self._refusals_after()
         if sum(map(line_count, self.groups)) <= self.batches.lines:
-            # One process for the usual small change; each block is a transaction of its own all the same.
+            # One process for the usual small change; each block is still a separate transaction.
             reachable = write_block("nat", {**joined(self.groups), **nat}, jumps)
             return _nonempty(["".join([before, reachable, *deletions, after])])
         early, late = self._apart()
@@ -135,8 +135,8 @@ class _Steps:
         return _nonempty([before, *batches, commit, *deletions, after])
 
     def _apart(self) -> tuple[list[Mapping[ChainId, Rules]], list[Mapping[ChainId, Rules]]]:
-        """The groups to write before the dispatch, and those that must change in one step with it: what is
-        reached already, by other frontends than before. Few are, so that this last restore stays small."""
+        """The groups to write before the dispatch, and those that must change in one step with it: those that
+        other frontends reach already. They are few, so that this last restore stays small."""
         reached, wanted = _ways_in(self.installed), _ways_in(self.all_shared)
         early: list[Mapping[ChainId, Rules]] = []
         late: list[Mapping[ChainId, Rules]] = []
@@ -146,7 +146,7 @@ class _Steps:
         return early, late
 
     def _refusals_before(self) -> str:
-        """Filter chains with what they gain, and still with what they will lose."""
+        """Filter chains with the rules that they gain, and still with those that they will lose."""
         gaining = {
             chain: (*rules, *self._lost(chain, rules))
             for chain, rules in _table("filter", self.shared).items()
@@ -230,7 +230,7 @@ def _difference(change: Change) -> Iterator[str]:
         lines = difflib.ndiff(before, after)
         yield from (f"{line[0]} -A {name} {line[2:]}" for line in lines if line[0] in "+-")
         return
-    # ndiff also seeks what is alike within rules, which takes minutes for thousands.
+    # ndiff also looks for similarities within rules, which takes minutes for thousands.
     kept = Counter(before) & Counter(after)
     yield from (f"- -A {name} {rule}" for rule in (Counter(before) - kept).elements())
     yield from (f"+ -A {name} {rule}" for rule in (Counter(after) - kept).elements())

@@ -1,6 +1,6 @@
-"""What this host's iptables and kernel can do, found by loading each rule form once into a chain of its own.
+"""Detects features of this host's iptables and kernel by loading each rule form once into a separate chain.
 
-Nothing reaches that chain. A form that is missing would otherwise make every later restore fail as a whole,
+No packet reaches that chain. An unsupported form would otherwise make every later restore fail as a whole,
 for all services (contract 2.3).
 """
 
@@ -38,8 +38,8 @@ class Abilities:
 
 
 def shortcomings(abilities: Abilities, family: Family, pinned: Sequence[str], *, accepts: bool) -> list[str]:
-    """What a lack means. `pinned`: the services that ask for affinity; `accepts`: translated flows are to be
-    accepted in FORWARD."""
+    """The effects of missing features. `pinned`: the services that require affinity; `accepts`: translated
+    flows must be accepted in FORWARD."""
     found = []
     if not abilities.affinity and pinned:
         why = "the kernel lacks xt_recent; modprobe xt_recent"

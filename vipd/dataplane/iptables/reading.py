@@ -1,9 +1,9 @@
 """Reading one family's rules from the kernel: all of them, or single chains.
 
-Where another program has put a rule there that only nft can show, iptables-nft-save leaves out the whole
-table, and says so in a comment alone. Our own chains can be listed all the same, and of the built-in ones it
-can be asked whether they hold our jumps. To take such a table for an empty one would add the jumps again at
-each reading.
+If another program has added a rule that only nft can show, iptables-nft-save omits the whole table, and
+reports that only in a comment. vipd's own chains can still be listed, and a built-in chain can be checked for
+vipd's jumps. If such a table were taken for an empty one, each reading would add the jumps
+again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from vipd.host.process import Runner
 MOST_CHAINS = 64
 """Chains above which a table that iptables-save does not show is not read one by one: a process for each."""
 UNREADABLE: Rules = ("(unreadable)",)
-"""Stands for the rules of a chain of ours that iptables cannot show. Equal to none that are wanted."""
+"""Placeholder for rules of a chain of vipd's that iptables cannot show. Differs from all wanted rules."""
 
 
 def absent_tables(saved: str) -> list[str]:
-    """The tables that do not exist, by what iptables-save has printed."""
+    """The tables that do not exist, by the output of iptables-save."""
     left_out = left_out_tables(saved)
     return [table for table in TABLES if f"*{table}\n" not in saved and table not in left_out]
 
@@ -39,9 +39,9 @@ async def read_all(
     jumps: Mapping[ChainId, Rules],
     run: Runner,
 ) -> Installed:
-    """What iptables-save printed, and what it left out of these chains and jumps. Raises ApplyError."""
+    """The output of iptables-save, and what it omits of these chains and jumps. Raises ApplyError."""
     try:
-        # In a thread: of a large table it takes seconds.
+        # In a thread: for a large table it takes seconds.
         installed = await asyncio.to_thread(read_saved, saved, names)
     except (ValueError, IndexError) as error:
         raise ApplyError(f"{tools.save} is not understood", str(error), "vipd tries again") from None
@@ -58,8 +58,8 @@ async def read_all(
 
 
 async def read_chain(tools: Tools, names: Names, chain: ChainId, jumps: Rules, run: Runner) -> Rules | None:
-    """One chain's rules; None when there is no such chain. Of a built-in one that iptables cannot show, those
-    of `jumps` that it holds. Raises ApplyError."""
+    """One chain's rules; None if it does not exist. For a built-in one that iptables cannot show, those
+    of `jumps` that it contains. Raises ApplyError."""
     try:
         return await list_chain(tools, chain, run)
     except IncompatibleError:

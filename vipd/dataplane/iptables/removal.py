@@ -1,6 +1,6 @@
-"""Removing every rule of a chain prefix, whoever wrote it and with whichever iptables variant.
+"""Removes every rule of a chain prefix, whoever wrote it and with whichever iptables variant.
 
-Needs no daemon, settings or store: our chains are known by their names alone.
+Needs no daemon, settings or store: vipd's chains are identified by their names alone.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from vipd.model.service import Family
 VARIANTS = ("nft", "legacy")
 
 _NO_CHAIN = re.compile(r"^\t(?!chain |\}|\t)", re.MULTILINE)
-"""What a listed table holds besides chains: sets, maps, flags."""
+"""Content of a listed table besides chains: sets, maps, flags."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Rules of ours that one iptables variant holds, and the plan that removes them."""
+    """vipd's rules in one iptables variant, and the plan that removes them."""
 
     tools: Tools
     family: Family
@@ -43,7 +43,7 @@ async def find_leftovers(
 ) -> list[Leftover]:
     """Rules under these prefixes in both families, of both variants. Raises ApplyError.
 
-    Where `kept` names a family and variant, the accept of translated flows in FORWARD is none of them.
+    If `kept` names a family and variant, the accept of translated flows in FORWARD is not included there.
     """
     found = []
     for variant in VARIANTS:
@@ -70,9 +70,9 @@ async def remove(leftovers: Iterable[Leftover], run: Runner) -> None:
 async def remove_empty_tables(
     tables: Iterable[str], run: Runner, *, foretold: Collection[str] | None = None
 ) -> list[str]:
-    """Delete nft tables (`FAMILY TABLE`) that vipd's first write made, if nobody else put a rule in since.
+    """Delete nft tables (`FAMILY TABLE`) that vipd's first write created, if they have no other rules.
 
-    Without the nft program they stay: empty base chains that do nothing. Returns those deleted. Given the
+    Without the nft program they stay: empty base chains without effect. Returns those deleted. Given the
     chain prefixes that are still to be removed, deletes nothing: returns those that will be empty then.
     Raises ApplyError.
     """
@@ -93,8 +93,8 @@ async def remove_empty_tables(
 
 
 def removal_plan(saved: str, names: Names, family: Family, tools: Tools, *, accept: bool) -> Plan:
-    """What removes everything of ours, by what iptables-save has printed; `accept`: but for the chain that
-    accepts translated flows, which belongs to no dataplane."""
+    """The plan that removes all of vipd's rules, by the output of iptables-save; `accept`: except the chain
+    that accepts translated flows, which belongs to no dataplane."""
     installed = read_saved(saved, names)
     wanted = Ruleset(RuleOptions(family, names.prefix)).whole(installed.chains)
     wanted = _but_the_accept(wanted, installed, names) if accept else wanted
@@ -113,9 +113,9 @@ def _but_the_accept(wanted: Wanted, installed: Installed, names: Names) -> Wante
 
 
 def _only_empty_base_chains(listing: str, ignored: Collection[str]) -> bool:
-    """Whether a listed table holds nothing but built-in chains that accept everything.
+    """Whether a listed table contains only built-in chains that accept everything.
 
-    `ignored` are prefixes of chains that do not count, nor the jumps to them.
+    `ignored` are prefixes of chains that do not count, nor do jumps to them.
     """
     own = tuple(f"{prefix}-" for prefix in ignored)
     if _NO_CHAIN.search(listing):

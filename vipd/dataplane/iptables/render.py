@@ -13,7 +13,7 @@ TABLES = ("filter", "nat")
 
 
 def render(forwardings: Iterable[Forwarding], options: RuleOptions, tables: Iterable[str] = TABLES) -> str:
-    """Own chains and the jumps from the built-in ones. Forwardings of other families are left out."""
+    """vipd's chains and the jumps from the built-in ones. Forwardings of other families are left out."""
     ruleset = Ruleset(options)
     for forwarding in forwardings:
         if forwarding.key.family is options.family:

@@ -1,4 +1,4 @@
-"""The text of restores: blocks that write or delete whole chains, and how much one restore may hold. Pure."""
+"""The text of restores: blocks that write or delete whole chains, and the size limit of one restore. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Group = Mapping[ChainId, Rules]
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """How much one restore may hold of a large load."""
+    """Size limits of one restore in a large load."""
 
     lines: int
-    """Chains and rules of whole forwardings; one that has more is written in pieces, as far as it is new."""
+    """Chains and rules of whole forwardings; the new part of a larger forwarding is written in pieces."""
     deletions: int
     """Chains of a restore that only deletes."""
     jumps: int
@@ -29,7 +29,7 @@ class Batches:
 
     @staticmethod
     def of(*, legacy: bool) -> Batches:
-        """What suits a variant of iptables."""
+        """The limits for a variant of iptables."""
         return LEGACY_BATCHES if legacy else NFT_BATCHES
 
 
@@ -38,16 +38,16 @@ NFT_BATCHES = Batches(5000, 2000, 1000)
 100 s in one piece for 10,000 services (performance.md), or for one of 100 ports and 250 backends. One port of
 9,900 backends took 3.3 to 5.6 s in these pieces and 13 to 27 s at once, beside other work."""
 LEGACY_BATCHES = Batches(sys.maxsize, sys.maxsize, sys.maxsize)
-"""Each restore of iptables-legacy takes the whole table out of the kernel and puts it back: in batches of 250
+"""Each restore of iptables-legacy copies the whole table out of the kernel and back: in batches of 250
 forwardings 3,000 services took 3.8 s of processor time, in one piece 0.33 s."""
 
 
 def load_blocks(groups: Iterable[Group], installed: Group, batches: Batches) -> list[str]:
     """Restores of the nat table that write these groups, in order.
 
-    Of one that is too large for a restore, its new chains are written first: those that lead to no other one
-    of the group, then long ones that lead to these, some rules at a time. Nothing reaches a new chain before
-    the rest of its group is written.
+    If a group is too large for a restore, its new chains are written first: those that lead to no other chain
+    of the group, then long ones that lead to these, some rules at a time. No packet reaches a new chain
+    before the rest of its group is written.
     """
     restores: list[str] = []
     waiting: list[Group] = []
@@ -127,7 +127,7 @@ def joined(groups: Iterable[Group]) -> Group:
 
 
 def line_count(group: Group) -> int:
-    """How many lines of a restore a group takes: its chains and their rules."""
+    """Number of lines of a group in a restore: its chains and their rules."""
     return len(group) + sum(map(len, group.values()))
 
 

@@ -1,6 +1,6 @@
-"""The rules wanted in one family: every forwarding's fragment, and the chains that they share. Pure.
+"""The rules wanted in one family: every forwarding's fragment, and the shared chains. Pure.
 
-Knows which chains were touched since the last write, so that one changed service costs one fragment.
+Tracks the chains changed since the last write, so that one changed service costs one fragment.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ KUBE_PROXY_TERSE_ABOVE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the kernel should hold, as far as it has to be looked at."""
+    """The wanted content of the kernel, as far as it must be compared."""
 
     leaves: tuple[Mapping[ChainId, Rules], ...]
     """Chains of one forwarding each, written together. The first may be chains that the others jump to."""
     shared: Mapping[ChainId, Rules]
     jumps: Mapping[ChainId, Rules]
-    """Rules at the head of built-in chains; empty when nothing of ours should be left."""
+    """Rules at the head of built-in chains; empty if no rule of vipd's should remain."""
     gone: frozenset[ChainId]
     """Chains that no forwarding has any more."""
 
 
 class Ruleset:
-    """The fragments of one family. With no forwarding at all nothing is wanted, not even empty chains; but
-    kube-proxy's chains are always there, so with `compat: kube-proxy` ours are too."""
+    """The fragments of one family. Without forwardings nothing is wanted, not even empty chains; but
+    kube-proxy's chains always exist, so with `compat: kube-proxy` vipd's do too."""
 
     def __init__(self, options: RuleOptions) -> None:
         self.options = options
@@ -43,9 +43,9 @@ class Ruleset:
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
         self._fragments: dict[ForwardingKey, Fragment] = {}
         self._committed: dict[ForwardingKey, Forwarding] = {}
-        """What the kernel held when everything was last written."""
+        """The kernel's content when everything was last written."""
         self._ahead: dict[ForwardingKey, tuple[Forwarding, Compiler, Fragment]] = {}
-        """What is compiled already of an update that is to come, and by what."""
+        """Fragments compiled in advance for the next update, and their compiler."""
         self._endpoints = 0
         self._touched: dict[ForwardingKey, None] = {}
         self._gone: set[ChainId] = set()
@@ -55,17 +55,17 @@ class Ruleset:
 
     @property
     def changes(self) -> int:
-        """How many forwardings may be other than they were written last, and how much there is to each."""
+        """Number of forwardings that may differ from what was last written, with the work for each."""
         known = (self._forwardings.get(key) or self._committed.get(key) for key in self._touched)
         work = sum(forwarding.work() for forwarding in known if forwarding)
         return len(self._touched) + work + sum(each.unsettled for each in self._dispatch.values())
 
     def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
-        """How much it is to take that: of the forwarding and of the one in its place, the larger."""
+        """The work for this change: of the forwarding or the one in its place, whichever is larger."""
         return max((f.work() for f in (forwarding, self._forwardings.get(key)) if f), default=0)
 
     def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Compile what the next `update` of this key needs. May run in a thread."""
+        """Compile what the next `update` of this key requires. May run in a thread."""
         if forwarding is not None:
             compiler = self._compiler
             self._ahead[key] = forwarding, compiler, compiler.compile(forwarding)
@@ -89,44 +89,44 @@ class Ruleset:
             self._recompile()
 
     def hold_back(self) -> dict[ForwardingKey, Forwarding | None]:
-        """Go back to what was last written, and return what that leaves out."""
+        """Revert to what was last written, and return the changes that this drops."""
         held = {key: self._forwardings.get(key) for key in self._touched}
         for key in held:
             self.update(key, self._committed.get(key))
         return held
 
     def services_with_affinity(self) -> list[str]:
-        """The services that ask for affinity, sorted."""
+        """The services that require affinity, sorted."""
         return sorted({f.key.service for f in self._forwardings.values() if f.affinity_timeout is not None})
 
     def touch(self, chains: Collection[ChainId]) -> None:
-        """Have the forwardings that own some of these chains looked at again."""
+        """Mark the forwardings that own some of these chains as changed."""
         wanted = frozenset(chains)
         for key, fragment in self._fragments.items():
             if not wanted.isdisjoint(fragment.chains):
                 self._touched[key] = None
 
     def chains_in_use(self) -> set[ChainId]:
-        """Every chain that is wanted."""
+        """Every wanted chain."""
         leaves = {chain for fragment in self._fragments.values() for chain in fragment.chains}
         return leaves.union(self.shared(), marking_chains(self.options))
 
     def touched(self) -> Wanted:
-        """What changed since `written`: enough when the rest of the kernel is known to be right."""
+        """The changes since `written`: enough if the rest of the kernel is known to be right."""
         self._settle_comments()
         self.shared()
         changed = (self._fragments.get(key) for key in self._touched)
         return self._wanted((f for f in changed if f), frozenset(self._gone))
 
     def whole(self, present: Iterable[ChainId]) -> Wanted:
-        """Everything, and the end of every present chain of ours that is not wanted."""
+        """Everything, and the deletion of every present chain of vipd's that is not wanted."""
         self._settle_comments()
         fragments = self._fragments.values()
         keep = self.chains_in_use() if self._in_use() else set()
         return self._wanted(fragments, frozenset(present) - keep)
 
     def written(self) -> None:
-        """The kernel holds all that was wanted."""
+        """The kernel contains everything wanted."""
         for key in self._touched:
             if key in self._forwardings:
                 self._committed[key] = self._forwardings[key]

@@ -1,6 +1,6 @@
 """Reads the rules that iptables-save prints, and those that `iptables -S` prints of one chain. Pure.
 
-All readers of such text use it. What a rule means is not known here: see `vipd.observe.simulator.iptables`.
+All readers of such text use it. It does not interpret rules: see `vipd.observe.simulator.iptables`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from vipd.dataplane.iptables.plan import Installed
 from vipd.dataplane.iptables.words import target_of
 
 _MOST_SHOWN = 80
-"""Characters of a line that is not understood."""
+"""Characters shown of a line that is not understood."""
 _LEFT_OUT = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 _UNKNOWN_LINE = re.compile(r"^(?!#|\*\S|:\S+ \S|(?:\[\d+:\d+\] )?-A \S|COMMIT$|[ \t]*$).*", re.MULTILINE)
-"""What iptables-save never prints: taken for no rules at all it would have all of them written anew."""
+"""A line that iptables-save never prints: such text must not count as no rules, or all would be rewritten."""
 _TABLE_LINE = re.compile(r"^\*", re.MULTILINE)
 _COUNTED = re.compile(r"(.*)(?:^| )-c (\d+) (\d+)((?: -[jg] .*)?)")
 _PROBABILITY = re.compile(r"--probability (\d\.\d+)")
 _PROBABILITY_SCALE = 1 << 31
-"""xt_statistic keeps a probability as a whole number of 1/2^31 (contract 1.8)."""
+"""xt_statistic stores a probability as a whole number of 1/2^31 (contract 1.8)."""
 
 
 class MalformedRulesError(ValueError):
-    """The text is not what iptables-save prints, or is cut short."""
+    """The text is not output of iptables-save, or is truncated."""
 
 
 class Count(NamedTuple):
-    """What the kernel has counted: of nat rules, which only the first packet of a flow meets, new flows."""
+    """The kernel's counters: for nat rules, which see only the first packet of a flow, new flows."""
 
     packets: int
     bytes: int
@@ -44,7 +44,7 @@ class Count(NamedTuple):
 
 
 class SavedRule(NamedTuple):
-    """One rule: its text after `-A CHAIN `, and what was counted (None where the text has no counters)."""
+    """One rule: its text after `-A CHAIN `, and its counters (None if the text has none)."""
 
     text: str
     counted: Count | None
@@ -61,17 +61,17 @@ class SavedTables:
 
     chains: Mapping[ChainId, tuple[SavedRule, ...]]
     policies: Mapping[ChainId, str]
-    """Of the built-in chains."""
+    """For built-in chains."""
 
     def rules(self, table: str, chain: str) -> tuple[SavedRule, ...] | None:
-        """A chain's rules; None when there is no such chain."""
+        """A chain's rules; None if there is no such chain."""
         return self.chains.get(ChainId(table, chain))
 
 
 def check_saved(text: str) -> None:
-    """Raises MalformedRulesError for a text that is cut short, or has a line that iptables-save never prints.
+    """Raises MalformedRulesError for a truncated text, or one with a line that iptables-save never prints.
 
-    In a fraction of the time that reading it takes.
+    Takes a fraction of the time of reading it.
     """
     if text.count("\nCOMMIT") != len(_TABLE_LINE.findall(text)):
         raise MalformedRulesError("what it printed has no end")
@@ -80,13 +80,13 @@ def check_saved(text: str) -> None:
 
 
 def left_out_tables(text: str) -> list[str]:
-    """The tables that iptables-nft-save does not show, because they hold a rule that only nft can show."""
+    """The tables that iptables-nft-save omits because they contain a rule that only nft can show."""
     return _LEFT_OUT.findall(text)
 
 
 def read_tables(text: str) -> SavedTables:
-    """The tables in what iptables-save prints, with `-c` or without, or in what iptables-restore reads, where
-    built-in chains need no line of their own. Raises MalformedRulesError."""
+    """The tables in the output of iptables-save, with `-c` or without, or in the input of iptables-restore,
+    where built-in chains need no line. Raises MalformedRulesError."""
     chains: dict[ChainId, list[SavedRule]] = {}
     policies = {}
     for table, line in _table_lines(text):
@@ -138,19 +138,19 @@ def split_counters(line: str) -> tuple[str, Count | None]:
 
 
 def listed_rules(output: str, chain: str) -> Rules:
-    """The rules in what `iptables -S CHAIN` prints."""
+    """The rules in the output of `iptables -S CHAIN`."""
     head = f"-A {chain} "
     return tuple(line.removeprefix(head) for line in output.splitlines() if line.startswith(head))
 
 
 def listed_policy(output: str, chain: str) -> str:
-    """The policy in what `iptables -S CHAIN` prints; empty for a chain without one."""
+    """The policy in the output of `iptables -S CHAIN`; empty for a chain without one."""
     head = f"-P {chain} "
     return next((line.removeprefix(head) for line in output.splitlines() if line.startswith(head)), "")
 
 
 def listed_rule(text: str) -> SavedRule:
-    """A rule as `iptables -v -S` prints it: its counters stand before the target."""
+    """A rule in the form of `iptables -v -S`: its counters precede the target."""
     found = _COUNTED.fullmatch(text)
     if found is None:
         return SavedRule(text, None)
@@ -158,7 +158,7 @@ def listed_rule(text: str) -> SavedRule:
 
 
 def read_saved(text: str, names: Names) -> Installed:
-    """The chains in a dump: ours, and the built-in ones (those with a policy), but not others'."""
+    """The chains in a dump: vipd's, and the built-in ones (those with a policy), but not others'."""
     installed = Installed()
     rules: dict[ChainId, list[str]] = {}
     table = ""
@@ -180,9 +180,9 @@ def read_saved(text: str, names: Names) -> Installed:
 
 
 def recognise(installed: Installed, wanted: Mapping[ChainId, Rules]) -> None:
-    """Take our own spelling for chains that the kernel holds as wanted.
+    """Use vipd's own spelling for chains that are in the kernel as wanted.
 
-    The kernel prints a probability as it stored it (0.3333333333 comes back as 0.33333333349); after this,
+    The kernel prints a probability as it stored it (0.3333333333 becomes 0.33333333349); after this,
     equal rules are equal text.
     """
     for chain, rules in wanted.items():

@@ -1,6 +1,6 @@
 """The chains of one forwarding: SVC and SVL balance, EXT and FW let traffic in, SEP translates. Pure.
 
-What each rule means is in the contract, sections 1.5 and 1.7.
+Contract sections 1.5 and 1.7 define the meaning of each rule.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LeafRules:
         self._mask = "255.255.255.255" if options.family is Family.IPV4 else ":".join(["ffff"] * 8)
 
     def balance(self, forwarding: Forwarding, policy: Policy) -> Rules:
-        """The SVC or SVL chain: who is masqueraded, then pinned clients, then the ladder."""
+        """The SVC or SVL chain: masquerade rules, then affinity, then the probability chain."""
         rules = list(self._internal_masquerade(forwarding)) if policy is forwarding.internal_policy else []
         endpoints = forwarding.endpoints_under(policy)
         steps = [self._step(forwarding, endpoint) for endpoint in endpoints]
@@ -68,7 +68,7 @@ class LeafRules:
         return tuple(rules)
 
     def firewall(self, forwarding: Forwarding, addresses: Sequence[str], networks: Sequence[str]) -> Rules:
-        """The FW chain: allowed sources go on; the rest fall through to a drop in filter."""
+        """The FW chain: allowed sources continue; the rest reaches a drop in filter."""
         key = forwarding.key
         note, onward = comment(f"{key.service_port} loadbalancer IP"), f"-j {self._names.service(key, 'EXT')}"
         dropper = self._names.fixed("PROXY-FIREWALL")
@@ -82,7 +82,7 @@ class LeafRules:
         """The mark for flows to the service's own addresses that need this host's address as their source."""
         key, mode, cidrs = forwarding.key, forwarding.masquerade, self._options.cluster_cidrs
         note = comment(f"{key.service_port} cluster IP")
-        # Where no network of the family is in the cluster, all sources are outside; kube-proxy marks none.
+        # If no network of the family is in the cluster, all sources are outside; kube-proxy marks none.
         everything_is_outside = mode is Masquerade.OFF_CLUSTER and not (cidrs or self._options.kube_proxy)
         for address in forwarding.addresses:
             match = to_address(address, key.family, key.protocol, note, forwarding.port)
@@ -96,9 +96,10 @@ class LeafRules:
                 yield f"{match} -j {self._names.fixed('MARK-OFF-CLUSTER')}"
 
     def _external_masquerade(self, forwarding: Forwarding) -> Iterator[str]:
-        """Under the cluster policy the backend may be on another host, so replies must come back this way.
+        """Under the cluster policy the backend may be on another host, so replies must return through this
+        host.
 
-        A service that declares `hairpin` says that they do; kube-proxy knows no such word.
+        A service that declares `hairpin` guarantees that they do; kube-proxy has no such option.
         """
         note = self._about("masquerade traffic", forwarding)
         if self._options.kube_proxy or forwarding.masquerade is not Masquerade.HAIRPIN:
@@ -107,8 +108,8 @@ class LeafRules:
             yield f"{source(LOOPBACK)}{note} {self._mark}"
 
     def _external_local(self, forwarding: Forwarding) -> Iterator[str]:
-        """Clients inside the cluster or on this host are not held to this host's endpoints: they stand for
-        traffic that would have gone out to the load balancer and come back in."""
+        """Clients inside the cluster or on this host are not limited to this host's endpoints: their traffic
+        is treated as if it had left to the load balancer and returned."""
         cluster = f"-j {self._names.service(forwarding.key)}"
         for cidr in self._options.cluster_cidrs:
             yield f"-s {cidr} {self._about('pod traffic', forwarding)} {cluster}"

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from vipd.model.service import Family, Protocol
 
 COMMENT_LIMIT = 255
-"""Both iptables variants cut longer comments without a word (contract 1.8)."""
+"""Both iptables variants silently truncate longer comments (contract 1.8)."""
 
 UNUSED_PORTS = "vipd unused ports"
-"""The comment on refusals of what is for a VIP and no port of it."""
+"""The comment of refusals of packets for a VIP and no port of it."""
 
 REMOVED = "vipd flows of removed services"
-"""The comment on resets for flows whose frontend is gone."""
+"""The comment of resets for flows whose frontend is gone."""
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
@@ -30,29 +30,29 @@ def source(network: str) -> str:
 
 
 def to_address(address: str, family: Family, protocol: Protocol, note: str, port: int) -> str:
-    """What matches packets for one address and port."""
+    """Matches packets for one address and port."""
     return f"-d {address}/{family.bits} {to_port(protocol, note, port)}"
 
 
 def to_port(protocol: Protocol, note: str, port: int) -> str:
-    """What matches packets for one port of any address."""
+    """Matches packets for one port of any address."""
     return f"-p {protocol} {note} -m {protocol} --dport {port}"
 
 
 def any_port(address: str, family: Family, protocol: Protocol, note: str) -> str:
-    """What matches every port of one address."""
+    """Matches every port of one address."""
     return f"-d {address}/{family.bits} -p {protocol} {note}"
 
 
 def echo_request(address: str, family: Family, note: str) -> str:
-    """What matches a ping to one address."""
+    """Matches a ping to one address."""
     if family is Family.IPV4:
         return f"-d {address}/32 -p icmp {note} -m icmp --icmp-type 8"
     return f"-d {address}/128 -p ipv6-icmp {note} -m icmp6 --icmpv6-type 128"
 
 
 def joined(*parts: str) -> str:
-    """A rule from its parts, empty ones left out."""
+    """A rule from its parts, without empty ones."""
     return " ".join(_filled(parts))
 
 

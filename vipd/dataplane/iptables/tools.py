@@ -1,4 +1,4 @@
-"""Which iptables programs this host has, and running them."""
+"""Finds the iptables programs of this host, and runs them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_CHAIN = "No chain/target/match by that name"
 _NO_TARGET = ("does not exist", "Couldn't load target")
 _NO_RULE = "Bad rule"
 INCOMPATIBLE = "is incompatible, use 'nft' tool"
-"""What iptables-nft says of chains and tables with rules that it cannot show."""
+"""Message of iptables-nft about chains and tables with rules that it cannot show."""
 
 _TABLES_OF_LEGACY = {Family.IPV4: "net/ip_tables_names", Family.IPV6: "net/ip6_tables_names"}
 
@@ -40,22 +40,22 @@ class Tools:
 
     @property
     def program(self) -> str:
-        """The one that takes single commands."""
+        """The program for single commands."""
         return self.save.removesuffix("-save")
 
     @property
     def legacy(self) -> bool:
-        """Whether they write to the legacy tables. Before 1.8 they did not say, and always did."""
+        """Whether they write to the legacy tables. Versions before 1.8 do not report it, and always do."""
         return "nf_tables" not in self.version_text
 
     @property
     def random_fully(self) -> bool:
-        """Whether MASQUERADE knows --random-fully."""
+        """Whether MASQUERADE supports --random-fully."""
         return self.version >= RANDOM_FULLY_SINCE
 
 
 class IncompatibleError(ApplyError):
-    """A chain holds rules that iptables cannot show, though it can write beside them."""
+    """A chain contains rules that iptables cannot show, though it can write beside them."""
 
     def __init__(self, chain: ChainId) -> None:
         what = f"chain {chain.name} of iptables' table {chain.table} cannot be read"
@@ -63,8 +63,8 @@ class IncompatibleError(ApplyError):
 
 
 def has_legacy_tables(family: Family, proc: Path = Path("/proc"), table: str = "") -> bool:
-    """Whether legacy iptables has a table in this network namespace, of this name if one is given. Asked
-    without its programs, which make every table that they are asked for."""
+    """Whether legacy iptables has a table in this network namespace, of this name if one is given. Does not
+    use its programs, which create every table that they read."""
     try:
         found = (proc / _TABLES_OF_LEGACY[family]).read_text().split()
         return table in found if table else bool(found)
@@ -73,7 +73,7 @@ def has_legacy_tables(family: Family, proc: Path = Path("/proc"), table: str = "
 
 
 def program_names(family: Family, variant: str) -> tuple[str, ...]:
-    """The iptables programs of a family: the one that takes single commands, and its -restore and -save."""
+    """The iptables programs of a family: the one for single commands, and its -restore and -save."""
     stem = "iptables" if family is Family.IPV4 else "ip6tables"
     base = stem if variant == "auto" else f"{stem}-{variant}"
     return base, f"{base}-restore", f"{base}-save"
@@ -100,10 +100,10 @@ async def find_tools(family: Family, variant: str, run: Runner) -> Tools:
 
 
 async def save(tools: Tools, run: Runner, *, counters: bool = False) -> str:
-    """The rules of every table that exists, as text, each after its counters if wanted. Raises ApplyError.
+    """The rules of every existing table, as text, each after its counters if requested. Raises ApplyError.
 
-    Without `-t` because with it iptables-nft-save shows a table that does not exist, and
-    iptables-legacy-save brings one into being.
+    Without `-t`: with it iptables-nft-save shows a table that does not exist, and
+    iptables-legacy-save creates one.
     """
     finished = await finish([tools.save, *(("-c",) if counters else ())], "", run)
     _check(finished, tools.save)
@@ -117,10 +117,10 @@ async def save(tools: Tools, run: Runner, *, counters: bool = False) -> str:
 async def list_chain(
     tools: Tools, chain: ChainId, run: Runner, *, counters: bool = False
 ) -> tuple[str, ...] | None:
-    """One chain's rules as iptables-save spells them; None when there is no such chain. Raises ApplyError,
-    and IncompatibleError when iptables cannot show the chain.
+    """One chain's rules in the form of iptables-save; None if it does not exist. Raises ApplyError,
+    and IncompatibleError if iptables cannot show the chain.
 
-    With `counters` as `iptables -v -S` prints them. A few milliseconds however large the table is, where
+    With `counters` in the form of `iptables -v -S`. Takes a few milliseconds however large the table is;
     `save` takes seconds.
     """
     listing = (*(("-v",) if counters else ()), "-S", chain.name)
@@ -133,7 +133,7 @@ async def list_chain(
 
 
 async def has_rule(tools: Tools, chain: ChainId, rule: Sequence[str], run: Runner) -> bool:
-    """Whether a chain has a rule, given in words; also of chains that iptables cannot show. Raises
+    """Whether a chain has a rule, given in words; works for chains that iptables cannot show. Raises
     ApplyError."""
     finished = await _command(tools, chain.table, ("-C", chain.name, *rule), run)
     if finished.code and not any(word in finished.errors for word in (_NO_RULE, _NO_CHAIN, *_NO_TARGET)):
@@ -142,7 +142,7 @@ async def has_rule(tools: Tools, chain: ChainId, rule: Sequence[str], run: Runne
 
 
 async def restore(tools: Tools, text: str, run: Runner) -> None:
-    """Apply a restore input without flushing what it does not name. Raises ApplyError."""
+    """Apply a restore input without flushing other chains. Raises ApplyError."""
     argv = [tools.restore, "--noflush", "-w", str(LOCK_WAIT_SECONDS)]
     finished = await finish(argv, text, run)
     _check(finished, tools.restore, text)
@@ -153,8 +153,9 @@ async def _command(tools: Tools, table: str, words: Sequence[str], run: Runner) 
 
 
 async def _is_absent(tools: Tools, chain: ChainId, listed: Finished, run: Runner) -> bool:
-    """Whether a chain that could not be listed does not exist. Of a missing chain iptables-nft says the same
-    as of one that holds what only nft can show; so it is asked whether a rule could jump there."""
+    """Whether a chain that could not be listed does not exist. iptables-nft reports the same error for a
+    missing chain and one with rules that only nft can show; so this checks whether a rule could jump
+    there."""
     if INCOMPATIBLE not in listed.errors:
         return False
     asked = await _command(tools, chain.table, ("-C", "OUTPUT", "-j", chain.name), run)

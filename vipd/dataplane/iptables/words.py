@@ -6,23 +6,23 @@ import re
 from collections.abc import Iterable
 
 _WORD = re.compile(r'([^\s"]*)"([^"\\]*(?:\\.[^"\\]*)*)"|([^\s"]+)|"', re.DOTALL)
-"""A word that ends with a quoted stretch, one without quotes, or a quote that is not closed."""
+"""A word that ends with a quoted part, one without quotes, or a quote that is not closed."""
 _QUOTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _QUOTE, _MARK = "\0", "\0 "
-"""Stands for a quoted stretch, which ends a word: of a large table's rules only the target is of interest."""
+"""Replaces a quoted part, which ends a word: of a large table's rules only the target is needed."""
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _FREE_TEXT = frozenset(
     {"--comment", "--log-prefix", "--nflog-prefix", "--ulog-prefix", "--string", "--bytecode"}
 )
-"""Options whose value may be any word, also one that looks like an option."""
+"""Options whose value may be any word, including one that looks like an option."""
 _JUMPS = frozenset({"-j", "-g", "--jump", "--goto"})
 
 
 def split_words(line: str) -> list[str]:
     """The arguments of one line, as iptables-restore 1.8 splits them.
 
-    Blanks separate. A double quote opens a stretch in which blanks count and a backslash takes the next
-    character as it is; the closing quote ends the word. Outside quotes a backslash is a plain character.
+    Blanks separate. A double quote opens a part in which blanks count and a backslash takes the next
+    character literally; the closing quote ends the word. Outside quotes a backslash is a plain character.
 
     Raises:
         ValueError: a quote is not closed.
@@ -42,8 +42,8 @@ def _word(found: re.Match[str]) -> str:
 
 
 def target_of(rule: str) -> str:
-    """The chain or target of an iptables rule: the word after its `-j` or `-g`. Empty when it has none, or
-    when the rule cannot be read. What a comment or a log prefix says is no target."""
+    """The chain or target of an iptables rule: the word after its `-j` or `-g`. Empty if it has none, or
+    if the rule cannot be parsed. The text of a comment or a log prefix is no target."""
     plain = _QUOTED.sub(_MARK, rule) if '"' in rule else rule
     if '"' in plain:
         return ""  # one is not closed

@@ -1,1 +1,1 @@
-"""The nftables dataplane: a table of its own, whose maps hold the services."""
+"""The nftables dataplane: one table, whose maps contain the services."""

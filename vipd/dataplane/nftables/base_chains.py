@@ -23,7 +23,7 @@ REFUSED = (Protocol.UDP, Protocol.SCTP)
 
 
 class Hook(NamedTuple):
-    """Where a base chain is entered: the words for nft, and the numbers by which the kernel knows them."""
+    """The hook of a base chain: its names for nft, and its numbers in the kernel."""
 
     name: str
     number: int
@@ -39,16 +39,16 @@ HOOKS = {
     "output": Hook("output", 3, -100),
     "postrouting": Hook("postrouting", 4, 100),
 }
-"""Base chains, all of nat: the kernel asks them of the first packet of a flow only, at the priorities of
-iptables' nat. Which of several nat rules translates a flow first is the last to be asked."""
+"""Base chains, all of nat: the kernel runs them for the first packet of a flow only, at the priorities of
+iptables' nat. Once a nat rule has translated a flow, the kernel runs no further ones for it."""
 
 ENTRANCES = ("prerouting", "output")
 """Those in which packets are led to services."""
 
 
 def fixed_chains(options: TableOptions) -> dict[str, Rules]:
-    """Every chain that is always there, with its rules. From `dispatch` to `handover` the destination address
-    holds the number of a chain."""
+    """Every chain that always exists, with its rules. From `dispatch` to `handover` the destination address
+    contains the number of a chain."""
     ip, dispatch = options.ip, ("goto dispatch",)
     frontend = f"{ip} daddr . meta l4proto . th dport map @{FRONTENDS.name}"
     echo = "icmp type echo-request" if options.family is Family.IPV4 else "icmpv6 type echo-request"
@@ -81,7 +81,7 @@ def _postrouting(options: TableOptions) -> Rules:
 
 
 def _counting(options: TableOptions) -> Rules:
-    """A rule for each protocol: nft knows the type of a tracked port only where the protocol is known."""
+    """A rule for each protocol: nft knows the type of a tracked port only if the protocol is known."""
     ip = options.ip
     return tuple(
         f"meta l4proto {protocol} update @{FLOWS.name} {{ ct original {ip} daddr . meta l4proto"

@@ -33,7 +33,7 @@ _RESET = "tcp flags & 0x17 != 0x2 reject with tcp reset"
 
 
 class Chain(Protocol):
-    """A chain by what it does. Equal ones are the same chain."""
+    """A chain identified by its function. Equal ones are the same chain."""
 
     @property
     def name(self) -> str:
@@ -48,20 +48,20 @@ class Chain(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Answers that nobody serves here, or says nothing."""
+    """Answers that no backend serves here, or drops."""
 
     silent: bool = False
     resets: bool = False
-    """Silence is for new flows alone; those that began before get a TCP reset."""
+    """Only new flows are dropped; older ones get a TCP reset."""
 
     @property
     def name(self) -> str:
-        """`refuse`, `silence` or `silence-reset`; nft has a word of its own for drop."""
+        """`refuse`, `silence` or `silence-reset`; drop is a keyword of nft."""
         return f"silence{'-reset' if self.resets else ''}" if self.silent else "refuse"
 
     def rules(self, options: TableOptions) -> Rules:
-        """TCP learns it from a reset, which is seen at once everywhere. Answers have to come from the address
-        that was asked, which the dispatch has overwritten."""
+        """TCP gets a reset, which is effective at once everywhere. The answer must come from the original
+        destination address, which the dispatch has overwritten."""
         if self.silent and not self.resets:
             return ("drop",)
         restore = f"{options.ip} daddr set ct original {options.ip} daddr"
@@ -70,25 +70,25 @@ class Refuse:
         return restore, "meta l4proto tcp reject with tcp reset", "reject"
 
     def needs(self) -> tuple[Chain, ...]:
-        """None."""
+        """Returns an empty tuple."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Ends TCP flows that began while their frontend was served, and lets all others pass as if this element
-    were not there."""
+    """Resets TCP flows that began while their frontend was served; all others pass as if this element
+    did not exist."""
 
     place: Place = Place.ADDRESS
 
     @property
     def name(self) -> str:
-        """`removed`, `node-removed`; nft has a word of its own for reset."""
+        """`removed`, `node-removed`; reset is a keyword of nft."""
         return f"{self.place.value.rstrip('_')}-removed".lstrip("-")
 
     def rules(self, options: TableOptions) -> Rules:
-        """Connection tracking has forgotten the flow, so its next packet is the first of one, but no SYN. The
-        rest is what the dispatch does with an address and port of no service."""
+        """Connection tracking has forgotten the flow, so its next packet starts a new one, but is no SYN. The
+        other rules are those of the dispatch for an address and port of no service."""
         if self.place is Place.NODE:
             return ("fib daddr type != local return", _RESET)
         daddr = f"{options.ip} daddr"
@@ -97,14 +97,14 @@ class Reset:
         return restore, _RESET, on_host, f"{daddr} @{CLAIMED.name} goto {UNUSED}", "accept"
 
     def needs(self) -> tuple[Chain, ...]:
-        """None."""
+        """Returns an empty tuple."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Masqueraded:
-    """Marks flows that need this host's address as their source, and passes all on. With `hairpin` these are
-    the flows of IPv4 loopback addresses alone."""
+    """Marks flows that require masquerade, and passes all on. With `hairpin` these are
+    only the flows of IPv4 loopback addresses."""
 
     which: Masquerade
     target: Spread
@@ -124,18 +124,18 @@ class Masqueraded:
             return f"fib saddr type != local {mark}", onward
         if self.which is Masquerade.OFF_CLUSTER and cidrs:
             return f"{options.ip} saddr != {{ {', '.join(cidrs)} }} {mark}", onward
-        # Where no network of the family is in the cluster, all sources are outside.
+        # If no network of the family is in the cluster, all sources are outside.
         return mark, onward
 
     def needs(self) -> tuple[Chain, ...]:
-        """Where it leads."""
+        """The next chain."""
         return (self.target,)
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Traffic from outside under the local policy: clients in the cluster or on this host are not held to
-    this host's endpoints, as traffic that would have gone out to a load balancer and come back."""
+    """Traffic from outside under the local policy: clients in the cluster or on this host are not limited to
+    this host's endpoints; they are treated as if their traffic came back from a load balancer."""
 
     cluster: Spread
     local: Spread | None
@@ -148,7 +148,7 @@ class Edge:
         return f"edge-{self.cluster.name}-{self._local.name}"
 
     def rules(self, options: TableOptions) -> Rules:
-        """Pods, this host, then everybody else."""
+        """Pods, this host, then all other sources."""
         cidrs = ", ".join(options.cluster_cidrs)
         inside = (f"{options.ip} saddr {{ {cidrs} }} goto {self.cluster.name}",) if cidrs else ()
         own = f"fib saddr type local {_mark(options)} goto {self.cluster.name}"
@@ -165,7 +165,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A node port: only what is for an address of this host goes on."""
+    """A node port: only packets for an address of this host continue."""
 
     target: Chain
 
@@ -175,7 +175,7 @@ class Gate:
         return f"gate-{self.target.name}"
 
     def rules(self, options: TableOptions) -> Rules:
-        """Who does not pass returns to the dispatch. A refusal holds for every address of this host."""
+        """Other packets return to the dispatch. A refusal applies to every address of this host."""
         daddr, answering = f"{options.ip} daddr", options.node_port_addresses
         onward = f"goto {self.target.name}"
         elsewhere = "fib daddr type != local return"
@@ -193,13 +193,13 @@ class Gate:
         )
 
     def needs(self) -> tuple[Chain, ...]:
-        """Where it leads."""
+        """The next chain."""
         return (self.target,)
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Lets the sources of these prefix lengths in, each to the chain that its map names, and drops others."""
+    """Admits sources of these prefix lengths, each to the chain that its map names, and drops others."""
 
     lengths: tuple[int, ...]
     """In ascending order."""
@@ -219,7 +219,7 @@ class Limited:
         return (*found, "drop")
 
     def needs(self) -> tuple[Chain, ...]:
-        """Those that the maps name; whoever fills them needs them."""
+        """Returns an empty tuple: the elements of the maps require their chains."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""Requests for what a table holds, and the kernel's answers read. Pure.
+"""Encodes requests for the content of a table, and decodes the kernel's answers. Pure.
 
 Read with `struct`, because listing 10,000 services with nft takes seconds. Layouts are those of the kernel's
 include/uapi/linux/netlink.h and include/uapi/linux/netfilter/nf_tables.h; user data is libnftnl's.
@@ -65,7 +65,7 @@ def answer(datagram: bytes, kind: int, start: int, end: int) -> Answer:
 
 
 def number_of(family: Family | None) -> int:
-    """The kernel's number of a family of tables; 0 stands for all."""
+    """The kernel's number of a family of tables; 0: all."""
     return FAMILY_NUMBERS[family] if family else 0
 
 
@@ -86,7 +86,7 @@ def comment(user_data: bytes | None, kind: int = 0) -> str:
 
 
 def elements(body: bytes, holder: Holder, family: Family) -> Iterator[tuple[Slot, str]]:
-    """The elements in one answer, as they are written. Raises MalformedMessageError."""
+    """The elements in one answer, as text. Raises MalformedMessageError."""
     key_of, value_of = _reader(holder.key, family), _reader(holder.value, family)
     for element in element_attributes(body):
         key = element.get(1)
@@ -103,7 +103,7 @@ def element_attributes(body: bytes) -> Iterator[dict[int, bytes]]:
 
 
 def counted(element: dict[int, bytes]) -> int:
-    """How often the counter of an element was hit; 0 without one."""
+    """The packet counter of an element; 0 without one."""
     expression = element.get(7)
     if expression is None and 11 in element:  # a list of them, since 5.11
         expression = next((value for _, value in walk(element[11])), None)
@@ -122,23 +122,23 @@ def data_of(element: Mapping[int, bytes], which: int) -> bytes:
 
 
 def key_fields(data: bytes, fields: tuple[Field, ...], family: Family) -> list[str]:
-    """The fields of a key, each as it is written."""
+    """The fields of a key, each as text."""
     return _reader(fields, family)(data).split(" . ")
 
 
 @lru_cache(maxsize=64)
 def _reader(fields: tuple[Field, ...], family: Family) -> Callable[[bytes], str]:
-    """What reads the data of a key or value with these fields, each of which fills whole words of 4 bytes."""
+    """Returns a decoder for keys or values with these fields, each of which fills whole words of 4 bytes."""
     if Field.VERDICT in fields:
         return _verdict
     width = 4 if family is Family.IPV4 else 16
     layout = "=" + "".join(_LAYOUTS.get(field, f"{width}s") for field in fields)
-    # A lone last field comes without its filling.
+    # A single last field has no padding.
     unpack = struct.Struct(layout)
     tellers = tuple(_TELLERS.get(field, _address) for field in fields)
 
     def read(data: bytes) -> str:
-        value = data[4:]  # the one attribute within: NFTA_DATA_VALUE
+        value = data[4:]  # the only attribute within: NFTA_DATA_VALUE
         try:
             parts = unpack.unpack(value[: unpack.size].ljust(unpack.size, b"\0"))
         except struct.error:

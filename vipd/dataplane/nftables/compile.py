@@ -1,4 +1,4 @@
-"""From one forwarding to its elements and the chains that they lead to. Pure.
+"""Compiles one forwarding to its elements and the chains that they lead to. Pure.
 
 The decisions are kube-proxy's, contract sections 1.4 to 1.6, as in the iptables dataplane.
 """
@@ -34,11 +34,11 @@ Network = IPv4Network | IPv6Network
 _NUMBER = re.compile(r"-[0-9]+(?=-|$)")
 
 NUMBER_BITS = 23
-"""Of an endpoint's number."""
+"""Bits of an endpoint's number."""
 
 
 class Slot(NamedTuple):
-    """Where an element stands: its holder and its key."""
+    """Identifies an element: its holder and its key."""
 
     holder: str
     key: str
@@ -64,10 +64,10 @@ class Fragment:
     """Addresses of endpoints that might be sent their own flows unmasqueraded."""
 
     def kinds(self) -> frozenset[str]:
-        """What its chains look for, in words: their names without numbers of slots.
+        """What its chains look up: their names without numbers of slots.
 
-        Where these stay, a packet on its way through the chains of before finds something in the elements of
-        after."""
+        If these stay, a packet in the chains from before the change finds elements from after
+        it."""
         words = {_NUMBER.sub("", chain.name) for chain in self.chains}
         return frozenset({*words, *map(str, self.lengths)})
 
@@ -83,7 +83,7 @@ def first_chain(forwarding: Forwarding, options: TableOptions) -> str:
 
 
 def fill_tables(forwardings: Iterable[Forwarding]) -> None:
-    """Have the lookup tables ready by which forwardings are compiled: of many backends they take a second."""
+    """Fill the lookup tables that compilation uses: with many backends they take a second."""
     for forwarding in forwardings:
         for policy in (Policy.CLUSTER, Policy.LOCAL):
             if forwarding.endpoints_under(policy):
@@ -128,8 +128,8 @@ class _Compilation:
         return found
 
     def _may_be_unmarked(self) -> bool:
-        """Whether a flow that an endpoint makes to itself can pass without the mark that asks for masquerade:
-        those that are forwarded all have it in the usual modes, and on this host itself none is needed."""
+        """Whether a flow of an endpoint to itself can pass without the mark for masquerade: in the usual
+        modes all forwarded flows have the mark, and on this host itself none is needed."""
         f = self._f
         outside = f.externally_accessible and f.external_policy is Policy.LOCAL
         return outside or f.masquerade in (Masquerade.HAIRPIN, Masquerade.OFF_CLUSTER)
@@ -144,7 +144,7 @@ class _Compilation:
             self._found.elements[Slot(NODE_PORTS.name, frontend)] = f"jump {chain.name}"
 
     def _internal(self) -> Chain:
-        """Where flows to an address of the service go."""
+        """The chain for flows to an address of the service."""
         f = self._f
         if not f.endpoints_under(f.internal_policy):
             return self._refusal()
@@ -185,13 +185,13 @@ class _Compilation:
         frontend = f"{self._f.key.protocol} . {port}"
         gate = Gate(self._entry(Place.NODE))
         self._found.chains[gate] = None
-        # Those who do not pass come back to the dispatch.
+        # Other packets return to the dispatch.
         self._found.elements[Slot(NODE_PORTS.name, frontend)] = f"jump {gate.name}"
         if self._f.served:
             self._fill_outside(Place.NODE, frontend)
 
     def _entry(self, place: Place) -> Chain:
-        """The way of traffic from outside, sources that may not come having been sorted out."""
+        """The chain for traffic from outside, after the check of its source."""
         f = self._f
         if not f.served or not f.endpoints:
             return self._refusal()
@@ -200,8 +200,8 @@ class _Compilation:
             if not f.local_endpoints:
                 return Edge(cluster, None, f.resets_flows)
             return Edge(cluster, self._spread(place, Policy.LOCAL))
-        # The backend may be on another host, so replies must come back this way, unless it is said they do;
-        # kube-proxy knows no such word.
+        # The backend may be on another host, so replies must return through this host, unless the service
+        # declares that they do; kube-proxy has no such option.
         if f.masquerade is not Masquerade.HAIRPIN or self._options.kube_proxy:
             return Masqueraded(Masquerade.ALWAYS, cluster)
         return Masqueraded(f.masquerade, cluster) if self._options.loopback_clients else cluster
@@ -230,13 +230,13 @@ class _Compilation:
         )
 
     def _fill(self, place: Place, frontend: str, policy: Policy) -> None:
-        """The slots of one frontend under one policy, and what is in them."""
+        """Add the slots of one frontend under one policy, and their endpoints."""
         endpoints, local = self._f.endpoints_under(policy), policy is Policy.LOCAL
         if not endpoints:
             return
         elements, offset = self._found.elements, LOCAL_OFFSET if local else 0
         family = self._options.family
-        # Who drains may keep its pinned clients: it has a number, and no slot.
+        # A draining endpoint may keep its pinned clients: it has a number, and no slot.
         everyone = endpoints if local else (*endpoints, *self._f.pinned)
         texts = [f"{endpoint.address} . {endpoint.port}" for endpoint in everyone]
         holder = place.endpoints.name
@@ -250,7 +250,7 @@ class _Compilation:
             elements[Slot(holder, f"{frontend} . {number_address(family, slot + offset)}")] = texts[index]
 
     def _name(self) -> str:
-        """What the service port is known by whatever its frontends are."""
+        """Identifies the service port independently of its frontends."""
         return f"{self._f.key.service_port}/{self._f.key.protocol}"
 
     def _timeout(self) -> int | None:
@@ -260,13 +260,14 @@ class _Compilation:
         return f"{address} . {self._f.key.protocol} . {self._f.port}"
 
     def _refusal(self) -> Refuse:
-        """With endpoints on other hosts only, silence: a client behind a load balancer then tries another."""
+        """If all endpoints are on other hosts, it drops: a client behind a load balancer then tries
+        another."""
         silent = self._f.served or self._f.refusal is Refusal.DROP
         return Refuse(silent, resets=silent and self._f.resets_flows)
 
 
 def _slots(forwarding: Forwarding, policy: Policy) -> tuple[int, ...]:
-    """For each slot the index of the endpoint in it."""
+    """The index of the endpoint in each slot."""
     endpoints = forwarding.endpoints_under(policy)
     weights = tuple(endpoint.weight for endpoint in endpoints)
     if forwarding.balance is Balance.SOURCE_HASH:
@@ -277,7 +278,7 @@ def _slots(forwarding: Forwarding, policy: Policy) -> tuple[int, ...]:
 
 
 def _numbers(endpoints: Collection[Endpoint]) -> dict[tuple[str, int], int]:
-    """A number for each address and port that it keeps whoever else comes or goes, but where two would have
+    """A number for each address and port, which does not depend on the others, except when two would have
     the same: then the second takes the next free one."""
     taken: dict[int, tuple[str, int]] = {}
     for place in sorted({endpoint[:2] for endpoint in endpoints}):
@@ -290,7 +291,7 @@ def _numbers(endpoints: Collection[Endpoint]) -> dict[tuple[str, int], int]:
 
 
 def _limits(external: ExternalAddress) -> list[Network]:
-    """The networks that may use an address; none where all may."""
+    """The networks that may use an address; empty if all may."""
     networks = [ip_network(network) for network in external.allow_from or ()]
     return [] if any(network.prefixlen == 0 for network in networks) else networks
 

@@ -1,7 +1,7 @@
-"""What each rule that the compiler writes does, in words, and what it found in a map or set. Pure.
+"""Describes each rule that the compiler writes, and its lookups in maps and sets, in words. Pure.
 
-`vipctl explain`, `vipctl trace` and `vipctl rules` print these words. Patterns match rules as the compiler
-writes them and as nft lists them. That a rule is vipd's is known by its digest, not by these patterns.
+`vipctl explain`, `vipctl trace` and `vipctl rules` print these words. Patterns match rules in the form of the
+compiler and of nft's listings. A rule is recognised as vipd's by its digest, not by these patterns.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _PATTERNS = tuple(
 
 
 def describe(chain: str, rule: str) -> str:
-    """What a rule of this chain does, in words. `rule` is its text without its comment; a rule that vipd does
+    """Describes a rule of this chain in words. `rule` is its text without its comment; a rule that vipd does
     not write is returned as it is."""
     for pattern, words in _PATTERNS:
         if found := pattern.search(rule):
@@ -97,9 +97,9 @@ def _duration(text: str) -> str:
 
 
 def describe_element(holder: str, element: str, service_port: str = "") -> str:
-    """What a rule found in a map or set, in words; empty where its name or value says nothing more.
+    """Describes an element that a rule found in a map or set; empty if its name or value adds nothing.
 
-    `element` is `KEY` or `KEY : VALUE`. `service_port` is the owner of a frontend: maps hold no name.
+    `element` is `KEY` or `KEY : VALUE`. `service_port` is the owner of a frontend: maps contain no name.
     """
     key, _, value = element.partition(" : ")
     fields, owner = key.split(" . "), f" of {service_port}" if service_port else ""
@@ -117,17 +117,17 @@ def describe_element(holder: str, element: str, service_port: str = "") -> str:
 
 
 def describe_limit(holder: str, source: str) -> str:
-    """An element of a map of allowed sources, as one that lets in."""
+    """Describes an element of a map of allowed sources."""
     return f"from {source}/{holder.removeprefix('allowed_')}: let in"
 
 
 def frontend_of(key: str) -> str:
-    """The frontend of a key, `10.96.0.10 . udp . 53` or `tcp . 30080`, as `vipctl` takes it."""
+    """The frontend of a key, `10.96.0.10 . udp . 53` or `tcp . 30080`, in the syntax of `vipctl`."""
     *address, protocol, port = key.split(" . ")
     return str(Frontend(address[0] if address else "", int(port), Protocol(protocol)))
 
 
 def socket_of(endpoint: str) -> str:
-    """`ADDRESS:PORT` of `ADDRESS . PORT`; other texts as they are."""
+    """`ADDRESS:PORT` for `ADDRESS . PORT`; other texts unchanged."""
     address, _, port = endpoint.partition(" . ")
     return socket_text(address, int(port)) if port else endpoint

@@ -38,7 +38,7 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
         cls, settings: Settings, record: HostRecord, run: Runner, open_socket: OpenSocket = open_netlink
     ) -> NftablesDataplane:
         """Find nft. Writes nothing. Without nft a family fails when it is needed, and looks for it again
-        then. `open_socket` makes netlink sockets in the network namespace in which `run` runs programs."""
+        then. `open_socket` creates netlink sockets in the network namespace in which `run` runs programs."""
         nft = Programs((NFT,), lambda: find_nft(run))
         await nft.look()
         families = {f: FamilyTable(f, nft, settings, record, run, open_socket) for f in Family}
@@ -51,7 +51,7 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
         await super().prepare(changes)
 
     def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
-        """Somebody may have changed these chains, maps and sets, and nothing else."""
+        """Exactly these chains, maps and sets may have changed."""
         for family, table in self._families.items():
             if names := {chain.name for of, chain in chains if of is family}:
                 table.invalidate(names)
@@ -78,6 +78,6 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
         return found
 
     def forwardings(self) -> Iterator[Forwarding]:
-        """All that are wanted."""
+        """All wanted forwardings."""
         for table in self._families.values():
             yield from table.desired.forwardings()

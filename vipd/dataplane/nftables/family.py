@@ -1,6 +1,6 @@
-"""One address family's table at work: what is wanted, what the kernel is known to hold, and the way between.
+"""Programs one address family's table: the desired one, the known state of the kernel, and the plan between.
 
-A transaction that fails because of what is in it is tried again in parts (`vipd.dataplane.family`).
+A transaction that fails because of its content is retried in parts (`vipd.dataplane.family`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _IN_DOUBT = FoundChain(None, ("doubted",))
-"""Equal to no chain that is wanted, but for its hook."""
+"""Differs from every wanted chain, except in its hook."""
 
 
 class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
-    """The table of one family. Without nft it fails only when something is wanted of it."""
+    """The table of one family. Without nft it fails only when something is wanted."""
 
     def __init__(
         self,
@@ -63,22 +63,22 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         self._nft, self._open = nft, open_socket
         self.desired = WantedTable(TableOptions.of(settings, family))
         self._installed: Installed | None = None
-        """Besides elements. None: nothing is known, so the next plan reads all."""
+        """Excludes elements. None: unknown, so the next plan reads all."""
         self._elements_known = False
         """The elements are those that were last written."""
         self._in_doubt: set[str] = set()
-        """Chains and holders that somebody may have changed."""
+        """Chains and holders that another program may have changed."""
         self._abilities: Abilities | None = None
         self._probed: Nft | None = None
-        """The program by which they were found out."""
+        """The program with which the features were probed."""
 
     def invalidate(self, names: Collection[str]) -> None:
-        """Somebody may have changed these chains and holders, and nothing else. An empty name: the table."""
+        """Exactly these chains and holders may have changed. An empty name: the table."""
         self._invalid = self._invalid or "" in names
         self._in_doubt.update(names)
 
     def warnings(self) -> list[str]:
-        """What the kernel's lack of something means for services."""
+        """The effects on services of features that the kernel lacks."""
         if self._abilities is None:
             return []
         pinned = {f.key.service for f in self.desired.forwardings() if f.affinity_timeout is not None}
@@ -90,7 +90,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         return str(found) if isinstance(found, ApplyError) else found.version_text
 
     async def plan(self) -> Plan:
-        """What has to be written now. Raises ApplyError."""
+        """The plan of what must be written now. Raises ApplyError."""
         needed = len(self.desired) > 0 or self._installed is not None
         await self._nft.look(needed=needed)
         if isinstance(self._nft.found, ApplyError) and not needed:
@@ -110,7 +110,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         return plan
 
     async def survey(self) -> Survey | None:
-        """What the kernel holds now, nothing that is known of it being touched. None: no nft, and nothing
+        """The kernel's current state; the cached state does not change. None: no nft, and nothing
         wanted. Raises ApplyError."""
         if isinstance(self._nft.found, ApplyError) and not len(self.desired):
             return None
@@ -118,7 +118,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         return await asyncio.to_thread(self._with_reader, lambda reader: read_survey(reader, holders))
 
     def difference(self, surveyed: Survey | None) -> Plan:
-        """What would have to be written where the kernel is as surveyed."""
+        """The plan for a kernel in the surveyed state."""
         return difference(self.desired, surveyed) if surveyed else Plan(self.desired.options.table)
 
     async def apply(self, plan: Plan) -> None:
@@ -128,7 +128,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         try:
             failed = await self._write(plan)
         except BaseException:
-            # Some of it may have been written, also when this task was cancelled: look again first.
+            # Some of it may have been written, also if this task was cancelled: read again first.
             self._installed = None
             raise
         if not failed:
@@ -137,7 +137,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         held = self.desired.revert(failed)
         for key, why in failed.items():
             self._hold(key, held[key], why)
-        # What the failed ones shared with others may be missing now.
+        # Elements that the failed ones shared with others may be missing now.
         self._installed = None
         again = await self.plan()
         if again and await self._write(again):
@@ -146,8 +146,8 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         self._settle(again)
 
     async def collect_garbage(self) -> None:
-        """Delete the chains and maps that nothing leads to any more. Not in the change itself: before 6.2 the
-        kernel may count an element as theirs that was deleted a moment ago. Raises ApplyError."""
+        """Delete the chains and maps that are no longer referenced. Not in the change itself: before 6.2 the
+        kernel may count a just deleted element as a reference. Raises ApplyError."""
         installed, wanted = self._installed, self.desired.structure()
         if installed is None or self._invalid or not wanted.chains:
             return
@@ -183,7 +183,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
                 self._with_reader, lambda reader: self._compare_with(reader, doubtful)
             )
         except BaseException:
-            self._installed = None  # also when this task was cancelled: what was doubtful still is
+            self._installed = None  # also if this task was cancelled: doubts remain
             raise
 
     def _with_reader(self, work: Callable[[TableReader], T]) -> T:
@@ -191,7 +191,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
             return work(reader)
 
     def _compare_with(self, reader: TableReader, doubtful: Collection[str]) -> Plan:
-        """What differs from the kernel, of which everything that is not known is read."""
+        """The difference from the kernel; reads everything that is not known."""
         options, wanted = self.desired.options, self.desired.structure()
         everything = self._installed is None or not self._elements_known
         installed = self._installed = reader.structure()
@@ -204,7 +204,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         if not wanted.chains:
             return make_plan(options, wanted, installed, (), Step((), {}, {}))
         looked_at = ours if everything else {n: h for n, h in ours.items() if n in doubtful}
-        self._elements_known = False  # until what was found to differ is written
+        self._elements_known = False  # until the difference is written
         found = reader.elements([h for n, h in looked_at.items() if n in installed.holders])
         steps, shared = self.desired.against(found, looked_at)
         if not everything:
@@ -212,21 +212,21 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         return make_plan(options, wanted, installed, steps, shared)
 
     def _compare(self) -> Plan:
-        """What differs from what was last written."""
+        """The difference from what was last written."""
         assert self._installed is not None  # noqa: S101 (else the kernel is read)
         return make_plan(
             self.desired.options, self.desired.structure(), self._installed, *self.desired.touched()
         )
 
     def _settle(self, plan: Plan) -> None:
-        """All that is wanted is in the kernel."""
+        """Everything wanted is in the kernel."""
         if plan.leaves is not None:
             self._installed = plan.leaves
         self._elements_known = True
         self.desired.written()
 
     async def _prepare(self, nft: Nft) -> None:
-        """Before the first write: say on disk what will be there, and find out what this host can do."""
+        """Before the first write: record on disk that rules will exist, and probe this host's features."""
         self._record_rules(())
         if self._probed != nft:
             wanted = TableOptions.of(self._settings, self._family)
@@ -239,7 +239,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
                 ping=able.ping,
                 counts=able.counts,
             )
-            # In a thread: all forwardings are compiled again where this host lacks something.
+            # In a thread: if this host lacks a feature, all forwardings are compiled again.
             await asyncio.to_thread(self._reconfigure, options)
 
     async def _write(self, plan: Plan) -> dict[ForwardingKey, str]:
@@ -287,7 +287,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
 def _joined(
     steps: list[Step], shared: Step, read: list[Step], read_shared: Step, looked_at: Collection[str]
 ) -> tuple[list[Step], Step]:
-    """Differences from what was written, but those of what was read as it was found there."""
+    """Differences from what was written, without those of holders that were read, which have current ones."""
 
     def unread(elements: Elements) -> Elements:
         return {slot: value for slot, value in elements.items() if slot.holder not in looked_at}

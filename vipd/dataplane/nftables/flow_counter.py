@@ -1,7 +1,7 @@
-"""New flows from the table's counters, each of which stays when its backend leaves or its service.
+"""New flows from the table's counters, which remain when their backend or service is removed.
 
-The kernel counts by frontend and endpoint, and knows no services. Growth is entered for whoever has the
-frontend, or had it last: no flow is lost when it goes, and none is counted again for who has it next.
+The kernel counts by frontend and endpoint, not by service. Growth counts for the service that has the
+frontend, or had it last: no flow is lost when it goes, and none is counted again for its next owner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Frontend = tuple[str, ...]
 
 
 MOST_FORMER = 10_000
-"""Elements that are gone and still known."""
+"""Removed elements that are still known."""
 
 
 class ElementCounter:
@@ -31,11 +31,11 @@ class ElementCounter:
         counted: Callable[[], Awaitable[Mapping[Element, int]]],
         forwardings: Callable[[], Iterable[Forwarding]],
     ) -> None:
-        """`counted`: what the kernel has counted in all, of both families; may raise ApplyError."""
+        """`counted` returns the kernel's total counts of both families; may raise ApplyError."""
         self._counted, self._forwardings = counted, forwardings
         self._known: dict[Element, int] = {}
         self._owners: dict[Frontend, ForwardingKey] = {}
-        """Who had each frontend that was counted for, when that was read last."""
+        """The owner of each counted frontend at the last reading."""
         self._seconds = 0.0
 
     @property
@@ -44,10 +44,10 @@ class ElementCounter:
         return self._seconds
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """The forwardings are asked for when counts are taken."""
+        """Does nothing: `take` reads the forwardings."""
 
     async def take(self) -> Mapping[Place, int]:
-        """The new flows since the last time. A count that is less than it was began anew at zero."""
+        """The new flows since the last call. A count that decreased restarted at zero."""
         began, cpu = time.monotonic(), time.process_time()
         counted = await self._counted()
         # Each is too much when there is other work on this host, or in this process.
@@ -61,16 +61,16 @@ class ElementCounter:
                 continue
             key = owners.key(frontend) or self._owners.get(frontend)
             if key is None:
-                continue  # its service may only not be known yet
+                continue  # its service may be missing only temporarily
             self._known[element], self._owners[frontend] = flows, key
             place = Place(key, element[3], int(element[4]))
             taken[place] = taken.get(place, 0) + (flows - known if flows > known else flows)
         return taken
 
     def _forget_gone(self, counted: Mapping[Element, int]) -> None:
-        """Forget what the kernel has no more, once that is much: tables may be replaced again and again.
+        """Drop what the kernel no longer has, once it is much: tables may be replaced repeatedly.
 
-        A family of which nothing is reported is only not known now: its counts go on where they were.
+        A family without any report is only unreadable now: its counts continue.
         """
         if len(self._known) <= len(counted) + MOST_FORMER:
             return
@@ -103,7 +103,7 @@ class ElementCounter:
 
 
 class _Frontends:
-    """Whose a frontend is; a node port is one at any address of its family that is no other."""
+    """Owners of frontends; a node port matches any address of its family that is no other frontend."""
 
     def __init__(self, forwardings: Iterable[Forwarding]) -> None:
         self._named: dict[Frontend, ForwardingKey] = {}

@@ -1,4 +1,4 @@
-"""Finds what drops or bypasses the table's flows on this host, in tables of other programs."""
+"""Finds chains in tables of other programs that drop or bypass the table's flows on this host."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ INPUT = 1
 
 
 async def dropping_chains(open_socket: OpenSocket = open_netlink) -> tuple[BaseChain, ...]:
-    """Base chains of INPUT that drop what none of their rules accepts. Raises ApplyError.
+    """Base chains of INPUT that drop all packets that none of their rules accepts. Raises ApplyError.
 
-    An accept in one table does not keep another from dropping, so that a table of our own cannot help there
-    as vipd's iptables rules do. Chains of iptables-legacy are not seen. Of the forward hook see
+    An accept in one table does not keep another from dropping, so vipd's table cannot help there
+    as its iptables rules do. Chains of iptables-legacy are not read. For the forward hook see
     `vipd.dataplane.forward_accept`.
     """
     chains = await asyncio.to_thread(_read, open_socket)

@@ -1,6 +1,6 @@
-"""What stands in the table: its maps and sets, and how their elements are spelled. Pure.
+"""Content of the table: its maps and sets, and the form of their elements. Pure.
 
-Every map holds all services; which one a packet is for is in the key. Elements are written as nft prints
+Every map contains all services; the key identifies the packet's service. Elements are written as nft prints
 them, fields joined by ` . `, so that an element read back equals the one written.
 """
 
@@ -18,23 +18,23 @@ Rules = tuple[str, ...]
 """Of a chain, in order."""
 
 FORMAT = 3
-"""Of the whole table. A table of another format is replaced in one transaction."""
+"""Format of the whole table. A table of another format is replaced in one transaction."""
 
 RESERVED = {Family.IPV4: "0.0.0.0/8", Family.IPV6: "100::/64"}
-"""Where slots and endpoints' numbers lie as addresses: nobody's address is there."""
+"""Addresses that represent slots and endpoints' numbers: no host uses them."""
 LOCAL_OFFSET = 1 << 16
-"""Slots of endpoints on this host, for the local traffic policy, begin here."""
+"""First slot of endpoints on this host, for the local traffic policy."""
 
 
 class Field(Enum):
-    """One part of a key or value, and its type (`IP` stands for ipv4 or ipv6)."""
+    """One part of a key or value, and its type (`IP` represents ipv4 or ipv6)."""
 
     ADDRESS = "IP_addr"
-    """An address; or a slot, or an endpoint's number, written as one (see `number_address`)."""
+    """An address; or the number of a slot or endpoint in the form of one (see `number_address`)."""
     PROTOCOL = "inet_proto"
     PORT = "inet_service"
     NUMBER = ""
-    """32 bits in the host's byte order, a type that has no name."""
+    """32 bits in the host's byte order, a type without a name."""
     VERDICT = "verdict"
 
 
@@ -51,7 +51,7 @@ class Holder:
     key: tuple[Field, ...]
     value: tuple[Field, ...] = ()
     learnt: str = ""
-    """Flags of what packets fill, so that its elements are not ours to write. Empty for all others."""
+    """Flags of a holder that packets fill, so that vipd does not write its elements. Empty for all others."""
     size: int = 0
 
     @property
@@ -60,7 +60,7 @@ class Holder:
         return "map" if self.value else "set"
 
     def declaration(self, family: Family) -> str:
-        """What nft is given, between the braces; the comment by which it is recognised comes with it."""
+        """The declaration for nft, between the braces; with the comment by which it is recognised."""
         words = [self._typed(family)]
         words += [f"size {self.size};"] if self.size else []
         words += [f"flags {self.learnt};"] if self.learnt else []
@@ -71,8 +71,8 @@ class Holder:
         return digest(f"{self._typed(family)} {self.size} {self.learnt}")
 
     def _typed(self, family: Family) -> str:
-        """By names of types, or by examples where one has no name. No value of two fields may be declared by
-        examples: nft 1.0.6 makes no rule that uses such a map in a later transaction."""
+        """By names of types, or by examples if one has no name. A value of two fields must not be declared by
+        examples: nft 1.0.6 creates no rule that uses such a map in a later transaction."""
         words, spelled = "type", {field: field.value.replace("IP", str(family)) for field in Field}
         if Field.NUMBER in self.key:
             ip = "ip" if family is Family.IPV4 else "ip6"
@@ -84,11 +84,11 @@ class Holder:
 FRONTENDS = Holder("frontends", _FRONTEND, (Field.ADDRESS,))
 """Address, protocol and port of a service -> number of the chain that handles it.
 
-Not the chain itself: the kernel looks behind every verdict of a table whenever one of them changes. With
+Not the chain itself: the kernel checks every verdict of a table whenever one of them changes. With
 100,000 of them a new virtual IP took 55 ms, instead of 9 ms (Linux 6.18).
 """
 HANDLERS = Holder("handlers", (Field.ADDRESS,), (Field.VERDICT,))
-"""Number -> chain; as many as there are kinds of services. They come and go with the chains."""
+"""Number -> chain; one for each kind of services. They are added and removed with the chains."""
 NODE_PORTS = Holder("node_ports", _HOST_PORT, (Field.VERDICT,))
 """Protocol and port of this host itself -> the chain."""
 PINGED = Holder("pinged", (Field.ADDRESS,))
@@ -99,10 +99,10 @@ HAIRPIN = Holder("hairpin", (Field.ADDRESS, Field.ADDRESS))
 """An endpoint's address, twice: a translated flow from there to there needs masquerade."""
 
 NUMBERS = Holder("numbers", (Field.NUMBER,), (Field.ADDRESS,))
-"""Number -> the same as an address; for IPv6 alone, where nft writes no number into an address."""
+"""Number -> the same as an address; for IPv6 alone, where nft cannot write a number into an address."""
 
 UNUSED = "unused"
-"""The chain that refuses what is for a virtual IP and for no service."""
+"""The chain that refuses packets for a virtual IP and no service."""
 
 _LEARNT = "dynamic,timeout"
 
@@ -121,14 +121,14 @@ FLOWS = Holder("flows", (*_FRONTEND, *_ENDPOINT), learnt="dynamic", size=1_000_0
 
 
 class Place(Enum):
-    """Which part of a packet says the service: address and port, or the port of this host alone."""
+    """The part of a packet that identifies the service: address and port, or only the port of this host."""
 
     ADDRESS = ""
     NODE = "node_"
 
     @property
     def frontend(self) -> tuple[Field, ...]:
-        """The fields by which the frontend is known there."""
+        """The fields that identify the frontend."""
         return _FRONTEND if self is Place.ADDRESS else _HOST_PORT
 
     @property
@@ -147,8 +147,8 @@ class Place(Enum):
         return _SERVICES[self]
 
     def numbered(self, local: bool) -> Holder:
-        """Frontend and number -> endpoint, or endpoint on this host, for services with affinity: whoever is
-        not here, holds nobody."""
+        """Frontend and number -> endpoint, or endpoint on this host, for services with affinity: an endpoint
+        without an entry has no clients."""
         return _NUMBERED[self, local]
 
 
@@ -165,8 +165,8 @@ _NUMBERED = {
 
 
 def allowed(length: int) -> Holder:
-    """Source network of this prefix length and frontend -> chain, where sources are limited. A map for each
-    length keeps them hash tables: one with ranges would be copied whole at each change."""
+    """Source network of this prefix length and frontend -> chain, for limited sources. One map for each
+    length keeps them hash tables: a map with ranges would be copied completely at each change."""
     return Holder(f"allowed_{length}", (Field.ADDRESS, *_FRONTEND), (Field.VERDICT,))
 
 
@@ -188,13 +188,13 @@ def number_address(family: Family, number: int) -> str:
 def name_address(family: Family, name: str) -> str:
     """The number of a service port or a chain, as an address that no packet leaves with.
 
-    It follows from the name alone, so it is the same after a restart, whatever else is declared. Of two names
-    32 bits are the same once in 4,294,967,296 cases; IPv6 has 128.
+    It derives from the name alone, so it is the same after a restart, whatever else is declared. Two names
+    have the same 32 bits once in 4,294,967,296 cases; IPv6 has 128.
     """
     data = blake2b(name.encode(), digest_size=family.bits // 8).digest()
     return str(IPv4Address(data) if family is Family.IPV4 else IPv6Address(data))
 
 
 def digest(text: str) -> str:
-    """A short digest in the form in which it stands in nft comments."""
+    """A short digest as used in nft comments."""
     return f"#{blake2b(text.encode(), digest_size=6).hexdigest()}"

@@ -1,14 +1,14 @@
-"""Which backend each hash value leads to, the same on every host: a lookup table as Maglev has it. Pure.
+"""Maps each hash value to a backend, the same on every host: a lookup table like Maglev's. Pure.
 
-It is filled otherwise than Maglev's (Eisenbud and others, NSDI 2016, section 3.4): there, with as few places
-as a kernel map should have, up to 0.09 of all clients changed hands besides those of a backend that left
-(measured, 5 backends, 1,021 places). Here every place asks the backends in an order of its own, and each
-backend keeps those that it likes best, as many as its weight allows. Such a match is the same in whatever
-order they ask, so the table follows from names and weights alone. Measured over 1 to 30 backends, of equal
-weights and of others, each one removed in turn: up to 0.015 of all clients change hands besides its own.
+It is filled differently from Maglev's (Eisenbud and others, NSDI 2016, section 3.4): with as few places as a
+kernel map should have, that moved up to 0.09 of all clients besides those of a removed backend (measured, 5
+backends, 1,021 places). Here every place proposes to the backends in its own order, and each backend keeps
+those that it prefers, as many as its weight allows. Such a matching does not depend on the order of the
+proposals, so the table follows from names and weights alone. Measured over 1 to 30 backends, with equal and
+other weights, each one removed in turn: up to 0.015 of all clients move besides its own.
 
-A place seldom asks more than a few backends. So only the nearest ones of each place are worked out, and more
-only for those places that are turned away by all of them.
+A place seldom proposes to more than a few backends. So only the nearest ones of each place are computed, and
+more only for those places that all of them reject.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from sys import byteorder
 
 FEW_BACKENDS = 100
 SIZES = (4093, 16381)
-"""Places for up to 100 backends, and for more. Few sizes, so that services share chains: where the number of
-backends passes 100, most clients change hands."""
+"""Places for up to 100 backends, and for more. Few sizes, so that services share chains: when the number of
+backends passes 100, most clients move."""
 SLACK, RELATIVE_SLACK = 0.0005, 0.1
-"""What a backend may get above its share, as a part of all places, or of its share where that is less: fewer
-places are turned away then, and it is those that change hands when somebody else leaves."""
+"""What a backend may get above its share, as a part of all places, or of its share if that is less: fewer
+places are then rejected, and rejected places are those that move when another backend is removed."""
 
 NEAREST = (4, 20)
-"""How many backends are worked out for each place at first, on average: of few backends, and of a thousand
-and more, where a second round takes longer. Each round is for four times as many."""
+"""Backends computed for each place at first, on average: of few backends, and of a thousand and more, where a
+second round takes longer. Each round computes four times as many."""
 
 _LARGEST = 2**32 - 1
 _RANGE = 2**32 + 1
@@ -46,18 +46,18 @@ Candidate = tuple[float, int]
 
 
 def table_size(backends: int) -> int:
-    """How many places the table for so many backends has."""
+    """Number of places of the table for this many backends."""
     return SIZES[backends > FEW_BACKENDS]
 
 
 @lru_cache(maxsize=256)
 def lookup_table(names: tuple[str, ...], weights: tuple[int, ...]) -> tuple[int, ...]:
-    """For each place the index of a backend. Names are distinct; weights are >= 1.
+    """The index of a backend for each place. Names are distinct; weights are >= 1.
 
-    The order of the names does not matter to who gets what. A backend's part of the places is its part of
+    The order of the names has no effect on the result. A backend's part of the places is its part of
     the weights, with an error of up to 0.007 of all places as measured.
 
-    3,000 backends take about one second of processor time (of it, hashing takes 0.4 s), which is not for an
+    3,000 backends take about one second of processor time (of it, hashing takes 0.4 s), too much for an
     event loop, and 30 MB.
     """
     size, total = table_size(len(names)), sum(weights)
@@ -71,7 +71,7 @@ def lookup_table(names: tuple[str, ...], weights: tuple[int, ...]) -> tuple[int,
         far = _radius(weights, nearest)
         drawn = _drawn(names, [exp(-far * weight) for weight in weights], asking, size)
         for place in asking:
-            # From the nearest on once more: those that turned it away do so again.
+            # Start again from the nearest: those that rejected it do so again.
             orders[place] = _in_order(drawn[place], weights, far, alike)
         asking = [left for place in asking if (left := _ask(place, orders, held, quotas)) >= 0]
         nearest *= 4
@@ -80,8 +80,8 @@ def lookup_table(names: tuple[str, ...], weights: tuple[int, ...]) -> tuple[int,
 
 
 def _in_order(drawn: list[int], weights: Sequence[int], far: float, alike: bool) -> Iterator[Candidate]:
-    """The backends up to this distance, from the nearest on; `alike`: all have one weight, so that what was
-    drawn has their order. Worked out while a place asks: most ask few."""
+    """The backends up to this distance, nearest first; `alike`: all have one weight, so that the drawn
+    numbers have their order. A generator: most places propose to few."""
     drawn.sort(key=None if alike else lambda each: _candidate(each, weights))
     for each in drawn:
         candidate = _candidate(each, weights)
@@ -91,7 +91,7 @@ def _in_order(drawn: list[int], weights: Sequence[int], far: float, alike: bool)
 
 
 def _candidate(drawn: int, weights: Sequence[int]) -> Candidate:
-    """What was drawn of a backend as a distance: random, but always the same; exponential, the weight its
+    """Converts a drawn number to a distance: pseudorandom and exponential, with the weight as its
     rate."""
     rest, index = divmod(drawn, _MOST)
     return -log((_LARGEST - rest + 1) / _RANGE) / weights[index], index
@@ -103,8 +103,8 @@ def _ask(
     held: Sequence[list[tuple[float, int]]],
     quotas: Sequence[int],
 ) -> int:
-    """A place asks backends until one keeps it; then whichever place had to give way for it asks on. Returns
-    the place that has come to the end of its order, or -1."""
+    """A place proposes to backends until one keeps it; then any place that it displaced continues. Returns
+    the place that has reached the end of its order, or -1."""
     while True:
         distance, index = next(orders[place], (inf, -1))
         if index < 0:
@@ -127,8 +127,8 @@ def _radius(weights: Sequence[int], nearest: int) -> float:
 
 
 def _drawn(names: Sequence[str], least: Sequence[float], places: Sequence[int], size: int) -> list[list[int]]:
-    """What was drawn of the backends for these places at least: all numbers above the `least` part of their
-    range, and a few more. Each as what it lacks to the largest number, times `_MOST`, plus the index."""
+    """Drawn numbers of the backends for these places: all above the `least` part of their range, and a few
+    more. Each as its difference from the largest number, times `_MOST`, plus the index."""
     found: list[list[int]] = [[] for _ in range(size)]
     for index, name in enumerate(names):
         data = shake_128(f"vipd {name}".encode()).digest(4 * size)
@@ -146,6 +146,6 @@ def _drawn(names: Sequence[str], least: Sequence[float], places: Sequence[int], 
 
 
 def _at_least(least: int, data: bytes) -> Iterable[int]:
-    """Where the bytes are that are not less."""
+    """Positions of the bytes that are not less."""
     parts = data.translate(bytes(least) + b"\xff" * (256 - least)).split(b"\xff")
     return map(add, accumulate(map(len, parts[:-1])), count())

@@ -1,4 +1,4 @@
-"""What the settings say about one family's table, as a value. Pure."""
+"""The settings for one family's table, as a value. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TableOptions(FamilyOptions):
     def of(
         cls, settings: Settings, family: Family, host_addresses: frozenset[str] = frozenset()
     ) -> TableOptions:
-        """The options that the daemon's settings mean on a host with these addresses."""
+        """The options for the daemon's settings on a host with these addresses."""
         randomly, pins = settings.random_fully is not False, settings.affinity_clients
         return cls.of_settings(settings, family, host_addresses, random_fully=randomly, pins=pins)
 
@@ -48,5 +48,5 @@ class TableOptions(FamilyOptions):
 
 
 def table_name(prefix: str) -> str:
-    """The table that stands for a chain prefix."""
+    """The name of the table for a chain prefix."""
     return prefix.lower()

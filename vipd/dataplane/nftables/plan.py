@@ -1,8 +1,8 @@
-"""From what is wanted and what is installed to the transactions that close the gap. Pure.
+"""Computes the transactions that change the installed table to the wanted one. Pure.
 
 One transaction is atomic: a lookup sees either the table before or the table after. So a change is one, but
-in large loads whole forwardings go in batches. And a packet makes several lookups: where a service is served
-by chains of another kind from now on, what those of before look for is deleted in a second one.
+large loads write whole forwardings in batches. And a packet makes several lookups: if a service moves to
+chains of another kind, a second transaction deletes what the old chains look up.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ELEMENTS_A_COMMAND = 2000
 
 COMMENT_START = "vipd format "
 TABLE_COMMENT = f"{COMMENT_START}{FORMAT}"
-"""By which a table is known to be ours, and of which make."""
+"""Identifies a table as vipd's, and its format."""
 
 NOTHING = Step((), {}, {})
 
 
 @dataclass(frozen=True, slots=True)
 class FoundChain:
-    """A chain as it was read: its hook (name, number, priority), and the digests in its rules' comments."""
+    """A chain as read: its hook (name, number, priority), and the digests in its rules' comments."""
 
     hook: tuple[int, int] | None
     rules: tuple[str, ...]
@@ -38,10 +38,10 @@ class FoundChain:
 
 @dataclass(slots=True)
 class Installed:
-    """What the kernel is known to hold besides the elements of services."""
+    """The known state of the kernel, without the elements of services."""
 
     comment: str | None = None
-    """The table's own; None while there is no table."""
+    """The table's comment; None while there is no table."""
     holders: dict[str, str] = field(default_factory=dict)
     """Digest of each holder's declaration."""
     chains: dict[str, FoundChain] = field(default_factory=dict)
@@ -55,21 +55,21 @@ class Plan:
 
     table: str
     structure: tuple[str, ...] = ()
-    """Commands that come first."""
+    """Commands that run first."""
     early: Step = NOTHING
-    """What several forwardings share and gain."""
+    """Shared elements that are added."""
     steps: tuple[Step, ...] = ()
     late: Step = NOTHING
-    """What they shared and lose, or that changes."""
+    """Shared elements that are removed or changed."""
     replaces: bool = False
-    """The whole table is made anew, and so in one transaction."""
+    """The whole table is replaced, and so in one transaction."""
     first: str = ""
     """A transaction before all others."""
     prepares: bool = False
-    """The structure is a transaction of its own. A packet that is on its way when that ends finds the chains
-    empty that it makes, so nothing must lead there yet."""
+    """The structure is a separate transaction. A packet that meets the new chains when it ends finds them
+    empty, so nothing must lead there yet."""
     leaves: Installed | None = None
-    """What is there afterwards besides elements. None: as before."""
+    """The state afterwards, without elements. None: unchanged."""
 
     def __bool__(self) -> bool:
         return bool(self.structure or self.early or self.steps or self.late)
@@ -83,7 +83,7 @@ class Plan:
         return "".join(lines)
 
     def transactions(self) -> Iterator[tuple[str, Sequence[Step]]]:
-        """Each transaction's text for `nft -f -`, and the steps in it. The structure is in the first one.
+        """Each transaction's text for `nft -f -`, and its steps. The structure is in the first one.
         `deferred_deletes` come after them."""
         batches = [list(self.steps)] if self.replaces else list(_batches(self.steps))
         text = self.without_steps()
@@ -99,13 +99,13 @@ class Plan:
             text = ""
 
     def deferred_deletes(self) -> Iterator[str]:
-        """The transactions that delete what packets may have been on their way to."""
+        """The transactions that delete chains which packets may have been about to enter."""
         parting = chain.from_iterable(step.parting.items() for step in self.steps)
         while found := dict(islice(parting, BATCH_ELEMENTS)):
             yield elements_text(self.table, [Step((), found, {})])
 
     def without_steps(self) -> str:
-        """The transaction of what no single forwarding is about; empty when there is nothing."""
+        """The transaction without the steps of forwardings; empty if there is nothing in it."""
         text = "".join(f"{command}\n" for command in self.structure)
         return text + elements_text(self.table, [self.early])
 
@@ -113,8 +113,8 @@ class Plan:
 def make_plan(
     options: TableOptions, wanted: Structure, installed: Installed, steps: Sequence[Step], shared: Step
 ) -> Plan:
-    """The plan that makes the kernel as wanted. `steps` and `shared` are differences of elements; where the
-    table has to be replaced they must be against nothing (`must_replace` tells)."""
+    """The plan that makes the kernel as wanted. `steps` and `shared` are differences of elements; if the
+    table must be replaced (see `must_replace`) they must be relative to an empty one."""
     table = options.table
     if not wanted.chains:
         gone = (f"delete table {table}",) if installed.comment is not None else ()
@@ -140,14 +140,14 @@ def make_plan(
 
 
 def _drop_during_replace(table: str, installed: Installed) -> str:
-    """Has packets dropped that would be refused, so that they come again. With a table its maps lose their
-    elements, but its sets do not: a packet on its way would be taken for one to an unused port."""
+    """Drops packets that would be refused, so that their clients retransmit. Deleting a table empties its
+    maps, but not its sets: a packet in it would count as one for an unused port."""
     there = UNUSED in installed.chains
     return f"flush chain {table} {UNUSED}\nadd rule {table} {UNUSED} drop\n" if there else ""
 
 
 def must_replace(options: TableOptions, wanted: Structure, installed: Installed) -> bool:
-    """Whether a table is there that cannot be made right piece by piece."""
+    """Whether there is a table that cannot be repaired piece by piece."""
     if installed.comment is None:
         return False
     digests = {name: holder.digest(options.family) for name, holder in wanted.holders.items()}
@@ -160,7 +160,7 @@ def must_replace(options: TableOptions, wanted: Structure, installed: Installed)
 
 
 def structure_commands(options: TableOptions, wanted: Structure, installed: Installed) -> list[str]:
-    """Commands for missing holders, and for chains and numbers that are missing or other than wanted."""
+    """Commands for missing holders, and for chains and numbers that are missing or wrong."""
     table, commands = options.table, []
     if installed.comment is None:
         commands.append(f'add table {table} {{ comment "{TABLE_COMMENT}"; }}')
@@ -207,7 +207,7 @@ def removals(options: TableOptions, wanted: Structure, installed: Installed) -> 
 
 
 def together(steps: Sequence[Step]) -> Iterator[Step]:
-    """The same steps, those in one that hand an element from one forwarding to another."""
+    """The same steps; steps that move an element between forwardings are merged into one."""
     leaving = {slot: number for number, step in enumerate(steps) for slot in (*step.deleted, *step.parting)}
     tied = {
         tie
@@ -231,7 +231,7 @@ def together(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def elements_text(table: str, steps: Iterable[Step]) -> str:
-    """Commands that delete and add the elements of some steps, all deletions first. Not what is parting."""
+    """Commands that delete and add the elements of some steps, all deletions first. Excludes `parting`."""
     deleted: dict[str, list[str]] = {}
     added: dict[str, list[str]] = {}
     for step in steps:

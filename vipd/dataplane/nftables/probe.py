@@ -1,6 +1,6 @@
-"""What this host's nft and kernel can do, found by having them check each form of rule. Nothing is written.
+"""Detects features of this host's nft and kernel: they check each form of rule, and write nothing.
 
-A form that is missing would otherwise make every transaction fail as a whole.
+An unsupported form would otherwise make every transaction fail as a whole.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Abilities:
 
 
 def shortcomings(abilities: Abilities, family: Family, pinned: Sequence[str]) -> list[str]:
-    """What a lack means; `pinned`: the services that ask for affinity."""
+    """The effects of missing features; `pinned`: the services that require affinity."""
     found = []
     if not abilities.affinity and pinned:
         found.append(f"{family}: no affinity for {', '.join(pinned)}: nft or the kernel lacks dynamic maps")
@@ -84,7 +84,7 @@ async def _try_each(features: tuple[Feature, ...], nft: Nft, options: TableOptio
 
 
 def _text(feature: Feature, options: TableOptions) -> str:
-    """A table of its own for one feature."""
+    """A separate table for one feature."""
     table = f"{options.ip} {SCRATCH}-{feature.name.replace(' ', '-')}"
     family = options.family
     holders = [f"add {h.kind} {table} {h.name} {{ {h.declaration(family)} }}" for h in feature.holders]

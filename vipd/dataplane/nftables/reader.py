@@ -23,12 +23,12 @@ from vipd.model.service import Family
 
 SILENCE_SECONDS = 30.0
 ATTEMPTS = 5
-"""How often a reading that somebody's change disturbed is begun."""
+"""How often a reading is started that a concurrent change disturbs."""
 
 _COMMENT_OF_SET = 7
 """NFTNL_UDATA_SET_COMMENT; comments of other objects have number 0."""
 DORMANT, OWNED = 0x1, 0x2
-"""Flags of tables: no packet meets its chains; no other process may change it."""
+"""Flags of tables: no packet enters its chains; no other process may change it."""
 _ANONYMOUS = "__"
 """Sets within rules have such names."""
 
@@ -51,7 +51,7 @@ class TableReader:
     def __init__(
         self, family: Family | None, table: str = "", open_socket: OpenSocket = netlink_socket.open_netlink
     ) -> None:
-        """Without a family and a table only `base_chains` can be asked."""
+        """Without a family and a table only `base_chains` works."""
         self._family, self._table = family, table
         self._sequence = 0
         try:
@@ -100,7 +100,7 @@ class TableReader:
         return found
 
     def elements(self, holders: Collection[Holder]) -> dict[Slot, str]:
-        """Every element of some holders, as they are written."""
+        """Every element of some holders, as text."""
         with self.understood():
             return {
                 slot: value
@@ -138,7 +138,7 @@ class TableReader:
 
     @contextlib.contextmanager
     def understood(self) -> Iterator[None]:
-        """Within it an answer that is garbled is an ApplyError, like one that does not come."""
+        """Within it a malformed answer raises ApplyError, like a missing one."""
         try:
             yield
         except MalformedMessageError as error:
@@ -170,7 +170,7 @@ class TableReader:
         raise ApplyError(self._what, "it changes all the time")
 
     def _once(self, kind: int, table: str, holder: str) -> list[codec.Answer] | None:
-        """One reading; None when somebody's change disturbed it."""
+        """One reading; None if a concurrent change disturbed it."""
         self._sequence += 1
         found: list[codec.Answer] = []
         listing = dump(

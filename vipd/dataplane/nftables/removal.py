@@ -1,5 +1,5 @@
-"""Removing the tables of some chain prefixes. Needs no daemon, settings or store: they are known by name and
-comment."""
+"""Removes the tables of some chain prefixes. Needs no daemon, settings or store: name and comment identify
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vipd.model.service import Family
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A table of ours that is in the kernel."""
+    """A table of vipd's in the kernel."""
 
     table: str
     """As nft commands name it: `ip vipd`."""
@@ -35,7 +35,7 @@ class Leftover:
 
 
 async def find_leftovers(prefixes: Iterable[str], open_socket: OpenSocket = open_netlink) -> list[Leftover]:
-    """Tables of these prefixes in both families. None where the kernel has no nf_tables."""
+    """Tables of these prefixes in both families. Empty if the kernel has no nf_tables."""
     found = []
     for prefix in prefixes:
         for family in Family:
@@ -45,7 +45,7 @@ async def find_leftovers(prefixes: Iterable[str], open_socket: OpenSocket = open
                 if "modprobe" in error.hint:
                     continue
                 raise
-            # A table of that name with another comment is somebody else's.
+            # A table of that name with another comment belongs to another program.
             if there.comment is not None and there.comment.startswith(COMMENT_START):
                 table = TableOptions(family, prefix).table
                 entrances = tuple(name for name in ENTRANCES if name in there.chains)
@@ -56,8 +56,8 @@ async def find_leftovers(prefixes: Iterable[str], open_socket: OpenSocket = open
 async def remove(leftovers: Iterable[Leftover], run: Runner) -> None:
     """Delete these tables. Raises ApplyError.
 
-    Their entrances first. With the table its maps lose their elements, but its sets do not: a packet on its
-    way would be refused as one for an unused port, though another dataplane has taken over.
+    Their entrances go first. Deleting a table empties its maps, but not its sets: a packet in it would be
+    refused as one for an unused port, though another dataplane already serves it.
     """
     for leftover in leftovers:
         closed = "".join(f"flush chain {leftover.table} {name}\n" for name in leftover.entrances)

@@ -1,8 +1,8 @@
-"""Reads the tables that `nft list` prints, as text and with `-j` as JSON. Pure.
+"""Reads the output of `nft list` for tables, as text and with `-j` as JSON. Pure.
 
-All readers of such output use it, but for the simulator, which must understand every word, sets and elements
-included. Of 10,000 services the kernel is asked over netlink instead (`reader.py`): nft takes seconds, and
-libnftables is what nft runs.
+All readers of such output use it, except the simulator, which must understand every word, including sets and
+elements. For 10,000 services vipd reads the kernel over netlink instead (`reader.py`): nft takes seconds, and
+nft itself runs libnftables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HANDLE = re.compile(r"(?P<text>.*?)\s+# handle (?P<handle>\d{1,18})\s*")
 
 
 class MalformedListingError(ValueError):
-    """What nft printed is not understood."""
+    """Output of nft that is not understood."""
 
 
 class ListedRule(NamedTuple):
@@ -26,7 +26,7 @@ class ListedRule(NamedTuple):
 
     text: str
     handle: int
-    """0 where nft was not asked for it (`-a`)."""
+    """0 if nft was called without `-a`."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class ListedChain:
 
 
 def read_chains(listing: str) -> dict[str, ListedChain]:
-    """The chains in what `nft list table` prints. What is not understood is left out."""
+    """The chains in the output of `nft list table`. Lines that are not understood are left out."""
     chains: dict[str, ListedChain] = {}
     chain: ListedChain | None = None
     for line in listing.splitlines():
@@ -63,7 +63,7 @@ def read_chains(listing: str) -> dict[str, ListedChain]:
 
 
 def read_objects(output: str) -> list[Mapping[str, Any]]:
-    """The objects in what `nft -j list` prints. Raises MalformedListingError."""
+    """The objects in the output of `nft -j list`. Raises MalformedListingError."""
     try:
         return list(json.loads(output)["nftables"])
     except (ValueError, LookupError, TypeError) as error:
@@ -73,9 +73,9 @@ def read_objects(output: str) -> list[Mapping[str, Any]]:
 def rules_by_chain(
     objects: Iterable[Mapping[str, Any]],
 ) -> dict[str, tuple[Sequence[Mapping[str, Any]], ...]]:
-    """The rules of every chain, each as its statements. A statement of another form is one that is not known.
+    """The rules of every chain, each as its statements. Statements of an unknown form count as unknown.
 
-    Raises KeyError, TypeError and AttributeError for objects that hold no rules.
+    Raises KeyError, TypeError and AttributeError for objects without rules.
     """
     chains: dict[str, list[Sequence[Mapping[str, Any]]]] = {}
     for item in objects:

@@ -1,5 +1,5 @@
-"""What a table holds, read beside all else, and what would have to be written there. Changes nothing of what
-is known of the kernel, so that looking costs the next change nothing."""
+"""Reads the content of a table concurrently with other work, and computes what must be written. The cached
+state of the kernel stays, so that this does not slow the next change."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.nftables.table import Elements, Step, WantedTable
 
 Survey: TypeAlias = tuple[Installed, Elements]
-"""What was read of a table: its structure, and the elements of its services."""
+"""A table as read: its structure, and the elements of its services."""
 
 
 def service_holders(table: WantedTable) -> dict[str, Holder]:
-    """The maps and sets whose elements are of services, by name."""
+    """The maps and sets whose elements belong to services, by name."""
     wanted = table.structure().holders
     return {n: h for n, h in wanted.items() if not h.learnt and h is not HANDLERS}
 
@@ -28,7 +28,7 @@ def read_survey(reader: TableReader, holders: Mapping[str, Holder]) -> Survey:
 
 
 def difference(table: WantedTable, surveyed: Survey) -> Plan:
-    """What would have to be written where the kernel is as surveyed."""
+    """The plan for a kernel in the surveyed state."""
     options, wanted = table.options, table.structure()
     installed, found = surveyed
     if not wanted.chains:

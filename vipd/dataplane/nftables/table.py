@@ -1,6 +1,6 @@
-"""One family's table as it is desired: all forwardings, and which of them are dirty. Pure.
+"""One family's desired table: all forwardings, and which of them are dirty. Pure.
 
-Only forwardings are kept, not elements: what one compiles to is found again when it changes.
+It stores only forwardings, not elements: a changed one is compiled again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vipd.model.service import Family
 Elements = Mapping[Slot, str]
 
 SHARED = (PINGED.name, CLAIMED.name, HAIRPIN.name, NUMBERS.name)
-"""Holders of elements that several forwardings may want."""
+"""Holders of elements that several forwardings may require."""
 
 _LEADING = (FRONTENDS.name, NODE_PORTS.name)
 """Holders of the elements that packets meet first."""
@@ -44,7 +44,7 @@ Numbers = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a table holds besides the elements of services."""
+    """A table without the elements of services."""
 
     holders: Mapping[str, Holder]
     """By name."""
@@ -58,25 +58,25 @@ class Step:
     """A change of elements that makes sense alone; a new value is a deletion and an addition."""
 
     keys: tuple[ForwardingKey, ...]
-    """The forwardings that it is about. None: what several share, or what nobody wants any more."""
+    """The forwardings that it changes. Empty: shared elements, or those of no forwarding."""
     deleted: Elements
     added: Elements
     parting: Elements = field(default_factory=dict)
-    """What is deleted after that, in a transaction of its own: packets may be on their way to it."""
+    """Elements to delete afterwards, in a separate transaction: packets may still look them up."""
 
     def __bool__(self) -> bool:
         return bool(self.deleted or self.added or self.parting)
 
     @classmethod
     def between(cls, keys: tuple[ForwardingKey, ...], before: Elements, after: Elements) -> Step:
-        """What makes one of the other."""
+        """The change from one to the other."""
         deleted = {slot: value for slot, value in before.items() if after.get(slot) != value}
         added = {slot: value for slot, value in after.items() if before.get(slot) != value}
         return cls(keys, deleted, added)
 
     def in_two(self) -> Step:
-        """The same in two transactions. First packets are led elsewhere; what only those of before look for,
-        who are on their way between two lookups, goes then."""
+        """The same in two transactions. The first redirects packets; the second deletes elements that only
+        packets from before, between two lookups, still look up."""
         parting = {
             slot: value
             for slot, value in self.deleted.items()
@@ -87,20 +87,20 @@ class Step:
 
 
 class WantedTable:
-    """The forwardings of one family, and what is said to be in the kernel of them."""
+    """The forwardings of one family, and those recorded as written."""
 
     def __init__(self, options: TableOptions) -> None:
         self.options = options
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
         self._committed: dict[ForwardingKey, Forwarding] = {}
-        """What the kernel held when everything was last written."""
+        """The kernel's content when everything was last written."""
         self._touched: dict[ForwardingKey, None] = {}
         self._fragments: dict[ForwardingKey, Fragment] = {}
         """Of forwardings that were touched, until they are written."""
         self._written: dict[ForwardingKey, Fragment] = {}
         """What those were compiled to that the kernel held in their place, as far as it is known."""
         self._ahead: dict[ForwardingKey, tuple[tuple[Forwarding, Fragment], ...]] = {}
-        """What is compiled already of an update that is to come: the new form, and the one in its place."""
+        """Fragments compiled in advance for the next update: the new one, and the one in its place."""
         self._chains: Counter[Chain] = Counter()
         self._handlers = Handlers(options.family)
         self._entries: Counter[str] = Counter()
@@ -110,7 +110,7 @@ class WantedTable:
         self._users: Counter[str] = Counter()
         self._pingers: Counter[str] = Counter()
         self._shared_before: dict[Slot, str | None] = {}
-        """Shared elements that were touched, as they were when everything was last written."""
+        """Changed shared elements, as they were when everything was last written."""
         self._numbers_before: Numbers = (0, 0)
         self._structure: Structure | None = None
 
@@ -119,16 +119,16 @@ class WantedTable:
 
     @property
     def changes(self) -> int:
-        """How many forwardings may be other than they were written last, and how much there is to each."""
+        """Number of forwardings that may differ from what was last written, with the work for each."""
         known = (self._forwardings.get(key) or self._committed.get(key) for key in self._touched)
         return len(self._touched) + sum(forwarding.work() for forwarding in known if forwarding)
 
     def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
-        """How much it is to take that: of the forwarding and of the one in its place, the larger."""
+        """The work for this change: of the forwarding or the one in its place, whichever is larger."""
         return max((f.work() for f in (forwarding, self._forwardings.get(key)) if f), default=0)
 
     def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
-        """Compile what the next `update` of this key needs. May run in a thread."""
+        """Compile what the next `update` of this key requires. May run in a thread."""
         before = self._forwardings.get(key) if key not in self._fragments else None
         self._ahead[key] = tuple((each, self._compile(each)) for each in (forwarding, before) if each)
 
@@ -149,7 +149,7 @@ class WantedTable:
         self._touched[key] = None
 
     def reconfigured(self, options: TableOptions) -> WantedTable:
-        """The same forwardings under other options; what is in the kernel has to be found out."""
+        """The same forwardings under other options; the kernel's state must be read again."""
         made = WantedTable(options)
         for key, forwarding in self._forwardings.items():
             made.update(key, forwarding)
@@ -157,13 +157,13 @@ class WantedTable:
         return made
 
     def structure(self) -> Structure:
-        """The holders and chains that are wanted; none without forwardings."""
+        """The wanted holders and chains; none without forwardings."""
         if self._structure is None:
             self._structure = self._assemble() if self._forwardings else Structure({}, {}, {})
         return self._structure
 
     def touched(self) -> tuple[list[Step], Step]:
-        """What differs from what was written: of each forwarding, and of what they share."""
+        """The differences from what was written: of each forwarding, and of shared elements."""
         steps = [self._changed(key) for key in self._touched]
         shared = {slot: self._shared(slot) for slot in self._shared_before}
         before = {slot: value for slot, value in self._shared_before.items() if value is not None}
@@ -174,7 +174,7 @@ class WantedTable:
         return [step for step in steps if step], Step.between((), before, after)
 
     def against(self, installed: Elements, holders: Collection[str]) -> tuple[list[Step], Step]:
-        """The same against what these holders really contain, leftovers included."""
+        """The same relative to the real content of these holders, leftovers included."""
         left, steps = dict(installed), []
         for key in self._forwardings:
             wanted = {slot: value for slot, value in self._elements(key).items() if slot.holder in holders}
@@ -187,13 +187,13 @@ class WantedTable:
         return steps, Step.between((), before, shared)
 
     def elements(self) -> Iterator[tuple[Slot, str]]:
-        """Every element that is wanted."""
+        """Every wanted element."""
         for key in self._forwardings:
             yield from self._elements(key).items()
         yield from self.shared_elements()
 
     def shared_elements(self) -> Iterator[tuple[Slot, str]]:
-        """Those elements that several forwardings may want."""
+        """The elements that several forwardings may require."""
         hairpins = (Slot(HAIRPIN.name, f"{address} . {address}") for address in self._hairpins)
         claimed = (Slot(CLAIMED.name, address) for address in self._users)
         pinged = (Slot(PINGED.name, address) for address in self._pingers)
@@ -204,18 +204,18 @@ class WantedTable:
         yield from self._number_elements(self._numbers())
 
     def forwardings(self) -> Iterable[Forwarding]:
-        """All that are wanted."""
+        """All wanted forwardings."""
         return self._forwardings.values()
 
     def revert(self, keys: Iterable[ForwardingKey]) -> dict[ForwardingKey, Forwarding | None]:
-        """Take these back to what was last written, and return what that leaves out."""
+        """Revert these to what was last written, and return the changes that this drops."""
         held = {key: self._forwardings.get(key) for key in keys}
         for key in held:
             self.update(key, self._committed.get(key))
         return held
 
     def written(self) -> None:
-        """The kernel holds all that is wanted."""
+        """The kernel contains everything wanted."""
         for key in self._touched:
             if key in self._forwardings:
                 self._committed[key] = self._forwardings[key]
@@ -236,7 +236,7 @@ class WantedTable:
         return compile_forwarding(forwarding, self.options, self._handlers)
 
     def _changed(self, key: ForwardingKey) -> Step:
-        """What differs of one forwarding from what was written."""
+        """The difference of one forwarding from what was written."""
         committed = self._committed.get(key)
         before = self._written.get(key) or (self._compile(committed) if committed else Fragment())
         after = self._fragments[key] if key in self._forwardings else Fragment()
@@ -249,7 +249,7 @@ class WantedTable:
         return (known or self._compile(self._forwardings[key])).elements
 
     def _count(self, fragment: Fragment, one: int) -> None:
-        """Add a fragment's needs to all needs, or take them out."""
+        """Add a fragment's needs to the totals, or subtract them."""
         self._count_shared(fragment, one)
         needed = {each: None for chain in fragment.chains for each in closure(chain)}
         changed = [_add(self._chains, each, one) for each in needed]
@@ -274,7 +274,7 @@ class WantedTable:
             self._shared_before[slot] = self._shared(slot)
 
     def _shared(self, slot: Slot) -> str | None:
-        """What a shared element is now; None: there is none."""
+        """Current value of a shared element; None: there is none."""
         if slot.holder == HAIRPIN.name:
             return "" if self._hairpins.get(slot.key.partition(" ")[0]) else None
         if slot.holder == PINGED.name:
@@ -282,7 +282,7 @@ class WantedTable:
         return "" if self._users.get(slot.key) and self.options.reject_unused_ports else None
 
     def _numbers(self) -> Numbers:
-        """How many slots have to be known as addresses, of the cluster's and of the local policy's."""
+        """Number of slots that need an address, for the cluster's and the local policy."""
         if self.options.family is Family.IPV4:
             return 0, 0
         spreads = [chain for chain in self._chains if isinstance(chain, Spread)]
@@ -301,18 +301,18 @@ class WantedTable:
         limits = tuple(allowed(length) for length in sorted(self._lengths))
         chains = {chain.name: chain.rules(options) for chain in self._chains}
         present = (each for each in (*holders, *limits) if options.affinity or each.name != "pins")
-        # Not by goto: who comes back from a chain must not leave with the address of a number.
+        # Not by goto: a packet that returns from a chain must not leave with a number as its address.
         handlers = {self._handlers.number(chain): f"jump {chain}" for chain in self._entries}
         return Structure({each.name: each for each in present}, {**fixed_chains(options), **chains}, handlers)
 
 
 def _room(slots: int) -> int:
-    """At least so many, in powers of two from 64, so that it seldom changes; none for none."""
+    """At least this many, in powers of two from 64, so that it seldom changes; 0 for 0."""
     return 1 << max(slots - 1, 63).bit_length() if slots else 0
 
 
 def _add(counter: Counter[str] | Counter[int] | Counter[Chain], thing: object, one: int) -> bool:
-    """Count one more or less; whether it is new, or gone."""
+    """Count one more or less; returns whether it is new, or gone."""
     counts: Counter[object] = counter  # type: ignore[assignment]  # of whatever there is
     was = counts[thing]
     if was + one:

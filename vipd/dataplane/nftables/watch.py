@@ -1,7 +1,7 @@
-"""Notices that another program changes the table: the kernel's events, without those of vipd's own writes.
+"""Detects that another program changes the table: the kernel's events, without those of vipd's own writes.
 
-The machinery is the iptables dataplane's; here is what it has to know of another kind of table. In a
-`ExternalChange` the names of maps and sets stand where those of chains do.
+The iptables dataplane has the common code; this module adds what differs for a table. In an
+`ExternalChange` the names of maps and sets replace those of chains.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class TableScope(Scope):
     """Everything in the table of a prefix concerns us."""
 
     def touched(self, change: Change) -> ChangeKind | None:
-        """What a change does to us; None when it is in another table."""
+        """The effect of a change on vipd's table; None if it is in another table."""
         if change.family not in self.families or change.table != table_name(self.names.prefix):
             return None
         return _DEEDS[change.kind]
 
 
 class TableWatch(Disturbances):
-    """Listens from entry to exit. Enter it before the first write, so that no gap lies between.
+    """Listens from entry to exit. Enter it before the first write, so that no change is missed.
 
-    It belongs to the network namespace of the thread that enters it. Raises OSError on entry when the kernel
-    gives no events.
+    It belongs to the network namespace of the thread that enters it. Raises OSError on entry if the kernel
+    sends no events.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What every kind of probe has in common: how it is started, and how long it may take."""
+"""The common part of all kinds of probes: how they are started, and how long they may take."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from vipd.host.containment import log_once
 from vipd.model.check_target import Target
 
 Done = Callable[[Result], None]
-"""Called once with what was found, unless the attempt was cancelled; maybe before `start` returns."""
+"""Called once with the result, unless the attempt was cancelled; possibly before `start` returns."""
 
 OWN_ERRORS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.EADDRNOTAVAIL}
 )
-"""What this host lacks to ask at all. It says nothing about the backend."""
+"""Errors that show that this host cannot probe. They have no meaning for the backend."""
 
 _WORDS = {
     errno.ECONNREFUSED: "connection refused",
@@ -37,18 +37,18 @@ class Attempt(Protocol):
     """A probe on its way."""
 
     def cancel(self) -> None:
-        """End it; `Done` is not called any more."""
+        """End it; `Done` is no longer called."""
 
 
 class Prober(Protocol):
-    """Asks targets of one or more kinds."""
+    """Probes targets of one or more kinds."""
 
     def start(self, target: Target, done: Done) -> Attempt:
-        """Ask once, within the target's timeout. Whatever it raises is a fault in vipd."""
+        """Probe once, within the target's timeout. An exception from it is a fault in vipd."""
 
 
 def failure(error: OSError | int, seconds: float = 0.0) -> Result:
-    """What an error of the network, or its number, means."""
+    """The result for a network error, or its number."""
     number = error if isinstance(error, int) else error.errno or 0
     words = _WORDS.get(number) or (os.strerror(number) if number > 0 else str(error))
     words = words[:1].lower() + words[1:]
@@ -56,27 +56,27 @@ def failure(error: OSError | int, seconds: float = 0.0) -> Result:
 
 
 def unexpected(target: Target, error: Exception) -> Result:
-    """What an exception that nobody expected means: trouble of this target alone."""
+    """The result for an unexpected exception: a problem of this target alone."""
     return Result.unasked(f"{log_once(error, f'checking {target}')}; {PLEASE_REPORT}")
 
 
 @dataclass(slots=True)
 class Asking:
-    """What a probing coroutine is given."""
+    """The arguments of a probing coroutine."""
 
     target: Target
     doing: str = ""
-    """At what it would hang: `while connecting`; it is reported with a timeout."""
+    """The current activity, such as `while connecting`; it is reported with a timeout."""
     silence: Result | None = None
-    """What it means that nothing has come when the time is up; None: a timeout, which is bad."""
+    """The result if nothing arrives in time; None: a timeout, which is a failure."""
 
 
 Ask = Callable[[Asking], Awaitable[Result]]
-"""Asks once. Raises OSError for a network's error; has no need to keep the time."""
+"""Probes once. Raises OSError for a network error; need not enforce the timeout."""
 
 
 class Deadline:
-    """Calls `expired` after some seconds in which the loop was not standing still."""
+    """Calls `expired` after some seconds, not counting stalls of the event loop."""
 
     __slots__ = ("_at", "_expired", "_lag", "_loop", "_seen", "_timer")
 
@@ -95,7 +95,7 @@ class Deadline:
     def _fire(self) -> None:
         stalled = self._lag.reading()
         if stalled > self._seen:
-            # Not what is left alone: an answer that came during the stall is read only after this.
+            # Not the remaining time alone: an answer that arrived during the stall is read only after this.
             self._at = max(self._at + stalled - self._seen, self._loop.time())
             self._seen = stalled
             self._timer = self._loop.call_at(self._at, self._fire)
@@ -110,7 +110,7 @@ class CoroutineProber:
         self._ask, self._lag = ask, lag
 
     def start(self, target: Target, done: Done) -> Attempt:
-        """Ask once."""
+        """Probe once."""
         return _Running(self._ask, self._lag, target, done)
 
 
@@ -155,4 +155,4 @@ async def _answer(ask: Ask, asking: Asking) -> Result:
 
 
 def _nobody(result: Result) -> None:
-    """Whom a cancelled attempt tells."""
+    """Receives the result of a cancelled attempt, and drops it."""

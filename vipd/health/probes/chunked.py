@@ -1,4 +1,4 @@
-"""A body in chunks (RFC 9112, 7.1), decoded as it comes, however it is split. Pure."""
+"""A body in chunks (RFC 9112, 7.1), decoded incrementally, however it is split. Pure."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ MOST_LINE = 4096
 MOST_TRAILERS = 100
 _MOST_DIGITS = 16
 _MOST_OVERHEAD = 8
-"""So many times the body that is wanted may come, with all that is between its chunks."""
+"""Maximum ratio of received bytes, including everything between chunks, to the wanted body."""
 
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 
 
 class ChunkedBody:
-    """Takes what comes; `done` once the body is whole, or `most` bytes of it are known."""
+    """Decodes received data; `done` once the body is complete, or `most` bytes of it are decoded."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._body = bytearray()
         self._rest = bytearray()
-        """What came and cannot be read yet: part of a line."""
+        """Received data that cannot be decoded yet: part of a line."""
         self._came = 0
         self._left = 0
-        """Bytes of this chunk that are still to come, with the line's end after them."""
+        """Bytes of this chunk that are missing, including the line's end after them."""
         self._trailers: int | None = None
         self.done = most <= 0
 
     @property
     def body(self) -> bytes:
-        """What is known of it."""
+        """The decoded part."""
         return bytes(self._body)
 
     def feed(self, data: bytes) -> None:
-        """More has come. Raises HTTPException for what is no chunk."""
+        """Add received data. Raises HTTPException for an invalid chunk."""
         self._rest += data
         self._came += len(data)
         place = 0
@@ -49,7 +49,7 @@ class ChunkedBody:
             raise HTTPException(f"{self._came} bytes have come for {len(self._body)} bytes of body")
 
     def _data(self, place: int) -> int:
-        """Takes what is there of a chunk; where what follows begins."""
+        """Reads the available part of a chunk; returns where the next part begins."""
         taken = min(self._left, len(self._rest) - place)
         own = max(0, min(taken, self._left - 2))
         self._body += self._rest[place : place + min(own, self._most - len(self._body))]
@@ -64,7 +64,7 @@ class ChunkedBody:
         return place + taken
 
     def _line(self, place: int) -> int:
-        """Reads one line if it is whole; where what follows begins."""
+        """Reads one line if it is complete; returns where the next part begins."""
         end = self._rest.find(b"\n", place, place + MOST_LINE)
         if end < 0:
             if len(self._rest) - place >= MOST_LINE:
@@ -81,7 +81,7 @@ class ChunkedBody:
         return end + 1
 
     def _begin(self, line: bytes) -> None:
-        """A chunk begins, or the trailers do after the last one, which is empty."""
+        """Begins a chunk, or the trailers after the last one, which is empty."""
         digits = line.partition(b";")[0].strip()
         if not 0 < len(digits) <= _MOST_DIGITS or not _HEX.issuperset(digits):
             raise HTTPException(f"a chunk begins with {line[:20]!r}")

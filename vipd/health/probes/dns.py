@@ -18,10 +18,10 @@ _MOST_SHOWN = 2
 
 
 async def ask_dns(asking: Asking) -> Result:
-    """Ask a target that has a DnsProbe. Raises OSError for a network's error.
+    """Probe a target that has a DnsProbe. Raises OSError for a network error.
 
-    What is no answer to this very query is passed over, as a resolver does, until the time is up or it is too
-    much.
+    Datagrams that do not answer this query are ignored, as by a resolver, up to the timeout or a maximum
+    number.
     """
     probe = cast("DnsProbe", asking.target.probe)
     loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ TYPES = {
     "AAAA": 28,
     "SRV": 33,
 }
-"""Numbers of the record types that can be asked for."""
+"""Numbers of the record types that a query may request."""
 
 RCODES = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")
 """Names of the response codes, by number."""
@@ -37,22 +37,23 @@ _MOST_RECORDS = 200
 
 
 class MalformedError(ValueError):
-    """What came is no DNS message: why."""
+    """The data is no DNS message; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server replied."""
+    """A server's reply."""
 
     rcode: str
     """A name from RCODES, or `rcode 9`."""
     truncated: bool
     records: tuple[str, ...]
-    """Answers of the type asked for, and CNAMEs on the way, as text: `10.0.0.1`, `10 mail.example.com`."""
+    """Answers of the requested type, and the CNAMEs before them, as text: `10.0.0.1`, `10
+    mail.example.com`."""
 
 
 def encode_query(number: int, name: str, kind: str) -> bytes:
-    """A query with recursion desired. Raises ValueError for a name or type that cannot be asked for."""
+    """A query with recursion desired. Raises ValueError for an invalid name or type."""
     if kind not in TYPES:
         raise ValueError(f"{kind} is no record type that can be asked for")
     labels = [label.encode("ascii", "replace") for label in name.rstrip(".").split(".") if name.strip(".")]
@@ -64,7 +65,7 @@ def encode_query(number: int, name: str, kind: str) -> bytes:
 
 
 def read_reply(data: bytes, query: bytes) -> Reply | None:
-    """The reply to a query; None when it replies to another. Raises MalformedError for what is no message."""
+    """The reply to a query; None if it replies to another. Raises MalformedError for an invalid message."""
     try:
         return _read(data, query)
     except (error, IndexError) as fault:
@@ -121,7 +122,7 @@ def _records(data: bytes, place: int, count: int, asked: int) -> tuple[str, ...]
 
 
 def _text(data: bytes, place: int, length: int, kind: str) -> str:
-    """A record's data as it stands in a zone file."""
+    """A record's data as in a zone file."""
     content = data[place : place + length]
     match kind:
         case "A" | "AAAA":

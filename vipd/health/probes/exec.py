@@ -1,7 +1,7 @@
 """Runs a program: exit code 0 in time means that the backend is healthy.
 
-Programs are run by a process of their own (`keeper.py`), which ends all that they leave, also when vipd is
-killed. It is small, so that it forks at once, and it is of vipd's own user: a program of another one cannot
+A separate process (`keeper.py`) runs the programs, and ends all their descendants, also when vipd is
+killed. It is small, so that it forks fast, and runs as vipd's user: a program of another user cannot
 harm it. Threads here look users up and wait for answers.
 """
 
@@ -56,7 +56,7 @@ class ExecProber:
         self._keepers.close()
 
     def start(self, target: Target, done: Done) -> Attempt:
-        """Ask once; the timeout begins when the program does."""
+        """Probe once; the timeout begins when the program starts."""
         run = _Run(target, self._users, self._keepers)
         try:
             future = self._loop.run_in_executor(self._threads, run.to_end)
@@ -77,14 +77,14 @@ class ExecProber:
 
 
 class _Keepers:
-    """Has programs run, each by a keeper. For any thread."""
+    """Runs programs, each by a keeper. Safe for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
         self._left: list[socket.socket] = []
-        """Of keepers whose programs run on, since vipd may not end them."""
+        """Sockets of keepers whose programs continue, since vipd may not end them."""
 
     def start(self, request: dict[str, Any]) -> socket.socket:
         """The socket on which a keeper answers. Raises OSError."""
@@ -130,7 +130,7 @@ class _Keepers:
         self._orders = self._process = None
 
     def add_left(self, connection: socket.socket) -> None:
-        """One more whose program runs on."""
+        """Add the socket of one whose program continues."""
         with self._lock:
             self._left.append(connection)
 
@@ -149,7 +149,7 @@ class _Keepers:
                 raise NotEndedError(f"{len(self._left)} programs that should have ended run on; {_MAY_KILL}")
 
     def close(self) -> None:
-        """Have what is left end, as far as it can."""
+        """End the remaining programs, as far as possible."""
         with self._lock:
             for each in self._left:
                 each.close()
@@ -168,7 +168,7 @@ class _Run:
         self._connection: socket.socket | None = None
 
     def cancel(self) -> None:
-        """End it if it runs; never let it start if it does not."""
+        """End it if it runs; else prevent its start."""
         self.cancelled.set()
         self._notify()
 
@@ -186,7 +186,7 @@ class _Run:
         timeout = self._target.timing.timeout
         try:
             self._keepers.require_few_left()
-            # Asked again: since the declaration was looked at, the account may have become another one.
+            # Looked up again: the account may have changed since the declaration was checked.
             account = self._users.account(self._probe.user)
             answer = self._kept(
                 {
@@ -206,8 +206,8 @@ class _Run:
         return _judged(answer["code"], answer["told"].encode("latin-1"), answer["seconds"])
 
     def _kept(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a keeper answers, once the program and all of its have ended. Raises OSError, NotEndedError,
-        ValueError."""
+        """A keeper's answer, once the program and all its descendants have ended. Raises OSError,
+        NotEndedError, ValueError."""
         connection = self._keepers.start(request)
         with self._lock:
             self._connection = connection
@@ -235,7 +235,7 @@ class _Run:
 
 
 def _failure(answer: dict[str, Any]) -> Exception:
-    """Why a program could not be started, as it was raised."""
+    """Recreates the exception of a program that could not be started."""
     number = answer.get("errno")
     return OSError(number, answer["failed"]) if number else ValueError(answer["failed"])
 
@@ -266,7 +266,7 @@ def trouble(probe: ExecProbe, error: Exception) -> str:
 
 
 class NotEndedError(subprocess.SubprocessError):
-    """A program that runs on: which, why; hint."""
+    """A program that does not end: which, why; hint."""
 
 
 def _judged(code: int, told: bytes, seconds: float) -> Result:

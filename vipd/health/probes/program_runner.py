@@ -1,10 +1,10 @@
 """Starts and ends the programs of checks: a stand-alone program, standard library only, that `exec.py` runs.
 
-Its standard input is a socket of vipd's, by which others come, each with a byte. For each it forks a keeper,
-which reads there what to run (a line of JSON), runs it, and answers with a line. A keeper is the reaper of
-all that its program starts (PR_SET_CHILD_SUBREAPER), so nothing gets away, whatever session it makes. When
-the program has ended, its time is up, or vipd has closed the socket, as it does however it ends, the keeper
-ends all of it, and then itself.
+Its standard input is a socket of vipd's, which passes further sockets, each with a byte. For each it forks a
+keeper, which reads a command (a line of JSON) from that socket, runs it, and answers with a line. A keeper is
+the reaper of all descendants of its program (PR_SET_CHILD_SUBREAPER), so none escapes, whatever session it
+creates. The keeper ends all of them, and then itself, when the program has ended or timed out, or vipd has
+closed the socket, as it does however vipd ends.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 MOST_OUTPUT = 64 * 1024
-"""What a program says beyond is thrown away."""
+"""Further output of a program is dropped."""
 KILLED_SECONDS = 5.0
-"""How long to wait for the end of what was killed: without CAP_KILL nothing of another user's is."""
+"""How long to wait for the end of killed processes: without CAP_KILL those of other users do not end."""
 _LOOK_SECONDS = 0.005
 _PATIENT_SECONDS = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -34,7 +34,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def main() -> None:
-    """Fork a keeper for each socket that comes, until vipd closes its own or has ended."""
+    """Fork a keeper for each socket received, until vipd closes its own or has ended."""
     _set(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=os.dup(0)) as orders:
         keepers: set[int] = set()
@@ -58,7 +58,7 @@ def _forked(descriptor: int, orders: socket.socket) -> int:
         return pid
     try:
         orders.close()
-        os.close(0)  # vipd must see that nobody of ours has it any more
+        os.close(0)  # vipd must see that no process has the other end any more
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         with socket.socket(fileno=descriptor) as vipd:
             _keep(vipd)
@@ -69,7 +69,7 @@ def _forked(descriptor: int, orders: socket.socket) -> int:
 
 
 def _reap(keepers: set[int]) -> None:
-    """Keepers that have ended; what one that was killed has left is ended too."""
+    """Reap keepers that have ended; end what a killed one has left."""
     with contextlib.suppress(ChildProcessError):
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) > 0:
             keepers.discard(pid)
@@ -97,7 +97,7 @@ def _request(vipd: socket.socket) -> dict[str, Any]:
 
 
 def _ran(vipd: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
-    """What became of a program: `code`, `told` and `seconds`; `timeout`; or why there is none, `errno` or
+    """The outcome of a program: `code`, `told` and `seconds`; `timeout`; or why it did not start, `errno` or
     `failed`. Its descendants may still run."""
     reading, writing = os.pipe()
     failing, failed = os.pipe()
@@ -114,7 +114,7 @@ def _ran(vipd: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
             return found
     told, ended = _watch(vipd, (pid, reading), began + request["timeout"])
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)  # at once, and while the number is nobody else's: it is not reaped
+        os.killpg(pid, signal.SIGKILL)  # at once, while the pid cannot be reused: it is not reaped
     if not ended:
         return {"timeout": True}
     status = os.waitpid(pid, 0)[1]
@@ -151,9 +151,9 @@ def _become(request: dict[str, Any], output: int, failed: int) -> None:
 
 
 def _watch(vipd: socket.socket, program: tuple[int, int], deadline: float) -> tuple[bytes, bool]:
-    """What a program says first, and whether it has ended: else its time is up, or vipd wants no more of it.
+    """A program's first output, and whether it has ended; if not, it timed out, or vipd closed the socket.
 
-    Its end is what counts, not that of its output: children that it leaves may hold that open.
+    The end of the program counts, not of its output: children that it leaves may hold that open.
     """
     pid, output = program
     os.set_blocking(output, False)
@@ -177,7 +177,7 @@ def _watch(vipd: socket.socket, program: tuple[int, int], deadline: float) -> tu
 
 
 def _read(output: int) -> bytes | None:
-    """Some of what was said; empty at its end, None when there is nothing now."""
+    """Some of the output; empty at its end, None when there is none now."""
     try:
         return os.read(output, MOST_OUTPUT)
     except BlockingIOError:
@@ -185,7 +185,7 @@ def _read(output: int) -> bytes | None:
 
 
 def _end_all(seconds: float) -> bool:
-    """End every descendant; whether none is left in time. What loses its parent becomes a child of ours."""
+    """End every descendant; returns whether all ended in time. Orphans become children of this process."""
     deadline = time.monotonic() + seconds
     while True:
         for pid in _children():
@@ -202,8 +202,8 @@ def _end_all(seconds: float) -> bool:
 
 
 def _children() -> list[int]:
-    """The pids of this process's children, also where those of other users are hidden in /proc; none where
-    the kernel does not report them (it is without CONFIG_PROC_CHILDREN)."""
+    """The pids of this process's children, including those that /proc hides as other users'; none if the
+    kernel does not report them (it is without CONFIG_PROC_CHILDREN)."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:

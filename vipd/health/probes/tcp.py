@@ -1,9 +1,9 @@
-"""Opens a TCP connection. Most probes are of this type, so it is made to cost little.
+"""Opens a TCP connection. Most probes are of this type, so it is optimised for low cost.
 
 No task and no stream: sockets wait in one epoll, which the event loop watches as a single descriptor. With
-TCP_QUICKACK off the kernel holds back the handshake's last packet for a moment, and closing sends a reset in
-its stead: the server's program never sees the connection, and neither side is left with TIME_WAIT.
-Connecting meets a full backlog all the same, as the kernel then answers no SYN.
+TCP_QUICKACK off the kernel delays the handshake's last packet for a moment, and closing sends a reset in
+its place: the server's program never sees the connection, and no side keeps a socket in TIME_WAIT.
+A connection attempt still detects a full backlog, as the kernel then answers no SYN.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TcpProber:
         self._epoll.close()
 
     def start(self, target: Target, done: Done) -> Attempt:
-        """Ask once."""
+        """Probe once."""
         began = self._loop.time()
         try:
             connection = tcp_socket(target.address)
@@ -82,7 +82,7 @@ class TcpProber:
 
     def _forget(self, descriptor: int) -> None:
         del self._attempts[descriptor]
-        # Closing alone would not: a program that is being started holds a copy for a moment.
+        # Closing alone is not enough: a program that is being started holds a copy for a moment.
         self._epoll.unregister(descriptor)
 
 
@@ -110,7 +110,7 @@ class _Connecting:
         self._done(_result(number, now - self._began))
 
     def fail(self, error: Exception) -> None:
-        """vipd itself cannot say what became of it."""
+        """vipd itself cannot determine the result."""
         self.cancel()
         self._done(unexpected(self._target, error))
 

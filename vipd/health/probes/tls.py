@@ -12,13 +12,13 @@ from vipd.host.durable import read_regular
 from vipd.model.check import HttpProbe
 
 MOST_CA_BYTES = 1024 * 1024
-"""Largest CA file: more than four times what Debian's trusted roots take."""
+"""Largest CA file: more than four times the size of Debian's trusted roots."""
 
 _KEPT = 64
 
 
 def tls_context(probe: HttpProbe) -> ssl.SSLContext:
-    """What such a probe trusts. Raises OSError (ssl.SSLError too) when its CA file cannot be used."""
+    """The TLS context of such a probe. Raises OSError (ssl.SSLError too) when its CA file cannot be used."""
     if not probe.verify:
         return _context("", 0, verify=False)
     changed = _status(probe.ca).st_mtime_ns if probe.ca else 0
@@ -47,7 +47,7 @@ def _certificates(ca: str) -> str:
     text = read_regular(Path(ca), MOST_CA_BYTES)
     if b"-----BEGIN" not in text:
         raise ssl.SSLError(0, "no certificate in it")
-    # What stands between certificates may be in any script; none of it is read.
+    # Text between certificates may be in any script; it is not read.
     return text.decode("ascii", "ignore")
 
 

@@ -16,7 +16,7 @@ MOST_ANSWER = 65535
 
 
 async def ask_udp(asking: Asking) -> Result:
-    """Ask a target that has a UdpProbe. Raises OSError for a network's error, ICMP's included."""
+    """Probe a target that has a UdpProbe. Raises OSError for a network error, including ICMP errors."""
     probe = cast("UdpProbe", asking.target.probe)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -35,7 +35,7 @@ async def ask_udp(asking: Asking) -> Result:
 
 @contextlib.contextmanager
 def connected(address: str, port: int) -> Iterator[socket.socket]:
-    """A UDP socket for one server: only its answers come in, and its ICMP errors. Raises OSError."""
+    """A UDP socket for one server: it receives only its answers and its ICMP errors. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     with socket.socket(family, kind) as connection:

@@ -1,4 +1,4 @@
-"""One connection, between its transport and aiohttp: whose turn it is, and how long that may last."""
+"""One connection, between its transport and aiohttp: which side must act, and its time limit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MOST_HEAD = 64 * 1024
 """Bytes of a request's head."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER with no time: else the kernel would keep what was not taken, for minutes."""
+"""SO_LINGER with no time: otherwise the kernel would keep unread data for minutes."""
 _END_OF_HEAD = b"\r\n\r\n"
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class Owner(Protocol):
-    """Who counts connections."""
+    """Counts connections."""
 
     def ended(self, connection: Connection) -> None:
         """It counts no more; its descriptor is not free yet."""
@@ -33,8 +33,8 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """One connection. It *waits* while it is its client's turn: to send a request, the rest of one, or to
-    take what was written. Each wait has a time limit."""
+    """One connection. It *waits* while its client must act: send a request, the rest of one, or
+    read what was written. Each wait has a time limit."""
 
     def __init__(self, owner: Owner, limits: Limits, handler: web.RequestHandler, source: Source) -> None:
         self._owner, self._limits, self.handler, self.source = owner, limits, handler, source
@@ -42,9 +42,9 @@ class Connection(asyncio.Protocol):
         self._over = False
         self._request: web.BaseRequest | None = None
         self._head = b""
-        """The end of what has come of a head."""
+        """The end of the received part of a head."""
         self._head_bytes: int | None = 0
-        """Of the head that is being read; None: none is."""
+        """Size of the head that is being read; None: none is."""
         self._asks, self._takes, self._life = _Wait(self.end), _Wait(self.end), _Wait(self.end)
         self.unsent = 0
         """Bytes of the long answer that is being sent."""
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when it is the client's turn, by the loop's clock; None: it is vipd's."""
+        """Since when the client must act, by the loop's clock; None: vipd must."""
         return min((w.since for w in (self._asks, self._takes) if w.since is not None), default=None)
 
     def live(self, seconds: float) -> None:
@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
             self._life.begin(seconds)
 
     def end(self) -> None:
-        """End at once: what was written and not taken is lost. To close it would wait for the client."""
+        """End at once: unread data is lost. Closing would wait for the client."""
         if not self._over:
             self._count_no_more()
             if self._transport is not None:
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
 
     def begin(self, request: web.BaseRequest) -> None:
-        """The head of a request has come."""
+        """The head of a request has arrived."""
         if self._over:
             return
         self._request, self._head_bytes = request, None
@@ -94,15 +94,15 @@ class Connection(asyncio.Protocol):
         self._asks.begin(self._limits.head_seconds)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """For the event loop."""
+        """Called by the event loop."""
         self._transport = cast("asyncio.Transport", transport)
-        if self._over:  # given up before it began
+        if self._over:  # closed before it began
             self._transport.abort()
         else:
             self.handler.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """For the event loop."""
+        """Called by the event loop."""
         if self._head_bytes is None or self._fits(data):
             self.handler.data_received(data)
         elif self._transport is not None:
@@ -122,22 +122,22 @@ class Connection(asyncio.Protocol):
         return self._head_bytes <= MOST_HEAD
 
     def eof_received(self) -> None:
-        """For the event loop, which closes the connection then."""
+        """Called by the event loop, which then closes the connection."""
         self.handler.eof_received()
 
     def pause_writing(self) -> None:
-        """For the event loop: the client takes less than is written."""
+        """Called by the event loop: the client reads more slowly than vipd writes."""
         if not self._over:
             self._takes.begin(self._limits.stuck_seconds)
         self.handler.pause_writing()
 
     def resume_writing(self) -> None:
-        """For the event loop: the client has taken most of it."""
+        """Called by the event loop: the client has read most of it."""
         self._takes.end()
         self.handler.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """For the event loop, or when it never began."""
+        """Called by the event loop, or if it never began."""
         if not self._over:
             self._count_no_more()
         self._owner.closed()
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
 
 
 class _Wait:
-    """A time limit that begins and ends."""
+    """A time limit that can be started and ended."""
 
     __slots__ = ("_late", "_timer", "since")
 
@@ -162,7 +162,7 @@ class _Wait:
         """By the loop's clock; None: it is not running."""
 
     def begin(self, seconds: float) -> None:
-        """Call `late` after so long, unless it ends or begins anew before that."""
+        """Call `late` after this time, unless it ends or is restarted before."""
         self.end()
         loop = asyncio.get_running_loop()
         self.since = loop.time()

@@ -1,4 +1,4 @@
-"""Takes connections within limits, and gives up those that wait longest when there are too many."""
+"""Accepts connections within limits, and closes those that wait longest if there are too many."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ WARN_SECONDS = 60.0
 
 _AT_ONCE = 16
 _MOST_ENDING = 32
-"""Connections that were given up and whose descriptors are not free yet: they are in the loop's next turn."""
+"""Closed connections whose descriptors are not free yet: they will be in the loop's next turn."""
 _RETRY_SECONDS = 1.0
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Handler = Callable[[], Awaitable[web.StreamResponse]]
 NewHandler = Callable[[], web.RequestHandler]
 Refusal = Callable[[Source, Limits, bool], bytes]
-"""What a source is answered whose connection is not taken; True: because of its own connections."""
+"""The answer to a source whose connection is refused; True: because of its own connections."""
 
 
 def no_words(source: Source, limits: Limits, own: bool) -> bytes:
@@ -41,7 +41,7 @@ def no_words(source: Source, limits: Limits, own: bool) -> bytes:
 class Connections:
     """The connections of aiohttp servers, whose handlers must pass each request through `answer`.
 
-    asyncio's own servers take a connection, and so a descriptor, before anybody can say that it is too many.
+    asyncio's own servers accept a connection, and so use a descriptor, before a limit can be checked.
     """
 
     def __init__(self, limits: Limits, source_of: SourceOf = tcp_source, refusal: Refusal = no_words) -> None:
@@ -61,7 +61,7 @@ class Connections:
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     def leave(self, listener: socket.socket) -> None:
-        """Close a listening socket; its connections go on."""
+        """Close a listening socket; its connections continue."""
         del self._listening[listener]
         asyncio.get_running_loop().remove_reader(listener.fileno())
         listener.close()
@@ -77,12 +77,12 @@ class Connections:
             connection.end()
 
     def prolong(self, request: web.BaseRequest, seconds: float) -> None:
-        """Let the connection of a request live so long from now on."""
+        """Let the connection of a request last this long from now on."""
         if found := self._open.get(request.protocol):
             found.live(seconds)
 
     async def answer(self, request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
-        """What the handler answers; sent already if it is long."""
+        """The handler's answer; a long one is already sent."""
         connection = self._open.get(request.protocol)
         if connection is None:  # it has ended already
             return await handler()
@@ -94,25 +94,25 @@ class Connections:
                 return response
             connection.unsent = len(body)
             self._bound_unsent(connection)
-            with contextlib.suppress(ConnectionError):  # aiohttp finds out by itself, and logs nothing
+            with contextlib.suppress(ConnectionError):  # aiohttp detects this itself, and logs nothing
                 return await send_in_pieces(request, response, body)
             return response
         finally:
             connection.finish(request)
 
     def _bound_unsent(self, newest: Connection) -> None:
-        """Gives up whoever takes nothing of long answers while they are too much together."""
+        """Closes connections that read nothing of long answers while those are too large together."""
         while sum(each.unsent for each in self._open.values()) > self._limits.unsent:
             if not _end_one(c for c in self._open.values() if c.unsent and c is not newest):
                 break
 
     def ended(self, connection: Connection) -> None:
-        """For a connection: it counts no more."""
+        """Called by a connection: it no longer counts."""
         del self._open[connection.handler]
         self._ending += 1
 
     def closed(self) -> None:
-        """For a connection that has ended: its descriptor is free."""
+        """Called by a connection that has ended: its descriptor is free."""
         self._ending -= 1
 
     def _accept(self, listener: socket.socket) -> None:
@@ -126,7 +126,7 @@ class Connections:
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
                     self._pause(listener, error)
-                return  # else it has gone already
+                return  # otherwise it has already disconnected
             self._take(listener, taken, address)
 
     def _pause(self, listener: socket.socket, error: OSError) -> None:
@@ -158,7 +158,7 @@ class Connections:
         task.add_done_callback(self._starting.discard)
 
     def _has_room(self, source: Source) -> bool:
-        """Whether there is room for one more connection, made if need be."""
+        """Whether there is room for one more connection; makes room if necessary."""
         everybody, limits = self._open.values(), self._limits
         mine = [c for c in everybody if c.source == source]
         alike = [c for c in everybody if c.source.privileged == source.privileged]
@@ -190,7 +190,7 @@ async def _start(connection: Connection, taken: socket.socket) -> None:
 
 
 def _end_one(connections: Iterable[Connection]) -> bool:
-    """Gives up the one that waits longest; False: none waits, for vipd works for all of them."""
+    """Closes the one that waits longest; False: none waits, as vipd works for all of them."""
     waiting = [(since, c) for c in connections if (since := c.waiting_since) is not None]
     if not waiting:
         return False

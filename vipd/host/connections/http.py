@@ -1,4 +1,4 @@
-"""How vipd's aiohttp servers are set, and how they send long answers."""
+"""Configuration of vipd's aiohttp servers, and the sending of long answers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from aiohttp import http_exceptions, web, web_response
 
 PIECE = 64 * 1024
-"""A longer body is sent in pieces of this size: little of what a client does not take is kept twice."""
+"""A longer body is sent in pieces of this size: little unread data is kept twice."""
 
 log = logging.getLogger("vipd.http")
 
-# Of every answer, also of those that aiohttp makes by itself: versions are nobody's business.
+# For every answer, including aiohttp's own ones: versions are not disclosed.
 vars(web_response)["SERVER_SOFTWARE"] = "vipd"
 
 
 class _ClientsFaults(logging.Filter):
-    """Leaves out what a client alone has caused: else anybody could fill the log."""
+    """Drops records that a client alone has caused: otherwise any client could fill the log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is logged."""
@@ -28,11 +28,11 @@ class _ClientsFaults(logging.Filter):
 log.addFilter(_ClientsFaults())
 
 SERVER_OPTIONS: dict[str, Any] = {"access_log": None, "logger": log, "auto_decompress": False}
-"""For aiohttp's servers. Nothing is decompressed: a few bytes could become any number."""
+"""For aiohttp's servers. Bodies are not decompressed: a few bytes could become any number."""
 
 
 def long_body(response: web.StreamResponse) -> bytes | None:
-    """The body of an answer that is to be sent in pieces; None: it is not."""
+    """The body of an answer that must be sent in pieces; None: it need not."""
     body = response.body if isinstance(response, web.Response) and not response.prepared else None
     return body if isinstance(body, bytes) and len(body) > PIECE else None
 
@@ -40,7 +40,7 @@ def long_body(response: web.StreamResponse) -> bytes | None:
 async def send_in_pieces(
     request: web.BaseRequest, response: web.StreamResponse, body: bytes
 ) -> web.StreamResponse:
-    """Send an answer, each piece of its body after the one before was taken. Raises ConnectionError."""
+    """Send an answer, each piece of its body after the previous one was read. Raises ConnectionError."""
     sent = web.StreamResponse(status=response.status, reason=response.reason, headers=response.headers)
     sent.content_length = len(body)
     if response.keep_alive is False:

@@ -1,4 +1,4 @@
-"""What clients can take of vipd, and who counts as one client."""
+"""Limits on the resources of clients, and the identity of a client."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 TOGETHER = 1536
-"""Connections that all listeners of vipd want to be able to have."""
+"""Number of connections that all listeners of vipd should be able to have."""
 
 _LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 _IPV6_PREFIX = 64
 
 
 class Source(NamedTuple):
-    """Who is at the other end of a connection. Those with the same source are counted together."""
+    """The other end of a connection. Connections with the same source are counted together."""
 
     key: Hashable
     privileged: bool = False
-    """Others cannot keep it out."""
+    """Others cannot block it."""
 
     def __str__(self) -> str:
         return str(self.key)
@@ -30,24 +30,24 @@ SourceOf = Callable[[socket.socket, object], Source]
 
 
 class Limits(NamedTuple):
-    """What clients can take of vipd."""
+    """Limits on the resources of clients."""
 
     connections: int
-    """So many at a time, of all who are not privileged."""
+    """Maximum concurrent connections of all sources that are not privileged."""
     by_source: int
-    """Of these so many of one source."""
+    """Of these, the maximum of one source."""
     head_seconds: float
     """Until the head of a request is whole, from the connection or from the answer before."""
     body_seconds: float
-    """From there until the request is whole."""
+    """From there until the request is complete."""
     stuck_seconds: float
-    """In which a client must take what was written, or some 50 KB of it."""
+    """Time in which a client must read what was written, or some 50 KB of it."""
     life_seconds: float | None = None
-    """Longest life of a connection, unless it is prolonged; None: as long as it asks."""
+    """Longest life of a connection, unless it is prolonged; None: no limit."""
     privileged: int = 0
     """Connections of the privileged, all together, beside those of others."""
     unsent: int = 256 * 1024 * 1024
-    """Bytes of answers that clients have not taken yet, all together. A single answer may be longer."""
+    """Bytes of answers that clients have not read yet, all together. A single answer may be longer."""
 
     def within(self, descriptors: int) -> Limits:
         """The same, or less where all listeners together may use only so many descriptors."""

@@ -1,5 +1,5 @@
 """The daemon's settings: their definition, the layers they are read from, and the texts of their problems.
 
-Imports `vipd.model`, `vipd.declaration` and `vipd.host`; whatever takes part in the daemon may import it.
+Imports `vipd.model`, `vipd.declaration` and `vipd.host`; every part of the daemon may import it.
 `settings_file` alone needs no pydantic, for verbs of vipctl that must start fast.
 """

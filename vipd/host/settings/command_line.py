@@ -13,7 +13,7 @@ EXIT_CONFIGURATION = 78
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """What `vipd` understands."""
+    """The parser of the arguments of `vipd`."""
     parser = argparse.ArgumentParser(
         prog="vipd",
         description="Layer-4 load balancer for plain Linux hosts. Each option below overrides VIPD_* "

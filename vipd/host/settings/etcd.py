@@ -1,4 +1,4 @@
-"""The setting `etcd`: where etcd is, how to log in, and how far it is trusted."""
+"""The setting `etcd`: its endpoints, login, and limits of trust."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class EtcdSettings:
     """
 
     def problems(self) -> list[str]:
-        """Everything that is wrong, each as `setting: what; hint: way out`."""
+        """Every problem, each as `setting: what; hint: way out`."""
         found = [] if self.endpoints else ["endpoints: none; hint: name at least one, https://10.0.0.1:2379"]
         found += [f"endpoints: {url}: {why}" for url in self.endpoints if (why := _fault_of_url(url))]
         if not self.prefix.endswith("/") or self.prefix == "/":
@@ -103,7 +103,7 @@ class EtcdSettings:
         return found
 
     def warnings(self) -> list[str]:
-        """What can be used, and had better not be."""
+        """Values that work, but should be avoided."""
         open_to_all = [url for url in self.endpoints if url.startswith("http://") and not _is_local(url)]
         if not self.user or not open_to_all:
             return []

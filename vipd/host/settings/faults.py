@@ -1,4 +1,4 @@
-"""What is wrong with a setting's value, in our words instead of the validating library's. Pure."""
+"""Describes the fault of a setting's value in vipd's words instead of the validating library's. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _WANTED = {
 
 
 def fault_text(error: Mapping[str, object], known: tuple[str, ...]) -> str:
-    """`what; hint: ...` for one of pydantic's errors; several lines where a validator found several.
+    """`what; hint: ...` for one of pydantic's errors; several lines if a validator found several.
 
-    `known` are the names that settings have.
+    `known` are the names of all settings.
     """
     kind = str(error["type"])
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):

@@ -1,4 +1,4 @@
-"""Types of settings: how the text of a value is read, each with the hint of its error. Pure but for names."""
+"""Types of settings: they parse the text of a value, each with a hint in its error. Pure but for names."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def _listed_ports(value: object) -> object:
 
 
 def _read_mapping(value: object) -> object:
-    """The environment holds a mapping by source as text."""
+    """Parses a mapping by source from the text of the environment."""
     braced = isinstance(value, str) and value.startswith("{")
     return read_settings_text(str(value), "the text") if braced else value
 
 
 def _form_of(value: object) -> str:
-    """How a setting by source is written."""
+    """The written form of a setting by source."""
     return ":source" if isinstance(value, Mapping) else ":all"
 
 
@@ -67,13 +67,14 @@ def _listen_address(value: object) -> str:
 
 
 def _local_listen_address(value: object) -> str:
-    """A port alone is a port of the loopback address: nothing is open to others unless an address says so."""
+    """A port alone is a port of the loopback address: nothing is open to other hosts unless an address is
+    given."""
     text = str(value)
     return _listen_address(f"127.0.0.1:{text}" if text.isdecimal() else text)
 
 
 def _etcd_mapping(value: object) -> object:
-    """The environment holds a mapping as text."""
+    """Parses a mapping from the text of the environment."""
     found = read_settings_text(value, "the text") if isinstance(value, str) else value
     if found is not None and not isinstance(found, Mapping | EtcdSettings):
         raise ValueError("must be a mapping; hint: {endpoints: [https://10.0.0.1:2379]}")

@@ -24,7 +24,7 @@ ENVIRONMENT_PREFIX = "VIPD_"
 
 
 class Layers:
-    """Where the values of one `Settings` come from, and so what their problems are to be blamed on."""
+    """The origins of the values of one `Settings`, by which problems are located."""
 
     def __init__(
         self, config: Path | None, flags: Mapping[str, object], environment: Mapping[str, str]
@@ -35,7 +35,7 @@ class Layers:
         self._environment = {name.lower(): value for name, value in environment.items() if value}
 
     def sources(self, settings: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What pydantic-settings merges: the first that names a setting decides."""
+        """The layers for pydantic-settings: the first that contains a setting decides."""
         return (
             InitSettingsSource(settings, self._flags),
             _Environment(settings, self._environment),
@@ -72,7 +72,7 @@ class Layers:
 
 
 class _Environment(EnvSettingsSource):
-    """`VIPD_*` of the environment that is given, in place of that of this process."""
+    """`VIPD_*` of the given environment, in place of this process's."""
 
     def __init__(self, settings: type[BaseSettings], variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -93,6 +93,6 @@ class _File(InitSettingsSource):
 
 
 def _location(error: Any) -> list[str]:
-    """Where an error is, as keys and numbers of items."""
-    # Tags of unions begin with a colon; "[key]" means the key that stands before it.
+    """The location of an error, as keys and numbers of items."""
+    # Tags of unions begin with a colon; "[key]" means the key before it.
     return [str(part) for part in error["loc"] if not str(part).startswith((":", "[key]"))]

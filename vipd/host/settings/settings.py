@@ -160,7 +160,7 @@ class Settings(BaseSettings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The layers of `load_settings`; of `Settings(...)` with plain values nothing else is read."""
+        """The layers of `load_settings`; `Settings(...)` with plain values reads nothing else."""
         layers = getattr(init_settings, "init_kwargs", {}).get(_LAYERS)
         return layers.sources(settings_cls) if isinstance(layers, Layers) else (init_settings,)
 
@@ -180,7 +180,7 @@ class Settings(BaseSettings):
         return self
 
     def masquerade_for(self, family: Family) -> Masquerade:
-        """What `masquerade` means for one family: auto is off-cluster where that family has cluster CIDRs."""
+        """The value of `masquerade` for one family: auto is off-cluster if that family has cluster CIDRs."""
         if self.masquerade != "auto":
             return Masquerade(self.masquerade)
         if self.cluster_cidrs_of(family):
@@ -232,12 +232,12 @@ class Settings(BaseSettings):
 
     @property
     def check_users(self) -> CheckUsers:
-        """Who may run programs of checks."""
+        """The users that may run programs of checks."""
         return CheckUsers(self.admin_group, self.state_dir)
 
     @property
     def answers_on_localhost(self) -> bool:
-        """Whether node ports match 127.0.0.0/8 too: what `localhost_node_ports` means when unset."""
+        """Whether node ports match 127.0.0.0/8 too, including the default of `localhost_node_ports`."""
         kube = self.compat == "kube-proxy" or self.chain_prefix == "KUBE"
         return kube if self.localhost_node_ports is None else self.localhost_node_ports
 

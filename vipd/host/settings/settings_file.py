@@ -27,7 +27,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """A settings file (YAML or JSON) as it was read."""
+    """A settings file (YAML or JSON) as read."""
 
     path: Path
     text: str
@@ -89,7 +89,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
 
 
 def _syntax_faults(text: str, place: str, error: Exception) -> list[str]:
-    """`file:line: what; hint: ...` for each fault of a text that PyYAML refuses to read with `error`."""
+    """`file:line: what; hint: ...` for each fault of a text that PyYAML rejects with `error`."""
     tree = read_tree(text, place)
     if not tree.problems:
         what = " ".join(str(error).split())
@@ -98,7 +98,7 @@ def _syntax_faults(text: str, place: str, error: Exception) -> list[str]:
     faults = []
     for problem in tree.problems:
         hint = f"; hint: {problem.hint}" if problem.hint else ""
-        # What stands on a command line has no lines.
+        # Text of a command line has no lines.
         line = problem.line if "\n" in text else 0
         faults.append(f"{replace(problem, line=line, hint='')}{hint}")
     return faults

@@ -1,7 +1,7 @@
 """Fields of log records for the journal: `log.info("...", extra=fields(Event.SERVICE_ADDED, service="dns"))`.
 
-Each becomes a field of the journal's entry, so that `journalctl VIPD_SERVICE=dns` finds what concerns one
-service. Where there is no journal they are left out. A service's or backend's name stands in the text too.
+Each becomes a field of the journal's entry, so that `journalctl VIPD_SERVICE=dns` finds the entries about one
+service. Without a journal they are dropped. A service's or backend's name is in the text too.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping
 from enum import StrEnum
 
 ATTRIBUTE = "journal_fields"
-"""Where a log record carries them."""
+"""Attribute of a log record that contains them."""
 
 Fields = Mapping[str, tuple[str, ...]]
 """Values by the journal's name of the field; one field may have several."""
 
 
 class Event(StrEnum):
-    """What has happened: the value of VIPD_EVENT."""
+    """Kind of event: the value of VIPD_EVENT."""
 
     STARTED = "started"
     STOPPED = "stopped"
@@ -29,12 +29,12 @@ class Event(StrEnum):
     SERVICES_LOADED = "services-loaded"
     """The first step after a start is done: all services at once."""
     SERVICES_CHANGED = "services-changed"
-    """Many came, changed or went in one step."""
+    """Many were added, changed or removed in one step."""
     SERVICE_QUARANTINED = "service-quarantined"
     SERVICE_READMITTED = "service-readmitted"
     """The kernel takes the rules of a service that was quarantined."""
     BACKEND_HEALTH = "backend-health"
-    """Checks say otherwise of a backend than before."""
+    """Checks changed the health of a backend."""
     OVERRIDE_GIVEN = "override-given"
     OVERRIDE_TAKEN_BACK = "override-taken-back"
     OVERRIDE_ENDED = "override-ended"
@@ -43,7 +43,7 @@ class Event(StrEnum):
     """A change by vipctl is on disk."""
     DECLARATION_REFUSED = "declaration-refused"
     DECLARATION_ACCEPTED = "declaration-accepted"
-    """What was refused before is in order again."""
+    """A refused declaration is accepted again."""
     SOURCE_FAILED = "source-failed"
     SOURCE_MENDED = "source-mended"
     RULES_APPLIED = "rules-applied"
@@ -53,8 +53,8 @@ class Event(StrEnum):
     APPLY_RECOVERED = "apply-recovered"
     FLOWS_ENDED = "flows-ended"
     TASK_FAILED = "task-failed"
-    """A part of vipd fails: a background task, or what belongs to no unit and no service. The cause is its
-    name."""
+    """A part of vipd fails: a background task, or one that belongs to no unit and no service. The cause is
+    its name."""
     TASK_RECOVERED = "task-recovered"
 
 
@@ -69,9 +69,9 @@ def fields(
 ) -> dict[str, object]:
     """A log call's `extra`. `unit` is a file as `file:PATH`, or `cli`, as in a service's owner.
 
-    `cause` is who or what brought it about: its kind, and which, as `file PATH:LINE`, `user root (pid 812)`,
+    `cause` is the origin of the event: its kind, and which, as `file PATH:LINE`, `user root (pid 812)`,
     `process iptables (pid 812)`, `check tcp`, `etcd revision 17`, `signal SIGHUP`, `kernel`, `time limit`.
-    `reason` says why or what in a line, without the names that stand in the other fields.
+    `reason` is one line of explanation, without the names in the other fields.
     """
     named: dict[str, tuple[str, ...]] = {
         "VIPD_EVENT": (event.value,),

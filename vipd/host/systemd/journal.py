@@ -2,7 +2,7 @@
 (systemd.io/JOURNAL_NATIVE_PROTOCOL).
 
 Without libsystemd, which takes 0.8 MB of memory.
-What the journal cannot take goes to stderr instead, which the journal reads as well, without fields.
+Entries that the journal rejects go to stderr without fields; the journal reads that as well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def priority(level: int) -> int:
 def stream_is_journal(environment: Mapping[str, str], descriptor: int = 2) -> bool:
     """Whether a file descriptor is the stream to the journal that JOURNAL_STREAM names (systemd.exec(5)).
 
-    The variable alone does not say so: it is inherited also by what has its output elsewhere.
+    The variable alone is not enough: processes with another output inherit it too.
     """
     try:
         found = os.fstat(descriptor)
@@ -47,7 +47,7 @@ def stream_is_journal(environment: Mapping[str, str], descriptor: int = 2) -> bo
 
 
 def entry(values: Iterable[tuple[str, str]]) -> bytes:
-    """Fields in the protocol's form. A value of several lines stands behind its length."""
+    """Fields in the protocol's form. A value of several lines follows its length."""
     return b"".join(_field(name, value.encode("utf-8", "surrogateescape")) for name, value in values)
 
 
@@ -62,12 +62,12 @@ class LineFormatter(logging.Formatter):
     terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line, with escapes for what is not printable."""
+        """The record as a line, with escapes for characters that are not printable."""
         return one_line(super().format(record))
 
 
 class StreamFormatter(LineFormatter):
-    """`<N>message`, N a syslog priority: what the journal reads from stderr (sd-daemon(3))."""
+    """`<N>message`, N a syslog priority: the format that the journal reads from stderr (sd-daemon(3))."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The message with its priority."""
@@ -78,7 +78,7 @@ class JournalHandler(logging.Handler):
     """Sends each record to the journal, with the fields it carries."""
 
     def __init__(self, identifier: str, path: Path = SOCKET) -> None:
-        """Raises OSError when nobody listens at `path`."""
+        """Raises OSError if no process listens at `path`."""
         super().__init__()
         self.setFormatter(LineFormatter())  # logging.basicConfig would give it one with level and name
         self._identifier, self._path = identifier, str(path)
@@ -87,7 +87,7 @@ class JournalHandler(logging.Handler):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             self._socket.connect(self._path)
-            # Not kept connected: a journal that was started anew may have another socket at the same place.
+            # Not kept connected: a restarted journal may have another socket at the same place.
             self._socket.close()
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         except OSError:
@@ -138,12 +138,12 @@ class JournalHandler(logging.Handler):
 
 
 def stderr_handler(environment: Mapping[str, str], identifier: str, path: Path = SOCKET) -> logging.Handler:
-    """What logs for a process that speaks to stderr: with fields, with priorities, or for people."""
+    """The handler for a process that logs to stderr: with fields, with priorities, or for people."""
     if stream_is_journal(environment):
         try:
             return JournalHandler(identifier, path)
         except OSError:
-            pass  # nobody listens there: stderr leads to the journal all the same
+            pass  # no process listens there: stderr leads to the journal all the same
     handler = logging.StreamHandler()
     plain = LineFormatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(StreamFormatter() if "JOURNAL_STREAM" in environment else plain)

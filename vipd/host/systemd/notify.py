@@ -21,13 +21,13 @@ _TAKEN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class Notifier:
-    """Tells the service manager; without one it does nothing. Never waits, never raises."""
+    """Notifies the service manager; without one it does nothing. Never blocks, never raises."""
 
     def __init__(self, address: str = "", watchdog_seconds: float | None = None) -> None:
-        """`address`: a path, or `@NAME` for an abstract socket; empty for nobody."""
+        """`address`: a path, or `@NAME` for an abstract socket; empty: no manager."""
         self._fault = ""
         self.watchdog_seconds = watchdog_seconds
-        """How long the manager waits for a sign of life; None: it does not ask for any."""
+        """How long the manager waits for a heartbeat; None: it requires none."""
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
         if self._socket:
@@ -35,15 +35,15 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> Notifier:
-        """As the variables say, which are taken out, so that no child speaks or counts as this process."""
+        """A notifier by the variables, which are removed, so that no child uses them as this process."""
         told = {name: environment.pop(name, "") for name in _TAKEN}
         address = told["NOTIFY_SOCKET"]
         if not address.startswith(("/", "@")):
-            return cls()  # none, or of a family that only virtual machines are given
+            return cls()  # missing, or of a family that only virtual machines get
         return cls(address, _watchdog_seconds(told["WATCHDOG_USEC"], told["WATCHDOG_PID"]))
 
     def send(self, *assignments: str) -> bool:
-        """Send `NAME=VALUE`s; whether they were taken, or nobody wants to know."""
+        """Send `NAME=VALUE`s; returns whether they were accepted, or there is no manager."""
         try:
             taken = self._transmit("\n".join(assignments).encode("utf-8", "replace"))
         except Exception as error:
@@ -58,7 +58,7 @@ class Notifier:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What keeps the manager from being told."""
+        """Why the manager cannot be notified."""
         return (f"{_UNTOLD}: {self._fault}",) if self._fault else ()
 
     def _transmit(self, data: bytes) -> bool:
@@ -80,5 +80,5 @@ def one_line(text: str, limit: int = 240) -> str:
 
 def _watchdog_seconds(microseconds: str, pid: str) -> float | None:
     if pid and pid != str(os.getpid()):
-        return None  # meant for another process, from which we have inherited it
+        return None  # meant for another process, and inherited from it
     return int(microseconds) / 1e6 if microseconds.isdecimal() and int(microseconds) > 0 else None

@@ -1,4 +1,5 @@
-"""Measures what programming the kernel and connecting cost on this host, in network namespaces of its own.
+"""Measures the cost of programming the kernel and of connections on this host, in separate network
+namespaces.
 
 Only `vipctl bench` imports it.
 """

@@ -10,7 +10,7 @@ from vipd.model.service import Backend, Protocol, Service, ServicePort
 PORT, TARGET = 80, 8080
 _USED_OF_256 = 250
 _SPARE = 64_000 * 100
-"""Backend numbers from here on belong to no service: those that changes put in."""
+"""First number of backends that belong to no service: changes use those."""
 
 
 def many_services(count: int, backends: int = 5) -> tuple[Service, ...]:

@@ -1,4 +1,4 @@
-"""What a reader has to know of the machine to judge a figure. Nothing that tells which machine it is."""
+"""Facts about the machine that a reader needs to judge a figure. They do not identify the machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ PROGRAMS = {
     "iptables-legacy": ["iptables-legacy", "--version"],
     "nft": ["nft", "--version"],
 }
-"""Those whose versions matter, and how they tell them."""
+"""Programs whose versions matter, and the commands that print those."""
 
 
 def machine_facts(more: dict[str, list[str]] | None = None) -> dict[str, object]:
-    """Versions, size and load now. `more` are further programs, and how they tell their versions."""
+    """Versions, size and current load. `more` are further programs, and the commands that print their
+    versions."""
     asked = PROGRAMS | (more or {})
     return {
         "kernel": platform.release().partition("-")[0],

@@ -2,10 +2,10 @@
 
     flows.py PARENT serve ADDRESS PORT      answers each connection with one byte
     flows.py PARENT connect                 for each line `ADDRESS PORT COUNT` makes so many connections, one
-                                            after the other, and says how many seconds they took, or
+                                            after the other, and prints how many seconds they took, or
                                             `failed: why`
-PARENT is the pid of who starts it. Both say READY when they are, and end when their standard input closes or
-their parent ends.
+PARENT is the pid of the starting process. Both print READY when they are, and end when their standard input
+closes or their parent ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, however that comes to pass."""
+    """Make the kernel end this process when its parent ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit("the parent has ended already")
@@ -40,7 +40,7 @@ def serve(address: str, port: int) -> None:
 
 
 def connect() -> None:
-    """Do what each line asks."""
+    """Run the command in each line."""
     _say("READY")
     for line in sys.stdin:
         address, port, count = line.split()
@@ -51,7 +51,7 @@ def connect() -> None:
 
 
 def seconds_for(address: str, port: int, count: int) -> float:
-    """How long so many connections and answers take, one after the other. Raises OSError."""
+    """Duration of this many connections and answers, one after the other. Raises OSError."""
     began = time.perf_counter()
     for _ in range(count):
         with socket.socket() as made:

@@ -12,7 +12,7 @@ from vipd.observe.bench.trial import Outcome, Trial
 
 ROUNDS = 5
 BUDGET_SECONDS = 45.0
-"""No round is begun that would likely end after this."""
+"""No round is started that would probably end after this."""
 LIMIT_SECONDS = 15.0
 CONNECTIONS = 3000
 
@@ -26,12 +26,12 @@ _NEEDS = (
 
 @dataclass(slots=True)
 class Measured:
-    """What one subject did in all rounds. Lists of one value for each round."""
+    """Results of one subject in all rounds. Lists of one value for each round."""
 
     subject: str
     load_seconds: list[float] = field(default_factory=list)
     change_seconds: list[float] = field(default_factory=list)
-    """Of one changed backend; the middle one of a round's changes."""
+    """For one changed backend; the median of a round's changes."""
     memory_mib: list[float] = field(default_factory=list)
     """Peaks of the process that loads as the daemon does, and of its largest program, added up."""
     direct: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Measured:
 
 
 def subjects_here(dataplane: str = "") -> tuple[str, ...]:
-    """What this host can be measured with: of a dataplane, or all."""
+    """The subjects that can be measured on this host: of a dataplane, or all."""
     wanted = [(name, program) for name, of, program in _NEEDS if dataplane in ("", of)]
     here = [name for name, program in wanted if found(program)]
     lacks_variants = not any("iptables" in name for name in here)
@@ -67,7 +67,7 @@ def subjects_here(dataplane: str = "") -> tuple[str, ...]:
 def measure_host(
     subjects: Sequence[str], services: int, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[tuple[int, Measured]]:
-    """Measure in turn; after each trial the round, from 1, and what the subject has got so far."""
+    """Measure in turn; after each trial yields the round, from 1, and the subject's results so far."""
     measured = {subject: Measured(subject) for subject in subjects}
     began = clock()
     for number in range(1, ROUNDS + 1):
@@ -87,5 +87,5 @@ def measure_host(
 
 
 def middle(values: Sequence[float]) -> float:
-    """The value in the middle; of two the larger."""
+    """The median; of two values the larger."""
     return sorted(values)[len(values) // 2]

@@ -1,4 +1,4 @@
-"""Running a trial in a process and a network namespace of its own, which the kernel removes when it ends."""
+"""Runs a trial in a separate process and network namespace, which the kernel removes when it ends."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vipd.observe.bench.trial import Outcome, Trial
 
 WORKER = "vipd.observe.bench.worker"
 AROUND_SECONDS = 120.0
-"""What a worker may take besides what its trial limits: preparing, counting, connecting, removing."""
+"""Time for a worker besides the trial's own limits: preparing, counting, connecting, removing."""
 
 
 class TrialError(RuntimeError):
-    """A trial could not be carried out: what the worker said."""
+    """A trial failed; the text is the worker's output."""
 
 
 def carried_out(trial: Trial, worker: str = WORKER) -> Outcome:
@@ -47,8 +47,8 @@ def carried_out(trial: Trial, worker: str = WORKER) -> Outcome:
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """This one's, but for the daemon's settings; the same modules; and a lock of its own for iptables-legacy,
-    whose usual one is shared by all network namespaces."""
+    """This process's environment without the daemon's settings; with the same modules, and a separate lock
+    for iptables-legacy, whose usual one all network namespaces share."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VIPD_")}
     return kept | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),

@@ -19,29 +19,29 @@ from vipd.observe.bench.usage import Meter
 
 
 class Subject(Protocol):
-    """Programs services into the network namespace that it runs in. What it prepares is not measured."""
+    """Programs services into the network namespace that it runs in. Its preparation is not measured."""
 
     def prepare(self, services: Sequence[Service]) -> None:
-        """Hear of all services."""
+        """Set all services."""
 
     async def load(self, meter: Meter) -> None:
-        """Make the empty kernel hold them. Raises ApplyError and ProgramTimeoutError."""
+        """Program them into the empty kernel. Raises ApplyError and ProgramTimeoutError."""
 
     def prepare_change(self, service: Service) -> None:
-        """Hear of one service's new form."""
+        """Set one service's new form."""
 
     async def change(self, meter: Meter) -> None:
-        """Make the kernel hold that. Raises as `load`."""
+        """Program that change. Raises as `load`."""
 
     async def sweep(self) -> None:
-        """Clear away what the change has left behind. Raises as `load`."""
+        """Delete the leftovers of the change. Raises as `load`."""
 
     async def counts(self) -> dict[str, int]:
-        """`chains`, `rules` and `elements` that are in the kernel now, whoever made them."""
+        """Current `chains`, `rules` and `elements` in the kernel, of all programs."""
 
 
 class Vipd:
-    """From parsed services to a kernel in sync: choosing, compiling, planning and applying."""
+    """From parsed services to a kernel in sync: selects, compiles, plans and applies."""
 
     def __init__(self, dataplane: str, variant: Literal["auto", "nft", "legacy"], state_dir: Path) -> None:
         self._name = dataplane
@@ -51,7 +51,7 @@ class Vipd:
         self._dataplane: IptablesDataplane | NftablesDataplane | None = None
 
     def prepare(self, services: Sequence[Service]) -> None:
-        """Hear of all services."""
+        """Set all services."""
         self._services = services
 
     async def load(self, meter: Meter) -> None:
@@ -63,20 +63,20 @@ class Vipd:
             await self._step(self._services)
 
     def prepare_change(self, service: Service) -> None:
-        """Hear of one service's new form."""
+        """Set one service's new form."""
         self._services = (service,)
 
     async def change(self, meter: Meter) -> None:
-        """What the reconciler does for a service that differs; `meter` is the one of the load."""
+        """Like the reconciler for a changed service; `meter` is the one of the load."""
         await self._step(self._services)
 
     async def sweep(self) -> None:
-        """What the daemon does a second after the last change."""
+        """Like the daemon a second after the last change."""
         assert self._dataplane is not None  # noqa: S101 (`load` comes first)
         await self._dataplane.collect_garbage()
 
     async def counts(self) -> dict[str, int]:
-        """What the tools list."""
+        """Counts the output of the tools."""
         if self._name == "nftables":
             return await count_nft(run)
         return await count_iptables(self._settings.iptables_variant, run)

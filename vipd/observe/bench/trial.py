@@ -11,7 +11,7 @@ from vipd.observe.bench.usage import Usage
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What to do."""
+    """The parameters of a trial."""
 
     subject: str
     services: int
@@ -19,14 +19,14 @@ class Trial:
     changes: int = 5
     """How often one backend of one service is replaced by another."""
     connections: int = 0
-    """How many to make directly and through the last service; 0: none."""
+    """Number of connections directly and through the last service; 0: none."""
     count: bool = False
-    """Count what is in the kernel after the load. Listing a large table takes long."""
+    """Count the kernel's objects after the load. Listing a large table takes long."""
     limit: float = 60.0
-    """Seconds after which loading, and each change, is given up."""
+    """Seconds after which a load, or a change, is stopped."""
 
     def view(self) -> dict[str, object]:
-        """As it stands in JSON."""
+        """The JSON form."""
         return asdict(self)
 
     @classmethod
@@ -37,14 +37,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it."""
+    """The result."""
 
     loads: tuple[Usage, ...] = ()
-    """One, or none when it took longer than the limit."""
+    """One, or none if it exceeded the limit."""
     changes: tuple[Usage, ...] = ()
-    """None too when they took longer than the limit."""
+    """None too if they exceeded the limit."""
     sweeps: tuple[Usage, ...] = ()
-    """After each change: clearing away what no packet can reach any more."""
+    """After each change: the deletion of unreachable leftovers."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """`chains`, `rules` and `elements` in the kernel."""
     connections: Mapping[str, float] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Outcome:
     """Why it failed, but for its limit."""
 
     def view(self) -> dict[str, object]:
-        """As it stands in JSON."""
+        """The JSON form."""
         return asdict(self)
 
     @classmethod

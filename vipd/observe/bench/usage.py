@@ -1,4 +1,4 @@
-"""What a piece of work cost: time, processor time, memory, and what was given to other programs."""
+"""Measures the cost of a piece of work: time, processor time, memory, and input for other programs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one piece of work cost."""
+    """The cost of one piece of work."""
 
     seconds: float
-    """By the clock."""
+    """Elapsed time."""
     cpu: float
     """Seconds of processor time, in user space and in the kernel, of this process and of those it ran."""
     sent: int
     """Bytes that those programs were given to read."""
     programs: int
-    """How many programs were run."""
+    """Number of programs run."""
     program_mib: float
-    """Largest memory of one of them, as far as looking every few milliseconds can tell. 0: none was run."""
+    """Largest memory of one of them, sampled every few milliseconds. 0: none was run."""
     own_mib: float
     """Largest memory of this process, since its start or since `forget_peak`."""
 
     def view(self) -> dict[str, float]:
-        """As it stands in JSON."""
+        """The JSON form."""
         return asdict(self)
 
 
@@ -56,7 +56,7 @@ class Meter:
 
     @contextmanager
     def measured(self, into: list[Usage]) -> Iterator[None]:
-        """Append what the work within has cost, if it ends well."""
+        """Append the cost of the block, if it succeeds."""
         self._sent = self._programs = self._program_kib = 0
         began, cpu = time.perf_counter(), _cpu_seconds()
         yield
@@ -66,7 +66,7 @@ class Meter:
 
     @contextmanager
     def _watched(self, pid: int) -> Iterator[None]:
-        # The peak in the resource usage of a finished program begins with its parent's: it is of no use.
+        # The peak in the resource usage of a finished program starts with its parent's, so it is of no use.
         watching = asyncio.get_running_loop().create_task(self._watch(pid))
         try:
             yield
@@ -89,7 +89,7 @@ def peak_kib(pid: str) -> int:
 
 
 def forget_peak() -> None:
-    """Let this process's peak begin with what it has now."""
+    """Reset this process's peak to its current memory."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

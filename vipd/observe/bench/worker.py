@@ -1,4 +1,4 @@
-"""The process that carries out one trial, in a network namespace of its own: a trial in, an outcome out, as
+"""The process that runs one trial in a separate network namespace: it reads a trial and writes an outcome, as
 JSON. `vipd.observe.bench.namespace` starts it.
 """
 
@@ -29,7 +29,7 @@ MakeSubject = Callable[[str, Path], Subject]
 
 
 def main(make: MakeSubject = vipd_subject) -> None:
-    """Carry out the trial that stands on standard input; the argument is the pid of who wants it."""
+    """Run the trial on standard input; the argument is the pid of the parent."""
     end_with(int(sys.argv[1]))
     trial = Trial.read(json.load(sys.stdin))
     with tempfile.TemporaryDirectory(prefix="vipd-bench-") as directory:
@@ -41,7 +41,7 @@ def main(make: MakeSubject = vipd_subject) -> None:
 
 
 def carry_out(subject: Subject, trial: Trial) -> Outcome:
-    """Do what a trial says."""
+    """Run a trial."""
     services = list(many_services(trial.services, trial.backends))
     if not trial.connections:
         return asyncio.run(programmed(subject, trial, services))
@@ -59,7 +59,7 @@ def carry_out(subject: Subject, trial: Trial) -> Outcome:
 
 
 async def programmed(subject: Subject, trial: Trial, services: Sequence[Service]) -> Outcome:
-    """Load and change; what took too long is left out."""
+    """Load and change; steps beyond the limit are left out."""
     loads: list[Usage] = []
     changes: list[Usage] = []
     sweeps: list[Usage] = []
@@ -75,7 +75,7 @@ async def programmed(subject: Subject, trial: Trial, services: Sequence[Service]
         if trial.count:
             counts = await subject.counts()
         for number in range(trial.changes):
-            # Spread over all services but the last, which connections need as it is.
+            # Spread over all services except the last, which the connections need unchanged.
             index = number * max(len(services) - 1, 1) // trial.changes
             subject.prepare_change(with_one_backend_changed(services[index], number))
             async with asyncio.timeout(trial.limit):
@@ -86,7 +86,7 @@ async def programmed(subject: Subject, trial: Trial, services: Sequence[Service]
     except ApplyError as error:
         problem = str(error)
     except (TimeoutError, ProgramTimeoutError):
-        pass  # that something is missing says it
+        pass  # the missing result shows it
     return Outcome(tuple(loads), tuple(changes), tuple(sweeps), counts, {}, problem)
 
 

@@ -1,4 +1,4 @@
-"""What is known about a host, as frozen values: all that the checks judge. Pure."""
+"""Facts about a host, as frozen values: the input of all checks. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # pydantic is slow to import, and the checks only read settin
 
 @dataclass(frozen=True, slots=True)
 class ServedPort:
-    """One port of a service in one family, as it is to be forwarded."""
+    """One port of a service in one family, as it must be forwarded."""
 
     service: str
     family: Family
@@ -26,7 +26,7 @@ class ServedPort:
     """Its virtual IPs, external ones too."""
     node_port: int | None = None
     backends: tuple[tuple[str, int], ...] = ()
-    """Address and port of each backend that it knows."""
+    """Address and port of each known backend."""
     affinity: bool = False
     masquerade: str = "forwarded"
 
@@ -51,7 +51,7 @@ class Feature:
 
     family: Family
     name: str
-    """`affinity`, `flow_marks`, `ping`, `random_fully`, or what is required and missing, as reported."""
+    """`affinity`, `flow_marks`, `ping`, `random_fully`, or a required and missing feature, as reported."""
     required: bool
     why: str = ""
     repair: str = ""
@@ -59,7 +59,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What this host runs rules with."""
+    """The programs that write this host's rules."""
 
     kernel: str = ""
     """Its release."""
@@ -72,7 +72,7 @@ class Programs:
     probe_fault: str = ""
     """Why features could not be tried."""
     fault: str = ""
-    """Why nothing of it is known."""
+    """Why none of this is known."""
 
     def variant(self, family: Family) -> str:
         """`nft` or `legacy`, which vipd uses for a family; empty when neither."""
@@ -81,35 +81,35 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What the kernel says of itself."""
+    """Facts from the kernel."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     """Path below /proc/sys -> value; without those that do not exist."""
     conntrack: Mapping[str, int] = field(default_factory=dict)
     """Counters of connection tracking, over all CPUs, since the network namespace began."""
     conntrack_new: Mapping[str, int] = field(default_factory=dict)
-    """How much they grew while this was looked at."""
+    """Their growth while they were watched."""
     watched_seconds: float = 0.0
-    """How long that was."""
+    """Duration of that."""
     counters_fault: str = ""
     """Why the counters could not be read."""
     conntrack_fault: str = ""
     """Why the table cannot be listed over netlink."""
     affinity_limit: int | None = None
-    """Clients that one affinity list remembers; None while xt_recent is not loaded, or we may not know."""
+    """Clients that one affinity list stores; None while xt_recent is not loaded, or without permission."""
     reverse_path_drops: int | None = None
-    """None: not known."""
+    """None: unknown."""
     clock_synchronised: bool | None = None
-    """None when that was not asked, or could not be."""
+    """None if unknown."""
     clock_fault: str = ""
-    """Why that could not be asked."""
+    """Why that is unknown."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Path below /proc/sys -> why it could not be read, though it may exist."""
     fault: str = ""
-    """Why nothing of it is known."""
+    """Why none of this is known."""
 
     def number(self, name: str) -> int | None:
-        """A setting as a number; None when there is none."""
+        """A setting as a number; None if there is none."""
         text = self.settings.get(name, "")
         return int(text) if text.lstrip("-").isdigit() else None
 
@@ -124,7 +124,7 @@ class Link:
     """`bridge`, `veth`; empty for hardware."""
     master: str = ""
     hairpin: bool | None = None
-    """Of a bridge's port: whether it may send back what it brought."""
+    """For a bridge's port: whether it may send packets back by the port on which they arrived."""
     asks: bool = True
     """Hosts there find each other by ARP or neighbour discovery."""
 
@@ -140,12 +140,12 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where this host sends packets to an address."""
+    """This host's way to an address."""
 
     device: str = ""
     """Empty: nowhere."""
     local: bool = False
-    """To itself."""
+    """The address is this host's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Listener:
     address: str
     port: int
     program: str = ""
-    """Empty when it is not known."""
+    """Empty if unknown."""
     pid: int = 0
     unit: str = ""
     """systemd unit that it belongs to."""
@@ -171,14 +171,14 @@ class Network:
     ways: Mapping[str, Way] = field(default_factory=dict)
     """For each virtual IP and backend that was looked up."""
     proxied: frozenset[tuple[str, str]] = frozenset()
-    """(address, device): this host answers neighbours who ask for the address there."""
+    """(address, device): this host answers neighbours' requests for the address there."""
     others: Mapping[str, str] = field(default_factory=dict)
-    """Addresses that other hosts, or whole networks, have -> what is there: `the next hop of a route`."""
+    """Addresses of other hosts, or of whole networks -> description: `the next hop of a route`."""
     listeners: tuple[Listener, ...] = ()
     fault: str = ""
-    """Why nothing of it is known besides listeners."""
+    """Why nothing besides listeners is known."""
     listeners_fault: str = ""
-    """Why it is not known who listens."""
+    """Why the listeners are unknown."""
 
     def link(self, name: str) -> Link | None:
         """A device by its name."""
@@ -198,7 +198,7 @@ class Daemon:
     other_prefixes: tuple[str, ...] = ()
     """Chain prefixes of other vipds that are at work in this network namespace."""
     unseen: str = ""
-    """Why it is not known which vipds are at work."""
+    """Why the running vipds are unknown."""
     elsewhere: bool = False
     """The one that answers serves another network namespace."""
     vipctl: str = ""
@@ -206,7 +206,7 @@ class Daemon:
 
     @property
     def runs(self) -> bool:
-        """Whether a daemon serves this namespace under our prefix."""
+        """Whether a daemon serves this namespace with the same prefix."""
         return self.holder or bool(self.status)
 
 
@@ -219,12 +219,12 @@ class SocketFile:
     """Permission bits."""
     group: str
     wanted_group: str
-    """The one that `socket_group` names, if there is such a group, else empty."""
+    """The group in `socket_group`, if it exists, else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateDir:
-    """The directory of what vipd keeps."""
+    """The directory of vipd's state."""
 
     path: str = ""
     exists: bool = True
@@ -239,12 +239,12 @@ class StateDir:
     has_copy: bool = False
     """There is a last good copy of the store."""
     fault: str = ""
-    """Why nothing of it is known."""
+    """Why none of this is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that was found."""
+    """All collected facts."""
 
     settings: Settings
     settings_faults: tuple[str, ...] = ()
@@ -253,7 +253,7 @@ class Facts:
     """The one in use: `iptables` or `nftables`."""
     services: tuple[ServedPort, ...] = ()
     services_fault: str = ""
-    """Why it is not known which services there are."""
+    """Why the services are unknown."""
     refused: tuple[str, ...] = ()
     """Problems of declarations, each with its place."""
     programs: Programs = Programs()
@@ -261,80 +261,80 @@ class Facts:
     rules_fault: str = ""
     """Why some rules could not be read."""
     forward_chains: tuple[NftForward, ...] = ()
-    """Of nft tables that are not iptables'."""
+    """In nft tables that are not iptables'."""
     nft_fault: str = ""
     """Why not all of them are known, nor whether there are tables of vipd's."""
     tables: frozenset[Family] = frozenset()
-    """Families for which nft holds the table of vipd's dataplane nftables."""
+    """Families for which nft has the table of vipd's dataplane nftables."""
     kernel: Kernel = Kernel()
     network: Network = Network()
     daemon: Daemon = Daemon()
     socket: SocketFile | None = None
     socket_fault: str = ""
-    """Why nothing is known of the socket, though it may be there."""
+    """Why nothing is known of the socket, though it may exist."""
     state: StateDir = StateDir()
     programs_running: frozenset[str] | None = frozenset()
-    """Names of processes that the checks ask after; None: not known."""
+    """Names of running processes that the checks look for; None: unknown."""
 
     def services_unread(self) -> str:
-        """Why it is not known which services there are; empty when it is."""
+        """Why the services are unknown; empty if they are known."""
         return self.services_fault
 
     def network_unread(self) -> str:
-        """Why it is not known what routes and addresses mean to services; empty when it is."""
+        """Why the effects of routes and addresses on services are unknown; empty if they are known."""
         return self.services_fault or self.network.fault
 
     def routes_unread(self) -> str:
-        """Why it is not known whether vipd's rules are there, or what they would need routes for."""
+        """Why it is unknown whether vipd's rules exist, or which routes they require."""
         return self.work_unread() or self.network_unread()
 
     def listeners_unread(self) -> str:
-        """Why it is not known who listens where services need it; empty when it is."""
+        """Why listeners on the services' ports are unknown; empty if they are known."""
         return self.network_unread() or self.network.listeners_fault
 
     def rules_unread(self) -> str:
-        """Why not all rules are known; empty when they are."""
+        """Why not all rules are known; empty if they are."""
         return self.skipped_as_user() or self.rules_fault
 
     def forwarding_unread(self) -> str:
-        """Why it is not known what rules do to services' flows; empty when it is."""
+        """Why the effect of rules on services' flows is unknown; empty if it is known."""
         return self.rules_unread() or self.services_fault
 
     def nft_unread(self) -> str:
-        """Why chains that are not iptables' are not known; empty when they are."""
+        """Why chains that are not iptables' are unknown; empty if they are known."""
         return self.skipped_as_user() or self.nft_fault or self.services_fault
 
     def work_unread(self) -> str:
-        """Why it is not known whether vipd's rules are in the kernel; empty when it is."""
+        """Why it is unknown whether vipd's rules are in the kernel; empty if it is known."""
         unsure = not self.daemon.status and self.settings.dataplane != "iptables"
         faults = [self.rules_fault] if self.dataplane == "iptables" else []
         faults += [self.nft_fault] if self.dataplane == "nftables" or unsure else []
         return self.skipped_as_user() or next(filter(None, faults), "")
 
     def daemon_unread(self) -> str:
-        """Why the daemon that is at work could not be asked; empty when it was, or when there is none."""
+        """Why the running daemon did not answer; empty if it did, or if there is none."""
         unasked = self.daemon.holder and not self.daemon.status
         return self.daemon.fault if unasked else self.daemon.unseen if not self.daemon.status else ""
 
     def settings_unread(self, *names: str) -> str:
-        """Why some of these settings of the kernel are not known; empty when they are."""
+        """Why some of these kernel settings are unknown; empty if they are known."""
         told = [f"{name}: {self.kernel.unread[name]}" for name in names if name in self.kernel.unread]
         return self.kernel.fault or "; ".join(told)
 
     def counters_unread(self) -> str:
-        """Why the counters of connection tracking are not known; empty when they are."""
+        """Why the counters of connection tracking are unknown; empty if they are known."""
         return self.kernel.fault or self.kernel.counters_fault
 
     def state_unread(self) -> str:
-        """Why nothing is known of the state directory; empty when it is."""
+        """Why nothing is known of the state directory; empty if it is known."""
         return self.state.fault
 
     def programs_unread(self) -> str:
-        """Why it is not known which programs there are; empty when it is."""
+        """Why the installed programs are unknown; empty if they are known."""
         return self.programs.fault
 
     def skipped_as_user(self) -> str:
-        """Why only root sees something; empty for root."""
+        """Why only root can read something; empty for root."""
         return "" if self.root else "only root may look"
 
     def families(self) -> tuple[Family, ...]:

@@ -1,4 +1,4 @@
-"""What a check is, and what it says. Pure."""
+"""A check, and its results. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from vipd.observe.doctor.facts import Facts
 
 NAMED = 3
-"""How many things a sentence names before it counts the rest."""
+"""Maximum number of things that a sentence names before it counts the rest."""
 MENDED = 10
-"""For how many things of one kind commands are shown at once; after those are mended the others show."""
+"""Maximum number of things of one kind for which commands are shown; once those are fixed, the others
+appear."""
 
 
 class Severity(IntEnum):
@@ -24,7 +25,7 @@ class Severity(IntEnum):
     WARNING = 1
     """It works, but something is about to bite, or does so for some flows."""
     UNCHECKED = 2
-    """Could not be looked at."""
+    """Could not be checked."""
     OK = 3
 
     def __str__(self) -> str:
@@ -33,31 +34,31 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One thing that a check says."""
+    """One result of a check."""
 
     severity: Severity
     title: str
-    """What is so, in one line."""
+    """The finding in one line."""
     cause: str = ""
-    """Why it is so, and what it does to traffic."""
+    """Its cause, and its effect on traffic."""
     repair: tuple[str, ...] = ()
-    """Commands for a root shell, to be run in this order."""
+    """Commands for a root shell, to run in this order."""
     hint: str = ""
-    """What to do where no command can know it."""
+    """Advice if no command can be given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A question about the host. `judge` says what is wrong, or nothing when all is well."""
+    """One check of the host. `judge` returns faults, or nothing if there is none."""
 
     id: str
     """Stable: scripts may rely on it."""
     group: str
     fine: str
-    """What is so when nothing is wrong."""
+    """The finding if there is no fault."""
     judge: Callable[[Facts], Iterable[Judgement]]
     blind: Callable[[Facts], str] = lambda facts: ""
-    """Why the facts do not suffice to say that all is well; empty when they do."""
+    """Why the facts are insufficient to exclude a fault; empty if they suffice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +86,17 @@ def warning(title: str, cause: str, *repair: str, hint: str = "") -> Judgement:
 
 
 def unchecked(title: str, cause: str, *repair: str) -> Judgement:
-    """Something that could not be looked at, and what would let it."""
+    """A part that could not be checked, and the remedy."""
     return Judgement(Severity.UNCHECKED, title, cause, repair)
 
 
 def fine(title: str, cause: str = "") -> Judgement:
-    """Something that is well, and worth a word."""
+    """A part without fault that is worth mentioning."""
     return Judgement(Severity.OK, title, cause)
 
 
 def fault_of_ours(what: str, error: Exception) -> str:
-    """What is said of a check, or of a look at the host, that failed as nobody expected."""
+    """The result for an unexpected exception of a check or collector."""
     return f"this {what} itself failed: {type(error).__name__}: {error}; please report it"
 
 

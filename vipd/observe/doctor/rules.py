@@ -26,7 +26,7 @@ _TRANSLATED = (InState(frozenset({"DNAT"})),)
 
 @dataclass(frozen=True, slots=True)
 class Ruleset:
-    """What one iptables variant holds for one family."""
+    """The rules of one iptables variant for one family."""
 
     family: Family
     variant: str
@@ -34,7 +34,7 @@ class Ruleset:
 
     @classmethod
     def of(cls, family: Family, variant: str, saved: str) -> Ruleset:
-        """From what iptables-save prints. Raises MalformedRulesError for anything else."""
+        """From the output of iptables-save. Raises MalformedRulesError for anything else."""
         return cls(family, variant, read_tables(saved))
 
     @property
@@ -43,7 +43,7 @@ class Ruleset:
         return f"{STEMS[self.family]}-{self.variant}"
 
     def jumps_to(self, start: str, but: str = "") -> bool:
-        """Whether a built-in chain jumps to a chain whose name begins so, and is not `but`."""
+        """Whether a built-in chain jumps to a chain with the prefix `start`, except to `but`."""
         targets = (rule.target for chain in self.tables.policies for rule in self.tables.chains[chain])
         return any(target.startswith(start) and target != but for target in targets)
 
@@ -52,7 +52,8 @@ class Ruleset:
         return any(chain == name for _, chain in self.tables.chains)
 
     def foreign_tables(self, prefix: str) -> tuple[str, ...]:
-        """Tables with rules of others, or a policy that refuses. Rules that lead to our chains are ours."""
+        """Tables with foreign rules, or a policy that refuses. Rules that lead to vipd's chains do not
+        count."""
         found: dict[str, None] = {}
         ours = f"{prefix}-"
         for chain, rules in self.tables.chains.items():
@@ -64,7 +65,7 @@ class Ruleset:
         return tuple(found)
 
     def vipd_prefixes(self) -> frozenset[str]:
-        """Prefixes of the chains that some vipd wrote: told from kube-proxy's by the jump's comment."""
+        """Prefixes of the chains of any vipd: the jump's comment distinguishes them from kube-proxy's."""
         jumped = {
             rule.target.partition("-")[0]
             for chain in self.tables.policies
@@ -75,7 +76,7 @@ class Ruleset:
         return frozenset(jumped | (named - {"KUBE"}))
 
     def forward_chain_verdict(self, prefix: str, table: str = "filter") -> ForwardVerdict:
-        """What FORWARD of a table does to a new flow that vipd translated, as far as is known."""
+        """The effect of FORWARD of a table on a new flow that vipd translated, as far as is known."""
         own = self.tables.rules(table, f"{prefix}-FORWARD") or ()
         maybe = False
         for rule in self.tables.rules(table, "FORWARD") or ():
@@ -92,7 +93,7 @@ class Ruleset:
         return ForwardVerdict.MAYBE if maybe else ForwardVerdict.BLOCKED
 
     def _conditions(self, rule: SavedRule, table: str) -> tuple[Match, ...] | None:
-        """What a rule looks at; None when that is not known."""
+        """The conditions of a rule; None if unknown."""
         try:
             words = takewhile(lambda word: word not in ("-j", "-g"), split_words(rule.text))
             parsed = parse_rule(list(words), rule.text, table, self.family)

@@ -28,8 +28,8 @@ _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"(?:[^"\\]|\\.)*")+""")
 def lines_of(
     diagnosis: Diagnosis, paint: Paint, width: int, *, quiet: bool = False, everything: bool = False
 ) -> Iterator[str]:
-    """The findings, the worst first, those of a kind by group. `quiet` leaves out what is in order, and the
-    sum; without `everything` that is only counted."""
+    """The findings, the worst first, grouped by kind. `quiet` leaves out those without fault, and the
+    sum; without `everything` they are only counted."""
     width = max(NARROWEST, min(width, WIDEST))
     shown = [s for s in Severity if (s is not Severity.OK or (everything and not quiet)) and diagnosis.of(s)]
     for severity in shown:
@@ -46,7 +46,7 @@ def lines_of(
 
 
 def _order(finding: Finding, diagnosis: Diagnosis) -> int:
-    """Groups in the order in which the worst of each comes."""
+    """Groups in the order of the worst finding of each."""
     return [each.group for each in diagnosis.findings].index(finding.group)
 
 
@@ -68,7 +68,7 @@ def _deeper(text: str, width: int) -> list[str]:
 
 
 def folded(command: str, width: int) -> list[str]:
-    """A command in lines that a shell takes for one; only at spaces outside of quotes can it be folded."""
+    """A command in lines that a shell joins; it can be folded only at spaces outside of quotes."""
     lines = [""]
     for word in _WORD.findall(command):
         longer = f"{lines[-1]} {word}".lstrip()

@@ -1,7 +1,7 @@
 """Folds events that repeat into one: `x17`. Pure; time is that of the events.
 
 Only equal events are folded into one: a change of the same backend for another reason is another event. So a
-failure and the recovery from it are always reported both, however often they follow each other.
+failure and the recovery from it are always reported separately, however often they alternate.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from datetime import timedelta
 from vipd.observe.events.event import EventRecord
 
 WINDOW = timedelta(seconds=60)
-"""What comes later than this after the last of its kind is an event of its own."""
+"""An event later than this after the last of its kind is a separate event."""
 LONGEST = timedelta(hours=1)
-"""What repeats itself for longer is reported again."""
+"""After this time a repeated event is reported again."""
 TOLD_APART = 5
-"""So many equal ones of these are reported singly: each was intended, or changed a state.
-What happens by itself is folded into one from the second on."""
+"""Number of equal events of these kinds that are reported singly: each was intended, or changed a state.
+Other events are folded from the second on."""
 SINGLE = frozenset(
     {
         "backend-health",
@@ -41,12 +41,12 @@ SINGLE = frozenset(
     }
 )
 MOST_KINDS = 1000
-"""So many kinds are remembered."""
+"""Maximum number of kinds that are remembered."""
 
 _PID = re.compile(r" ?\(pid \d+\)|:\d+$")
-"""What differs between runs of the same culprit: its pid; of a file, the line."""
+"""The variable part of the same culprit: its pid; for a file, the line."""
 _NUMBER = re.compile(r"\d+(\.\d+)?")
-"""What differs between the same reasons: how long, how many."""
+"""The variable part of the same reason: durations and counts."""
 
 Kind = tuple[str, str, tuple[str, ...], tuple[str, ...], str, str, str]
 
@@ -54,13 +54,13 @@ Kind = tuple[str, str, tuple[str, ...], tuple[str, ...], str, str, str]
 @dataclass(slots=True)
 class _Fold:
     told: EventRecord
-    """As it was reported last."""
+    """The event as last reported."""
     apart: int = 1
-    """How many were reported singly."""
+    """Number of events reported singly."""
 
 
 class Folds:
-    """Takes events in their order, and gives what is to be reported about each."""
+    """Takes events in order, and returns what to report about each."""
 
     def __init__(self) -> None:
         self._folds: OrderedDict[Kind, _Fold] = OrderedDict()
@@ -89,5 +89,5 @@ def _kind(o: EventRecord) -> Kind:
 
 
 def _over(before: EventRecord, now: EventRecord) -> bool:
-    """Also when the clock was set back for longer than that."""
+    """True also if the clock was set back by more than that."""
     return abs(now.at - before.at) > WINDOW or abs(now.at - (before.since or before.at)) > LONGEST

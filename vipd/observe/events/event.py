@@ -1,4 +1,4 @@
-"""One event as it is kept and shown: what happened, when, to which object, by whom and why. Pure."""
+"""One event as stored and shown: what happened, when, to which object, its cause and reason. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EventRecord:
     """One event, or several of the same kind that are folded into one."""
 
     id: int
-    """Grows from each to the next, also over restarts."""
+    """Increases from each event to the next, also over restarts."""
     at: datetime
     """When it happened, UTC; the last one of several."""
     event: str
@@ -34,23 +34,23 @@ class EventRecord:
     backends: tuple[str, ...] = ()
     unit: str = ""
     cause: str = ""
-    """Who or what brought it about, its kind first: `file PATH:LINE`. Empty: nothing else did."""
+    """The origin of the event, its kind first: `file PATH:LINE`. Empty: none."""
     reason: str = ""
     count: int = 1
-    """How many are folded into one."""
+    """Number of events folded into this one."""
     first: int = 0
-    """The id under which the first of several was reported; this one takes its place. 0: its own id."""
+    """The id of the first of several folded events, which this one replaces. 0: its own id."""
     since: datetime | None = None
     """When the first of several happened."""
 
     @property
     def place(self) -> int:
-        """What events that replace each other have in common: the first one's id."""
+        """Common id of events that replace each other: the first one's."""
         return self.first or self.id
 
 
 def encode(occurrence: EventRecord) -> bytes:
-    """The event as a line of JSON, its end included: as it stands on disk and in the API."""
+    """The event as a line of JSON, with its line end: the form on disk and in the API."""
     o = occurrence
     value = {
         "id": o.id,
@@ -70,7 +70,7 @@ def encode(occurrence: EventRecord) -> bytes:
 
 
 def decode(line: bytes) -> EventRecord:
-    """Reads what `encode` gave. Raises ValueError for anything else, such as a part of it."""
+    """Reads the output of `encode`. Raises ValueError for anything else, such as a part of it."""
     try:
         value = json.loads(line)
         return EventRecord(
@@ -92,7 +92,7 @@ def decode(line: bytes) -> EventRecord:
 
 
 def clean(text: str) -> str:
-    """One line without control characters, cut to a bounded length: what files say gets onto terminals."""
+    """One line without control characters, of limited length: text of files is printed on terminals."""
     return in_words(text, LONGEST_TEXT)
 
 

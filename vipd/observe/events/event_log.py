@@ -1,7 +1,7 @@
-"""Lines on disk, the oldest of which make room for new ones: two files, each of a bounded size.
+"""Lines on disk; new ones replace the oldest: two files, each of limited size.
 
-Nothing is synced: a crash of vipd loses nothing, a power cut perhaps the last seconds. A line that was torn
-is left behind as it is, and the next one begins on a line of its own.
+Nothing is synced: a crash of vipd loses nothing, a power cut perhaps the last seconds. A torn line
+stays, and the next one begins on a new line.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from vipd.host.durable import keep_aside, open_own, read_own, rename_own, why
 
 SEGMENT_BYTES = 1 << 20
 MOST_BYTES = 16 * SEGMENT_BYTES
-"""Of a file that is read: what is larger was not written here."""
+"""Maximum size of a file that is read: vipd writes none that is larger."""
 CURRENT = "events.jsonl"
 OLDER = "events.1.jsonl"
 _MODE = 0o640
 
 
 class Ring:
-    """The lines in one directory. Not for several threads at once."""
+    """The lines in one directory. Not thread-safe."""
 
     def __init__(self, directory: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._current, self._older = directory / CURRENT, directory / OLDER
@@ -42,7 +42,7 @@ class Ring:
             raise OSError(f"{self._current}: only {written} of {len(data)} bytes could be written")
 
     def repair(self) -> list[str]:
-        """Keep aside what stands in the place of the files and is none; what was done, in words."""
+        """Keep aside anything in place of the files that is no such file; returns the actions in words."""
         done = []
         for path in (self._older, self._current):
             try:
@@ -52,11 +52,11 @@ class Ring:
         return done
 
     def data(self) -> bytes:
-        """All that is there, the oldest first; a line may be torn. Raises OSError."""
+        """All content, oldest first; a line may be torn. Raises OSError."""
         return b"\n".join(_content(path) for path in (self._older, self._current))
 
     def close(self) -> None:
-        """Let the file go; it is opened again when needed."""
+        """Close the file; it is opened again when needed."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

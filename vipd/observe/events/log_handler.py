@@ -1,6 +1,6 @@
-"""From the log to the recorder: a record that carries an event's fields is that event.
+"""Passes log records with an event's fields to the recorder as events.
 
-So the log's call is the only place where an event is reported, and journal and ring say the same.
+So the log call is the only place that reports an event, and journal and ring agree.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from vipd.observe.events.event_log import Ring
 from vipd.observe.events.recorder import Recorder, moment
 
 NOT_KEPT = frozenset({Event.CHANGE_STORED, Event.RULES_APPLIED, Event.FLOWS_ENDED, Event.START_FAILED})
-"""Steps on the way of a change that has an event itself; and what happens while there is no recorder."""
+"""Steps of a change that has an event itself; and events from before the recorder exists."""
 
 
 class EventHandler(logging.Handler):
-    """Hands log records that are events to a recorder."""
+    """Passes log records that are events to a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Record an event; anything else is none of ours."""
+        """Record an event; ignores other records."""
         carried: Fields = getattr(record, ATTRIBUTE, {})
         event = _one(carried, "VIPD_EVENT")
         if not event or event in NOT_KEPT:
@@ -69,12 +69,12 @@ def _level(number: int) -> Level:
 
 @contextlib.contextmanager
 def recording(directory: Path) -> Iterator[Recorder]:
-    """Keep what vipd logs as events in a directory, until the end. Must run in an event loop."""
+    """Record vipd's log as events in a directory, until the end. Must run in an event loop."""
     recorder = Recorder(Ring(directory), asyncio.get_running_loop())
     handler, logger = EventHandler(recorder), logging.getLogger("vipd")
     before = logger.level
     if logger.getEffectiveLevel() > logging.INFO:
-        logger.setLevel(logging.INFO)  # what is not wanted in the log is an event all the same
+        logger.setLevel(logging.INFO)  # a record below the log's level is an event all the same
     logger.addHandler(handler)
     try:
         yield recorder

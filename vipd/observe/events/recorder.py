@@ -1,6 +1,6 @@
-"""Keeps events: folds repetitions, writes the event log, passes events to followers. For any thread.
+"""Stores events: folds repetitions, writes the event log, passes events to followers. For any thread.
 
-It knows nothing of the log; `log_handler` turns log records into calls of `record`.
+It does not depend on the log; `log_handler` converts log records to calls of `record`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vipd.observe.events.event import EventRecord, decode, encode
 from vipd.observe.events.event_log import Ring
 
 MOST_WAITING = 500
-"""Whoever leaves more events unread gets no further ones."""
+"""A follower with more unread events gets no further ones."""
 
 
 class Follower:
@@ -33,9 +33,9 @@ class Follower:
         self._limit = limit
         self._news = asyncio.Event()
         self.behind = False
-        """It was too slow: what comes after the waiting ones is not reported."""
+        """It was too slow: events after the waiting ones are not reported."""
         self.ended = False
-        """Nothing more will come: vipd stops."""
+        """No further events: vipd stops."""
 
     def notify(self, occurrence: EventRecord) -> None:
         """Queue an event, unless the reader is behind."""
@@ -45,12 +45,12 @@ class Follower:
         self._news.set()
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """No further events follow."""
         self.ended = True
         self._news.set()
 
     async def next(self, seconds: float) -> EventRecord | None:
-        """The next event; None when none comes for so long, or when there will be none any more."""
+        """The next event; None if none arrives in this time, or no further ones follow."""
         if not self._waiting and not self.behind and not self.ended:
             self._news.clear()
             with contextlib.suppress(TimeoutError):
@@ -68,13 +68,13 @@ log = logging.getLogger(__name__)
 SHORTEST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 PAUSE_PART = 0.1
-"""Of events folded into one, news is reported after this part of the time that they have lasted."""
+"""Updates of a folded event are reported after this part of the time that it has lasted."""
 MOST_PACED = 2000
-"""Of more several at a time news is reported at once."""
+"""With more folded events than this, updates are reported at once."""
 
 
 class Recorder:
-    """The events of one daemon. `loop` is where followers live; `clock` gives seconds since 1970."""
+    """The events of one daemon. `loop` runs the followers; `clock` returns seconds since 1970."""
 
     def __init__(
         self, ring: Ring, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.time
@@ -83,7 +83,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._folds = Folds()
         self._unpublished: dict[int, EventRecord] = {}
-        """The latest of several folded into one, by the first one's id, while they wait to be reported."""
+        """The latest state of folded events, by the first one's id, while they wait to be reported."""
         self._published_at: OrderedDict[int, float] = OrderedDict()
         self._followers: set[Follower] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -97,7 +97,7 @@ class Recorder:
             log.info("%d lines of the kept events cannot be read, and are left out", self._unreadable)
 
     def record(self, occurrence: EventRecord) -> None:
-        """Keep an event; its id is given here."""
+        """Store an event; it gets its id here."""
         with self._lock:
             found = self._folds.take_in(replace(occurrence, id=self._next_id()))
             if found.count == 1:
@@ -114,18 +114,18 @@ class Recorder:
         expected = isinstance(error, OSError)
         fault = str(error) if expected else f"{internal_error(error, 'keeping an event')}; {PLEASE_REPORT}"
         if fault != self._fault:
-            # Not here: the log's own lock is taken before this one, never after it.
+            # Not here: the log's own lock is always acquired before this one, never after it.
             told = partial(log.warning, exc_info=None if expected else error)
             self._loop.call_soon_threadsafe(told, "events cannot be kept: %s", fault)
         self._fault = fault
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What keeps events from being kept."""
+        """Reasons why events cannot be stored."""
         return (f"events cannot be kept: {self._fault}",) if self._fault else ()
 
     def read(self) -> list[EventRecord]:
-        """Every event kept, the oldest first; of those folded into one the last alone."""
+        """Every stored event, oldest first; of folded ones only the last."""
         with self._lock:
             for place in list(self._unpublished):
                 self._publish_waiting(place)
@@ -133,7 +133,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def following(self, limit: int | None = None) -> Iterator[Follower]:
-        """A follower of all events from now on. From the loop's thread only."""
+        """A follower of all future events. From the loop's thread only."""
         follower = Follower() if limit is None else Follower(limit)
         self._followers.add(follower)
         try:
@@ -148,16 +148,16 @@ class Recorder:
 
     @property
     def followers(self) -> int:
-        """How many follow."""
+        """Number of followers."""
         return len(self._followers)
 
     def end_followers(self) -> None:
-        """Let every follower read what waits for it, and no more."""
+        """Let every follower read its waiting events, and no more."""
         for follower in self._followers:
             follower.end()
 
     def close(self) -> None:
-        """Write what waits, and let the ring go."""
+        """Write waiting events, and close the ring."""
         with self._lock:
             for place in list(self._unpublished):
                 self._publish_waiting(place)
@@ -166,7 +166,7 @@ class Recorder:
             self._timer.cancel()
 
     def _next_id(self) -> int:
-        # By the clock, so that ids go on growing also where the ring was lost.
+        # From the clock, so that ids keep increasing even if the ring was lost.
         self._last = max(self._last + 1, int(self._clock() * 1_000_000))
         return self._last
 

@@ -1,5 +1,5 @@
-"""`vipctl explain`: what the compiled rules do to one packet. Pure: reads neither kernel nor files.
+"""`vipctl explain`: the effect of the compiled rules on one packet. Pure: reads neither kernel nor files.
 
-`query` (what is asked), `explanation` (the answer), `explanation_text` and `rule_words` (its words). The API,
+`query` (the request), `explanation` (the result), `explanation_text` and `rule_words` (its words). The API,
 `vipctl` and `live_trace` may import it.
 """

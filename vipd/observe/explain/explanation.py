@@ -1,6 +1,6 @@
-"""What the compiled rules do to one packet, in words and numbers. Pure: reads neither kernel nor files.
+"""The effect of the compiled rules on one packet, in words and numbers. Pure: reads neither kernel nor files.
 
-`query.ask` reads what is asked, `explain` answers with an `Explanation`; its `view` is the API's form.
+`query.ask` parses the request, `explain` returns an `Explanation`; its `view` is the API's form.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Compiled(Protocol):
     """A dataplane whose rules can be explained."""
 
     def options_of(self, family: Family) -> Options:
-        """Everything besides the forwardings that shapes a family's rules. Its type says whose rules."""
+        """Everything besides the forwardings that shapes a family's rules. Its type identifies the
+        dataplane."""
 
     def host_addresses(self) -> frozenset[str]:
         """This host's own addresses."""
@@ -48,7 +49,7 @@ class Reached:
     endpoint: str
     share: float
     masqueraded: bool
-    """It sees this host's address as the source, not the client's own."""
+    """Its source is this host's address, not the client's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +60,16 @@ class Explanation:
     service_port: str
     """`namespace/name:port` of the service that the packet is for; empty when it is for none."""
     summary: str
-    """One sentence: from, to, and what becomes of it."""
+    """One sentence: from, to, and the outcome."""
     reason: str
-    """What follows from it for the client, or why it is so; may be empty."""
+    """The consequence for the client, or the cause; may be empty."""
     hint: str
-    """What the asker may have meant, where no service takes the packet; may be empty."""
+    """A suggestion if no service matches the packet; may be empty."""
     notes: tuple[str, ...]
 
     @property
     def packet(self) -> Packet:
-        """The packet asked about."""
+        """The packet of the query."""
         return self.trace.packet
 
     @property
@@ -117,18 +118,18 @@ def explain(
     options: Options,
     host_addresses: Collection[str],
 ) -> Explanation:
-    """What the rules for these forwardings do to the query's packet.
+    """The effect of the rules for these forwardings on the query's packet.
 
-    `options` are those of the packet's family in the dataplane meant, `host_addresses` all of this host. For
-    speed only the forwardings are compiled that can bear on the packet: those with its destination
-    address, or with its port as a node or health port, and those of which the same is true for a backend of
-    these, or that have a backend in common with them which is the packet's source. All rules and elements of
-    other forwardings name an address or a port that the packet never has. With iptables so few are not
-    dispatched by groups of addresses, as many may be in the kernel: the jumps between such groups are missing
-    from the steps.
+    `options` are those of the packet's family in the chosen dataplane, `host_addresses` all of this host. For
+    speed only the forwardings are compiled that can affect the packet: those with its destination address, or
+    with its port as a node or health port, those for which the same is true with a backend of these, and
+    those that have a backend in common with them which is the packet's source. All rules and elements of
+    other forwardings require an address or a port that the packet never has. With iptables so few are not
+    dispatched by groups of addresses, as many may be in the kernel: the steps omit the jumps between such
+    groups.
 
     Raises:
-        RulesetError: a compiled rule has a form that the simulator does not know; that is a fault in vipd.
+        RulesetError: the simulator does not know the form of a compiled rule; that is a fault in vipd.
     """
     packet = query.packet
     related, others = _related(packet, forwardings)
@@ -148,7 +149,7 @@ def explain(
 
 
 def _traced(forwardings: Iterable[Forwarding], options: Options, packet: Packet, host: Host) -> Trace:
-    """What the rules of these forwardings do to a packet."""
+    """The effect of the rules of these forwardings on a packet."""
     if isinstance(options, TableOptions):
         return trace(parse_tables(render_table(forwardings, options), packet.family), packet, host)
     return trace(parse_ruleset(render_rules(forwardings, options), packet.family), packet, host)
@@ -157,18 +158,18 @@ def _traced(forwardings: Iterable[Forwarding], options: Options, packet: Packet,
 def _related(
     packet: Packet, forwardings: Iterable[Forwarding]
 ) -> tuple[tuple[Forwarding, ...], tuple[Forwarding, ...]]:
-    """The forwardings that bear on the packet, and one of the others, if there is one."""
+    """The forwardings that affect the packet, and one of the others, if there is one."""
     family = [f for f in forwardings if f.key.family is packet.family]
     port = packet.port or 0
     direct = [f for f in family if _concerns(f, {packet.destination}, {port})]
     endpoints = [endpoint for f in direct for endpoint in f.reachable()]
-    # A backend may itself be the address of a service, whose refusal then meets the translated packet.
+    # A backend may itself be the address of a service, whose refusal then applies to the translated packet.
     addresses, ports = {e.address for e in endpoints}, {e.port for e in endpoints}
     known = {f.key for f in direct}
     left = [f for f in family if endpoints and f.key not in known]
     further = [f for f in left if _concerns(f, addresses, ports)]
     if packet.source in addresses:
-        # Which backends meet themselves is known of addresses, not of services (nftables).
+        # Which backends connect to themselves depends on addresses, not on services (nftables).
         further += [f for f in left if any(e.address == packet.source for e in f.reachable())]
     return (*direct, *{f.key: f for f in further}.values()), tuple(family[:1])
 
@@ -187,7 +188,7 @@ def _place(packet: Packet) -> str:
 
 
 def _outcome_texts(found: Trace, situation: Situation) -> OutcomeText:
-    """What becomes of the packet; several ways with how likely each is."""
+    """The outcome of the packet; several with the probability of each."""
     delivered = found.probability(Verdict.DELIVERED)
     others = [outcome for outcome in found.outcomes if outcome.verdict is not Verdict.DELIVERED]
     if not others:

@@ -1,4 +1,4 @@
-"""The words for what rules did to a packet, and why. Pure."""
+"""The words for the effect of rules on a packet, and the reason. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MOST_NAMED = 6
 """More ports or networks than these are not listed."""
 
 Options: TypeAlias = RuleOptions | TableOptions
-"""What shapes a family's rules; its type says the dataplane."""
+"""Everything that shapes a family's rules; its type identifies the dataplane."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A packet among the forwardings that can bear on it."""
+    """A packet and the forwardings that can affect it."""
 
     packet: Packet
     forwardings: Sequence[Forwarding]
@@ -51,14 +51,14 @@ class Situation:
 
 
 class OutcomeText(NamedTuple):
-    """What becomes of a packet: a clause for the summary, and what follows from it."""
+    """The outcome of a packet: a clause for the summary, and its consequence."""
 
     clause: str
     reason: str = ""
 
 
 def outcome_text(outcome: Outcome, situation: Situation) -> OutcomeText:
-    """What becomes of a packet that is not delivered, and why."""
+    """The outcome of a packet that is not delivered, and the reason."""
     if outcome.verdict is Verdict.UNCHANGED:
         return OutcomeText(_left_alone(situation))
     last = outcome.steps[-1]
@@ -86,19 +86,19 @@ def outcome_text(outcome: Outcome, situation: Situation) -> OutcomeText:
 
 
 def of_unused_port(step: Step) -> bool:
-    """The rule refuses what is for a virtual IP and for no service."""
+    """The rule refuses packets for a virtual IP and no service."""
     return step.chain == UNUSED if in_table(step) else step.comment == UNUSED_PORTS
 
 
 def _at_limit(step: Step, options: Options) -> bool:
-    """The rule drops what comes from a source that may not."""
+    """The rule drops packets from a source that is not allowed."""
     if isinstance(options, TableOptions):
         return limits_sources(step.chain)
     return step.chain == options.names.fixed("PROXY-FIREWALL")
 
 
 def _refusal(outcome: Outcome) -> str:
-    """What a client sees of a service without backends."""
+    """What a client of a service without backends sees."""
     if outcome.verdict is Verdict.DROPPED:
         return "its fallback is drop: clients wait until they give up"
     if "tcp reset" in outcome.steps[-1].rule.replace("-", " "):
@@ -107,7 +107,7 @@ def _refusal(outcome: Outcome) -> str:
 
 
 def hint(situation: Situation) -> str:
-    """What the asker may have meant, when no service takes the packet; else nothing."""
+    """A suggestion if no service matches the packet; otherwise empty."""
     packet = situation.packet
     owner = situation.owner()
     if owner is not None:
@@ -123,7 +123,7 @@ def hint(situation: Situation) -> str:
 
 
 def notes(query: Query, owner: Forwarding | None, *, several: bool) -> tuple[str, ...]:
-    """What else decides about such packets."""
+    """Other conditions that affect such packets."""
     said = []
     if query.assumed:
         said.append(f"{query.packet.source} is assumed as the source; --from ADDRESS tells another")

@@ -1,4 +1,4 @@
-"""What `explain` is asked: the words for a source and a target, read as the first packet of a flow. Pure."""
+"""Parses a query of `explain`: the texts of source and target become the first packet of a flow. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vipd.model.service import Family, Frontend, family_of, socket_text
 from vipd.observe.simulator import Arrival, Packet
 
 LOCAL = "local"
-"""The source that stands for a process of this host."""
+"""The source that means a process of this host."""
 
 DEFAULT_SOURCE_PORT = 40000
-"""Where `--from` names none; no rule of vipd asks for it."""
+"""The port if `--from` names none; no rule of vipd matches on it."""
 
 
 class QueryError(ValueError):
-    """A query that has no answer: what, why, hint. `unknown`: its target is no known service."""
+    """A query without an answer: what, why, hint. `unknown`: its target is no known service."""
 
     def __init__(self, what: str, why: str = "", hint: str = "", *, unknown: bool = False) -> None:
         super().__init__(what)
@@ -28,7 +28,7 @@ class QueryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the packet comes from. The address is empty for a process of this host that names none."""
+    """The source of the packet. The address is empty for a process of this host without one."""
 
     address: str
     port: int | None = None
@@ -36,7 +36,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One packet, and whether its source address is only what this host would likely choose."""
+    """One packet, and whether its source address is only the one that this host would probably choose."""
 
     packet: Packet
     assumed: bool = False
@@ -61,7 +61,7 @@ def ask(
 ) -> Query:
     """The packet from `source` to `target`, `ADDR:PORT[/PROTO]` or a service's name.
 
-    A name means the service's first frontend of the source's family. The packet starts on this host when its
+    A name means the service's first frontend in the source's family. The packet starts on this host if its
     source is `local` or one of the host's addresses. Raises QueryError.
     """
     if not target:
@@ -124,7 +124,7 @@ def _frontends(forwarding: Forwarding) -> list[Frontend]:
 
 
 def _meant_as_address(target: str) -> bool:
-    """Whether a target that is no frontend was to be one: then what is wrong with it says more."""
+    """Whether a target that is no frontend was intended as one: then its fault is the better message."""
     if target.startswith("[") or ":" in target:
         return True
     try:
@@ -135,9 +135,9 @@ def _meant_as_address(target: str) -> bool:
 
 
 def _chosen_source(destination: str, host_addresses: Collection[str]) -> str:
-    """The source a process most likely gets: the destination itself when that is local, else an own address.
+    """The probable source of a local process: the destination itself if that is local, else an own address.
 
-    The kernel's choice follows its routes, which are not looked at.
+    The kernel chooses by its routes, which this does not read.
     """
     if is_own(destination, host_addresses):
         return destination

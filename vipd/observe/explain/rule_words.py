@@ -1,4 +1,4 @@
-"""What one step of a packet did, in words: what its rule does, and what the packet found there. Pure."""
+"""Describes one step of a packet in words: the effect of its rule, and the result of its lookup. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _HOLDER = re.compile(r"@(\w+)")
 
 
 def step_words(step: Step, service_port: str = "") -> str:
-    """What a rule does, then the element of a map or set, or the slots, that the packet got.
+    """The effect of a rule, then the element of a map or set, or the slots, that matched.
 
-    `service_port` is that of the packet's first destination: maps of the nftables dataplane name no service.
+    `service_port` is that of the packet's first destination: maps of the nftables dataplane contain no
+    service name.
     """
     if not in_table(step):
         return describe_iptables(ChainId(step.table, step.chain), step.rule.removeprefix(f"-A {step.chain} "))

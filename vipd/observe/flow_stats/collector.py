@@ -1,4 +1,4 @@
-"""Keeps the numbers: takes the kernel's counts from time to time, and when somebody asks."""
+"""Maintains the numbers: reads the kernel's counts from time to time, and on request."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 10.0
 SHARE_OF_A_CPU = 0.01
-"""What the readings that nobody asks for may take."""
+"""CPU limit of readings without a request."""
 SHARE_WHILE_ASKED = 0.05
 LEAST_PAUSE_SECONDS = 0.5
-"""Between two readings that somebody asks for."""
+"""Minimum time between two requested readings."""
 WRITE_EVERY_SECONDS = 8.0
-"""So that each reading that nobody asks for is written, unless that would take more than `SHARE_OF_TIME`."""
+"""So that each unrequested reading is written, unless that would take more than `SHARE_OF_TIME`."""
 SHARE_OF_TIME = 0.01
 AGE_EVERY_SECONDS = 30.0
 CLOSE_SECONDS = 3.0
@@ -69,8 +69,8 @@ class FlowCollector:
             await self._take(max(LEAST_PAUSE_SECONDS, self._counter.seconds / SHARE_WHILE_ASKED))
 
     async def take_now(self) -> None:
-        """Take counts, however old the last are: what counts is about to go. A failure is for `run` to
-        report."""
+        """Read the counts, however recent the last reading is: counters are about to be deleted. `run`
+        reports a failure."""
         with contextlib.suppress(ApplyError, OSError):
             await self._take(0.0)
 
@@ -96,7 +96,7 @@ class FlowCollector:
                 self._aged = began
                 await self._age()
             self._taken, self._failed = began, True
-            # After a failure what was counted comes with the next reading: the rates are of all that time.
+            # After a failure the next reading includes its counts: the rates are of all that time.
             flows = await self._counter.take()
             self.totals.add(flows)
             self._failed, self.at = False, datetime.now(UTC)
@@ -104,19 +104,19 @@ class FlowCollector:
                 await self._write()
 
     async def _age(self) -> None:
-        """Forget what is gone for long."""
+        """Drop entries that have been gone for long."""
         # In a thread: with 100,000 services it takes a second.
         known = await asyncio.to_thread(_places, list(self._forwardings()))
         self.totals.age(known, time.time())
 
     async def _write(self) -> None:
-        """Write if there is anything new. After a reading that failed the totals lacks what it had found.
+        """Write the totals if they changed. After a failed reading they lack its counts.
         Raises OSError."""
         if not self.totals.changed or self._failed:
             return
         self.totals.changed = False
         self._written = began = time.monotonic()
-        # No await stands between the last `take` and this: both report the same moment.
+        # No await is between the last `take` and this: both report the same moment.
         value = totals_file.value_of(totals_file.SavedTotals(self.totals, self._counter.memory()))
         try:
             await asyncio.to_thread(totals_file.write, self._path, value)
@@ -144,7 +144,7 @@ def _places(forwardings: Iterable[Forwarding]) -> set[Place]:
 
 @dataclass(frozen=True, slots=True)
 class FlowStats:
-    """All that is counted."""
+    """The parts that count flows."""
 
     counting: FlowCollector
     table: FlowTable
@@ -152,7 +152,7 @@ class FlowStats:
 
     @classmethod
     def of(cls, counter: FlowCounter, reconciler: Reconciler, path: Path, *, traffic: bool) -> FlowStats:
-        """Of the services of a reconciler; `path` is the file of the totals; `traffic`: count that, too."""
+        """For the services of a reconciler; `path` is the file of the totals; `traffic`: count that, too."""
 
         def forwardings() -> list[Forwarding]:
             return [f for part in reconciler.forwardings.values() for f in part]
@@ -165,7 +165,7 @@ class FlowStats:
         return cls(counting, table, TrafficCounting(table, counting.totals, wanted=traffic))
 
     def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """What counts, for ever."""
+        """The loops that count, for ever."""
         return {"counting flows": self.counting.run, "counting traffic": self.traffic.run}
 
     async def refresh(self) -> None:

@@ -1,6 +1,6 @@
-"""Whose flow a tracked flow is. Pure.
+"""Finds the service of a tracked flow. Pure.
 
-A frontend that is gone still owns the flows that it began: their traffic is that service's until they end.
+A removed frontend still owns its existing flows: their traffic counts for that service until they end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol
 
 MOST_FORMER = 10_000
-"""Destinations that are gone and still known, besides about as many as there are."""
+"""Removed destinations that are still known, besides about as many as there are current ones."""
 
 
 class Owners:
@@ -28,7 +28,7 @@ class Owners:
         self._host = frozenset(host_addresses)
         self._followed: Mapping[str, tuple[Forwarding, ...]] = {}
         self._most = MOST_FORMER
-        """With more destinations those that are gone are forgotten."""
+        """With more destinations the removed ones are dropped."""
 
     def follow(self, services: Mapping[str, tuple[Forwarding, ...]], host_addresses: Collection[str]) -> None:
         """The forwardings of all services are these now. Costs little where they are the same objects.
@@ -43,14 +43,14 @@ class Owners:
             self._most = 2 * len(self._keys) + MOST_FORMER
 
     def queries(self) -> list[Query]:
-        """The parts of the table that can hold any. The kernel walks through all of it for each."""
+        """The parts of the table that can contain such flows. The kernel walks through all of it for each."""
         protocols = dict[Family, set[Protocol]]()
         for place in self._keys:
             protocols.setdefault(place.family, set()).add(place.protocol)
         return [Query(f, *(found if len(found) == 1 else ())) for f, found in sorted(protocols.items())]
 
     def place(self, way: Way) -> Place | None:
-        """The backend that flows lead to, and the forwarding that translated them; None when none did."""
+        """The backend that flows lead to, and the forwarding that translated them; None if none did."""
         if way.backend == way.destination:
             return None
         address, port = way.destination

@@ -1,9 +1,9 @@
-"""New flows and traffic of every backend and service since they were first known. Pure; time is given, in
-seconds.
+"""New flows and traffic of every backend and service since they were first known. Pure; times are arguments,
+in seconds.
 
-A number never falls: what a backend that is long gone had counted stays in its service's number. Traffic is
-never more than what has passed: a flow whose end was missed takes from the growth of one interval between
-readings what it had before, and nothing else.
+A number never decreases: the count of a removed backend stays in its service's number. Traffic is
+never more than what has passed: a flow whose end was missed reduces the growth of one interval between
+readings by its earlier traffic, and nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import Place
 
 KEPT_SECONDS = 3600.0
-"""A backend or service that is gone for longer is forgotten; one that comes back later begins at zero."""
+"""A backend or service is dropped after this time without it; if it is added again later it begins at
+zero."""
 
 
 NOTHING = Traffic(0, 0, 0, 0)
@@ -28,26 +29,26 @@ def added(one: Traffic, other: Traffic) -> Traffic:
 
 @dataclass(slots=True)
 class Volume:
-    """What has passed to one backend and from it."""
+    """Traffic of one backend."""
 
     settled: Traffic = NOTHING
     """As of the last reading."""
     open: Traffic = NOTHING
-    """What flows had by then that were open."""
+    """Traffic of the flows that were open at the last reading."""
     ended: Traffic = NOTHING
-    """What flows had in all that have ended since."""
+    """Traffic of all flows that have ended since."""
 
     @property
     def now(self) -> Traffic:
-        """As far as is known."""
+        """The known total."""
         return self.settled if self.ended is NOTHING else _grown(self.settled, self.ended, self.open)
 
     def end(self, traffic: Traffic) -> None:
-        """Flows have ended, having had so much in all."""
+        """Flows have ended, with this traffic in all."""
         self.ended = added(self.ended, traffic)
 
     def read(self, traffic: Traffic) -> None:
-        """Those that are open have so much, those that `end` told of not among them."""
+        """Open flows have this traffic, without those that `end` reported."""
         if self.ended is NOTHING and traffic == self.open:
             return  # nearly all of very many
         self.settled = _grown(self.settled, added(self.ended, traffic), self.open)
@@ -80,16 +81,16 @@ class _Service:
 
 
 class FlowTotals:
-    """Totals, added to and asked for."""
+    """Totals of flows and traffic."""
 
     def __init__(self) -> None:
         self._services: dict[str, _Service] = {}
         self._moving: dict[Place, Volume] = {}
-        """Those that had open flows at the last reading, or ended ones since."""
+        """Backends that had open flows at the last reading, or ended ones since."""
         self.changed = False
-        """There is something new since whoever writes it down set this to False."""
+        """The totals changed since the writer last set this to False."""
         self.lost = 0
-        """Flows whose end the kernel could not report, ever: their traffic is not all counted."""
+        """Total number of flows whose end the kernel could not report: their traffic is not fully counted."""
 
     def add(self, flows: Mapping[Place, int]) -> None:
         """Enter new flows."""
@@ -98,13 +99,13 @@ class FlowTotals:
         self.changed = self.changed or bool(flows)
 
     def end(self, traffic: Mapping[Place, Traffic]) -> None:
-        """Enter what flows that have ended had."""
+        """Add the traffic of flows that have ended."""
         for place, each in traffic.items():
             self._volume(place).end(each)
         self.changed = self.changed or bool(traffic)
 
     def read(self, traffic: Mapping[Place, Traffic]) -> None:
-        """Enter what open flows have: of all backends, so that those left out have none."""
+        """Set the traffic of open flows: of all backends, so that those left out have none."""
         for place in traffic.keys() - self._moving.keys():
             self._volume(place)
         self.changed = self.changed or bool(self._moving)
@@ -118,11 +119,11 @@ class FlowTotals:
         self.changed = self.changed or bool(flows)
 
     def forget_open_flows(self) -> None:
-        """No flow that was open is any more: the kernel began anew."""
+        """No earlier flow is open any more: the kernel restarted."""
         self.read({})
 
     def age(self, known: Collection[Place], now: float) -> None:
-        """These backends are there now; forget others that have been gone for long and have no flows."""
+        """These backends exist now; drop others that have been gone for long and have no flows."""
         for service in self._services.values():
             for place, account in list(service.backends.items()):
                 if place in known:
@@ -150,7 +151,7 @@ class FlowTotals:
         return account.flows if account else 0
 
     def traffic_of_service(self, name: str) -> Traffic:
-        """What has passed in a service's flows, whichever backend they went to."""
+        """Traffic of a service's flows, whichever backend they went to."""
         service = self._services.get(name)
         if service is None:
             return NOTHING
@@ -161,17 +162,17 @@ class FlowTotals:
         return total
 
     def traffic_of_backend(self, place: Place) -> Traffic:
-        """What has passed in flows to a backend."""
+        """Traffic of the flows to a backend."""
         account = self._known(place)
         return _traffic(account) if account else NOTHING
 
     def backends_of(self, name: str) -> Iterator[Place]:
-        """The backends of a service that had flows, those included that are gone since a while."""
+        """The backends of a service that had flows, including recently removed ones."""
         service = self._services.get(name)
         return iter(service.backends) if service else iter(())
 
     def to_json(self) -> dict[str, object]:
-        """For `from_json`."""
+        """The input of `from_json`."""
         return {
             "lost": self.lost,
             "services": {
@@ -185,7 +186,7 @@ class FlowTotals:
 
     @classmethod
     def from_json(cls, value: object) -> FlowTotals:
-        """From what `to_json` gave. Raises ValueError for anything else."""
+        """Parses the output of `to_json`. Raises ValueError for anything else."""
         totals = cls()
         try:
             totals.lost = _count(value["lost"])  # type: ignore[index]  # a fault is caught below
@@ -217,9 +218,9 @@ class FlowTotals:
 
 
 _END_OF_COUNTING = 2**80
-"""Above all that was ever counted, and below what no number of a metric can hold."""
+"""Above every real count, and below the limit of a metric's number."""
 _PLACE = 6
-"""How many values of a row are `Place.row`."""
+"""Number of values of a row that are `Place.row`."""
 
 
 def _traffic(account: _Account) -> Traffic:
@@ -227,7 +228,7 @@ def _traffic(account: _Account) -> Traffic:
 
 
 def _count(value: object) -> int:
-    """What has been counted. Raises ValueError for anything else."""
+    """Parses a count. Raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _END_OF_COUNTING:
         raise ValueError("not a count")
     return value

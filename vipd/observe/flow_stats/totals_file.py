@@ -14,15 +14,15 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SavedTotals(NamedTuple):
-    """What is kept."""
+    """The content of the file."""
 
     totals: FlowTotals
     memory: object
-    """The dataplane's: what of the kernel's counts the totals have. None after a reboot."""
+    """The dataplane's: the kernel's counts that the totals include. None after a reboot."""
 
 
 def read(path: Path, boot: Path = _BOOT) -> SavedTotals:
-    """What was written last; empty if there is nothing. Raises OSError, or ValueError if it is damaged."""
+    """The content of the file; empty if there is none. Raises OSError, or ValueError if it is damaged."""
     try:
         text = read_own(path).decode()
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def read(path: Path, boot: Path = _BOOT) -> SavedTotals:
 
 
 def value_of(saved: SavedTotals, boot: Path = _BOOT) -> dict[str, object]:
-    """What `write` is to write: a copy of what is known now."""
+    """The input of `write`: a copy of the current state."""
     return {"boot": _boot(boot), "ledger": saved.totals.to_json(), "memory": saved.memory}
 
 

@@ -1,6 +1,6 @@
-"""The flows that connection tracking knows, by service and backend, and those that have ended.
+"""The flows in connection tracking, by service and backend, and those that have ended.
 
-Reading takes CPU in proportion to the whole table, so sums are kept for a while: see `SHARE_OF_A_CPU`.
+Reading takes CPU in proportion to the whole table, so sums are cached for a while: see `SHARE_OF_A_CPU`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Flow(NamedTuple):
 
 @dataclass(slots=True)
 class Sum:
-    """What connection tracking has of one backend."""
+    """Connection tracking's data of one backend."""
 
     flows: int = 0
     """Those that have not ended."""
     traffic: Traffic = NOTHING
-    """Of all that it knows, also those that have ended but are not forgotten."""
+    """Of all its flows, including ended ones that have not expired."""
 
     def add(self, entry: Entry) -> None:
         """One flow more."""
@@ -65,7 +65,7 @@ class Sums:
 
 
 class Table(NamedTuple):
-    """The connection tracking table as a whole; None: the kernel does not say."""
+    """The connection tracking table as a whole; None: the kernel does not report it."""
 
     entries: int | None
     limit: int | None
@@ -85,9 +85,9 @@ class Reading(NamedTuple):
     seconds: float
     """CPU time that it took."""
     before: Traffics
-    """What flows had that had ended by then."""
+    """Traffic of the flows that had ended by then."""
     after: Traffics
-    """What flows had that have ended since they were read."""
+    """Traffic of the flows that have ended since they were read."""
 
 
 class FlowTable(Observer):
@@ -116,21 +116,21 @@ class FlowTable(Observer):
         self._held: list[Ended] = []
         """Ended flows that were received by a reading that has just failed."""
         self._ended: EndedFlows | None = None
-        """The socket for flows that end; None while nothing listens."""
+        """The socket for ended flows; None while not listening."""
 
     def stepped(self) -> None:
         """The forwardings may be others now."""
         self._moved = True
 
     def table(self) -> Table:
-        """How full the table is, now."""
+        """The current fill level of the table."""
         entries, limit, accounting, events = (
             _number(self._sysctls / f"nf_conntrack_{name}") for name in ("count", "max", "acct", "events")
         )
         return Table(entries, limit, bool(accounting), events != 0)
 
     async def sums(self, *, anew: bool = False) -> Sums:
-        """What each backend has; some seconds old if reading takes long, unless wanted `anew`."""
+        """The data of each backend; some seconds old if reading takes long, unless `anew`."""
         async with self._one_at_a_time:
             if self._sums and not anew and time.monotonic() < self._next:
                 return self._sums
@@ -166,7 +166,7 @@ class FlowTable(Observer):
 
     @property
     def listening(self) -> EndedFlows | None:
-        """The socket for flows that end; None while nothing listens."""
+        """The socket for ended flows; None while not listening."""
         return self._ended
 
     async def stop_listening(self) -> None:
@@ -177,7 +177,7 @@ class FlowTable(Observer):
                 self._ended = None
 
     async def flows(self, forwardings: Sequence[Forwarding], wanted: Callable[[Flow], bool]) -> list[Flow]:
-        """Every flow through these forwardings that is wanted, also those that have ended, as of now."""
+        """Every current flow through these forwardings that is wanted, including ended ones."""
         async with self._one_at_a_time:
             owners, seen = Owners(forwardings, self._host_addresses()), set[bytes]()
 
@@ -213,21 +213,21 @@ class FlowTable(Observer):
         except ConntrackError:
             self._held = ended
             raise
-        # Of a flow that was read and has ended since, what it had is in what was read.
+        # The traffic of a flow that was read and has ended since is in the reading.
         since = [each for each in ended[earlier:] if each.identity in seen]
         before = [*ended[:earlier], *(each for each in ended[earlier:] if each.identity not in seen)]
         late, early = self._by_place(since), self._by_place(before)
         return Reading(Sums(at, found), time.thread_time() - began, early, late)
 
     def _parts(self, owners: Owners, seen: set[bytes]) -> Iterator[list[Flow]]:
-        """The flows as they are read, some hundred at once; `seen` gets the identity of each."""
+        """The flows as they are read, some hundred at once; adds the identity of each to `seen`."""
         for query in owners.queries():
             with Conntrack(self._connect()) as table:
                 for chunk in table.dump(query):
                     part = list[Flow]()
                     for entry in chunk:
                         place = owners.place(Way.of(entry))
-                        if place is not None and entry.identity not in seen:  # an entry may come twice
+                        if place is not None and entry.identity not in seen:  # an entry may appear twice
                             seen.add(entry.identity)
                             part.append(Flow(place, entry))
                     yield part

@@ -1,4 +1,4 @@
-"""Counts the traffic of services: receives the end of each flow, and reads the open ones at times."""
+"""Counts the traffic of services: receives the end of each flow, and periodically reads the open ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vipd.observe.flow_stats.traffic import FlowTable, Table
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""Whether the kernel counts traffic is looked at so often."""
+"""How often to check whether the kernel counts traffic."""
 GATHER_SECONDS = 0.25
 """Ends are read together, some thousand at once on a busy host."""
 READ_EVERY_SECONDS = 60.0
@@ -28,7 +28,7 @@ LOG_EVERY_SECONDS = 3600.0
 
 
 class Uncounted(NamedTuple):
-    """Why traffic is not counted, and what would change that."""
+    """Why traffic is not counted, and the remedy."""
 
     why: str
     hint: str
@@ -42,7 +42,7 @@ NOT_TOLD = Uncounted(
 
 
 class TrafficCounting:
-    """Adds the traffic of flows to the totals: reads the open ones at times, and the ends as they happen."""
+    """Adds the traffic of flows to the totals: periodically reads the open ones, and receives the ends."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class TrafficCounting:
         self._fault = ""
 
     def uncounted(self, table: Table) -> Uncounted | None:
-        """Why traffic is not counted, the connection tracking table being so; None if it is."""
+        """Why traffic is not counted, given this connection tracking table; None if it is."""
         return self._reason(table) or (Uncounted(self._fault, "") if self._fault else None)
 
     async def run(self) -> None:
@@ -80,7 +80,7 @@ class TrafficCounting:
             await self._table.stop_listening()
 
     async def refresh(self) -> None:
-        """Take what the kernel has reported. A failure is for `run` to report."""
+        """Read what the kernel has reported. `run` reports a failure."""
         with contextlib.suppress(ConntrackError):
             self._start()
             await self._take()
@@ -101,7 +101,7 @@ class TrafficCounting:
         return None if table.events else NOT_TOLD
 
     def _start(self) -> None:
-        """Listen if there is anything to hear, and only then: it costs the kernel time."""
+        """Listen only if there are flows to report: it costs the kernel time."""
         if self._table.listening is not None or self._reason(self._table.table()):
             return
         try:
@@ -115,7 +115,7 @@ class TrafficCounting:
         try:
             await self._table.take_ended()
         except ConntrackError as error:
-            self._fault = str(error)  # `run` stops listening: nobody else may, for it waits for this socket
+            self._fault = str(error)  # only `run` may stop listening, as it waits for this socket
             raise
         finally:
             self._note_losses()
@@ -125,7 +125,7 @@ class TrafficCounting:
         try:
             await self._table.sums(anew=True)
         except ConntrackError as error:
-            # Not raised: the ends of flows go on being heard, and only the open ones are older for a while.
+            # Not raised: ends of flows are still received, and only the open ones are outdated for a while.
             log.debug("open flows cannot be read: %s; trying again", error)
         self._note_losses()
 

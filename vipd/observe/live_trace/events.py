@@ -1,4 +1,4 @@
-"""What the kernel reports of traced packets, read from its messages. Pure.
+"""Parses the kernel's messages about traced packets. Pure.
 
 Layouts are those of the kernel's include/uapi/linux/netfilter/nf_tables.h and nfnetlink_log.h.
 """
@@ -18,7 +18,7 @@ GROUP_TRACE = 9
 """NFNLGRP_NFTRACE."""
 
 LEGACY = "legacy"
-"""Stands where the family of a table does, for rules of legacy iptables."""
+"""Replaces the family of a table for rules of legacy iptables."""
 
 _TRACE = 10 << 8 | 17
 """NFT_MSG_TRACE of NFNL_SUBSYS_NFTABLES."""
@@ -30,18 +30,18 @@ _LINE = re.compile(
 
 
 class Kind(StrEnum):
-    """What an event reports."""
+    """Kind of an event."""
 
     RULE = "rule"
     """A rule matched."""
     RETURN = "return"
-    """A chain ended, and the packet goes on in the one that led there."""
+    """A chain ended, and the packet continues in the calling one."""
     POLICY = "policy"
     """A base chain ended."""
 
 
 class Verdict(StrEnum):
-    """What a rule or policy decided."""
+    """The decision of a rule or policy."""
 
     DROP = "drop"
     ACCEPT = "accept"
@@ -53,7 +53,7 @@ class Verdict(StrEnum):
     GOTO = "goto"
     RETURN = "return"
     UNSAID = ""
-    """Legacy iptables does not say."""
+    """Legacy iptables does not report it."""
 
 
 _KINDS = {1: Kind.POLICY, 2: Kind.RETURN, 3: Kind.RULE}
@@ -86,11 +86,11 @@ class Event(NamedTuple):
     """One thing that happened to a traced packet."""
 
     id: int
-    """The kernel's number of the packet, which changes on the way over `lo`; 0 when it says none."""
+    """The kernel's number of the packet, which changes on the way over `lo`; 0 if there is none."""
     chain: Chain
     kind: Kind
     rule: int
-    """The rule's handle; 0 for what is no rule. In legacy tables its number in the chain, from 1; a rule that
+    """The rule's handle; 0 if it is no rule. In legacy tables its number in the chain, from 1; a rule that
     always accepts, drops or returns is reported as the chain's end, and the end itself as one rule more."""
     verdict: Verdict
     leads: str
@@ -98,9 +98,9 @@ class Event(NamedTuple):
     mark: int
     """The packet's mark after it (legacy: before it)."""
     headers: Headers | None
-    """Said in the first event of each base chain."""
+    """Contained in the first event of each base chain."""
     inbound: int
-    """Number of the interface it came in by; 0 for none."""
+    """Number of the incoming interface; 0 for none."""
     outbound: int
 
 

@@ -1,8 +1,8 @@
-"""The traces of legacy iptables: what the kernel would write to its log, taken by netlink instead.
+"""Traces of legacy iptables: vipd reads by netlink what the kernel would write to its log.
 
-Legacy tables trace a packet that nftables marked, too, so that they need no rule of ours. They report it by
-the logger of the packet's family, a setting of the network namespace; while we trace it is nfnetlink_log. A
-child process puts it back when we end, in whatever way: its end of a pipe tells it so.
+Legacy tables also trace a packet that nftables marked, so they need no rule of vipd's. They report it by
+the logger of the packet's family, a setting of the network namespace; during a trace it is nfnetlink_log. A
+child process restores the setting when this process ends, for whatever reason: it sees the end of a pipe.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _CONFIGURE = 4 << 8 | 1
 _COMMAND, _MODE, _THRESHOLD = 1, 2, 5
 _BIND, _COPY_PACKET = 1, 2
 _HEADERS_LENGTH = 128
-"""So much of a packet comes with its log: more than the headers of any that is traced."""
+"""Bytes of a packet in its log message: more than the headers of any traced packet."""
 _GROUP = 0
-"""Traces come to no other."""
+"""The only group that receives traces."""
 
 
 class LegacyLog:
-    """Traces of legacy tables come to `socket` from entry to exit. Raises TraceError on entry."""
+    """Traces of legacy tables arrive at `socket` from entry to exit. Raises TraceError on entry."""
 
     def __init__(self, family: Family) -> None:
         self._setting = _SETTINGS / str(FAMILY_NUMBERS[family])
@@ -58,7 +58,7 @@ class LegacyLog:
 
 
 class _logger_switched:  # noqa: N801 (it is used as a function)
-    """The family's logger is ours from entry to exit."""
+    """The family's logger is nfnetlink_log from entry to exit."""
 
     def __init__(self, setting: Path) -> None:
         self._setting = setting
@@ -69,7 +69,7 @@ class _logger_switched:  # noqa: N801 (it is used as a function)
         if before == WANTED:
             return
         reading, self._pipe = os.pipe()
-        # What ends a terminal or a service reaches the child, too, perhaps before it has done anything.
+        # Signals that end a terminal or a service reach the child, too, perhaps before it has done anything.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._guard = os.fork()
@@ -88,12 +88,12 @@ class _logger_switched:  # noqa: N801 (it is used as a function)
 
 
 def _put_back_later(setting: Path, before: str, pipe: int) -> None:
-    """In the child, whose signals are blocked: wait for the parent's end, put the setting back, end. It never
+    """In the child, whose signals are blocked: wait for the parent's end, restore the setting, end. It never
     returns."""
     try:
         os.setsid()
         os.read(pipe, 1)
-        # Somebody who has changed it meanwhile wants it so.
+        # If another program has changed it since, its value stays.
         if setting.read_text().strip() == WANTED:
             setting.write_text(before)
     finally:
@@ -111,7 +111,7 @@ def _bind(opened: socket.socket) -> None:
 
 
 def _hint(number: int | None) -> str:
-    # The kernel calls it forbidden to take what another socket has.
+    # The kernel reports EPERM if another socket has the group.
     if number in (errno.EPERM, errno.EBUSY):
         return "perhaps another program, such as ulogd, takes group 0 of nfnetlink_log"
     if number in (errno.ENOENT, errno.EPROTONOSUPPORT):

@@ -1,4 +1,4 @@
-"""The rules that a traced packet matched, in words: what chains are for, and what rules do. Pure."""
+"""Describes the rules that a traced packet matched: the roles of chains, and the effects of rules. Pure."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class MatchedRule:
 
     chain: Chain
     role: str
-    """What the chain is for; empty for a chain that is not vipd's."""
+    """The role of the chain; empty for a chain that is not vipd's."""
     rule: str
     """As `Match` has it, and so are `target`, `verdict`, `leads` and `mark`."""
     target: str
     does: str
-    """What the rule does, in words; the text of a rule that is not vipd's."""
+    """The effect of the rule, in words; the text of a rule that is not vipd's."""
     ours: bool
     """It is vipd's."""
     verdict: Verdict
@@ -89,7 +89,7 @@ def matched_rules(
     """The rules in the order in which the packet matched them, in words.
 
     `prefix` is that of vipd's chains: others of the same form belong to a kube-proxy or another vipd.
-    `service_port` is that of the packet's first destination, if it is known: maps do not hold it.
+    `service_port` is that of the packet's first destination, if it is known: maps do not contain it.
     """
     names = Names(prefix)
     return tuple(
@@ -121,7 +121,7 @@ def _matched(match: Match, role: str, does: str, ours: bool) -> MatchedRule:
 
 
 def chain_role(chain: Chain, rules: Mapping[int, str], names: Names) -> str:
-    """What a chain of the iptables dataplane is for, with its service or backend; empty for one of others.
+    """The role of a chain of the iptables dataplane, with its service or backend; empty for a foreign one.
 
     `rules` are its own, as far as they are known."""
     here = ChainId(chain.table, chain.name)
@@ -156,7 +156,7 @@ def rule_comment(rule: str) -> str:
 
 
 def table_chain_role(name: str) -> str:
-    """What a chain of the nftables dataplane is for."""
+    """The role of a chain of the nftables dataplane."""
     if name in _NFT_ROLES:
         return _NFT_ROLES[name]
     if limits_sources(name):
@@ -169,8 +169,8 @@ def table_chain_role(name: str) -> str:
 
 
 def _table_words(match: Match, service_port: str) -> str:
-    """What a rule of the nftables dataplane does. The kernel does not report which element of a map matched:
-    it follows from where the packet goes."""
+    """Describes a rule of the nftables dataplane. The kernel does not report which element of a map matched:
+    the packet's destination shows it."""
     chain = match.chain
     step = Step(f"{chain.family} {chain.table}", chain.name, match.rule, element=_element(match))
     return step_words(step, service_port)

@@ -16,17 +16,17 @@ IPTABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 _QUOTED = re.compile(r'"[^"]*"')
 _NFT_TARGETS = {
     "MASQUERADE": re.compile(r"(?<!jump )(?<!goto )(?<!\S)masquerade(?!\S)"),
-    # `ct status snat` is a condition: the statement says to what.
+    # `ct status snat` is a condition: only the statement has a `to`.
     "SNAT": re.compile(r"(?<!jump )(?<!goto )(?<!\S)snat (?:[\w.]+ )*to "),
     "REJECT": re.compile(r"(?<!jump )(?<!goto )(?<!\S)reject(?!\S)"),
 }
 _XT_TARGET = re.compile(r'\bxt target "(\w+)"')
-"""How nft shows a target of iptables that it cannot say in its own words."""
+"""nft's form of a target of iptables that it cannot express itself."""
 _COMMENT = re.compile(r' comment "[^"]*"$')
 
 
 class ChainRules(NamedTuple):
-    """What a chain holds. Rules are iptables' text, or nft's."""
+    """The content of a chain. Rules are iptables' text, or nft's."""
 
     rules: Mapping[int, str]
     """By handle; in legacy tables by number, from 1."""
@@ -35,7 +35,7 @@ class ChainRules(NamedTuple):
     iptables: bool = True
     """The text is iptables'."""
     ours: bool = False
-    """It stands in the table of vipd's nftables dataplane."""
+    """It is in the table of vipd's nftables dataplane."""
 
 
 class Match(NamedTuple):
@@ -43,12 +43,12 @@ class Match(NamedTuple):
 
     traced: TraceEvent
     listed: ChainRules | None
-    """What its chain holds; None when no tool could list it."""
+    """The content of its chain; None if no tool could list it."""
     rule: str
-    """The rule's text, or `policy DROP`; empty when it cannot be read, or is gone."""
+    """The rule's text, or `policy DROP`; empty if it cannot be read, or is gone."""
     target: str
-    """iptables' word for what the rule does (`MASQUERADE`, `REJECT`), or the chain that it leads to. For a
-    rule of nft only where it changes the source or refuses. Empty when it is not known."""
+    """iptables' word for the action (`MASQUERADE`, `REJECT`), or the chain that it leads to. For a
+    rule of nft only if it changes the source or refuses. Empty if unknown."""
     verdict: Verdict
     leads: str
     """The chain that it leads to, if any."""
@@ -57,7 +57,7 @@ class Match(NamedTuple):
 
     @property
     def chain(self) -> Chain:
-        """Where the rule stands."""
+        """The chain of the rule."""
         return self.traced.event.chain
 
     @property
@@ -105,14 +105,14 @@ def _is_match(
     if event.kind is not Kind.POLICY:
         return event.kind is Kind.RULE
     if event.chain.legacy:
-        # Legacy iptables does not report what a policy is; but it is the last event of a packet.
+        # Legacy iptables does not report the verdict of a policy; but it is the last event of a packet.
         known = listed.get(event.chain)
         return not passed and traced is events[-1] and known is not None and known.policy == "DROP"
     return event.verdict is Verdict.DROP
 
 
 def _mark_after(matched: list[TraceEvent], number: int) -> int:
-    """Legacy iptables reports the mark before a rule, so that the next event has the one after it."""
+    """Legacy iptables reports the mark before a rule, so the next event has the one after it."""
     event = matched[number].event
     if event.chain.legacy and number + 1 < len(matched):
         return matched[number + 1].event.mark
@@ -153,5 +153,5 @@ def _legacy_verdict(target: str, event: Event) -> Verdict:
 
 
 def _is_iptables(chain: Chain) -> bool:
-    """Its name is that of one of iptables' tables. A table of nft may have it, too: that does no harm."""
+    """It has the name of one of iptables' tables. A table of nft may have it, too: that does no harm."""
     return chain.table in IPTABLES and chain.family in ("ip", "ip6")

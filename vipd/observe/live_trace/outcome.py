@@ -24,7 +24,7 @@ _BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"
 
 
 class FinalVerdict(StrEnum):
-    """What became of a packet; all but LOST as `explain` calls it."""
+    """The outcome of a packet; all but LOST have the names of `explain`."""
 
     DELIVERED = "delivered"
     """Sent on to another destination than it named."""
@@ -32,24 +32,24 @@ class FinalVerdict(StrEnum):
     REJECTED = "rejected"
     DROPPED = "dropped"
     LOST = "lost"
-    """It was not seen to leave, and no rule dropped it."""
+    """It was not observed to leave, and no rule dropped it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a packet."""
+    """The outcome of a packet."""
 
     verdict: FinalVerdict
     destination: str
     """`ip:port` that it had in the end."""
     source: str
-    """The address that it came from in the end."""
+    """Its final source address."""
     masqueraded: bool
     by: MatchedRule | None
-    """The rule that translated, refused or dropped it, as far as it is known."""
+    """The rule that translated, refused or dropped it, if known."""
     unread: bool = False
-    """Some rules could not be read: whether one refuses or drops, and whether one masquerades where the
-    source stays the same, is not known."""
+    """Some rules could not be read: whether one of them refuses, drops, or masquerades without a change of
+    the source, is unknown."""
 
     def __str__(self) -> str:
         match self.verdict:
@@ -72,18 +72,18 @@ class Comparison:
     differences: tuple[str, ...]
     """In words; empty when they agree."""
     share: float | None
-    """The part of such flows, 0..1, that was predicted to go this way; None when none was."""
+    """The predicted part of such flows, 0..1, with this outcome; None if there was none."""
     predicted: str
     """Every predicted way, in words."""
 
 
 def masquerade_words(masqueraded: bool) -> str:
-    """As `explain` says it."""
+    """In the words of `explain`."""
     return "masqueraded" if masqueraded else "not masqueraded"
 
 
 def outcome_of(trace: PacketTrace, rules: Sequence[MatchedRule]) -> Outcome:
-    """What became of a packet that matched these rules."""
+    """The outcome of a packet that matched these rules."""
     end = trace.end
     changed = end.source != trace.start.source or any(rule.target in _SOURCE_CHANGES for rule in rules)
     dropper = next((rule for rule in rules if rule.verdict is Verdict.DROP), None)
@@ -98,9 +98,9 @@ def outcome_of(trace: PacketTrace, rules: Sequence[MatchedRule]) -> Outcome:
 
 
 def compare(outcome: Outcome, rules: Sequence[MatchedRule], explanation: Json) -> Comparison:
-    """The outcome against the API's explanation of the same packet.
+    """Compares the outcome with the API's explanation of the same packet.
 
-    Of vipd's own chains those that the packet passed are compared, too, if any were seen.
+    Of vipd's own chains those that the packet passed are compared, too, if any were observed.
     """
     predicted: Sequence[Json] = explanation["outcomes"]
     words = predicted_words(explanation)
@@ -128,7 +128,7 @@ def _agrees(outcome: Outcome, predicted: Json) -> bool:
 
 
 def predicted_words(explanation: Json) -> str:
-    """What the explanation says becomes of the packet, with some of the backends."""
+    """The predicted outcome of the packet, with some of the backends."""
     packet = explanation["packet"]
     place = (
         f"{packet['source']} -> {socket_text(packet['destination'], packet['port'])}/{packet['protocol']} "
@@ -150,7 +150,7 @@ def _translator(trace: PacketTrace, rules: Sequence[MatchedRule]) -> MatchedRule
 
 
 def _walked(rules: Sequence[MatchedRule]) -> Iterator[str]:
-    """vipd's chains, as `table CHAIN`, in which it matched rules; a group stands for its dispatch chain."""
+    """vipd's chains, as `table CHAIN`, in which it matched rules; a group counts as its dispatch chain."""
     roots: dict[tuple[str, str], str] = {}
     last = ""
     for rule in rules:
@@ -159,7 +159,7 @@ def _walked(rules: Sequence[MatchedRule]) -> Iterator[str]:
             continue  # a chain of others, or a built-in one
         root = roots.get((table, name), name)
         if "-GRP-" in rule.leads:
-            # An explanation knows too few services to divide them into groups.
+            # An explanation has too few services for groups.
             roots[table, rule.leads] = root
             continue
         if (place := f"{table} {root}") != last:
@@ -177,7 +177,7 @@ def _planned(rules: Sequence[Json]) -> Iterator[str]:
 
 
 def _comparable(walked: Sequence[str], planned: Sequence[str]) -> bool:
-    """Both are of the same dataplane, and at least one chain was seen."""
+    """Both are of the same dataplane, and at least one chain was observed."""
     nft = [any(place.count(" ") > 1 for place in way) for way in (walked, planned)]
     return bool(walked) and nft[0] is nft[1]
 

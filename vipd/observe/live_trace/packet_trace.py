@@ -15,7 +15,7 @@ LOOPBACK = 1
 QUIET_SECONDS = 0.5
 """A packet without events for so long has left. Its whole way takes microseconds."""
 LOGGED_SECONDS = 10.0
-"""How long logged events of packets that are not known are kept."""
+"""How long logged events of unknown packets are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True)
 class PacketTrace:
-    """What happened to one packet, in order. Events of the tracing table are left out."""
+    """The events of one packet, in order. Events of the tracing table are left out."""
 
     start: Headers
     forwarded: bool
-    """It came in by an interface; else a program of this host sent it."""
+    """It arrived by an interface; otherwise a program of this host sent it."""
     inbound: int
-    """Number of the interface that it came in by; 0 for a packet of this host."""
+    """Number of the incoming interface; 0 for a packet of this host."""
     mark: int
-    """Its mark when it was first seen."""
+    """Its mark when it was first observed."""
     events: tuple[TraceEvent, ...]
     end: Headers
-    """Its addresses when it was last seen."""
+    """Its addresses when it was last observed."""
     passed: bool
     """No rule refused or dropped it."""
 
@@ -63,12 +63,12 @@ class _Packet:
     """Number of the interface that it is on its way out by."""
     events: list[tuple[int, TraceEvent]] = field(default_factory=list)
     ends: bool = False
-    """Nothing more is to come."""
+    """No further events follow."""
     passed: bool = False
     older: bool = False
-    """It belongs to a flow that began before."""
+    """It belongs to an older flow."""
     loops: bool = False
-    """It left by `lo`, and will come in again."""
+    """It left by `lo`, and will arrive again."""
 
     def has_addresses(self, headers: Headers) -> bool:
         """Whether headers that were logged without a number are this packet's."""
@@ -79,14 +79,14 @@ class TraceAssembler:
     """Takes events as they arrive; returns a trace when its packet has left. Times: seconds of one clock."""
 
     def __init__(self, table: str, *, legacy: bool = False) -> None:
-        """`table` is the one that marks our packets. `legacy`: events of legacy tables arrive by another
+        """`table` is the one that marks packets. `legacy`: events of legacy tables arrive by another
         socket, so a trace waits for them after its packet's end."""
         self._table, self._legacy = table, legacy
         self._packets: dict[int, _Packet] = {}
         self._logged: list[tuple[int, float, Event]] = []
         self._order = 0
         self.older = 0
-        """Packets of flows that began before: their way was decided then."""
+        """Packets of older flows: their way was decided then."""
 
     def take(self, event: Event, now: float) -> None:
         """One event."""
@@ -100,7 +100,7 @@ class TraceAssembler:
         self._packets[event.id] = packet
         packet.last_event = now
         if event.headers is not None:
-            # Interfaces are said where addresses are.
+            # Events with addresses also contain interfaces.
             packet.last, packet.outbound = event.headers, event.outbound
         if event.chain.table == self._table:
             _apply_marking(packet, event)
@@ -135,7 +135,7 @@ class TraceAssembler:
         return _Packet(event.headers, event.headers, forwarded, event.inbound, event.mark, now)
 
     def _from_loopback(self, event: Event) -> _Packet | None:
-        """The packet that left by `lo` and now comes in there, under a new number."""
+        """The packet that left by `lo` and now arrives there, with a new number."""
         if event.inbound != LOOPBACK or event.headers is None:
             return None
         waiting = (p for p in self._packets.values() if p.loops and p.last == event.headers)
@@ -161,11 +161,11 @@ class TraceAssembler:
 
 
 def _apply_marking(packet: _Packet, event: Event) -> None:
-    """Note what an event of our own table means for its packet."""
+    """Apply an event of the tracing table to its packet."""
     if event.leads == EARLIER:
         packet.older = True
     if event.chain.name.startswith(END) and event.kind is Kind.POLICY:
-        # What leaves by `lo` comes in again.
+        # A packet that leaves by `lo` arrives again.
         packet.loops = packet.outbound == LOOPBACK
         packet.passed = packet.ends = not packet.loops
 

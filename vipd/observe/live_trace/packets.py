@@ -1,4 +1,4 @@
-"""A packet's addresses and ports, read from its headers; and the flow that is to be traced. Pure."""
+"""Parses a packet's addresses and ports from its headers; and describes the flow to trace. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Flow:
     source_port: int = 0
     """0: from any port."""
     from_here: bool = False
-    """Only those that a program of this host sends."""
+    """Only packets from programs of this host."""
 
     @property
     def family(self) -> Family:
@@ -63,7 +63,7 @@ class Flow:
 
 
 def read_headers(network: bytes, transport: bytes) -> Headers | None:
-    """Addresses and ports from the beginnings of both headers; None for what has no ports.
+    """Addresses and ports from the start of both headers; None for a packet without ports.
 
     With IPv6 only the first header is read: a packet with extension headers counts as one without ports.
     """

@@ -13,7 +13,7 @@ from vipd.observe.live_trace.outcome import Comparison, FinalVerdict, Outcome
 from vipd.observe.live_trace.packet_trace import PacketTrace
 
 GONE = "a rule that is gone"
-"""What is said of a rule that was deleted before it could be looked up."""
+"""Shown for a rule that was deleted before it could be looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Report:
     comparison: Comparison | None
     """None: there was no prediction."""
     answer: str = ""
-    """What the sender learnt, if this program is the sender."""
+    """The sender's result, if this program is the sender."""
 
     @property
     def agrees(self) -> bool:
@@ -34,14 +34,15 @@ class Report:
         return self.comparison is None or not self.comparison.differences
 
     def rows(self) -> Iterator[tuple[str, str, str, str]]:
-        """Table, chain, what the chain is for, what the rule did; jumps that led nowhere are left out."""
+        """Table, chain, the role of the chain, the effect of the rule; jumps that led nowhere are left
+        out."""
         for number, rule in enumerate(self.rules):
             after = self.rules[number + 1] if number + 1 < len(self.rules) else None
             if not rule.leads or (after is not None and after.chain.name == rule.leads):
                 yield table_words(rule.chain), rule.chain.name, rule.role, self._did(rule)
 
     def blamed(self) -> str:
-        """The rule that decided, and whether it is vipd's; empty when none is known."""
+        """The rule that decided, and whether it is vipd's; empty if unknown."""
         by = self.outcome.by
         if by is None:
             return ""

@@ -24,8 +24,8 @@ _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6, "legacy": Family.IPV4, "lega
 async def read_rules(
     chains: Collection[Chain], run: Runner, warn: Callable[[str], None] = lambda text: None
 ) -> dict[Chain, ChainRules]:
-    """What these chains hold now; without those that are gone, or that no tool can show. `warn` gets what
-    could not be read, and why."""
+    """The current content of these chains; without those that are gone, or that no tool can show. `warn`
+    receives what could not be read, and why."""
     faults: dict[Chain, str] = {}
     found = await _by_iptables([c for c in chains if c.legacy or _may_be_iptables(c)], run, faults)
     left = [chain for chain in chains if chain not in found and not chain.legacy]
@@ -77,7 +77,7 @@ async def _program(chain: Chain, run: Runner) -> str:
 
 
 async def _listed(chain: Chain, program: str, run: Runner) -> ChainRules | None:
-    """None when iptables does not show the chain, or not all of it."""
+    """None if iptables does not show the chain, or not all of it."""
     if not program:
         return None
     ended = await run([program, "-w", str(LOCK_WAIT_SECONDS), "-t", chain.table, "-S", chain.name], "")
@@ -96,7 +96,7 @@ async def _listed(chain: Chain, program: str, run: Runner) -> ChainRules | None:
 
 
 async def _by_nft(family: str, table: str, run: Runner) -> tuple[dict[Chain, ChainRules], str]:
-    """Every chain of a table, or why they cannot be read. One by one would take longer: nft reads all
+    """Every chain of a table, or why they cannot be read. Reading one by one would take longer: nft reads all
     elements each time, -t or not (1.0.6; 0.6 s with 5,000 services)."""
     try:
         ended = await run(["nft", "-a", "-t", "list", "table", family, table], "")
@@ -115,13 +115,13 @@ async def _by_nft(family: str, table: str, run: Runner) -> tuple[dict[Chain, Cha
 
 
 def _handles(chain: Chain) -> list[int]:
-    """The handles of a chain's rules, in their order."""
+    """The handles of a chain's rules, in order."""
     found = _dumped(codec.GET_RULE, _FAMILIES[chain.family], chain.table, chain.name)
     return [int.from_bytes(each.get(3, b""), "big") for each in found if text(each.get(2)) == chain.name]
 
 
 def _is_ours(family: str, table: str) -> bool:
-    """Whether the comment of a table is that of vipd's."""
+    """Whether a table has vipd's comment."""
     if family not in _FAMILIES:
         return False
     tables = [t for t in _dumped(codec.GET_TABLE, _FAMILIES[family]) if text(t.get(1)) == table]

@@ -23,9 +23,9 @@ _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 (the kernel cho
 
 
 class Sender:
-    """A socket bound to a port of its own, so that nobody else's packets are taken for its packet.
+    """A socket bound to its own port, so that packets of other programs are not taken for its packet.
 
-    A context manager. Raises TraceError when the socket cannot be had.
+    A context manager. Raises TraceError if the socket cannot be created.
     """
 
     def __init__(self, flow: Flow) -> None:
@@ -58,7 +58,7 @@ class Sender:
         return int(self._socket.getsockname()[1])
 
     def send(self) -> bool:
-        """Send it: the start of a connection, or an empty datagram. False: nothing more will come of it."""
+        """Send it: the start of a connection, or an empty datagram. False: no further result follows."""
         self._failed = self._socket.connect_ex(self._to)
         if self._protocol is Protocol.UDP and not self._failed:
             try:
@@ -68,7 +68,7 @@ class Sender:
         return self._failed in (0, errno.EINPROGRESS)
 
     def answer(self, seconds: float) -> str:
-        """What a program would have learnt of it in that time; empty for nothing, where none is given."""
+        """The result for a program within that time; empty if there is none."""
         if self._failed == errno.EINPROGRESS:
             _, writable, _ = select.select([], [self._socket], [], seconds)
             if not writable:

@@ -15,7 +15,7 @@ from vipd.observe.live_trace.table_messages import table_name, transaction
 
 ANSWER_SECONDS = 10.0
 SINCE = "Linux 5.12 and nf_tables"
-"""What keeps a table as long as its socket."""
+"""Requirement for a table that lives as long as its socket."""
 
 
 class TraceError(RuntimeError):
@@ -27,7 +27,7 @@ class TraceError(RuntimeError):
 
     @classmethod
     def of(cls, what: str, number: int) -> TraceError:
-        """From the error number that the kernel gave."""
+        """From the kernel's error number."""
         said = os.strerror(number)
         if number in (errno.EPERM, errno.EACCES):
             hint = "sudo vipctl trace; vipctl explain needs no root"
@@ -36,7 +36,7 @@ class TraceError(RuntimeError):
 
 
 class TraceTable:
-    """There from entry to exit, and never longer than this process: `with TraceTable(flows): ...`.
+    """Exists from entry to exit, and never longer than this process: `with TraceTable(flows): ...`.
 
     Raises TraceError on entry.
     """
@@ -64,7 +64,7 @@ class TraceTable:
 
 
 def _make(owner: socket.socket, messages: Sequence[bytes]) -> None:
-    """Send them as one; raises OSError with what the kernel has against the first bad one."""
+    """Send them as one; raises OSError with the kernel's error for the first bad one."""
     owner.send(b"".join(messages))
     for _ in messages[1:-1]:
         acknowledge(owner)

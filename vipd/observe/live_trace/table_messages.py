@@ -1,7 +1,7 @@
-"""The table that marks packets for tracing and sees them leave, as messages to the kernel. Pure.
+"""The table that marks packets for tracing and reports how they leave, as messages to the kernel. Pure.
 
-It belongs to the socket that made it (Linux 5.12): when that is closed, however its process ended, the kernel
-removes the table. Written as netlink messages because a socket of our own is what owns it.
+It belongs to the socket that created it (Linux 5.12): when that is closed, however its process ended, the
+kernel removes the table. Written as netlink messages because a socket of this process must own it.
 
     start-*     raw, before everything: the first packets of the flow are traced from here on
     tracked-*   after connection tracking: packets of flows that began earlier are not traced any further
@@ -38,8 +38,8 @@ STARTS = ("start-", "tracked-")
 END = "end-"
 
 UDP_STARTS_PER_SECOND = 100
-"""Datagrams look alike, whether a flow is new or old. So many are looked at before connection tracking knows;
-a new flow beyond that is traced from there on."""
+"""Datagrams look alike, whether a flow is new or old. Up to this number are traced before connection tracking
+decides; a new flow beyond that is traced from there on."""
 
 _BEGIN, _END = 0x10, 0x11
 _SUBSYSTEM = 10
@@ -59,7 +59,7 @@ _STATE_OLD, _STATE_NEW = 0x2 | 0x4, 0x8
 """Bits of a connection's state: established or related; new."""
 _SYN_ACK, _SYN, _SCTP_INIT = 0x12, 0x02, 1
 _ADDRESSES = {Family.IPV4: (12, 16, 4), Family.IPV6: (8, 24, 16)}
-"""Where source and destination stand in the header, and how long they are."""
+"""Offsets of source and destination in the header, and their length."""
 
 Expression = bytes
 
@@ -106,7 +106,7 @@ def _rules(chain: str, flows: Sequence[Flow]) -> Iterator[Expression]:
     wanted = [flow for flow in flows if chain.endswith("output") or not flow.from_here]
     if chain.startswith(tracked):
         yield _state(_STATE_OLD) + _jump(EARLIER)
-        # Here the limit does not count: connection tracking has found that the flow is new.
+        # Here the limit does not apply: connection tracking has found that the flow is new.
         yield from (_state(_STATE_NEW) + _matches(flow) + _trace(1) for flow in wanted)
     elif chain.startswith(start):
         limited = {flow: _limit() if flow.protocol is Protocol.UDP else b"" for flow in wanted}

@@ -20,10 +20,10 @@ from vipd.observe.live_trace.packets import Flow
 from vipd.observe.live_trace.table import TraceError, TraceTable
 
 BUFFER_BYTES = 8 << 20
-"""Events that find no room here are lost."""
+"""Events beyond this are lost."""
 MOST_NOTES = 20
 LOOK_SECONDS = 0.1
-"""How often to see whether a packet of which nothing is reported any more is gone."""
+"""How often to check whether a packet without further events is gone."""
 
 
 class Watch:
@@ -36,7 +36,7 @@ class Watch:
         self._flows = flows
         self._opened = contextlib.ExitStack()
         self.notes: list[str] = []
-        """What cannot be seen, and why."""
+        """Things that cannot be observed, and why."""
 
     def __enter__(self) -> Watch:
         try:
@@ -58,11 +58,11 @@ class Watch:
 
     @property
     def older(self) -> int:
-        """Packets seen of flows that had begun before; their way was decided then."""
+        """Packets of older flows, whose way was decided then."""
         return self._journeys.older
 
     def traces(self, seconds: float | None) -> Iterator[PacketTrace]:
-        """Each trace when it is over, for so many seconds; None: for ever."""
+        """Each trace when it is over, for this many seconds; None: for ever."""
         heard_until = time.monotonic()
         end = None if seconds is None else heard_until + seconds
         while end is None or time.monotonic() < end:
@@ -72,7 +72,7 @@ class Watch:
                     self._journeys.take(event, time.monotonic())
             moment = time.monotonic()
             if not select.select(self._sockets, [], [], 0)[0]:
-                # Only now is it silent: what waits to be read, if we are slow, may be of any packet.
+                # Only now is it silent: messages that wait to be read may be of any packet.
                 heard_until = moment
             yield from self._journeys.finished(heard_until)
 
@@ -101,7 +101,7 @@ class Watch:
         return ()
 
     def _note(self, text: str) -> None:
-        """Once each, and not without end: who follows flows may do so for days."""
+        """Each text once, and only a limited number: a trace of flows may run for days."""
         if text not in self.notes and len(self.notes) < MOST_NOTES:
             self.notes.append(text)
 
@@ -115,6 +115,6 @@ def _listening() -> socket.socket:
 
 
 def _make_room(opened: socket.socket) -> None:
-    """For many events at once; as much as is allowed."""
+    """Buffer for many events at once; as large as is allowed."""
     with contextlib.suppress(OSError):
         enlarge_buffer(opened, BUFFER_BYTES)

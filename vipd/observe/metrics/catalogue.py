@@ -1,7 +1,7 @@
-"""Every metric that vipd has: name, kind, meaning and labels. Pure data; nothing else names a metric.
+"""Every metric of vipd: name, kind, meaning and labels. Pure data; no other module names a metric.
 
-Label values are bounded by what is declared: services and their backends, sources, and fixed words. A series
-is there for as long as what it is about, so that nothing appears only when it goes wrong.
+Label values are limited to declared names: services and their backends, sources, and fixed words. A series
+exists as long as its object, so that none appears only on a fault.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What must be noted while it happens: how long writes took, when all was well, how often what happened."""
+"""Records what must be noted when it happens: durations of writes, the time of the last success, event
+counts."""
 
 from __future__ import annotations
 
@@ -17,24 +18,24 @@ from vipd.sources.base import Source
 
 
 class EventCounts(logging.Handler):
-    """Counts log records that are events, each as it happens: the events' recorder tells several as one."""
+    """Counts log records that are events, each one: the events' recorder folds several into one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._counts = Counter[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count an event; anything else is none of ours."""
+        """Count an event; ignores other records."""
         carried: Fields = getattr(record, ATTRIBUTE, {})
         self._counts.update(carried.get("VIPD_EVENT", ())[:1])
 
     def counts(self) -> Mapping[str, int]:
-        """How often each event happened, also those that never did."""
+        """The count of each event, including zero."""
         return {event.value: self._counts[event.value] for event in Event}
 
 
 class MetricCounters(Observer):
-    """Notes what is to be known at a scrape."""
+    """Records values for scrapes."""
 
     def __init__(
         self,
@@ -45,18 +46,18 @@ class MetricCounters(Observer):
     ) -> None:
         self._reconciler, self._sources = reconciler, sources
         self.tasks = tasks if tasks is not None else {}
-        """How background tasks do, by their name; it follows them."""
+        """The state of background tasks, by their name; it follows changes."""
         self.checks = checks or {}
-        """How long health checks took, by their type."""
+        """Durations of health checks, by their type."""
         self._applies = reconciler.progress.applies
         self.durations = Durations(WRITE_BOUNDS)
-        """How long writes of rules took."""
+        """Durations of writes of rules."""
         self.last_success: datetime | None = None
-        """When all that is declared was last taken up without a problem."""
+        """When all declarations were last applied without a problem."""
         self.events = EventCounts()
 
     def stepped(self) -> None:
-        """Note how long a write took, and whether all is well."""
+        """Record the duration of a write, and whether all is well."""
         progress = self._reconciler.progress
         if progress.applies != self._applies:
             self._applies = progress.applies

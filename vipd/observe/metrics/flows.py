@@ -1,4 +1,4 @@
-"""One reading of what is counted: new flows ever, and the flows that the kernel tracks now."""
+"""One reading of the counters: new flows in total, and the currently tracked flows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from vipd.observe.flow_stats.traffic import Sum, Table
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is known at one time. The totals goes on counting: it is to be read on the event loop."""
+    """The values at one time. The totals keep changing: read them on the event loop."""
 
     at: datetime
     """When the new flows were counted."""
     totals: FlowTotals
     table: Table
     tracked: Mapping[Place, Sum] | None = None
-    """Flows now, of backends that have any; None: the kernel does not say."""
+    """Current flows, of backends that have any; None: unavailable."""
     by_service: Mapping[str, int] = field(default_factory=dict)
     """The same of all of a service's backends, as a number."""
     traffic: bool = False

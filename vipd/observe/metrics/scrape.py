@@ -1,4 +1,4 @@
-"""Answers scrapes: on the API's socket, and over TCP where `metrics_address` says."""
+"""Answers scrapes: on the API's socket, and over TCP at `metrics_address`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PATH = "/metrics"
 LIMITS = Limits(
     connections=64, by_source=16, head_seconds=10.0, body_seconds=5.0, stuck_seconds=15.0, life_seconds=60.0
 )
-"""A scrape of very many backends takes seconds, and whoever asks gives up within a minute."""
+"""A scrape of very many backends takes seconds, and the client times out within a minute."""
 
 
 class Metrics:
-    """The daemon's metrics, never older than the question. Those who wait at the same time share a text, so
-    that a crowd costs no more than one."""
+    """The daemon's metrics, never older than the request. Concurrent requests share a text, so
+    that many cost no more than one."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Metrics:
         self._texts = {compressed: SharedRun(partial(self._text, compressed)) for compressed in (False, True)}
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """The text, compressed for those who take that."""
+        """The text, compressed if the client accepts that."""
         compressed = "gzip" in request.headers.get("Accept-Encoding", "")
         body = await self._texts[compressed].result()
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -53,8 +53,8 @@ class Metrics:
         return web.Response(body=body, headers=headers)
 
     def listener(self, place: Place | None, names: Collection[str] = ()) -> Listeners:
-        """The same over TCP, and nothing else there. None: nowhere. `names` are this host's own, in lower
-        case: a browser must use one of them, or an address."""
+        """Serves the same over TCP, and nothing else. None: no listener. `names` are this host's own, in
+        lower case: a browser must use one of them, or an address."""
 
         async def answer(request: web.BaseRequest) -> web.Response:
             if request.path != PATH:

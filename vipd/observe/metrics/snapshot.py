@@ -1,7 +1,7 @@
-"""What a scrape shows, gathered from the daemon's objects on its event loop without holding that up.
+"""The content of a scrape, collected from the daemon's objects on its event loop without blocking it.
 
-The objects belong to the loop, so a thread may not read them; with many services the loop gets its turn after
-each part. The text is then made of the snapshot in a thread.
+The objects belong to the loop, so a thread may not read them; with many services other tasks run after
+each part. A thread then formats the snapshot as text.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class BackendState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """A row for each service. Columns, for as many objects as cells would set off Python's long collections
-    of garbage, during which nothing else runs."""
+    """A row for each service. Stored as columns: as many objects as cells would start long garbage
+    collections, during which nothing else runs."""
 
     names: list[str] = field(default_factory=list)
     backends: list[int] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Backends:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything but what `MetricCounters` keeps."""
+    """Everything except the content of `MetricCounters`."""
 
     in_sync: bool
     healthy: bool
@@ -127,23 +127,23 @@ class Snapshot:
     problems: Mapping[str, int]
     """By source."""
     connected: Mapping[str, bool]
-    """By source, of those that can be cut off."""
+    """By source, of those that can be disconnected."""
     services: Services
     backends: Backends
     counted: bool
     """The numbers of new flows are known; else they are 0."""
     tracked: bool
-    """Those of the flows now are known; else they are 0."""
+    """The numbers of current flows are known; else they are 0."""
     traffic: bool
-    """What has passed is known; else it is 0."""
+    """The traffic is known; else it is 0."""
     lost_flows: int
-    """Flows whose end was missed, so that not all of their traffic is known."""
+    """Flows whose end was missed, so that their traffic is not fully known."""
     table: Table | None
     """Connection tracking as a whole."""
 
 
 async def take(reconciler: Reconciler, sources: Sequence[Source], reading: Reading | None) -> Snapshot:
-    """The daemon's state now; services that change meanwhile may be as before or as after."""
+    """The daemon's current state; services that change meanwhile may be old or new."""
     services, backends = await _rows(reconciler, reading)
     progress = reconciler.progress
     return Snapshot(

@@ -1,4 +1,4 @@
-"""What the status page shows of the last minutes: rates of flows and bytes, and the last events.
+"""The status page's view of the last minutes: rates of flows and bytes, and the last events.
 
 Rates come from counts that only grow; their times are those of the readings.
 """
@@ -22,7 +22,7 @@ from vipd.observe.metrics.flows import Reading
 LENGTH = 60
 """Rates that are kept of each service."""
 AVERAGED_SECONDS = 6.0
-"""Over which bytes are averaged, or from one reading of open flows to the next where that is longer."""
+"""Seconds over which bytes are averaged, or the time between readings of open flows if that is longer."""
 
 
 class _Passed(NamedTuple):
@@ -43,7 +43,7 @@ class FlowHistory:
         self._speeds: dict[str, tuple[int, int]] = {}
         """Bytes a second at the last reading of open flows."""
         self._quiet: frozenset[str] = frozenset()
-        """Services that had had no traffic at the last reading, as far as it was counted."""
+        """Services without traffic at the last reading, as far as it was counted."""
         self._rates: dict[str, deque[float]] = {}
         self.latest: Json = {}
         """By service with any flow or traffic: `[RATE, FLOWS NOW, {"SERVICE PORT/PROTOCOL/ADDR:PORT": RATE},
@@ -72,7 +72,7 @@ class FlowHistory:
                 self.latest[name] = [rate, now, backends, *traffic]
 
     def forget(self, name: str) -> None:
-        """A service is gone."""
+        """Remove a service."""
         self._totals.pop(name, None)
         self._rates.pop(name, None)
         self._passed.pop(name, None)
@@ -84,7 +84,7 @@ class FlowHistory:
         return {name: list(rates) for name, rates in self._rates.items()}
 
     def _grown(self, name: str, totals: FlowTotals, seconds: float) -> tuple[float, dict[str, float]]:
-        """The rates of a service and of its backends. Costs little where nothing has come."""
+        """The rates of a service and of its backends. Cheap if there are no new flows."""
         total = totals.of_service(name)
         known = self._totals.get(name)
         if known == total:
@@ -100,12 +100,12 @@ class FlowHistory:
                 key = place.key
                 address = socket_text(place.address, place.port)
                 backends[f"{key.service_port}/{key.protocol}/{address}"] = rate
-        # What is first seen may have counted for long.
+        # A service seen for the first time may have counted for long.
         return (_rate(known, total, seconds), backends) if known is not None else (0.0, {})
 
     def _traffic(self, name: str, reading: Reading, before: datetime | None) -> tuple[int, int]:
-        """Bytes a second from clients and to them, as of the last reading of open flows, as `vipctl top` has
-        it: what ended since comes with the next one. None where that is not counted.
+        """Bytes a second from clients and to them, as of the last reading of open flows, as in `vipctl top`:
+        flows that ended since are in the next one. None if it is not counted.
         `before`: when the last reading was, if the service had had none then."""
         if not reading.traffic:
             self._passed.pop(name, None)
@@ -151,19 +151,19 @@ RECENT_EVENTS = 60
 
 
 class RecentEvents:
-    """Events by what they are reported as; each with the version at which it came."""
+    """Events by the id of their report; each with the version at which it was added."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[int, EventRecord]] = {}
 
     async def load(self, recorder: Recorder, version: int) -> None:
-        """Begin with those that are kept on disk."""
+        """Start with those on disk."""
         self._kept.clear()
         for occurrence in (await asyncio.to_thread(recorder.read))[-RECENT_EVENTS:]:
             self._kept[occurrence.place] = (version, occurrence)
 
     async def take_in(self, follower: Follower, version: int) -> bool:
-        """What a follower has heard meanwhile; whether there was anything."""
+        """Add a follower's new events; returns whether there were any."""
         found = False
         while not follower.over and (occurrence := await follower.next(0)) is not None:
             self._kept.pop(occurrence.place, None)
@@ -174,5 +174,5 @@ class RecentEvents:
         return found
 
     def since(self, version: int) -> Mapping[int, str]:
-        """Those that came later, as JSON, the oldest first."""
+        """Those that were added later, as JSON, oldest first."""
         return {p: encode(o).decode().rstrip() for p, (at, o) in self._kept.items() if at > version}

@@ -1,6 +1,6 @@
-"""The state that all viewers of the status page share: renewed while there is a viewer, sent as differences.
+"""The state that all viewers of the status page share: updated while there is a viewer, sent as differences.
 
-Each change has a version. A viewer names the version that it has and gets what changed since: nothing is
+Each change has a version. A viewer sends its version and gets the changes since: nothing is
 queued, and a slow viewer gets the sum of the changes.
 """
 
@@ -28,25 +28,25 @@ from vipd.sources.base import Source
 
 TICK_SECONDS = 1.0
 WANTED_SECONDS = 15.0
-"""So long after the last look the state goes on being renewed."""
+"""How long the state is still updated after the last request."""
 PART_SECONDS = 0.01
 """After so long the loop gets its turn."""
 REVIEW_SECONDS = 0.02
-"""In each tick services whose rules are unchanged are looked at for so long: what their checks found."""
+"""Time in each tick for services whose rules are unchanged: to read the results of their checks."""
 PATIENCE_SECONDS = 8.0
 MOST_GONE = 10_000
-"""Who has missed more removals gets the whole state."""
+"""A viewer that has missed more removals gets the whole state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the state is made from."""
+    """The inputs of the state."""
 
     reconciler: Reconciler
     dataplane: Dataplane
     sources: Sequence[Source]
     about: Mapping[str, object]
-    """What stays as it is, such as the version."""
+    """Constant values, such as the version."""
     warnings: Callable[[], Sequence[str]] = tuple
     recorder: Recorder | None = None
     read_flows: ReadFlows | None = None
@@ -55,7 +55,7 @@ class Facts:
 
 @dataclass(slots=True)
 class _Entry:
-    """A service as it was looked at last."""
+    """A service as last read."""
 
     service: Service
     forwardings: Sequence[Forwarding]
@@ -87,7 +87,7 @@ class _Parts:
 
 
 class PageState:
-    """The state as of the last renewal. `run` renews it while a viewer wants it."""
+    """The state as of the last update. `run` updates it while a viewer wants it."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -97,7 +97,7 @@ class PageState:
         """In the order of their last change."""
         self._gone: deque[tuple[int, str]] = deque()
         self._oldest = 0
-        """Whoever has an older version may have missed a removal that is not known any more."""
+        """A viewer with an older version may have missed a removal that is no longer known."""
         self._parts = _Parts()
         self._history = FlowHistory()
         self._recent = RecentEvents()
@@ -110,8 +110,8 @@ class PageState:
         """Nothing is renewed any more: vipd stops."""
 
     async def run(self) -> None:
-        """Renew the state while it is wanted, for ever. Once this is cancelled nobody needs to wait. Whatever
-        is wrong with a page is raised, and this may be run again: `vipd.host.supervisor` does both."""
+        """Update the state while it is wanted, for ever. After a cancellation no caller needs to wait. Faults
+        of a page are raised, and this may be run again: `vipd.host.supervisor` does both."""
         try:
             await self._run()
         except asyncio.CancelledError:
@@ -129,7 +129,7 @@ class PageState:
                 await self._while_wanted(follower)
 
     def want(self) -> None:
-        """Somebody looks."""
+        """A viewer requests the state."""
         self._wanted_until = monotonic() + WANTED_SECONDS
         self._woken.set()
 
@@ -144,7 +144,7 @@ class PageState:
                 )
 
     async def later_than(self, seen: str, seconds: float) -> bool:
-        """Wait until there is another version than this one, but so long at most; whether there is."""
+        """Wait until the version differs from this one, up to `seconds`; returns whether it does."""
         self.want()
         async with self._renewed:
             with contextlib.suppress(TimeoutError):
@@ -159,7 +159,7 @@ class PageState:
         return f"{self._epoch}-{self._version}"
 
     def since(self, seen: str) -> str:
-        """What came after a version, as JSON on one line; everything for a version that is not known."""
+        """The changes since a version, as JSON on one line; everything for an unknown version."""
         after = self._number(seen)
         full = after is None
         after = after or 0
@@ -197,7 +197,7 @@ class PageState:
             yield follower
 
     async def _while_wanted(self, follower: Follower | None) -> None:
-        """Ends also when events were missed: then they are read anew."""
+        """Ends also if events were missed: then they are read anew."""
         if follower is not None and self._facts.recorder is not None:
             await self._recent.load(self._facts.recorder, self._version + 1)
             self._version += 1
@@ -234,7 +234,7 @@ class PageState:
         return bool(gone)
 
     async def _review(self, version: int) -> bool:
-        """Look at the services with new rules, and for a bounded time at those that were not for longest."""
+        """Read the services with new rules, and for a limited time those that were not read for longest."""
         reconciler = self._facts.reconciler
         services, quarantined = reconciler.services, reconciler.progress.quarantined
         changed, began = False, perf_counter()

@@ -1,6 +1,7 @@
-"""Serves the status page over TCP: GET and HEAD alone, to whoever calls it by an address of its own.
+"""Serves the status page over TCP: GET and HEAD alone, only under this host's own addresses and names.
 
-A name that somebody makes point here (DNS rebinding) is refused, and the page loads nothing from elsewhere.
+A foreign name that resolves to this host (DNS rebinding) is refused, and the page loads nothing from
+elsewhere.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ LIMITS = Limits(
     connections=128, by_source=64, head_seconds=10.0, body_seconds=5.0, stuck_seconds=10.0, life_seconds=15.0
 )
 MOST_STREAMS = 32
-"""Further viewers ask from time to time instead."""
+"""Further viewers poll instead."""
 STREAM_SECONDS = 600.0
 """Then a stream ends, and the page opens another."""
 HEARTBEAT_SECONDS = 5.0
 STUCK_SECONDS = 10.0
-"""Whoever takes nothing for so long is let go."""
+"""A viewer that reads nothing for this long is disconnected."""
 
 HEADERS: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
@@ -98,7 +99,7 @@ class StatusPage:
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            pass  # it has gone
+            pass  # it has disconnected
         finally:
             self._streams -= 1
             self.listener.connections.prolong(request, STUCK_SECONDS)
@@ -120,7 +121,7 @@ class StatusPage:
 
 
 def content_policy(html: str) -> str:
-    """A policy under which only what stands in the page runs, and only this server is asked."""
+    """A policy under which only scripts in the page run, and only this server is contacted."""
     hashes: dict[str, list[str]] = {"style": [], "script": []}
     for kind, text in _INLINE.findall(html):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

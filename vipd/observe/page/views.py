@@ -1,6 +1,6 @@
-"""What the status page shows, as JSON values. Pure but for reading the reconciler's state.
+"""The content of the status page, as JSON values. Pure but for reading the reconciler's state.
 
-Never the settings or a declaration as it stands: a check may hold a password.
+Never the settings or a full declaration: a check may contain a password.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vipd.observe.metrics.snapshot import Connected
 from vipd.sources.base import Source
 
 MOST_PROBLEMS = 20
-"""Of each source; the rest is a number."""
+"""For each source; the rest is a number."""
 
 _OF_ENDPOINT = ("endpoint", "weight", "share", "ready", "health", "reason")
 _OF_FORWARDING = ("name", "protocol", "frontends", "external", "node_port")
@@ -35,10 +35,10 @@ def service_view(
     dataplane: Dataplane,
     quarantine: str | None,
 ) -> Json:
-    """One service. `quarantine`: why the kernel does not take a part of it; None when it does.
+    """One service. `quarantine`: why the kernel rejects a part of it; None if it does not.
 
     `state` and `message` are those of `vipd.control.service_status`, but never pending: the daemon's state
-    says that.
+    includes that.
     """
     state, message = service_status(service, forwardings, backend_statuses, quarantine)
     places = [_forwarding_view(service, f, backend_statuses, dataplane) for f in forwardings]
@@ -56,7 +56,7 @@ def service_view(
 def daemon_view(
     reconciler: Reconciler, sources: Sequence[Source], warnings: Sequence[str], about: Mapping[str, object]
 ) -> Json:
-    """The daemon itself. `about`: what stays as it is, such as its version."""
+    """The daemon itself. `about`: constant values, such as its version."""
     progress = reconciler.progress
     return {
         **about,
@@ -86,7 +86,7 @@ def _endpoint_views(endpoints: object, stood: Mapping[tuple[str, int], BackendSt
     for endpoint in endpoints if isinstance(endpoints, list) else ():
         admin = stood.get((endpoint["address"], endpoint["port"]), GOOD).admin
         view: Json = {name: endpoint[name] for name in _OF_ENDPOINT}
-        # How fast a healthy backend answered differs each time, and would be reported each time.
+        # The response time of a healthy backend differs each time, and would be a change each time.
         check = "" if endpoint["health"] == "healthy" else endpoint["check"]
         yield view | {"admin": "" if admin is Admin.ACTIVE else str(admin), "check": check}
 

@@ -1,4 +1,4 @@
-"""The rules that the kernel holds, as a tree: of services, chains or maps, backends; with counters.
+"""The rules in the kernel, as a tree: of services, chains or maps, backends; with counters.
 
 Four modules read the kernel or run programs: `resolve_target.py`, `read_iptables.py`, `read_nftables.py` and
 `graphviz.py`. All others work on texts and values.
@@ -18,5 +18,5 @@ Four modules read the kernel or run programs: `resolve_target.py`, `read_iptable
 | `rows.py` | trees as lines of a screen |
 | `graph.py`, `graphviz.py`, `mermaid.py` | drawings |
 
-What rules do in words stands beside the compilers: `vipd/dataplane/*/descriptions.py`.
+The words for rules are beside the compilers: `vipd/dataplane/*/descriptions.py`.
 """

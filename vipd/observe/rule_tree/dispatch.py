@@ -1,4 +1,4 @@
-"""Where the shared chains lead: every rule in them that is for one service port, and the way to it. Pure."""
+"""The dispatch of shared chains: every rule in them for one service port, and the way to it. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARED = (
 
 
 class Hop(NamedTuple):
-    """A jump within the dispatch: where it stands, what it says, and the group that it leads to."""
+    """A jump within the dispatch: its chain, its text, and the group that it leads to."""
 
     chain: ChainId
     rule: SavedRule

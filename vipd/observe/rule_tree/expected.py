@@ -1,4 +1,4 @@
-"""What the daemon says of services, and trees of the kernel compared with it. Pure."""
+"""The daemon's view of services, and the comparison of the kernel's trees with it. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vipd.model.service import Family, Frontend, Policy, Protocol
 from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree
 
 MOST_OFF = 0.0101
-"""By how much a share may differ: with nftables shares are whole numbers of slots."""
+"""Maximum difference of a share: with nftables shares are whole numbers of slots."""
 NOT_WANTED = "vipd means no new flows to go there"
 _FAMILIES = {str(family): family for family in Family}
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One service port in one family as the daemon means it."""
+    """One service port in one family as the daemon wants it."""
 
     service: str
     key: Key
@@ -26,9 +26,9 @@ class Expected:
     frontends: tuple[str, ...]
     addresses: tuple[str, ...]
     shares: Mapping[str, float]
-    """By `ADDRESS:PORT`, of the backends that take new flows."""
+    """By `ADDRESS:PORT`, for the backends that take new flows."""
     chains: Mapping[str, str]
-    """The kernel's name for each backend, those included that take no new flows now where that is known."""
+    """The kernel's name for each backend, if known also for those that take no new flows now."""
     comparable: bool
     """All traffic is spread alike, so that there is one share for each backend."""
     state: str
@@ -63,7 +63,7 @@ def _wanted(view: Mapping[str, Any], forwarding: Mapping[str, Any]) -> Expected:
 
 
 def compare(tree: ServiceTree, wanted: Expected) -> ServiceTree:
-    """The tree with what is missing from it, and a fault on each node that should not be there."""
+    """The tree with its missing parts added, and a fault on each unexpected node."""
     shares = _shares_found(tree)
     nodes = [_judged(node, wanted, shares) for node in tree.nodes]
     return tree.with_nodes([*nodes, *_missing(tree, wanted)])

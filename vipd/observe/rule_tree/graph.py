@@ -1,4 +1,4 @@
-"""Trees as boxes and the ways between them: what `graphviz.py` and `mermaid.py` draw. Pure."""
+"""Trees as boxes and edges: the input of `graphviz.py` and `mermaid.py`. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vipd.observe.rule_tree.tree import Node, NodeKind, ServiceTree, SharedTree,
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A chain, a frontend, a backend, or something that is wrong. `lines` are its text."""
+    """A chain, a frontend, a backend, or a fault. `lines` are its text."""
 
     id: str
     lines: tuple[str, ...]
@@ -33,7 +33,7 @@ class Edge:
     start: str
     end: str
     text: str
-    """What the rule on the way says."""
+    """The text of the rule on the edge."""
     share: float | None
     count: Count | None
 
@@ -53,23 +53,23 @@ class Edge:
 
 @dataclass
 class Graph:
-    """One tree. `prefix` keeps the ids of several apart."""
+    """One tree. `prefix` keeps the ids of several trees distinct."""
 
     title: str
     prefix: str
     boxes: dict[str, Box] = field(default_factory=dict)
-    """By what they stand for."""
+    """By what they represent."""
     ways: dict[tuple[str, str, str], Edge] = field(default_factory=dict)
     _left: list[tuple[str, str, Node]] = field(default_factory=list, init=False)
-    """Rules that lead from a box to what is drawn elsewhere."""
+    """Rules that lead from a box to another one that is drawn later."""
 
     @property
     def edges(self) -> list[Edge]:
-        """Every way, in the order in which they were found."""
+        """Every edge, in the order of discovery."""
         return list(self.ways.values())
 
     def join(self, edge: Edge) -> None:
-        """Draw a way, or add to the one that is there."""
+        """Add an edge, or extend the existing one."""
         place = (edge.start, edge.end, edge.text)
         there = self.ways.get(place)
         self.ways[place] = there.joined(edge) if there else edge
@@ -79,13 +79,13 @@ class Graph:
         self._left.append((start, what, rule))
 
     def finish(self) -> None:
-        """Draw what was left."""
+        """Draw the remaining edges."""
         for start, what, rule in self._left:
             if what in self.boxes:
                 self.join(Edge(start, self.boxes[what].id, rule.text, rule.share, rule.count))
 
     def box(self, what: str, lines: Sequence[str], node: Node) -> str:
-        """The id of the box that stands for something, made when it is new."""
+        """The id of the box for something; creates it if it is new."""
         if what not in self.boxes:
             name = f"{self.prefix}n{len(self.boxes)}"
             self.boxes[what] = Box(name, tuple(line for line in lines if line), node.kind, node.fault)
@@ -108,8 +108,8 @@ def graphs_of(trees: Iterable[ServiceTree | SharedTree]) -> list[Graph]:
 
 
 def _draw(graph: Graph, node: Node, parent: str, table: str) -> None:
-    """A node's box, and the way to it. A rule is the way to the chain that it leads to; what leads nowhere is
-    not drawn, unless it is wrong."""
+    """Draw a node's box, and the edge to it. A rule is the edge to the chain that it leads to; a rule without
+    one is not drawn, unless it is faulty."""
     passed = node.kind is NodeKind.RULE and not node.fault
     if node.leads_to and parent:
         graph.leave(parent, f"{table} {node.leads_to}", node)
@@ -137,7 +137,7 @@ def _enter(graph: Graph, node: Node, parent: str, table: str, way: tuple[str, No
 
 
 def _box(node: Node, parent: str, table: str) -> tuple[str, tuple[str, ...]]:
-    """What a box stands for, and its lines."""
+    """What a box represents, and its lines."""
     match node.kind:
         case NodeKind.CHAIN:
             return f"{table} {node.name}", (node.text, node.name)
@@ -149,5 +149,5 @@ def _box(node: Node, parent: str, table: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _frontend_lines(node: Node) -> tuple[str, ...]:
-    """The frontend, then what is said of it."""
+    """The frontend, then its description."""
     return (node.name, node.text.removeprefix(node.name).lstrip(":, ")) if node.name else (node.text,)

@@ -1,6 +1,6 @@
-"""A graph in the language of graphviz, and the SVG that graphviz makes of it.
+"""A graph in the language of graphviz, and graphviz's SVG of it.
 
-Boxes have a light ground and dark text, lines and what stands beside them a grey that shows on white and on
+Boxes have a light ground and dark text; lines and their labels are in a grey that is visible on white and on
 black; the ground is transparent.
 """
 

@@ -1,4 +1,4 @@
-"""The chains that all services go through: the ways in, marks, masquerade; single chains by name. Pure."""
+"""The chains that all services share: entries, marks, masquerade; and single chains by name. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vipd.observe.rule_tree.tree import Node, NodeKind, SharedTree
 
 _SERVICES = frozenset({Role.FRONTEND, Role.ADDRESS, Role.GROUP})
 _WORKING = {"PREROUTING": "SERVICES", "POSTROUTING": "MASQUERADE", "MARK-MASQ": "MARK"}
-"""What some rule of these chains of nat must lead to."""
+"""The chain or target that some rule of these chains of nat must lead to."""
 _MOST_STRANDED = 5
 
 
@@ -38,7 +38,7 @@ def shared_tree(rules: IptablesRules, reached: set[str]) -> SharedTree:
 
 
 def single_chain(rules: IptablesRules, name: str) -> SharedTree:
-    """One chain of ours, in each table that has it, rule by rule. Empty when there is none."""
+    """One chain of vipd's, in each table that has it, rule by rule. Empty if there is none."""
     nodes = []
     for table in TABLES:
         chain = ChainId(table, name)
@@ -111,7 +111,7 @@ def _shared_rule(rules: IptablesRules, chain: ChainId, rule: SavedRule) -> Node:
 
 
 def _purpose(rules: IptablesRules, chain: ChainId) -> str:
-    """What a chain is for, as far as its name says it."""
+    """The purpose of a chain, as far as its name shows it."""
     purposes = {
         "SERVICES": "services by address" if chain.table == "nat" else "services without backends",
         "PREROUTING": "flows from other hosts",
@@ -130,7 +130,7 @@ def _purpose(rules: IptablesRules, chain: ChainId) -> str:
 
 
 def _idle(rules: IptablesRules, chain: ChainId) -> str:
-    """Why a chain cannot do what it is for."""
+    """Why a chain cannot fulfil its purpose."""
     wanted = _WORKING.get(rules.parser.kind_of(chain.name)) if chain.table == "nat" else None
     if wanted is None:
         return ""

@@ -1,6 +1,6 @@
 """The rules of one family and variant of iptables, as trees of services. Pure.
 
-Names come from the comments on the rules, which every rule of the dispatch has.
+Names are taken from the comments on the rules, which every rule of the dispatch has.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NOT_OURS = "not written by vipd"
 EMPTY = "it is empty, so new flows go past it"
 UNREACHED = "nothing leads to it"
 _ALL_BUT = 1e-6
-"""What a probability chain may leave over: chances are kept in steps of 1/2^31."""
+"""Rounding error of a probability chain: chances are stored in steps of 1/2^31."""
 _OF_SERVICES = ("SVC", "SVL", "EXT")
 _PURPOSE = {"EXT": "traffic from outside", "FW": "sources that may come"}
 
 
 class IptablesRules:
-    """What one variant holds for one family under one chain prefix."""
+    """The rules of one variant for one family with one chain prefix."""
 
     def __init__(self, tables: SavedTables, prefix: str, family: Family, place: str) -> None:
         self.tables, self.family, self.place = tables, family, place
@@ -34,16 +34,16 @@ class IptablesRules:
 
     @cached_property
     def dispatch(self) -> Dispatch:
-        """Where the shared chains lead."""
+        """The dispatch of the shared chains."""
         return Dispatch(self.tables, self.parser, self.names.prefix)
 
     def __bool__(self) -> bool:
-        """Whether there is any chain of ours."""
+        """Whether there is any chain of vipd's."""
         return any(self.names.owns(chain) for chain in self.tables.chains)
 
     @property
     def accepts_only(self) -> bool:
-        """Whether there is nothing but the accept of translated flows, which every dataplane may need."""
+        """Whether there is only the accept of translated flows, which every dataplane may need."""
         ours = [chain for chain in self.tables.chains if self.names.owns(chain)]
         return ours == [ChainId("filter", self.names.fixed("FORWARD"))]
 
@@ -66,7 +66,8 @@ class IptablesRules:
         return _TreeOfService(self, key).build()
 
     def owners(self, chain: str) -> list[Key]:
-        """Whose chain it is, found by who leads there, else by its own comments. Empty when nobody's."""
+        """The owners of a chain, by the rules that lead there, else by its own comments. Empty if it has
+        none."""
         reached, todo = {chain}, [chain]
         found: dict[Key, None] = {}
         while todo:
@@ -98,7 +99,7 @@ class IptablesRules:
         return callers
 
     def _claimed(self, chain: str) -> list[Key]:
-        """By the comments in a chain, if its hash is theirs."""
+        """By the comments in a chain, if its hash matches them."""
         for rule in self.tables.rules("nat", chain) or ():
             parsed = self.parser.parse(ChainId("nat", chain), rule.text)
             name, endpoint = (parsed.service_port, parsed.parts.get("endpoint", "")) if parsed else ("", "")
@@ -117,7 +118,7 @@ class _TreeOfService:
         self._shown: set[str] = set()
 
     def build(self) -> ServiceTree:
-        """Shared chains in their order, then chains of the service that nothing leads to."""
+        """Shared chains in their order, then unreachable chains of the service."""
         prefix = self._rules.names.prefix
         nodes = []
         for table, kind in SHARED:
@@ -147,7 +148,7 @@ class _TreeOfService:
                 )
 
     def _foreign(self, chain: ChainId) -> Iterator[Node]:
-        """What others have put into a shared chain: it concerns every service that is found through it."""
+        """Foreign rules in a shared chain: they affect every service that is found through it."""
         for rule in self._rules.dispatch.foreign.get(chain, ()):
             yield foreign(rule)
 
@@ -196,7 +197,7 @@ class _TreeOfService:
         if parsed.role in (Role.SHARE, Role.AFFINITY):
             name = self._endpoint(rule.target) or parsed.parts["endpoint"]
             kind = NodeKind.BACKEND if parsed.role is Role.SHARE else NodeKind.RULE
-        # Pins come first, but a chain is shown where the probability chain leads to it.
+        # Affinity rules come first, but a chain is shown below the probability chain.
         follows = parsed.role in (Role.SHARE, Role.ONWARD) or (
             parsed.role is Role.AFFINITY and rule.target not in steps
         )
@@ -234,7 +235,7 @@ class _TreeOfService:
         return " ".join([self._key.service_port, *frontends[:1]])
 
     def _stranded(self) -> Iterator[Node]:
-        """Chains whose name is made from the service port, if no rule led to them."""
+        """Chains whose name derives from the service port, if no rule leads to them."""
         digest = hashed(self._key.service_port + self._key.protocol)
         for kind in _OF_SERVICES:
             name = f"{self._rules.names.prefix}-{kind}-{digest}"
@@ -246,7 +247,7 @@ class _TreeOfService:
 
 
 def foreign(rule: SavedRule) -> Node:
-    """A rule that vipd does not write, in a chain of its own."""
+    """A rule that vipd does not write, in one of vipd's chains."""
     return Node(NodeKind.FOREIGN, rule.text, "", rule.text, rule.counted, fault=NOT_OURS)
 
 

@@ -1,4 +1,4 @@
-"""All readings of the kernel together: the trees of the services that are asked for. Pure."""
+"""All readings of the kernel together: the trees of the requested services. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_ALL = re.compile(r"([A-Z][A-Z0-9]*)-(?:GRP-[A-Z2-7]{16}|[A-Z]+(?:-[A-Z]+)*)"
 
 @dataclass(frozen=True, slots=True)
 class ChainName:
-    """The name of a chain of iptables, as people find it in a log."""
+    """The name of a chain of iptables, as found in a log."""
 
     name: str
     prefix: str
@@ -32,14 +32,14 @@ class ChainName:
 
     @classmethod
     def read(cls, text: str) -> ChainName | None:
-        """A name of the form that vipd and kube-proxy make; None for anything else."""
+        """A name in the form of vipd and kube-proxy; None for anything else."""
         if found := _OF_SERVICE.fullmatch(text):
             return cls(text, found[1], of_service=True)
         found = _OF_ALL.fullmatch(text)
         return cls(text, found[1], of_service=False) if found else None
 
     def meant_by(self, wanted: Expected) -> str:
-        """What of a service port the chain is, by its hash, if it is its at all; else empty."""
+        """The role of the chain in a service port, by its hash, if it belongs to it; else empty."""
         key = wanted.key.service_port + wanted.key.protocol
         digest = self.name.rpartition("-")[2]
         if digest == hashed(key):
@@ -51,8 +51,8 @@ class ChainName:
 
 
 def _where(place: str) -> str:
-    """A place without the version of the program: that changes under a daemon that runs on. `nf_tables`,
-    `legacy`, or a table of nft; empty for what names none, as a fault in the place of a version does."""
+    """A place without the version of the program, which may change while a daemon runs: `nf_tables`,
+    `legacy`, or a table of nft; empty if it names none, as with a fault in place of a version."""
     if place.startswith("table "):
         return place
     found = _IPTABLES.match(place)
@@ -60,30 +60,30 @@ def _where(place: str) -> str:
 
 
 def _is_other(place: str, used: str | None) -> bool:
-    """Whether a place with rules is another than the one in use; None: the daemon uses none."""
+    """Whether a place with rules is not the one in use; None: the daemon uses none."""
     return used is None or _where(used) not in ("", _where(place))
 
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """What the daemon says of itself."""
+    """The daemon's view of itself."""
 
     places: Mapping[Family, str]
-    """Where it keeps the rules of each family, as trees name their places."""
+    """The place of its rules for each family, in the form of trees."""
     wanted: Sequence[Expected]
-    """Of the services that it was asked about."""
+    """For the requested services."""
 
 
 @dataclass(frozen=True)
 class KernelRules:
-    """What the kernel holds."""
+    """The content of the kernel."""
 
     iptables: Sequence[IptablesRules]
     tables: Sequence[TableReading]
     daemon: InUse | None
 
     def places(self) -> list[str]:
-        """Where rules of vipd are."""
+        """The places with rules of vipd."""
         return [each.place for each in self._readings()]
 
     def left_over(self) -> list[str]:
@@ -107,7 +107,7 @@ class KernelRules:
         return shared, sorted(self._compared(services), key=lambda tree: (tree.key, tree.family))
 
     def named(self, name: str) -> list[ServiceTree]:
-        """The trees of a service, by its name, a service port or a frontend: as the daemon knows it."""
+        """The trees of a service, by its name, a service port or a frontend, as known to the daemon."""
         wanted = self.daemon.wanted if self.daemon else ()
         if wanted:
             return self.keyed({each.key for each in wanted})
@@ -140,7 +140,7 @@ class KernelRules:
         return [tree for tree in found if tree.nodes]
 
     def _compared(self, trees: Iterable[ServiceTree]) -> list[ServiceTree]:
-        """Trees where the daemon keeps its rules, compared with what it means; then what is not there."""
+        """Trees from the daemon's place, compared with the wanted ones; then the missing ones."""
         found = list(trees)
         if self.daemon is None:
             return found

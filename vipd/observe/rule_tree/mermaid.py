@@ -1,6 +1,6 @@
-"""A graph in the language of mermaid, which many pages draw by themselves. Pure.
+"""A graph in the language of mermaid, which many pages can display. Pure.
 
-It has no colours but red for what is wrong: the others are the page's.
+It has no colours but red for faults: the others are the page's.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ def _box(box: Box) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string: whatever means something to mermaid or to HTML stands as an entity; lines stay lines."""
+    """A string: characters with a meaning in mermaid or HTML become entities; lines stay lines."""
     return '"' + text.translate(_ENTITIES).replace("\n", "<br/>") + '"'

@@ -1,4 +1,4 @@
-"""A table of the nftables dataplane as it was read: chains as nft lists them, elements by map. Pure."""
+"""A table of the nftables dataplane as read: chains as nft lists them, elements by map. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from vipd.dataplane.nftables.saved_table import read_chains
 from vipd.model.service import Family, Frontend, Protocol, socket_text
 
 LIMITS = "allowed_"
-"""How the maps of sources that may come begin."""
+"""Prefix of the maps of allowed sources."""
 _DIGEST = re.compile(r' comment "#[0-9a-f]{12}"$')
 
 
 class TableRule(NamedTuple):
-    """A rule as nft lists it, without the digest by which vipd knows its own."""
+    """A rule as nft lists it, without the digest that identifies vipd's rules."""
 
     text: str
     ours: bool
 
 
 def read_table_rules(listing: str) -> dict[str, tuple[TableRule, ...]]:
-    """The rules of the chains in what `nft -t list table` prints."""
+    """The rules of the chains in the output of `nft -t list table`."""
     return {
         name: tuple(
             TableRule(_DIGEST.sub("", rule.text), bool(_DIGEST.search(rule.text))) for rule in chain.rules
@@ -56,7 +56,7 @@ class Place:
 
 @dataclass(frozen=True)
 class TableReading:
-    """One family's table as it was read."""
+    """One family's table as read."""
 
     family: Family
     table: str
@@ -65,17 +65,17 @@ class TableReading:
     elements: Mapping[str, Mapping[str, str]]
     """By map or set: key -> value, fields joined by ` . `."""
     flows: Mapping[str, Count]
-    """By frontend and endpoint, as the set's key has them: new flows."""
+    """By frontend and endpoint, as in the set's key: new flows."""
     pins: Mapping[tuple[str, str], int]
     """Clients by number of a service port (with IPv6 empty: keys are hashes) and of an endpoint."""
 
     @property
     def place(self) -> str:
-        """What the screen calls it."""
+        """Its name on the screen."""
         return f"table {self.table}"
 
     def sizes(self) -> list[tuple[str, int]]:
-        """How many elements each map and set has."""
+        """The number of elements of each map and set."""
         learnt = {"flows": len(self.flows), "pins": sum(self.pins.values())}
         return list(({name: len(held) for name, held in self.elements.items()} | learnt).items())
 

@@ -1,8 +1,8 @@
 """A table of the nftables dataplane, as trees of services. Pure.
 
-Its chains are shared by all services like each other; a service is its elements of the maps. So each frontend
-is followed through the chains, and every rule that looks into a map has the frontend's own elements below it.
-The kernel has no names of services: they come from the daemon; without it a frontend names its service.
+Similar services share its chains; a service consists of its elements in the maps. So each frontend
+is followed through the chains, and every rule with a lookup has the frontend's own elements below it.
+The kernel has no names of services: the daemon supplies them; without it a frontend names its service.
 """
 
 from __future__ import annotations
@@ -64,18 +64,19 @@ class NftablesRules:
 
     @cached_property
     def _users(self) -> Counter[str]:
-        """How many frontends lead to a chain directly."""
+        """Number of frontends that lead to a chain directly."""
         values = (self.reading.elements.get(map_name, {}) for map_name in ("frontends", "node_ports"))
         return Counter(self.reading.chain_of(value) for elements in values for value in elements.values())
 
     def tree(self, key: Key) -> ServiceTree:
-        """One service port: what of the dispatch is for it, then its backends that may meet themselves."""
+        """One service port: its part of the dispatch, then its backends that may connect to themselves."""
         places = sorted(self._places.get(key, ()), key=lambda place: (place.on_host, place.key))
         work = _TreeOfService(self.reading, self._users, places, key)
         return ServiceTree(key, self.family, self.place, tuple(work.build()))
 
     def shared(self) -> SharedTree:
-        """The chains that every flow meets, and those that services share, with how many do."""
+        """The chains that every flow passes, and those that services share, with the number of their
+        users."""
         reading = self.reading
         shown: set[str] = set()
         fixed = [self._chain(name, shown) for name in HOOKS if name in reading.chains]
@@ -124,7 +125,7 @@ class _TreeOfService:
         self._shown: set[tuple[str, str]] = set()
 
     def build(self) -> Iterator[Node]:
-        """The dispatch; then the rule for hairpin flows, if it has any of the backends."""
+        """The dispatch; then the rule for hairpin flows, if it contains any of the backends."""
         for chain, text in ((ROOT, "every new flow"), ("postrouting", "what leaves")):
             children = []
             for rule in self._reading.chains.get(chain, ()):
@@ -135,7 +136,7 @@ class _TreeOfService:
                 yield Node(NodeKind.CHAIN, text, chain, children=tuple(children))
 
     def _of_all(self, rule: str) -> Iterator[Node]:
-        """What a rule that all flows meet finds for this service."""
+        """The elements of this service that match a rule for all flows."""
         elements = self._reading.elements
         for map_name in _MAP_NAME.findall(rule):
             there = elements.get(map_name, {})
@@ -185,7 +186,7 @@ class _TreeOfService:
         return Node(NodeKind.CHAIN, text, name, fault=fault, children=tuple(children))
 
     def _elements(self, map_name: str, chain: str, place: Place) -> Iterator[Node]:
-        """What a frontend has in one of the maps, when a flow looks into it from a chain."""
+        """The elements of a frontend in one of the maps, for a lookup from a chain."""
         if map_name == _at(place, "endpoints"):
             yield from self._backends(self._slots(map_name, chain, place), place)
         elif map_name == _at(place, "picks"):
@@ -200,7 +201,7 @@ class _TreeOfService:
                 yield Node(NodeKind.RULE, describe_limit(map_name, source), rule=verdict, children=onward)
 
     def _numbered(self, map_name: str, place: Place) -> Iterator[Node]:
-        """The backends that clients can be pinned to, and how many are."""
+        """The backends that clients can be pinned to, and the number of those clients."""
         known = self._reading.elements.get(_at(place, "services"), {})
         where = known.get(place.key, "") if self._reading.family is Family.IPV4 else ""
         of_any = "" if where else ", by any service"
@@ -213,7 +214,7 @@ class _TreeOfService:
             )
 
     def _slots(self, map_name: str, chain: str, place: Place) -> list[str]:
-        """What is in each slot of those that a chain draws from."""
+        """The content of each slot from which a chain chooses."""
         local = "local" in chain.split("-")
         found = [(_number(slot), value) for slot, value in self._reading.of(map_name, place)]
         return [value for slot, value in sorted(found) if (slot >= LOCAL_OFFSET) == local]
@@ -229,7 +230,7 @@ class _TreeOfService:
             yield Node(NodeKind.BACKEND, text, name, endpoint, count, number / whole)
 
     def _unfilled(self, chain: str, place: Place) -> str:
-        """Whether a chain draws from slots that nothing is in."""
+        """Reports that a chain chooses from empty slots."""
         found = _SLOTS.search(chain)
         rules = " ".join(rule.text for rule in self._reading.chains.get(chain, ()))
         map_name = next((h for n in _BY_SLOT if f"@{(h := _at(place, n))}" in rules.split()), "")
@@ -244,7 +245,7 @@ def _at(place: Place, map_name: str) -> str:
 
 
 def _number(address: str) -> int:
-    """The slot that is written as an address: its last 32 bits."""
+    """The slot in the form of an address: its last 32 bits."""
     return int(ip_address(address)) & 0xFFFFFFFF
 
 
@@ -255,7 +256,7 @@ def _rule(chain: str, rule: TableRule, children: tuple[Node, ...] = ()) -> Node:
         and len(children) == 1
         and rule.text in (f"goto {children[0].name}", f"jump {children[0].name}")
     ):
-        # A rule that does nothing else is but the way to the chain.
+        # A rule without other effects is only the way to the chain.
         return replace(children[0], rule=rule.text)
     text = describe(chain, rule.text) if rule.ours else rule.text
     return Node(kind, text, "", rule.text, fault=fault, children=children)

@@ -1,7 +1,7 @@
-"""Reading the rules of both iptables variants, with counters. It only reads, and takes no lock.
+"""Reads the rules of both iptables variants, with counters. It only reads, and takes no lock.
 
-iptables-save of a large table takes its time: with 10,000 services the nft variant needs some ten seconds of
-CPU, the legacy one half a second. So of a large table only the chains of the services asked for are read, one
+iptables-save of a large table is slow: with 10,000 services the nft variant takes some ten seconds of
+CPU, the legacy one half a second. So of a large table only the chains of the requested services are read, one
 by one, some milliseconds each.
 """
 
@@ -39,7 +39,7 @@ AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Which rules are asked for: those that lead from these addresses or node ports on, and these chains."""
+    """The requested rules: those that lead on from these addresses or node ports, and these chains."""
 
     addresses: frozenset[str] = frozenset()
     service_ports: frozenset[str] = frozenset()
@@ -49,11 +49,11 @@ class Search:
 async def read_rules(
     prefix: str, search: Search | None, run: Runner, warn: Callable[[str], None]
 ) -> list[IptablesRules]:
-    """The rules under a prefix in each variant and family that has any. Raises ApplyError, also for what is
-    not understood.
+    """The rules with a prefix in each variant and family that has any. Raises ApplyError, also for output
+    that is not understood.
 
-    Without `search` everything is read, else of large tables at least what is searched for. `warn` is called
-    when that will take long.
+    Without `search` everything is read, else of large tables at least the searched part. `warn` is called
+    if that will take long.
     """
     found = []
     for variant in VARIANTS:
@@ -61,7 +61,7 @@ async def read_rules(
             if variant == "legacy" and not has_legacy_tables(family):
                 continue
             if (tools := await _tools(family, variant, run)) is None:
-                continue  # a variant that is not installed has written nothing
+                continue  # a variant that is not installed has no rules
             large = not tools.legacy and await _is_large(family)
             if search is not None and large:
                 tables = await _ChainReader(tools, prefix, search, run).read()
@@ -117,7 +117,7 @@ class _ChainReader:
         self._search, self._run = search, run
 
     async def read(self) -> SavedTables:
-        """The shared chains, and what they and the chains searched for lead to."""
+        """The shared chains, and the chains that they and the searched ones lead to."""
         roots = [ChainId(table, f"{self._names.prefix}-{kind}") for table, kind in SHARED]
         named = [ChainId(table, name) for name in sorted(self._search.chains) for table in ("nat", "filter")]
         todo = list(dict.fromkeys((*roots, *(chain for chain in named if self._names.owns(chain)))))
@@ -152,6 +152,6 @@ class _ChainReader:
         return named or parsed.parts.get("address", "") in self._search.addresses
 
     async def _list(self, chain: ChainId) -> tuple[SavedRule, ...] | None:
-        """One chain's rules with their counters; None when there is no such chain. Raises ApplyError."""
+        """One chain's rules with their counters; None if there is no such chain. Raises ApplyError."""
         listed = await list_chain(self._tools, chain, self._run, counters=True)
         return None if listed is None else tuple(map(listed_rule, listed))

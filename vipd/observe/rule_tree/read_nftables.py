@@ -25,7 +25,7 @@ _COUNTER, _COUNTERS = 7, 11
 
 
 async def read_tables(prefix: str, run: Runner) -> list[TableReading]:
-    """The table of each family that has one. Raises ApplyError; none where the kernel has no nf_tables."""
+    """The table of each family that has one. Raises ApplyError; empty if the kernel has no nf_tables."""
     found = []
     for family in Family:
         table = TableOptions(family, prefix).table
@@ -47,7 +47,7 @@ _Elements = tuple[dict[str, dict[str, str]], dict[str, Count], dict[tuple[str, s
 
 
 def _read_elements(family: Family, table: str) -> _Elements | None:
-    """What is in the maps, and what packets have left there; None when there is no table of ours."""
+    """The content of the maps, including elements that packets added; None if there is no table of vipd's."""
     reader = _Counting(family, table)
     with reader:
         there = reader.structure()
@@ -68,7 +68,7 @@ def _read_elements(family: Family, table: str) -> _Elements | None:
 
 
 class _Counting(TableReader):
-    """Reads what packets put into a table."""
+    """Reads the elements that packets add to a table."""
 
     def counts(self, holder: Holder) -> dict[str, Count]:
         """The counters of elements, by their keys."""
@@ -81,7 +81,7 @@ class _Counting(TableReader):
             }
 
     def pinned(self, holder: Holder) -> dict[tuple[str, str], int]:
-        """How many clients are pinned, by number of a service port (empty with IPv6) and of an endpoint."""
+        """Number of pinned clients, by number of a service port (empty with IPv6) and of an endpoint."""
         with self.understood():
             return self._pinned(holder)
 

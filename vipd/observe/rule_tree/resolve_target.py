@@ -42,31 +42,31 @@ class UnknownTargetError(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to look for. Without a target everything."""
+    """The request. Without a target everything."""
 
     target: str
     client: Client
     prefix: Callable[[], str]
-    """Says that of chains, where no daemon does."""
+    """Returns the prefix of chains, if no daemon does."""
     run: Runner
     warn: Callable[[str], None]
-    """Says why it takes long."""
+    """Receives the reason for a long duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found."""
+    """The result."""
 
     shared: Sequence[SharedTree] = ()
     services: Sequence[ServiceTree] = ()
     chain: str = ""
-    """The chain that was asked about."""
+    """The requested chain."""
     said: str = ""
-    """Whose chain it is."""
+    """The owner of the chain."""
     notes: tuple[str, ...] = ()
-    """Where names come from, and what else is to be known."""
+    """The origin of names, and other notes."""
     seconds: float = 0.0
-    """How long the kernel was read."""
+    """Duration of reading the kernel."""
 
 
 @dataclass(frozen=True, slots=True)

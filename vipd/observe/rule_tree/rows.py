@@ -1,4 +1,4 @@
-"""Trees as lines of text with their counts: how they look on a screen of 80 columns. Pure."""
+"""Trees as lines of text with their counts, for a screen of 80 columns. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Row:
 
 
 def heading(tree: ServiceTree | SharedTree) -> str:
-    """What stands above a tree."""
+    """The heading of a tree."""
     if isinstance(tree, SharedTree):
         return f"shared chains, {tree.family}, {tree.place}"
     return f"{tree.key.service_port}, {tree.key.protocol}, {tree.family}, {tree.place}"
 
 
 def rows_of(nodes: Sequence[Node], marked: str = "") -> Iterator[Row]:
-    """The lines of trees that stand side by side; the chain of the name `marked` is pointed at."""
+    """The lines of several trees; the chain `marked` is highlighted."""
     for node in nodes:
         for row in _rows(node, "", ""):
             pointed = marked and row.colour and marked in row.text
@@ -49,7 +49,7 @@ def _rows(node: Node, own: str, below: str) -> Iterator[Row]:
 
 
 def label(node: Node) -> str:
-    """A node in a line: a chain by the kernel's name, with what it is for."""
+    """A node as a line: a chain by the kernel's name, with its purpose."""
     if node.kind is NodeKind.CHAIN and node.repeated:
         return f"{node.name}, as above"
     if node.kind is NodeKind.CHAIN:
@@ -70,7 +70,7 @@ class Summary:
 
 
 def summary(tree: ServiceTree) -> Summary:
-    """How many there are of everything; of several frontends the first is named."""
+    """The number of objects of each kind; of several frontends the first is named."""
     frontends = tree.named(NodeKind.FRONTEND)
     places = [place.rpartition("/")[0] for place in frontends]
     shown = f"{places[0]} +{len(places) - 1}" if len(places) > 1 else "".join(places)

@@ -14,14 +14,14 @@ Json = dict[str, object]
 
 
 class NodeKind(StrEnum):
-    """What a node stands for."""
+    """Kind of a node."""
 
     CHAIN = "chain"
-    """`name` is what the kernel calls it; its children are its rules."""
+    """`name` is the kernel's name; its children are its rules."""
     FRONTEND = "frontend"
-    """`name` is the frontend as `vipctl` takes it, or `node port 30080/tcp`."""
+    """`name` is the frontend in the syntax of `vipctl`, or `node port 30080/tcp`."""
     BACKEND = "backend"
-    """New flows go on to a backend, in a share of their own. `name` is its `ADDRESS:PORT`."""
+    """New flows lead to a backend, with its own share. `name` is its `ADDRESS:PORT`."""
     RULE = "rule"
     """Any other rule of vipd's, or element of a map or set."""
     FOREIGN = "foreign"
@@ -32,7 +32,7 @@ class NodeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One line of a tree. `text` says in words what it is or does."""
+    """One line of a tree. `text` describes it or its effect in words."""
 
     kind: NodeKind
     text: str
@@ -40,16 +40,16 @@ class Node:
     rule: str = ""
     """As the kernel has it."""
     count: Count | None = None
-    """None where the kernel does not count."""
+    """None if the kernel does not count it."""
     share: float | None = None
-    """The part of the new flows that come to its probability chain, 0..1; None for what is no step of one."""
+    """The part of the new flows in its probability chain, 0..1; None if it is no step of one."""
     fault: str = ""
-    """What is not as it should be."""
+    """A fault."""
     repeated: bool = False
-    """A chain whose children stand elsewhere in the same tree."""
+    """A chain whose children are elsewhere in the same tree."""
     children: tuple[Node, ...] = ()
     leads_to: str = ""
-    """A chain that it leads to without being drawn above it: that stands elsewhere in the same tree."""
+    """A chain that it leads to without being its parent: that is elsewhere in the same tree."""
 
     def walk(self) -> Iterator[Node]:
         """This node and all below it."""
@@ -58,7 +58,7 @@ class Node:
             yield from child.walk()
 
     def view(self) -> Json:
-        """As a JSON value; what is empty or not known is left out."""
+        """As a JSON value, without empty and unknown fields."""
         found: Json = {"kind": str(self.kind), "text": self.text}
         found |= {key: value for key in ("name", "rule", "fault") if (value := getattr(self, key))}
         if self.count is not None:
@@ -73,7 +73,7 @@ class Node:
 
 
 class Key(NamedTuple):
-    """What the trees of a dataplane are known by: one service port in one protocol."""
+    """Identifies trees of a dataplane: one service port in one protocol."""
 
     service_port: str
     """`namespace/name:port`; the first frontend where neither the kernel nor a daemon has the name."""
@@ -104,7 +104,7 @@ class ServiceTree:
         return list(dict.fromkeys(node.name for node in self.walk() if node.kind is kind))
 
     def entered(self) -> Count | None:
-        """What has come in by all frontends, as far as it is counted."""
+        """Flows that entered by all frontends, as far as they are counted."""
         return total(node.count for node in self.walk() if node.kind is NodeKind.FRONTEND)
 
     def view(self) -> Json:
@@ -121,7 +121,7 @@ class ServiceTree:
 
 @dataclass(frozen=True, slots=True)
 class SharedTree:
-    """The chains of one family that all services go through."""
+    """The chains of one family that all services share."""
 
     family: Family
     place: str
@@ -138,12 +138,12 @@ class SharedTree:
 
 
 def total(counts: Iterable[Count | None]) -> Count | None:
-    """Counts together; None when nothing was counted."""
+    """The sum of counts; None if nothing was counted."""
     known = [count for count in counts if count is not None]
     return sum(known[1:], known[0]) if known else None
 
 
 def faults(nodes: Sequence[Node]) -> list[str]:
-    """What is not as it should be in these nodes, each said once."""
+    """The faults in these nodes, each once."""
     found = (each for node in nodes for each in node.walk() if each.fault)
     return list(dict.fromkeys(f"{each.text}: {each.fault}" for each in found))

@@ -1,11 +1,11 @@
-"""What rules do to one packet, worked out from their text: `iptables/` and `nftables/` read the languages,
-`walk.py` takes the packet through the chains of either.
+"""Computes the effect of rules on one packet from their text: `iptables/` and `nftables/` parse the
+languages, `walk.py` takes the packet through the chains of either.
 
-It reads the rule forms that vipd and kube-proxy write and refuses every other: a trace is either right or an
-error. It does not read the kernel; callers bring the text of `iptables-save`, of a restore, or of nft.
+It knows the rule forms that vipd and kube-proxy write and rejects every other: a trace is either right or an
+error. It does not read the kernel; callers supply the text of `iptables-save`, of a restore, or of nft.
 
-`parse_ruleset(text, family)` gives a `Ruleset` (iptables), `parse_tables(text, family)` gives `Tables`
-(nftables); `trace(rules, packet, host)` gives a `Trace` for either.
+`parse_ruleset(text, family)` returns a `Ruleset` (iptables), `parse_tables(text, family)` returns `Tables`
+(nftables); `trace(rules, packet, host)` returns a `Trace` for either.
 """
 
 from vipd.observe.simulator.errors import RulesetError, UnknownRule

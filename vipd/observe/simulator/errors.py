@@ -7,7 +7,7 @@ from typing import TypeVar
 
 
 class RulesetError(ValueError):
-    """A text that the kernel would refuse, or that does not hold together. `text` is the offending line."""
+    """A text that the kernel would reject, or that is inconsistent. `text` is the offending line."""
 
     def __init__(self, text: str, why: str, hint: str = "") -> None:
         message = f"{why}: {text}" if text else why
@@ -17,7 +17,7 @@ class RulesetError(ValueError):
 
 
 class UnknownRule(RulesetError):  # noqa: N818 - the short name is what callers speak of
-    """A rule whose meaning the simulator does not know. `text` is the rule as it was read."""
+    """A rule whose meaning the simulator does not know. `text` is the rule as read."""
 
 
 N = TypeVar("N", bound=str | tuple[str, str])

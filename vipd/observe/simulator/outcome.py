@@ -1,4 +1,4 @@
-"""What a simulation returns: every way that one packet can go, with its probability and the rules. Pure."""
+"""The result of a simulation: every way of one packet, with its probability and the rules. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vipd.observe.simulator.packet import Packet
 
 
 class Verdict(StrEnum):
-    """What became of a packet."""
+    """The outcome of a packet."""
 
     DELIVERED = "delivered"
     """Sent on to the backend that a rule chose."""
@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
 
 class RuleVerdict(StrEnum):
-    """How a base chain ends for a packet."""
+    """The verdict of a base chain on a packet."""
 
     ACCEPT = "ACCEPT"
     DROP = "DROP"
@@ -30,7 +30,7 @@ class RuleVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Which of some equally likely slots (nftables) lead this way, from 0."""
+    """Which of some equally likely slots (nftables) lead to this outcome, from 0."""
 
     chosen: tuple[int, ...]
     of: int
@@ -44,15 +44,15 @@ class Step:
     """One rule that matched, or the policy that ended a built-in chain."""
 
     table: str
-    """`nat`, `filter`; of nftables with its family: `ip vipd`."""
+    """`nat`, `filter`; for nftables with its family: `ip vipd`."""
     chain: str
     rule: str
-    """The rule's text as it was read; `policy DROP` for a policy. Of nftables without its comment."""
+    """The rule's text as read; `policy DROP` for a policy. For nftables without its comment."""
     comment: str = ""
     element: str = ""
-    """The element of a map or set that the rule found, as it is spelled."""
+    """The element of a map or set that the rule found, in its original spelling."""
     slots: Slots | None = None
-    """Where the rule chose a slot: that one, or all those that lead to the same outcome."""
+    """If the rule chose a slot: that one, or all those with the same outcome."""
 
     def __str__(self) -> str:
         return f"{self.table} {self.chain}: {self.rule}"
@@ -60,7 +60,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One way the packet can go."""
+    """One way of the packet."""
 
     verdict: Verdict
     backend: str | None
@@ -69,18 +69,18 @@ class Outcome:
     """0..1; over the outcomes of a trace they sum to 1."""
     masqueraded: bool
     steps: tuple[Step, ...]
-    """One path that leads here: the first in rule order."""
+    """One path to this outcome: the first in rule order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Every way one packet can go. No two outcomes agree in verdict, backend and masquerade."""
+    """Every way of one packet. No two outcomes agree in verdict, backend and masquerade."""
 
     packet: Packet
     outcomes: tuple[Outcome, ...]
 
     def shares(self) -> dict[str, float]:
-        """The part of new flows that each backend is delivered, 0..1, in rule order."""
+        """The part of new flows for each backend, 0..1, in rule order."""
         shares: defaultdict[str, float] = defaultdict(float)
         for outcome in self.outcomes:
             if outcome.verdict is Verdict.DELIVERED and outcome.backend is not None:
@@ -88,5 +88,5 @@ class Trace:
         return dict(shares)
 
     def probability(self, verdict: Verdict) -> float:
-        """How likely the packet meets this verdict, 0..1."""
+        """The probability of this verdict, 0..1."""
         return sum((o.probability for o in self.outcomes if o.verdict is verdict), 0.0)

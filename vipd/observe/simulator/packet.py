@@ -1,4 +1,4 @@
-"""Packets and hosts as a simulation takes them, and what it returns."""
+"""The input of a simulation: packets and hosts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WITHOUT_PORTS = frozenset({"icmp", "icmpv6"})
 
 
 class Arrival(StrEnum):
-    """How a packet comes to the rules."""
+    """How a packet reaches the rules."""
 
     FORWARDED = "forwarded"
-    """In by an interface: nat PREROUTING first, even when its destination turns out to be this host."""
+    """By an interface: nat PREROUTING first, even if its destination is this host."""
     LOCAL = "local"
     """From a process of this host: nat OUTPUT first."""
 
@@ -63,10 +63,11 @@ class Packet:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What rules match on besides the packet: this host's addresses, and entries of session affinity.
+    """Everything besides the packet that rules match on: this host's addresses, and entries of session
+    affinity.
 
-    127.0.0.0/8 and ::1 are always its own. `pinned` names the recent lists (iptables) that hold the packet's
-    source and have not expired; nftables has such entries in its maps.
+    127.0.0.0/8 and ::1 are always its own. `pinned` names the recent lists (iptables) that contain the
+    packet's source and have not expired; nftables has such entries in its maps.
     """
 
     addresses: tuple[str, ...] = ()

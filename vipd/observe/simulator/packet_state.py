@@ -16,19 +16,19 @@ PROTOCOLS = {"icmp": 1, "tcp": 6, "udp": 17, "icmpv6": 58, "ipv6-icmp": 58, "sct
 
 Key = tuple[int, ...]
 SetUpdates = Mapping[tuple[str, Key], Key | None]
-"""By set or map and key: the value that was added; None for a deleted element."""
+"""By set or map and key: the added value; None for a deleted element."""
 
 _ECHO_REQUEST = {Family.IPV4: 8, Family.IPV6: 128}
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAddresses:
-    """Which addresses, as integers, are this host's own."""
+    """This host's own addresses, as integers."""
 
     family: Family
     own: frozenset[int]
     primary: int | None
-    """The first own address that is not loopback: the source that masquerading gives."""
+    """The first own address that is not loopback: the source after masquerading."""
 
     @classmethod
     def of(cls, host: Host, family: Family) -> LocalAddresses:
@@ -57,7 +57,7 @@ class LocalAddresses:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The steps so far, newest first, so that branches share what they have in common."""
+    """The steps so far, newest first, so that branches share their common part."""
 
     step: Step
     before: Path | None
@@ -73,7 +73,7 @@ class Path:
 
 
 class Manipulation(Enum):
-    """What nat chains decide for a flow, once each."""
+    """The decisions of nat chains for a flow, each made once."""
 
     SOURCE = "source"
     DESTINATION = "destination"
@@ -92,10 +92,10 @@ class PacketState:
     icmp_type: int | None
     original_source: int
     original_destination: int
-    """Both as the client sent them: what conntrack has."""
+    """Both as the client sent them: conntrack's view."""
     original_port: int | None
     recent: frozenset[str]
-    """Recent lists that hold the packet's source."""
+    """Recent lists that contain the packet's source."""
     from_here: bool
     """A process of this host sent it."""
     in_interface: str = ""
@@ -107,7 +107,7 @@ class PacketState:
     masqueraded: bool = False
     decided: frozenset[Manipulation] = frozenset()
     set_updates: SetUpdates = field(default_factory=dict)
-    """What rules added to dynamic sets and maps, and deleted there, for this packet."""
+    """Elements that rules added to dynamic sets and maps, or deleted, for this packet."""
     probability: float = 1.0
     path: Path | None = None
 
@@ -138,7 +138,7 @@ class PacketState:
 
     @property
     def sent_to(self) -> str | None:
-        """The backend that rules chose: by a translation, or by another destination written into it."""
+        """The backend that rules chose: by a translation, or by writing another destination."""
         if self.backend is not None or self.destination == self.original_destination:
             return self.backend
         return self.socket(self.destination, self.port)
@@ -181,7 +181,7 @@ class PacketState:
     def redirected(self, port: int | None) -> PacketState:
         """The packet after REDIRECT: to loopback from a local process, else to the host's first address.
 
-        The kernel takes the first address of the incoming interface, which the simulator does not know.
+        The kernel uses the first address of the incoming interface, which the simulator does not know.
         """
         own = self.local_addresses
         here = own.loopback if self.from_here or own.primary is None else own.primary
@@ -190,7 +190,7 @@ class PacketState:
     def masquerade(self) -> PacketState:
         """The packet after MASQUERADE, with this host's first address as its source.
 
-        Rules look at it again only where the flow stays on the host; for `lo` the kernel picks that address.
+        Later rules match it only if the flow stays on the host; for `lo` the kernel chooses that address.
         """
         primary = self.local_addresses.primary
         source = self.source if primary is None else primary

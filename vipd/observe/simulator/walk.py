@@ -1,9 +1,9 @@
-"""The walk of one packet through the base chains of one family, whatever language its rules have. Pure.
+"""Walks one packet through the base chains of one family, whatever the language of its rules. Pure.
 
-Facts of the kernel kept here (6.18): the nat chains of a hook are asked only while their kind of translation
-is undecided for the flow, and whatever they say, also nothing, decides. So a flow that stays on the host
-meets postrouting, but not the nat chains of prerouting and input again. Marks survive the way over `lo`. A
-packet that came in by an interface for this host meets input and never postrouting.
+Facts of the kernel modelled here (6.18): the nat chains of a hook run only while their kind of translation
+is undecided for the flow, and any result of theirs, even none, decides. So a flow that stays on the host
+passes postrouting, but not the nat chains of prerouting and input again. Marks survive the way over `lo`. A
+packet that arrived by an interface for this host passes input and never postrouting.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DECIDES = {
     "input": Manipulation.SOURCE,
     "postrouting": Manipulation.SOURCE,
 }
-"""What the nat chains of a hook decide."""
+"""The decision of the nat chains of a hook."""
 _VERDICTS = {RuleVerdict.DROP: Verdict.DROPPED, RuleVerdict.REJECT: Verdict.REJECTED}
 
 Position = TypeVar("Position")
@@ -52,11 +52,11 @@ class BaseChain(Protocol[Position]):
 
     @property
     def nat(self) -> bool:
-        """Whether it is asked only once for a flow."""
+        """Whether it runs only once for a flow."""
 
     @property
     def policy(self) -> RuleVerdict:
-        """What meets a packet that no rule decided on."""
+        """The verdict for a packet that no rule decided on."""
 
     def first(self) -> Position:
         """The first rule."""
@@ -64,8 +64,8 @@ class BaseChain(Protocol[Position]):
     def follow(
         self, packet: PacketState, position: Position
     ) -> Sequence[tuple[PacketState, Position | RuleVerdict | None]]:
-        """What one rule, or some in a row, do to a packet: the ways on in rule order, several where chance
-        decides. None: the end of the chain, where its policy decides. Raises RulesetError."""
+        """The effect of one rule, or some in a row, on a packet: the ways on in rule order, several for a
+        random choice. None: the end of the chain, whose policy decides. Raises RulesetError."""
 
 
 class Rules(Protocol):
@@ -73,16 +73,16 @@ class Rules(Protocol):
 
     @property
     def family(self) -> Family:
-        """Of the packets that they can be asked about."""
+        """The family of packets that they apply to."""
 
     def base_chains(self, hook: str) -> Sequence[BaseChain[Any]]:
         """Those of `prerouting`, `input`, `forward`, `output` or `postrouting`, in the kernel's order."""
 
 
 def trace(rules: Rules, packet: Packet, host: Host) -> Trace:
-    """Every way that `packet`, the first of its flow, can go under the rules on this host.
+    """Every way of `packet`, the first of its flow, with the rules on this host.
 
-    The work is linear in the rules that the branches look at; n equally likely backends make n branches.
+    The work is linear in the rules that the branches read; n equally likely backends make n branches.
 
     Raises:
         ValueError: the packet is not of the rules' family.
@@ -150,7 +150,7 @@ def _at_hook(packet: Packet, hook: str, state: PacketState) -> PacketState:
 def _outgoing(packet: Packet, hook: str, state: PacketState) -> str | None:
     if hook in ("prerouting", "input"):
         return None
-    # All of OUTPUT keeps the way out chosen for the first destination, even after DNAT (measured, 6.18).
+    # All of OUTPUT keeps the output interface of the first destination, even after DNAT (measured, 6.18).
     destination = state.original_destination if hook == "output" else state.destination
     stays = packet.arriving is Arrival.LOCAL and state.local_addresses.holds(destination)
     return "lo" if stays else packet.out_interface
@@ -161,7 +161,7 @@ def _merged(branches: Iterable[Ruled]) -> tuple[Outcome, ...]:
     merged: dict[tuple[Verdict, str | None, bool], Outcome] = {}
     for state, ruled in branches:
         ended = _VERDICTS.get(ruled)
-        # An address that a rule wrote into a packet that is then refused was a number for a later rule.
+        # A refused packet may have an address that a rule wrote into it as a number for a later rule.
         backend = state.sent_to if ended is None else state.backend
         masqueraded = state.has_new_source if ended is None else state.masqueraded
         sent = Verdict.UNCHANGED if backend is None else Verdict.DELIVERED

@@ -1,4 +1,4 @@
-"""What can be asked of etcd, as coroutines. Every one raises the errors of `vipd.sources.etcd.errors`."""
+"""Requests to etcd, as coroutines. All raise the errors of `vipd.sources.etcd.errors`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vipd.sources.etcd.watch import Watch, open_watch
 PAGE = 500
 """Keys in one answer: some 0.2 MB of usual services."""
 PAGE_BYTES = 2**20
-"""Of values in one answer; where they are larger, the next one has fewer keys."""
+"""Of values in one answer; if they are larger, the next one has fewer keys."""
 
 _REMOVE = "remove keys below the prefix that are not needed"
 _NOT_FOUND = 5
@@ -43,7 +43,7 @@ _A_LEASE = "a lease"
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Every key of some ranges as they stood at one revision."""
+    """Every key of some ranges at one revision."""
 
     header: Header
     kvs: tuple[KeyValue, ...]
@@ -97,7 +97,7 @@ class EtcdClient:
     async def changed_since(
         self, ranges: Sequence[KeyRange], revision: int
     ) -> tuple[Header, tuple[Found, ...]]:
-        """For each range its count of keys, and without values those written after a revision."""
+        """For each range its count of keys, and the keys, without values, written after a revision."""
         requests = [range_request(keys, keys_only=True, newer_than=revision) for keys in ranges]
         what = f"read of {', '.join(map(str, ranges))}"
         return await self.connection.call(
@@ -110,10 +110,10 @@ class EtcdClient:
         return await self.connection.call("/v3/kv/put", body, f"write of {KeyRange(key)}", read_header)
 
     async def txn(self, conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> int:
-        """Do all of `then` if every condition holds; the revision of that, 0: they did not hold. Compare and
-        swap is one of each.
+        """Do all of `then` if every condition is true; returns its revision, or 0 if one was false. Compare
+        and swap is one of each.
 
-        After UnreachableError it may or may not have been done: read before trying again.
+        After UnreachableError it may or may not have been done: read before a retry.
         """
         body = txn_request(conditions, then)
         keys = ", ".join(str(op.keys if isinstance(op, Delete) else KeyRange(op.key)) for op in then)
@@ -131,7 +131,7 @@ class EtcdClient:
         return await self.connection.call("/v3/lease/keepalive", body, _A_LEASE, _read_renewal)
 
     async def lease_times(self, lease: int) -> tuple[int, int]:
-        """Seconds that a lease was granted for, and those left; none are left of one that is no more."""
+        """Seconds that a lease was granted for, and the remaining ones; none remain of an expired one."""
         body = {"ID": str(lease)}
         return await self.connection.call("/v3/lease/timetolive", body, _A_LEASE, _read_times)
 
@@ -150,7 +150,7 @@ class EtcdClient:
             yield watch
 
     async def close(self) -> None:
-        """Give up every connection."""
+        """Close every connection."""
         await self.connection.close()
 
     def _bound(self, keys: int, size: int) -> None:
@@ -162,7 +162,7 @@ class EtcdClient:
 
 
 def _page_after(kvs: Sequence[KeyValue]) -> int:
-    """How many keys to ask for next, the values being as large as these."""
+    """How many keys to request next, if values are as large as these."""
     size = sum(len(kv.value) for kv in kvs)
     return max(1, len(kvs) * PAGE_BYTES // size) if size > PAGE_BYTES else PAGE
 

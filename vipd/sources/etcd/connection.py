@@ -27,7 +27,7 @@ from vipd.sources.etcd.transport import Headers, Transport, in_answer
 
 _FAILED_PRECONDITION = 9
 _LONGEST_TOKEN = 8000
-"""Of what goes into a header; Go's server takes far more."""
+"""For use in a header; Go's server accepts far more."""
 
 T = TypeVar("T")
 Read = Callable[[Message], T]
@@ -52,7 +52,7 @@ class Connection:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint in use, or the one to be tried next."""
+        """The endpoint in use, or the next one to try."""
         return self._endpoints.current
 
     @property
@@ -61,14 +61,14 @@ class Connection:
         return self._settings.timeout
 
     def failed(self, endpoint: str) -> None:
-        """The caller found an endpoint to be of no use: ask others first."""
+        """The caller found an endpoint unusable: try others first."""
         self._endpoints.failed(endpoint)
 
     async def call(self, path: str, body: Message, what: str, read: Read[T], repeatable: bool = True) -> T:
-        """POST a request; what `read` makes of the answer. `what` names it in errors: `read of KEYS`.
+        """POST a request; returns what `read` makes of the answer. `what` names it in errors: `read of KEYS`.
 
-        What is not `repeatable` is sent to another endpoint only when the first one cannot have got it.
-        Raises UnreachableError (one endpoint: its own error) and every other EtcdError.
+        A request that is not `repeatable` is sent to another endpoint only if the first one cannot have
+        received it. Raises UnreachableError (one endpoint: its own error) and every other EtcdError.
         """
 
         async def ask(endpoint: str, headers: Headers) -> T:
@@ -98,7 +98,7 @@ class Connection:
         await self.transport.close()
 
     async def _with_token(self, endpoint: str, attempt: Attempt[T]) -> T:
-        """Try one endpoint; a token that is not good any more is renewed once."""
+        """Try one endpoint; a token that is no longer valid is renewed once."""
         headers = await self._authorization(endpoint)
         used = self._token
         try:
@@ -130,10 +130,10 @@ class Connection:
                 self._token = await self._log_in(endpoint)
 
     def _discard_token(self, stale: str | None) -> None:
-        """Log in before the next request, because one that carried `stale` had no answer.
+        """Log in before the next request, because one with the token `stale` had no answer.
 
         etcd does not reject a simple token whose index is above its own, as after a wipe or a restore: the
-        request waits until the store has got that far. Another token that is in use meanwhile stays.
+        request waits until the store has reached that index. A newer token stays.
         """
         if stale is not None and self._token == stale:
             self._token = None
@@ -144,7 +144,7 @@ class Connection:
             answer = await self.transport.post(endpoint, "/v3/auth/authenticate", body, "log-in", {})
         except RejectedError as error:
             if error.code == _FAILED_PRECONDITION:
-                return ""  # authentication is off: whoever has a user is welcome without a token
+                return ""  # authentication is off: a configured user needs no token
             raise
         return _read(_token, answer.message, "log-in")
 
@@ -157,7 +157,7 @@ class Connection:
 
 
 def unreachable(reasons: dict[str, EndpointError]) -> EtcdError:
-    """No endpoint worked. Where all have the same kind of fault, of which a way out is known, that one."""
+    """No endpoint worked. If all have the same kind of fault, with a known remedy, returns that one."""
     kinds = {type(error) for error in reasons.values()}
     told = UnreachableError(reasons)
     unknown = {EndpointError, MalformedAnswerError, TooLargeError}
@@ -169,7 +169,7 @@ def unreachable(reasons: dict[str, EndpointError]) -> EtcdError:
 
 
 def needs_user(error: TokenRejectedError) -> AuthFailedError:
-    """etcd wants to know who asks, and nobody told us."""
+    """etcd requires a user, and none is configured."""
     return AuthFailedError(f"etcd's authentication is on ({error}); hint: set user and password_file")
 
 
@@ -181,7 +181,7 @@ def _read(read: Read[T], answer: Message, what: str) -> T:
 
 
 def _token(answer: Message) -> str:
-    """A token that can stand in a header. Raises MalformedAnswerError."""
+    """A token that is valid in a header. Raises MalformedAnswerError."""
     token = text(answer, "token")
     if not token or len(token) > _LONGEST_TOKEN or not (token.isascii() and token.isprintable()):
         raise MalformedAnswerError("token is missing or is none")

@@ -1,4 +1,4 @@
-"""Which endpoint is asked next. Pure: chance comes as an argument."""
+"""Chooses the next endpoint. Pure: random numbers are arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 
 
 class Endpoints:
-    """The endpoints in an order of this host's own, so that a fleet spreads; the one that works is kept."""
+    """The endpoints in a random order, so that a fleet spreads; a working one is kept."""
 
     def __init__(self, urls: Sequence[str], random: Random) -> None:
         self._order = [url.rstrip("/") for url in dict.fromkeys(urls)]
@@ -16,7 +16,7 @@ class Endpoints:
 
     @property
     def current(self) -> str:
-        """The one that is asked first."""
+        """The endpoint to try first."""
         return self._order[self._at]
 
     def round(self) -> Iterator[str]:
@@ -26,6 +26,6 @@ class Endpoints:
             yield self._order[(start + step) % len(self._order)]
 
     def failed(self, endpoint: str) -> None:
-        """Ask another one first from now on, unless that has happened already."""
+        """Try another one first from now on, unless that has been done."""
         if self.current == endpoint:
             self._at = (self._at + 1) % len(self._order)

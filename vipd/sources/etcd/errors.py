@@ -1,4 +1,4 @@
-"""Errors between vipd and etcd, by what would mend them: `what: why; hint: ...`."""
+"""Errors between vipd and etcd, by their remedy: `what: why; hint: ...`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class UnreachableError(EtcdError):
         what = "etcd gives no answer that can be used" if malformed else "etcd cannot be reached"
         super().__init__(f"{what}: {told or 'no endpoint is known'}")
         self.reasons = dict(reasons)
-        """Why, for each endpoint in the order they were tried."""
+        """The reason for each endpoint in the order of the attempts."""
 
 
 class MalformedAnswerError(EndpointError):
-    """The endpoint answers with success, but not with what etcd answers: what is wrong with it."""
+    """The endpoint answers with success, but not in etcd's format; the text describes the fault."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, sent=True)
@@ -43,17 +43,17 @@ class TooLargeError(MalformedAnswerError):
 
 
 class TLSFault(StrEnum):
-    """What keeps a TLS connection from standing."""
+    """Reason why a TLS connection fails."""
 
     UNKNOWN_CA = "unknown CA"
     HOSTNAME = "hostname mismatch"
     EXPIRED = "expired"
     CLIENT_CERTIFICATE = "client certificate"
-    """The server demands one that we did not give, or refuses ours."""
+    """The server requires one that vipd did not send, or rejects vipd's."""
     PLAIN_SERVER = "plain server"
-    """https to a server that speaks plain http."""
+    """https to a server of plain http."""
     TLS_SERVER = "TLS server"
-    """http to a server that speaks TLS."""
+    """http to a server of TLS."""
     FILES = "files"
     """The CA, certificate or key cannot be loaded."""
     OTHER = "other"
@@ -89,11 +89,11 @@ class PermissionDeniedError(EtcdError):
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(f"etcd denies {what}; hint: {hint}")
         self.what = what
-        """What was asked for: `read of /vipd/v1/services/*`."""
+        """The request: `read of /vipd/v1/services/*`."""
 
 
 class CompactedError(EtcdError):
-    """The revision asked for is no more: history before `revision` has been compacted (0: not reported)."""
+    """The requested revision is gone: history before `revision` has been compacted (0: not reported)."""
 
     def __init__(self, revision: int) -> None:
         super().__init__(f"etcd's history before revision {revision} has been compacted")
@@ -110,4 +110,4 @@ class RejectedError(EtcdError):
 
 
 class TokenRejectedError(EtcdError):
-    """The token is not good any more, or was asked for: fetch one and try again."""
+    """The token is no longer valid, or one is required: log in and retry."""

@@ -1,7 +1,7 @@
-"""Reads single fields of etcd's answers, and trusts none of them: each has its type, or a
-MalformedAnswerError says which one is not. Pure.
+"""Reads single fields of etcd's answers, and checks the type of each: a wrong one raises a
+MalformedAnswerError that names it. Pure.
 
-proto3's JSON leaves out what is zero, false or empty, so a field that is missing counts as that.
+proto3's JSON omits zero, false and empty values, so a missing field counts as such.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from vipd.sources.etcd.errors import MalformedAnswerError
 Message = dict[str, Any]
 
 MOST_BYTES = 16 * 2**20
-"""Of one answer, or of one message of a stream. etcd's own limit for a request, 1.5 MiB, makes 2 MiB."""
+"""Of one answer, or of one message of a stream. etcd's own limit for a request, 1.5 MiB, results in 2 MiB."""
 
 _LARGEST = 2**64 - 1
-"""Of etcd's numbers: ids are unsigned and have 64 bits."""
+"""Largest number of etcd: ids are unsigned and have 64 bits."""
 _DIGITS = 20
 _SHOWN = 60
 
@@ -86,7 +86,7 @@ def text(message: Message, name: str) -> str:
 
 
 def data(message: Message, name: str) -> bytes:
-    """Bytes, which JSON holds in base64."""
+    """Bytes, which JSON carries in base64."""
     value = message.get(name)
     if value is None:
         return b""

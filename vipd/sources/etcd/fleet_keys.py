@@ -26,11 +26,11 @@ from vipd.model.service import Backend, Service
 from vipd.sources.etcd.values import Layout, read_registration, read_service_value
 
 MOST_FAULTS = 10
-"""Of malformed orders that are named."""
+"""Malformed overrides that are named."""
 
 
 class UnwritableError(ValueError):
-    """Something cannot be expressed as a key and its value: what, hint, and the problems of a value."""
+    """Something has no form as a key and its value: what, hint, and the problems of a value."""
 
     def __init__(self, what: str, hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
         super().__init__(what)
@@ -43,7 +43,7 @@ def service_key(layout: Layout, name: str) -> str:
 
 
 def service_value(layout: Layout, service: Service) -> str:
-    """The service as YAML, without its name, which stands in the key. Raises UnwritableError."""
+    """The service as YAML, without its name, which is in the key. Raises UnwritableError."""
     if ":" in service.name:
         raise UnwritableError(f"{service.name} has no name: in etcd a service is known by one", "give --name")
     spec = {key: value for key, value in spec_of(service).items() if key != "name"}
@@ -58,13 +58,13 @@ def service_value(layout: Layout, service: Service) -> str:
 
 
 def order_key(layout: Layout, subject: Subject) -> str:
-    """The key of an order for the fleet."""
+    """The key of an override for the fleet."""
     return f"{layout.overrides}{_place(subject)}"
 
 
 def weight_key(layout: Layout, subject: Subject) -> str:
-    """The key of a weight that has an end of its own, and so a lease of its own. It sorts before all others:
-    versions that know of no parts take the last key of a subject, which is that of the state."""
+    """The key of a weight with a separate expiry, and so a separate lease. It sorts before all others:
+    versions without parts use the last key of a target, which is that of the state."""
     return f"{layout.overrides}_weights/{_place(subject)}"
 
 
@@ -74,7 +74,7 @@ def _place(subject: Subject) -> str:
 
 
 def order_keys(layout: Layout, parts: Overrides) -> dict[str, Override]:
-    """The orders that are to stand at the two keys of one subject, for these parts of it."""
+    """The overrides for the two keys of one target, from these parts of it."""
     found = {}
     for order in joined(parts):
         alone = order.admin is Admin.ACTIVE
@@ -83,7 +83,7 @@ def order_keys(layout: Layout, parts: Overrides) -> dict[str, Override]:
 
 
 def order_value(order: Override) -> str:
-    """An order as JSON. Raises UnwritableError."""
+    """An override as JSON. Raises UnwritableError."""
     text = json.dumps(to_json(order))
     try:
         same = from_json(json.loads(text)) == order
@@ -95,8 +95,8 @@ def order_value(order: Override) -> str:
 
 
 def read_overrides(values: Mapping[str, str]) -> tuple[dict[Key, Override], tuple[str, ...]]:
-    """The orders that these values below `overrides/` are, and what is wrong with others. A key does not
-    count for more than a place: of two that say the same part of a subject the last one does."""
+    """The overrides in these values below `overrides/`, and the problems of others. The name of a key does
+    not matter: of two that set the same part of a target the last one counts."""
     orders, faults = [], []
     for key, value in sorted(values.items()):
         try:
@@ -120,7 +120,7 @@ def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, s
 
 
 def keys_about(layout: Layout, values: Mapping[str, str], subjects: Collection[Subject]) -> list[str]:
-    """The keys of the orders about these, whoever wrote them and wherever below `overrides/`."""
+    """The keys of the overrides of these targets, whoever wrote them and wherever below `overrides/`."""
     found = []
     for key, value in sorted(values.items()):
         orders, _ = read_overrides({key: value})

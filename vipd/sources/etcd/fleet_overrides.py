@@ -11,7 +11,7 @@ from vipd.sources.etcd.fleet_keys import read_overrides
 
 
 class FleetOverrides:
-    """The orders that stand in etcd and whose time is not over by this host's clock."""
+    """The overrides in etcd that have not expired by this host's clock."""
 
     def __init__(
         self,
@@ -29,15 +29,15 @@ class FleetOverrides:
 
     @property
     def overrides(self) -> Overrides:
-        """Every order in force, in parts."""
+        """Every active override, in parts."""
         return self._overrides
 
     def faults(self) -> tuple[str, ...]:
-        """Keys that cannot be read as orders."""
+        """Keys that cannot be read as overrides."""
         return self._faults
 
     def refresh(self) -> None:
-        """Take over what etcd says now."""
+        """Read the current keys of etcd."""
         values = dict(self._values())
         if values != self._read:
             self._read = values
@@ -45,11 +45,11 @@ class FleetOverrides:
             self.tick()
 
     def due(self) -> datetime | None:
-        """When an order next ends, or loses its pins."""
+        """When an override next expires, or loses its pins."""
         return next_lapse(self._overrides)
 
     def tick(self) -> None:
-        """Let orders end whose time has come; etcd releases their keys by itself, sooner or later."""
+        """End overrides that have expired; etcd deletes their keys by itself, sooner or later."""
         now = {**self._stored, **lapsed(self._stored, self._clock())}
         wanted = {key: order for key, order in now.items() if order is not None}
         before, self._overrides = self._overrides, wanted

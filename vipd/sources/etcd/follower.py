@@ -1,8 +1,8 @@
 """Follows etcd: lists at a revision, watches from the next one on, and probes a stream that is silent.
 
-What ends a watch without a word (a frozen member, a cut cable, a member that lost its cluster) is found by a
-probe every 30 seconds: a read that the watched member must answer, and that tells whether keys were written
-or counted which the watch has not reported. Everything is listed anew every ten minutes.
+A watch may fail silently (a frozen member, a cut cable, a member that lost its cluster). A probe every 30
+seconds detects that: it is a read that the watched member must answer, and that shows whether keys were
+written or counted which the watch has not reported. Everything is listed anew every ten minutes.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ log = logging.getLogger(__name__)
 
 READ_ASIDE = 50
 READ_ASIDE_BYTES = 20_000
-"""From so many values or bytes on they are read in a thread, so that the loop goes on."""
+"""From this many values or bytes on they are read in a thread, so that the loop continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long things take, in seconds."""
+    """Durations, in seconds."""
 
     probe: float = 30.0
     grace: float = 5.0
-    """For a watch to tell what a probe has seen."""
+    """For a watch to report what a probe has seen."""
     list_again: float = 600.0
     first_pause: float = 0.2
     longest_pause: float = 30.0
 
 
 class ListAnewError(EtcdError):
-    """What is known cannot be carried on from: the store is another one, or changes were missed."""
+    """The known state cannot be continued: the store is another one, or changes were missed."""
 
 
 class Follower:
-    """Keeps `keys` equal to the store. `changed` is called whenever that makes a difference."""
+    """Keeps `keys` equal to the store. `changed` is called after every difference."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class Follower:
         self._size = 0
         """Bytes of all keys and values, at most."""
         self.task = Task(Pace(times.first_pause, times.longest_pause, spread=0.5), named_elsewhere=True)
-        """How it is run, and how that goes: its fault is the source's."""
+        """How the loop is run, and its state: its fault is the source's."""
         self.endpoint = ""
-        """The member that is watched; empty while none is."""
+        """The watched member; empty while there is none."""
         self.last_contact: float | None = None
         """When the keys were last known to equal the store's, by the loop's clock."""
         self.store_revision = 0
@@ -80,7 +80,7 @@ class Follower:
 
     @property
     def applied_revision(self) -> int:
-        """The store's revision up to which everything is known; 0: not in this run."""
+        """The store's revision up to which everything is known; 0: none in this run."""
         return max(self._positions.values(), default=0)
 
     async def run(self) -> None:
@@ -91,7 +91,7 @@ class Follower:
             self._positions.clear()
             raise
         except MalformedAnswerError:
-            # Another member may do better; what this one cannot tell, a list passes over.
+            # Another member may work; a list skips what this one cannot report.
             self._client.connection.failed(self.endpoint)
             self._positions.clear()
             raise
@@ -107,7 +107,7 @@ class Follower:
                 await stack.enter_async_context(self._client.watch(keys, at + 1))
                 for keys, at in self._positions.items()
             ]
-            # Should one have found another member than the rest, the first probe will tell.
+            # If one watch has another member than the rest, the first probe detects it.
             self.endpoint = watches[0].endpoint
             work = [asyncio.create_task(self._look(watches), name="probe etcd")]
             work += [asyncio.create_task(self._read(watch), name=f"watch {watch.keys}") for watch in watches]
@@ -125,7 +125,7 @@ class Follower:
             await self._take(changes)
 
     async def _look(self, watches: Sequence[Watch]) -> None:
-        """Probe at once, because a watch of a future revision says nothing, and then from time to time."""
+        """Probe at once, because a watch of a future revision is silent, and then from time to time."""
         clock = asyncio.get_running_loop().time
         listed = clock()
         while True:
@@ -139,7 +139,7 @@ class Follower:
                 listed = clock()
 
     async def _probe(self, watches: Sequence[Watch]) -> None:
-        """Whether the watches still tell everything. Raises EtcdError when they do not."""
+        """Check that the watches still report everything. Raises EtcdError if they do not."""
         behind = await self._behind(watches)
         if not behind:
             return
@@ -150,7 +150,7 @@ class Follower:
             raise ListAnewError(f"a watch at {self.endpoint} does not tell what is written")
 
     async def _behind(self, watches: Sequence[Watch]) -> dict[KeyRange, int]:
-        """The ranges of which more is stored than was reported, each with the revision told last."""
+        """The ranges with more keys stored than reported, each with the last reported revision."""
         before = dict(self._positions)
         header, found = await self._client.changed_since(self._ranges, min(before.values()))
         self._same_store(header, max(before.values()))
@@ -161,7 +161,8 @@ class Follower:
             told = dict(zip(self._ranges, found, strict=True))
             behind = {keys: self._positions[keys] for keys in told if self._lacks(keys, told[keys])}
             for keys in told.keys() - behind.keys():
-                # What has come and gone again in between makes no difference, and is passed over when told.
+                # Keys that were added and deleted in between make no difference, and are skipped when
+                # reported.
                 self._positions[keys] = max(self._positions[keys], header.revision)
         if not behind:
             self._contact(header)
@@ -172,14 +173,14 @@ class Follower:
         return newer or found.count != self._keys.count(keys.start.decode())
 
     def _same_store(self, header: Header, revision: int) -> None:
-        """Raises ListAnewError. `revision`: one that the store had before it was asked."""
+        """Raises ListAnewError. `revision`: one that the store had before the request."""
         if header.cluster_id != self._keys.cluster:
             raise ListAnewError(f"cluster {header.cluster_id} answers, and not {self._keys.cluster}")
         if header.revision < revision:
             raise ListAnewError(f"the store went back from revision {revision} to {header.revision}")
 
     async def _list(self) -> None:
-        """Take over the whole store as it is at one revision."""
+        """Read the whole store at one revision."""
         live = dict(self._positions)
         before = max(live.values(), default=self._keys.revision)
         listing = await self._client.list(self._ranges)
@@ -203,11 +204,11 @@ class Follower:
         self._contact(header)
 
     async def _rewritten(self, listing: Listing) -> bool:
-        """Whether the store has another history than the one known: a backup was restored, and then written
-        past the revision that it had before. Raises EtcdError.
+        """Whether the store has another history than the known one: a backup was restored, and then written
+        past its former revision. Raises EtcdError.
 
-        Keys that are there are compared with what is known of them; of those that are gone the newest is
-        read at the revision at which it was written. Where that was compacted, nothing is known of it.
+        Existing keys are compared with their known state; of the deleted ones the newest is read
+        at the revision at which it was written. If that was compacted, its history is unknown.
         """
         kept = {key: k for key, k in self._keys.kept.items() if not k.held}
         found = {_text(kv.key): kv.mod_revision for kv in listing.kvs}
@@ -230,7 +231,7 @@ class Follower:
         if len(listing.kvs) < READ_ASIDE:
             written, removed = self._compared(dict(self._keys.kept), listing, foreign)
         else:
-            kept = dict(self._keys.kept)  # removals may be accepted meanwhile
+            kept = dict(self._keys.kept)  # removals may be accepted concurrently
             written, removed = await asyncio.to_thread(self._compared, kept, listing, foreign)
         header = listing.header
         return Change(header.cluster_id, header.revision, await self._key_docs(written), removed, foreign)
@@ -239,7 +240,7 @@ class Follower:
     def _compared(
         kept: Mapping[str, Kept], listing: Listing, foreign: bool
     ) -> tuple[dict[str, KeyValue], frozenset[str]]:
-        """The keys that are other than they are known to be, and those that are gone."""
+        """The keys that differ from their known state, and those that are gone."""
         found = {_text(kv.key): kv for kv in listing.kvs}
         written = {
             key: kv
@@ -253,7 +254,7 @@ class Follower:
         return written, frozenset(key for key, k in kept.items() if not k.held and key not in found)
 
     async def _take(self, changes: Changes) -> None:
-        """Take over what the watch tells, of several revisions only the outcome."""
+        """Apply the changes that a watch reports, of several revisions only the outcome."""
         async with self._one_at_a_time:
             position = self._positions[changes.keys]
             fresh = [event for event in changes.events if event.kv.mod_revision > position]
@@ -270,10 +271,11 @@ class Follower:
             self._apply(change)
 
     def _bound(self, written: dict[str, KeyValue]) -> None:
-        """Whether there is room for these: a listing then says what is wrong. Raises ListAnewError."""
+        """Check that there is room for these: otherwise a listing reports the problem. Raises
+        ListAnewError."""
         fresh = sum(len(kv.key) + len(kv.value) for kv in written.values())
         if self._size + fresh > limits.ETCD_BYTES:
-            # What was overwritten or removed since the last time is counted there, too.
+            # Values overwritten or removed since the last time are counted there, too.
             kept = self._keys.kept.items()
             self._size = sum(len(key) + len(each.value) for key, each in kept if key not in written)
         self._size += fresh

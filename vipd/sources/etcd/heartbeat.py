@@ -1,4 +1,4 @@
-"""The key by which this host reports that it is alive, and what it has applied: `PREFIXhosts/NAME`."""
+"""The key by which this host reports that it is alive, and its applied revision: `PREFIXhosts/NAME`."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ MOST_VERSION = 60
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What a host reports of itself."""
+    """The report of a host."""
 
     name: str
     revision: int
-    """Of the newest change of the declaration that is in its kernel: a source's `last_change`. Not the
-    store's own revision, which every report of every host moves."""
+    """Revision of the newest change of the declaration that is in its kernel: a source's `last_change`. Not
+    the store's own revision, which every report of every host increments."""
     problems: int
     version: str
     services: int = 0
 
 
 def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
-    """What a host reports of itself: version, revision, services, problems; and why that cannot be read, else
-    empty. Whatever cannot be read is 0 or empty."""
+    """The fields of a host's report: version, revision, services, problems; and why it cannot be read, else
+    empty. A field that cannot be read is 0 or empty."""
     counts, version, fault = dict.fromkeys(("revision", "services", "problems"), 0), "", ""
     try:
         found = fields.message_of(read_json(value, ETCD_NOTE_BYTES), "the report")
@@ -59,10 +59,10 @@ def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
 
 
 class HostHeartbeat:
-    """Publishes a report under a lease, so that it goes when the host does: by `close`, or soon by itself.
+    """Publishes a report under a lease, so that it disappears with the host: by `close`, or soon by itself.
 
-    Written only when the report is different, at most once in `gather` seconds, or when it is gone. In
-    between the lease is renewed, which costs the store no write.
+    Written only if the report has changed, at most once in `gather` seconds, or if it is gone. Otherwise
+    the lease is renewed, which costs the store no write.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HostHeartbeat:
         self._lease = 0
         self._reported: HostReport | None = None
         self.task = Task(Pace(min(gather, ttl / 3), ttl / 3, spread=0.5), named_elsewhere=True)
-        """How it is run, and how that goes."""
+        """How the loop is run, and its state."""
 
     @property
     def fault(self) -> str:
@@ -99,7 +99,7 @@ class HostHeartbeat:
             await asyncio.sleep(min(self._gather, self._ttl / 3))
 
     async def _renew(self) -> None:
-        """Keep the lease; a new one when it is no more, as after a long absence or with another store."""
+        """Renew the lease; get a new one if it has expired, as after a long absence or with another store."""
         if self._lease and await self._client.keep_lease(self._lease):
             if self._reported and await self._client.get(self._key(self._reported)) is None:
                 self._reported = None

@@ -1,4 +1,4 @@
-"""The known keys of etcd, and what they declare. No network, no disk, no clock of its own."""
+"""The known keys of etcd, and their declarations. Uses no network, disk or clock."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became different in the store up to a revision."""
+    """Differences in the store up to a revision."""
 
     cluster: str
     revision: int
     written: tuple[Written, ...] = ()
     removed: frozenset[str] = frozenset()
     foreign: bool = False
-    """The store is not the one it was: another cluster, or set back."""
+    """The store is not the same: another cluster, or an older state."""
 
 
 def _internal(declaration: Declaration) -> bool:
@@ -59,16 +59,16 @@ class EtcdKeys:
         self._removed_lately: dict[str, tuple[Kept, Unit]] = {}
         self._unjudged: set[str] = set()
         self.rejected: frozenset[str] = frozenset()
-        """Services whose present value does not serve."""
+        """Services whose current value does not serve."""
         self.cluster, self.revision = "", 0
         self.last_change = 0
-        """Revision of the newest change that is known; moves only when a followed key does."""
+        """Revision of the newest known change; only changes of followed keys affect it."""
         self.set_back = False
-        """Removals are held because the store is not the one it was."""
+        """Removals are held because the store is not the same."""
 
     @property
     def kept(self) -> Mapping[str, Kept]:
-        """Every key, the held ones included."""
+        """Every key, including the held ones."""
         return MappingProxyType(self._kept)
 
     @property
@@ -78,7 +78,7 @@ class EtcdKeys:
 
     @property
     def held(self) -> frozenset[str]:
-        """Keys that are gone from the store and go on serving."""
+        """Keys that are gone from the store and continue to serve."""
         return frozenset(self._guard.held)
 
     @property
@@ -92,7 +92,7 @@ class EtcdKeys:
         return {k.removeprefix(start): kept.value for k, kept in self._kept.items() if k.startswith(start)}
 
     def count(self, start: str) -> int:
-        """How many keys that begin so are in the store."""
+        """Number of keys in the store with this prefix."""
         return sum(key.startswith(start) and not kept.held for key, kept in self._kept.items())
 
     def state(self) -> State:
@@ -100,7 +100,7 @@ class EtcdKeys:
         return State(self.cluster, self.revision, self._kept)
 
     def restore(self, state: State) -> None:
-        """Begin with what an earlier run knew."""
+        """Start with the state of an earlier run."""
         self.cluster, self.revision = state.cluster, state.revision
         for key, kept in state.keys.items():
             accepted = NOTHING
@@ -120,7 +120,7 @@ class EtcdKeys:
         self._gather()
 
     def apply(self, change: Change, now: float) -> bool:
-        """Take a change over; whether anything that is declared is different. `now`: a monotonic clock."""
+        """Apply a change; returns whether any declaration changed. `now`: a monotonic clock."""
         written = [w for w in change.written if not self._same(w)]
         removed = frozenset(change.removed & self._kept.keys())
         for each in change.written:
@@ -154,8 +154,8 @@ class EtcdKeys:
             self._note(accepted_record(taken))
 
     def reread(self) -> bool:
-        """Read the values anew whose reading ended in an exception that nobody expected; whether one of them
-        says something now."""
+        """Parse again the values whose parsing ended in an unexpected exception; returns whether any
+        succeeded."""
         broken = {place for place, unit in self._units.items() if _internal(unit.candidate)}
         keys = [key for key in self._kept if place_of(key) in broken] if broken else []
         changed = False
@@ -173,7 +173,7 @@ class EtcdKeys:
         return changed
 
     def accept_removal(self) -> int:
-        """Let go of every held key; how many there were."""
+        """Remove every held key; returns their number."""
         held = self._guard.accept()
         for key in held:
             self._drop(key)
@@ -184,7 +184,7 @@ class EtcdKeys:
         return len(held)
 
     def _same(self, written: Written) -> bool:
-        """Whether a key is written with the value it had: its revision is noted, and no more."""
+        """Whether a key is written with an unchanged value: only its revision is recorded."""
         kept = self._kept.get(written.key)
         if kept is None or kept.held or kept.value != written.value:
             return False
@@ -194,8 +194,8 @@ class EtcdKeys:
         return True
 
     def _judge(self, removed: frozenset[str], now: float, foreign: bool) -> tuple[list[str], list[str]]:
-        """Remove what may go, keep what is held; both as keys. Leases end by themselves: unless the store is
-        another one, backends and overrides always go."""
+        """Decide which keys are removed and which are held; returns both. Leases expire by themselves: unless
+        the store is another one, backends and overrides are always removed."""
         services = {key for key in removed if key.startswith(self._layout.services)}
         known = self.count(self._layout.services)
         verdict = self._guard.judge(removed if foreign else services, known, now, foreign)
@@ -212,7 +212,7 @@ class EtcdKeys:
         return [*gone, *lost], held
 
     def _serves(self, key: str) -> bool:
-        """Whether holding a key keeps anything alive: a service that was never accepted serves nobody."""
+        """Whether holding a key keeps a service: one that was never accepted serves no client."""
         return not key.startswith(self._layout.services) or self._kept[key].accepted is not None
 
     def _hold(self, key: str, kept: Kept, unit: Unit) -> None:
@@ -222,7 +222,7 @@ class EtcdKeys:
             self._set_unit(place_of(key), replace(unit, candidate=unit.accepted))
 
     def _remember(self, gone: Iterable[str]) -> None:
-        """Keep what a later verdict may want back, and no more."""
+        """Keep what a later verdict may restore, and no more."""
         lately = {k: v for k, v in self._removed_lately.items() if self._guard.remembers(k)}
         for key in gone:
             if self._guard.remembers(key) and self._serves(key):
@@ -273,7 +273,7 @@ class EtcdKeys:
             self._problems += len(unit.candidate.problems)
 
     def _with_fewer_problems(self, place: str, meaning: Meaning) -> Meaning:
-        """Of a key that is one of very many faulty ones, the first problem alone."""
+        """For one of very many faulty keys, the first problem alone."""
         if not isinstance(meaning, Declaration) or len(meaning.problems) < 2:
             return meaning
         before = self._units.get(place)
@@ -285,7 +285,7 @@ class EtcdKeys:
         return replace(meaning, problems=(first, more_problems(first.file, first.line, number - 1)))
 
     def _drop(self, key: str) -> None:
-        """Remove a key and all that it meant."""
+        """Remove a key and its declaration."""
         del self._kept[key]
         self._set_unit(place_of(key), None)
         self._unjudged.discard(key)

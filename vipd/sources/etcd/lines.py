@@ -1,4 +1,4 @@
-"""Lines of any length from a body that comes in pieces."""
+"""Lines of any length from a body that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _WITHOUT_PAUSE = 100
 Translate = Callable[[BaseException], Coroutine[Any, Any, Exception]]
 
 NETWORK_ERRORS = (aiohttp.ClientError, OSError)
-"""What aiohttp raises when the network fails; timeouts and TLS errors are kinds of OSError."""
+"""Exceptions of aiohttp for network failures; timeouts and TLS errors are kinds of OSError."""
 
 BESIDE_ABOVE = 2**17
-"""Characters of an answer that is read beside the event loop: it takes some milliseconds."""
+"""Characters above which an answer is parsed in a thread: it takes some milliseconds."""
 
 T = TypeVar("T")
 
 
 async def beside(size: int, work: Callable[[], T]) -> T:
-    """What some work on so many characters comes to, done beside the event loop if they are many."""
+    """The result of some work on this many characters, done in a thread if they are many."""
     return await asyncio.to_thread(work) if size > BESIDE_ABOVE else work()
 
 
 async def read_body(body: aiohttp.StreamReader) -> str:
-    """A whole body as text; what is no UTF-8 is replaced. Raises TooLargeError, and NETWORK_ERRORS."""
+    """A whole body as text; invalid UTF-8 is replaced. Raises TooLargeError, and NETWORK_ERRORS."""
     pieces, size = [], 0
     while piece := await body.readany():
         pieces.append(piece)
@@ -42,15 +42,15 @@ async def read_body(body: aiohttp.StreamReader) -> str:
 
 
 def too_large() -> TooLargeError:
-    """What is larger than `MOST_BYTES` is not read."""
+    """The error for a body larger than `MOST_BYTES`, which is not read."""
     return TooLargeError(f"it is larger than {MOST_BYTES >> 20} MiB")
 
 
 class Lines:
-    """Iterates over the lines of a body; network errors are raised as `translate` says, and TooLargeError for
+    """Iterates over the lines of a body; converts network errors by `translate`, and raises TooLargeError for
     a line above `MOST_BYTES`.
 
-    aiohttp's own `readline` refuses lines that are longer than its buffer.
+    aiohttp's own `readline` rejects lines that are longer than its buffer.
     """
 
     def __init__(self, body: aiohttp.StreamReader, translate: Translate) -> None:

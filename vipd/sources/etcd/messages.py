@@ -33,7 +33,7 @@ class KeyRange:
         return f"[{start}, {self.end.decode(errors='backslashreplace')})"
 
     def holds(self, key: bytes) -> bool:
-        """Whether a key lies in the range."""
+        """Whether a key is in the range."""
         return self.start <= key < self.end if self.end else key == self.start
 
     def fields(self) -> Message:
@@ -59,7 +59,7 @@ class Event(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Who answered, and the store's revision at that moment."""
+    """The member that answered, and the store's revision at that moment."""
 
     cluster_id: str
     member_id: str
@@ -75,7 +75,7 @@ class Found:
     more: bool
     """The limit cut it off."""
     count: int
-    """How many keys lie in the range, whatever limit and filters."""
+    """Number of keys in the range, whatever limit and filters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,14 @@ class WatchMessage:
 
 
 def encoded(data: bytes) -> str:
-    """Bytes as JSON holds them."""
+    """Bytes in the form of JSON."""
     return b64encode(data).decode("ascii")
 
 
 def range_request(
     keys: KeyRange, limit: int = 0, revision: int = 0, keys_only: bool = False, newer_than: int = 0
 ) -> Message:
-    """Ask for keys in key order; `revision` 0: the newest. `newer_than`: only keys written after it."""
+    """Request keys in key order; `revision` 0: the newest. `newer_than`: only keys written after it."""
     body = keys.fields()
     if limit:
         body["limit"] = str(limit)
@@ -148,7 +148,7 @@ def range_request(
 
 
 def txn_request(conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> Message:
-    """Do all of `then` if every condition holds, else nothing."""
+    """Do all of `then` if every condition is true, else nothing."""
     compare = [
         {"target": "MOD", "result": "EQUAL", "key": encoded(c.key), "mod_revision": str(c.mod_revision)}
         for c in conditions
@@ -165,9 +165,9 @@ def ranges_request(requests: Sequence[Message]) -> Message:
 def watch_request(keys: KeyRange, revision: int) -> Message:
     """Watch a range from a revision on.
 
-    One watch a request, though several would fit in a body: measured with 3.4.23, of 120 streams that asked
-    for three watches in 600 bytes nine never began one of them. What a gateway has not read of a body when
-    its answer begins is lost.
+    One watch a request, though several would fit in a body: measured with 3.4.23, of 120 streams that
+    requested three watches in 600 bytes nine never began one of them. The gateway drops any part of a body
+    that it has not read when its answer begins.
     """
     request = {**keys.fields(), "start_revision": str(revision), "progress_notify": True, "fragment": True}
     return {"create_request": request}

@@ -19,17 +19,17 @@ class RegisteredBackends:
         self._keys: dict[str, set[str]] = {}
         """By service."""
         self._changed: set[str] = set()
-        """Services whose backends are others than when their list was made."""
+        """Services whose backends changed since their list was made."""
         self._lists: dict[str, tuple[Registered, ...]] = {}
 
     @property
     def lists(self) -> Mapping[str, tuple[Registered, ...]]:
-        """Registered backends by service, in order of their keys; of more than a service can have those that
-        were written first. What has not changed is the same object."""
+        """Registered backends by service, in order of their keys; above a service's limit, those that
+        were written first. Unchanged lists are the same object."""
         return MappingProxyType(self._lists)
 
     def set(self, key: str, meaning: Meaning) -> None:
-        """The backend of a key is this from now on; a meaning that is no backend changes nothing."""
+        """Set the backend of a key; a meaning that is no backend changes nothing."""
         if isinstance(meaning, tuple):
             self._meanings[key] = meaning
             self._keys.setdefault(meaning[0], set()).add(key)
@@ -42,7 +42,7 @@ class RegisteredBackends:
             self._changed.add(meaning[0])
 
     def gather(self, kept: Mapping[str, Kept]) -> None:
-        """Make the lists anew that are others than before, each once for all keys."""
+        """Rebuild the changed lists, each once for all keys."""
         for service in self._changed:
             keys: Iterable[str] = self._keys[service]
             if not self._keys[service]:

@@ -1,4 +1,4 @@
-"""A backend that takes part in a service for as long as it is kept alive: a key in etcd under a lease."""
+"""A backend that takes part in a service while its registration is renewed: a key in etcd under a lease."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vipd.sources.etcd.errors import EtcdError, RejectedError
 
 PACE = Pace(first=0.2, longest=5.0)
 LAST_WORD_SECONDS = 3.0
-"""How long the end waits for etcd to take the registration back."""
+"""How long the end waits for etcd to delete the registration."""
 
 
 class Registration:
-    """Keeps one key. `report` is called on each change: whether the key is there, and what happened."""
+    """Keeps one key. `report` is called on each change: whether the key exists, and what happened."""
 
     def __init__(
         self, client: EtcdClient, key: str, value: str, ttl: int, report: Callable[[bool, str], None]
     ) -> None:
-        """`ttl`: seconds after which the key goes when nobody keeps it."""
+        """`ttl`: seconds after which the key expires without renewal."""
         self._client, self._key, self._value, self._ttl = client, key.encode(), value.encode(), ttl
         self._report = report
         self._random = Random()  # noqa: S311 (spreads tries; nothing secret)
@@ -30,7 +30,7 @@ class Registration:
         self._reported: tuple[bool, str] | None = None
 
     async def run(self) -> None:
-        """Register and keep that alive until cancelled, then take it back. Failures are got over."""
+        """Register and renew until cancelled, then delete the registration. Failures are retried."""
         failures = 0
         try:
             while True:
@@ -48,7 +48,7 @@ class Registration:
             await self._take_back()
 
     async def _once(self) -> None:
-        """Renew the lease; put the key anew when it is no more."""
+        """Renew the lease; write the key anew if it has expired."""
         if self._lease and not await self._client.keep_lease(self._lease):
             self._say(False, "the lease has expired")
             self._lease = 0
@@ -69,7 +69,7 @@ class Registration:
         try:
             await self._client.put(self._key, self._value, self._lease)
         except RejectedError:
-            self._lease = 0  # most likely it has expired meanwhile
+            self._lease = 0  # most likely it has expired
             raise
 
     async def _take_back(self) -> None:

@@ -1,4 +1,4 @@
-"""From an answer that is no success to the error it means. Pure."""
+"""Converts an answer without success to an error. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN_VERSION = 40
 _TOKEN_WORDS = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _ENDPOINT_WORDS = ("no leader", "request timed out", "leader changed", "not capable", "server stopped")
 _SHOWN = 300
-"""Characters of what a server says that an error repeats."""
+"""Characters of a server's message that an error repeats."""
 
 GATEWAY_HINT = (
     "start etcd with --enable-grpc-gateway=true; if it has --listen-client-http-urls, name that port"
@@ -37,7 +37,7 @@ GATEWAY_HINT = (
 
 
 def read_object(text: str) -> Message | None:
-    """The JSON object that a text is; None when it is none, or one that is nested without end."""
+    """The JSON object in a text; None if there is none, or one that is nested without end."""
     try:
         found = read_json(text, MOST_BYTES)
     except ValueError:
@@ -46,7 +46,7 @@ def read_object(text: str) -> Message | None:
 
 
 def error_of_answer(status: int, text: str, what: str) -> EtcdError:
-    """What an answer with another status than 200 means; `what` was asked for: `read of KEYS`."""
+    """The error for an answer with another status than 200; `what` is the request: `read of KEYS`."""
     if status == 400 and text.startswith("CommonName of client"):
         return CommonNameError(
             "etcd's JSON gateway takes no client certificate with a common name while authentication is on; "
@@ -63,7 +63,7 @@ def error_of_answer(status: int, text: str, what: str) -> EtcdError:
 
 
 def error_of_message(message: str, code: int, what: str) -> EtcdError:
-    """What etcd's own words mean, in an answer or in a watch stream."""
+    """The error for a message of etcd's, in an answer or in a watch stream."""
     if any(words in message for words in _TOKEN_WORDS):
         return TokenRejectedError(message)
     if "authentication failed" in message:
@@ -80,7 +80,7 @@ def error_of_message(message: str, code: int, what: str) -> EtcdError:
 
 
 def error_of_stream(answer: Message, what: str) -> EtcdError:
-    """What an `error` object in the midst of a stream means."""
+    """The error for an `error` object within a stream."""
     error = answer.get("error")
     if error is None:
         return MalformedAnswerError("there is neither a result nor an error")
@@ -99,7 +99,7 @@ def error_of_cancellation(reason: str, compact_revision: int, what: str) -> Etcd
 
 
 def error_without_gateway(found: GatewayOffError, version_status: int, version_text: str) -> EndpointError:
-    """The same fault, now that `/version` has been asked: etcd without gateway, too old, or no etcd."""
+    """The same fault, after a request to `/version`: etcd without gateway, too old, or no etcd."""
     answer = read_object(version_text) if version_status == 200 else None
     version = _cut(str(answer.get("etcdserver", "")))[:_SHOWN_VERSION] if answer else ""
     if not version:

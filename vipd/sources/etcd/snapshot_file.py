@@ -1,15 +1,15 @@
-"""The last known state of etcd's keys on this host's disk: what serves while etcd is away.
+"""The last known state of etcd's keys on this host's disk: it serves while etcd is unreachable.
 
-What is needed of it:
-- The state it gives back was the store's at some revision, never a mix: one line of the file is one change,
-  written as a whole and with a checksum, and reading ends at the first line that is not sound.
-- Each service that served can serve again, also where its newest value is bad or where it is held: the
+Requirements:
+- The state that it restores was the store's at some revision, never a mix: one line of the file is one
+  change, written as a whole and with a checksum, and reading ends at the first invalid line.
+- Each service that served can serve again, even if its newest value is bad or held: the
   accepted value is kept beside the newest one.
 - A change costs its own size, not that of all keys: lines are appended. When they have grown past the state
-  itself, it is written anew and renamed over.
-Lines that come together are synced together, at once unless the disk is slow. What an end in that moment
-loses etcd reports again, as it synced it before we learned of it; of a key that became bad meanwhile an
-older value serves then.
+  itself, the file is written anew and renamed over the old one.
+Lines that arrive together are synced together, at once unless the disk is slow. If vipd ends at that moment,
+etcd reports the lost ones again, as it synced them before vipd received them; for a key that became bad in
+between an older value then serves.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 GATHER_SECONDS = 0.02
-"""From a change to its writing: that it is accepted is noted a moment after it, and written with it."""
+"""From a change to its write: its acceptance follows a moment later, and is written with it."""
 LONGEST_REST_SECONDS = 1.0
 RESTS = 4
 """After a write the disk is left alone for so many times as long as that took."""
 AGAIN_SECONDS = 30.0
 """After a write that failed."""
 LEAST_GROWTH = 262_144
-"""Bytes of appended lines below which the file is not written anew."""
+"""Bytes of appended lines below which the file is not rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Kept:
     accepted: str | None = None
     """The value that serves, which may be an older one."""
     held: bool = False
-    """The key is gone from the store, and its removal is held back."""
+    """The key is gone from the store, and its removal is held."""
     create_revision: int = 0
-    """0: not known, as of keys that an older vipd kept."""
+    """0: unknown, as for keys that an older vipd stored."""
 
 
 @dataclass(slots=True)
@@ -69,12 +69,12 @@ class State:
 Record = dict[str, Any]
 
 _GARBAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""What reading a record raises that is none."""
+"""Exceptions from reading an invalid record."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One visit to the disk: lines to append, or the whole state. Numbered in the order of what they hold."""
+    """One write: lines to append, or the whole state. Numbered in the order of their content."""
 
     number: int
     lines: bytes
@@ -82,7 +82,7 @@ class _Work:
 
 
 class Snapshot:
-    """The file. `load` first; then changes are noted, `run` brings them to disk, and `close` what is left."""
+    """The file. `load` first; then `run` writes recorded changes, and `close` the rest."""
 
     def __init__(self, path: Path, prefix: str, state: Callable[[], State]) -> None:
         self._path, self._prefix, self._state = path, prefix, state
@@ -92,16 +92,16 @@ class Snapshot:
         self._grown = 0
         self._made = self._done = 0
         self._writing = threading.Lock()
-        self._rewrite = True  # the first write of a process: whatever lies behind an unsound line goes
+        self._rewrite = True  # the first write of a process drops everything after an invalid line
         self._underway = False
-        """Whether a write has begun of which is not known how it ended."""
+        """Whether a write has begun whose outcome is not known."""
         self.task = Task(Pace(AGAIN_SECONDS, AGAIN_SECONDS), named_elsewhere=True)
-        """How it is run, and how that goes: its fault is why the file cannot be written."""
+        """How the loop is run, and its state: its fault is why the file cannot be written."""
 
     def load(self) -> State:
-        """What the file holds; nothing when there is none, or when it is of another prefix.
+        """The file's content; empty if there is no file, or one of another prefix.
 
-        A file that is not sound is kept aside, with a line in the log: as far as it is sound it counts.
+        An invalid file is kept aside, with a line in the log: its valid part counts.
         """
         try:
             lines = read_own(self._path).split(b"\n")
@@ -111,7 +111,7 @@ class Snapshot:
             self._unsound(why(error))
             return State()
         state, read = State(), 0
-        # What is sound by its checksum, but not of this program, ends the reading too.
+        # A record with a valid checksum that is not of this program also ends the reading.
         with contextlib.suppress(*_GARBAGE):
             for record in _sound(lines):
                 if read == 0 and not self._begins(record):
@@ -123,7 +123,7 @@ class Snapshot:
         return state
 
     def _begins(self, head: Record) -> bool:
-        """Whether what follows the first line is of this prefix. Raises for what is no first line."""
+        """Whether the first line has this prefix. Raises for an invalid first line."""
         if head["format"] != FORMAT:
             raise ValueError("another format")
         return bool(head["prefix"] == self._prefix)
@@ -139,7 +139,7 @@ class Snapshot:
         self._noted.set()
 
     async def run(self) -> None:
-        """Write what is noted, for ever. Raises OSError, and writes the whole state when it is run again."""
+        """Write recorded changes, for ever. Raises OSError, and writes the whole state when run again."""
         if self._lines or self._underway:
             self._noted.set()
         now, rested = asyncio.get_running_loop().time, 0.0
@@ -163,10 +163,10 @@ class Snapshot:
                 log.warning("%s", error)
 
     def _work(self) -> _Work:
-        """What to write: lines, or the whole state in their place."""
+        """The next write: lines, or the whole state in their place."""
         self._made += 1
         lines, self._lines = self._lines, []
-        # Whether a thread has done what was begun is not known here: the whole state is right either way.
+        # Whether a thread has finished what was begun is unknown here: the whole state is right either way.
         self._rewrite = self._rewrite or self._underway
         if not self._rewrite and self._grown <= max(LEAST_GROWTH, self._size):
             return _Work(self._made, b"".join(lines), None)
@@ -175,7 +175,7 @@ class Snapshot:
 
     def _do(self, work: _Work) -> None:
         with self._writing:
-            # A thread cannot be cancelled: what it was late with must not come after what is newer.
+            # A thread cannot be cancelled: its late write must not follow a newer one.
             if work.number <= self._done:
                 return
             self._done = work.number
@@ -211,7 +211,7 @@ class Snapshot:
 def change_record(
     cluster: str, revision: int, put: Iterable[tuple[str, Kept]], gone: Iterable[str]
 ) -> Record:
-    """One change: what is kept of some keys from now on, and keys that are no more."""
+    """One change: the new state of some keys, and keys that are removed."""
     kept_keys = list(put)
     return {
         "cluster": cluster,
@@ -229,7 +229,7 @@ def accepted_record(keys: Iterable[str]) -> Record:
 
 
 def _replay(state: State, record: Record) -> None:
-    """Take a record over. Raises whatever a record raises that is none; then nothing of it counts."""
+    """Apply a record. Raises any exception for an invalid record; then nothing of it counts."""
     for key in record.get("accepted", ()):
         if kept := state.keys.get(key):
             state.keys[key] = replace(kept, accepted=kept.value)
@@ -245,7 +245,7 @@ def _replay(state: State, record: Record) -> None:
 
 
 def _fields(key: str, kept: Kept) -> list[object]:
-    """A key as the file holds it; an accepted value that is the newest one is not written twice."""
+    """A key in the form of the file; an accepted value that is also the newest is not written twice."""
     accepted = True if kept.accepted == kept.value else kept.accepted
     return [key, kept.value, kept.mod_revision, accepted, kept.held]
 
@@ -264,7 +264,7 @@ def _line(record: Record) -> bytes:
 
 
 def _sound(lines: Iterable[bytes]) -> Iterator[Record]:
-    """The records up to the first line that is not as it was written."""
+    """The records up to the first invalid line."""
     for line in lines:
         checksum, _, data = line.partition(b" ")
         if checksum != b"%08x" % zlib.crc32(data):

@@ -1,7 +1,7 @@
 """Services declared in etcd, one key each, followed as they change.
 
-Each key is a unit of its own: one that cannot be accepted keeps its last good version, and holds up no other.
-What is known stands on disk too, and serves at once after a start, whether etcd can be reached or not.
+Each key is a separate unit: one that cannot be accepted keeps its last good version, and does not block
+others. The known state is also on disk, and serves at once after a start, whether etcd is reachable or not.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ SNAPSHOT = Path("etcd") / "snapshot"
 
 @dataclass(frozen=True, slots=True)
 class EtcdState:
-    """What status shows of the source."""
+    """The state of the source for status."""
 
     endpoint: str
-    """The member that is watched; empty while none is."""
+    """The watched member; empty while there is none."""
     connected: bool
     applied_revision: int
-    """Up to which the store is known; 0: not in this run."""
+    """The revision up to which the store is known; 0: none in this run."""
     store_revision: int
-    """The newest that is known."""
+    """The newest known revision."""
     last_change: int
-    """Revision of the newest change of what is followed here."""
+    """Revision of the newest change of a followed key."""
     lag: float | None
     """Seconds since the keys were last known to equal the store's; None: never in this run."""
     keys: int
     rejected: tuple[str, ...]
-    """Keys of services whose present value does not serve."""
+    """Keys of services whose current value does not serve."""
     held: tuple[str, ...]
-    """Keys that are gone from the store and go on serving."""
+    """Keys that are gone from the store and continue to serve."""
     fault: str
 
 
@@ -77,29 +77,29 @@ class EtcdSource:
         return f"{', '.join(self._settings.endpoints)} {self._settings.prefix}"
 
     def load(self) -> None:
-        """Take over what an earlier run has known."""
+        """Load the state that an earlier run saved."""
         self._keys.restore(self._snapshot.load())
 
     def loops(self) -> dict[str, Work]:
-        """What follows etcd and keeps what it says on disk. Their failures are among `faults`."""
+        """The loops that follow etcd and save its state. Their failures are among `faults`."""
         return {
             "keeping etcd's keys": Loop(self._snapshot.run, self._snapshot.task),
             "following etcd": Loop(self._follower.run, self._follower.task),
         }
 
     def close(self) -> None:
-        """Bring to disk what is not there yet. Blocks."""
+        """Save what is not yet on disk. Blocks."""
         self._snapshot.close()
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yields whenever the units or the registrations are different. For one reader."""
+        """Yields whenever the units or the registrations have changed. For one reader."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             yield
 
     async def delivered(self, timeout: float) -> bool:
-        """Wait until there is something to go by, from disk or from etcd; False when there is nothing yet."""
+        """Wait until there is a state, from disk or from etcd; False if there is none in time."""
         if self._keys.cluster:
             return True
         try:
@@ -113,7 +113,7 @@ class EtcdSource:
         return self._keys.units
 
     def faults(self) -> tuple[str, ...]:
-        """Set while etcd cannot be followed, removals are held, or the disk takes nothing."""
+        """Set while etcd cannot be followed, removals are held, or the disk cannot be written."""
         fault = self._follower.task.fault
         known = any(unit.accepted.services for unit in self._keys.units.values())
         kept = "the last known services go on serving" if known else "no service of it is known"
@@ -121,11 +121,11 @@ class EtcdSource:
         return tuple(filter(None, (lost, self._held(), self._snapshot.task.fault)))
 
     def accepted(self, chosen: Mapping[str, Declaration]) -> None:
-        """Keep these versions to go back to."""
+        """Save these versions as the ones to fall back to."""
         self._keys.accept(chosen)
 
     def accept_removal(self) -> int:
-        """Remove everything that is held; how many keys there were."""
+        """Remove all held keys; returns their number."""
         released = self._keys.accept_removal()
         if released:
             self._wake()
@@ -135,7 +135,7 @@ class EtcdSource:
     def registrations(self) -> Mapping[str, tuple[Registered, ...]]:
         """Backends that registered themselves, by the name of their service, each list in order of its keys.
 
-        What has not changed is the same object.
+        Unchanged lists are the same object.
         """
         return self._keys.registrations
 
@@ -156,12 +156,12 @@ class EtcdSource:
 
     @property
     def applied_revision(self) -> int:
-        """The store's revision up to which everything is known; 0: not in this run."""
+        """The store's revision up to which everything is known; 0: none in this run."""
         return self._follower.applied_revision
 
     @property
     def last_change(self) -> int:
-        """Revision of the newest change that is known; keys that are not followed do not move it."""
+        """Revision of the newest known change; keys that are not followed do not affect it."""
         return self._keys.last_change
 
     @property

@@ -1,7 +1,7 @@
-"""What vipctl writes to etcd: services, one key each, and overrides.
+"""vipctl's writes to etcd: services, one key each, and overrides.
 
-Every write is a transaction that fails when somebody else has changed one of its keys since this host heard
-of it.
+Every write is a transaction that fails if another client has changed one of its keys since this host last
+received it.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.values import Layout, place_of
 
 FOLLOWED_SECONDS = 10.0
-"""How long an answer waits for this host to hear of its own write."""
+"""How long an answer waits until this host receives its own write."""
 LOOK_SECONDS = 0.01
 DELETED_AT_ONCE = 100
-"""Fewer than the 128 operations that etcd takes in a transaction unless configured otherwise."""
+"""Fewer than the 128 operations that etcd accepts in a transaction by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write came to."""
+    """The outcome of a write."""
 
     revision: int
     """0 when there was nothing to write."""
     keys: Mapping[str, bool]
-    """Whether each is there now, or removed."""
+    """Whether each exists now, or was removed."""
 
     @property
     def place(self) -> str:
@@ -59,7 +59,7 @@ class Written:
 
 
 class EtcdStore:
-    """The services and orders that stand in etcd, as this host knows them, and how they are changed."""
+    """The services and overrides in etcd, as known to this host, and changes to them."""
 
     def __init__(
         self, client: EtcdClient, source: EtcdSource, prefix: str, clock: Callable[[], datetime]
@@ -69,8 +69,8 @@ class EtcdStore:
 
     @property
     def services(self) -> dict[str, Service]:
-        """Every service in etcd, without backends that registered themselves; where a value is faulty, what
-        its last good one said."""
+        """Every service in etcd, without backends that registered themselves; for a faulty value, its last
+        good one."""
         found = {}
         for unit in self._source.units().values():
             for service in (unit.candidate if unit.candidate.ok else unit.accepted).services:
@@ -79,32 +79,32 @@ class EtcdStore:
 
     @property
     def place(self) -> str:
-        """Where the services are."""
+        """Location of the services."""
         return f"etcd {self._layout.services}"
 
     def check(self, outcome: Outcome) -> None:
-        """Whether a change can be written at all. Raises RefusedError."""
+        """Check that a change can be written at all. Raises RefusedError."""
         self._puts(outcome)
 
     async def save(self, outcome: Outcome) -> Written:
-        """Write a change that was decided on `services` as they are now.
+        """Write a change that was decided on the current `services`.
 
-        Raises RefusedError; then nothing was written, unless the error says that this is not known.
+        Raises RefusedError; then nothing was written, unless the error reports that this is unknown.
         """
         puts = self._puts(outcome)
         results = outcome.results
         deletes = [name for name, action in results.items() if action == "removed"]
         then: list[Put | Delete] = [*puts]
         then += [Delete(KeyRange(self._key(name).encode())) for name in deletes]
-        # What stays as it is counts too where it is all: this host may not have learned of the latest change.
+        # If nothing changes, unchanged services count too: this host may not know the latest change yet.
         names = [name for name, action in results.items() if action != "unchanged"] or list(results)
         keys = [self._key(name) for name in names]
         revision = await self._write(keys, then)
         return Written(revision if then else 0, {self._key(n): results[n] != "removed" for n in names})
 
     async def give(self, order: Override) -> Written:
-        """Write an order beside the other part of an earlier one; what has an end under a lease that ends
-        with it. Raises as `save` does."""
+        """Write an override beside the other part of an earlier one; one that expires gets a lease that
+        expires with it. Raises as `save` does."""
         known, wanted = self._overrides_at_keys(order)
         puts = {key: each for key, each in wanted.items() if known.get(key) != each}
         gone = known.keys() - wanted.keys()
@@ -113,7 +113,7 @@ class EtcdStore:
         then: list[Put | Delete] = [Delete(KeyRange(_encoded(key))) for key in gone]
         try:
             for key, each in puts.items():
-                # Without an end an order has no lease, and there is none to be revoked.
+                # An override without expiry has no lease to revoke.
                 leases += [await self._lease(each.until)] if each.until is not None else []
                 lease = leases[-1] if each.until is not None else 0
                 then.append(Put(_encoded(key), values[key].encode(), lease))
@@ -126,14 +126,14 @@ class EtcdStore:
         return Written(revision, dict.fromkeys(gone, False) | dict.fromkeys(puts, True))
 
     def _overrides_at_keys(self, order: Override) -> tuple[dict[str, Override | None], dict[str, Override]]:
-        """What stands at the keys of an order's subject now (None: nothing that holds on), and is to stand
-        there with this order."""
+        """The current values at the keys of an override's target (None: none that stays), and the new values
+        with this override."""
         layout, known, parts = self._layout, dict[str, Override | None](), dict[Key, Override]()
         for key in (weight_key(layout, order.subject), order_key(layout, order.subject)):
             rest = key.removeprefix(layout.overrides)
             value = self._source.overrides.get(rest)
             found = read_overrides({rest: value})[0] if value is not None else {}
-            # What cannot be read, or is about something else, is not ours to delete.
+            # Values that cannot be read, or have another target, are not deleted.
             if any(each.subject == order.subject for each in found):
                 held = {k: o for k, o in found.items() if o.until is None or o.until > self._clock()}
                 parts |= held
@@ -145,7 +145,7 @@ class EtcdStore:
         return await self._asked(self._client.grant_lease(max(left, 1)))
 
     async def take_back(self, subjects: Collection[Subject]) -> Written:
-        """Delete the orders about these. Raises as `save` does."""
+        """Delete the overrides of these targets. Raises as `save` does."""
         keys = keys_about(self._layout, self._source.overrides, subjects)
         revision = 0
         for start in range(0, len(keys), DELETED_AT_ONCE):
@@ -158,7 +158,8 @@ class EtcdStore:
         self._stopping = True
 
     async def wait_followed(self, written: Written) -> str:
-        """Wait until this host knows of a write; why it does not, or does not follow it, else empty."""
+        """Wait until this host receives a write; returns why it does not, or does not follow it, else
+        empty."""
         clock = asyncio.get_running_loop().time
         end = clock() + FOLLOWED_SECONDS
         while not all(self._known(key, there, written.revision) for key, there in written.keys.items()):
@@ -216,7 +217,7 @@ class EtcdStore:
 
 
 def _encoded(key: str) -> bytes:
-    """A key as etcd holds it: as `etcd_follower` reads keys, bytes that are no UTF-8 are lone surrogates."""
+    """A key in the form of etcd: in keys read from etcd, bytes that are no UTF-8 are lone surrogates."""
     return key.encode(errors="surrogateescape")
 
 
@@ -228,7 +229,7 @@ def _order_value(order: Override) -> str:
 
 
 def refusal(error: EtcdError) -> RefusedError:
-    """Why etcd did not do as asked."""
+    """Why etcd did not carry out the request."""
     why, _, hint = str(error).partition("; hint: ")
     what = "etcd did not take it"
     if isinstance(error, UnreachableError) and any(reason.sent for reason in error.reasons.values()):

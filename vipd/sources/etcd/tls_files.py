@@ -1,7 +1,7 @@
-"""The files that a connection to etcd needs: certificates, a key, a password.
+"""The files that a connection to etcd requires: certificates, a key, a password.
 
-Each is a regular file of a bounded size, so that none is waited for for ever; a file system that hangs is
-given up (vipd/host/file_calls.py).
+Each must be a regular file of limited size, so that no read waits for ever; a file system that hangs
+causes a timeout (vipd/host/file_calls.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def tls_context(settings: EtcdSettings) -> ssl.SSLContext:
 
 
 def signatures(settings: EtcdSettings) -> Signatures:
-    """What changes when one of the files does. It waits: call it in a thread."""
+    """Changes whenever one of the files does. It blocks: call it in a thread."""
     return tuple(map(_signature, (settings.ca, settings.cert, settings.key)))
 
 
@@ -59,13 +59,13 @@ def _authorities(path: Path | None) -> str | None:
     data = read_regular(path, MOST_BYTES)
     if b"-----BEGIN" not in data:
         raise ssl.SSLError(0, "no certificate in it")
-    # What stands between certificates may be in any script; none of it is read.
+    # Text between certificates may be in any script; it is not read.
     return data.decode("ascii", "ignore")
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[str]:
-    """A path to the very file that was looked at: OpenSSL reads paths alone, and waits for whatever is there.
+    """A path to exactly the file that was checked: OpenSSL accepts only paths, and blocks on special files.
     Raises OSError."""
     descriptor = open_regular(path)
     try:

@@ -1,4 +1,4 @@
-"""Turns an exception of the network or of TLS into an error that says what would mend it."""
+"""Converts an exception of the network or of TLS to an error with a remedy."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from vipd.sources.etcd.replies import GATEWAY_HINT
 
 DIAGNOSIS_SECONDS = 2.0
 LAST_WORD_SECONDS = 0.5
-"""How long a server may take to say that it ends a connection because of a certificate. One that has nothing
-to say costs this much at each broken connection."""
+"""How long a server may take to report that it rejects a certificate. A server that reports nothing
+costs this much at each broken connection."""
 
 _EXPIRED_CODES = frozenset({9, 10})
 _NAME_CODES = frozenset({62, 64})
 _CA_CODES = frozenset({2, 18, 19, 20, 21})
-"""OpenSSL's verify codes (x509_vfy.h): not yet valid or expired; host name or address; issuer not known."""
+"""OpenSSL's verify codes (x509_vfy.h): not yet valid or expired; host name or address; unknown issuer."""
 
 
 def error_of_exception(error: BaseException, timeout: float, has_certificate: bool) -> EndpointError:
-    """What a failed request means. `has_certificate`: we have a client certificate to show."""
+    """The error for a failed request. `has_certificate`: a client certificate is configured."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return _error_of_certificate(error.certificate_error)
     cause = _ssl_error(error)
@@ -46,10 +46,10 @@ async def diagnose(
     context: ssl.SSLContext | None,
     has_certificate: bool,
 ) -> EndpointError:
-    """A closer look at an endpoint that hung up without a word: does it refuse our certificate, as `context`
-    shows it, or speak the other scheme?
+    """Examine an endpoint that closed the connection silently: it may reject vipd's certificate, which
+    `context` contains, or use the other scheme.
 
-    It sends no secret: a TLS handshake, or `GET /version`.
+    Sends no secret: a TLS handshake, or `GET /version`.
     """
     hung_up = isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError) or isinstance(
         error.__cause__, ConnectionResetError
@@ -114,8 +114,8 @@ def _place(url: str) -> tuple[str, int]:
 
 
 async def _last_word(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLError | None:
-    """Why a server ends a TLS connection. Over a request that it did not read its reason is lost: the kernel
-    drops what has come when the connection is reset."""
+    """Why a server ends a TLS connection. After a request that the server did not read, its reason is lost:
+    the kernel drops received data when the connection is reset."""
     try:
         async with asyncio.timeout(DIAGNOSIS_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, ssl=context)

@@ -1,4 +1,4 @@
-"""What the keys of etcd mean: `services/NAME`, `backends/SERVICE/ADDRESS:PORT`, `overrides/...`. Pure.
+"""Parses the keys of etcd: `services/NAME`, `backends/SERVICE/ADDRESS:PORT`, `overrides/...`. Pure.
 
 The value of a service's key is YAML or JSON: either the service itself, as one item of `services:` in a file,
 or, if it has `apiVersion`, a whole document that declares exactly this one service. The key names the
@@ -30,12 +30,12 @@ SOURCE = "etcd"
 
 
 Meaning = Declaration | tuple[str, Backend] | None
-"""What a value says: a declaration, a backend registered for a service, or something not read here."""
+"""A parsed value: a declaration, a backend registered for a service, or None if it is not parsed here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things stand below the prefix."""
+    """The layout of keys below the prefix."""
 
     prefix: str
 
@@ -55,17 +55,17 @@ class Layout:
         return f"{self.prefix}overrides/"
 
     def ranges(self) -> tuple[KeyRange, ...]:
-        """Everything that is followed. `hosts/` is not: reports of hosts would wake all hosts."""
+        """All followed ranges. `hosts/` is not included: reports of hosts would wake all hosts."""
         return tuple(KeyRange.prefix(p.encode()) for p in (self.services, self.backends, self.overrides))
 
 
 def place_of(key: str) -> str:
-    """How problems name a key, and the name of its unit: one line, whatever the key holds."""
+    """The name of a key in problems, and of its unit: one line, whatever the key contains."""
     return f"{SOURCE}:{printable(key)}"
 
 
 def read_value(layout: Layout, key: str, value: str) -> Meaning:
-    """What a key says. An exception that nobody expected is a problem of this key alone."""
+    """Parses the value of a key. An unexpected exception is a problem of this key alone."""
     try:
         if key.startswith(layout.services):
             return read_service_value(key, key.removeprefix(layout.services), value)
@@ -77,7 +77,7 @@ def read_value(layout: Layout, key: str, value: str) -> Meaning:
 
 
 def read_service_value(key: str, name: str, text: str) -> Declaration:
-    """What the value of a service's key declares: one service or problems, never both none. Never raises."""
+    """Parses the value of a service's key: one service or problems, never both none. Never raises."""
     place = place_of(key)
     if too_long := _too_long(place, text, limits.ETCD_SERVICE_BYTES):
         return Declaration(problems=(too_long,))
@@ -94,10 +94,10 @@ def read_service_value(key: str, name: str, text: str) -> Declaration:
 
 
 def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | Declaration:
-    """A registered backend with the name of its service, or a declaration of nothing but problems.
+    """A registered backend with the name of its service, or a declaration that contains only problems.
 
-    `rest` is the key without its prefix: `SERVICE/ADDRESS:PORT`. The value is empty, or a mapping of what a
-    backend may have besides address and port: `{weight: 2}`.
+    `rest` is the key without its prefix: `SERVICE/ADDRESS:PORT`. The value is empty, or a mapping with a
+    backend's keys besides address and port: `{weight: 2}`.
     """
     report = Report(place_of(key))
     if too_long := _too_long(report.file, text, limits.ETCD_NOTE_BYTES):
@@ -134,8 +134,8 @@ def _too_long(place: str, text: str, most: int) -> Problem | None:
 
 
 def _refuse_checks(report: Report, backends: Sequence[Backend]) -> None:
-    """Who may register a backend may not have every host work on its patterns, send its datagrams, open a
-    file, or ask at a pace that is a load for whom it asks."""
+    """A registration must not make every host match its patterns, send its datagrams, open a
+    file, or probe so often that it becomes a load for the target."""
     for backend in backends:
         probe = backend.check.probe if backend.check else None
         interval = backend.check.timing.interval if backend.check and probe else math.inf
@@ -164,7 +164,7 @@ def _read_alone(place: str, root: Mapping) -> Declaration:
 
 
 def _misplaced(place: str, name: str, found: Declaration) -> list[Problem]:
-    """What is wrong with a value that is sound by itself."""
+    """The problems of a value that is valid by itself."""
     if name.count("/") > 1 or not _is_name(name):
         hint = "1 to 128 of A-Z a-z 0-9 . _ / -, at most one slash, a letter or digit at both ends"
         return [Problem(place, 0, "", "the key names no service", hint)]
@@ -186,8 +186,8 @@ def _is_name(name: str) -> bool:
 
 
 def _has_name(service: Service) -> bool:
-    """Whether the value said a name: the default one is the first frontend, with a slash before its protocol
-    and a colon, which no declared name can hold."""
+    """Whether the value contained a name: the default one is the first frontend, with a slash before its
+    protocol and a colon, which no declared name can contain."""
     return ":" not in service.name
 
 

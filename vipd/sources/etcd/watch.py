@@ -1,4 +1,4 @@
-"""The watch stream: lines of JSON, the first of which says that it has begun."""
+"""The watch stream: lines of JSON, the first of which confirms its start."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vipd.sources.etcd.transport import Headers, in_answer
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a watch tells at once: events in order of revision, never a part of a revision.
+    """One message of a watch: events in order of revision, never a part of a revision.
 
-    Without events it says that up to the header's revision there is nothing that was not reported.
+    Without events it confirms that everything up to the header's revision has been reported.
     """
 
     keys: KeyRange
@@ -36,7 +36,7 @@ class Watch:
         self._lines = lines
 
     async def begin(self) -> None:
-        """Wait until it has begun. Raises EtcdError."""
+        """Wait for the confirmation of the start. Raises EtcdError."""
         created = False
         while not created:
             message, _ = await self._message()
@@ -83,7 +83,7 @@ class Watch:
 
 @contextlib.asynccontextmanager
 async def open_watch(connection: Connection, keys: KeyRange, revision: int) -> AsyncIterator[Watch]:
-    """Open the stream at the first endpoint that takes it."""
+    """Open the stream at the first endpoint that accepts it."""
     what = f"watch of {keys}"
     async with contextlib.AsyncExitStack() as stack:
 

@@ -19,25 +19,26 @@ from vipd.model.service import Family
 log = logging.getLogger(__name__)
 
 LONGEST_READING_BEFORE_A_WRITE = 0.1
-"""Seconds; a longer one does not hold up changes of legacy rules, and flows since the last are lost."""
+"""Seconds; a longer reading does not delay changes of legacy rules, and flows since the last one are lost."""
 
 Changes = dict[ForwardingKey, Forwarding | None]
 
 SaveCounted = Callable[[], Awaitable[str]]
-"""What iptables-legacy-save prints with `-c`. Raises ApplyError."""
+"""Returns the output of iptables-legacy-save with `-c`. Raises ApplyError."""
 
 
 class RuleCounter:
     """Implements `vipd.dataplane.counting.FlowCounter`.
 
-    Of rules in legacy tables the kernel sends no notifications, so before a chain is rewritten its counters
-    are read.
+    The kernel sends no notifications of rules in legacy tables, so vipd reads the counters of a chain before
+    it rewrites the chain.
     """
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._families: dict[Family, SaveCounted | None] = {}
-        """Those that are counted, and how their legacy tables are read; None: they are in nf_tables."""
+        """The families that are counted, and how their legacy tables are read; None: they are in
+        nf_tables."""
         self._messages = RuleMessages(names)
         self._deltas = CounterDeltas()
         self._places: dict[ChainName, Place] = {}
@@ -47,7 +48,7 @@ class RuleCounter:
         self._garbled = False
         self._tables_gone = dict.fromkeys(Family, 0)
         self._seconds = dict.fromkeys(Family, 0.0)
-        """CPU time of the last reading; of legacy rules how long it took."""
+        """CPU time of the last reading; for legacy rules its duration."""
 
     def use(self, family: Family, legacy: SaveCounted | None) -> None:
         """Count this family from now on; `legacy` reads its legacy tables. Another variant counts from 0."""
@@ -66,13 +67,13 @@ class RuleCounter:
         return sum(self._seconds.values())
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Take new forwardings, and None for those that are gone."""
+        """Add new forwardings, and remove those that are None."""
         if not self._changes.keys().isdisjoint(changes):
-            self._follow()  # what came and went between two takes had flows, too
+            self._follow()  # forwardings that existed only between two takes had flows, too
         self._changes.update(changes)
 
     def on_message(self, datagram: bytes) -> None:
-        """Take what the kernel notifies of nf_tables rules. Raises nothing for what is cut short."""
+        """Process the kernel's notification of nf_tables rules. Does not raise for a truncated one."""
         try:
             for told in self._messages.ended(datagram):
                 if isinstance(told, Counted):
@@ -81,19 +82,19 @@ class RuleCounter:
                     self._tables_gone[told.family] += 1
                     self._deltas.reset(told.family)
         except ValueError as error:
-            if not self._garbled:  # once: such messages may come by the thousand
+            if not self._garbled:  # once: such messages may arrive by the thousand
                 log.warning("the last count of a deleted rule is not understood: %s", error)
             self._garbled = True
 
     async def before(self, family: Family, changes: Collection[Change]) -> None:
-        """Rules are about to be written: read what would be lost. Raises ApplyError."""
+        """Rules are about to be written: read the counts that would be lost. Raises ApplyError."""
         quick = self._seconds[family] <= LONGEST_READING_BEFORE_A_WRITE
         if self._families.get(family) and quick and self._rewritten(changes):
             async with self._one_at_a_time:
                 await self._read(family)
 
     def written(self, family: Family, changes: Collection[Change]) -> None:
-        """Rules were written, so that the counters of changed chains began anew."""
+        """Rules were written: the counters of changed chains restarted."""
         if self._families.get(family):
             self._deltas.reset(family, self._rewritten(changes))
 
@@ -114,18 +115,18 @@ class RuleCounter:
             return taken
 
     def memory(self) -> object:
-        """What each living rule had counted."""
+        """The counts of each existing rule."""
         return self._deltas.memory()
 
     def remember(self, memory: object) -> None:
-        """What the rules had counted in an earlier run."""
+        """Set the counts that the rules had in an earlier run."""
         try:
             self._deltas.remember(memory)
         except (TypeError, ValueError, OverflowError):
             log.warning("what an earlier run had counted is not understood")
 
     def _follow(self) -> None:
-        """Know the chains of what has changed; those that are gone are known until their rules are."""
+        """Update the known chains; a removed chain is known until its rules are gone."""
         self._know(self._named(self._changes))
         self._changes = {}
 
@@ -138,7 +139,7 @@ class RuleCounter:
                 self._changes.pop(key, None)
 
     def _named(self, changes: Changes) -> dict[ForwardingKey, dict[ChainName, Place]]:
-        """The chains of changed forwardings, and what each counts."""
+        """The chains of changed forwardings, and the place that each counts for."""
         named = {}
         for key, forwarding in changes.items():
             endpoints = (*forwarding.reachable(), *forwarding.resting) if forwarding else ()
@@ -170,7 +171,7 @@ class RuleCounter:
             chains = [chain for of, chain in self._places if of is family]
             counts, seconds = await asyncio.to_thread(self._read_kernel, family, chains)
             self._seconds[family] = seconds
-        # Handles of a table that was deleted meanwhile may name other rules now.
+        # Handles of a table that was deleted since may belong to other rules now.
         if tables_gone == self._tables_gone[family]:
             began = time.thread_time()
             self._deltas.read(counts)

@@ -1,7 +1,7 @@
-"""What is new in counters that are read again and again, of rules that come and go. Pure.
+"""Computes the growth of counters that are read repeatedly, while rules are added and removed. Pure.
 
-A rule is known by its handle, so it does not matter in which order a reading and the notification of the
-rule's end come: each says how far the same counter had come.
+A rule is identified by its handle, so a reading and the notification of the rule's end may arrive in any
+order: each holds a value of the same counter.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from vipd.dataplane.iptables.counters.messages import Counted
 from vipd.model.service import Family
 
 KEPT_ROUNDS = 3
-"""Complete readings for which a rule that is gone is still known, should its end be reported late."""
+"""Complete readings for which a deleted rule is still known, in case its end is reported late."""
 
 MOST_ENDED = 100_000
-"""So many rules that are gone are known while readings fail."""
+"""Maximum number of deleted rules that are known while readings fail."""
 
 ChainName = tuple[Family, str]
 
@@ -30,7 +30,7 @@ class _Rule:
 
 
 class CounterDeltas:
-    """Adds up, for each chain, by how much its rules' counters grew."""
+    """Adds up, for each chain, the growth of its rules' counters."""
 
     def __init__(self) -> None:
         self._rules: dict[ChainName, dict[int, _Rule]] = {}
@@ -40,7 +40,7 @@ class CounterDeltas:
         """Rules that have ended since the last complete reading."""
 
     def read(self, counts: Iterable[Counted]) -> None:
-        """What a reading of living rules found. It may be older than what `ended` told meanwhile."""
+        """Process a reading of existing rules. It may be older than values given to `ended` since."""
         for counted in counts:
             rule = self._rule(counted)
             rule.seen = self._round.get(counted.family, 0) + 1
@@ -48,7 +48,7 @@ class CounterDeltas:
                 self._grow(counted, rule)
 
     def read_all(self, family: Family) -> None:
-        """What was read since the last time were all rules of the family."""
+        """The readings since the last call covered all rules of the family."""
         now = self._round[family] = self._round.get(family, 0) + 1
         self._ended = 0
         for chain in [chain for chain in self._rules if chain[0] is family]:
@@ -59,7 +59,7 @@ class CounterDeltas:
                 del self._rules[chain]
 
     def ended(self, counted: Counted) -> None:
-        """A rule was deleted, having counted so much."""
+        """A rule was deleted, with this final count."""
         rule = self._rule(counted)
         if not rule.ended:
             self._grow(counted, rule)
@@ -69,7 +69,7 @@ class CounterDeltas:
                 self._drop_ended()
 
     def _drop_ended(self) -> None:
-        """Forget rules that are gone: no reading has been complete for very long."""
+        """Drop deleted rules: no reading has been complete for very long."""
         self._ended = 0
         for chain, rules in list(self._rules.items()):
             self._rules[chain] = {handle: rule for handle, rule in rules.items() if not rule.ended}
@@ -77,19 +77,19 @@ class CounterDeltas:
                 del self._rules[chain]
 
     def reset(self, family: Family, chains: Iterable[str] | None = None) -> None:
-        """The rules of these chains are others now, whatever their handles; None: all of the family."""
+        """The rules of these chains were replaced, whatever their handles; None: all of the family."""
         gone = [c for c in self._rules if c[0] is family] if chains is None else [(family, c) for c in chains]
         for chain in gone:
             self._rules.pop(chain, None)
 
     def take(self, known: Callable[[ChainName], bool]) -> dict[ChainName, int]:
-        """What is new in the chains that are known; the rest is kept for later while it has rules."""
+        """Returns the growth in known chains; the rest is kept while it has rules."""
         taken = {chain: flows for chain, flows in self._new.items() if known(chain)}
         self._new = {c: flows for c, flows in self._new.items() if c not in taken and c in self._rules}
         return taken
 
     def holds(self, chain: ChainName) -> bool:
-        """Whether the chain has rules, or had until a moment ago."""
+        """Whether the chain has rules, or had a moment ago."""
         return chain in self._rules
 
     def memory(self) -> list[list[object]]:
@@ -102,7 +102,7 @@ class CounterDeltas:
         ]
 
     def remember(self, memory: object) -> None:
-        """Take these counts for known. Raises ValueError or TypeError for what is no memory."""
+        """Set these counts as already counted. Raises ValueError or TypeError for invalid input."""
         for row in memory if isinstance(memory, list) else ():
             family, chain, handle, packets = row
             name = (Family(family), str(chain))
@@ -118,7 +118,7 @@ class CounterDeltas:
     def _grow(self, counted: Counted, rule: _Rule) -> None:
         if counted.packets == rule.packets:
             return
-        # Less than before: somebody has set the counter to zero meanwhile.
+        # Less than before: another program has reset the counter since.
         grown = counted.packets - rule.packets
         chain = (counted.family, counted.chain)
         self._new[chain] = self._new.get(chain, 0) + (grown if grown > 0 else counted.packets)

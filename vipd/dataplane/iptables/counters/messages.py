@@ -35,7 +35,7 @@ _HASH_LENGTH = 16
 
 
 class Counted(NamedTuple):
-    """What one rule has counted."""
+    """The counters of one rule."""
 
     family: Family
     chain: str
@@ -45,7 +45,7 @@ class Counted(NamedTuple):
 
 
 class TableGone(NamedTuple):
-    """A family's nat table was deleted: handles begin anew."""
+    """A family's nat table was deleted: handles restart."""
 
     family: Family
 
@@ -80,7 +80,7 @@ class RuleMessages:
         return FAMILIES.get(datagram[start + CONTENT]) if nat else None
 
     def counted(self, datagram: bytes, start: int, end: int) -> Counted | None:
-        """What a message says of a translating rule; None for any other rule."""
+        """The counters in a message about a translating rule; None for any other rule."""
         if not datagram.startswith(self._chain, start + ATTRIBUTES):
             return None
         family = FAMILIES.get(datagram[start + CONTENT])

@@ -1,6 +1,6 @@
 """Reading the counters of one family's rules: from the kernel directly, or as iptables-save prints them.
 
-The kernel is asked over netlink; iptables-nft-save takes ten times as long.
+The kernel is read over netlink; iptables-nft-save takes ten times as long.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SILENCE_SECONDS = 3.0
 
 def read_kernel(family: Family, chains: Iterable[str], messages: RuleMessages) -> list[Counted]:
     """The counts of the nf_tables rules in these chains of iptables' nat table, in the thread's network
-    namespace; of those that exist. Blocks. Raises OSError.
+    namespace; missing chains are skipped. Blocks. Raises OSError.
 
-    Chain by chain: where a listing of the whole table goes on, the kernel walks through all it has reported
-    before. With 60,000 rules that took 1.9 s of CPU, this 0.7 s.
+    Chain by chain: to continue a listing of the whole table, the kernel walks through all that it has already
+    reported. With 60,000 rules that took 1.9 s of CPU, this 0.7 s.
     """
     counts = list[Counted]()
     table = nfgenmsg(FAMILY_NUMBERS[family]) + string(1, "nat")
@@ -53,7 +53,7 @@ def read_kernel(family: Family, chains: Iterable[str], messages: RuleMessages) -
 
 
 def read_saved_counts(text: str, family: Family, names: Names) -> list[Counted]:
-    """The counts in what iptables-save prints with `-c`."""
+    """The counts in the output of iptables-save with `-c`."""
     counts, head = [], f"-A {names.prefix}-SEP-"
     nat = text.partition("*nat\n")[2].partition("\nCOMMIT")[0]
     for line in nat.splitlines():

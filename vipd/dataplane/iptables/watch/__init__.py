@@ -1,1 +1,1 @@
-"""Notices that another program changed vipd's rules, and decides when to repair. Begin with `watcher.py`."""
+"""Detects that another program changed vipd's rules, and decides when to repair. Start with `watcher.py`."""

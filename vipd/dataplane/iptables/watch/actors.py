@@ -1,9 +1,8 @@
-"""Finds who changed rules: the process that the kernel names, and the program behind it.
+"""Finds the author of a rule change: the process that the kernel names, and the program behind it.
 
-The kernel reports the iptables or nft program that wrote. By then it may have ended, and its parent cannot
-be asked for any more: so the last parent that was seen with such a program is remembered, and services that
-are known to run it are looked for. Both are guesses, and are called so.
-"""
+The kernel reports the iptables or nft program that wrote. It may have ended before vipd reads its parent:
+so vipd remembers the last parent of such a program, and looks for services that are
+known to run it. Both are guesses, and are marked as such."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _WRAPPERS = frozenset(
     {"sudo", "env", "timeout", "nice", "ionice", "setsid", "xargs", "flock", "nsenter", "ip"}
 )
 _SHELLS = frozenset({"sh", "dash"})
-"""With -c: system(3) of a program. `bash -c` is more often a script of its own."""
+"""With -c: system(3) of a program. `bash -c` is more often an independent script."""
 _RUNS = {
     "firewalld": ("iptables", "ip6tables", "ebtables"),
     "docker": ("iptables", "ip6tables"),
@@ -30,11 +29,11 @@ _RUNS = {
     "libvirtd": ("iptables", "ip6tables"),
     "kubelet": ("iptables", "ip6tables"),
 }
-"""Services that change rules by programs, and how the names of these begin."""
+"""Services that change rules by programs, and the prefixes of their names."""
 _ONLY_SINGLY = frozenset({"docker", "fail2ban", "libvirtd"})
 """Those that use no iptables-restore."""
 _GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/systemd"))
-"""Where systemd keeps a directory for each service, in the unified and in the old hierarchy."""
+"""Directories in which systemd keeps one for each service, in the unified and in the old hierarchy."""
 
 
 class _Process(NamedTuple):
@@ -45,18 +44,18 @@ class _Process(NamedTuple):
 
 
 class Actors:
-    """Answers while the processes still live, or from what it has seen before."""
+    """Identifies processes while they exist, or from earlier observations."""
 
     def __init__(self, processes: Path = Path("/proc"), groups: tuple[Path, ...] = _GROUPS) -> None:
         self._proc, self._groups = processes, groups
         self._seen: dict[str, tuple[int, str]] = {}
-        """By the tool's name: who ran it last."""
+        """By the tool's name: the last program that ran it."""
 
     def of(self, generation: Generation) -> Actor:
-        """Who ended a transaction, as far as can be seen or guessed."""
+        """The author of a transaction, as far as it can be observed or guessed."""
         process = self._read(generation.pid)
         if process is None or process.name[:_LONGEST_COMM] != generation.name:
-            # Another pid namespace's number, already somebody else's, or nobody's.
+            # A pid of another pid namespace, or already reused, or gone.
             return self._guessed(Actor(_whole(generation.name), generation.pid))
         behind = self._behind(process)
         actor = Actor(process.name, process.pid)
@@ -67,7 +66,7 @@ class Actors:
         return replace(actor, parent=behind.name, parent_pid=behind.pid)
 
     def _behind(self, process: _Process) -> _Process | None:
-        """The nearest ancestor that is more than a wrapper; else the farthest that is known."""
+        """The nearest ancestor that is more than a wrapper; else the farthest known one."""
         found, parent = None, process.parent
         for _ in range(_MOST_ANCESTORS):
             ancestor = self._read(parent) if parent > _INIT or found is None else None
@@ -79,7 +78,7 @@ class Actors:
         return found
 
     def _guessed(self, actor: Actor) -> Actor:
-        """With the program that probably runs it, if there is just one such."""
+        """The actor with the program that probably runs it, if there is exactly one."""
         if not is_tool(actor.name):
             return actor
         pid, name = self._seen.get(actor.name, (0, ""))
@@ -120,7 +119,7 @@ class Actors:
 
 
 def _passes_on(process: _Process) -> bool:
-    """Whether it does what another program has it do: `sudo`, `sh -c`."""
+    """Whether it only runs commands of another program: `sudo`, `sh -c`."""
     return (
         is_tool(process.name)
         or process.name in _WRAPPERS
@@ -133,5 +132,5 @@ def _may_run(service: str, tool: str) -> bool:
 
 
 def _whole(name: str) -> str:
-    """What the kernel has cut to 15 characters, for the one name that matters."""
+    """Restores the one important name that the kernel truncates to 15 characters."""
     return {"iptables-restor": "iptables-restore", "ip6tables-resto": "ip6tables-restore"}.get(name, name)

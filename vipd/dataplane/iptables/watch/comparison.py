@@ -1,4 +1,4 @@
-"""Comparing what iptables-save prints with what vipd believes to be there. Pure."""
+"""Compares the output of iptables-save with the expected rules. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vipd.dataplane.iptables.words import target_of
 
 
 def digest(saved: str) -> bytes:
-    """Equal for equal rules: times and packet counters do not count.
+    """Equal for equal rules: times and packet counters are ignored.
 
     Only built-in chains have counters there, and their lines come first in each table, so the bulk of the
-    text is hashed as it is.
+    text is hashed unchanged.
     """
     found, place = hashlib.blake2b(digest_size=16), saved.find("*")
     while place >= 0:
@@ -32,7 +32,8 @@ def digest(saved: str) -> bytes:
 
 
 def touched(saved: str, expected: Installed, names: Names) -> frozenset[ChainId]:
-    """Our chains that are not as expected, and the built-in chains whose jumps to us are not."""
+    """vipd's chains that differ from the expected ones, and the built-in chains whose jumps to vipd
+    differ."""
     found = read_saved(saved, names)
     recognise(found, expected.chains)
     ours = {
@@ -44,7 +45,7 @@ def touched(saved: str, expected: Installed, names: Names) -> frozenset[ChainId]
 
 
 def _jumps_differ(chain: ChainId, found: Installed, expected: Installed, names: Names) -> bool:
-    """Ours must be the same, and at the head; what others keep behind them is theirs."""
+    """vipd's jumps must be equal, and at the head; later rules belong to others."""
     wanted, present = _ours(chain, expected.builtins, names), found.builtins.get(chain, ())
     return _ours(chain, found.builtins, names) != wanted or present[: len(wanted)] != wanted
 

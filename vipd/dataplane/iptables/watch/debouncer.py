@@ -13,20 +13,21 @@ from vipd.model.service import Family
 QUIET_SECONDS = 0.05
 """A burst is over when nothing concerned us for so long."""
 LONGEST_SECONDS = 0.3
-"""A burst that does not end is reported after so long; what comes later is reported again."""
+"""A longer burst is reported after this time; its later changes are reported again."""
 CHAINS_LIMIT = 1000
-"""With more chains touched than this, one reading of the whole family is cheaper than to name them."""
+"""With more chains touched than this, one reading of the whole family is cheaper than listing them."""
 
 MOST_OPEN = 100
-"""The kernel reports one transaction after the other: more than these have no end that is still to come."""
+"""The kernel reports one transaction after the other: with more than these open, the ends of some are
+lost."""
 
 IsOurs = Callable[[int, int], bool]
-"""Whether a transaction of this pid and netlink address is our own doing."""
+"""Whether a transaction of this pid and netlink address is vipd's own."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """What one transaction, or one burst, did to us."""
+    """The effect of one transaction, or one burst, on vipd's rules."""
 
     families: set[Family] = field(default_factory=set)
     chains: set[tuple[Family, ChainId]] = field(default_factory=set)
@@ -49,10 +50,10 @@ class _Work:
 
 
 class Debouncer:
-    """Collects changes until they are worth telling.
+    """Collects changes until they should be reported.
 
-    A transaction is judged at the end of its burst and not when it is read: a process of ours may have
-    written before we have learnt its pid.
+    A transaction is judged at the end of its burst and not when it is read: a process of vipd's may have
+    written before its pid was recorded.
     """
 
     def __init__(self, scope: Scope, quiet: float = QUIET_SECONDS, longest: float = LONGEST_SECONDS) -> None:
@@ -65,7 +66,7 @@ class Debouncer:
 
     @property
     def due(self) -> float | None:
-        """When to call `collect`; None while there is nothing."""
+        """When to call `collect`; None while there is nothing to report."""
         if not self._closed and not self._lost:
             return None
         return min(self._last + self._quiet, self._first + self._longest)
@@ -77,11 +78,12 @@ class Debouncer:
             self._open.setdefault(change.port, _Work()).add(change, kind_of_change)
 
     def skip(self, port: int) -> None:
-        """Messages of this sender were left unread, being our own as it seems; its Generation will tell."""
+        """Messages of this sender were left unread, as they seem to be vipd's own; its Generation will
+        show."""
         self._unseen.add(port)
 
     def concerns(self, generation: Generation) -> bool:
-        """Whether the transaction that ends here did anything to us, so that its actor matters."""
+        """Whether the transaction that ends here affected vipd's rules, so that its actor matters."""
         return generation.port in self._open
 
     def end(self, generation: Generation, actor: Actor, is_ours: IsOurs, now: float) -> None:
@@ -98,14 +100,14 @@ class Debouncer:
             self._closed.append((generation, actor, work))
 
     def lost(self, now: float) -> None:
-        """Some messages are missing; what is half read has no end any more."""
+        """Some messages are missing; partly read transactions will not end."""
         self._touch(now)
         self._lost = True
         self._open.clear()
         self._unseen.clear()
 
     def collect(self, is_ours: IsOurs) -> ExternalChange | None:
-        """The burst as one disturbance; None when all of it was our own."""
+        """The burst as one disturbance; None if all of it was vipd's own."""
         burst, actors = _Work(), dict[Actor, None]()
         for generation, actor, work in self._closed:
             if not is_ours(generation.pid, generation.port):

@@ -27,17 +27,17 @@ _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
 _DATAGRAM_BYTES = 1 << 16
 _DATAGRAMS_A_TURN = 200
-"""After so many the event loop may do something else."""
+"""After this many the event loop may run other tasks."""
 
 
 def open_socket() -> socket.socket:
-    """A socket that learns of every nf_tables change in this thread's network namespace. Raises OSError: the
-    kernel has no nf_tables, or CAP_NET_ADMIN is missing. What is lost, is a Disturbance too."""
+    """A socket that receives every nf_tables change in this thread's network namespace. Raises OSError: the
+    kernel has no nf_tables, or CAP_NET_ADMIN is missing. Lost messages are a Disturbance too."""
     return open_multicast(GROUP_NFTABLES)
 
 
 class RuleEvents:
-    """Tells of foreign changes as the kernel reports them. Closes the socket that it is given."""
+    """Reports foreign changes as the kernel notifies of them. Closes the socket that it is given."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class RuleEvents:
         hear: Callable[[bytes], None] | None = None,
         kinds: Mapping[int, Kind] = KINDS,
     ) -> None:
-        """`hear` gets every datagram first, our own changes too. `kinds`: of which messages are read."""
+        """`hear` gets every datagram first, including vipd's own changes. `kinds`: the types of messages to
+        read."""
         self._socket, self._own, self._clock, self._hear = listening, own, clock, hear
         self._kinds = kinds
         self._gathering, self._actors = Debouncer(scope), Actors()
@@ -77,7 +78,7 @@ class RuleEvents:
             failed.cancel()
 
     async def _wait(self) -> None:
-        """Until something was read, or what was read is due."""
+        """Wait until messages were read, or read ones are due."""
         due = self._gathering.due
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if due is None else max(0.0, due - self._clock())):
@@ -96,7 +97,7 @@ class RuleEvents:
             if isinstance(error, OSError) and error.errno == errno.ENOBUFS:
                 self._gathering.lost(self._clock())
             elif not failed.done():
-                # Nobody would hear of it, or of anything after it, if it ended in the event loop's log.
+                # An exception in the event loop's log alone would end the watch unnoticed.
                 failed.set_exception(error)
                 self._read_some.set()
         if self._gathering.due is not None:
@@ -111,7 +112,7 @@ class RuleEvents:
             return
         for message in read_messages(datagram, self._kinds):
             if isinstance(message, Generation):
-                # Only now is the process likely to live still, so that its parent can be found.
+                # Only now does the process probably still exist, so that its parent can be found.
                 worth = self._gathering.concerns(message) and not self._own.wrote(message.pid, message.port)
                 actor = self._actors.of(message) if worth else Actor(message.name, message.pid)
                 self._gathering.end(message, actor, self._own.wrote, self._clock())
@@ -120,7 +121,7 @@ class RuleEvents:
 
 
 def pids_are_global() -> bool:
-    """Whether this process lives in the first pid namespace, whose pids the kernel's events carry."""
+    """Whether this process is in the first pid namespace, whose pids the kernel's events carry."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino == _FIRST_PID_NAMESPACE
     except OSError:

@@ -17,14 +17,14 @@ ENTRIES = frozenset(
         *(ChainId("filter", name) for name in ("INPUT", "FORWARD", "OUTPUT")),
     }
 )
-"""The built-in chains that hold our jumps."""
+"""The built-in chains that contain vipd's jumps."""
 
 _TOOL = re.compile(r"^(ip6?tables|xtables|ebtables|arptables|nft$)")
-"""Programs that others run to change rules; who runs them is what matters."""
+"""Programs that others run to change rules; the caller is the one that matters."""
 
 
 class ChangeKind(StrEnum):
-    """What was done, or how we know."""
+    """Kind of change, or how it was detected."""
 
     RULE_ADDED = "rule added"
     RULE_DELETED = "rule deleted"
@@ -32,9 +32,9 @@ class ChangeKind(StrEnum):
     CHAIN_DELETED = "chain deleted"
     TABLE_DELETED = "table deleted"
     RULES_DIFFER = "rules differ"
-    """A poll found it; how it came about is not known."""
+    """A poll found it; its cause is not known."""
     EVENTS_LOST = "events were lost"
-    """The kernel had more to tell than it could keep: nothing may be wrong."""
+    """The kernel's buffer overflowed: possibly nothing has changed."""
 
 
 _DEEDS = {kind: ChangeKind[kind.name] for kind in Kind}
@@ -42,20 +42,21 @@ _DEEDS = {kind: ChangeKind[kind.name] for kind in Kind}
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The process that changed rules, and who had started it, as far as could be seen."""
+    """The process that changed rules, and its parent, as far as they could be observed."""
 
     name: str
     pid: int = 0
     """0: not known."""
     parent: str = ""
-    """The nearest that is no mere wrapper. Empty: not known; it may have ended before it was asked for."""
+    """The nearest that is no mere wrapper. Empty: unknown; it may have ended before it was read."""
     parent_pid: int = 0
     guessed: bool = False
-    """The parent had ended, and is the one that most probably it was."""
+    """The parent had ended, and is the most probable one."""
 
     @property
     def culprit(self) -> tuple[str, int]:
-        """Name and pid of who is behind it: whoever runs an iptables or nft tool, else the process itself."""
+        """Name and pid of the cause: the program that runs an iptables or nft tool, else the process
+        itself."""
         if self.parent and is_tool(self.name):
             return self.parent, self.parent_pid
         return self.name, self.pid
@@ -77,7 +78,7 @@ def _behind(actor: Actor) -> str:
 
 
 def named(actors: Iterable[Actor]) -> list[str]:
-    """Each program once: `iptables (pid 812) of bash (pid 5)`, or, where it ran more than once, `iptables (14
+    """Each program once: `iptables (pid 812) of bash (pid 5)`, or, if it ran more than once, `iptables (14
     processes) of dockerd (pid 5)`. In order of their first change."""
     several: dict[tuple[str, str, int, bool], dict[Actor, None]] = {}
     for actor in actors:
@@ -98,12 +99,12 @@ class ExternalChange:
 
     families: frozenset[Family]
     chains: frozenset[tuple[Family, ChainId]]
-    """Our own and built-in chains that were touched. Not complete when `everything` is set."""
+    """vipd's and built-in chains that were touched. Not complete when `everything` is set."""
     deeds: frozenset[ChangeKind]
     actors: tuple[Actor, ...] = ()
-    """In order of their first change. Empty: not known."""
+    """In order of their first change. Empty: unknown."""
     everything: bool = False
-    """So much was touched, or so little is known, that each of `families` must be read as a whole."""
+    """Too much was touched, or too little is known: each of `families` must be read as a whole."""
 
     def __str__(self) -> str:
         """`iptables (pid 812): rule deleted in ipv4 nat VIPD-SERVICES`."""
@@ -127,13 +128,13 @@ class ExternalChange:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which changes concern us: those of our chains, of our jumps, and rules that come ahead of the jumps."""
+    """Selects changes that affect vipd: of its chains, of its jumps, and rules ahead of the jumps."""
 
     names: Names
     families: frozenset[Family]
 
     def touched(self, change: Change) -> ChangeKind | None:
-        """What a change does to us; None when it is no business of ours. Raises ValueError (malformed)."""
+        """The effect of a change on vipd's rules; None if it has none. Raises ValueError (malformed)."""
         if change.family not in self.families or change.table not in TABLES:
             return None
         if change.kind is not Kind.TABLE_DELETED and not self._concerns(change):
@@ -146,7 +147,7 @@ class Scope:
             return self.names.owns(chain)
         if change.kind is Kind.CHAIN_DELETED:
             return True
-        # Somebody who declares a built-in chain or sets its policy takes nothing away from us.
+        # A declaration of a built-in chain or its policy takes nothing from vipd.
         return change.kind is not Kind.CHAIN_ADDED and self._disturbs_jumps(change)
 
     def _disturbs_jumps(self, change: Change) -> bool:

@@ -1,6 +1,6 @@
-"""The size and shape of a legacy table, asked of the kernel in microseconds whatever the number of rules.
+"""The size and shape of a legacy table, read from the kernel in microseconds whatever the number of rules.
 
-It changes with every rule that comes or goes, but not when a rule is replaced by one of the same size.
+It changes with every added or removed rule, but not when a rule is replaced by one of the same size.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Shape = tuple[int, ...]
 
 
 class LegacyTables:
-    """Asks about one family's tables in the network namespace of the thread that made it.
+    """Reads one family's tables in the network namespace of the thread that created it.
 
-    Python's own getsockopt cannot pass the table's name in, so the C library's is called.
+    Python's own getsockopt cannot pass the table's name, so this calls the C library's.
     """
 
     def __init__(self, family: Family) -> None:
@@ -40,7 +40,7 @@ class LegacyTables:
         self._socket.close()
 
     def shape(self, tables: Iterable[str]) -> tuple[Shape, ...]:
-        """Of each table, which must exist, as asking brings a missing one into being. Raises OSError."""
+        """The shape of each table, which must exist, as reading creates a missing one. Raises OSError."""
         return tuple(self._shape(table) for table in tables)
 
     def _shape(self, table: str) -> Shape:

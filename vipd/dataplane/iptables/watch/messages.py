@@ -1,4 +1,4 @@
-"""Reading the kernel's nf_tables notifications: names and kinds only, never what a rule says. Pure.
+"""Reads the kernel's nf_tables notifications: names and kinds only, not the content of rules. Pure.
 
 Read without pyroute2, as a load of 10,000 services is some 110,000 of these messages: 0.23 s of CPU. For the
 names alone pyroute2 takes 3.9 s. Layouts are those of the kernel's include/uapi/linux/netlink.h and
@@ -19,7 +19,7 @@ GROUP_NFTABLES = 7
 """NFNLGRP_NFTABLES."""
 
 INET = 1
-"""The nf_tables family whose tables see packets of both."""
+"""The nf_tables family whose tables see packets of both families."""
 
 _SUBSYSTEM = 10
 """NFNL_SUBSYS_NFTABLES, the upper byte of a message's type."""
@@ -34,11 +34,11 @@ _HOOK_NUMBER = 1
 _FORWARD_HOOK = 2
 _RULE_EXPRESSIONS = 4
 _RULE_POSITION = 6
-"""NFTA_RULE_POSITION: told of a rule that has others both before and behind it."""
+"""NFTA_RULE_POSITION: set for a rule with others both before and behind it."""
 
 
 class Kind(Enum):
-    """What happened to what; the values are NFT_MSG_*."""
+    """Kind of change and object; the values are NFT_MSG_*."""
 
     TABLE_DELETED = 2
     CHAIN_ADDED = 3
@@ -48,7 +48,7 @@ class Kind(Enum):
 
 
 KINDS = {kind.value: kind for kind in Kind}
-"""What becomes of tables, chains and rules."""
+"""Changes of tables, chains and rules."""
 KINDS_WITH_SETS = KINDS | {
     9: Kind.CHAIN_ADDED,
     11: Kind.CHAIN_DELETED,
@@ -59,15 +59,15 @@ KINDS_WITH_SETS = KINDS | {
 
 
 class Change(NamedTuple):
-    """One message: something was added or deleted. A rule that is replaced is two of them."""
+    """One message: an object was added or deleted. A replaced rule is two of them."""
 
     kind: Kind
     family: Family
     """IPv4 for a table of the family inet, which has both."""
     table: str
-    """A table of the family inet is called `inet NAME`."""
+    """A table of the family inet has the name `inet NAME`."""
     chain: str
-    """Empty when the whole table is meant."""
+    """Empty: the whole table."""
     flags: int
     attributes: bytes
     """The raw attributes, for `rule_facts`."""
@@ -78,22 +78,22 @@ class Change(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """The end of one transaction, and whose it was."""
+    """The end of one transaction, and its author."""
 
     port: int
     pid: int
-    """As the first pid namespace numbers it. 0: not said (kernels before 4.12)."""
+    """A pid of the first pid namespace. 0: unknown (kernels before 4.12)."""
     name: str
     """The process's name, at most 15 characters."""
 
 
 class RuleFacts(NamedTuple):
-    """What one rule's message says beyond its chain."""
+    """The content of one rule's message beyond its chain."""
 
     appended: bool
     """It is the last one of its chain, by `-A`; the only one it may be too."""
     expressions: bytes | None
-    """What the rule does, raw; a name that it jumps to stands in it as it is. None: not said."""
+    """The rule's expressions, raw; a name that it jumps to appears unchanged in it. None: missing."""
 
 
 def read_messages(datagram: bytes, kinds: Mapping[int, Kind] = KINDS) -> Iterator[Change | Generation]:
@@ -115,7 +115,7 @@ def read_messages(datagram: bytes, kinds: Mapping[int, Kind] = KINDS) -> Iterato
 
 
 def sender_and_end(datagram: bytes) -> tuple[int, bool]:
-    """The netlink address of who caused a datagram, and whether its first message is a Generation.
+    """The netlink address of a datagram's sender, and whether its first message is a Generation.
 
     Enough to skip a datagram: the kernel never mixes two transactions in one, nor a Generation with changes.
     """
@@ -126,9 +126,9 @@ def sender_and_end(datagram: bytes) -> tuple[int, bool]:
 
 
 def rule_facts(change: Change) -> RuleFacts:
-    """Look closer at a rule's message. Raises MalformedMessageError."""
+    """Parse a rule's message further. Raises MalformedMessageError."""
     found = attributes(change.attributes)
-    # Kernels that do not repeat the flag in notifications only make us look once too often.
+    # Kernels that do not repeat the flag in notifications cause only an unnecessary read.
     appended = bool(change.flags & APPEND) and _RULE_POSITION not in found
     return RuleFacts(appended, found.get(_RULE_EXPRESSIONS))
 
@@ -142,7 +142,7 @@ def adds_chain_at_hook(change: Change) -> bool:
 
 
 def _names(body: bytes, wanted: int) -> tuple[str, str]:
-    """The names of table and chain; that of the chain is the attribute with the number `wanted`."""
+    """The names of table and chain; the chain's is the attribute with the number `wanted`."""
     table = chain = ""
     for number, value in walk(body):
         if number == _TABLE_ATTRIBUTE:

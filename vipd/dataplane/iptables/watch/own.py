@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 REMEMBERED_SECONDS = 10.0
-"""Events of a process may be read after it has ended; much later its pid may be somebody else's."""
+"""Events of a process may be read after it has ended; much later its pid may be reused."""
 
 
 class OwnProcesses:
     """Give `running` to whatever starts the iptables programs."""
 
     def __init__(self, clock: Callable[[], float], pids_are_global: bool = True) -> None:
-        """`pids_are_global`: this process lives in the first pid namespace, whose numbers the kernel's events
-        carry. Elsewhere our processes are known by their netlink address instead, which is their pid as we
-        see it."""
+        """`pids_are_global`: this process is in the first pid namespace, whose numbers the kernel's events
+        carry. Elsewhere vipd's processes are identified by their netlink address instead, which is their pid
+        in this namespace."""
         self._clock, self._pids_are_global = clock, pids_are_global
         self._running: set[int] = set()
         self._ended: dict[int, float] = {}
 
     @contextmanager
     def running(self, pid: int) -> Iterator[None]:
-        """A process of ours lives while this is entered."""
+        """A process of vipd's runs while this is entered."""
         self._running.add(pid)
         try:
             yield
@@ -32,11 +32,11 @@ class OwnProcesses:
             self._ended[pid] = self._clock()
 
     def wrote(self, pid: int, port: int) -> bool:
-        """Whether a transaction is ours. `pid` 0: the kernel did not say, so the address has to do."""
+        """Whether a transaction is vipd's. `pid` 0: the kernel did not report it, so the address decides."""
         return self.known(pid if pid and self._pids_are_global else port)
 
     def known(self, pid: int) -> bool:
-        """Whether this is a process of ours, or was until a moment ago."""
+        """Whether this is a process of vipd's, or was until a moment ago."""
         ended = self._ended.get(pid)
         return pid in self._running or (ended is not None and self._clock() - ended <= REMEMBERED_SECONDS)
 

@@ -18,7 +18,7 @@ from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
 from vipd.model.service import Family
 
 POLL_SECONDS = 0.5
-"""Pause between two looks, at least."""
+"""Minimum pause between two polls."""
 SHARE_OF_A_CPU = 0.02
 """Readings of a family's rules pause so long that they take no more; 10,000 services take 0.6 s."""
 
@@ -30,28 +30,28 @@ def cpu_seconds() -> float:
 
 
 class Expected(NamedTuple):
-    """What vipd believes the kernel to hold."""
+    """The rules that vipd expects in the kernel."""
 
     writes: int
-    """Grows with every write, so that a look during which one took place is not trusted."""
+    """Grows with every write, so that a poll that overlaps a write is not trusted."""
     installed: Installed
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedFamily:
-    """How one family is looked at."""
+    """How one family is polled."""
 
     family: Family
     legacy: bool
-    """Its iptables programs write to the legacy tables, of which the kernel tells no events."""
+    """Its iptables programs write to the legacy tables, for which the kernel sends no events."""
     read: Callable[[], Awaitable[str]]
-    """What iptables-save prints. Raises ApplyError."""
+    """Returns the output of iptables-save. Raises ApplyError."""
     expected: Callable[[], Expected | None]
-    """None: a write is under way, or nothing is known yet."""
+    """None: a write is in progress, or nothing is known yet."""
 
 
 class RulePoll:
-    """Compares one family's rules with what vipd believes, as often as SHARE_OF_A_CPU allows."""
+    """Compares one family's rules with the expected ones, as often as SHARE_OF_A_CPU allows."""
 
     def __init__(
         self,
@@ -68,34 +68,34 @@ class RulePoll:
         self._seen: tuple[int, bytes] | None = None
         """Writes and digest of the last reading that was as expected, or was reported."""
         self._shape: tuple[tuple[int, tuple[str, ...]], tuple[Shape, ...]] | None = None
-        """Writes and tables at the last look, and the shapes that those had."""
+        """Writes and tables at the last poll, and the shapes that those had."""
         self._present: tuple[str, ...] = ()
         """Tables known to exist."""
         self.last_cost = 0.0
         """Seconds of CPU that the last reading of all rules took at most."""
 
     def close(self) -> None:
-        """Close the socket for the cheap look."""
+        """Close the socket of the shape check."""
         if self._tables:
             self._tables.close()
 
     async def run(self, report: Callable[[ExternalChange], None]) -> None:
-        """Report what differs, until that fails. The same difference is reported once, also if it is run
-        again. Raises ApplyError, OSError, ValueError."""
+        """Report differences, until that fails. The same difference is reported once, also after a
+        restart. Raises ApplyError, OSError, ValueError."""
         while True:
             await asyncio.sleep(self._interval)
             if disturbance := await self.look():
                 report(disturbance)
 
     async def look(self) -> ExternalChange | None:
-        """One look: a cheap one, and a reading of all rules when that shows a change or when it is time."""
+        """One poll: a shape check, and a reading of all rules if that shows a change or is due."""
         before = self._watched.expected()
         if before is None or not before.installed.chains:
-            return None  # where we have nothing, nothing can be taken away
+            return None  # without rules of vipd's nothing can be missing
         hurried = self._shape_changed(before)
         if not hurried and self._clock() < self._next_reading:
             return None
-        # Until that has been read: what was seen of a change is not lost with a reading that fails.
+        # Due until it has been read: a detected change is not lost with a reading that fails.
         self._next_reading = began = self._clock()
         cpu = self._cpu()
         saved = await self._watched.read()
@@ -107,13 +107,13 @@ class RulePoll:
         # Each is too much when there is other work on this host, or in this process.
         self.last_cost = min(self._clock() - began, self._cpu() - cpu)
         pause = max(self._interval, self.last_cost / SHARE_OF_A_CPU)
-        # A change of shape that was seen and not explained must not wait its turn.
+        # A detected change of shape without explanation must not wait its turn.
         self._next_reading = began + (pause if trusted or not hurried else self._interval)
         return disturbance
 
     def _shape_changed(self, expected: Expected) -> bool:
-        """Whether rules came or went that are not our own. A foreign change in the very moment of our own
-        write is not seen here, but by the next reading of all rules."""
+        """Whether another program added or removed rules. A foreign change at the very moment of a write of
+        vipd's is not detected here, but by the next reading of all rules."""
         if not self._tables:
             return False
         shape = ((expected.writes, self._present), self._tables.shape(self._present))
@@ -125,7 +125,7 @@ class RulePoll:
         if seen == self._seen:
             return None
         mine = Installed(dict(expected.installed.chains), dict(expected.installed.builtins))
-        # 10,000 services take a quarter of a second; the API and the health checks go on meanwhile.
+        # 10,000 services take a quarter of a second; meanwhile the API and the health checks continue.
         chains = await asyncio.to_thread(touched, saved, mine, self._names)
         self._seen = seen
         if not chains:

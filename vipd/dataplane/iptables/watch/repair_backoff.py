@@ -11,11 +11,11 @@ from vipd.dataplane.iptables.watch.external_change import Actor
 WINDOW_SECONDS = 60.0
 """Repairs are counted over this time, and a quarrel is over after so long without a disturbance."""
 REPAIRS_AT_ONCE = 5
-"""So many repairs after one culprit within the window are made without a pause."""
+"""This many repairs after one culprit within the window are made without a pause."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 MOST_QUARRELS = 100
-"""Further culprits count as one that is not known."""
+"""Further culprits count together as an unknown one."""
 
 _UNKNOWN = ""
 _HINTS = {
@@ -32,16 +32,16 @@ class _Offender:
     name: str
     pid: int
     repairs: int = 0
-    """How often was repaired after this culprit since the quarrel began."""
+    """Number of repairs after this culprit since the quarrel began."""
     first: float = 0.0
     """When that was the first time."""
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=REPAIRS_AT_ONCE))
-    """When it was the last times: a quarrel may go on for months."""
+    """Times of the latest repairs: a quarrel may last for months."""
     pause: float = 0.0
     last: float = 0.0
-    """When it was last seen."""
+    """When it was last observed."""
     guessed: bool = True
-    """It was never seen at work itself, only inferred."""
+    """It was never observed itself, only inferred."""
 
     def recent(self, now: float) -> int:
         return sum(now - at < WINDOW_SECONDS for at in self.latest)
@@ -54,9 +54,10 @@ class _Offender:
 
 
 class RepairBackoff:
-    """Keeps vipd from fighting: tell it of disturbances and repairs, and it tells when to repair next.
+    """Prevents a loop of repairs: it receives disturbances and repairs, and computes the time of the next
+    repair.
 
-    Who is behind a disturbance counts, not its process: each run of iptables has a pid of its own.
+    The program behind a disturbance counts, not its process: each run of iptables has another pid.
     """
 
     def __init__(self, chain_prefix: str = "VIPD") -> None:
@@ -67,11 +68,11 @@ class RepairBackoff:
 
     @property
     def due(self) -> float | None:
-        """When to repair; None when nothing is broken. May lie in the past."""
+        """When to repair; None when nothing is broken. May be in the past."""
         return self._due
 
     def disturbed(self, actors: Iterable[Actor], now: float) -> float:
-        """Our rules were touched; returns when to repair, `now` or later. No actors: not known who it was."""
+        """vipd's rules were touched; returns when to repair, `now` or later. No actors: unknown."""
         for actor in [*actors] or [Actor(_UNKNOWN)]:
             name, pid = actor.culprit
             quarrel = self._offender(name, pid, now)
@@ -79,13 +80,14 @@ class RepairBackoff:
             quarrel.guessed &= actor.guessed
             self._waiting.add(quarrel.name)
             due = now + quarrel.pause
-            # A newcomer's deed is repaired at once also while a pause for another one lasts.
+            # The change of a new culprit is repaired at once even during a pause for another one.
             self._due = due if self._due is None else min(self._due, due)
         assert self._due is not None  # noqa: S101 (there is at least one culprit)
         return self._due
 
     def repaired(self, wrote: bool, now: float) -> None:
-        """A look at the kernel is over. `wrote`: something did have to be repaired; else nobody is blamed."""
+        """A comparison with the kernel has ended. `wrote`: it required a repair; else no culprit is
+        blamed."""
         for name in self._waiting:
             quarrel = self._quarrels[name]
             if not wrote:
@@ -97,7 +99,7 @@ class RepairBackoff:
         self._due = None
 
     def warnings(self, now: float) -> tuple[str, ...]:
-        """One loud text for each culprit who keeps undoing our rules; empty once it has been quiet."""
+        """One warning for each culprit that keeps undoing vipd's rules; empty once it has stopped."""
         self._forget_quiet(now)
         return tuple(self._warning(q, now) for q in self._quarrels.values() if q.pause)
 

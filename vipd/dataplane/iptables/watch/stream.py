@@ -1,4 +1,4 @@
-"""A stream of external changes from one or several watchers, each a task of its own."""
+"""A stream of external changes from one or several watchers, each in a separate task."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vipd.host.supervisor import Loop, Pace, Supervisor, Task, Work
 
 LOOK_AGAIN = Pace(longest=5.0)
 MOST_WAITING = 200
-"""Disturbances that nobody has taken yet: three come each second, and a repair that fails takes a minute."""
+"""Disturbances in the queue: three arrive each second, and a repair that fails takes a minute."""
 MOST_NAMED = 100
 """Actors that are named of those that were too many."""
 
 
 def _all_of(several: Sequence[ExternalChange]) -> ExternalChange:
-    """One disturbance that stands for several."""
+    """Several disturbances merged into one."""
     actors = dict.fromkeys(actor for each in several for actor in each.actors)
     return ExternalChange(
         frozenset().union(*(each.families for each in several)),
@@ -34,10 +34,10 @@ def _all_of(several: Sequence[ExternalChange]) -> ExternalChange:
 
 
 class Watcher(Protocol):
-    """Reports what it sees until it fails or is cancelled."""
+    """Reports changes until it fails or is cancelled."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
     async def run(self, report: Callable[[ExternalChange], None]) -> None:
         """Ends only by a fault."""
@@ -68,7 +68,7 @@ class WatchOptions:
 class Disturbances:
     """Watches from entry to exit: `async with ... as watch: async for disturbance in watch`.
 
-    Disturbances that nobody has taken yet are kept. Whoever iterates gets the fault of a watcher, too.
+    Disturbances wait in a queue. The iterator also raises the fault of a watcher.
     """
 
     def __init__(self, options: WatchOptions) -> None:
@@ -97,12 +97,12 @@ class Disturbances:
         self._tasks.append(task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A watcher ends only by a fault; whoever iterates learns of it, also of one that just stopped."""
+        """A watcher ends only by a fault; the iterator raises it, also if the watcher just stopped."""
         error = None if task.cancelled() else task.exception()
         self._put(error or OSError(f"{task.get_name()}: it has ended"))
 
     def _report(self, disturbance: ExternalChange) -> None:
-        """Keep a disturbance until somebody takes it; of very many one that stands for all."""
+        """Queue a disturbance; very many are merged into one."""
         if len(self._found) >= MOST_WAITING:
             waiting = [each for each in self._found if isinstance(each, ExternalChange)]
             faults = [each for each in self._found if not isinstance(each, ExternalChange)]

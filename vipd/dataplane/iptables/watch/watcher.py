@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class Watch(Disturbances):
-    """Listens from entry to exit. Enter it before the first write, so that no gap lies between.
+    """Listens from entry to exit. Enter it before the first write, so that no change is missed.
 
-    It belongs to the network namespace of the thread that enters it. What it reports may prove harmless; it
-    is for the reader of the rules to say.
+    It belongs to the network namespace of the thread that enters it. A reported change may prove harmless;
+    the reader of the rules decides.
     """
 
     def __init__(

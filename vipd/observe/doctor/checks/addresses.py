@@ -1,4 +1,4 @@
-"""Virtual IPs and node ports: reachable from here, owned by nobody else, asked for by no neighbour. Pure."""
+"""Virtual IPs and node ports: reachable, without another owner, not resolved by neighbours. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  (compared with, not listened on)
 
 
 def judge_network(facts: Facts) -> Iterator[Judgement]:
-    """What the checks of addresses and backends need."""
+    """Reports why the facts for the checks of addresses and backends are missing."""
     fault = facts.network.fault
     if fault:
         repair = ["apt install iproute2"] if "No such file" in fault else []
@@ -48,14 +48,14 @@ def judge_foreign(facts: Facts) -> Iterator[Judgement]:
 
 
 def _taken(facts: Facts) -> dict[str, str]:
-    """Virtual IPs that others have, as far as is known, with what is there."""
+    """Virtual IPs with another known owner, with a description of it."""
     backends = dict.fromkeys(facts.backends(), "a declared backend")
     others = {**backends, **facts.network.others}
     return {vip: others[vip] for vip in facts.vips() if vip in others}
 
 
 def judge_in_subnet(facts: Facts) -> Iterator[Judgement]:
-    """Neighbours ask for an address of their own network instead of sending it to a router."""
+    """Neighbours resolve an address of their own network instead of sending it to a router."""
     taken = _taken(facts)
     vips = [(vip, ip_address(vip)) for vip in facts.vips() if vip not in taken]
     found = [
@@ -89,7 +89,7 @@ def _answer_for(found: list[tuple[str, Assigned]]) -> Iterator[str]:
 
 
 def _has_neighbours(own: Assigned, link: Link | None) -> bool:
-    """Whether other hosts are in the network of an address, and ask for what they look for there."""
+    """Whether other hosts are in the network of an address, and resolve addresses there."""
     if link is not None and (not link.asks or link.name == "lo"):
         return False
     return not _network(own).is_loopback
@@ -100,7 +100,7 @@ def _network(own: Assigned) -> IPv4Network | IPv6Network:
 
 
 def judge_routes(facts: Facts) -> Iterator[Judgement]:
-    """Routing comes before translation: programs of this host need a route to a VIP."""
+    """Routing precedes translation: programs of this host need a route to a VIP."""
     ways = facts.network.ways
     without = [
         vip
@@ -143,7 +143,7 @@ def judge_node_ports(facts: Facts) -> Iterator[Judgement]:
 
 
 def _or_stop(listener: Listener) -> str:
-    """What holds a port may be what somebody works by: it is never stopped by a command to be pasted."""
+    """A user may depend on the program that holds a port: no pasted command stops it."""
     return f", or stop {listener.unit} if nobody needs it" if listener.unit else ""
 
 

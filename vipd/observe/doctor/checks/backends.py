@@ -1,4 +1,4 @@
-"""Backends: whether this host can reach them, and those that are on this host. Pure."""
+"""Backends: whether this host can reach them, and backends on this host. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def judge_routes(facts: Facts) -> Iterator[Judgement]:
 
 
 def _behind_devices_that_are_down(facts: Facts) -> dict[str, str]:
-    """Backends in the network of a device that is down: its route went with it."""
+    """Backends in the network of a device that is down: its route is gone too."""
     down = {link.name for link in facts.network.links if not link.up}
     return {
         backend: own.device

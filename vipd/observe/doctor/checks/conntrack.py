@@ -1,4 +1,4 @@
-"""Connection tracking and affinity lists: room left, and what was lost for want of it. Pure."""
+"""Connection tracking and affinity lists: free space, and losses for lack of it. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def judge_room(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_drops(facts: Facts) -> Iterator[Judgement]:
-    """Packets dropped for want of room or memory, and entries thrown out early."""
+    """Packets dropped for lack of space or memory, and entries evicted early."""
     lost, before = _grown(facts, "drop", "early_drop")
     if lost:
         cause = f"{lost}: the table is full at times, and flows are lost"
@@ -45,8 +45,8 @@ def judge_drops(facts: Facts) -> Iterator[Judgement]:
 
 
 def _grown(facts: Facts, *names: str) -> tuple[str, str]:
-    """What some counters grew by while they were watched, and what they count since the start; empty for
-    nothing. What was counted once says nothing of today."""
+    """The growth of some counters while they were watched, and their totals; empty without growth: a total
+    alone does not show a current problem."""
     kernel = facts.kernel
     new = [f"{name} +{kernel.conntrack_new[name]}" for name in names if kernel.conntrack_new.get(name)]
     all_time = [f"{name}={kernel.conntrack[name]}" for name in names if kernel.conntrack.get(name)]
@@ -69,7 +69,7 @@ def judge_insertions(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_netlink(facts: Facts) -> Iterator[Judgement]:
-    """Flows to backends that are gone are ended over it."""
+    """vipd ends flows to removed backends over it."""
     if facts.kernel.conntrack_fault:
         cause = f"{facts.kernel.conntrack_fault}: UDP flows stay with backends that are gone"
         yield problem("flows cannot be ended", cause, "modprobe nf_conntrack_netlink")

@@ -1,4 +1,4 @@
-"""The daemon: whether it runs, how it does, its socket, its clock. Pure."""
+"""The daemon: whether it runs, its state, its socket, its clock. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOLD_BY_CHECKS = (
     "which vipd does not answer",
     "and gets no connections any more",
 )
-"""Warnings of the daemon that checks of ours tell in more detail."""
+"""Warnings of the daemon that the doctor's checks report in more detail."""
 
 
 def judge_settings(facts: Facts) -> Iterator[Judgement]:
@@ -37,7 +37,7 @@ def judge_settings(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_running(facts: Facts) -> Iterator[Judgement]:
-    """Without a daemon nobody follows changes."""
+    """Without a daemon no changes are applied."""
     daemon = facts.daemon
     if daemon.elsewhere:
         title = "the daemon that answers serves another network namespace"
@@ -76,7 +76,7 @@ def _all_families(facts: Facts) -> tuple[Family, ...]:
 
 
 def judge_state(facts: Facts) -> Iterator[Judgement]:
-    """How the daemon itself says it does."""
+    """The daemon's own report of its state."""
     status = facts.daemon.status
     state = status.get("state", "")
     if state in ("failed", "pending", "starting"):
@@ -88,7 +88,7 @@ def judge_state(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_warnings(facts: Facts) -> Iterator[Judgement]:
-    """What the daemon warns of."""
+    """The daemon's warnings."""
     for text in facts.daemon.status.get("warnings", ()):
         if not any(told in text for told in _TOLD_BY_CHECKS):
             yield warning("the daemon warns", str(text))
@@ -103,7 +103,7 @@ def judge_version(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_socket(facts: Facts) -> Iterator[Judgement]:
-    """Who may connect: root, and the members of one group."""
+    """Which users may connect: root, and the members of one group."""
     socket = facts.socket
     if socket is None:
         return
@@ -118,7 +118,7 @@ def judge_socket(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_clock(facts: Facts) -> Iterator[Judgement]:
-    """Leases of etcd are about time. Asked only when etcd is a source."""
+    """etcd's leases depend on time. Checked only if etcd is a source."""
     if facts.kernel.clock_synchronised is False:
         cause = "the kernel says that no time server corrects it; leases in etcd may end early or late"
         yield warning("the clock is not synchronised", cause, "timedatectl set-ntp true")

@@ -1,4 +1,4 @@
-"""Declarations: refused ones, and services that the kernel does not take. Pure."""
+"""Declarations: refused ones, and services that the kernel rejects. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Firewalls and other rules beside vipd's: what they do to its flows. Pure."""
+"""Firewalls and other rules beside vipd's: their effect on its flows. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def judge_mixed(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_twice(facts: Facts) -> Iterator[Judgement]:
-    """Our own rules in the variant, or of the dataplane, that is not used any more."""
+    """vipd's own rules in the variant, or of the dataplane, that is no longer used."""
     prefix = facts.settings.chain_prefix
     by_nftables = facts.dataplane == "nftables"
     for family in sorted(facts.tables) if not by_nftables else ():
@@ -61,7 +61,8 @@ def judge_twice(facts: Facts) -> Iterator[Judgement]:
 
 
 def _away(facts: Facts) -> tuple[str, ...]:
-    """What takes away vipd's own former rules: a daemon does when it starts, and established flows go on."""
+    """The commands that remove vipd's former rules: a daemon does so at its start, and established flows
+    continue."""
     return ("systemctl restart vipd",) if facts.daemon.runs else ("systemctl start vipd",)
 
 
@@ -100,7 +101,7 @@ def _blocked(
 
 
 def judge_forward_chains(facts: Facts) -> Iterator[Judgement]:
-    """So must every nft chain at the hook forward: an accept in one table is none in another."""
+    """So must every nft chain at the hook forward: an accept in one table has no effect in another."""
     for chain in facts.forward_chains:
         concerned = [family for family in facts.families() if chain.concerns(family)]
         coming = facts.settings.accept_forwarded and not any(map(facts.at_work, concerned))
@@ -124,7 +125,7 @@ def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> Judge
 
 
 def judge_present(facts: Facts) -> Iterator[Judgement]:
-    """Which firewalls are at work; the checks above say whether they do harm."""
+    """Which firewalls are active; the checks above report whether they do harm."""
     names = {chain for ruleset in facts.rulesets for _, chain in ruleset.tables.chains}
     names |= {chain.table for chain in facts.forward_chains}
     found = [firewall for firewall, marks in KNOWN.items() if names.intersection(marks)]

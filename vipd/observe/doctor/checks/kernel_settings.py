@@ -17,7 +17,7 @@ BRIDGE = {
 }
 STRICT = 1
 IPV6_DISABLED = "net/ipv6/conf/{}/disable_ipv6"
-"""Of a device; `all` sets it for every one, each of which may be enabled again."""
+"""For a device; `all` sets it for every one, each of which may be enabled again."""
 
 
 def accept_advertisements(device: str) -> str:
@@ -51,7 +51,7 @@ def _keep_advertisements(facts: Facts, family: Family) -> Iterator[str]:
 
 
 def ipv6_is_disabled(facts: Facts) -> bool:
-    """Whether no device of this host takes IPv6 packets, as far as that is known."""
+    """Whether no device of this host accepts IPv6 packets, as far as that is known."""
     everywhere, *devices = _disabling_ipv6(facts)
     if facts.network.fault or facts.settings_unread(everywhere, *devices):
         return False
@@ -66,7 +66,7 @@ def _disabling_ipv6(facts: Facts) -> list[str]:
 
 
 def judge_ipv6(facts: Facts) -> Iterator[Judgement]:
-    """Addresses and routes of the family are gone with it, so nothing else of IPv6 is reported then."""
+    """Without IPv6 its addresses and routes are gone too, so no other fault of IPv6 is reported then."""
     if Family.IPV6 in facts.families() and ipv6_is_disabled(facts):
         name = IPV6_DISABLED.format("all")
         cause = f"{_dotted(name)} is 1: no client reaches an IPv6 address of a service"
@@ -84,7 +84,7 @@ def judge_liberal(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_reverse_path(facts: Facts) -> Iterator[Judgement]:
-    """Strict: a packet must come in by the device through which its source is reached."""
+    """Strict: a packet must arrive by the device through which its source is reached."""
     everywhere = facts.kernel.number(reverse_path("all")) or 0
     for device in facts.devices_to_backends(Family.IPV4):
         own = facts.kernel.number(reverse_path(device)) or 0
@@ -100,7 +100,7 @@ def judge_reverse_path(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_hairpin(facts: Facts) -> Iterator[Judgement]:
-    """A backend's flow to itself leaves the bridge by the port that it came by."""
+    """A backend's flow to itself leaves the bridge by the port on which it arrived."""
     for family, bridge in _bridges(facts):
         ports = [p for p in _ports(facts, bridge) if p.hairpin is False and p.kind]
         if facts.kernel.number(BRIDGE[family]) == 1 and ports:
@@ -156,7 +156,7 @@ def _dotted(name: str) -> str:
 
 
 def _set(name: str, value: int) -> str:
-    # With slashes, because the name of a device may hold a dot.
+    # With slashes, because the name of a device may contain a dot.
     return f"sysctl -w {name}={value}"
 
 
@@ -172,7 +172,7 @@ def _forward_unread(facts: Facts) -> str:
     why = facts.services_fault or facts.settings_unread(*names)
     why = why or (f"there is no {', '.join(unknown)}" if unknown else "")
     off = any(facts.kernel.number(name) == 0 for name in names)
-    # Whose turn it is to turn it on hangs on whether vipd's rules are there.
+    # Whether vipd's rules exist decides who must turn it on.
     return why or (facts.work_unread() if off else "")
 
 

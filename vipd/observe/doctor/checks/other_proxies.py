@@ -38,7 +38,7 @@ def judge_kube_proxy(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_other_vipd(facts: Facts) -> Iterator[Judgement]:
-    """Chains of a vipd under another prefix: of a daemon, or left by one."""
+    """Chains of a vipd with another prefix: of a running daemon, or left by one."""
     own = facts.settings.chain_prefix
     prefixes = {prefix for ruleset in facts.rulesets for prefix in ruleset.vipd_prefixes()}
     for prefix in sorted((prefixes | set(facts.daemon.other_prefixes)) - {own}):

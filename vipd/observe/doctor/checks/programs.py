@@ -1,4 +1,4 @@
-"""iptables, nft and the kernel: there, not known to be bad, and able to do what rules need. Pure."""
+"""iptables, nft and the kernel: present, without known bugs, and with the required features. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NFT_MODULES = {
     "ping": "nft_redir",
     "random_fully": "nft_masq",
 }
-"""Optional feature -> what goes without it, and the kernel module that has it."""
+"""Optional feature -> effect of its absence, and the kernel module that provides it."""
 
 
 def judge_iptables(facts: Facts) -> Iterator[Judgement]:
-    """Which variant and version; those that cannot be used are reported with the reason."""
+    """Variant and version; unusable ones are reported with the reason."""
     needed = (facts.families() or (Family.IPV4,)) if facts.dataplane == "iptables" else ()
     for program in facts.programs.iptables:
         if program.text:
@@ -51,13 +51,13 @@ def judge_nft(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_kernel(facts: Facts) -> Iterator[Judgement]:
-    """Which one runs; what it can do is tried, not guessed from its number."""
+    """The running kernel; its features are tested, not inferred from its version."""
     if facts.programs.kernel:
         yield fine(f"Linux {facts.programs.kernel}")
 
 
 def judge_features(facts: Facts) -> Iterator[Judgement]:
-    """Each form of rule was tried in a network namespace of its own."""
+    """Each form of rule was tried in a separate network namespace."""
     if facts.programs.probe_fault:
         yield unchecked("what the kernel can do was not tried", facts.programs.probe_fault)
     for feature in facts.programs.lacks:

@@ -1,4 +1,4 @@
-"""The state directory: there, writable, not full, and what is in it readable. Pure."""
+"""The state directory: present, writable, not full, with readable content. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OTHERS_WRITE = 0o022
 
 
 def judge_directory(facts: Facts) -> Iterator[Judgement]:
-    """vipd keeps changes and its record there before it acts."""
+    """vipd writes changes and its record there before it acts."""
     state = facts.state
     if state.fault:
         return
@@ -53,7 +53,7 @@ def judge_space(facts: Facts) -> Iterator[Judgement]:
 
 
 def judge_store(facts: Facts) -> Iterator[Judgement]:
-    """What vipctl added."""
+    """Services that vipctl added."""
     state = facts.state
     if state.store_faults:
         store = f"{state.path}/services.yaml"

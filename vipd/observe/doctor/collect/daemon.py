@@ -1,4 +1,4 @@
-"""The daemon: asked over its socket, and seen by the lock that it holds for its network namespace."""
+"""The daemon: queried over its socket, and detected by its lock for the network namespace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vipd.observe.api_client import Client, ClientError, url_path
 from vipd.observe.doctor.facts import Daemon
 
 PATIENCE = 10.0
-"""Seconds of silence to bear."""
+"""Maximum silence in seconds."""
 SETTLING = 3.0
 """Seconds in which a change is over, usually."""
 UNSETTLED = ("pending", "starting")
@@ -52,7 +52,8 @@ def ask(socket: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], str]:
 
 
 def serves_elsewhere(pid: int, root: Path) -> bool:
-    """Whether a vipd with this pid has another network namespace than we; False when that cannot be seen."""
+    """Whether a vipd with this pid has another network namespace than this process; False if that is
+    unknown."""
     try:
         command = (root / f"proc/{pid}/cmdline").read_bytes()
         here, there = (root / "proc/self/ns/net").stat(), (root / f"proc/{pid}/ns/net").stat()
@@ -62,7 +63,7 @@ def serves_elsewhere(pid: int, root: Path) -> bool:
 
 
 def describe(status: Mapping[str, Any], fault: str, root: Path, prefix: str, elsewhere: bool) -> Daemon:
-    """What is known of it."""
+    """The known facts about it."""
     try:
         held, unseen = held_prefixes(root), ""
     except (OSError, ValueError) as error:

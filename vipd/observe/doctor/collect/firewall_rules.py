@@ -20,7 +20,7 @@ from vipd.observe.doctor.rules import Ruleset
 
 VARIANTS = ("nft", "legacy")
 IPTABLES_CHAINS = ("FORWARD",)
-"""How iptables-nft calls its own base chains at the hook forward."""
+"""iptables-nft's names for its own base chains at the hook forward."""
 TABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 LEGACY = {Family.IPV4: "net/ip_tables_names", Family.IPV6: "net/ip6_tables_names"}
 _UNREADABLE = (OSError, ProgramTimeoutError, ValueError, KeyError, TypeError, AttributeError)
@@ -30,10 +30,10 @@ FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 async def read_rulesets(
     proc: Path, run: Runner, written: Callable[[], Awaitable[Collection[str]]]
 ) -> tuple[tuple[Ruleset, ...], str]:
-    """What each variant holds for each family, and why something could not be read.
+    """The rules of each variant for each family, and why some could not be read.
 
-    `written` says which tables of iptables the kernel has in nf_tables, or raises ApplyError. It is asked
-    only where the program that would show them is missing: they stay when that is uninstalled.
+    `written` returns the tables of iptables that the kernel has in nf_tables, or raises ApplyError. It is
+    called only if the program that would show them is missing: they stay when that is uninstalled.
     """
     found, faults = [], []
     for variant in VARIANTS:
@@ -47,7 +47,7 @@ async def read_rulesets(
                     faults.append(f"{tools.save} cannot show the tables {', '.join(hidden)}")
                 found.append(Ruleset.of(family, variant, saved))
             except ApplyError as error:
-                # A variant that is not installed has written nothing, unless there is something.
+                # A variant that is not installed has no rules, unless the kernel has its tables.
                 absent = variant == "nft" and isinstance(error, MissingProgramError)
                 if not absent or await _is_written(family, written, faults):
                     faults.append(f"{error.what}: {error.why}")
@@ -67,7 +67,7 @@ async def _is_written(
 
 
 async def tables_of_iptables() -> frozenset[str]:
-    """Tables in nf_tables that iptables would use, as `ip nat`; asked of the kernel, without a program.
+    """Tables in nf_tables that iptables would use, as `ip nat`; read from the kernel, without a program.
 
     Raises ApplyError.
     """
@@ -87,7 +87,7 @@ def _base_chains() -> list[BaseChain]:
 
 
 def _has_legacy_tables(family: Family, proc: Path) -> bool:
-    """Raises OSError when that cannot be seen."""
+    """Raises OSError if that is unknown."""
     try:
         return bool((proc / LEGACY[family]).read_text().strip())
     except FileNotFoundError:

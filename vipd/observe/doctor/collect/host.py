@@ -1,4 +1,4 @@
-"""All facts about this host, in order: the daemon first, for its settings are those that count."""
+"""Collects all facts about this host, in order: the daemon first, because its settings apply."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from vipd.observe.doctor.finding import fault_of_ours
 from vipd.observe.doctor.rules import Ruleset
 
 ASKED_AFTER = ("kube-proxy",)
-"""Processes that a check wants to know of."""
+"""Processes that a check looks for."""
 
 
 WATCHED_SECONDS = 1.0
-"""At least so long the counters of connection tracking are watched: those since boot say nothing of today."""
+"""Minimum time for which the counters of connection tracking are watched: totals show no current problem."""
 
 T = TypeVar("T")
 
@@ -53,23 +53,23 @@ class UnknownTargetError(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to look at, and where."""
+    """The scope of a diagnosis."""
 
     settings: Settings
-    """As files say; a daemon that answers has the last word on its own."""
+    """From files; the settings of a running daemon take precedence."""
     settings_faults: tuple[str, ...] = ()
     socket: str = ""
-    """The daemon's, if named; else as the settings say."""
+    """The daemon's, if named; else the one of the settings."""
     target: str = ""
-    """The only service to look at; empty: all."""
+    """The only service to check; empty: all."""
     root: Path = Path("/")
-    """What stands for `/` of /proc and /sys."""
+    """Replaces `/` for /proc and /sys."""
     run: Runner = run_program
     as_root: bool = True
 
 
 def look(question: Question) -> Facts:
-    """Look at everything. Raises UnknownTargetError."""
+    """Collect all facts. Raises UnknownTargetError."""
     return asyncio.run(_look(question))
 
 
@@ -132,7 +132,7 @@ async def _look(question: Question) -> Facts:
 
 
 async def _text_or(look: Awaitable[T], without: Callable[[str], T]) -> T:
-    """What a look has found; or, when it failed, what is left without it, with the reason."""
+    """The result of a collector; if it failed, the substitute for it, with the reason."""
     try:
         return await look
     except (OSError, ProgramTimeoutError, ApplyError) as error:
@@ -193,7 +193,7 @@ def _settings_of(status: Mapping[str, Any]) -> Settings | None:
 
 
 def _dataplane(status: Mapping[str, Any], settings: Settings, tables: frozenset[Family]) -> str:
-    """The one in use, as the daemon says, else as set; where that is left open, by what is in the kernel."""
+    """The one in use, as the daemon reports, else as set; if that is open, by the rules in the kernel."""
     named = status.get("dataplane", {}).get("name") or str(settings.dataplane)
     if named in ("iptables", "nftables"):
         return str(named)
@@ -219,5 +219,5 @@ def _ports(services: tuple[ServedPort, ...]) -> frozenset[int]:
 
 
 def is_root() -> bool:
-    """Whether rules and other people's sockets can be read."""
+    """Whether rules and other users' sockets can be read."""
     return os.geteuid() == 0

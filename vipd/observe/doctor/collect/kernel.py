@@ -24,9 +24,9 @@ from vipd.observe.doctor.facts import Kernel
 SETTINGS = (*FORWARDING.values(), LIBERAL, COUNT, MAXIMUM, *BRIDGE.values())
 OF_DEVICES = (reverse_path("*"), accept_advertisements("*"), IPV6_DISABLED.format("*"))
 TIMEX_BYTES = 1024
-"""Larger than struct timex of any machine. All zero, it asks and sets nothing."""
+"""Larger than struct timex of any machine. All zero, it only reads."""
 TIME_ERROR = 5
-"""What adjtimex(2) returns while the clock is not synchronised."""
+"""Return value of adjtimex(2) while the clock is not synchronised."""
 
 
 MOST_SHOWN = 40
@@ -34,7 +34,7 @@ MOST_SHOWN = 40
 
 
 def read_kernel(root: Path, *, netlink: bool, clock: bool) -> Kernel:
-    """What the kernel says; it is asked over netlink and for the clock only on request."""
+    """The kernel's facts; netlink and the clock are read only on request."""
     settings, unread = {}, {}
     sysctls = root / "proc/sys"
     of_devices = (path for pattern in OF_DEVICES for path in sysctls.glob(pattern))
@@ -65,11 +65,11 @@ def read_kernel(root: Path, *, netlink: bool, clock: bool) -> Kernel:
 
 
 def reread(root: Path, before: Kernel, seconds: float) -> Kernel:
-    """The same with how much the counters of connection tracking grew in so many seconds."""
+    """The same with the growth of the counters of connection tracking in this many seconds."""
     if before.counters_fault or before.fault:
         return before
     counters, fault = _counters(root, tracking=COUNT in before.settings)
-    # Counters that begin anew, as those of a CPU do that comes back, have not grown.
+    # Counters that restart, as those of a CPU that is back online, have not grown.
     grown = {name: max(0, number - before.conntrack.get(name, 0)) for name, number in counters.items()}
     return replace(
         before, conntrack=counters, conntrack_new=grown, watched_seconds=seconds, counters_fault=fault
@@ -77,7 +77,7 @@ def reread(root: Path, before: Kernel, seconds: float) -> Kernel:
 
 
 def _counters(root: Path, *, tracking: bool) -> tuple[dict[str, int], str]:
-    """The counters of connection tracking, or why they cannot be read; neither where it is not used."""
+    """The counters of connection tracking, or why they cannot be read; neither if it is not used."""
     path = root / "proc/net/stat/nf_conntrack"
     try:
         return _table(path.read_text()), ""
@@ -122,7 +122,7 @@ def _conntrack_fault() -> str:
 
 
 def _synchronised() -> tuple[bool | None, str]:
-    """Whether a time server corrects the clock, or why that cannot be asked."""
+    """Whether a time server corrects the clock, or why that is unknown."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError) as error:

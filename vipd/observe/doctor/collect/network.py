@@ -30,12 +30,12 @@ _WITHOUT_IPV6 = ("tcp6", "udp6")
 """Lists that a kernel without IPv6 does not have."""
 _FAILED = re.compile(r"^Command failed -:(\d+)$", re.MULTILINE)
 _HAVE_ADDRESS = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
-"""States of a neighbour that has answered, or that somebody has entered."""
+"""States of a neighbour that has answered, or that was configured."""
 _NO_WAY = ("unreachable", "blackhole", "prohibit", "throw")
 
 
 async def read_network(targets: Collection[str], ports: Collection[int], root: Path, run: Runner) -> Network:
-    """What is known of the network: ways to `targets`, and who listens on `ports`."""
+    """Facts about the network: ways to `targets`, and listeners on `ports`."""
     try:
         found, listeners_fault = listeners(ports, root), ""
     except (OSError, ValueError) as error:
@@ -59,7 +59,7 @@ async def _read(targets: Collection[str], run: Runner, *, six: bool) -> Network:
     networks = [ip_network(f"{own.address}/{own.length}", strict=False) for own in addresses]
     others: dict[str, str] = {}
     if any(ip_address(target) in network for target in targets for network in networks):
-        # A host with the routes of the whole internet has no need to list them for anything else.
+        # On a host with the routes of the whole internet they are not listed for other purposes.
         routes = [item for of in families for item in await _ip([of, "route", "show", "table", "all"], run)]
         neighbours = _of_neighbours(await _ip(["neighbour", "show"], run))
         others = _of_networks(addresses) | neighbours | _of_routers(routes)
@@ -67,7 +67,7 @@ async def _read(targets: Collection[str], run: Runner, *, six: bool) -> Network:
 
 
 async def _ip(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
-    """Objects that `ip` prints. Raises ValueError when it fails, or prints something else."""
+    """Objects in the output of `ip`. Raises ValueError if it fails, or prints anything else."""
     said = await run(["ip", "-j", *words], "")
     if said.code:
         why = " ".join(said.errors.split()) or f"exit code {said.code}"
@@ -108,7 +108,7 @@ def _addresses(found: Iterable[Mapping[str, Any]]) -> tuple[Assigned, ...]:
 
 
 def _of_networks(addresses: Iterable[Assigned]) -> dict[str, str]:
-    """The addresses that stand for whole networks of this host."""
+    """The network and broadcast addresses of this host's networks."""
     found: dict[str, str] = {}
     for own in addresses:
         network = ip_network(f"{own.address}/{own.length}", strict=False)
@@ -120,7 +120,7 @@ def _of_networks(addresses: Iterable[Assigned]) -> dict[str, str]:
 
 
 def _of_neighbours(neighbours: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The addresses of hosts that are known to be there."""
+    """The addresses of known neighbours."""
     return {
         str(ip_address(neighbour["dst"])): f"a neighbour on {neighbour['dev']}"
         for neighbour in neighbours
@@ -141,8 +141,8 @@ def _of_routers(routes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 async def _ways(targets: Collection[str], run: Runner) -> dict[str, Way]:
-    """Where packets to each address go: one program for all, which names the lines that it had no way for.
-    Raises ValueError when it says nothing of one."""
+    """The next hop to each address: one program reads all; it names the lines without a way.
+    Raises ValueError if one has no result."""
     if not targets:
         return {}
     asked = list(targets)
@@ -162,9 +162,9 @@ async def _ways(targets: Collection[str], run: Runner) -> dict[str, Way]:
 
 
 def listeners(ports: Collection[int], root: Path) -> tuple[Listener, ...]:
-    """Who listens on some of these ports here; which programs, only as far as /proc lets us see.
+    """Listeners on some of these local ports; their programs only as far as /proc shows them.
 
-    Raises OSError and ValueError when the kernel's lists cannot be read.
+    Raises OSError and ValueError if the kernel's lists cannot be read.
     """
     rows = [row for name in SOCKETS for row in _sockets(root, name) if row[2] in ports]
     owners = Processes(root).holding({inode for *_, inode in rows})
@@ -194,7 +194,7 @@ def _sockets(root: Path, name: str) -> Iterator[tuple[Protocol, str, int, str]]:
 
 
 def _address(text: str) -> str:
-    """An address as the kernel prints it: words of four bytes, each in the order of this machine."""
+    """Parses an address as the kernel prints it: words of four bytes, each in the order of this machine."""
     words = (int(text[at : at + 8], 16) for at in range(0, len(text), 8))
     packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
     return str(ip_address(packed))

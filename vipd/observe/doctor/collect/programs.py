@@ -1,4 +1,4 @@
-"""Which iptables, nft and kernel there are, and what they can do."""
+"""The installed iptables, nft and kernel, and their features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vipd.model.service import Family
 from vipd.observe.doctor.facts import Feature, Program, Programs
 
 APART = ("unshare", "--net")
-"""What is tried is tried in a network namespace that ends with the program: nothing is left here, not even an
+"""Features are tried in a network namespace that ends with the program: nothing remains here, not even an
 empty table."""
 MOST_SHOWN = 80
 """Characters of an output that is not understood."""
@@ -34,7 +34,7 @@ async def find_programs(
     run: Runner,
     dataplane: str = "iptables",
 ) -> Programs:
-    """What is there; what the dataplane needs is tried for these families, and only as root."""
+    """The installed programs; features of the dataplane are tried for these families, and only as root."""
     found = {}
     programs = []
     for family in Family:
@@ -55,7 +55,7 @@ async def find_programs(
 async def _try_all(
     found: Mapping[Family, Tools], families: Iterable[Family], settings: Settings, run: Runner, dataplane: str
 ) -> tuple[list[Feature], str]:
-    """What is lacking, and why something could not be tried."""
+    """Missing features, and why some could not be tried."""
     lacks: list[Feature] = []
     if fault := await _cannot_go_apart(run):
         return lacks, fault
@@ -118,7 +118,7 @@ async def _nft(run: Runner) -> tuple[str, str]:
 
 
 def _command(hint: str) -> str:
-    """A hint that is a command, else nothing."""
+    """A hint that is a command, otherwise empty."""
     if hint.startswith(("apt ", "modprobe ")):
         return hint
     return INSTALL if hint.startswith("install ") else ""

@@ -1,4 +1,4 @@
-"""The services: as the daemon forwards them, or as files and store declare them when none can be asked."""
+"""The services: from the daemon, or from files and store if no daemon answers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def from_daemon(services: Iterable[Mapping[str, Any]]) -> tuple[ServedPort, ...]
 
 
 async def from_files(settings: Settings) -> tuple[tuple[ServedPort, ...], tuple[str, ...]]:
-    """What a daemon with these settings would forward on this host, and the problems of declarations.
+    """The forwardings of a daemon with these settings on this host, and the problems of declarations.
 
-    Raises OSError when this host's addresses cannot be read.
+    Raises OSError if this host's addresses cannot be read.
     """
     foreign_chains = HostNet(settings, HostRecord(settings.state_dir))
     policy, claims = await foreign_chains.policy(), foreign_chains.claims()
@@ -42,7 +42,7 @@ async def from_files(settings: Settings) -> tuple[tuple[ServedPort, ...], tuple[
 
 
 def _read(settings: Settings, claims: AddressPolicy) -> tuple[Merged, tuple[str, ...]]:
-    """Files and store, as `vipd --check` reads them; a check of its own reports faults of the store."""
+    """Files and store, as `vipd --check` reads them; a separate check reports faults of the store."""
     files = FileSource(settings.services_dir, settings.state_dir / "accepted")
     store = StoreSource(settings.state_dir / "services.yaml")
     files.scan()
@@ -82,7 +82,7 @@ def _of_forwarding(forwarding: Forwarding) -> ServedPort:
 
 
 def named(services: Iterable[ServedPort], target: str) -> tuple[ServedPort, ...]:
-    """Those that a target means: a name, a frontend or a virtual IP."""
+    """The ports that a target matches: a name, a frontend or a virtual IP."""
     try:
         frontend = parse_frontend(target)
     except InvalidTextError:

@@ -19,7 +19,7 @@ _IMMUTABLE = 0x10
 
 
 def read_state_dir(settings: Settings, root: bool) -> StateDir:
-    """The directory as it is; what is in it is read only as root, as the daemon would."""
+    """The state of the directory; its content is read only as root, as the daemon would."""
     path = settings.state_dir
     try:
         found, system = path.stat(), os.statvfs(path)
@@ -44,7 +44,7 @@ def read_state_dir(settings: Settings, root: bool) -> StateDir:
 
 
 def read_socket_file(settings: Settings) -> SocketFile | None:
-    """The socket; None while there is none. Raises OSError when that cannot be seen."""
+    """The socket; None if there is none. Raises OSError if that is unknown."""
     try:
         found = settings.socket.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -58,7 +58,7 @@ def read_socket_file(settings: Settings) -> SocketFile | None:
 
 
 def _immutable(path: Path) -> bool:
-    """Whether even root may not make a file in it. Nothing is written: access(2) does not report chattr."""
+    """Whether even root cannot create a file in it. Nothing is written: access(2) does not report chattr."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -1,4 +1,4 @@
-"""What the rules of one built-in chain, and of all chains that it calls, do to a packet."""
+"""The effect of the rules of one built-in chain, and of all chains that it calls, on a packet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vipd.observe.simulator.packet_state import PacketState
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The next rule, and where to go on when its chain ends: None at the end of the built-in chain."""
+    """The next rule, and where to continue when its chain ends: None at the end of the built-in chain."""
 
     chain: str
     index: int
@@ -41,7 +41,7 @@ class BuiltInChain:
 
     @property
     def nat(self) -> bool:
-        """Whether the kernel asks it only once for a flow."""
+        """Whether the kernel runs it only once for a flow."""
         return self.table == "nat"
 
     def first(self) -> Position:
@@ -49,7 +49,7 @@ class BuiltInChain:
         return Position(self.name, 0, None)
 
     def follow(self, packet: PacketState, position: Position) -> Sequence[tuple[PacketState, Onward]]:
-        """What the next rule that matches does, and the way past it where it matches by chance. Raises
+        """The effect of the next matching rule, and the way past it if it matches by chance. Raises
         UnknownRule and RulesetError."""
         rule, index = self._matching(packet, position)
         if rule is None:

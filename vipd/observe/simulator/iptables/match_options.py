@@ -30,7 +30,7 @@ Matches = tuple[Match, ...]
 
 STATES = frozenset({"NEW", "ESTABLISHED", "RELATED", "INVALID", "UNTRACKED", "DNAT", "SNAT"})
 PROBABILITY_STEPS = 2**31
-"""xt_statistic keeps a probability as a multiple of 1/2^31 (contract 1.8)."""
+"""xt_statistic stores a probability as a multiple of 1/2^31 (contract 1.8)."""
 
 _PORTS = {
     "--sport": Side.SOURCE,
@@ -40,7 +40,7 @@ _PORTS = {
 }
 _TCP_FLAGS = "--tcp-flags"
 FIRST_SEGMENT = "FIN,SYN,RST,ACK SYN"
-"""The flags that are looked at, and the one that is set: what `--syn` means."""
+"""The flags that are compared, and the one that is set: the meaning of `--syn`."""
 _ICMP_NAMES = {
     Family.IPV4: {"echo-reply": 0, "echo-request": 8, "ping": 8, "pong": 0},
     Family.IPV6: {"echo-request": 128, "ping": 128, "echo-reply": 129, "pong": 129},
@@ -141,7 +141,7 @@ def _statistic(given: Given) -> Matches:
 
 
 def _in_turn(given: Given) -> AtRandom:
-    """Every n-th packet: whose turn it is nobody can say, so it counts as one in n."""
+    """Every n-th packet: the current count is unknown, so it counts as one in n."""
     look_up = given.required("--every")
     every = int(look_up.value)
     packet = int(given.value("--packet") or 0)
@@ -179,7 +179,7 @@ EXTENSIONS: dict[str, Extension[Matches]] = {
         _recent, ("--name", "--seconds", "--mask"), ("--set", "--rcheck", "--reap", "--rsource")
     ),
 }
-"""The match extensions that are known, by name."""
+"""The known match extensions, by name."""
 
 IMPLIED = {
     "tcp": "tcp",

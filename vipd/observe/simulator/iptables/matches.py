@@ -1,6 +1,6 @@
-"""The conditions a rule can set. Each is a value; `accepts` says whether the packet meets it now.
+"""The conditions of rules. Each is a value; `accepts` returns whether the packet meets it now.
 
-A negated condition (`!` before the option) keeps `negated`; `accepts` takes it into account.
+A negated condition (`!` before the option) has `negated`; `accepts` takes it into account.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vipd.observe.simulator.packet_state import PROTOCOLS, PacketState
 
 
 class Side(StrEnum):
-    """Which end of the packet a condition is about."""
+    """The end of the packet that a condition is about."""
 
     SOURCE = "source"
     DESTINATION = "destination"
@@ -37,7 +37,7 @@ class InPrefix:
     negated: bool = False
 
     def accepts(self, packet: PacketState) -> bool:
-        """The address lies in the prefix."""
+        """The address is in the prefix."""
         address = packet.source if self.side is Side.SOURCE else packet.destination
         return (address & self.mask == self.network) != self.negated
 
@@ -56,14 +56,14 @@ class HasProtocol:
 
 @dataclass(frozen=True, slots=True)
 class ByInterface:
-    """`-i` and `-o`. A name that ends in `+` stands for all that begin so."""
+    """`-i` and `-o`. A name that ends in `+` matches all names with that prefix."""
 
     incoming: bool
     name: str
     negated: bool = False
 
     def accepts(self, packet: PacketState) -> bool:
-        """The interface is the named one. Where the packet has none, only a negation or `+` matches."""
+        """The interface is the named one. If the packet has none, only a negation or `+` matches."""
         name = packet.in_interface if self.incoming else packet.out_interface
         if self.name.endswith("+"):
             return name.startswith(self.name[:-1]) != self.negated
@@ -80,14 +80,14 @@ class PortIn:
     negated: bool = False
 
     def accepts(self, packet: PacketState) -> bool:
-        """The port lies in the range. A packet without ports never matches, negated or not."""
+        """The port is in the range. A packet without ports never matches, negated or not."""
         port = packet.source_port if self.side is Side.SOURCE else packet.port
         return port is not None and (self.low <= port <= self.high) != self.negated
 
 
 @dataclass(frozen=True, slots=True)
 class FirstSegment:
-    """`--tcp-flags FIN,SYN,RST,ACK SYN`. Every TCP packet that is traced begins a flow."""
+    """`--tcp-flags FIN,SYN,RST,ACK SYN`. Every traced TCP packet begins a flow."""
 
     negated: bool = False
 
@@ -144,25 +144,26 @@ class InState:
     negated: bool = False
 
     def accepts(self, packet: PacketState) -> bool:
-        """The flow is in one of the states. DNAT and SNAT hold beside NEW once an address was changed."""
+        """The flow is in one of the states. DNAT and SNAT are true besides NEW once an address was
+        changed."""
         return bool(self.states & packet.states) != self.negated
 
 
 @dataclass(frozen=True, slots=True)
 class RecentlySeen:
-    """`-m recent --rcheck`. Times are not modelled: a list holds the source or it does not."""
+    """`-m recent --rcheck`. Times are not modelled: a list contains the source or not."""
 
     list_name: str
     negated: bool = False
 
     def accepts(self, packet: PacketState) -> bool:
-        """The list holds the packet's source."""
+        """The list contains the packet's source."""
         return (self.list_name in packet.recent) != self.negated
 
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """`-m recent --set`: always matches; the list then holds the source."""
+    """`-m recent --set`: always matches, and adds the source to the list."""
 
     list_name: str
 

@@ -1,6 +1,6 @@
-"""Options as they stand in a rule, and how their values are read.
+"""Options in a rule, and the parsers of their values.
 
-Every reader raises ValueError with the reason; the rule parser turns that into `UnknownRule`.
+Every parser raises ValueError with the reason; the rule parser converts that to `UnknownRule`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Option(NamedTuple):
-    """One option of a match or target, with the `!` that stood before it."""
+    """One option of a match or target, with the `!` before it."""
 
     name: str
     value: str
@@ -42,7 +42,7 @@ class Cursor:
         """The next word.
 
         Raises:
-            ValueError: there is none; `after` names the option that wants it.
+            ValueError: there is none; `after` names the option that requires it.
         """
         if not self:
             raise ValueError(f"{after} wants a value" if after else "the line ends too early")
@@ -52,7 +52,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The options given to one match or target, and what of the rule around them counts."""
+    """The options of one match or target, and the relevant parts of the rule around them."""
 
     family: Family
     options: tuple[Option, ...]
@@ -67,7 +67,7 @@ class Given:
         return found.value if found else None
 
     def required(self, *names: str) -> Option:
-        """The first of these that is there."""
+        """The first of these that is present."""
         found = next((o for o in map(self.find, names) if o), None)
         if found is None:
             raise ValueError(f"{' or '.join(names)} is missing")
@@ -84,14 +84,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Extension(Generic[T]):
-    """What is known of one match or target."""
+    """Definition of one match or target."""
 
     build: Callable[[Given], T]
-    """Raises ValueError when a value or a combination is not known."""
+    """Raises ValueError for an unknown value or combination."""
     with_value: Collection[str] = ()
     flags: Collection[str] = ()
     with_two: Collection[str] = ()
-    """Of those with a value, the ones that have another; a blank joins them."""
+    """Those of the options with a value that have a second one; a blank joins them."""
 
 
 def number(text: str, most: int) -> int:
@@ -112,7 +112,7 @@ def masked(text: str) -> tuple[int, int]:
 
 
 def port(text: str) -> int:
-    """A port number, 0..65535; service names are not known."""
+    """A port number, 0..65535; service names are not supported."""
     return number(text, 65535)
 
 

@@ -33,11 +33,12 @@ _TARGET = {"-j": False, "--jump": False, "-g": True, "--goto": True}
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of one chain. Equality is of meaning: spelling and the order of header options do not count."""
+    """A rule of one chain. Rules of equal meaning are equal: spelling and the order of header options do not
+    count."""
 
     text: str = field(compare=False)
     matches: tuple[Match, ...]
-    """Header conditions in a fixed order, then those of extensions in theirs."""
+    """Header conditions in a fixed order, then those of extensions in their own order."""
     target: Target
 
     @cached_property
@@ -47,7 +48,7 @@ class Rule:
 
     @cached_property
     def probability(self) -> float:
-        """How likely the rule takes a packet that meets its conditions, 0..1."""
+        """The probability that the rule applies to a packet that meets its conditions, 0..1."""
         product = 1.0
         for match in self.matches:
             product *= match.probability if isinstance(match, AtRandom) else 1.0
@@ -60,10 +61,10 @@ class Rule:
 
 
 def parse_rule(words: list[str], text: str, table: str, family: Family) -> Rule:
-    """The rule that `words`, what follows `-A CHAIN`, spell.
+    """Parses `words`, the text after `-A CHAIN`.
 
     Raises:
-        UnknownRule: an option, match, target or value is not known, or iptables would refuse the combination.
+        UnknownRule: an option, match, target or value is not known, or iptables would reject the combination.
     """
     try:
         return _Reader(words, table, family).rule(text)

@@ -40,12 +40,12 @@ class Ruleset:
 
     family: Family
     policies: Mapping[str, Mapping[str, RuleVerdict]]
-    """Table, built-in chain: what meets a packet that no rule decided on."""
+    """Table, built-in chain: the verdict for a packet that no rule decided on."""
     chains: Mapping[str, Mapping[str, tuple[Rule, ...]]] = field(repr=False)
     """Table, chain: its rules in order."""
 
     def base_chains(self, hook: str) -> list[BuiltInChain]:
-        """The built-in chains of a hook in the order in which the kernel asks them."""
+        """The built-in chains of a hook in the order of the kernel."""
         name = hook.upper()
         return [
             BuiltInChain(table, name, self.policies[table][name], self.chains[table])
@@ -55,14 +55,14 @@ class Ruleset:
 
 
 def parse_ruleset(text: str, family: Family, *, strict: bool = True) -> Ruleset:
-    """The rules that `text` leaves behind when restored with --noflush into an empty network namespace.
+    """The rules after `text` is restored with --noflush into an empty network namespace.
 
-    `text` is iptables-save output, restore input, or several such texts in a row. With `strict` off, a rule
-    that is not known raises only when a traced packet reaches it: for hosts where others keep rules, too.
+    `text` is iptables-save output, restore input, or several such texts in a row. With `strict` off, an
+    unknown rule raises only when a traced packet reaches it: for hosts with rules of other programs.
 
     Raises:
-        UnknownRule: a rule form is not known, or a rule stands in a table other than nat and filter.
-        RulesetError: iptables-restore would refuse the text: a chain that is not there or is still in use,
+        UnknownRule: a rule form is not known, or a rule is in a table other than nat and filter.
+        RulesetError: iptables-restore would reject the text: a chain that is missing or still in use,
             a missing COMMIT, a loop.
     """
     builder = _Builder(family, strict)
@@ -84,7 +84,7 @@ class _Builder:
         self._open = ""
 
     def read(self, line: str) -> None:
-        """Do what one line says."""
+        """Apply one line."""
         if line.startswith("*"):
             self._begin(line)
         elif not self._open:
@@ -230,7 +230,7 @@ def _goes_to(rule: Rule) -> str | None:
 
 
 def _check_jumps(table: _Table) -> None:
-    """Every jump has somewhere to go: here a mistyped or unknown target comes to light."""
+    """Every jump has a target: this finds mistyped and unknown ones."""
     for rules in table.chains.values():
         for rule in rules:
             name = _goes_to(rule)
@@ -239,7 +239,7 @@ def _check_jumps(table: _Table) -> None:
 
 
 def _check_loops(table: _Table) -> None:
-    """No chain leads back to itself: the kernel refuses such a table."""
+    """No chain leads back to itself: the kernel rejects such a table."""
     next_of = {
         chain: {name for rule in rules if (name := _goes_to(rule)) in table.chains}
         for chain, rules in table.chains.items()

@@ -44,7 +44,7 @@ def _marking(of_connection: bool) -> Extension[Target]:
             return SetMark(*masked(look_up.value), of_connection)
         if look_up.name == "--set-mark":
             value, mask = masked(look_up.value)
-            # The mask takes in the value: `--set-mark 6/2` reads back as 0x6/0x6 (measured, iptables 1.8.9).
+            # The mask includes the value: `--set-mark 6/2` reads back as 0x6/0x6 (measured, iptables 1.8.9).
             return SetMark(value, mask | value, of_connection)
         bits = number(look_up.value, ALL_BITS)
         value, mask = {
@@ -97,10 +97,10 @@ EXTENSIONS: dict[str, Extension[Target]] = {
     "REDIRECT": Extension(_redirect, ("--to-ports",)),
     "MASQUERADE": Extension(lambda given: Masquerade(given.plain()), flags=("--random-fully", "--random")),
 }
-"""The targets that are known, by name. Any other name is a user chain if the table has one."""
+"""The known targets, by name. Any other name is a user chain if the table has one."""
 
 OWN_TABLE = {"DNAT": "nat", "REDIRECT": "nat", "MASQUERADE": "nat", "REJECT": "filter", "DROP": "filter"}
-"""The only table each of these may stand in; iptables refuses it elsewhere."""
+"""The only table for each of these; iptables rejects it elsewhere."""
 
 
 def chain_target(name: str, goto: bool) -> Extension[Target]:

@@ -1,4 +1,4 @@
-"""What a rule does with a packet that meets its conditions."""
+"""The effect of a rule on a packet that meets its conditions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ Rewrite = SetMark | Dnat | Redirect | Masquerade
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Stands in for a rule that could not be read, where the caller allowed that."""
+    """Replaces a rule that could not be parsed, if the caller allowed that."""
 
     words: tuple[str, ...]
     why: str

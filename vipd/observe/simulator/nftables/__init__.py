@@ -1,4 +1,4 @@
-"""The text of nftables, as `vipctl render --dataplane nftables` and `nft list ruleset` print it. Pure.
+"""The text of nftables, from `vipctl render --dataplane nftables` and `nft list ruleset`. Pure.
 
-Dynamic maps hold what the text has in them, and what the packet itself puts there.
+Dynamic maps contain the elements of the text, and those that the packet itself adds.
 """

@@ -1,6 +1,6 @@
-"""What the rules of one base chain, and of all chains that it calls, do to a packet.
+"""The effect of the rules of one base chain, and of all chains that it calls, on a packet.
 
-A rule whose look-up finds nothing ends there, and the next rule follows; what it has changed stays changed.
+A rule whose lookup fails ends there, and the next rule follows; its earlier changes stay.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _FINAL = {"accept": RuleVerdict.ACCEPT, "drop": RuleVerdict.DROP}
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The next rule, and where to go on when its chain ends: None at the end of the base chain. Within a rule
-    where chance decides, the statement that asks, and the value that it got in this branch."""
+    """The next rule, and where to continue when its chain ends: None at the end of the base chain. Within a
+    rule with a random choice, the statement that chooses, and its value in this branch."""
 
     chain: Chain
     index: int
@@ -50,7 +50,7 @@ Onward = Position | RuleVerdict | None
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """Where and how the kernel asks a base chain."""
+    """Where and how the kernel calls a base chain."""
 
     type: str
     name: str
@@ -90,12 +90,12 @@ class BaseChain:
 
     @property
     def nat(self) -> bool:
-        """Whether the kernel asks it only once for a flow."""
+        """Whether the kernel runs it only once for a flow."""
         return self.hook.type == "nat"
 
     @property
     def policy(self) -> RuleVerdict:
-        """What meets a packet that no rule decided on."""
+        """The verdict for a packet that no rule decided on."""
         return self.hook.policy
 
     def first(self) -> Position:
@@ -103,8 +103,8 @@ class BaseChain:
         return Position(self.chain, 0, None)
 
     def follow(self, packet: PacketState, position: Position) -> Sequence[tuple[PacketState, Onward]]:
-        """What one rule does, statement by statement; where chance decides in it, the rest of the rule once
-        for each value. Raises RulesetError."""
+        """The effect of one rule, statement by statement; with a random choice in it, the rest of the rule
+        once for each value. Raises RulesetError."""
         if position.index == len(position.chain.rules):
             return [(packet, position.caller)]
         rule, elements = position.chain.rules[position.index], list(position.elements)

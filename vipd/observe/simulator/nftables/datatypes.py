@@ -1,7 +1,7 @@
-"""The types of values in nftables rules, and how their literals are spelled.
+"""The types of values in nftables rules, and the syntax of their literals.
 
-A value is a tuple of numbers, one for each field of a concatenation. A literal may mean many values: each of
-its fields is a range.
+A value is a tuple of numbers, one for each field of a concatenation. A literal may denote many values: each
+of its fields is a range.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Span = tuple[int, int]
 """The lowest and the highest value, both included."""
 
 _REGISTER = 4
-"""Fields of a concatenation begin at multiples of so many bytes."""
+"""Fields of a concatenation begin at multiples of this many bytes."""
 
 LOCAL = 2
 """RTN_LOCAL of include/uapi/linux/rtnetlink.h."""
@@ -40,7 +40,7 @@ class Datatype:
         return (1 << 8 * self.size) - 1
 
     def packed(self, value: int) -> bytes:
-        """As it lies in the kernel's registers."""
+        """In the form of the kernel's registers."""
         return value.to_bytes(self.size, byteorder if self.host_order else "big")
 
 
@@ -66,12 +66,12 @@ _NAMES = {
     ICMP_TYPE[Family.IPV4]: {"echo-reply": 0, "echo-request": 8},
     ICMP_TYPE[Family.IPV6]: {"echo-request": 128, "echo-reply": 129},
 }
-"""Names that stand for values. Route types have no other spelling."""
+"""Names of values. Route types have no other syntax."""
 
 
 @lru_cache(maxsize=65536)
 def span(word: str, datatype: Datatype) -> Span:
-    """The values that a literal means: one, a range `a-b`, or a prefix `a/length`.
+    """The values of a literal: one, a range `a-b`, or a prefix `a/length`.
 
     Raises:
         ValueError: it is no literal of this datatype.

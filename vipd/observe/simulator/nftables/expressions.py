@@ -14,17 +14,17 @@ from vipd.observe.simulator.packet_state import Key, PacketState
 
 @dataclass(slots=True)
 class EvalContext:
-    """The packet that a rule is evaluated for, and the elements that its look-ups have found."""
+    """The packet that a rule is evaluated for, and the elements that its lookups have found."""
 
     packet: PacketState
     chosen: int = 0
-    """The value that chance gives in this branch, where the rule asks for one."""
+    """The random value in this branch, if the rule uses one."""
     elements: list[str] = field(default_factory=list)
-    """Of maps and sets, as they are spelled."""
+    """Of maps and sets, in their original spelling."""
 
 
 class Expression(Protocol):
-    """What the statements of a rule compare, look up and write."""
+    """The operands of a rule's statements."""
 
     @property
     def types(self) -> tuple[Datatype, ...]:
@@ -132,9 +132,9 @@ class Concatenation:
 
 @dataclass(frozen=True, slots=True)
 class Numgen:
-    """`numgen`, `symhash`, and `jhash` with a seed of the kernel's own: the value is not known beforehand.
+    """`numgen`, `symhash`, and `jhash` with a seed of the kernel's: the value is not predictable.
 
-    `numgen inc` gives values in turn, from a turn that is not known: it counts as chance.
+    `numgen inc` returns values in turn, from an unknown start: it counts as random.
     """
 
     how: str
@@ -152,7 +152,7 @@ class Numgen:
         return self.modulus
 
     def value(self, context: EvalContext) -> Key | None:
-        """What was chosen."""
+        """The chosen value."""
         return (context.chosen + self.offset,)
 
 
@@ -173,7 +173,7 @@ class SeededHash:
 
     @property
     def branches(self) -> int:
-        """Those of what is hashed."""
+        """The branches of the hashed expression."""
         return self.of.branches
 
     def value(self, context: EvalContext) -> Key | None:
@@ -202,13 +202,13 @@ class MapLookup:
         return self.key.branches
 
     def value(self, context: EvalContext) -> Key | None:
-        """What is found there."""
+        """The result of the lookup."""
         content = look_up(self.key, self.nft_set, context)
         return None if content is None or isinstance(content, NftVerdict) else content
 
 
 def look_up(key: Expression, nft_set: NftSet, context: EvalContext) -> Key | NftVerdict | None:
-    """What a key's value finds in a map or set, which is noted."""
+    """Looks a key's value up in a map or set, and records the element."""
     value = key.value(context)
     if value is None:
         return None

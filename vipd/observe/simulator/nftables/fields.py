@@ -18,7 +18,7 @@ from vipd.observe.simulator.nftables.expressions import Field
 from vipd.observe.simulator.packet_state import PROTOCOLS, PacketState
 
 _ELSEWHERE = 1
-"""RTN_UNICAST: stands for every type of route but the local one."""
+"""RTN_UNICAST: represents every type of route but the local one."""
 
 WRITABLE = {"meta mark", "ct mark", "ip saddr", "ip6 saddr", "ip daddr", "ip6 daddr"}
 """Fields that `set` may write."""
@@ -69,7 +69,7 @@ def _route_type(address: Callable[[PacketState], int]) -> Callable[[PacketState]
 
 _PLAIN = [
     Field("meta l4proto", PROTOCOL, lambda b: b.protocol),
-    # Every TCP packet that is traced begins a flow: SYN alone.
+    # Every traced TCP packet begins a flow: SYN alone.
     Field("tcp flags", MARK, lambda b: 2 if b.protocol == PROTOCOLS["tcp"] else None),
     Field("meta mark", MARK, lambda b: b.mark),
     Field("ct mark", MARK, lambda b: b.connection_mark),

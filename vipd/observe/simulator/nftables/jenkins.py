@@ -51,5 +51,5 @@ def _final(a: int, b: int, c: int) -> int:
     for bits in (14, 11, 25, 16, 4, 14, 24):
         c = ((c ^ b) - _rotated(b, bits)) & _BITS
         a, b, c = b, c, a
-    # After seven rounds the word changed last stands in the middle.
+    # After seven rounds the word changed last is in the middle.
     return b

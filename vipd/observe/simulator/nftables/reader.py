@@ -23,9 +23,9 @@ FINAL_VERDICTS = frozenset({"accept", "drop", "return", "continue"})
 CHAIN_VERDICTS = frozenset({"jump", "goto"})
 
 _FEW = 64
-"""Of more elements than these, each is read when it is looked up."""
+"""If there are more elements than these, each is parsed when it is looked up."""
 _BESIDES = frozenset({"timeout", "expires", "counter", "packets", "bytes", "comment"})
-"""Words after an element's key, as the kernel lists it, that change nothing of what a key finds."""
+"""Words after an element's key in the kernel's listing that have no effect on a lookup."""
 
 
 def read_value(words: Words, maps: dict[str, NftSet], values: tuple[Datatype, ...] = ()) -> Expression:
@@ -74,7 +74,7 @@ def read_elements(words: Words, nft_set: NftSet) -> None:
 
 
 def read_many_elements(text: str, nft_set: NftSet) -> None:
-    """The same from a text; of many elements, each is read when it is looked up."""
+    """The same from a text; if there are many elements, each is parsed when it is looked up."""
     inside = text.strip().removeprefix("{").removesuffix("}")
     single = [piece.strip() for piece in inside.split(",")]
     if len(single) <= _FEW:
@@ -172,7 +172,7 @@ def read_field(words: Words) -> Field:
 
 
 def writable(field: Expression) -> str:
-    """What `set` writes. Raises ValueError for what it cannot."""
+    """The target of `set`. Raises ValueError if it cannot be set."""
     if not isinstance(field, Field) or field.name not in WRITABLE:
         raise ValueError("that cannot be set")
     return field.name

@@ -59,10 +59,10 @@ class Rule:
 
 
 def parse_rule(line: str, family: Family, maps: dict[str, NftSet]) -> Rule:
-    """The rule of a line, which may use these maps and sets.
+    """Parses the rule of a line, which may use these maps and sets.
 
     Raises:
-        UnknownRule: a form is not known, or nft would refuse it.
+        UnknownRule: a form is not known, or nft would reject it.
     """
     try:
         reader = _Reader(Words(split_words(line)), family, maps)
@@ -116,7 +116,7 @@ class _Reader:
         return readers.get(word, self._about)()
 
     def _about(self) -> Statement:
-        """What begins with an expression."""
+        """A statement that begins with an expression."""
         words = self._words
         left = read_concatenation(words, self._maps)
         if words.accept("vmap"):
@@ -156,7 +156,7 @@ class _Reader:
         return Compare(left, operator, tuple(wanted))
 
     def _value(self, types: tuple[Datatype, ...]) -> Expression:
-        """What can be computed, or a literal of these types."""
+        """A computed expression, or a literal of these types."""
         words = self._words
         try:
             fixed = tuple(span(words.next, datatype) for datatype in types[:1])
@@ -200,7 +200,7 @@ class _Reader:
         return Translate(value)
 
     def _socket(self, datatype: Datatype) -> Expression | None:
-        """`10.0.0.1`, `10.0.0.1:80`, `[fd00::1]:80`; None: something to compute."""
+        """`10.0.0.1`, `10.0.0.1:80`, `[fd00::1]:80`; None: a computed expression."""
         word = self._words.next
         host, _, rest = word.rpartition(":")
         for address, text in ((word, ""), (host.strip("[]"), rest)):

@@ -1,4 +1,4 @@
-"""Maps and sets: what is in them, and what a key finds there."""
+"""Maps and sets: their content, and lookups in them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class NftVerdict(NamedTuple):
 
 
 Content = Key | NftVerdict
-"""What a map has for a key; nothing, in a set."""
+"""The value of a key in a map; empty in a set."""
 
 
 class Element(NamedTuple):
-    """What a key found: the content, and the element as it is spelled."""
+    """The result of a lookup: the content, and the element in its original spelling."""
 
     value: Content
     element: str
@@ -42,12 +42,13 @@ def _unreadable(text: str) -> tuple[Spans, Element]:
 
 @dataclass(slots=True)
 class Elements:
-    """Elements with single keys, and others with ranges. Of many, each is read when it is looked up."""
+    """Elements with single keys, and others with ranges. If there are many, each is parsed when it is looked
+    up."""
 
     single: dict[Key, Element] = field(default_factory=dict)
     ranges: list[tuple[Spans, Element]] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
-    """Elements by the text of their keys, which may be spelled in another way than ours."""
+    """Elements by the text of their keys, whose spelling may differ."""
     read: Read = field(default=_unreadable)
 
     def add(self, key: Spans, found: Element) -> None:
@@ -61,7 +62,7 @@ class Elements:
         self.single[exact] = found
 
     def find(self, key: Key, types: tuple[Datatype, ...]) -> Element | None:
-        """What a key of these types finds. Raises RulesetError."""
+        """Looks up a key of these types. Raises RulesetError."""
         if self.unread and key not in self.single:
             self.parse_unread(spelled(key, types))
         exact = self.single.get(key)
@@ -70,7 +71,7 @@ class Elements:
         return next((found for spans, found in self.ranges if within(key, spans)), None)
 
     def parse_unread(self, key: str = "") -> None:
-        """Read the element whose key is spelled so, or all. Raises RulesetError."""
+        """Parse the element with this spelling of its key, or all. Raises RulesetError."""
         if key in self.unread:
             texts = [self.unread.pop(key)]
         else:
@@ -101,7 +102,7 @@ class NftSet:
         return {f.value.chain for f in everything if isinstance(f.value, NftVerdict) and f.value.chain}
 
     def find(self, key: Key, packet: PacketState) -> Element | None:
-        """What a key finds, the packet's own doings included."""
+        """Looks up a key, including elements that the packet itself added."""
         if (self.name, key) in packet.set_updates:
             value = packet.set_updates[self.name, key]
             return None if value is None else Element(value, "")
@@ -109,5 +110,5 @@ class NftSet:
 
 
 def within(key: Key, spans: Sequence[Span]) -> bool:
-    """Whether each field of a key lies in its range."""
+    """Whether each field of a key is in its range."""
     return all(low <= field <= high for field, (low, high) in zip(key, spans, strict=True))

@@ -39,7 +39,7 @@ class Statement(Protocol):
         """The number of equally likely values that chance chooses from; 1: chance has no part in it."""
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """What it does to a packet; None: it does not match, and the rule ends here."""
+        """The effect on a packet; None: it does not match, and the rule ends here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Compare:
         return self.left.branches
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """Go on when it holds."""
+        """Continue if it is true."""
         value = self.left.value(context)
         if value is None:
             return None
@@ -103,7 +103,7 @@ class InSet:
         return self.left.branches
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """Go on when the value is in the set."""
+        """Continue if the value is in the set."""
         if self.left.value(context) is None:
             return None
         there = look_up(self.left, self.nft_set, context) is not None
@@ -112,7 +112,7 @@ class InSet:
 
 @dataclass(frozen=True, slots=True)
 class SetField:
-    """`meta mark set`, `ct mark set`, and `ip saddr set` and `ip daddr set`, by which numbers are handed on
+    """`meta mark set`, `ct mark set`, and `ip saddr set` and `ip daddr set`, by which rules pass numbers
     to the next rule."""
 
     what: str
@@ -141,7 +141,7 @@ class SetField:
         return Applied(packet)
 
     def slots(self, context: EvalContext) -> Slots | None:
-        """The slot that is chosen, if a slot is."""
+        """The chosen slot, if there is one."""
         source = self.value.key if isinstance(self.value, MapLookup) else self.value
         if not isinstance(source, Numgen | SeededHash):
             return None
@@ -174,7 +174,7 @@ class VerdictMap:
         return self.key.branches
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """The verdict that is found."""
+        """The verdict of the lookup."""
         found = look_up(self.key, self.nft_set, context)
         return Applied(context.packet, found) if isinstance(found, NftVerdict) else None
 
@@ -243,7 +243,7 @@ class Masquerade:
 
 @dataclass(frozen=True, slots=True)
 class SetUpdate:
-    """`add`, `update` and `delete @NAME { KEY : VALUE }`: what packets themselves put into maps and sets."""
+    """`add`, `update` and `delete @NAME { KEY : VALUE }`: changes of maps and sets by packets."""
 
     verb: str
     nft_set: NftSet
@@ -256,8 +256,8 @@ class SetUpdate:
         return max(self.key.branches, self.data.branches if self.data else 1)
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """The packet after it was remembered or forgotten. A key that is there keeps its value: of it
-        `update` renews the timeout only (nft_rhash_update)."""
+        """The packet after the update. An existing key keeps its value:
+        `update` renews its timeout only (nft_rhash_update)."""
         key = self.key.value(context)
         value: Key | None = () if self.data is None else self.data.value(context)
         if key is None or value is None:

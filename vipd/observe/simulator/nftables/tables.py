@@ -1,4 +1,4 @@
-"""Tables as `nft list ruleset` prints them, and as they are given to `nft -f`."""
+"""Parses tables in the form of `nft list ruleset`, and of the input of `nft -f`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PRIORITIES = {"raw": -300, "mangle": -150, "dstnat": -100, "filter": 0, "securi
 _TYPES = ("nat", "filter")
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 _ABOUT = frozenset({"size", "comment", "flags", "timeout", "gc-interval", "counter", "auto-merge", "policy"})
-"""Lines of a map or set that change nothing of what a key finds."""
+"""Lines of a map or set that have no effect on a lookup."""
 
 _MOST_SHOWN = 100
 """Characters of a line in a message."""
@@ -36,7 +36,7 @@ class Tables:
     """By table and name."""
 
     def base_chains(self, hook: str) -> list[BaseChain]:
-        """The base chains of a hook in the order in which the kernel asks them."""
+        """The base chains of a hook in the order of the kernel."""
         found = [
             BaseChain(chain, chain.hook, self.chains)
             for chain in self.chains.values()
@@ -50,7 +50,7 @@ def parse_tables(text: str, family: Family) -> Tables:
 
     Raises:
         UnknownRule: a rule, or a part of a table, has a form that is not known.
-        RulesetError: nft would refuse the text: a chain that is not there, a loop, an end that is missing.
+        RulesetError: nft would reject the text: a chain that is missing, a loop, a missing end.
     """
     chains: dict[tuple[str, str], Chain] = {}
     for name, lines in _blocks(text.splitlines()):
@@ -64,7 +64,7 @@ def parse_tables(text: str, family: Family) -> Tables:
 
 
 def _blocks(of: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    """What stands before each `{` that ends a line, and the lines up to the end of it."""
+    """The text before each `{` at the end of a line, and the lines up to its end."""
     head, lines, depth = "", list[str](), 0
     for raw in of:
         line = raw.strip()

@@ -11,7 +11,7 @@ def split_words(line: str) -> list[str]:
     """The words and signs of a line; a quoted text is one word, in its quotes.
 
     Raises:
-        ValueError: there is something that is neither.
+        ValueError: there is anything else.
     """
     words = _WORD.findall(line)
     if len("".join(words)) != len("".join(line.split())) and '"' not in line:
@@ -35,7 +35,7 @@ class Words:
         return self._words[self._next] if self else ""
 
     def take(self, *wanted: str) -> str:
-        """The next word, which must be one of those wanted, if any are.
+        """The next word, which must be one of `wanted`, if given.
 
         Raises:
             ValueError: there is none, or another one.
@@ -48,11 +48,11 @@ class Words:
         return found
 
     def accept(self, *wanted: str) -> str:
-        """Take the next word if it is one of these; which one, or nothing."""
+        """Consume the next word if it is one of these; returns it, or an empty string."""
         return self.take() if self and self.next in wanted else ""
 
     def after(self, *wanted: str) -> bool:
-        """Take these words if they come next."""
+        """Consume these words if they are next."""
         end = self._next + len(wanted)
         if tuple(self._words[self._next : end]) != wanted:
             return False
