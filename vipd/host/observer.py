@@ -64,13 +64,13 @@ class Observers(Observer):
                 observer.host_changed(addresses)
 
     def overrides_changed(self, subjects: frozenset[Subject]) -> None:
-        """Tell all observers."""
+        """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "taking changed overrides"):
                 observer.overrides_changed(subjects)
 
     def verdicts_changed(self, targets: frozenset[Target]) -> None:
-        """Tell all observers."""
+        """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "taking changed verdicts"):
                 observer.verdicts_changed(targets)
@@ -100,7 +100,7 @@ class Observers(Observer):
                 observer.dataplane_switched()
 
     def heartbeat(self) -> None:
-        """Tell all observers."""
+        """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "sending a heartbeat"):
                 observer.heartbeat()

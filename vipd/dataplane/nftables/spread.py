@@ -66,7 +66,7 @@ class Spread:
         return (mark, *(self._pinned(options) if pinned else self._plain(options)), "drop")
 
     def needs(self) -> tuple[()]:
-        """None."""
+        """Returns an empty tuple."""
         return ()
 
     def _plain(self, options: TableOptions) -> Iterator[str]:

@@ -94,7 +94,7 @@ class Connection:
         raise unreachable(reasons)
 
     async def close(self) -> None:
-        """Give up every connection."""
+        """Close every connection."""
         await self.transport.close()
 
     async def _with_token(self, endpoint: str, attempt: Attempt[T]) -> T:

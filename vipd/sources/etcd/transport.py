@@ -99,7 +99,7 @@ class Transport:
             yield Lines(response.content, partial(self._diagnosed, endpoint))
 
     async def close(self) -> None:
-        """Give up every connection."""
+        """Close every connection."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
