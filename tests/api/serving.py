@@ -22,6 +22,7 @@ from vipd.api.peers import Permission, bind_socket
 from vipd.api.served import Served
 from vipd.api.server import application
 from vipd.api.socket_server import serving
+from vipd.control.address_policy import AddressPolicy
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.reconciler import Partners, Reconciler
 from vipd.health.checker import Health
@@ -65,11 +66,14 @@ class Api:
 
     root: Path
     dataplane: FakeDataplane = field(default_factory=FakeDataplane)
+    app: web.Application = field(init=False)
     session: ClientSession = field(init=False)
     files: FileSource = field(init=False)
     store: StoreSource = field(init=False)
     overrides: OverrideStore = field(init=False)
     reconciler: Reconciler = field(init=False)
+    claims: AddressPolicy = field(default_factory=AddressPolicy)
+    """What services may claim."""
     begun: int = 0
     """Requests that the server has begun to answer."""
 
@@ -152,14 +156,23 @@ async def _served(api: Api, permission: Permission) -> AsyncIterator[None]:
         "settings": {"chain_prefix": "VIPD"},
     }
     sources = (api.files, api.store)
-    served = Served(api.reconciler, api.dataplane, sources, api.store, api.overrides, api.rescan, about)
+    served = Served(
+        api.reconciler,
+        api.dataplane,
+        sources,
+        api.store,
+        api.overrides,
+        api.rescan,
+        about,
+        claims=lambda: api.claims,
+    )
 
     @web.middleware
     async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
         api.begun += 1
         return await handler(request)
 
-    app = application(served, permission)
+    app = api.app = application(served, permission)
     app.middlewares.append(note)
     loop = asyncio.create_task(api.reconciler.run())
     try:

@@ -4,6 +4,7 @@ import asyncio
 import grp
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -238,4 +239,34 @@ def test_a_peer_that_is_neither_root_nor_admin_may_read_but_not_change() -> None
         assert "root" in error["why"]
         assert api.stored() == {"web"}
 
+    served(story)
+
+
+def test_every_route_that_is_not_read_is_refused_to_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of the router, so that a new route is among them. Nothing is found under these names: a request
+    that passes the guard has another answer."""
+
+    async def never(_: Permission, __: Peer) -> bool:
+        return False
+
+    async def story(api: Api) -> None:
+        routes = {
+            (method, route.resource.canonical)
+            for route in api.app.router.routes()
+            if route.resource is not None
+            for method in (
+                {"GET", "POST", "PUT", "PATCH", "DELETE"} if route.method == "*" else {route.method}
+            )
+        }
+        changing = {(method, path) for method, path in routes if method not in ("GET", "HEAD")}
+        assert {method for method, _ in changing} >= {"POST", "PATCH", "DELETE"}
+        assert len(changing) > 10, "the router is what was asked"
+        answers = {
+            (method, path): (await api.ask(method, re.sub("{.*?}", "none", path), {})).kind
+            for method, path in sorted(changing)
+        }
+        assert answers == dict.fromkeys(answers, "forbidden")
+        assert (await api.ask("GET", "/v1/services")).status == 200
+
+    monkeypatch.setattr(Permission, "may_change", never)
     served(story)

@@ -12,6 +12,7 @@ from tests.api.serving import DNS, WEB, Answer, Api, served
 from tests.dataplane.fake_dataplane import broken_tool
 from tests.model.samples import block
 from vipd.api import request_bodies
+from vipd.control.address_policy import AddressPolicy
 from vipd.control.reconciler import Reconciler
 
 ENDLESS = 1000
@@ -197,27 +198,49 @@ def test_a_dry_run_answers_the_same_and_changes_nothing() -> None:
         ("DELETE", "/v1/services/web/backends", {}, 400, "malformed"),
         ("POST", "/v1/services/web/backends", {"backends": ["10.244.0.7@4"]}, 409, "conflict"),
         ("POST", "/v1/apply", {}, 400, "malformed"),
-        ("POST", "/v1/apply", {"services": [{"name": "filed", **WEB, "address": "10.96.0.21"}]}, 409, None),
+        (
+            "POST",
+            "/v1/apply",
+            {"services": [{**WEB, "name": "filed", "address": "10.96.0.21"}]},
+            409,
+            "owned",
+        ),
     ],
 )
-def test_refusals(method: str, path: str, body: object, status: int, kind: str | None) -> None:
+def test_refusals(method: str, path: str, body: object, status: int, kind: str) -> None:
     async def story(api: Api) -> None:
         await api.add(WEB)
-        before = api.store_path.read_bytes()
+        before, kernel = api.store_path.read_bytes(), dict(api.dataplane.kernel)
         answer = await api.ask(method, path, body)
-        if kind is not None:
-            assert (answer.status, answer.kind) == (status, kind), answer.body
-        assert set(answer.body.get("error", {"kind", "what", "why", "hint", "problems"})) == {
-            "kind",
-            "what",
-            "why",
-            "hint",
-            "problems",
-        }
-        if kind is not None:
-            assert api.store_path.read_bytes() == before
+        assert (answer.status, answer.kind) == (status, kind), answer.body
+        assert set(answer.body["error"]) == {"kind", "what", "why", "hint", "problems"}
+        assert (api.store_path.read_bytes(), api.dataplane.kernel) == (before, kernel)
 
     served(story, file_owned)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "what"),
+    [
+        ("POST", "/v1/services", {"service": {**WEB, "name": "new", "address": "10.97.0.1"}}, "10.97.0.1"),
+        ("PATCH", "/v1/services/web", {"service": {"address": "10.97.0.1"}}, "10.97.0.1"),
+        ("POST", "/v1/apply", {"services": [{**WEB, "address": "10.97.0.1"}]}, "10.97.0.1"),
+        ("PATCH", "/v1/services/web", {"service": {"backends": ["10.9.9.9"]}}, "10.9.9.9"),
+        ("POST", "/v1/services/web/backends", {"backends": ["10.9.9.9"]}, "10.9.9.9"),
+    ],
+)
+def test_a_change_is_admitted_like_a_new_service(method: str, path: str, body: object, what: str) -> None:
+    async def story(api: Api) -> None:
+        api.claims = AddressPolicy(allowed=("10.96.0.0/16",), backends=("10.244.0.0/16",))
+        assert actions(await api.add(WEB)) == {"web": "created"}
+        before = api.store_path.read_bytes()
+        for asked in (f"{path}?dry_run=1", path):
+            answer = await api.ask(method, asked, body)
+            assert (answer.status, answer.kind) == (422, "invalid"), answer.body
+            assert what in json.dumps(answer.body["error"])
+        assert api.store_path.read_bytes() == before
+
+    served(story)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""API documents as docs/api.md has them, for the fake daemon to answer with."""
+"""API documents for the fake daemon to answer with; `contract.py` holds them to the real API's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def endpoint(address: str, port: int, **changes: Any) -> Json:
         "share": 0.5,
         "ready": True,
         "reason": "",
+        "health": "",
+        "check": "",
         "chain": "VIPD-SEP-AAAAAAAAAAAAAAAA",
     }
     return recorded | changes
@@ -36,15 +38,20 @@ DNS: Json = {
         "backends": ["10.244.0.5", {"address": "10.244.2.21", "weight": 2}, "10.244.2.22"],
         "affinity": {"by": "client-ip", "timeout": "10m"},
     },
-    "status": {"state": "ok", "message": "", "ready": 2, "backends": 3},
+    "status": {"state": "ok", "message": "", "ready": 2, "backends": 3, "ignored": []},
     "forwardings": [
         {
             "name": "kube-system/kube-dns:dns",
             "protocol": "udp",
             "family": "ipv4",
             "frontends": ["10.96.0.10:53/udp"],
+            "external": [],
+            "node_port": None,
+            "health_port": None,
+            "traffic_policy": {"internal": "cluster", "external": "cluster"},
             "masquerade": "forwarded",
             "affinity_seconds": 600,
+            "refusal": "reject",
             "chain": "VIPD-SVC-UUUUUUUUUUUUUUUU",
             "endpoints": [
                 endpoint("10.244.0.5", 53, share=0.3333),
@@ -59,6 +66,10 @@ DNS: Json = {
             "protocol": "tcp",
             "family": "ipv4",
             "frontends": ["10.96.0.10:53/tcp"],
+            "external": [],
+            "node_port": None,
+            "health_port": None,
+            "traffic_policy": {"internal": "cluster", "external": "cluster"},
             "masquerade": "forwarded",
             "affinity_seconds": 600,
             "refusal": "drop",
@@ -78,15 +89,20 @@ WEB: Json = {
         "ports": ["443/tcp"],
         "fallback": {"backends": ["fd00:1::9"]},
     },
-    "status": {"state": "no-backends", "message": "", "ready": 0, "backends": 0},
+    "status": {"state": "no-backends", "message": "", "ready": 0, "backends": 0, "ignored": []},
     "forwardings": [
         {
             "name": "a-team-with-a-long-name/an-even-longer-service-name-frontend",
             "protocol": "tcp",
             "family": "ipv6",
             "frontends": ["[fd00:10:96:1234:5678:9abc:def0:10]:443/tcp"],
+            "external": [],
+            "node_port": None,
+            "health_port": None,
+            "traffic_policy": {"internal": "cluster", "external": "cluster"},
             "masquerade": "always",
             "affinity_seconds": None,
+            "refusal": "reject",
             "chain": "VIPD-SVC-WWWWWWWWWWWWWWWW",
             "endpoints": [],
         }
@@ -111,6 +127,7 @@ STATUS: Json = {
     "last_apply_seconds": 0.031,
     "applies": 17,
     "apply_failures": 0,
+    "quarantined": {},
     "sources": [
         {
             "name": "files",
@@ -140,6 +157,9 @@ STATUS: Json = {
 }
 
 
+RELOADED: Json = {"changed": True, "applied": True, "message": "", "services": 2, "results": []}
+
+
 def changed(*results: tuple[str, str], **changes: Any) -> Json:
     """The answer to a change, with (action, name) of each service."""
     answer: Json = {
@@ -148,5 +168,6 @@ def changed(*results: tuple[str, str], **changes: Any) -> Json:
         "message": "",
         "stored": "/var/lib/vipd/services.yaml",
         "results": [{"name": name, "action": action} for action, name in results],
+        "warnings": [],
     }
     return answer | changes

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tests.cli.contract import differences
+
 Json = dict[str, Any]
 
 
@@ -38,12 +40,19 @@ class FakeDaemon:
     requests: list[Request] = field(default_factory=list)
     chunked: bool = False
 
-    def answer(self, request: str, document: Json, status: int = 200) -> None:
+    def answer(self, request: str, document: Json) -> None:
+        """Answer so from now on; AssertionError unless the real API's answer has these keys and types."""
+        whole = {"apiVersion": "vipd/v1"} | document
+        assert not (found := differences(request, whole)), "\n".join(found)
+        self.answers[request] = (200, whole)
+
+    def answer_unlike_the_api(self, request: str, document: Json, status: int = 200) -> None:
+        """For what does not look at the document."""
         self.answers[request] = (status, {"apiVersion": "vipd/v1"} | document)
 
     def refuse(self, request: str, status: int, kind: str, what: str, **more: Any) -> None:
         error = {"kind": kind, "what": what, "why": "", "hint": "", "problems": []} | more
-        self.answer(request, {"error": error}, status)
+        self.answer_unlike_the_api(request, {"error": error}, status)
 
     @property
     def last(self) -> Request:

@@ -60,12 +60,12 @@ def answering(path: Path, raw: bytes, hold: bool = False) -> Iterator[None]:
 def test_large_documents_come_whole(daemon: FakeDaemon, chunked: bool) -> None:
     daemon.chunked = chunked
     document = {"services": [{"name": f"service-{i}"} for i in range(5000)]}
-    daemon.answer("GET /v1/services", document)
+    daemon.answer_unlike_the_api("GET /v1/services", document)
     assert Client(str(daemon.socket)).get("/v1/services")["services"] == document["services"]
 
 
 def test_a_body_arrives_as_json(daemon: FakeDaemon) -> None:
-    daemon.answer("POST /v1/services", {"changed": True})
+    daemon.answer_unlike_the_api("POST /v1/services", {"changed": True})
     Client(str(daemon.socket)).request("POST", "/v1/services?dry_run=1", {"service": {"name": "dns-ü"}})
     assert daemon.last.body == {"service": {"name": "dns-ü"}}
     assert daemon.last.query == "dry_run=1"
@@ -74,7 +74,7 @@ def test_a_body_arrives_as_json(daemon: FakeDaemon) -> None:
 def test_a_target_is_one_segment_whatever_it_holds(daemon: FakeDaemon) -> None:
     path = url_path("services", "[fd00::10]:53/udp")
     assert path == "/v1/services/%5Bfd00%3A%3A10%5D%3A53%2Fudp"
-    daemon.answer("GET /v1/services/ü/?#%", {"service": {}})
+    daemon.answer_unlike_the_api("GET /v1/services/ü/?#%", {"service": {}})
     Client(str(daemon.socket)).get(url_path("services", "ü/?#%"))
     assert daemon.last.path == "/v1/services/%C3%BC%2F%3F%23%25"
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Spawn, Vipctl
-from tests.cli.documents import DNS, STATUS, changed
+from tests.cli.documents import DNS, RELOADED, STATUS, changed
 from tests.cli.fake_daemon import FakeDaemon
 from tests.cli.test_main import on_terminal
 from vipd.cli.output import Column as Titled
@@ -97,7 +97,7 @@ ORDER = {
     "by": "root",
     "admin": "draining",
     "reason": "why",
-    "since": "2026-01-01T12:00:05Z",
+    "scope": "host",
 }
 HOST = {
     "name": "h1" + EVIL,
@@ -124,7 +124,7 @@ def answers(daemon: FakeDaemon) -> FakeDaemon:
     daemon.answer("GET /v1/export", {"services": [DNS["spec"] | {"check": {"type": "http", "body": EVIL}}]})
     daemon.answer("POST /v1/services", evil(changed(("created", "dns"))) | {"warnings": [EVIL]})
     daemon.refuse("DELETE /v1/services/dns", 409, "owned", EVIL, why=EVIL, hint=EVIL, problems=[EVIL, "b"])
-    daemon.answer("POST /v1/reload", evil(changed(("created", "dns"))) | {"services": 1})
+    daemon.answer("POST /v1/reload", evil(RELOADED | {"results": changed(("created", "dns"))["results"]}))
     return daemon
 
 

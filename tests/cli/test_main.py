@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Spawn, Vipctl
-from tests.cli.documents import DNS, STATUS, WEB, changed
+from tests.cli.documents import DNS, RELOADED, STATUS, WEB, changed
 from tests.cli.fake_daemon import FakeDaemon
+from tests.cli.test_overrides import given
 from vipd import __version__
 from vipd.cli.main import FAMILIES, VERBS
 
@@ -92,15 +93,13 @@ def test_the_version_needs_no_daemon(vipctl: Vipctl, daemon: FakeDaemon) -> None
 
 @pytest.mark.parametrize("changed", [True, False])
 def test_set_dataplane_may_be_quiet(vipctl: Vipctl, daemon: FakeDaemon, changed: bool) -> None:
-    daemon.answer("POST /v1/dataplane", {"changed": changed, "before": "iptables", "name": "nftables"})
+    daemon.answer("POST /v1/dataplane", {"changed": changed, "before": "iptables", "dataplane": "nftables"})
     assert vipctl("set-dataplane", "nftables", "-q") == (0, "", "")
     assert vipctl("set-dataplane", "nftables").out != ""
 
 
 def test_a_line_is_in_the_pipe_as_soon_as_it_is_printed(spawn: Spawn, daemon: FakeDaemon) -> None:
-    override = {"service": "web", "backend": "10.0.0.1", "admin": "draining", "by": "root", "at": "x"}
-    answer = {"changed": True, "applied": True, "message": "", "override": override, "backends": []}
-    daemon.answer("POST /v1/overrides", answer)
+    daemon.answer("POST /v1/overrides", given())
     daemon.answer("GET /v1/flows", {"flows": 3})
     process = spawn("drain", "web/10.0.0.1", "--wait")
     assert process.stdout is not None
@@ -215,8 +214,9 @@ def test_verbs_that_ask_the_daemon_import_nothing_of_it(daemon: FakeDaemon, word
     daemon.answer("GET /v1/services/dns", {"service": DNS})
     daemon.answer("GET /v1/status", STATUS)
     daemon.answer("GET /v1/version", {"version": "9.9"})
-    for request in ("services", "services/dns/backends", "reload"):
+    for request in ("services", "services/dns/backends"):
         daemon.answer(f"POST /v1/{request}", changed(("created", "dns")))
+    daemon.answer("POST /v1/reload", RELOADED)
     program = (
         "import sys; from vipd.cli.main import run; code = run(sys.argv[1:]); "
         f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules], code)"

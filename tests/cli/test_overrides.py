@@ -27,8 +27,25 @@ def given(lasting: timedelta | None = None, **changes: Any) -> Json:
     override["at"] = at.isoformat()
     if lasting:
         override["until"] = (at + lasting).isoformat()
-    answer = {"changed": True, "applied": True, "message": "", "override": override, "backends": ["10.0.0.1"]}
+    answer = {
+        "changed": True,
+        "applied": True,
+        "message": "",
+        "stopping": False,
+        "override": override,
+        "backends": [{"service": "web", "backend": "10.0.0.1"}],
+    }
     return answer | changes
+
+
+TAKEN_BACK: Json = {
+    "changed": True,
+    "applied": True,
+    "message": "",
+    "overrides": [],
+    "elsewhere": [],
+    "backends": [],
+}
 
 
 @pytest.mark.parametrize("form", ["yaml", "json"])
@@ -37,7 +54,7 @@ def test_orders_about_several_backends_are_one_document(
     vipctl: Vipctl, daemon: FakeDaemon, verb: str, form: str
 ) -> None:
     daemon.answer("POST /v1/overrides", given())
-    daemon.answer("DELETE /v1/overrides", {"changed": True, "applied": True, "overrides": []})
+    daemon.answer("DELETE /v1/overrides", TAKEN_BACK)
     read = yaml.safe_load if form == "yaml" else json.loads
     one = read(vipctl(verb, "a/10.0.0.1", "-o", form).out)
     several = read(vipctl(verb, "a/10.0.0.1", "b/10.0.0.1", "-o", form).out)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Vipctl
-from tests.cli.documents import DNS, STATUS, WEB
+from tests.cli.documents import DNS, RELOADED, STATUS, WEB
 from tests.cli.fake_daemon import FakeDaemon
 from vipd.cli.output import Column, Screen, shortened, table
 from vipd.declaration.native import parse_declaration
@@ -120,7 +120,7 @@ def test_describe_is_a_screen(vipctl: Vipctl) -> None:
 def test_describe_says_what_is_wrong(
     vipctl: Vipctl, daemon: FakeDaemon, state: str, ready: int, expected: str
 ) -> None:
-    status = {"state": state, "message": "exit code 4", "ready": ready, "backends": 2}
+    status = {"state": state, "message": "exit code 4", "ready": ready, "backends": 2, "ignored": []}
     daemon.answer("GET /v1/services/dns", {"service": DNS | {"status": status}})
     out = vipctl("describe", "dns").out
     assert f"Status        {expected}\n" in out
@@ -159,7 +159,7 @@ def test_status_out_of_sync_exits_1(vipctl: Vipctl, daemon: FakeDaemon, state: s
         "state": state,
         "message": "iptables-restore: line 7 failed",
         "last_apply": None,
-        "last_apply_seconds": None,
+        "last_apply_seconds": 0.0,
         "sources": [],
         "warnings": [],
     }
@@ -173,12 +173,15 @@ def test_status_out_of_sync_exits_1(vipctl: Vipctl, daemon: FakeDaemon, state: s
 
 
 def test_reload_answers_when_the_kernel_has_the_rules(vipctl: Vipctl, daemon: FakeDaemon) -> None:
-    answer = {"changed": True, "applied": True, "message": "", "results": []}
-    daemon.answer("POST /v1/reload", answer)
-    assert vipctl("reload") == (0, "reloaded: the kernel has the rules of every source\n", "")
+    daemon.answer("POST /v1/reload", RELOADED)
+    assert vipctl("reload") == (
+        0,
+        "reloaded: 2 services, none changed; the kernel has the rules of every source\n",
+        "",
+    )
     assert vipctl("reload", "-q") == (0, "", "")
     assert json.loads(vipctl("reload", "--json").out)["applied"] is True
-    daemon.answer("POST /v1/reload", answer | {"applied": False, "message": "exit code 4"})
+    daemon.answer("POST /v1/reload", RELOADED | {"applied": False, "message": "exit code 4"})
     ended = vipctl("reload")
     assert (ended.code, ended.out) == (1, "")
     assert "does not have their rules yet: exit code 4; hint: vipctl status" in ended.err
@@ -246,5 +249,5 @@ def test_status_says_of_each_problem_what_serves(vipctl: Vipctl, daemon: FakeDae
 
 def test_status_of_a_daemon_that_does_not_say_what_serves(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     source = {k: v for k, v in STATUS["sources"][0].items() if k != "refused"}
-    daemon.answer("GET /v1/status", STATUS | {"sources": [source]})
+    daemon.answer_unlike_the_api("GET /v1/status", STATUS | {"sources": [source]})
     assert f"Problems\n  {source['problems'][0]}\n" in vipctl("status").out

@@ -310,6 +310,8 @@ def test_orders_survive_a_restart_and_end_on_time(tmp_path: Path) -> None:
     assert {key.subject for key in again.overrides} == {Subject("", "10.0.0.9")}
     store.take_back(Subject("", "10.0.0.9"))
     assert observer.overrides == [{DRAIN.subject, Subject("", "10.0.0.9")}, {Subject("", "10.0.0.9")}]
+    again.load()
+    assert again.overrides == {}, "what was taken back does not return"
 
 
 def test_a_file_that_cannot_be_read_is_left_alone(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 
 from tests.declaration.strategies import PATIENT, services
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import Host, SelectionPolicy, choose
+from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import (
     Affinity,
@@ -122,3 +123,41 @@ def test_every_frontend_is_forwarded_once_and_every_backend_is_somewhere(service
         assert known >= {b.address for b in mine}
         if forwarding.endpoints:
             assert abs(sum(forwarding.shares().values()) - 1) < 1e-9
+
+
+ZONED = {"10.0.0.1": ("east",), "10.0.0.2": ("east", "west"), "10.0.0.3": ("west",)}
+
+
+def serving(zones: dict[str, tuple[str, ...]], policy: SelectionPolicy, **changes: object) -> set[str]:
+    """Who takes new flows, of backends that are for clients in these zones."""
+    backends = tuple(Backend(address, zones=each) for address, each in zones.items())
+    (forwarding,) = choose(replace(DNS, backends=backends, **changes), policy)  # type: ignore[arg-type]
+    return {endpoint.address for endpoint in forwarding.endpoints}
+
+
+@pytest.mark.parametrize(
+    ("zone", "expected"),
+    [
+        ("east", {"10.0.0.1", "10.0.0.2"}),
+        ("west", {"10.0.0.2", "10.0.0.3"}),
+        ("north", set(ZONED)),
+        ("", set(ZONED)),
+    ],
+)
+def test_a_host_of_a_zone_uses_the_backends_for_that_zone(zone: str, expected: set[str]) -> None:
+    assert serving(ZONED, SelectionPolicy.of(Settings(zone=zone), ())) == expected
+
+
+@pytest.mark.parametrize("without", list(ZONED))
+def test_zones_count_only_if_every_ready_backend_has_some(without: str) -> None:
+    """Else one that knows of no zones would get no flows at all."""
+    east = replace(POLICY, host=Host(zone="east"))
+    assert serving({**ZONED, without: ()}, east) == set(ZONED)
+
+
+def test_a_backend_that_takes_no_flows_need_not_have_a_zone() -> None:
+    east = replace(POLICY, host=Host(zone="east"))
+    backends = (Backend("10.0.0.1", zones=("east",)), Backend("10.0.0.3", zones=("west",)))
+    service = replace(DNS, backends=(*backends, Backend("10.0.0.4", weight=0)))
+    (forwarding,) = choose(service, east)
+    assert [e.address for e in forwarding.endpoints] == ["10.0.0.1"]

@@ -17,11 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.health.servers import PATIENCE, run, until
+from vipd.health.checker import Health
 from vipd.health.flapping import CALM, Flapping
 from vipd.health.memory import AGAIN_SECONDS, SavedVerdicts, decode, encode, load
 from vipd.health.remembered import TRUSTED_SECONDS, Memory, Remembered, check_id
 from vipd.health.result import SaidWeight
 from vipd.health.state import Record, State
+from vipd.health.weights import effective_weight
 from vipd.model.check import HttpProbe, TcpProbe, Timing
 from vipd.model.check_target import Target
 from vipd.model.service import Protocol
@@ -277,3 +279,15 @@ def test_a_save_that_hangs_is_told_and_holds_up_no_end(
         release.set()
 
     run(story())
+
+
+def test_a_slow_start_goes_on_over_a_restart(tmp_path: Path) -> None:
+    """Begun 40 of its 60 seconds ago, by a clock that began anew."""
+    back = Record(970.0, State.HEALTHY, changes=2, serves_since=970.0)
+    file = tmp_path / "health.json"
+    file.write_bytes(encode([known(record=back)], now=1000.0, wall=50_000.0))
+    later = Health(file, clock=lambda: 20.0, wall=lambda: 50_010.0)
+    later.follow("web", [TARGET])
+    since = later.verdict(TARGET).serves_since
+    assert since == -20.0
+    assert effective_weight(since, 60, 100, 20.0) == (70, 22.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -48,6 +49,12 @@ def problems(daemon: Daemon) -> list[str]:
     return [problem for source in daemon.status()["sources"] for problem in source["problems"]]
 
 
+def translated(lab: Lab, family: int) -> set[str]:
+    """Every single address that a rule of iptables names as a destination."""
+    saved = lab.host.run("iptables-save" if family == 4 else "ip6tables-save").stdout
+    return set(re.findall(r" -d (\S+)/(?:32|128) ", saved))
+
+
 def names(daemon: Daemon) -> set[str]:
     return set(daemon.vipctl("list", "-q").stdout.split())
 
@@ -56,10 +63,11 @@ def names(daemon: Daemon) -> set[str]:
 def test_a_file_that_claims_it_is_refused_and_others_serve(
     lab: Lab, daemon: Daemon, services: Services, address: str
 ) -> None:
-    vip = services.add(lab.backends)
-    honest = services.vip()
+    family = 6 if ":" in address else 4
+    vip = services.add(lab.backends, family=family)
+    honest, other = services.vip(family), services.vip(family)
     daemon.declare(declaration(lab, honest.address, "honest"), "honest.yaml")
-    first = declaration(lab, honest.address.replace("10.96.0", "10.96.7"), "first")
+    first = declaration(lab, other.address, "first")
     path = daemon.services_dir / "thief.yaml"
     # In one step: what stood there for a moment alone would be taken, and go on.
     daemon.write(first + declaration(lab, address, "thief"), path.name)
@@ -76,7 +84,8 @@ def test_a_file_that_claims_it_is_refused_and_others_serve(
         for frontend in (vip, honest):
             lab.client.send(*frontend, count=10).all_answered()
         # The address is as free, or as unreachable, as it was.
-        assert f"{address}/" not in lab.host.run("iptables-save").stdout
+        assert translated(lab, family) >= {vip.address, honest.address}
+        assert not translated(lab, family) & {address, other.address}
         daemon.stop()
         daemon.start()
         assert any(f"{path}:{line}: thief: {address}" in problem for problem in problems(daemon))
@@ -144,7 +153,8 @@ def test_networks_narrowed_later_end_what_lies_outside(lab: Lab, daemon: Daemon)
             assert names(open_to_all) == {f"{kept}:80/tcp"}
             assert any(f"{wide} lies outside allowed_addresses" in p for p in problems(open_to_all))
             lab.client.send(kept, 80, count=5).all_answered()
-            assert f"{wide}/" not in lab.host.run("iptables-save").stdout
+            assert kept in translated(lab, 4)
+            assert wide not in translated(lab, 4)
     finally:
         daemon.start()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,9 @@ COMMIT
 COMMIT
 """
 """Rules of somebody else in the tables that vipd writes to."""
+HELD = {"iptables": "VIPD-SERVICES", "nftables": "table ip vipd"}
+"""What a dry run names of each dataplane."""
+REMOVED = {"iptables": "remove the empty table", "nftables": "remove table ip vipd"}
 
 
 @pytest.fixture
@@ -58,12 +62,12 @@ def use(lab: Lab, daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("foreign", ["nothing else", "foreign rules"])
-def test_everything_is_as_before(lab: Lab, foreign: str) -> None:
+def test_everything_is_as_before(lab: Lab, dataplane: str, foreign: str) -> None:
     if foreign == "foreign rules":
         for tool in ("iptables-restore", "ip6tables-restore"):
             lab.host.run(tool, text=FOREIGN_RULES)
     before = state(lab)
-    with Daemon(lab.host) as daemon:
+    with Daemon(lab.host, dataplane=dataplane) as daemon:
         use(lab, daemon)
         assert state(lab) != before
         daemon.stop()
@@ -71,9 +75,9 @@ def test_everything_is_as_before(lab: Lab, foreign: str) -> None:
         assert state(lab) == before
 
 
-def test_works_after_a_crash(lab: Lab) -> None:
+def test_works_after_a_crash(lab: Lab, dataplane: str) -> None:
     before = state(lab)
-    with Daemon(lab.host) as daemon:
+    with Daemon(lab.host, dataplane=dataplane) as daemon:
         use(lab, daemon)
         daemon.kill()
         daemon.cleanup()
@@ -90,8 +94,8 @@ def test_forwarding_that_was_on_stays_on(lab: Lab) -> None:
     assert [lab.host.sysctl(name) for name in FORWARDING] == ["1", "1"]
 
 
-def test_twice_is_no_fault(lab: Lab) -> None:
-    with Daemon(lab.host) as daemon:
+def test_twice_is_no_fault(lab: Lab, dataplane: str) -> None:
+    with Daemon(lab.host, dataplane=dataplane) as daemon:
         use(lab, daemon)
         daemon.stop()
         daemon.cleanup()
@@ -100,31 +104,36 @@ def test_twice_is_no_fault(lab: Lab) -> None:
         assert state(lab) == before
 
 
-def test_dry_run_changes_nothing_and_foretells_everything(lab: Lab) -> None:
-    with Daemon(lab.host) as daemon:
+def test_dry_run_changes_nothing_and_foretells_everything(lab: Lab, dataplane: str) -> None:
+    with Daemon(lab.host, dataplane=dataplane) as daemon:
         use(lab, daemon)
         daemon.stop()
         before = state(lab)
         foretold = daemon.cleanup("--dry-run").stdout
-        assert "VIPD-SERVICES" in foretold
+        assert HELD[dataplane] in foretold
         assert state(lab) == before
         done = daemon.cleanup().stdout
     said = [line.removeprefix("would ") for line in foretold.splitlines() if line.startswith("would ")]
     output = [
-        line.replace("removed the", "remove the").replace("deleted", "delete") for line in done.splitlines()
+        re.sub("^(removed|removing) ", "remove ", line).replace("deleted", "delete")
+        for line in done.splitlines()
     ]
-    assert said == [line for line in output if line.startswith(("remove the", "delete ", "set "))]
-    assert any(line.startswith("remove the empty table") for line in said)
+    assert said == [line for line in output if line.startswith(("remove ", "delete ", "set "))]
+    assert any(line.startswith(REMOVED[dataplane]) for line in said)
 
 
-def test_with_the_last_service_the_rules_are_gone_and_cleanup_says_what_was_left(lab: Lab) -> None:
-    with Daemon(lab.host) as daemon:
+def test_with_the_last_service_the_rules_are_gone_and_cleanup_says_what_was_left(
+    lab: Lab, dataplane: str
+) -> None:
+    with Daemon(lab.host, dataplane=dataplane) as daemon:
         vip = "10.96.9.9:80/tcp"
         daemon.vipctl("add", vip, "10.244.1.1")
         daemon.vipctl("remove", vip)
         daemon.stop()
         output = daemon.cleanup().stdout
-    assert "removed the empty table ip nat" in output
+    if dataplane == "iptables":
+        assert "removed the empty table ip nat" in output
+    assert "set net.ipv4.ip_forward = 0" in output
     assert output.splitlines()[-1] == "nothing of vipd is left in the kernel"
 
 
@@ -136,8 +145,8 @@ def test_refused_while_the_daemon_would_undo_it(lab: Lab) -> None:
         assert state(lab) == before
 
 
-def test_a_new_start_after_cleanup_serves_again(lab: Lab) -> None:
-    with Daemon(lab.host) as daemon:
+def test_a_new_start_after_cleanup_serves_again(lab: Lab, dataplane: str) -> None:
+    with Daemon(lab.host, dataplane=dataplane) as daemon:
         services = Services(daemon)
         vip = services.add(lab.backends)
         daemon.stop()

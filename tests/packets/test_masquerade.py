@@ -23,15 +23,16 @@ SEEN = {
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
+def lab(dataplane: str) -> Iterator[Lab]:
+    """One for each dataplane, as everywhere here."""
     with Lab(Wiring(backends=2, backends_apart=True)) as built:
         built.serve_everywhere(SERVED_PORT)
         yield built
 
 
 @pytest.fixture(scope="module")
-def daemon(lab: Lab) -> Iterator[Daemon]:
-    with Daemon(lab.host, cluster_cidrs=list(CLUSTER_CIDRS)) as running:
+def daemon(lab: Lab, dataplane: str) -> Iterator[Daemon]:
+    with Daemon(lab.host, dataplane=dataplane, cluster_cidrs=list(CLUSTER_CIDRS)) as running:
         yield running
 
 
@@ -71,10 +72,10 @@ def test_a_changed_mode_counts_from_then_on(lab: Lab, daemon: Daemon, services: 
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_backends_without_a_way_back_need_masquerade(family: int) -> None:
+def test_backends_without_a_way_back_need_masquerade(dataplane: str, family: int) -> None:
     with Lab(Wiring(backends=1, backend_routes=False)) as lab:
         lab.serve_everywhere(SERVED_PORT)
-        with Daemon(lab.host) as daemon:
+        with Daemon(lab.host, dataplane=dataplane) as daemon:
             services = Services(daemon)
             kept = services.add(lab.backends, "--masquerade", "hairpin", family=family)
             lab.client.send(*kept, timeout=0.5).all_failed("timeout")

@@ -107,14 +107,16 @@ def test_open_flow_survives_the_end_of_its_node_port(lab: Lab, declared: Declare
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_named_networks_limit_which_addresses_answer(lab: Lab, daemon: Daemon, family: int) -> None:
+def test_named_networks_limit_which_addresses_answer(
+    lab: Lab, daemon: Daemon, dataplane: str, family: int
+) -> None:
     towards_client, towards_backends, towards_world = host_addresses(family)
     prefix = 24 if family == 4 else 64
     number = node_port()
     named = [f"{towards_client}/{32 if family == 4 else 128}", _network(towards_world, prefix)]
     daemon.stop()
     try:
-        with Daemon(lab.host, node_port_addresses=named) as limited:
+        with Daemon(lab.host, dataplane=dataplane, node_port_addresses=named) as limited:
             spec = {"address": inside_address(family), "ports": port_spec(80, "tcp", number)}
             Declared(limited).put("limited", backend_texts(lab.backends[:2], family), family, **spec)
             for node in (lab.client, lab.host):

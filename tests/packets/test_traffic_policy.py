@@ -193,12 +193,14 @@ def test_backends_come_and_go_on_the_host(lab: Lab, declared: Declared, family: 
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_cluster_networks_are_not_held_to_the_external_policy(lab: Lab, daemon: Daemon, family: int) -> None:
+def test_cluster_networks_are_not_held_to_the_external_policy(
+    lab: Lab, daemon: Daemon, dataplane: str, family: int
+) -> None:
     outside = outside_address(family)
     spec = {"ports": [f"{SERVED_PORT}/tcp"], "external_addresses": outside, "traffic_policy": LOCAL_OUTSIDE}
     daemon.stop()
     try:
-        with Daemon(lab.host, cluster_cidrs=list(CLUSTER_CIDRS)) as clustered:
+        with Daemon(lab.host, dataplane=dataplane, cluster_cidrs=list(CLUSTER_CIDRS)) as clustered:
             Declared(clustered).put("pods", mixed(lab, family), family, **spec)
             assert spread(lab.client, outside) == {"host"}
             neighbour = lab.backends[1]

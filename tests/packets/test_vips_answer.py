@@ -7,7 +7,7 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import Lab
-from tests.packets.services import Services, backend_text
+from tests.packets.services import SERVED_PORT, Services, backend_text
 
 pytestmark = pytest.mark.root
 
@@ -38,8 +38,14 @@ def test_a_vip_answers_ping_while_it_has_a_backend(
 
 
 def test_a_service_may_keep_silent(lab: Lab, daemon: Daemon) -> None:
-    service = "{name: silent, address: 10.96.50.1, ports: 80, backends: 10.244.0.11, respond_to_ping: false}"
-    daemon.declare(f"  - {service}\n", "silent.yaml")
+    """Beside one that differs in that alone, and answers."""
+    alike = f"ports: [{{port: 80, target: {SERVED_PORT}}}], backends: {lab.backends[0].ipv4}"
+    silent = f"{{name: silent, address: 10.96.50.1, {alike}, respond_to_ping: false}}"
+    usual = f"{{name: usual, address: 10.96.50.2, {alike}}}"
+    daemon.declare(f"  - {silent}\n  - {usual}\n", "silent.yaml")
+    for address in ("10.96.50.1", "10.96.50.2"):
+        lab.client.send(address, 80).all_answered()
+    assert answers(lab.client, "10.96.50.2")
     assert not answers(lab.client, "10.96.50.1", 1)
 
 
@@ -60,7 +66,9 @@ def test_another_protocol_of_a_used_port_is_refused(lab: Lab, services: Services
     lab.client.send(vip.address, vip.port, "udp", count=2).all_failed("refused")
 
 
-def test_unused_ports_can_be_left_to_the_network() -> None:
-    with Lab() as lab, Daemon(lab.host, reject_unused_ports=False) as daemon:
+def test_unused_ports_can_be_left_to_the_network(dataplane: str) -> None:
+    with Lab() as lab, Daemon(lab.host, dataplane=dataplane, reject_unused_ports=False) as daemon:
+        lab.serve_everywhere(SERVED_PORT)
         vip = Services(daemon).add(lab.backends)
+        lab.client.send(*vip).all_answered()
         lab.client.send(vip.address, UNUSED_PORT, timeout=SILENCE).all_failed("timeout")

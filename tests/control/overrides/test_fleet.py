@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from json import loads
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from tests.control.overrides.world import BELOW, PREFIX, Etcd, World
+from tests.lab.simulated_time import simulate
 from tests.model.samples import service
+from vipd.daemon.loops import _override_loops
+from vipd.daemon.wiring import Parts
+from vipd.host.supervisor import Work
 from vipd.model.override import from_json
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.source import EtcdSource
@@ -79,3 +84,39 @@ def test_nobody_waits_for_etcd_while_vipd_stops(world: World) -> None:
         return await waiting
 
     assert "vipd is stopping" in asyncio.run(story())
+
+
+@pytest.mark.parametrize("fleet", [True, False])
+def test_the_daemons_loops_end_an_order_by_this_hosts_clock(world: World, fleet: bool) -> None:
+    """etcd is away, so that no lease ends: neither its key nor anybody else says that the time is over."""
+    world.give({**PLACE, "admin": "draining", "for": 60}, fleet)
+    world.etcd.away = True
+    parts = SimpleNamespace(
+        overrides=world.store,
+        fleet=SimpleNamespace(orders=world.orders),
+        statuses=world.fitness,
+        health=SimpleNamespace(listeners=[]),
+        reconciler=SimpleNamespace(clock=lambda: world.now, request_sync=lambda: synced.append(world.now)),
+    )
+    synced: list[datetime] = []
+    began = world.now
+
+    async def again(work: Work) -> None:
+        while True:
+            await work()
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(again(work)) for work in _override_loops(cast(Parts, parts)).values()]
+        for second in range(1, 70):
+            await asyncio.sleep(1)
+            world.now = began + timedelta(seconds=second)
+            if second == 50:
+                assert world.backend_statuses(DNS), "it is in force until then"
+        for task in tasks:
+            task.cancel()
+
+    simulate(story())
+    assert not world.backend_statuses(DNS)
+    assert len(synced) == 1
+    assert timedelta(seconds=60) <= synced[0] - began <= timedelta(seconds=62)

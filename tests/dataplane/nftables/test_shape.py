@@ -332,3 +332,22 @@ def test_nothing_declared_nothing_there() -> None:
         made.update(forwarding.key, None)
     assert made.structure().chains == {}
     assert not dict(made.elements())
+
+
+@pytest.mark.parametrize("mode", list(Masquerade))
+@pytest.mark.parametrize("place", ["external address", "node port"])
+def test_under_the_local_policy_a_backend_may_meet_itself_unmarked(mode: Masquerade, place: str) -> None:
+    """What comes from outside keeps its source then, whatever the mode: the set `hairpin` must have them."""
+    entry: dict[str, object] = (
+        {"node_port": 30080}
+        if place == "node port"
+        else {"external_addresses": (ExternalAddress("203.0.113.1"),)}
+    )
+    local = replace(
+        PLAIN,
+        masquerade=mode,
+        external_policy=Policy.LOCAL,
+        local_endpoints=ENDPOINTS[:1],
+        **entry,  # type: ignore[arg-type]
+    )
+    assert compiled(local).hairpins >= {ENDPOINTS[0].address}
