@@ -185,7 +185,7 @@ class BackendStatusTracker(Observer):
         return {name: standing for name, standing in stood.items() if standing != GOOD or _says(standing)}
 
     def overrides_changed(self, subjects: frozenset[Subject]) -> None:
-        """Orders about these are given or taken back."""
+        """Overrides of these targets were set or cleared."""
         self._index = _Index.of(self._books)
         names = {subject.service for subject in subjects if subject.service}
         addresses = {subject.backend for subject in subjects if not subject.service}
@@ -198,7 +198,7 @@ class BackendStatusTracker(Observer):
             }
 
     def verdicts_changed(self, targets: frozenset[Target]) -> None:
-        """Checks say otherwise of these."""
+        """The results of checks of these targets changed."""
         for target in targets:
             self._dirty |= self._users.get(target, set())
 

@@ -56,13 +56,13 @@ class Catalog:
         self._owners: dict[Claim, Service] = {}
         """The owner of each claim in the snapshot. Empty while claims conflict."""
         self._uses = AddressUses()
-        """Of its addresses, likewise."""
+        """Of the addresses in the snapshot, likewise."""
         self._held: dict[str, Unit] = {}
-        """What is merged in place of the units that cannot be merged."""
+        """Versions that are merged in place of the units that cannot be merged."""
 
     @property
     def holds(self) -> bool:
-        """Whether some unit is held."""
+        """Whether any unit is held."""
         return bool(self._held)
 
     def merge(self, units: Units, changed: Collection[str]) -> Merged:
@@ -138,7 +138,7 @@ class Catalog:
         self._merged = replace(merged, chosen=self._chosen, services=after, dirty=tuple(dirty))
 
     def _view(self, units: Units, instead: Units | None = None) -> Units:
-        """The units, those that are held in another version, and so those of `instead`."""
+        """The units, with the held ones, and those of `instead`, replaced."""
         held = {name: held for name, held in self._held.items() if name in units}
         return ChainMap({**held, **(instead or {})}, units) if held or instead else units  # type: ignore[arg-type]
 
@@ -153,8 +153,8 @@ class Catalog:
         self._merged = replace(self._merged, dirty=tuple(dict.fromkeys((*before, *self._services))))
 
     def _in_place(self, units: Units, names: Sequence[str], error: Exception) -> dict[str, Unit]:
-        """What to merge in place of these units: their accepted versions, or nothing of them. Raises the
-        error when a merge fails even then."""
+        """What to merge in place of these units: their accepted versions, or nothing. Raises the
+        error if a merge fails even then."""
         accepted = {name: refused(name, units[name], error, "merging it with all others") for name in names}
         nothing = {name: Unit(unit.candidate, NOTHING) for name, unit in accepted.items()}
         for in_place in (accepted, nothing):
@@ -169,8 +169,8 @@ class Catalog:
         suspects: Sequence[str],
         sound: set[str],
     ) -> list[str]:
-        """Which of the suspects cannot be merged beside the `sound` ones, found in halves. Adds the others to
-        `sound`."""
+        """The suspects that cannot be merged together with the `sound` ones, found by bisection. Adds the
+        others to `sound`."""
         left_out = {name: in_place[name] for name in in_place.keys() - sound - set(suspects)}
         if _merges(self._view(units, left_out)):
             sound.update(suspects)

@@ -102,7 +102,7 @@ class Snapshot:
         return self._registrar.warnings()
 
     def invalidate(self) -> None:
-        """Trust nothing that is remembered: the next merge reads, admits and merges everything anew."""
+        """Drop the cached state: the next merge reads, admits and merges everything anew."""
         self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
 
     def _units_of(self, source: Source) -> Mapping[str, Unit]:

@@ -137,7 +137,7 @@ async def wire(settings: Settings, observers: Observers | None = None, limit: fl
 
 
 def _overrides(settings: Settings, observers: Observers) -> OverrideStore:
-    """The overrides of this host, loaded; what is wrong with their file is logged."""
+    """The overrides of this host, loaded; logs the problems of their file."""
     overrides = OverrideStore(settings.state_dir / "overrides.json", now, observers)
     overrides.load()
     for fault in overrides.faults():
@@ -146,7 +146,7 @@ def _overrides(settings: Settings, observers: Observers) -> OverrideStore:
 
 
 async def _fleet(settings: Settings, observers: Observers) -> Fleet | None:
-    """What an earlier run has known of etcd, if that is configured; else nothing of it is even imported."""
+    """An earlier run's state of etcd, if that is configured; otherwise its modules are not even imported."""
     if settings.etcd is None:
         return None
     from vipd.control.fleet_member import Fleet

@@ -14,7 +14,7 @@ _LONGEST_NAME = 4096
 
 
 class ChosenDataplane:
-    """What an operator has chosen in place of the settings, kept in the state directory."""
+    """An operator's choice instead of the settings, stored in the state directory."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / "dataplane"

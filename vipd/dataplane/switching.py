@@ -246,7 +246,8 @@ class SwitchableDataplane:
         return self.current.options_of(family)
 
     def watch(self, options: WatchOptions) -> Disturbances:
-        """Sees that somebody else changes rules of the dataplane in use, or what they need of others."""
+        """Watches for changes by other programs to rules of the dataplane in use, or to chains that it
+        depends on."""
         accepts, names = self.accepts, Names(self._registry.prefix)
         with_forward = replace(
             options,

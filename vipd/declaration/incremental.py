@@ -126,7 +126,7 @@ def _layout(text: Utf8, line: int) -> tuple[int, bytes, re.Pattern[bytes]] | Non
 
 
 def _combined(known: Declaration, change: _Change, read: Declaration) -> Declaration | None:
-    """The known services with those that were read anew; None if there is anything to be said of them."""
+    """The known services with those that were read again; None if those have problems or notes."""
     if not read.ok or read.notes:
         return None
     before, between, behind = _split(known.services, change.first, change.end)

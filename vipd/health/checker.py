@@ -93,7 +93,7 @@ class Health:
         self._scheduler: Scheduler | None = None
         self._log = VerdictLog(self._services_of)
         self.durations = {kind: Durations(CHECK_BOUNDS) for kind in KINDS}
-        """How long checks took, by their type. One that vipd could not make is not among them."""
+        """Durations of checks by type, without checks that vipd could not make."""
 
     def follow(self, service: str, targets: Collection[Target]) -> None:
         """Set the targets of a service; none when it is gone.

@@ -56,7 +56,7 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         return self._names.service(key), {e: self._names.endpoint(key, e) for e in forwarding.reachable()}
 
     def watch(self, options: WatchOptions) -> Watch:
-        """Sees that somebody else changes rules; the counter hears what deleted rules had counted."""
+        """Watches for changes by other programs; the counter receives the counts of deleted rules."""
         return Watch(self.watched(), self._names, replace(options, on_message=self.counter.on_message))
 
     def watched(self) -> tuple[WatchedFamily, ...]:

@@ -29,7 +29,7 @@ from vipd.model.service import Family, Masquerade
 
 _LIMITED = "limited"
 _RESET = "tcp flags & 0x17 != 0x2 reject with tcp reset"
-"""For what is not the first segment of a TCP flow: of FIN, SYN, RST and ACK, that has SYN alone."""
+"""Matches every TCP segment except the first of a flow: of FIN, SYN, RST and ACK, that has SYN alone."""
 
 
 class Chain(Protocol):
@@ -224,10 +224,10 @@ class Limited:
 
 
 class Handlers:
-    """Gives each chain a number, as an address, that no other chain has, nor a slot or an endpoint.
+    """Gives each chain a number, as an address, different from all other chains, slots and endpoints.
 
-    It follows from the chain's name, so it is the same after a restart. Where two chains would have the same,
-    the second takes another; which is the second may then be otherwise after a restart, and be written anew.
+    It derives from the chain's name, so it is the same after a restart. On a collision the second chain
+    takes another; the order may differ after a restart, and then the chain is written anew.
     """
 
     def __init__(self, family: Family) -> None:
@@ -237,7 +237,7 @@ class Handlers:
         self._reserved = ip_network(RESERVED[family])
 
     def number(self, chain: str) -> str:
-        """That of a chain, by its name."""
+        """The number of a chain, by its name."""
         return self._numbers.get(chain) or self._take(chain)
 
     def keep(self, chains: Container[str]) -> None:

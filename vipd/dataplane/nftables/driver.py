@@ -57,7 +57,7 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
                 table.invalidate(names)
 
     def watch(self, options: WatchOptions) -> TableWatch:
-        """Sees that somebody else changes the table."""
+        """Watches for changes of the table by other programs."""
         return TableWatch(self._names, options)
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:

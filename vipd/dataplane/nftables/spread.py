@@ -15,22 +15,22 @@ HASH_SEED = 0x76697064
 
 @dataclass(frozen=True, slots=True)
 class _PinRules:
-    """The rules of affinity by what they do; `Spread._pinned` has their order."""
+    """The rules of affinity by function; `Spread._pinned` has their order."""
 
     look_up: str
-    """Find the client's pin."""
+    """Look the client's pin up."""
     remember: str
-    """Make a pin to the endpoint, or have the one that there is last anew."""
+    """Add a pin to the endpoint, or renew the timeout of an existing one."""
     restore: str
-    """Put the client's address back."""
+    """Restore the client's address."""
     translate: str
     """Translate to the endpoint."""
     forget: str
     """Delete the pin."""
     pick: str
-    """From a slot to the endpoint in it."""
+    """Map a slot to its endpoint."""
     agree: str
-    """Take the endpoint of the pin that stands."""
+    """Use the endpoint of the existing pin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Spread:
     timeout: int | None = None
     """Seconds for which a client keeps its endpoint; None: no affinity."""
     owner: str = ""
-    """Whose turns it counts; the others count none."""
+    """Service whose turns it counts; empty for the others, which count none."""
 
     @property
     def name(self) -> str:
@@ -55,11 +55,11 @@ class Spread:
         return "-".join(word for word in (*words, self.owner, pinned) if word)
 
     def rules(self, options: TableOptions) -> Rules:
-        """The flow is marked as ours, then translated.
+        """The flow is marked as vipd's, then translated.
 
-        The destination address serves as the register that a rule can hand on to the next: it holds the slot,
-        or the number of an endpoint, until the translation overwrites it. Two lookups in a row may meet two
-        states of the maps when a change comes between them; slot 0 is then there.
+        The destination address serves as the register between rules: it contains the slot, or the number of
+        an endpoint, until the translation overwrites it. Two lookups in a row may see two states of the maps
+        when a change happens between them; slot 0 then exists.
         """
         mark = f"ct mark set ct mark | {options.flow_mark:#x}"
         pinned = self.timeout is not None and options.affinity
@@ -76,13 +76,13 @@ class Spread:
             yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.place.endpoints.name}"
 
     def _pinned(self, options: TableOptions) -> Iterator[str]:
-        """The rules of a service with affinity. The packet's two addresses serve as registers, since one rule
-        hands nothing else on to the next:
+        """The rules of a service with affinity. The packet's two addresses serve as registers, since rules
+        have no other way to pass on values:
 
             rule           runs if     source holds then  destination holds then
             -------------  ----------  -----------------  ----------------------------------------
             1  look up     always      service number     number of the pinned endpoint, or as before
-            2  remember    numbered    service number     the same; the pin lasts anew
+            2  remember    numbered    service number     the same; the pin is renewed
             3  restore     always      client             the same
             4  translate   numbered    client             endpoint: the packet leaves the chain
             5  forget      numbered    service number     the same; the pin, to no endpoint, is deleted
@@ -99,12 +99,12 @@ class Spread:
             16 restore     always      client             the same
             17 translate   numbered    client             endpoint: the packet leaves the chain
 
-        "Numbered": the destination lies in `RESERVED`, so it is the number of an endpoint, or of a slot in
-        which nothing was found. A map lookup that finds nothing ends its rule, after what the rule has set
-        before it. Rules 5 and 12 are reached with a number only if it leads to no endpoint (any more).
-        Rule 9: of a client's flows that begin at the same moment on several processors each may have chosen;
-        the first one's pin stands, and the others follow it. Rules 13 to 17 are for a slot that a change has
-        just emptied; slot 0 is there.
+        "Numbered": the destination is in `RESERVED`, so it is the number of an endpoint, or of a slot without
+        an endpoint. A failed map lookup ends its rule; what the rule has set before the lookup
+        stays. A packet reaches rules 5 and 12 with a number only if it leads to no endpoint (any more).
+        Rule 9: if flows of a client begin at the same moment on several processors, each may have chosen;
+        the first one's pin stays, and the others follow it. Rules 13 to 17 are for a slot that a change has
+        just removed; slot 0 exists.
         """
         rule = self._pin_rules(options)
         choose, first_slot = self._choices(options)
@@ -134,7 +134,7 @@ class Spread:
         return rest if self.place is Place.NODE else f"ct original {options.ip} daddr . {rest}"
 
     def _choices(self, options: TableOptions) -> Iterator[str]:
-        """Choose a slot; then, for who finds nothing in it, the first."""
+        """Choose a slot; if it is empty, the first one."""
         wide = f" map @{NUMBERS.name}" if options.family is Family.IPV6 else ""
         offset = f" offset {LOCAL_OFFSET}" if self.local else ""
         for choice in (self._choice(options), "numgen inc mod 1"):
@@ -148,7 +148,7 @@ class Spread:
 
 
 def pin_key(options: TableOptions) -> str:
-    """The key of `pins` for a packet whose source address is the number of the service port."""
+    """The key of `pins` for a packet whose source address contains the number of the service port."""
     ip = options.ip
     plain = f"ct original {ip} saddr . {ip} saddr"
     if options.family is Family.IPV4:

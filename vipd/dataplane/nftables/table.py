@@ -96,7 +96,7 @@ class WantedTable:
         """The kernel's content when everything was last written."""
         self._touched: dict[ForwardingKey, None] = {}
         self._fragments: dict[ForwardingKey, Fragment] = {}
-        """Of forwardings that were touched, until they are written."""
+        """Fragments of changed forwardings, until they are written."""
         self._written: dict[ForwardingKey, Fragment] = {}
         """What those were compiled to that the kernel held in their place, as far as it is known."""
         self._ahead: dict[ForwardingKey, tuple[tuple[Forwarding, Fragment], ...]] = {}

@@ -31,7 +31,7 @@ _LONGEST_TOKEN = 8000
 
 T = TypeVar("T")
 Read = Callable[[Message], T]
-"""What an answer says. Raises EndpointError when it is none."""
+"""Parses an answer. Raises EndpointError if it is invalid."""
 Attempt = Callable[[str, Headers], Awaitable[T]]
 """A request to an endpoint, with the headers that carry the token."""
 

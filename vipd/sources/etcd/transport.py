@@ -37,14 +37,14 @@ KEEPALIVE_IDLE_SECONDS = 10
 KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_COUNT = 3
 UNACKNOWLEDGED_MILLISECONDS = 25_000
-"""A connection whose other end is gone without a word ends after this; a watch sends nothing by itself."""
+"""A connection whose other end vanished silently ends after this; a watch sends nothing by itself."""
 
 Headers = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an endpoint says, and how long it was as text."""
+    """An endpoint's answer, and its length as text."""
 
     message: Message
     size: int
@@ -89,7 +89,8 @@ class Transport:
     async def stream(
         self, endpoint: str, headers: Headers, path: str, body: Message, what: str
     ) -> AsyncIterator[Lines]:
-        """POST to one endpoint, and read its answer by lines as it comes. Raises EtcdError, lines do too."""
+        """POST to one endpoint, and read its answer by lines as they arrive. Raises EtcdError, as the lines
+        do."""
         response = await self._begin(endpoint, path, body, {**headers, "Grpc-Metadata-hasleader": "true"})
         async with response:
             if response.status != 200:
@@ -107,7 +108,7 @@ class Transport:
     async def _begin(
         self, endpoint: str, path: str, body: Message, headers: Headers
     ) -> aiohttp.ClientResponse:
-        """The head of an answer whose body has no end in time."""
+        """The head of an answer whose body does not end."""
         session = await self._open()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout)
         data = json.dumps(body).encode()
@@ -147,9 +148,9 @@ class Transport:
             return error
 
     async def _open(self) -> aiohttp.ClientSession:
-        """The session; a new one when TLS files have changed. Raises TLSError when they cannot be used.
+        """The session; a new one if TLS files have changed. Raises TLSError if they cannot be used.
 
-        The old one is closed with all its streams: they come again with the new certificate.
+        The old one is closed with all its streams, which are then reopened with the new certificate.
         """
         try:
             files, context = await self._tls()
@@ -173,7 +174,7 @@ class Transport:
         return self._session
 
     async def _tls(self) -> tuple[Signatures, ssl.SSLContext]:
-        """The TLS files as they are now, and what they make. Raises TLSError, TimeoutError."""
+        """The current TLS files, and their context. Raises TLSError, TimeoutError."""
 
         def read() -> tuple[Signatures, ssl.SSLContext]:
             files = signatures(self._settings)
@@ -185,12 +186,12 @@ class Transport:
 
 
 def in_answer(error: MalformedAnswerError, what: str) -> MalformedAnswerError:
-    """The same error with what was asked for."""
+    """The same error, with the name of the request."""
     return type(error)(f"malformed answer ({what}): {error}")
 
 
 def _end_when_half_open(response: aiohttp.ClientResponse) -> None:
-    """Have the kernel look whether the other end is still there: nothing else would (etcd-io/etcd#8980)."""
+    """Make the kernel check whether the other end still exists: nothing else does (etcd-io/etcd#8980)."""
     transport = response.connection.transport if response.connection else None
     opened = transport.get_extra_info("socket") if transport else None
     if opened is None:
