@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, Phase, settings
 settings.register_profile(
     "vipd", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("no-shrinking", settings.get_profile("vipd"), phases=[Phase.explicit, Phase.generate])
+settings.register_profile(
+    "no-shrinking", settings.get_profile("vipd"), phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("vipd")
 """The same examples in every run, however slow the machine: what fails, fails again. Loaded here, before any
 test is read, so that what a test sets for itself builds on it."""

@@ -1,9 +1,9 @@
 """Runs a sample of mutants and prints those that no test catches.
 
-    python -m tests.mutation                     the sample, two processes
-    python -m tests.mutation --target health     of one target
-    python -m tests.mutation --part 3            another sample
-    python -m tests.mutation --all vipd/x.py     every mutant of the modules whose path has this in it
+python -m tests.mutation                     the sample, two processes
+python -m tests.mutation --target health     of one target
+python -m tests.mutation --part 3            another sample
+python -m tests.mutation --all vipd/x.py     every mutant of the modules whose path has this in it
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="Mutation testing of vipd.")
     parser.add_argument("--target", choices=[each.name for each in TARGETS], action="append")
     parser.add_argument("--part", type=int, default=0, help="which sample; each has other mutants")
-    parser.add_argument("--all", metavar="PATH", help="every mutant of matching modules, in place of a sample")
+    parser.add_argument(
+        "--all", metavar="PATH", help="every mutant of matching modules, in place of a sample"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="print the sample; run nothing")
     options = parser.parse_args()
@@ -43,7 +45,9 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="vipd-mutation-") as folder:
         limits = dict[str, float]()
-        baselines = [Job(each, None, BASELINE_SECONDS) for each in dict.fromkeys(target for target, _ in chosen)]
+        baselines = [
+            Job(each, None, BASELINE_SECONDS) for each in dict.fromkeys(target for target, _ in chosen)
+        ]
         for job in run_baselines(baselines, Path(folder, "tree")):
             print(f"{job.target.name}: tests take {job.seconds:.0f} s", flush=True)
             if job.outcome is not Outcome.SURVIVED:
@@ -57,7 +61,9 @@ def main() -> int:
 def _sample(target: Target, part: int, everything: str | None) -> list[Mutant]:
     files = [file for file in target.files() if everything is None or everything in file]
     found = [mutant for file in files for mutant in mutants_of(file, (ROOT / file).read_text())]
-    return [each for each in found if everything is not None or each.lot % target.one_in == part % target.one_in]
+    return [
+        each for each in found if everything is not None or each.lot % target.one_in == part % target.one_in
+    ]
 
 
 def _report(jobs: list[Job], processes: int, tree: Path) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os.path
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -136,6 +135,7 @@ def _places(tree: ast.Module) -> Iterator[_Place]:
 
 
 def _children(node: ast.AST) -> Iterator[tuple[_Slot, ast.AST]]:
+    sentence = isinstance(node, ast.JoinedStr) and any(map(_has_space, node.values))
     for field, value in ast.iter_fields(node):
         if field in _LEFT_ALONE:
             continue
@@ -143,7 +143,8 @@ def _children(node: ast.AST) -> Iterator[tuple[_Slot, ast.AST]]:
             yield _Slot(node, field, None), value
         elif isinstance(value, list):
             for index, each in enumerate(value):
-                if isinstance(each, ast.AST) and not _is_docstring(each):
+                words = _is_docstring(each) or (sentence and isinstance(each, ast.Constant))
+                if isinstance(each, ast.AST) and not words:
                     yield _Slot(node, field, index), each
 
 
@@ -157,32 +158,49 @@ def _alternatives(node: ast.AST) -> Iterator[ast.AST]:
     match node:
         case ast.Constant():
             yield from _other_constants(node)
+        case ast.Call():
+            yield from _other_calls(node)
+        case ast.Compare() | ast.BoolOp() | ast.IfExp() | ast.UnaryOp(op=ast.Not() | ast.USub()):
+            yield from _other_conditions(node)
+        case ast.BinOp():
+            yield _other_operation(node)
+        case ast.comprehension():
+            for ifs in _without_one(node.ifs):
+                yield ast.comprehension(node.target, node.iter, ifs, node.is_async)
+        case ast.stmt():
+            yield from _other_statements(node)
+
+
+def _other_conditions(node: ast.Compare | ast.BoolOp | ast.IfExp | ast.UnaryOp) -> Iterator[ast.AST]:
+    match node:
         case ast.Compare():
             for index, op in enumerate(node.ops):
                 ops = [*node.ops[:index], _COMPARE[type(op)], *node.ops[index + 1 :]]
                 yield ast.Compare(node.left, ops, node.comparators)
         case ast.BoolOp():
             yield ast.BoolOp(ast.And() if isinstance(node.op, ast.Or) else ast.Or(), node.values)
-            for index in range(len(node.values)):
-                kept = [*node.values[:index], *node.values[index + 1 :]]
+            for kept in _without_one(node.values):
                 yield kept[0] if len(kept) == 1 else ast.BoolOp(node.op, kept)
-        case ast.UnaryOp(op=ast.Not() | ast.USub()):
-            yield node.operand
-        case ast.BinOp():
-            yield _other_operation(node)
-        case ast.Call(func=ast.Name(id=called)) if called in _CALLS:
-            yield ast.Call(ast.Name(_CALLS[called]), node.args, _fitting(_CALLS[called], node.keywords))
-        case ast.Call(func=ast.Attribute(attr=called) as method) if called in _CALLS:
-            yield ast.Call(ast.Attribute(method.value, _CALLS[called]), node.args, node.keywords)
         case ast.IfExp():
             yield node.body
             yield node.orelse
-        case ast.comprehension():
-            for index in range(len(node.ifs)):
-                ifs = [*node.ifs[:index], *node.ifs[index + 1 :]]
-                yield ast.comprehension(node.target, node.iter, ifs, node.is_async)
-        case ast.stmt():
-            yield from _other_statements(node)
+        case ast.UnaryOp():
+            yield node.operand
+
+
+def _without_one(nodes: list[ast.expr]) -> Iterator[list[ast.expr]]:
+    for index in range(len(nodes)):
+        yield [*nodes[:index], *nodes[index + 1 :]]
+
+
+def _other_calls(node: ast.Call) -> Iterator[ast.AST]:
+    match node.func:
+        case ast.Name(id=called) if called in _CALLS:
+            # `list`, in place of `sorted`, takes no key.
+            keywords = [] if called == "sorted" else node.keywords
+            yield ast.Call(ast.Name(_CALLS[called]), node.args, keywords)
+        case ast.Attribute(attr=called) as method if called in _CALLS:
+            yield ast.Call(ast.Attribute(method.value, _CALLS[called]), node.args, node.keywords)
 
 
 def _other_constants(node: ast.Constant) -> Iterator[ast.AST]:
@@ -191,13 +209,18 @@ def _other_constants(node: ast.Constant) -> Iterator[ast.AST]:
         yield ast.Constant(not value)
     elif isinstance(value, int | float):
         yield ast.Constant(value + 1)
-    elif isinstance(value, str) and value and not any(map(str.isspace, value.strip("\n"))):
+    elif isinstance(value, str) and value and not _has_space(node):
         yield ast.Constant(value + "X")
+
+
+def _has_space(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip("\n")
 
 
 def _other_operation(node: ast.BinOp) -> ast.AST:
     """Plus and minus mean sums, texts and sets: of what is no number, the right side is left out."""
-    numeric = any(isinstance(side, ast.Constant) and isinstance(side.value, int) for side in (node.left, node.right))
+    sides = (node.left, node.right)
+    numeric = any(isinstance(side, ast.Constant) and isinstance(side.value, int) for side in sides)
     match node.op:
         case ast.Add() if numeric:
             return ast.BinOp(node.left, ast.Sub(), node.right)
@@ -208,17 +231,14 @@ def _other_operation(node: ast.BinOp) -> ast.AST:
     return node.left
 
 
-def _fitting(called: str, keywords: list[ast.keyword]) -> list[ast.keyword]:
-    """`list` takes no key."""
-    return [] if called == "list" else keywords
-
-
 def _other_statements(node: ast.stmt) -> Iterator[ast.AST]:
     match node:
         case ast.If() | ast.While():
             if not _is_negated_elsewhere(node.test):
                 yield type(node)(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
-        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(value=ast.Constant(value=None)):
+            return
+        case ast.Return(value=ast.expr()):
             yield ast.Return(ast.Constant(None))
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]) | ast.AugAssign() | ast.Expr():
             yield ast.Pass()
@@ -252,15 +272,26 @@ def _header(statement: ast.stmt) -> str:
             setattr(statement, field, value)
 
 
+def _common(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 2 * CONTEXT else f"{text[:CONTEXT]} … {text[-CONTEXT:]}"
+
+
 def _change(old: str, new: str) -> str:
     """`if a {< -> <=} b:`"""
-    start = len(os.path.commonprefix((old, new)))
-    end = len(os.path.commonprefix((old[start:][::-1], new[start:][::-1])))
+    start = _common(old, new)
+    end = _common(old[start:][::-1], new[start:][::-1])
     while start and (old[start - 1].isalnum() or old[start - 1] in "_<>=!"):
         start -= 1
     while end and (old[-end].isalnum() or old[-end] in "_<>=!"):
         end -= 1
-    changed = f"{{{old[start : len(old) - end]} -> {new[start : len(new) - end]}}}"
+    changed = f"{{{_cut(old[start : len(old) - end])} -> {_cut(new[start : len(new) - end])}}}"
     before, after = old[:start], old[len(old) - end :]
     if len(before) > CONTEXT:
         before = "…" + before[-CONTEXT:]

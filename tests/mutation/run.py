@@ -26,7 +26,7 @@ import pytest
 from tests.mutation.mutants import Mutant, mutate
 from tests.mutation.targets import ROOT, Target
 
-LIBRARIES = ("aiohttp.web", "hypothesis", "prometheus_client", "pydantic_settings", "re2", "watchfiles", "yaml")
+LIBRARIES = ("aiohttp.web", "hypothesis", "prometheus_client", "pydantic_settings", "re2", "yaml")
 MOST_MEMORY = 4 << 30
 """Bytes of address space: a mutant may build a list without end."""
 LEAST_SECONDS = 60.0
@@ -86,7 +86,7 @@ class _Copy:
             self._original = file.rename(file.with_suffix(".original"))
             file.write_text(mutate(self._original.read_text(), job.mutant.name))
         fork = multiprocessing.get_context("fork")
-        # No bytecode of a mutant: that of the next, of the same size and second, would seem to be there already.
+        # No bytecode of a mutant: the next one, of the same size and second, would be run from it.
         self.process = fork.Process(target=_run_tests, args=(self.path, job.target.tests, job.mutant is None))
         self.process.start()
 
@@ -126,7 +126,7 @@ class _Copy:
 
 
 def run_baselines(jobs: Sequence[Job], tree: Path) -> Iterator[Job]:
-    """Each job when it is done, in a copy of the tree that is made here. Python leaves what it compiles there."""
+    """Each job when it is done. Makes a copy of the tree, where Python leaves what it compiles."""
     for library in LIBRARIES:
         importlib.import_module(library)
     shutil.copytree(ROOT, tree, ignore=_NOT_COPIED)
@@ -156,7 +156,9 @@ def _done(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
             if waiting and not copy.job:
                 copy.start(waiting.pop())
         running = [copy for copy in copies if copy.process]
-        ready = multiprocessing.connection.wait([c.process.sentinel for c in running if c.process], timeout=1.0)
+        ready = multiprocessing.connection.wait(
+            [c.process.sentinel for c in running if c.process], timeout=1.0
+        )
         for copy in running:
             if copy.process and copy.process.sentinel in ready:
                 yield copy.finish(late=False)

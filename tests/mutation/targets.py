@@ -25,7 +25,9 @@ class Target:
         found = [
             file
             for module in self.modules
-            for file in (sorted((ROOT / module).glob("*.py")) if (ROOT / module).is_dir() else [ROOT / module])
+            for file in (
+                sorted((ROOT / module).glob("*.py")) if (ROOT / module).is_dir() else [ROOT / module]
+            )
         ]
         return [str(file.relative_to(ROOT)) for file in found]
 
