@@ -257,10 +257,10 @@ def _is_negated_elsewhere(test: ast.expr) -> bool:
 
 
 def _header(statement: ast.stmt) -> str:
-    """A statement's text without those within it, in one line."""
+    """A statement's text without those within it and without decorators, in one line."""
     bodies = {
         field: getattr(statement, field)
-        for field in ("body", "orelse", "finalbody", "handlers", "cases")
+        for field in ("body", "orelse", "finalbody", "handlers", "cases", "decorator_list")
         if isinstance(getattr(statement, field, None), list)
     }
     try:
