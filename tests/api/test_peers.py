@@ -104,6 +104,7 @@ def test_the_peer_is_known_from_the_kernel(place: Path) -> None:
 
     peer = asyncio.run(run())
     assert (peer.pid, peer.uid, peer.gid) == (os.getpid(), os.getuid(), os.getgid())
+    assert peer.groups == tuple(os.getgroups())
     assert str(os.getpid()) in str(peer)
 
 

@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument(
         "--all", metavar="PATH", help="every mutant of matching modules, in place of a sample"
     )
+    parser.add_argument("--name", metavar="TEXT", default="", help="those with this in their name alone")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="print the sample; run nothing")
     options = parser.parse_args()
@@ -38,7 +39,12 @@ def main() -> int:
     targets = [each for each in TARGETS if not options.target or each.name in options.target]
     # As ctrl-C: the copies are deleted, and their processes end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    chosen = [(target, mutant) for target in targets for mutant in _sample(target, options.part, options.all)]
+    chosen = [
+        (target, mutant)
+        for target in targets
+        for mutant in _sample(target, options.part, options.all)
+        if options.name in mutant.name
+    ]
     if options.list:
         for _, mutant in chosen:
             print(f"{mutant.path}  {mutant.name}")

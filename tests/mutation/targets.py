@@ -32,30 +32,6 @@ class Target:
         return [str(file.relative_to(ROOT)) for file in found]
 
 
-_IPTABLES = (
-    "tests/dataplane/test_programs.py",
-    "tests/dataplane/iptables/test_golden.py",
-    "tests/dataplane/iptables/test_shape.py",
-    "tests/dataplane/iptables/test_dispatch.py",
-    "tests/dataplane/iptables/test_probability_chain.py",
-    "tests/dataplane/iptables/test_names.py",
-    "tests/dataplane/iptables/test_words.py",
-    "tests/dataplane/iptables/test_failures.py",
-    "tests/dataplane/iptables/test_growth.py",
-    "tests/dataplane/iptables/test_ownership.py",
-    "tests/dataplane/iptables/test_removal.py",
-    "tests/dataplane/iptables/test_large_forwardings.py",
-    "tests/dataplane/iptables/test_walks.py",
-    "tests/observe/test_rule_words.py",
-    "tests/observe/explain",
-)
-_NFTABLES = (
-    "tests/dataplane/nftables",
-    "tests/dataplane/test_programs.py",
-    "tests/observe/test_rule_words.py",
-    "tests/observe/simulator",
-    "tests/observe/explain",
-)
 _DECLARATION = (
     "tests/declaration/test_native.py",
     "tests/declaration/test_kubernetes.py",
@@ -65,82 +41,126 @@ _DECLARATION = (
     "tests/declaration/test_notation.py",
     "tests/declaration/test_operations.py",
     "tests/declaration/test_again.py",
-    "tests/declaration/test_kubernetes_generated.py",
-    "tests/health/test_body_pattern.py",
-    "tests/limits/test_declarations.py",
-    "tests/limits/test_others_json.py",
-    "tests/cli/manual/test_sources.py",
 )
+_DATAPLANES = ("tests/dataplane/test_programs.py", "tests/observe/test_rule_words.py")
+
+
+def _in(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}.py" for name in names)
+
 
 TARGETS = (
     Target(
         "model",
-        ("vipd/model",),
+        _in("vipd/model", "service", "forwarding", "check", "limits", "formatting"),
         (
-            "tests/model",
+            "tests/declaration/test_native.py",
+            "tests/declaration/test_operations.py",
+            "tests/declaration/test_yaml_tree.py",
+            "tests/limits/test_declarations.py",
+            "tests/dataplane/test_programs.py",
+            "tests/control/test_selection.py",
+            "tests/health/test_weights.py",
+            "tests/api/test_views.py",
+            "tests/cli/test_show.py",
+        ),
+        one_in=12,
+    ),
+    Target(
+        "limits of claims",
+        _in("vipd/model", "claim_limits", "check_target"),
+        ("tests/control/test_claim_limits.py", "tests/health/test_targets.py"),
+        one_in=12,
+    ),
+    Target(
+        "overrides",
+        _in("vipd/model", "override", "backend_status", "text"),
+        (
             "tests/control/overrides/test_model.py",
             "tests/control/test_overrides.py",
-            "tests/control/test_claim_limits.py",
-            "tests/control/test_selection.py",
-            "tests/health/test_targets.py",
-            "tests/health/test_weights.py",
-            *_DECLARATION,
-            "tests/control/test_admission.py",
-            "tests/cli/test_show.py",
             "tests/cli/test_hostile_text.py",
-            "tests/dataplane/test_programs.py",
-            "tests/limits/test_addresses.py",
-            "tests/sources/test_state_files.py",
         ),
-        one_in=16,
+        one_in=12,
     ),
-    Target("declaration", ("vipd/declaration",), _DECLARATION, one_in=40),
+    Target(
+        "declaration",
+        ("vipd/declaration",),
+        (
+            *_DECLARATION,
+            "tests/declaration/test_kubernetes_generated.py",
+            "tests/limits/test_declarations.py",
+            "tests/limits/test_others_json.py",
+            "tests/health/test_body_pattern.py",
+            "tests/cli/manual/test_sources.py",
+        ),
+        one_in=50,
+    ),
     Target(
         "selection",
         ("vipd/control/selection.py",),
         (
             "tests/control/test_selection.py",
             "tests/control/overrides/test_model.py",
-            "tests/control/test_overrides.py",
-            "tests/control/test_service_status.py",
-            "tests/control/test_reconciler.py",
             "tests/control/test_change_path.py",
             "tests/control/test_backend_status_tracker.py",
+            "tests/control/test_service_status.py",
+            "tests/control/test_reconciler.py",
         ),
-        one_in=5,
+        one_in=6,
     ),
     Target(
         "admission",
-        ("vipd/control/address_policy.py", "vipd/control/claim_conflicts.py"),
+        _in("vipd/control", "address_policy", "claim_conflicts"),
         (
             "tests/control/test_admission.py",
             "tests/control/test_claim_warnings.py",
-            "tests/control/test_claim_limits.py",
             "tests/control/test_admission_of_units.py",
             "tests/control/test_registrations.py",
-            "tests/control/test_catalog.py",
-            "tests/control/test_containment.py",
             "tests/limits/test_together.py",
         ),
-        one_in=7,
+        one_in=9,
     ),
     Target(
         "iptables",
-        tuple(
-            f"vipd/dataplane/iptables/{name}.py"
-            for name in ("compile", "service_chains", "base_chains", "dispatch", "plan")
+        _in("vipd/dataplane/iptables", "compile", "service_chains", "base_chains", "dispatch"),
+        (
+            *_in(
+                "tests/dataplane/iptables",
+                *("test_golden", "test_shape", "test_dispatch", "test_probability_chain", "test_names"),
+                "test_words",
+            ),
+            *_DATAPLANES,
+            "tests/observe/explain/test_explain.py",
+            "tests/observe/explain/test_explain_table.py",
         ),
-        _IPTABLES,
-        one_in=10,
+        one_in=12,
+    ),
+    Target(
+        "iptables plan",
+        ("vipd/dataplane/iptables/plan.py",),
+        (
+            "tests/dataplane/test_programs.py",
+            *_in("tests/dataplane/iptables", "test_failures", "test_growth", "test_walks", "test_ownership"),
+        ),
+        one_in=12,
     ),
     Target(
         "nftables",
-        tuple(
-            f"vipd/dataplane/nftables/{name}.py"
-            for name in ("compile", "chains", "base_chains", "plan", "maglev")
+        _in("vipd/dataplane/nftables", "compile", "chains", "base_chains", "plan"),
+        (
+            *_in("tests/dataplane/nftables", "test_shape", "test_slots"),
+            *_DATAPLANES,
+            "tests/observe/simulator/test_nft_tables.py",
+            "tests/observe/explain/test_explain.py",
+            "tests/observe/explain/test_explain_table.py",
         ),
-        _NFTABLES,
-        one_in=10,
+        one_in=12,
+    ),
+    Target(
+        "maglev",
+        ("vipd/dataplane/nftables/maglev.py",),
+        _in("tests/dataplane/nftables", "test_maglev", "test_slots", "test_shape"),
+        one_in=8,
     ),
     Target(
         "stale flows",
