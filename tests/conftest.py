@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
     "vipd", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -19,6 +19,9 @@ settings.register_profile(
     derandomize=False,
     max_examples=1000,
     print_blob=True,
+)
+settings.register_profile(
+    "no-shrinking", settings.get_profile("vipd"), phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile("vipd")
 """The same examples in every run, however slow the machine: what fails, fails again. Loaded here, before any

@@ -43,6 +43,15 @@ def test_the_socket_has_its_mode_whatever_the_umask(place: Path) -> None:
         os.umask(before)
 
 
+def test_the_socket_keeps_its_owner_and_its_folders_are_made(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "group_id", lambda _: os.getegid())
+    deep = place.parent / "deep" / place.name
+    with bind_socket(deep, "vipd"):
+        assert (deep.stat().st_uid, deep.stat().st_gid) == (os.geteuid(), os.getegid())
+
+
 @pytest.mark.root
 def test_the_socket_belongs_to_the_group_when_there_is_one(
     place: Path, monkeypatch: pytest.MonkeyPatch
@@ -96,6 +105,7 @@ def test_the_peer_is_known_from_the_kernel(place: Path) -> None:
 
     peer = asyncio.run(run())
     assert (peer.pid, peer.uid, peer.gid) == (os.getpid(), os.getuid(), os.getgid())
+    assert peer.groups == tuple(os.getgroups())
     assert str(os.getpid()) in str(peer)
 
 
@@ -111,8 +121,10 @@ def allowed(permission: Permission, peer: Peer) -> bool:
 def test_who_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     permission = Permission("admins")
     stranger = Peer(1, 4_000_000, 4_000_000)
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_005)
     assert allowed(permission, Peer(1, 0, 0))
-    assert allowed(permission, Peer(1, os.geteuid(), 5))
+    assert allowed(permission, Peer(1, 4_000_005, 5)), "the daemon's own user"
+    assert not allowed(permission, Peer(1, 1, 0)), "root's group is not root"
     assert not allowed(permission, stranger), "no such group: nobody is in it"
     monkeypatch.setattr(peers, "group_id", lambda name: 4_000_000 if name == "admins" else None)
     assert allowed(permission, stranger), "by its group"
@@ -181,6 +193,23 @@ def test_the_process_counts_and_not_its_account(place: Path, monkeypatch: pytest
 
     assert asyncio.run(ask(str(group)))
     assert not asyncio.run(ask(""))
+
+
+def test_a_user_has_a_name_once_it_was_asked_for_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "user_names", accounts.Lookup({4_000_001: "anna"}.__getitem__))
+    peer = Peer(1, 4_000_001, 1)
+    assert peer.name == "uid 4000001"
+    assert not allowed(Permission("admins"), peer)
+    assert peer.name == "anna"
+
+
+def test_the_hint_makes_the_group_only_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    join = "usermod -aG admins uid 4000000, then log in anew"
+    monkeypatch.setattr(accounts, "groups", accounts.Lookup({"admins": 7}.__getitem__))
+    peer = Peer(1, 4_000_000, 1)
+    assert asyncio.run(Permission("admins").way_in(peer)) == join
+    monkeypatch.setattr(accounts, "groups", accounts.Lookup(dict[str, int]().__getitem__))
+    assert asyncio.run(Permission("admins").way_in(peer)) == f"groupadd --system admins; {join}"
 
 
 def test_names_are_looked_up_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

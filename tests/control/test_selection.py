@@ -8,12 +8,16 @@ from hypothesis import given
 from tests.declaration.strategies import PATIENT, services
 from vipd.control.selection import Host, SelectionPolicy, choose
 from vipd.host.settings.settings import Settings
+from vipd.model.backend_status import Admin, BackendStatus
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import (
     Affinity,
     Backend,
+    BackendState,
+    ExternalAddress,
     Family,
     Masquerade,
+    Policy,
     Protocol,
     Refusal,
     Service,
@@ -89,6 +93,96 @@ def test_affinity_and_refusal_are_carried_over() -> None:
 def test_several_unnamed_ports_get_keys_of_their_own() -> None:
     service = replace(DNS, ports=(ServicePort(80, Protocol.TCP), ServicePort(81, Protocol.TCP)))
     assert [f.key.port_name for f in choose(service, POLICY)] == ["80", "81"]
+
+
+HERE, THERE = "10.0.0.1", "10.0.0.2"
+ON_NODE = replace(POLICY, host=Host(frozenset({HERE}), "node-a"))
+WEB = Service("web", ("10.96.0.20",), (ServicePort(80, Protocol.TCP),), (Backend(HERE), Backend(THERE)))
+BOTH = f"{HERE} {THERE}"
+DRAIN, DOWN = BackendState.DRAIN, BackendState.DOWN
+UNHEALTHY, DRAINING = BackendStatus(healthy=False), BackendStatus(admin=Admin.DRAINING)
+NODE_PORT = (ServicePort(80, Protocol.TCP, node_port=30080),)
+
+
+def web(here: Backend | None = None, there: Backend | None = None, **more: object) -> Service:
+    return replace(WEB, backends=(here or Backend(HERE), there or Backend(THERE)), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("service", "statuses", "cluster", "local", "resting", "down"),
+    [
+        (web(), {}, BOTH, "", "", ""),
+        (web(internal_policy=Policy.LOCAL), {}, "", HERE, THERE, ""),
+        (web(internal_policy=Policy.LOCAL, ports=NODE_PORT), {}, BOTH, HERE, "", ""),
+        (web(external_policy=Policy.LOCAL), {}, BOTH, "", "", ""),
+        (web(external_policy=Policy.LOCAL, ports=NODE_PORT), {}, BOTH, HERE, "", ""),
+        (web(Backend(HERE, state=DOWN), internal_policy=Policy.LOCAL), {}, "", "", THERE, HERE),
+        (web(Backend(HERE, state=DRAIN)), {}, THERE, "", HERE, ""),
+        (web(Backend(HERE, state=DRAIN), internal_policy=Policy.LOCAL), {}, "", HERE, THERE, ""),
+        (web(Backend(HERE, state=DRAIN), Backend(THERE, state=DRAIN)), {}, BOTH, "", "", ""),
+        (web(Backend(HERE, state=DRAIN), Backend(THERE, backup=True)), {}, THERE, "", HERE, ""),
+        (web(Backend(HERE, state=DRAIN)), {THERE: UNHEALTHY, HERE: UNHEALTHY}, "", "", "", BOTH),
+        (web(Backend(HERE, backup=True)), {}, THERE, "", HERE, ""),
+        (web(Backend(HERE, backup=True)), {THERE: UNHEALTHY}, HERE, "", "", THERE),
+        (web(Backend(HERE, backup=True)), {THERE: DRAINING}, HERE, "", THERE, ""),
+        (web(), {HERE: BackendStatus(admin=Admin.DISABLED)}, THERE, "", "", HERE),
+        (web(), {HERE: BackendStatus(weight=0)}, THERE, "", HERE, ""),
+        (web(Backend(HERE, weight=0)), {HERE: BackendStatus(weight=1)}, BOTH, "", "", ""),
+        (web(), {HERE: UNHEALTHY, THERE: UNHEALTHY}, "", "", "", BOTH),
+        (web(keeps_unhealthy=True), {HERE: UNHEALTHY, THERE: UNHEALTHY}, BOTH, "", "", ""),
+        (web(keeps_unhealthy=True), {HERE: UNHEALTHY}, THERE, "", "", HERE),
+        (web(keeps_unhealthy=True), {HERE: UNHEALTHY, THERE: DRAINING}, HERE, "", THERE, ""),
+    ],
+)
+def test_states_and_policies_choose_endpoints(
+    service: Service, statuses: dict[str, BackendStatus], cluster: str, local: str, resting: str, down: str
+) -> None:
+    (found,) = choose(service, ON_NODE, statuses)
+    groups = (found.endpoints, found.local_endpoints, found.resting, found.down)
+    assert [" ".join(e.address for e in group) for group in groups] == [cluster, local, resting, down]
+    # A local policy drops, and does not refuse, while another host could serve.
+    assert found.served == bool(cluster or local or (resting and service.internal_policy is Policy.LOCAL))
+
+
+@pytest.mark.parametrize(
+    ("backend", "host", "local"),
+    [
+        (Backend(HERE), Host(frozenset({HERE})), True),
+        (Backend(THERE), Host(frozenset({HERE})), False),
+        (Backend(HERE), Host(frozenset({HERE}), "node-a", node_names_only=True), False),
+        (Backend(HERE, node="node-b"), Host(frozenset({HERE}), "node-a"), False),
+        (Backend(THERE, node="node-a"), Host(frozenset({HERE}), "node-a"), True),
+        (Backend(HERE, node="node-b"), Host(frozenset({HERE})), True),
+    ],
+)
+def test_a_backend_is_on_this_host_by_its_node_or_its_address(
+    backend: Backend, host: Host, local: bool
+) -> None:
+    assert host.runs(backend) is local
+
+
+def test_what_a_service_says_of_flows_is_carried_over() -> None:
+    external = (
+        ExternalAddress("192.0.2.1", allow_from=("10.0.0.0/24", "fd00::/8")),
+        ExternalAddress("fd00::9"),
+    )
+    service = web(
+        external_addresses=external,
+        allow_from=("fd01::/16", "10.1.0.0/16"),
+        external_policy=Policy.LOCAL,
+        health_port=30099,
+        ends_flows=True,
+        answers_ping=False,
+        affinity=Affinity(),
+    )
+    v4, v6 = choose(service, ON_NODE, {THERE: replace(DRAINING, pinned=True)})
+    assert v4.external_addresses == (ExternalAddress("192.0.2.1", allow_from=("10.0.0.0/24",)),)
+    assert v6.external_addresses == (ExternalAddress("fd00::9", allow_from=("fd01::/16",)),)
+    assert (v4.allow_host, v6.allow_host) == (True, False)
+    assert (v4.external_policy, v4.health_port, v4.ready_local) == (Policy.LOCAL, 30099, (HERE,))
+    assert (v4.ends_flows, v4.answers_ping, v4.pinned) == (True, False, (Endpoint(THERE, 80),))
+    without = only(replace(service, external_addresses=(), health_port=None, affinity=None))
+    assert (without.external_policy, without.ready_local, without.pinned) == (Policy.CLUSTER, (), ())
 
 
 def plain(service: Service) -> Service:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.health.flapping import LONGEST_HOLD_SECONDS, MANY_CHANGES, hold_seconds, window
+from vipd.health.flapping import CALM, LONGEST_HOLD_SECONDS, MANY_CHANGES, hold_seconds, window
 from vipd.health.result import Result, SaidWeight
 from vipd.health.state import Record, State, begin_anew, observe
 from vipd.model.check import Start, Timing
@@ -113,11 +113,12 @@ def test_until_the_first_verdict_the_check_says_what_it_counts_as() -> None:
     assert record.state is State.UNKNOWN
     assert record.fit(Start.HEALTHY)
     assert not record.fit(Start.UNHEALTHY)
+    assert told([GOOD, GOOD]).fit(Start.UNHEALTHY)
 
 
 def test_the_first_verdict_is_no_change() -> None:
-    assert told([GOOD] * 2).changes == 0
-    assert told([BAD] * 3).changes == 0
+    for record in (told([GOOD] * 2), told([BAD] * 3)):
+        assert (record.changes, record.flapping) == (0, CALM)
     assert told([BAD] * 3 + [GOOD] * 2 + [BAD] * 3).changes == 2
 
 

@@ -70,6 +70,7 @@ def test_what_is_said_replaces_or_divides_what_is_declared() -> None:
     assert weights((Claim(3, SaidWeight(0, True)), Claim(3)), 0, 0.0) == ((0, 3), None)
     assert weights((Claim(3, SaidWeight(0)),), 0, 0.0) == ((0,), None)
     assert weights((), 0, 0.0) == ((), None)
+    assert weights((Claim(3, SaidWeight(50, True)), Claim(60_000)), 0, 0.0) == ((1, 40_000), None)
 
 
 @given(claims, st.integers(0, 60), st.floats(0, 200))

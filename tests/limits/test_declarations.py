@@ -151,6 +151,7 @@ def test_twins_among_many_ports_are_not_compared_before_the_product_is_known() -
     assert "9000000 endpoints" in parse(text).problems[0].what
 
 
+@pytest.mark.slow
 def test_backends_of_defaults_are_not_copied_into_every_service_for_ever() -> None:
     """1,000 services with 9,000 backends that one list in `defaults` names are nine million."""
     head = f"apiVersion: vipd/v1\ndefaults:\n  fallback: {fallback(9000)}\nservices:\n"
@@ -167,6 +168,7 @@ def test_one_name_for_many_ports_of_many_servers_is_no_product_either() -> None:
     assert "its endpoints reach 4000000 ports" in str(parse(text).problems)
 
 
+@pytest.mark.slow
 def test_five_thousand_backends_and_ten_thousand_services_are_below_every_limit() -> None:
     assert parse(HEAD + service(backends=5000)).ok
     one = service(backends=5)

@@ -24,6 +24,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values, st.booleans())
 def test_whatever_is_within_the_limits_is_read_as_it_is(value: object, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)

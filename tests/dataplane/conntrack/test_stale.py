@@ -144,6 +144,12 @@ def test_a_backend_may_be_the_frontend_itself() -> None:
     assert judge(flow(DNS), wanted_from([forwarding(*DNS, DNS)], [])) is None
 
 
+def test_an_external_address_of_the_host_itself_is_no_node_port() -> None:
+    wanted = wanted_from([forwarding(*DNS, B1, external=(HOST,))], [HOST])
+    assert judge(flow((HOST, DNS[1]), DEAD), wanted) is GONE
+    assert judge(flow((HOST, DNS[1])), wanted) is UNTRANSLATED
+
+
 def test_node_ports_of_the_families_are_apart() -> None:
     """IPv4 has backends, IPv6 has none: nothing would be gained by ending an IPv6 flow."""
     both = [forwarding(*DNS, B1, node_port=30053), forwarding(*DNS6, node_port=30053)]

@@ -40,6 +40,30 @@ def test_removals_within_ten_seconds_count_as_one_and_come_back() -> None:
     assert guard.held == names(1, 6)
 
 
+@pytest.mark.parametrize(("later", "held"), [(9.9, True), (10.0, False)])
+def test_removals_count_as_one_for_ten_seconds(later: float, held: bool) -> None:
+    guard = RemovalGuard(50)
+    guard.judge(names(1, 3), 10, 0.0)
+    assert guard.remembers("s1")
+    assert bool(guard.judge(names(4, 6), 7, later).held) is held
+    assert not guard.remembers("s1"), "it is held, or gone for good"
+    assert guard.remembers("s4") is not held
+
+
+def test_what_came_back_comes_back_once() -> None:
+    guard = RemovalGuard(50)
+    guard.judge(names(1, 5), 10, 0.0)
+    assert guard.judge({"s6"}, 5, 1.0).back == names(1, 5)
+    assert guard.judge({"s7"}, 9, 2.0) == Verdict(held=frozenset({"s7"}))
+
+
+def test_what_went_before_it_was_accepted_counts_no_more() -> None:
+    guard = RemovalGuard(50)
+    guard.judge(names(1, 5), 10, 0.0)
+    guard.accept()
+    assert guard.judge(names(6, 7), 5, 1.0).go == names(6, 7)
+
+
 def test_removals_that_are_spread_out_go() -> None:
     guard = RemovalGuard(50)
     for n in range(1, 10):
@@ -67,6 +91,11 @@ def test_a_key_written_again_does_not_count_as_removed() -> None:
     for n in range(1, 30):
         assert guard.judge({"s1"}, 10, float(n) / 10).go == {"s1"}
         guard.written("s1")
+    strict = RemovalGuard(0)
+    strict.judge(names(1, 4), 10, 0.0)
+    for n in range(1, 5):
+        strict.written(f"s{n}")
+    assert strict.judge(names(5, 8), 10, 1.0).go == names(5, 8)
 
 
 def test_what_is_held_already_is_not_judged_again() -> None:

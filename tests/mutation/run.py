@@ -1,0 +1,192 @@
+"""Runs tests against mutants, several at once, each in a copy of the tree.
+
+A process that has loaded the libraries forks for each mutant: it costs only the import of vipd and its tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.mutants import Mutant, mutate
+from tests.mutation.targets import ROOT, Target
+
+LIBRARIES = ("aiohttp.web", "hypothesis", "prometheus_client", "pydantic_settings", "re2", "yaml")
+MOST_MEMORY = 4 << 30
+"""Bytes of address space: a mutant may build a list without end."""
+LEAST_SECONDS = 60.0
+TIMES_BASELINE = 8.0
+"""A mutant may take so many times as long as the tests take without one; the machine may be busy."""
+NOT_RUN = 99
+"""Exit code when pytest did not get to run."""
+_OPTIONS = (
+    *("-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-profile=no-shrinking"),
+    *("-m", "not root and not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
+)
+_NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
+
+
+class Outcome(StrEnum):
+    """What the tests say of a mutant."""
+
+    CAUGHT = "caught"
+    TIMED_OUT = "timed out"
+    """Counts as caught: no run of the tests would end."""
+    SURVIVED = "survived"
+    BROKEN = "tests could not run"
+
+
+@dataclass
+class Job:
+    """Tests to run against one mutant, or none."""
+
+    target: Target
+    mutant: Mutant | None
+    limit: float
+    """Seconds."""
+    outcome: Outcome = Outcome.BROKEN
+    seconds: float = 0.0
+    output: str = ""
+    """The last lines of pytest."""
+
+
+@dataclass
+class _Copy:
+    """A copy of the tree, and the process that uses it."""
+
+    path: Path
+    job: Job | None = None
+    process: multiprocessing.process.BaseProcess | None = None
+    started: float = 0.0
+    _original: Path | None = None
+
+    @property
+    def overdue(self) -> bool:
+        return self.job is not None and time.monotonic() - self.started > self.job.limit
+
+    def start(self, job: Job) -> None:
+        self.job, self.started = job, time.monotonic()
+        if job.mutant:
+            file = self.path / job.mutant.path
+            self._original = file.rename(file.with_suffix(".original"))
+            file.write_text(mutate(self._original.read_text(), job.mutant.name))
+        fork = multiprocessing.get_context("fork")
+        # No bytecode of a mutant: the next one, of the same size and second, would be run from it.
+        self.process = fork.Process(target=_run_tests, args=(self.path, job.target.tests, job.mutant is None))
+        self.process.start()
+
+    def stop(self) -> None:
+        """End the process and what it started."""
+        if self.process and self.process.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
+            self.process.join()
+
+    def finish(self, late: bool) -> Job:
+        """Stop, take back the mutant, and return what came of it."""
+        assert self.job
+        assert self.process
+        job = self.job
+        if not late:
+            self.process.join()
+        self.stop()
+        if self._original:
+            # With its old time: what Python compiled of it is right again.
+            self._original.rename(self._original.with_suffix(".py"))
+            self._original = None
+        job.seconds = time.monotonic() - self.started
+        job.output = (self.path / "output").read_text(errors="replace")[-3000:]
+        code = self.process.exitcode
+        if late:
+            job.outcome = Outcome.TIMED_OUT
+        elif code == pytest.ExitCode.OK:
+            job.outcome = Outcome.SURVIVED
+        elif code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED, NOT_RUN):
+            job.outcome = Outcome.BROKEN
+        else:
+            job.outcome = Outcome.CAUGHT
+        self.job = self.process = None
+        return job
+
+
+def run_baselines(jobs: Sequence[Job], tree: Path) -> Iterator[Job]:
+    """Each job when it is done. Makes a copy of the tree, where Python leaves what it compiles."""
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    shutil.copytree(ROOT, tree, ignore=_NOT_COPIED)
+    yield from _run(jobs, [_Copy(tree)])
+
+
+def run(jobs: Sequence[Job], processes: int, tree: Path) -> Iterator[Job]:
+    """Each job when it is done. `tree`: that of the baselines, which is copied for the other processes."""
+    trees = [tree, *(tree.with_name(f"{tree.name}-{number}") for number in range(1, processes))]
+    for other in trees[1:]:
+        shutil.copytree(tree, other)
+    yield from _run(jobs, [_Copy(each) for each in trees])
+
+
+def _run(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
+    try:
+        yield from _done(jobs, copies)
+    finally:
+        for copy in copies:
+            copy.stop()
+
+
+def _done(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
+    waiting = list(reversed(jobs))
+    while waiting or any(copy.job for copy in copies):
+        for copy in copies:
+            if waiting and not copy.job:
+                copy.start(waiting.pop())
+        running = [copy for copy in copies if copy.process]
+        ready = multiprocessing.connection.wait(
+            [c.process.sentinel for c in running if c.process], timeout=1.0
+        )
+        for copy in running:
+            if copy.process and copy.process.sentinel in ready:
+                yield copy.finish(late=False)
+            elif copy.overdue:
+                yield copy.finish(late=True)
+
+
+def _run_tests(tree: Path, tests: Sequence[str], bytecode: bool) -> None:
+    """In a process of its own. `bytecode`: whether Python may write what it has compiled."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    os.chdir(tree)
+    with Path("output").open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    # Those of the checkout must not be taken for those of the copy.
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "vipd")]:
+        del sys.modules[name]
+    sys.path.insert(0, str(tree))
+    os.environ["PYTHONPATH"] = str(tree)
+    sys.dont_write_bytecode = not bytecode
+    if not bytecode:
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    code = NOT_RUN
+    try:
+        code = int(pytest.main([*_OPTIONS, *tests]))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)

@@ -1,0 +1,198 @@
+"""Which modules are mutated, which tests should catch it, and how many of the mutants a sample has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Modules that the same tests cover."""
+
+    name: str
+    modules: tuple[str, ...]
+    """Files and folders, from the root of the project."""
+    tests: tuple[str, ...]
+    """Arguments for pytest, the most likely to fail first. Those marked `root` or `slow` are left out."""
+    one_in: int
+    """One of so many mutants is in a sample."""
+
+    def files(self) -> list[str]:
+        """The modules' paths from the root of the project."""
+        found = [
+            file
+            for module in self.modules
+            for file in (
+                sorted((ROOT / module).glob("*.py")) if (ROOT / module).is_dir() else [ROOT / module]
+            )
+        ]
+        return [str(file.relative_to(ROOT)) for file in found]
+
+
+_DECLARATION = (
+    "tests/declaration/test_native.py",
+    "tests/declaration/test_kubernetes.py",
+    "tests/declaration/test_kubernetes_documents.py",
+    "tests/declaration/test_yaml_tree.py",
+    "tests/declaration/test_conflicts.py",
+    "tests/declaration/test_notation.py",
+    "tests/declaration/test_operations.py",
+    "tests/declaration/test_again.py",
+)
+_DATAPLANES = ("tests/dataplane/test_programs.py", "tests/observe/test_rule_words.py")
+
+
+def _in(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}.py" for name in names)
+
+
+TARGETS = (
+    Target(
+        "model",
+        _in("vipd/model", "service", "forwarding", "check", "limits", "formatting"),
+        (
+            "tests/declaration/test_native.py",
+            "tests/declaration/test_operations.py",
+            "tests/declaration/test_yaml_tree.py",
+            "tests/limits/test_declarations.py",
+            "tests/dataplane/test_programs.py",
+            "tests/control/test_selection.py",
+            "tests/health/test_weights.py",
+            "tests/api/test_views.py",
+            "tests/cli/test_show.py",
+        ),
+        one_in=12,
+    ),
+    Target(
+        "limits of claims",
+        _in("vipd/model", "claim_limits", "check_target"),
+        ("tests/control/test_claim_limits.py", "tests/health/test_targets.py"),
+        one_in=12,
+    ),
+    Target(
+        "overrides",
+        _in("vipd/model", "override", "backend_status", "text"),
+        (
+            "tests/control/overrides/test_model.py",
+            "tests/control/test_overrides.py",
+            "tests/cli/test_hostile_text.py",
+        ),
+        one_in=12,
+    ),
+    Target(
+        "declaration",
+        ("vipd/declaration",),
+        (
+            *_DECLARATION,
+            "tests/declaration/test_kubernetes_generated.py",
+            "tests/limits/test_declarations.py",
+            "tests/limits/test_others_json.py",
+            "tests/health/test_body_pattern.py",
+            "tests/cli/manual/test_sources.py",
+        ),
+        one_in=50,
+    ),
+    Target(
+        "selection",
+        ("vipd/control/selection.py",),
+        (
+            "tests/control/test_selection.py",
+            "tests/control/overrides/test_model.py",
+            "tests/control/test_change_path.py",
+            "tests/control/test_backend_status_tracker.py",
+            "tests/control/test_service_status.py",
+            "tests/control/test_reconciler.py",
+        ),
+        one_in=6,
+    ),
+    Target(
+        "admission",
+        _in("vipd/control", "address_policy", "claim_conflicts"),
+        (
+            "tests/control/test_admission.py",
+            "tests/control/test_claim_warnings.py",
+            "tests/control/test_admission_of_units.py",
+            "tests/control/test_registrations.py",
+            "tests/limits/test_together.py",
+        ),
+        one_in=9,
+    ),
+    Target(
+        "iptables",
+        _in("vipd/dataplane/iptables", "compile", "service_chains", "base_chains", "dispatch"),
+        (
+            *_in(
+                "tests/dataplane/iptables",
+                *("test_golden", "test_shape", "test_dispatch", "test_probability_chain", "test_names"),
+                "test_words",
+            ),
+            *_DATAPLANES,
+            "tests/observe/explain/test_explain.py",
+            "tests/observe/explain/test_explain_table.py",
+        ),
+        one_in=12,
+    ),
+    Target(
+        "iptables plan",
+        ("vipd/dataplane/iptables/plan.py",),
+        (
+            "tests/dataplane/test_programs.py",
+            *_in("tests/dataplane/iptables", "test_failures", "test_growth", "test_walks", "test_ownership"),
+        ),
+        one_in=12,
+    ),
+    Target(
+        "nftables",
+        _in("vipd/dataplane/nftables", "compile", "chains", "base_chains", "plan"),
+        (
+            *_in("tests/dataplane/nftables", "test_shape", "test_slots"),
+            *_DATAPLANES,
+            "tests/observe/simulator/test_nft_tables.py",
+            "tests/observe/explain/test_explain.py",
+            "tests/observe/explain/test_explain_table.py",
+        ),
+        one_in=12,
+    ),
+    Target(
+        "maglev",
+        ("vipd/dataplane/nftables/maglev.py",),
+        _in("tests/dataplane/nftables", "test_maglev", "test_slots", "test_shape"),
+        one_in=8,
+    ),
+    Target(
+        "stale flows",
+        ("vipd/dataplane/conntrack/stale.py",),
+        (
+            "tests/dataplane/conntrack/test_stale.py",
+            "tests/dataplane/conntrack/test_scheduler.py",
+            "tests/dataplane/conntrack/test_resets.py",
+        ),
+        one_in=2,
+    ),
+    Target(
+        "health",
+        ("vipd/health/weights.py", "vipd/health/state.py"),
+        (
+            "tests/health/test_weights.py",
+            "tests/health/test_state.py",
+            "tests/health/test_memory.py",
+            "tests/health/test_host_problems.py",
+        ),
+        one_in=3,
+    ),
+    Target(
+        "removal guard",
+        ("vipd/sources/removal_guard.py",),
+        ("tests/sources/etcd/test_removal_guard.py", "tests/sources/etcd/test_keys.py"),
+        one_in=1,
+    ),
+    Target(
+        "permissions",
+        ("vipd/api/peers.py",),
+        ("tests/api/test_peers.py", "tests/api/test_server.py"),
+        one_in=3,
+    ),
+)
