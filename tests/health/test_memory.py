@@ -23,7 +23,7 @@ from vipd.health.memory import AGAIN_SECONDS, SavedVerdicts, decode, encode, loa
 from vipd.health.remembered import TRUSTED_SECONDS, Memory, Remembered, check_id
 from vipd.health.result import SaidWeight
 from vipd.health.state import Record, State
-from vipd.health.weights import effective_weight
+from vipd.health.weights import Claim, weights
 from vipd.model.check import HttpProbe, TcpProbe, Timing
 from vipd.model.check_target import Target
 from vipd.model.service import Protocol
@@ -290,4 +290,4 @@ def test_a_slow_start_goes_on_over_a_restart(tmp_path: Path) -> None:
     later.follow("web", [TARGET])
     since = later.verdict(TARGET).serves_since
     assert since == -20.0
-    assert effective_weight(since, 60, 100, 20.0) == (70, 22.0)
+    assert weights([Claim(100, None, since)], 60, 20.0) == ((70,), 22.0)

@@ -15,7 +15,7 @@ import pytest
 from tests.control.overrides.world import BELOW, PREFIX, Etcd, World
 from tests.lab.simulated_time import simulate
 from tests.model.samples import service
-from vipd.daemon.loops import _override_loops
+from vipd.daemon.loops import _Events, _override_loops
 from vipd.daemon.wiring import Parts
 from vipd.host.supervisor import Work
 from vipd.model.override import from_json
@@ -94,8 +94,6 @@ def test_the_daemons_loops_end_an_order_by_this_hosts_clock(world: World, fleet:
     parts = SimpleNamespace(
         overrides=world.store,
         fleet=SimpleNamespace(orders=world.orders),
-        statuses=world.fitness,
-        health=SimpleNamespace(listeners=[]),
         reconciler=SimpleNamespace(clock=lambda: world.now, request_sync=lambda: synced.append(world.now)),
     )
     synced: list[datetime] = []
@@ -107,7 +105,11 @@ def test_the_daemons_loops_end_an_order_by_this_hosts_clock(world: World, fleet:
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(again(work)) for work in _override_loops(cast(Parts, parts)).values()]
+        events = _Events(parts.reconciler)
+        world.observers.add(events)
+        tasks = [
+            loop.create_task(again(work)) for work in _override_loops(cast(Parts, parts), events).values()
+        ]
         for second in range(1, 70):
             await asyncio.sleep(1)
             world.now = began + timedelta(seconds=second)

@@ -156,7 +156,7 @@ class World:
 
     def start(self) -> None:
         """A daemon starts, on what an earlier one left."""
-        observers = Observers()
+        self.observers = observers = Observers()
         self.store = OverrideStore(self.path, lambda: self.now, observers)
         self.store.load()
         self.orders: FleetOverrides | None = None
