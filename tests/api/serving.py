@@ -19,13 +19,13 @@ from yarl import URL
 from tests.dataplane.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.model.samples import HEAD
 from vipd.api.peers import Permission, bind_socket
-from vipd.api.served import Served
+from vipd.api.served import ApiContext
 from vipd.api.server import application
 from vipd.api.socket_server import serving
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.reconciler import Partners, Reconciler
-from vipd.health.checker import Health
+from vipd.control.reconciler import ReconcilerDependencies, Reconciler
+from vipd.health.checker import HealthChecker
 from vipd.host.observer import Observers
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
@@ -103,10 +103,10 @@ class Api:
         observers = Observers()
         self.overrides = OverrideStore(self.root / "overrides.json", lambda: datetime.now(UTC), observers)
         self.overrides.load()
-        fitness = BackendStatusTracker((self.overrides,), Health(), time.monotonic)
+        fitness = BackendStatusTracker((self.overrides,), HealthChecker(), time.monotonic)
         observers.add(fitness)
         self.reconciler = Reconciler(
-            sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC), Partners(fitness)
+            sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC), ReconcilerDependencies(fitness)
         )
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -156,7 +156,7 @@ async def _served(api: Api, permission: Permission) -> AsyncIterator[None]:
         "settings": {"chain_prefix": "VIPD"},
     }
     sources = (api.files, api.store)
-    served = Served(
+    served = ApiContext(
         api.reconciler,
         api.dataplane,
         sources,
@@ -164,7 +164,7 @@ async def _served(api: Api, permission: Permission) -> AsyncIterator[None]:
         api.overrides,
         api.rescan,
         about,
-        claims=lambda: api.claims,
+        address_policy=lambda: api.claims,
     )
 
     @web.middleware

@@ -24,14 +24,14 @@ from vipd.api.socket_server import LIMITS, serving
 from vipd.cli.connection import Daemon
 from vipd.cli.errors import UNREACHABLE, CliError
 from vipd.host.connections.connections import Connections
-from vipd.host.connections.limits import Limits
-from vipd.observe.api_client import Client, RefusedError
+from vipd.host.connections.limits import ConnectionLimits
+from vipd.observe.api_client import Client, ErrorResponse
 
 PATIENCE_SECONDS = 60.0
 AN_HOUR = 3600.0
 NOBODY, SOMEBODY = 65534, 65533
 LARGE = "x" * (4 * 1024 * 1024)
-GENEROUS = Limits(100, 100, AN_HOUR, AN_HOUR, AN_HOUR, privileged=100)
+GENEROUS = ConnectionLimits(100, 100, AN_HOUR, AN_HOUR, AN_HOUR, privileged=100)
 SOON = 0.3
 GET = b"GET /short HTTP/1.1\r\nHost: vipd\r\n\r\n"
 
@@ -105,7 +105,7 @@ def open_to_all(path: Path) -> socket.socket:
     return listener
 
 
-def lived(story: Story, limits: Limits = GENEROUS) -> None:
+def lived(story: Story, limits: ConnectionLimits = GENEROUS) -> None:
     async def run(root: Path) -> None:
         room, listener = Room(root / "sock"), open_to_all(root / "sock")
         async with serving(room.app, listener, limits) as room.connections:
@@ -156,7 +156,7 @@ def test_what_one_user_holds_keeps_neither_root_nor_others_out(sent: bytes) -> N
             for uid in (0, SOMEBODY, NOBODY):
                 assert await asked(room, uid) == 200
 
-    lived(story, GENEROUS._replace(connections=8, by_source=5))
+    lived(story, GENEROUS._replace(connections=8, per_client=5))
 
 
 @pytest.mark.root
@@ -172,7 +172,7 @@ def test_root_gets_in_though_many_users_hold_all_there_is() -> None:
             for _ in range(20):
                 assert await asked(room) == 200
 
-    lived(story, GENEROUS._replace(connections=8, by_source=5, privileged=2))
+    lived(story, GENEROUS._replace(connections=8, per_client=5, privileged=2))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_answers_that_nobody_takes_are_given_up() -> None:
                 assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(each, 1), 60)
             await until(lambda: not len(room.connections), "all given up")
 
-    lived(story, GENEROUS._replace(stuck_seconds=SOON))
+    lived(story, GENEROUS._replace(send_seconds=SOON))
 
 
 def test_a_stream_that_is_read_goes_on_beyond_every_limit_and_one_that_is_not_is_cut_off() -> None:
@@ -215,7 +215,7 @@ def test_a_stream_that_is_read_goes_on_beyond_every_limit_and_one_that_is_not_is
         reading.close()
         await until(lambda: not len(room.connections), "gone")
 
-    lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON, stuck_seconds=SOON))
+    lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON, send_seconds=SOON))
 
 
 def test_an_answer_that_vipd_works_on_is_waited_for() -> None:
@@ -225,7 +225,7 @@ def test_an_answer_that_vipd_works_on_is_waited_for() -> None:
         room.done.set()
         assert await task == 200
 
-    lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON, stuck_seconds=SOON))
+    lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON, send_seconds=SOON))
 
 
 @pytest.mark.root
@@ -233,7 +233,7 @@ def test_vipctl_says_what_why_and_what_to_do() -> None:
     async def story(room: Room) -> None:
         async with held(room, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n"):
             await until(lambda: len(room.connections) == 3, "all taken")
-            with pytest.raises(RefusedError) as refused:
+            with pytest.raises(ErrorResponse) as refused:
                 await asyncio.to_thread(Client(str(room.path)).get, "/short")
             assert (refused.value.status, refused.value.kind) == (503, "busy")
             with pytest.raises(CliError) as told:
@@ -262,7 +262,7 @@ def test_a_user_is_told_of_its_own_connections() -> None:
         assert body["error"]["what"] == f"vipd takes no more connections of uid {NOBODY}"
         assert "3 of that user are open" in body["error"]["why"]
 
-    lived(story, GENEROUS._replace(by_source=3))
+    lived(story, GENEROUS._replace(per_client=3))
 
 
 def test_programs_are_run_and_files_read_while_clients_hold_all_that_they_can() -> None:
@@ -336,5 +336,5 @@ SMALL = """
 
 
 def test_the_limits_are_such_that_500_connections_of_a_reader_do_not_stay() -> None:
-    assert LIMITS.by_source < LIMITS.connections < 500
-    assert max(LIMITS.head_seconds, LIMITS.body_seconds, LIMITS.stuck_seconds) < 90
+    assert LIMITS.per_client < LIMITS.connections < 500
+    assert max(LIMITS.head_seconds, LIMITS.body_seconds, LIMITS.send_seconds) < 90

@@ -19,7 +19,7 @@ from vipd.control.progress import Progress, healthy
 from vipd.control.reconciler import Reconciler
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.host.settings.settings_file import SettingsError
-from vipd.observe.listeners import Place
+from vipd.observe.listeners import ListenAddress
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -128,7 +128,7 @@ class Probed:
         self.world.reconciler = Reconciler(
             (self.world.source,), self.world.dataplane, self.world.host, lambda: self.now
         )
-        self.place = Place("127.0.0.1", free_port())
+        self.place = ListenAddress("127.0.0.1", free_port())
         self.listeners = healthz_listener(self.world.reconciler, self.place)
 
     async def status(self, path: str = "/healthz") -> int:
@@ -245,11 +245,11 @@ def test_the_apis_socket_answers_too() -> None:
     ],
 )
 def test_health_address(given: str, place: tuple[str, int]) -> None:
-    assert load_settings(environment={"VIPD_HEALTH_ADDRESS": given}).health_place() == place
+    assert load_settings(environment={"VIPD_HEALTH_ADDRESS": given}).health_socket_address() == place
 
 
 def test_health_address_is_off_unless_set() -> None:
-    assert Settings().health_place() is None
+    assert Settings().health_socket_address() is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from yarl import URL
 
 from tests.api.serving import DNS, PATIENCE_SECONDS, WEB, Api, served
 from vipd.api import override_routes, server
-from vipd.api.served import Served
+from vipd.api.served import ApiContext
 from vipd.model.check import Check
 
 UNKEPT = {
@@ -436,7 +436,7 @@ def test_a_check_that_lacks_something_reaches_no_question_to_the_host(
 
     made = server.application
 
-    def with_questions(found: Served, permission: Any) -> web.Application:
+    def with_questions(found: ApiContext, permission: Any) -> web.Application:
         return made(replace(found, check_problems=ask), permission)
 
     monkeypatch.setattr("tests.api.serving.application", with_questions)

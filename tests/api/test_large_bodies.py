@@ -56,7 +56,7 @@ REFUSED = {name: raw for name, raw in HOSTILE.items() if name != "nothing"}
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_hostile_body_is_refused(name: str) -> None:
     with pytest.raises(RefusedError) as caught:
-        request_bodies._worked(lambda members, services: list(services or ()), REFUSED[name])
+        request_bodies._parse_body(lambda members, services: list(services or ()), REFUSED[name])
     assert caught.value.kind in ("malformed", "too-large")
 
 
@@ -83,12 +83,12 @@ def test_a_hostile_body_takes_little_memory(name: str) -> None:
     assert int(found.stdout) < 64 << 10
 
 
-@pytest.mark.parametrize("part", [1, 100, request_bodies.PART])
+@pytest.mark.parametrize("part", [1, 100, request_bodies.CHUNK_BYTES])
 @pytest.mark.parametrize("space", ["", " ", "\n\t"])
 def test_a_body_says_in_parts_what_it_says_as_a_whole(
     monkeypatch: pytest.MonkeyPatch, part: int, space: str
 ) -> None:
-    monkeypatch.setattr(request_bodies, "PART", part)
+    monkeypatch.setattr(request_bodies, "CHUNK_BYTES", part)
     items = [
         WEB,
         1,
@@ -104,7 +104,7 @@ def test_a_body_says_in_parts_what_it_says_as_a_whole(
     for services in ([], items[:1], items, items[1:2], items * 20):
         whole = {"services": services, "prune": True, "other": {"services": [1]}}
         raw = json.dumps(whole, separators=(f"{space},{space}", f"{space}:{space}")).encode()
-        members, found = request_bodies._worked(lambda members, read: (members, list(read or ())), raw)
+        members, found = request_bodies._parse_body(lambda members, read: (members, list(read or ())), raw)
         assert {**members, "services": found} == whole
 
 

@@ -196,7 +196,7 @@ def test_the_process_counts_and_not_its_account(place: Path, monkeypatch: pytest
 
 
 def test_a_user_has_a_name_once_it_was_asked_for_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounts, "user_names", accounts.Lookup({4_000_001: "anna"}.__getitem__))
+    monkeypatch.setattr(accounts, "user_names", accounts.CachedLookup({4_000_001: "anna"}.__getitem__))
     peer = Peer(1, 4_000_001, 1)
     assert peer.name == "uid 4000001"
     assert not allowed(Permission("admins"), peer)
@@ -205,18 +205,18 @@ def test_a_user_has_a_name_once_it_was_asked_for_permission(monkeypatch: pytest.
 
 def test_the_hint_makes_the_group_only_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     join = "usermod -aG admins uid 4000000, then log in anew"
-    monkeypatch.setattr(accounts, "groups", accounts.Lookup({"admins": 7}.__getitem__))
+    monkeypatch.setattr(accounts, "groups", accounts.CachedLookup({"admins": 7}.__getitem__))
     peer = Peer(1, 4_000_000, 1)
-    assert asyncio.run(Permission("admins").way_in(peer)) == join
-    monkeypatch.setattr(accounts, "groups", accounts.Lookup(dict[str, int]().__getitem__))
-    assert asyncio.run(Permission("admins").way_in(peer)) == f"groupadd --system admins; {join}"
+    assert asyncio.run(Permission("admins").how_to_get_access(peer)) == join
+    monkeypatch.setattr(accounts, "groups", accounts.CachedLookup(dict[str, int]().__getitem__))
+    assert asyncio.run(Permission("admins").how_to_get_access(peer)) == f"groupadd --system admins; {join}"
 
 
 def test_names_are_looked_up_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory that hangs holds up neither others nor, for long, the one who asks."""
-    monkeypatch.setattr(accounts, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(accounts, "LOOKUP_TIMEOUT_SECONDS", 0.3)
     free = threading.Event()
-    slow: accounts.Lookup[str, int] = accounts.Lookup(lambda _: free.wait(60) and 7)
+    slow: accounts.CachedLookup[str, int] = accounts.CachedLookup(lambda _: free.wait(60) and 7)
     monkeypatch.setattr(accounts, "groups", slow)
 
     async def ask() -> int:

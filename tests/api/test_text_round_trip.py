@@ -27,7 +27,7 @@ from vipd.declaration.operations import spec_of
 from vipd.declaration.yaml_text import dump_yaml
 from vipd.model.check import Check, HttpProbe
 from vipd.model.service import Origin, Service
-from vipd.model.text import is_text, joined_pairs, json_text, lines, one_line, yaml_quoted
+from vipd.model.text import is_encodable, join_surrogate_pairs, json_text, lines, one_line, yaml_quoted
 from vipd.sources.etcd.fleet_keys import UnwritableError, service_key, service_value
 from vipd.sources.etcd.values import Layout, read_service_value
 from vipd.sources.files import FileSource
@@ -157,7 +157,7 @@ def test_what_is_accepted_for_any_key_survives(
 ) -> None:
     found = accepted(changed(*where, text))
     if found is not None:
-        assert is_text(text)
+        assert is_encodable(text)
         survives(found, tmp_path_factory.getbasetemp())
 
 
@@ -271,7 +271,7 @@ def test_a_file_and_its_kept_copy_say_the_same(tmp_path: Path) -> None:
     (unit,) = source.units().values()
     assert unit.candidate.ok, unit.candidate.problems
     assert [s.check.probe.answer for s in unit.candidate.services] == list(WORDS)  # type: ignore[union-attr]
-    source.accepted(dict.fromkeys(source.units(), unit.candidate))
+    source.save_accepted(dict.fromkeys(source.units(), unit.candidate))
     path.write_text("broken")
     again = FileSource(directory, kept)
     again.scan()
@@ -301,13 +301,13 @@ def test_text_as_json_and_yaml(text: str) -> None:
         assert lines(written) == written
     assert one_line(text).isprintable()
     assert one_line(one_line(text)) == one_line(text)
-    if is_text(text):
+    if is_encodable(text):
         assert yaml.safe_load(yaml_quoted(text)) == text
         written = dump_yaml({"a": [text], text: {text: text}})
         assert yaml.safe_load(written) in ({"a": [text], text: {text: text}}, {"a": {"a": "a"}})
         assert lines(written) == written
-        assert joined_pairs(json.dumps(text)).count('"') == json.dumps(text).count('"')
-        assert yaml.safe_load(joined_pairs(json.dumps(text))) == text
+        assert join_surrogate_pairs(json.dumps(text)).count('"') == json.dumps(text).count('"')
+        assert yaml.safe_load(join_surrogate_pairs(json.dumps(text))) == text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.model.samples import service
 from vipd.api import user_quota
-from vipd.api.stats_routes import MOST_LISTINGS, StatsRoutes
+from vipd.api.stats_routes import MAX_LISTINGS, StatsRoutes
 from vipd.api.user_quota import UserQuota
 from vipd.declaration.operations import RefusedError
 
@@ -18,7 +18,7 @@ def take(found: UserQuota, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, ui
     """Whether a request of a user gets a turn."""
     monkeypatch.setattr(user_quota, "_uid_of", lambda _: uid)
     try:
-        stack.enter_context(found.taken(None, "too many", "wait"))  # type: ignore[arg-type]  # not looked at
+        stack.enter_context(found.acquire(None, "too many", "wait"))  # type: ignore[arg-type]  # not looked at
     except RefusedError:
         return False
     return True
@@ -54,16 +54,16 @@ def test_no_user_has_all_readings_of_connection_tracking(monkeypatch: pytest.Mon
             request = SimpleNamespace(query={"target": "dns"}, uid=uid)
             return asyncio.create_task(cast("Any", routes.conntrack(cast("Any", request))))
 
-        greedy = [asked(1001) for _ in range(MOST_LISTINGS)]
+        greedy = [asked(1001) for _ in range(MAX_LISTINGS)]
         other, root = asked(1002), asked(0)
         await asyncio.sleep(0)
-        assert [task.done() for task in greedy].count(True) == MOST_LISTINGS // 2
+        assert [task.done() for task in greedy].count(True) == MAX_LISTINGS // 2
         assert not other.done()
         assert not root.done()
         end.set()
         found = await asyncio.gather(*greedy, other, root, return_exceptions=True)
         refused = [each for each in found if isinstance(each, RefusedError)]
-        assert len(refused) == MOST_LISTINGS // 2
+        assert len(refused) == MAX_LISTINGS // 2
         assert "too many requests for tracked flows at once" in str(refused[0])
         assert not isinstance(await asked(1001), Exception), "all were given back"
 

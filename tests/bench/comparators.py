@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.bench.chain_layout import changed_service, whole_table
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
@@ -44,9 +44,9 @@ class OneRestore:
         for forwarding in _forwardings(services):
             self._ruleset.update(forwarding.key, forwarding)
         wanted = self._ruleset.whole(())
-        leaves = {chain: rules for group in wanted.leaves for chain, rules in group.items()}
+        leaves = {chain: rules for group in wanted.service_chains for chain, rules in group.items()}
         self._text = _restore_text({**leaves, **wanted.shared}, wanted.jumps)
-        self._ruleset.written()
+        self._ruleset.mark_clean()
 
     async def load(self, meter: Meter) -> None:
         """One restore."""
@@ -56,16 +56,16 @@ class OneRestore:
         """Make the text of the change."""
         for forwarding in _forwardings([service]):
             self._ruleset.update(forwarding.key, forwarding)
-        wanted = self._ruleset.touched()
-        leaves = {chain: rules for group in wanted.leaves for chain, rules in group.items()}
+        wanted = self._ruleset.dirty()
+        leaves = {chain: rules for group in wanted.service_chains for chain, rules in group.items()}
         self._text = _restore_text({**leaves, **wanted.shared}, {})
-        self._ruleset.written()
+        self._ruleset.mark_clean()
 
     async def change(self, meter: Meter) -> None:
         """One restore."""
         await self._write(meter)
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Nothing: old chains of endpoints stay, as kube-proxy leaves them for later where there are many."""
 
     async def counts(self) -> dict[str, int]:
@@ -100,7 +100,7 @@ class ChainPerService:
         """One transaction."""
         await _run(meter, ["nft", "-f", "-"], self._text)
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Nothing: old chains of endpoints stay."""
 
     async def counts(self) -> dict[str, int]:
@@ -115,13 +115,13 @@ def comparator(name: str, directory: Path) -> Subject:
 
 async def _run(meter: Meter, argv: Sequence[str], text: str) -> None:
     finished = await meter.run(argv, text)
-    if finished.code:
-        raise ApplyError(f"{argv[0]} failed", finished.errors.strip())
+    if finished.exit_code:
+        raise ApplyError(f"{argv[0]} failed", finished.stderr.strip())
 
 
 def _forwardings(services: Sequence[Service]) -> list[Forwarding]:
     policy = SelectionPolicy.of(Settings(), ())
-    return [forwarding for service in services for forwarding in choose(service, policy)]
+    return [forwarding for service in services for forwarding in select_backends(service, policy)]
 
 
 def _restore_text(chains: Mapping[ChainId, Rules], jumps: Mapping[ChainId, Rules]) -> str:

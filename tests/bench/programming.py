@@ -10,7 +10,7 @@ from tests.bench.extent import Extent
 from tests.bench.progress import say
 from tests.bench.results import Measurement
 from tests.bench.whole_daemon import cold_starts
-from vipd.observe.bench.namespace import TrialError, carried_out
+from vipd.observe.bench.namespace import TrialError, run_trial
 from vipd.observe.bench.subjects import VIPD
 from vipd.observe.bench.trial import Outcome, Trial
 from vipd.observe.bench.usage import Usage
@@ -60,7 +60,7 @@ def _size(extent: Extent, services: int, subjects: Sequence[str]) -> Iterator[Me
 
 def _outcome(trial: Trial) -> Outcome:
     try:
-        return carried_out(
+        return run_trial(
             trial, "vipd.observe.bench.worker" if trial.subject in VIPD else "tests.bench.comparators"
         )
     except TrialError as error:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.fake_daemon import FakeDaemon
 from vipd.observe import api_client as client
-from vipd.observe.api_client import BadAnswerError, Client, RefusedError, UnreachableError, url_path
+from vipd.observe.api_client import BadResponseError, Client, ErrorResponse, UnreachableError, url_path
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def test_a_target_is_one_segment_whatever_it_holds(daemon: FakeDaemon) -> None:
 
 def test_an_error_keeps_all_that_the_daemon_says(daemon: FakeDaemon) -> None:
     daemon.refuse("GET /v1/status", 422, "invalid", "bad file", why="w", hint="h", problems=["a:1: x"])
-    with pytest.raises(RefusedError, match="bad file: w") as caught:
+    with pytest.raises(ErrorResponse, match="bad file: w") as caught:
         Client(str(daemon.socket)).get("/v1/status")
     err = caught.value
     assert (err.status, err.kind, err.hint, err.problems) == (422, "invalid", "h", ("a:1: x",))
@@ -100,7 +100,7 @@ def test_an_error_keeps_all_that_the_daemon_says(daemon: FakeDaemon) -> None:
     ],
 )
 def test_what_is_no_json_over_http_is_a_bad_answer(tmp_path: Path, raw: bytes) -> None:
-    with answering(tmp_path / "s", raw), pytest.raises(BadAnswerError):
+    with answering(tmp_path / "s", raw), pytest.raises(BadResponseError):
         Client(str(tmp_path / "s")).get("/v1/status")
 
 
@@ -166,7 +166,7 @@ def test_an_answer_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes, more: bytes
 ) -> None:
     monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
-    with endless(tmp_path / "s", begin, more), pytest.raises(BadAnswerError):
+    with endless(tmp_path / "s", begin, more), pytest.raises(BadResponseError):
         Client(str(tmp_path / "s")).get("/v1/status")
 
 
@@ -181,9 +181,9 @@ def test_bytes_that_trickle_in_are_no_answer(tmp_path: Path, begin: bytes) -> No
 def test_an_object_of_a_stream_without_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "MOST_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(client, "MAX_STREAM_LINE_BYTES", 1 << 20)
     more = b"ea60\r\n" + b"x" * 60000 + b"\r\n"
-    with endless(tmp_path / "s", CHUNKED, more), pytest.raises(BadAnswerError, match="larger than 1 MiB"):
+    with endless(tmp_path / "s", CHUNKED, more), pytest.raises(BadResponseError, match="larger than 1 MiB"):
         list(Client(str(tmp_path / "s")).stream("/v1/events"))
 
 
@@ -197,7 +197,7 @@ def test_a_stream_lasts_as_long_as_its_objects_come_in_time(tmp_path: Path) -> N
 @pytest.mark.parametrize("size", [b"-5", b"0x5", b"1_0", b"9" * 5000, b"f" * 15, b""])
 def test_what_is_no_size_of_a_chunk(tmp_path: Path, size: bytes) -> None:
     raw = CHUNKED + size + b"\r\n{}   \r\n0\r\n\r\n"
-    with answering(tmp_path / "s", raw), pytest.raises(BadAnswerError):
+    with answering(tmp_path / "s", raw), pytest.raises(BadResponseError):
         Client(str(tmp_path / "s")).get("/v1/status")
 
 
@@ -205,7 +205,7 @@ def test_what_is_no_size_of_a_chunk(tmp_path: Path, size: bytes) -> None:
 def test_a_length_that_nothing_has(tmp_path: Path, length: bytes) -> None:
     with (
         answering(tmp_path / "s", HEAD + b"Content-Length: " + length + b"\r\n\r\n{}"),
-        pytest.raises(BadAnswerError),
+        pytest.raises(BadResponseError),
     ):
         Client(str(tmp_path / "s")).get("/v1/status")
 
@@ -213,5 +213,5 @@ def test_a_length_that_nothing_has(tmp_path: Path, length: bytes) -> None:
 def test_an_answer_that_is_too_deep_is_a_bad_one(tmp_path: Path) -> None:
     body = b"[" * 100_000
     raw = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    with answering(tmp_path / "s", raw), pytest.raises(BadAnswerError):
+    with answering(tmp_path / "s", raw), pytest.raises(BadResponseError):
         Client(str(tmp_path / "s")).get("/v1/status")

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Vipctl
 from tests.cli.documents import DNS
 from tests.cli.fake_daemon import FakeDaemon
-from vipd.cli.events import line
+from vipd.cli.events import event_line
 from vipd.cli.output import Screen
 
 TERMINAL = Screen(80, False)
@@ -73,14 +73,14 @@ def event(name: str = "service-changed", **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_line_tells_what_about_whom_why_and_by_whom(shown: dict[str, Any], text: str) -> None:
-    assert line(shown, PIPE)[15:] == f"  {text}"
+    assert event_line(shown, PIPE)[15:] == f"  {text}"
 
 
 @pytest.mark.parametrize("cause", ["kernel", "process iptables (pid 812) of some-configurator (pid 800)", ""])
 @pytest.mark.parametrize("reason", ["", LONG])
 @pytest.mark.parametrize("name", ["started", "override-taken-back", "declaration-accepted"])
 def test_a_line_fits_a_terminal_and_its_cause_goes_last(name: str, reason: str, cause: str) -> None:
-    shown = line(event(name, reason=reason, cause=cause, count=117), TERMINAL)
+    shown = event_line(event(name, reason=reason, cause=cause, count=117), TERMINAL)
     assert len(shown) <= 80
     assert "(x117)" in shown
     if cause == "kernel":
@@ -89,7 +89,7 @@ def test_a_line_fits_a_terminal_and_its_cause_goes_last(name: str, reason: str, 
 
 
 def test_on_a_terminal_a_file_is_told_by_its_name_alone() -> None:
-    assert line(event(), TERMINAL).endswith("dns: affinity; by file dns.yaml:3")
+    assert event_line(event(), TERMINAL).endswith("dns: affinity; by file dns.yaml:3")
 
 
 def test_what_is_asked_for(vipctl: Vipctl, daemon: FakeDaemon) -> None:

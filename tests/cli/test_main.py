@@ -21,7 +21,7 @@ from tests.cli.documents import DNS, RELOADED, STATUS, WEB, changed
 from tests.cli.fake_daemon import FakeDaemon
 from tests.cli.test_overrides import given
 from vipd import __version__
-from vipd.cli.main import FAMILIES, VERBS
+from vipd.cli.main import VERB_GROUPS, VERBS
 
 HEAVY = (
     "yaml",
@@ -44,7 +44,7 @@ def test_help_shows_every_verb_in_its_family(vipctl: Vipctl) -> None:
     assert ended.out == vipctl("-h").out == vipctl("--help").out
     assert max(map(len, ended.out.splitlines())) <= 80
     sections = ended.out.partition("Services:")[2]
-    for family, verbs in FAMILIES.items():
+    for family, verbs in VERB_GROUPS.items():
         section = sections if family == "Services" else sections.partition(f"\n{family}:")[2]
         listed = [line.split()[0] for line in section.partition("\n\n")[0].strip().splitlines()]
         assert listed == list(verbs)

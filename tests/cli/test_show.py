@@ -8,7 +8,7 @@ import yaml
 from tests.cli.conftest import Vipctl
 from tests.cli.documents import DNS, RELOADED, STATUS, WEB
 from tests.cli.fake_daemon import FakeDaemon
-from vipd.cli.output import Column, Screen, shortened, table
+from vipd.cli.output import Column, Screen, truncate_middle, table
 from vipd.declaration.native import parse_declaration
 from vipd.model.formatting import duration
 
@@ -204,7 +204,7 @@ def test_version_without_a_daemon_is_the_clients(vipctl: Vipctl, daemon: FakeDae
 
 
 def test_a_table_is_cut_only_as_far_as_columns_allow() -> None:
-    columns = (Column("A", least=4), Column("B"))
+    columns = (Column("A", min_width=4), Column("B"))
     rows = [["abcdefghij", "0123456789"]]
     assert table(columns, rows, Screen(20, False), headers=False) == ["abcd…hij  0123456789"]
     assert table(columns, rows, Screen(5, False), headers=False) == ["ab…j  0123456789"]
@@ -220,9 +220,9 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_shortened_keeps_both_ends() -> None:
-    assert shortened("abcdefgh", 8) == "abcdefgh"
-    assert shortened("abcdefgh", 5) == "ab…gh"
-    assert shortened("abcdefgh", 4) == "ab…h"
+    assert truncate_middle("abcdefgh", 8) == "abcdefgh"
+    assert truncate_middle("abcdefgh", 5) == "ab…gh"
+    assert truncate_middle("abcdefgh", 4) == "ab…h"
 
 
 def test_status_says_of_each_problem_what_serves(vipctl: Vipctl, daemon: FakeDaemon) -> None:

@@ -43,7 +43,7 @@ class FakeSource:
         """Never any."""
         return ()
 
-    def accepted(self, chosen: Mapping[str, Declaration]) -> None:
+    def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Keep the version that serves, and tell the dataplane's diary."""
         self._dataplane.events.append("accepted")
         self.kept = chosen[self.unit]

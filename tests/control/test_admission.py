@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from vipd.control.address_policy import AddressPolicy, admit_service, questions
+from vipd.control.address_policy import AddressPolicy, admit_service, checks_to_query
 from vipd.control.admission import admit, admit_unit
 from vipd.declaration.problems import Declaration, Note, Problem
 from vipd.declaration.unit import Unit
@@ -144,7 +144,7 @@ def test_what_stands_in_etcd_names_no_file_of_this_host(of_backend: bool) -> Non
     (problem,) = admit_service(with_check(check, "etcd", of_backend), policy)
     assert "dns: ca names a file of this host, which a service in etcd may not; leave it out" in str(problem)
     assert len(asked) == 2, "the file is not looked at"
-    assert list(questions(with_check(check, "etcd", of_backend), policy)) == []
+    assert list(checks_to_query(with_check(check, "etcd", of_backend), policy)) == []
     assert admit_service(with_check(Check(HttpProbe(tls=True)), "etcd", of_backend), policy) == ()
 
 

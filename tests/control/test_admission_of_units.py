@@ -31,7 +31,7 @@ def served(admission: Admission) -> bool:
 
 def admitted(admission: Admission, units: Mapping[str, Unit], policy: AddressPolicy) -> set[str]:
     """The units that are other than before."""
-    return admission.admit(admission.notice([units], policy))
+    return admission.admit(admission.update_units([units], policy))
 
 
 def test_of_a_unit_that_changes_only_what_is_new_is_looked_at() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.control.selection import SelectionPolicy, choose
-from vipd.model.backend_status import Admin, BackendStatus, BackendStatuses
+from vipd.control.selection import SelectionPolicy, select_backends
+from vipd.model.backend_status import AdminState, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import (
     Affinity,
@@ -26,15 +26,15 @@ A, B, C = Backend("10.0.0.1"), Backend("10.0.0.2"), Backend("10.0.0.3", backup=T
 WEB = Service("web", ("10.96.0.10",), (ServicePort(80, Protocol.TCP),), (A, B, C))
 SICK, DRAINED, OUT = (
     BackendStatus(healthy=False),
-    BackendStatus(admin=Admin.DRAINING),
-    BackendStatus(admin=Admin.DISABLED),
+    BackendStatus(admin=AdminState.DRAINING),
+    BackendStatus(admin=AdminState.DISABLED),
 )
 
 
 def chosen(service: Service = WEB, **backend_statuses: BackendStatus) -> Forwarding:
     """The one forwarding; standings by the last letter of the backend: `a=SICK`."""
     named = {f"10.0.0.{'abc'.index(letter) + 1}": standing for letter, standing in backend_statuses.items()}
-    (forwarding,) = choose(service, POLICY, named)
+    (forwarding,) = select_backends(service, POLICY, named)
     return forwarding
 
 
@@ -44,16 +44,16 @@ def hosts(endpoints: tuple[Endpoint, ...]) -> str:
 
 def test_who_is_unhealthy_leaves_and_its_flows_end() -> None:
     forwarding = chosen(a=SICK)
-    assert (hosts(forwarding.endpoints), hosts(forwarding.down), hosts(forwarding.resting)) == ("b", "a", "c")
+    assert (hosts(forwarding.endpoints), hosts(forwarding.unavailable), hosts(forwarding.without_new_flows)) == ("b", "a", "c")
 
 
 def test_who_drains_takes_no_new_flow_and_keeps_those_it_has() -> None:
     forwarding = chosen(a=DRAINED)
-    assert (hosts(forwarding.endpoints), hosts(forwarding.resting), forwarding.down) == ("b", "ac", ())
+    assert (hosts(forwarding.endpoints), hosts(forwarding.without_new_flows), forwarding.unavailable) == ("b", "ac", ())
 
 
 def test_who_is_disabled_counts_as_removed() -> None:
-    assert hosts(chosen(a=OUT).down) == "a"
+    assert hosts(chosen(a=OUT).unavailable) == "a"
 
 
 def test_backups_serve_while_no_other_can() -> None:
@@ -68,7 +68,7 @@ def test_all_unhealthy_serve_if_the_service_says_so() -> None:
     assert chosen(a=SICK, b=SICK, c=SICK).endpoints == ()
     kept = replace(WEB, keeps_unhealthy=True)
     assert hosts(chosen(kept, a=SICK, b=SICK, c=SICK).endpoints) == "ab"
-    assert chosen(kept, a=SICK, b=SICK, c=SICK).down == ()
+    assert chosen(kept, a=SICK, b=SICK, c=SICK).unavailable == ()
     assert hosts(chosen(kept, a=SICK, b=OUT, c=SICK).endpoints) == "a", "orders hold even then"
     assert hosts(chosen(kept, a=SICK).endpoints) == "b"
 
@@ -81,22 +81,22 @@ def test_the_fallback_serves_when_all_are_unhealthy() -> None:
 def test_a_weight_that_was_ordered_or_said_wins() -> None:
     forwarding = chosen(a=BackendStatus(weight=3), b=BackendStatus(weight=0))
     assert forwarding.endpoints == (Endpoint("10.0.0.1", 80, 3),)
-    assert hosts(forwarding.resting) == "bc"
+    assert hosts(forwarding.without_new_flows) == "bc"
 
 
 def test_pins_are_kept_while_draining_and_only_with_affinity() -> None:
-    pinned = replace(DRAINED, pinned=True)
-    assert chosen(a=pinned).pinned == ()
+    pinned = replace(DRAINED, keeps_affinity=True)
+    assert chosen(a=pinned).affinity_only == ()
     sticky = replace(WEB, affinity=Affinity())
-    assert hosts(chosen(sticky, a=pinned).pinned) == "a"
-    assert chosen(sticky, a=DRAINED).pinned == ()
-    assert chosen(sticky, a=replace(pinned, healthy=False)).pinned == ()
+    assert hosts(chosen(sticky, a=pinned).affinity_only) == "a"
+    assert chosen(sticky, a=DRAINED).affinity_only == ()
+    assert chosen(sticky, a=replace(pinned, healthy=False)).affinity_only == ()
 
 
 STANDINGS = st.builds(
     BackendStatus,
     healthy=st.booleans(),
-    admin=st.sampled_from(Admin),
+    admin=st.sampled_from(AdminState),
     weight=st.none() | st.integers(0, 3),
     pinned=st.booleans(),
 )
@@ -106,11 +106,11 @@ STANDINGS = st.builds(
 def test_every_backend_is_in_one_place_and_none_serves_against_an_order(
     backend_statuses: BackendStatuses, keeps: bool
 ) -> None:
-    (forwarding,) = choose(replace(WEB, keeps_unhealthy=keeps), POLICY, backend_statuses)
-    places = [*forwarding.endpoints, *forwarding.resting, *forwarding.down]
+    (forwarding,) = select_backends(replace(WEB, keeps_unhealthy=keeps), POLICY, backend_statuses)
+    places = [*forwarding.endpoints, *forwarding.without_new_flows, *forwarding.unavailable]
     assert sorted(e.address for e in places) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     for endpoint in forwarding.endpoints:
         standing = backend_statuses.get(endpoint.address, BackendStatus())
-        assert standing.admin is Admin.ACTIVE
+        assert standing.admin is AdminState.ACTIVE
         assert endpoint.weight > 0
         assert standing.healthy or keeps

@@ -43,7 +43,7 @@ class Unsaved:
     def __init__(self) -> None:
         self.saves = 0
 
-    def save_ended(self) -> None:
+    def save_expired(self) -> None:
         self.saves += 1
         raise StoreError("the disk is full")
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.samples import broken, declared, service, unit
-from vipd.control.catalog import Catalog, Merged, merge
+from vipd.control.catalog import Catalog, MergeResult, merge
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.problems import Declaration
-from vipd.declaration.unit import NOTHING, Unit
+from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model.service import Backend, ExternalAddress, Frontend, Protocol, Service, ServicePort
 
 UDP = Protocol.UDP
@@ -24,7 +24,7 @@ PATHS = {A: "/d/a.yaml", B: "/d/b.yaml"}
 DNS = "10.96.0.10"
 
 
-def adopt(units: Mapping[str, Unit], merged: Merged) -> dict[str, Unit]:
+def adopt(units: Mapping[str, Unit], merged: MergeResult) -> dict[str, Unit]:
     """The units after a merge, each chosen version accepted, as the sources do it."""
     return {name: Unit(u.candidate, merged.chosen[name]) for name, u in units.items()}
 
@@ -151,7 +151,7 @@ def test_an_edited_file_beside_its_copy_is_merged_in_reasonable_time() -> None:
         merged = merge({B: unit(held, held), A: unit(other)})
         took = time.thread_time() - began
         gc.enable()
-        assert merged.chosen[A] is NOTHING
+        assert merged.chosen[A] is EMPTY_DECLARATION
         return took
 
     few, lot = (min(seconds(number) for _ in range(3)) for number in (250, 4000))
@@ -196,7 +196,7 @@ def test_whatever_is_saved_nothing_is_claimed_twice_and_incumbents_stay(
     for saves in history:
         accepted = {name: u.accepted for name, u in units.items()}
         for name, candidate in saves.items():
-            units[name] = Unit(candidate, accepted.get(name, NOTHING))
+            units[name] = Unit(candidate, accepted.get(name, EMPTY_DECLARATION))
         merged = merge(units)
         reordered = merge(dict(reversed(units.items())))
         assert merged.services == reordered.services
@@ -224,13 +224,13 @@ def test_a_catalog_that_is_told_what_changes_comes_to_the_same(
         for name in gone:  # a file that was deleted, now and then
             del units[name]
         for name, candidate in saves.items():
-            units[name] = Unit(candidate, units[name].accepted if name in units else NOTHING)
+            units[name] = Unit(candidate, units[name].accepted if name in units else EMPTY_DECLARATION)
         changed = {n for n in before.keys() | units.keys() if before.get(n) is not units.get(n)}
         merged, expected = catalog.merge(units, changed), merge(units)
         assert dict(merged.services) == dict(expected.services)
         assert {n: id(d) for n, d in merged.chosen.items() if d.services} == {
             n: id(d) for n, d in expected.chosen.items() if d.services
-        } or expected.contested
+        } or expected.has_conflicts
         assert merged.problems == expected.problems
         names = served.keys() | merged.services.keys()
         assert {n for n in names if served.get(n) is not merged.services.get(n)} <= set(merged.dirty)

@@ -18,7 +18,7 @@ from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.namespace import Namespace
 from tests.model.samples import many_declared
 from vipd.daemon import wiring
-from vipd.host.process import Finished
+from vipd.host.process import ProgramResult
 from vipd.host.settings.settings import Settings
 
 SERVICES = 50
@@ -61,10 +61,10 @@ async def traced(settings: Settings, directory: Path, monkeypatch: pytest.Monkey
     """What a change of one service calls, in a daemon that has made such changes before."""
     given: list[str] = []
 
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         given.append(stdin)
         done = await asyncio.to_thread(subprocess.run, argv, input=stdin, text=True, capture_output=True)
-        return Finished(done.returncode, done.stdout, done.stderr)
+        return ProgramResult(done.returncode, done.stdout, done.stderr)
 
     async def step() -> None:
         await asyncio.to_thread(parts.files.scan)

@@ -76,7 +76,7 @@ def test_a_range_is_for_all_or_for_the_source_that_it_names(
 
 
 def test_with_compat_the_ports_of_this_hosts_own_addresses_are_ports_of_this_host() -> None:
-    facts = replace(NO_FACTS, own=frozenset({"192.0.2.1"}))
+    facts = replace(NO_FACTS, own_addresses=frozenset({"192.0.2.1"}))
     own = replace(service("etcd"), addresses=(), external_addresses=(ExternalAddress("192.0.2.1"),))
     by_default = policy(compat="kube-proxy")
     assert refusals(own, replace(by_default, host=facts)) == []
@@ -95,7 +95,7 @@ def test_a_port_that_a_program_holds_is_refused_until_it_ends() -> None:
     admission = Admission()
 
     def admitted(candidate: Unit, limits: AddressPolicy) -> Unit:
-        admission.admit(admission.notice([{"file:/web": candidate}], limits))
+        admission.admit(admission.update_units([{"file:/web": candidate}], limits))
         return admission.units["file:/web"]
 
     unit = Unit(Declaration((web,)))
@@ -107,8 +107,8 @@ def test_a_port_that_a_program_holds_is_refused_until_it_ends() -> None:
 
 
 def test_a_health_port_takes_none_of_vipds_own() -> None:
-    page = LocalSocket(Protocol.TCP, "0.0.0.0", 30080, "vipd itself (status_page)", guarded=True)
-    limits = AddressPolicy(host=replace(NO_FACTS, guarded=(page,), sockets=(page,)))
+    page = LocalSocket(Protocol.TCP, "0.0.0.0", 30080, "vipd itself (status_page)", protected=True)
+    limits = AddressPolicy(host=replace(NO_FACTS, protected_sockets=(page,), sockets=(page,)))
     (what,) = refusals(replace(service("etcd"), health_port=30080), limits)
     assert what == "web: health port 30080/tcp is the port of vipd itself (status_page)"
 
@@ -163,7 +163,7 @@ def test_what_was_accepted_before_a_limit_was_set_is_held_to_it() -> None:
         (service("file"), narrow),
     ):
         admission, declared = Admission(), Declaration((web,))
-        admission.admit(admission.notice([{"a": Unit(declared, declared)}], limits))
+        admission.admit(admission.update_units([{"a": Unit(declared, declared)}], limits))
         assert admission.units["a"].accepted.services == ()
 
 
@@ -228,6 +228,6 @@ def test_a_key_says_whether_registered_backends_take_part() -> None:
 
 def test_networks_are_found_by_family() -> None:
     held = NetworkSet(("10.0.0.0/9", "10.128.0.0/9", "fd00::/8"))
-    found = [held.hold(a) for a in ("10.0.0.0", "10.255.255.255", "11.0.0.0", "fdff::1", "fe00::1")]
+    found = [held.contains(a) for a in ("10.0.0.0", "10.255.255.255", "11.0.0.0", "fdff::1", "fe00::1")]
     assert found == [True, True, False, True, False]
-    assert not NetworkSet(()).hold("10.0.0.1")
+    assert not NetworkSet(()).contains("10.0.0.1")

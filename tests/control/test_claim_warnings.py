@@ -12,7 +12,7 @@ import pytest
 
 from vipd.control.address_policy import AddressPolicy, admit_service
 from vipd.control.admission import Admission
-from vipd.control.claim_warnings import HELD_SECONDS, MOST_LINES, Claim, Claims, warnings_of
+from vipd.control.claim_warnings import NEIGHBOUR_LIVE_SECONDS, MAX_LINES, PortClaim, ClaimIndex, warnings_of
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit
 from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket, Subnet
@@ -23,7 +23,7 @@ from vipd.model.service import Family, Masquerade, Origin, Protocol, Service, Se
 SUBNET = Subnet(4, 10 << 16 | 1, 24, "10.0.1.0/24 on eth0")
 LIVE = "02:00:00:00:00:01 on eth0"
 GATEWAY = HostFacts(gateways={"10.0.1.1": "eth0"}, subnets=(SUBNET,))
-SSHD = LocalSocket(Protocol.TCP, "0.0.0.0", 22, "the SSH server of this host", guarded=True)
+SSHD = LocalSocket(Protocol.TCP, "0.0.0.0", 22, "the SSH server of this host", protected=True)
 
 
 def service(name: str, *addresses: str, node_port: int | None = None) -> Service:
@@ -39,13 +39,13 @@ def forwarding(name: str, *addresses: str, port: int = 80) -> Forwarding:
 
 
 def test_all_ports_and_addresses_of_a_service_make_one_line_and_all_services_a_few() -> None:
-    claims = Claims()
+    claims = ClaimIndex()
     for port in (80, 443):
         for number in range(30):
             one = forwarding(f"s{number:02}", "10.0.1.5", *(f"10.0.1.{n}" for n in range(6, 10)), port=port)
-            claims.put(one.key, Claim.of(one))
+            claims.put(one.key, PortClaim.of(one))
     lines = claims.warnings(GATEWAY, 0.0)
-    assert len(lines) == MOST_LINES + 1
+    assert len(lines) == MAX_LINES + 1
     assert lines[0].startswith("service s00: 10.0.1.5, 10.0.1.6, 10.0.1.7 and 2 more: lies in 10.0.1.0/24 on")
     assert lines[-1] == "and 20 more such warnings of what services claim"
     assert claims.warnings(GATEWAY, 1.0) == lines
@@ -54,12 +54,12 @@ def test_all_ports_and_addresses_of_a_service_make_one_line_and_all_services_a_f
 def test_an_address_of_a_subnet_for_which_this_host_answers_is_fine() -> None:
     web = service("web", "10.0.1.5")
     assert warnings_of([web], GATEWAY)
-    assert warnings_of([web], replace(GATEWAY, proxied=frozenset({"10.0.1.5"}))) == ()
+    assert warnings_of([web], replace(GATEWAY, proxied_addresses=frozenset({"10.0.1.5"}))) == ()
 
 
 def test_what_ends_is_told_no_more() -> None:
-    claims, one = Claims(), forwarding("web", "10.0.1.5")
-    claims.put(one.key, Claim.of(one))
+    claims, one = ClaimIndex(), forwarding("web", "10.0.1.5")
+    claims.put(one.key, PortClaim.of(one))
     assert claims.warnings(GATEWAY, 0.0)
     assert claims.warnings(NO_FACTS, 0.0) == ()
     assert claims.warnings(GATEWAY, 0.0)
@@ -68,19 +68,19 @@ def test_what_ends_is_told_no_more() -> None:
 
 
 def test_a_neighbour_that_comes_and_goes_makes_one_warning_that_stays() -> None:
-    claims, one = Claims(), forwarding("web", "203.0.113.5")
-    claims.put(one.key, Claim.of(one))
+    claims, one = ClaimIndex(), forwarding("web", "203.0.113.5")
+    claims.put(one.key, PortClaim.of(one))
     known = replace(NO_FACTS, neighbours={"203.0.113.5": LIVE})
     (line,) = claims.warnings(known, 0.0)
-    assert claims.warnings(NO_FACTS, HELD_SECONDS - 1) == (line,)
-    assert claims.warnings(known, HELD_SECONDS) == (line,)
-    assert claims.warnings(NO_FACTS, 2 * HELD_SECONDS - 1) == (line,)
-    assert claims.warnings(NO_FACTS, 2 * HELD_SECONDS) == ()
+    assert claims.warnings(NO_FACTS, NEIGHBOUR_LIVE_SECONDS - 1) == (line,)
+    assert claims.warnings(known, NEIGHBOUR_LIVE_SECONDS) == (line,)
+    assert claims.warnings(NO_FACTS, 2 * NEIGHBOUR_LIVE_SECONDS - 1) == (line,)
+    assert claims.warnings(NO_FACTS, 2 * NEIGHBOUR_LIVE_SECONDS) == ()
 
 
 def test_of_an_address_the_weightiest_is_told_and_of_this_hosts_own_nothing() -> None:
     facts = replace(GATEWAY, neighbours={"10.0.1.1": LIVE, "10.0.1.2": LIVE, "10.0.1.4": LIVE})
-    facts = replace(facts, own=frozenset({"10.0.1.4"}))
+    facts = replace(facts, own_addresses=frozenset({"10.0.1.4"}))
     web = service("web", "10.0.1.1", "10.0.1.2", "10.0.1.3", "10.0.1.4")
     told = [line.removeprefix("service web: ").partition(";")[0] for line in warnings_of([web], facts)]
     asked = "where hosts ask for it by ARP, which vipd does not answer"
@@ -107,13 +107,13 @@ def test_of_an_address_the_weightiest_is_told_and_of_this_hosts_own_nothing() ->
     ],
 )
 def test_a_node_port_takes_only_what_reaches_it(address: str, refused: bool, changed: dict[str, Any]) -> None:
-    facts = replace(NO_FACTS, guarded=(SSHD._replace(address=address),), **changed)
+    facts = replace(NO_FACTS, protected_sockets=(SSHD._replace(address=address),), **changed)
     web = service("web", "10.96.0.1", node_port=22)
     assert bool(admit_service(web, AddressPolicy(host=facts))) is refused
 
 
 def test_a_refusal_names_file_line_fault_and_way_out() -> None:
-    facts = replace(GATEWAY, guarded=(SSHD,))
+    facts = replace(GATEWAY, protected_sockets=(SSHD,))
     web = service("web", "10.0.1.1", node_port=22)
     gateway, port = map(str, admit_service(web, AddressPolicy(host=facts)))
     assert gateway.startswith(
@@ -125,8 +125,8 @@ def test_a_refusal_names_file_line_fault_and_way_out() -> None:
 def test_an_own_address_keeps_a_socket_of_its_own_and_not_one_of_all_addresses() -> None:
     web, own = service("web", "192.0.2.1"), frozenset({"192.0.2.1"})
     for address, refused in (("192.0.2.1", True), ("0.0.0.0", False)):
-        sockets = (LocalSocket(Protocol.TCP, address, 80, "your own session", guarded=True),)
-        facts = replace(NO_FACTS, guarded=sockets, sockets=sockets, own=own)
+        sockets = (LocalSocket(Protocol.TCP, address, 80, "your own session", protected=True),)
+        facts = replace(NO_FACTS, protected_sockets=sockets, sockets=sockets, own_addresses=own)
         assert bool(admit_service(web, AddressPolicy(host=facts))) is refused
         assert len(warnings_of([web], facts)) == 1
 
@@ -154,7 +154,7 @@ def proc(root: Path, user: int, state: str = "0A") -> Path:
 def test_where_processes_are_hidden_port_22_of_root_is_the_ssh_server(
     tmp_path: Path, user: int, guarded: bool
 ) -> None:
-    found = {(s.address, s.port): s.guarded for s in LocalSockets(proc(tmp_path, user)).read()}
+    found = {(s.address, s.port): s.protected for s in LocalSockets(proc(tmp_path, user)).read()}
     assert found == {("127.0.0.1", 22): guarded, ("127.0.0.1", 23): False, ("0.0.0.0", 22): guarded}
 
 
@@ -165,17 +165,17 @@ def test_connections_are_no_listening_sockets(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ten_thousand_services_cost_a_look_nothing_and_the_first_admission_little() -> None:
     many = [service(f"s{n}", f"10.96.{n // 250}.{n % 250 + 1}", node_port=None) for n in range(10_000)]
-    facts = replace(GATEWAY, neighbours={f"10.0.1.{n}": LIVE for n in range(2, 200)}, guarded=(SSHD,))
-    plain, claims = AddressPolicy(), Claims()
+    facts = replace(GATEWAY, neighbours={f"10.0.1.{n}": LIVE for n in range(2, 200)}, protected_sockets=(SSHD,))
+    plain, claims = AddressPolicy(), ClaimIndex()
     for one in many:
         new = forwarding(one.name, *one.addresses)
-        claims.put(new.key, Claim.of(new))
+        claims.put(new.key, PortClaim.of(new))
     unit = Unit(Declaration(tuple(many)))
 
     def first_load(policy: AddressPolicy) -> Callable[[], object]:
         def load() -> None:
             admission = Admission()
-            admission.admit(admission.notice([{"a": unit}], policy))
+            admission.admit(admission.update_units([{"a": unit}], policy))
 
         return load
 
@@ -184,8 +184,8 @@ def test_ten_thousand_services_cost_a_look_nothing_and_the_first_admission_littl
     claims.warnings(facts, 0.0)
     assert took(lambda: claims.warnings(facts, 1.0)) < before / 20
     admission = Admission()
-    admission.admit(admission.notice([{"a": unit}], AddressPolicy(host=facts)))
-    assert took(lambda: admission.notice([{"a": unit}], AddressPolicy(host=facts))) < before / 20
+    admission.admit(admission.update_units([{"a": unit}], AddressPolicy(host=facts)))
+    assert took(lambda: admission.update_units([{"a": unit}], AddressPolicy(host=facts))) < before / 20
 
 
 def took(work: Callable[[], object]) -> float:

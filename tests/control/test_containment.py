@@ -19,7 +19,7 @@ from vipd.control import claim_conflicts as contest
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.catalog import Catalog
-from vipd.control.claim_conflicts import Contest
+from vipd.control.claim_conflicts import ConflictResolver
 from vipd.dataplane.base import DataplanePlan
 from vipd.declaration import native
 from vipd.declaration.conflicts import Claim
@@ -27,9 +27,9 @@ from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit
 from vipd.host.observer import Observer
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.forwarding import Forwarding, ForwardingKey
-from vipd.model.override import Subject
+from vipd.model.override import OverrideTarget
 from vipd.model.service import Service
 from vipd.sources.etcd.values import Layout, read_value
 from vipd.sources.files import FileSource
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_read_for_no_known_reason_holds_up_no_other(
     assert str(problem) == f"{tmp_path}/bad.yaml: {told}"
     assert not files.scan(), "the same problem is no change"
     monkeypatch.undo()
-    monkeypatch.setattr("vipd.sources.files.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("vipd.sources.files.RETRY_SECONDS", 0.0)
     assert files.scan(), "it is read again by itself"
     assert files.units()[f"file:{tmp_path}/bad.yaml"].candidate.ok
 
@@ -127,7 +127,7 @@ def test_admission_of_one_service_refuses_its_unit_alone(monkeypatch: pytest.Mon
     units = {"file:/a": Unit(declared(DNS)), "file:/b": Unit(declared(BOMB, WEB), declared(WEB))}
     admitting = admission.Admission()
     policy = AddressPolicy()
-    admitting.admit(admitting.notice([units], policy))
+    admitting.admit(admitting.update_units([units], policy))
     assert admitting.units["file:/a"].candidate.ok
     assert "internal error while admitting bomb: UnexpectedError: boom" in str(
         admitting.units["file:/b"].candidate.problems
@@ -148,7 +148,7 @@ def test_what_is_refused_already_is_asked_nothing_of_the_host() -> None:
     admission.admit_unit(Unit(found), AddressPolicy(check_problems=ask))
     assert asked == []
     admitting = admission.Admission()
-    assert admitting.questions(admitting.notice([{"file:/a": Unit(found)}], AddressPolicy())) == set()
+    assert admitting.checks_to_query(admitting.update_units([{"file:/a": Unit(found)}], AddressPolicy())) == set()
 
 
 @pytest.mark.parametrize("others", [0, 1, 7])
@@ -178,8 +178,8 @@ def test_a_unit_that_cannot_be_merged_keeps_its_accepted_version(
 def test_units_that_only_fail_together_cost_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     real = contest.conflicts_between
 
-    def breaking(all_units: Contest, suspects: Iterable[Claim]) -> object:
-        names = {each.name for part in all_units.left().values() for each in part.services}
+    def breaking(all_units: ConflictResolver, suspects: Iterable[Claim]) -> object:
+        names = {each.name for part in all_units.remaining().values() for each in part.services}
         if {"dns", "web"} <= names:
             raise UnexpectedError("boom")
         return real(all_units, suspects)
@@ -187,7 +187,7 @@ def test_units_that_only_fail_together_cost_one_of_them(monkeypatch: pytest.Monk
     monkeypatch.setattr(catalog, "conflicts_between", breaking)
     units = {"file:/a": Unit(declared(DNS)), "file:/b": Unit(declared(WEB))}
     contained = Catalog()
-    contained._take = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]  # it fails at first
+    contained._apply_replacement = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]  # it fails at first
     assert set(contained.merge(units, units.keys()).services) == {"dns"}
 
 
@@ -205,7 +205,7 @@ def test_a_merge_that_fails_halfway_loses_no_service_that_goes(monkeypatch: pyte
 
 
 def selected(monkeypatch: pytest.MonkeyPatch) -> Bomb:
-    return Bomb(monkeypatch, changes, "choose")
+    return Bomb(monkeypatch, changes, "select_backends")
 
 
 def followed(monkeypatch: pytest.MonkeyPatch) -> Bomb:
@@ -354,10 +354,10 @@ class Failing(Observer):
     def host_changed(self, addresses: frozenset[str]) -> None:
         self.look()
 
-    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
+    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
         self.look()
 
-    def verdicts_changed(self, targets: frozenset[Target]) -> None:
+    def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
         self.look()
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:

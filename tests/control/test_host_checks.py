@@ -15,8 +15,8 @@ from vipd.control.host_checks import (
     tables_with_rules,
 )
 from vipd.dataplane.iptables.names import Names
-from vipd.host.process import Finished
-from vipd.host.requirements import HostNeeds
+from vipd.host.process import ProgramResult
+from vipd.host.requirements import HostRequirements
 from vipd.host.settings.settings import load_settings
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Family, Masquerade, Protocol
@@ -52,12 +52,12 @@ class Machine:
         """Checks of this machine."""
         return HostChecks(load_settings(flags=flags), self.run, self.root, lambda: self.now)
 
-    async def run(self, argv: Sequence[str], stdin: str) -> Finished:
+    async def run(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """A program; those without an output are not installed."""
         self.ran.append(" ".join(argv))
         if " ".join(argv) not in self.outputs:
             raise FileNotFoundError(argv[0])
-        return Finished(0, self.outputs[" ".join(argv)], "")
+        return ProgramResult(0, self.outputs[" ".join(argv)], "")
 
     def has(self, path: str, text: str) -> None:
         """Write a file."""
@@ -76,8 +76,8 @@ def machine(tmp_path: Path) -> Machine:
 def told(machine: Machine, checks: HostChecks, *forwardings: Forwarding) -> tuple[bool, str]:
     """Look, a minute after the last time."""
     machine.now += CHECK_SECONDS
-    needs = HostNeeds(forwardings)
-    changed = asyncio.run(checks.look(needs))
+    needs = HostRequirements(forwardings)
+    changed = asyncio.run(checks.refresh(needs))
     return changed, " | ".join(checks.warnings(needs))
 
 
@@ -134,7 +134,7 @@ def test_nothing_is_looked_at_within_a_minute(machine: Machine) -> None:
     told(machine, checks, pinned("web"))
     machine.ran.clear()
     machine.now += CHECK_SECONDS - 1
-    assert asyncio.run(checks.look(HostNeeds([pinned("web")]))) is False
+    assert asyncio.run(checks.refresh(HostRequirements([pinned("web")]))) is False
     assert machine.ran == []
 
 
@@ -179,7 +179,7 @@ def test_full_lists_are_those_of_our_own_chains(machine: Machine) -> None:
     changed, warning = told(machine, checks, *both)
     assert changed
     assert "affinity of web: " in warning
-    assert checks.warnings(HostNeeds([pinned("other")])) == ()
+    assert checks.warnings(HostRequirements([pinned("other")])) == ()
 
 
 def test_after_a_switch_to_nftables_mixed_variants_are_told_no_more(
@@ -191,14 +191,14 @@ def test_after_a_switch_to_nftables_mixed_variants_are_told_no_more(
     monkeypatch.setattr("vipd.control.host_checks.dropping_chains", none)
     machine.has("proc/net/ip_tables_names", "filter\n")
     machine.outputs["iptables-legacy-save"] = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j ACCEPT\nCOMMIT\n"
-    checks, needs = machine.checks(), HostNeeds((pinned("web", None),))
+    checks, needs = machine.checks(), HostRequirements((pinned("web", None),))
     _, warning = told(machine, checks, pinned("web", None))
     assert "iptables-legacy holds rules" in warning
     checks.dataplane = lambda: "nftables"
     assert checks.warnings(needs) == ()
-    assert asyncio.run(checks.look(needs)), "at once, and the warning is gone"
+    assert asyncio.run(checks.refresh(needs)), "at once, and the warning is gone"
     checks.dataplane = lambda: "iptables"
-    assert asyncio.run(checks.look(needs)), "and so it is looked at again"
+    assert asyncio.run(checks.refresh(needs)), "and so it is looked at again"
     assert "iptables-legacy holds rules" in checks.warnings(needs)[0]
 
 

@@ -15,26 +15,26 @@ from hypothesis import strategies as st
 
 from tests.lab.recording_observer import RecordingObserver
 from tests.model.samples import service
-from vipd.control.override_requests import cleared, order
+from vipd.control.override_requests import overrides_to_clear, parse_override
 from vipd.declaration.operations import RefusedError
-from vipd.model.backend_status import Admin
+from vipd.model.backend_status import AdminState
 from vipd.model.override import (
-    MOST_TEXT,
-    Key,
-    MalformedError,
+    MAX_TEXT,
+    OverrideKey,
+    MalformedOverrideError,
     Override,
-    Part,
-    Subject,
+    OverridePart,
+    OverrideTarget,
     from_json,
-    in_parts,
-    joined,
-    lapsed,
-    overrides_of,
+    by_part,
+    merge_parts,
+    expired,
+    effective_override,
     to_document,
     to_json,
 )
 from vipd.model.service import Backend
-from vipd.model.text import is_text
+from vipd.model.text import is_encodable
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError
 
@@ -43,10 +43,10 @@ HOUR = timedelta(hours=1)
 DNS = service("dns", "10.96.0.10", "", 1, "10.244.0.5", "10.244.0.6")
 WEB = service("web", "10.96.0.11", "", 1, "10.244.0.5")
 SERVICES = {"dns": DNS, "web": WEB}
-DRAIN = Override(Subject("dns", "10.244.0.5"), "uid 0", NOW, Admin.DRAINING)
+DRAIN = Override(OverrideTarget("dns", "10.244.0.5"), "uid 0", NOW, AdminState.DRAINING)
 FIRST = Backend("10.244.0.5")
-STATE, WEIGHT = (Key(DRAIN.subject, part) for part in Part)
-EVERYWHERE = Subject("", "10.244.0.5")
+STATE, WEIGHT = (OverrideKey(DRAIN.target, part) for part in OverridePart)
+EVERYWHERE = OverrideTarget("", "10.244.0.5")
 
 LINES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5).filter(str.isprintable)
 
@@ -54,10 +54,10 @@ ENDS = st.none() | st.integers(1, 3).map(lambda hours: NOW + hours * HOUR)
 WEIGHTS = st.none() | st.integers(0, 65535)
 OVERRIDES = st.builds(
     Override,
-    st.sampled_from([Subject("dns", "10.244.0.5"), Subject("", "fd00::5")]),
+    st.sampled_from([OverrideTarget("dns", "10.244.0.5"), OverrideTarget("", "fd00::5")]),
     LINES,
     st.just(NOW),
-    st.sampled_from(Admin),
+    st.sampled_from(AdminState),
     st.none() | st.integers(0, 65535),
     LINES,
     st.none() | st.just(NOW + timedelta(hours=1)),
@@ -75,12 +75,12 @@ def test_what_somebody_else_has_stored_is_one_line_and_then_stays_so(
     override: Override, reason: str, by: str
 ) -> None:
     stored = {**to_json(override), "reason": reason, "by": by}
-    if not all(map(is_text, (reason, by))):
-        with pytest.raises(MalformedError, match="must be text"):
+    if not all(map(is_encodable, (reason, by))):
+        with pytest.raises(MalformedOverrideError, match="must be text"):
             from_json(stored)
         return
     found = from_json(stored)
-    assert all(text.isprintable() and len(text) <= MOST_TEXT for text in (found.reason, found.by))
+    assert all(text.isprintable() and len(text) <= MAX_TEXT for text in (found.reason, found.by))
     assert from_json(json.loads(json.dumps(to_json(found)))) == found
 
 
@@ -96,27 +96,27 @@ def test_orders_that_would_read_back_as_others_are_not_stored(tmp_path: Path) ->
 
 
 def test_the_severest_order_and_the_nearest_weight_win() -> None:
-    everywhere = Override(Subject("", "10.244.0.5"), "uid 0", NOW, Admin.DISABLED, 7)
-    found = overrides_of(DNS, FIRST, [DRAIN, everywhere])
-    assert (found.admin, found.weight) == (Admin.DISABLED, 7)
+    everywhere = Override(OverrideTarget("", "10.244.0.5"), "uid 0", NOW, AdminState.DISABLED, 7)
+    found = effective_override(DNS, FIRST, [DRAIN, everywhere])
+    assert (found.admin, found.weight) == (AdminState.DISABLED, 7)
     weighted = replace(DRAIN, weight=2)
-    assert overrides_of(DNS, FIRST, [weighted, everywhere]).weight == 2
-    assert overrides_of(WEB, FIRST, [weighted]).admin is Admin.ACTIVE
-    assert overrides_of(DNS, Backend("10.244.0.6"), [weighted, everywhere]).sources == ()
+    assert effective_override(DNS, FIRST, [weighted, everywhere]).weight == 2
+    assert effective_override(WEB, FIRST, [weighted]).admin is AdminState.ACTIVE
+    assert effective_override(DNS, Backend("10.244.0.6"), [weighted, everywhere]).sources == ()
 
 
 def test_pins_last_as_long_as_every_drain_lets_them() -> None:
     pins = replace(DRAIN, pins_until=NOW + timedelta(minutes=1))
-    assert overrides_of(DNS, FIRST, [pins]).pinned
-    assert not overrides_of(DNS, FIRST, [pins, replace(DRAIN, subject=Subject("", "10.244.0.5"))]).pinned
+    assert effective_override(DNS, FIRST, [pins]).keeps_affinity
+    assert not effective_override(DNS, FIRST, [pins, replace(DRAIN, target=OverrideTarget("", "10.244.0.5"))]).keeps_affinity
 
 
 def test_time_ends_orders_and_pins() -> None:
     brief = replace(DRAIN, until=NOW + timedelta(hours=1), pins_until=NOW + timedelta(minutes=1))
     known = brief.parts()
-    assert lapsed(known, NOW) == {}
-    assert lapsed(known, NOW + timedelta(minutes=1)) == {STATE: replace(brief, pins_until=None)}
-    assert lapsed(known, NOW + timedelta(hours=1)) == {STATE: None}
+    assert expired(known, NOW) == {}
+    assert expired(known, NOW + timedelta(minutes=1)) == {STATE: replace(brief, pins_until=None)}
+    assert expired(known, NOW + timedelta(hours=1)) == {STATE: None}
 
 
 @pytest.mark.parametrize("first", ["state", "weight"])
@@ -124,29 +124,29 @@ def test_a_permanent_part_outlives_a_timed_one_in_either_order(tmp_path: Path, f
     now, path = [NOW], tmp_path / "overrides.json"
     for state_until, weight_until in ((NOW + HOUR, None), (None, NOW + HOUR)):
         state = replace(DRAIN, until=state_until)
-        weight = Override(DRAIN.subject, "uid 1", NOW, weight=5, reason="small", until=weight_until)
+        weight = Override(DRAIN.target, "uid 1", NOW, weight=5, reason="small", until=weight_until)
         now[0], store = NOW, OverrideStore(path, lambda: now[0])
         for each in (state, weight) if first == "state" else (weight, state):
             store.put(each)
         store.load()
         assert store.overrides == {STATE: state, WEIGHT: weight}
         now[0] += HOUR
-        store.tick()
+        store.expire_due()
         assert list(store.overrides.values()) == [weight if state_until else state]
-        store.take_back(DRAIN.subject)
+        store.clear(DRAIN.target)
         assert not store.overrides
 
 
 PARTS = st.builds(
     lambda state, weight: {**state.parts(), **weight.parts()},
     st.builds(replace, st.just(DRAIN), reason=LINES, until=ENDS, pins_until=ENDS),
-    st.builds(replace, st.just(DRAIN), reason=LINES, until=ENDS, admin=st.just(Admin.ACTIVE), weight=WEIGHTS),
+    st.builds(replace, st.just(DRAIN), reason=LINES, until=ENDS, admin=st.just(AdminState.ACTIVE), weight=WEIGHTS),
 )
 
 
 @given(PARTS)
 def test_an_older_version_reads_what_is_stored_and_no_order_lasts_longer_there(
-    parts: dict[Key, Override],
+    parts: dict[OverrideKey, Override],
 ) -> None:
     document = json.loads(json.dumps(to_document(parts)))
     (old,) = [from_json(item) for item in document["overrides"]]
@@ -156,15 +156,15 @@ def test_an_older_version_reads_what_is_stored_and_no_order_lasts_longer_there(
     if weight and old.weight is not None:
         assert old.weight == weight.weight
         assert weight.until is None or (old.until is not None and old.until <= weight.until)
-    assert in_parts(map(from_json, (*document["overrides"], *document.get("weights", ())))) == parts
+    assert by_part(map(from_json, (*document["overrides"], *document.get("weights", ())))) == parts
 
 
 def test_parts_that_were_given_at_once_are_one_order(tmp_path: Path) -> None:
     both = replace(DRAIN, weight=3, until=NOW + HOUR, pins_until=NOW + timedelta(minutes=1))
-    assert joined(both.parts()) == [both]
+    assert merge_parts(both.parts()) == [both]
     assert to_document(both.parts()) == {"overrides": [to_json(both)]}
     other = replace(both, weight=4, at=NOW + HOUR)
-    assert joined({**both.parts(), WEIGHT: other.parts()[WEIGHT]}) == [
+    assert merge_parts({**both.parts(), WEIGHT: other.parts()[WEIGHT]}) == [
         both.parts()[STATE],
         other.parts()[WEIGHT],
     ]
@@ -179,28 +179,28 @@ def test_an_end_in_time_needs_no_disk(
 
     now, observer = [NOW], RecordingObserver()
     store = OverrideStore(tmp_path / "overrides.json", lambda: now[0], observer)
-    store.put(replace(DRAIN, until=NOW + HOUR), Override(DRAIN.subject, "uid 0", NOW, weight=5))
+    store.put(replace(DRAIN, until=NOW + HOUR), Override(DRAIN.target, "uid 0", NOW, weight=5))
     observer.overrides.clear()
     now[0] += HOUR
     with monkeypatch.context() as patch:
         patch.setattr("vipd.sources.override_store.write_durably", refuse)
         with caplog.at_level("INFO"):
-            store.tick()
-            store.tick()
+            store.expire_due()
+            store.expire_due()
         assert list(store.overrides) == [WEIGHT]
-        assert observer.overrides == [{DRAIN.subject}]
+        assert observer.overrides == [{DRAIN.target}]
         assert len(caplog.records) == 1
         assert store.unsaved
-        assert store.due() is None
+        assert store.next_expiry() is None
         with pytest.raises(StoreError, match="cannot be written"):
-            store.save_ended()
+            store.save_expired()
         with pytest.raises(StoreError):
-            store.take_back(DRAIN.subject)
+            store.clear(DRAIN.target)
         assert list(store.overrides) == [WEIGHT], "what has no end is taken back on disk first"
         again = OverrideStore(tmp_path / "overrides.json", lambda: now[0])
         again.load()
         assert list(again.overrides) == [WEIGHT], "it has ended, whatever the file says"
-    store.save_ended()
+    store.save_expired()
     assert "draining" not in (tmp_path / "overrides.json").read_text()
 
 
@@ -212,24 +212,24 @@ def test_an_order_of_a_faulty_file_ends_in_time_and_the_file_stays(tmp_path: Pat
     store.load()
     assert list(store.overrides) == [STATE]
     now[0] += HOUR
-    store.tick()
+    store.expire_due()
     assert store.overrides == {}
     assert not store.unsaved, "else it would be tried for ever"
-    store.save_ended()
+    store.save_expired()
     assert path.read_text() == text
-    path.write_text(json.dumps({"overrides": [items[0], to_json(replace(DRAIN, subject=EVERYWHERE))]}))
+    path.write_text(json.dumps({"overrides": [items[0], to_json(replace(DRAIN, target=EVERYWHERE))]}))
     store.reload()
-    assert list(store.overrides) == [Key(EVERYWHERE, Part.STATE)]
+    assert list(store.overrides) == [OverrideKey(EVERYWHERE, OverridePart.STATE)]
 
 
 def test_an_order_is_about_what_there_is() -> None:
-    found = order(SERVICES, {"address": "10.244.0.5", "admin": "draining", "for": 60}, "uid 0", NOW)
+    found = parse_override(SERVICES, {"address": "10.244.0.5", "admin": "draining", "for": 60}, "uid 0", NOW)
     assert [s.name for s, _ in found.backends] == ["dns", "web"]
     assert found.override.until == NOW + timedelta(minutes=1)
-    by_frontend = order(
+    by_frontend = parse_override(
         SERVICES, {"service": "10.96.0.10:53/udp", "backend": "10.244.0.6", "weight": 0}, "x", NOW
     )
-    assert by_frontend.override.subject == Subject("dns", "10.244.0.6")
+    assert by_frontend.override.target == OverrideTarget("dns", "10.244.0.6")
 
 
 @pytest.mark.parametrize(
@@ -250,48 +250,48 @@ def test_an_order_is_about_what_there_is() -> None:
 )
 def test_wrong_orders_are_refused(request_: dict[str, object], kind: str) -> None:
     with pytest.raises(RefusedError) as refused:
-        order(SERVICES, request_, "uid 0", NOW)
+        parse_override(SERVICES, request_, "uid 0", NOW)
     assert refused.value.kind == kind
 
 
 def test_an_order_can_be_taken_back_when_its_backend_is_gone() -> None:
-    gone = Subject("old", "10.244.0.5")
-    assert cleared(SERVICES, {"service": "old", "backend": "10.244.0.5"}, {gone}) == (frozenset({gone}), ())
-    assert cleared({}, {"address": "10.244.0.5"}, {EVERYWHERE}) == (frozenset({EVERYWHERE}), ())
+    gone = OverrideTarget("old", "10.244.0.5")
+    assert overrides_to_clear(SERVICES, {"service": "old", "backend": "10.244.0.5"}, {gone}) == (frozenset({gone}), ())
+    assert overrides_to_clear({}, {"address": "10.244.0.5"}, {EVERYWHERE}) == (frozenset({EVERYWHERE}), ())
 
 
 @pytest.mark.parametrize(
     ("known", "word"),
     [
-        (Subject("dns", "10.244.0.5:53"), "10.244.0.5:53"),
-        (Subject("dns", "10.244.0.9:53"), "10.244.0.9:53"),
-        (Subject("api", "10.244.0.2"), "10.244.0.2"),
-        (Subject("api", "10.244.0.3"), "10.244.0.3"),
-        (Subject("10.96.0.10:53/udp", "10.244.0.5"), "10.244.0.5"),
-        (Subject("10.96.0.10:53/udp", "10.244.0.9"), "10.244.0.9"),
-        (Subject("dns", "fd00::5"), "FD00:0::5"),
-        (Subject("dns", "web-1"), "web-1"),
-        (Subject("", "fd00::5"), "FD00:0::5"),
+        (OverrideTarget("dns", "10.244.0.5:53"), "10.244.0.5:53"),
+        (OverrideTarget("dns", "10.244.0.9:53"), "10.244.0.9:53"),
+        (OverrideTarget("api", "10.244.0.2"), "10.244.0.2"),
+        (OverrideTarget("api", "10.244.0.3"), "10.244.0.3"),
+        (OverrideTarget("10.96.0.10:53/udp", "10.244.0.5"), "10.244.0.5"),
+        (OverrideTarget("10.96.0.10:53/udp", "10.244.0.9"), "10.244.0.9"),
+        (OverrideTarget("dns", "fd00::5"), "FD00:0::5"),
+        (OverrideTarget("dns", "web-1"), "web-1"),
+        (OverrideTarget("", "fd00::5"), "FD00:0::5"),
     ],
 )
-def test_an_order_is_taken_back_by_the_words_that_list_it(known: Subject, word: str) -> None:
+def test_an_order_is_taken_back_by_the_words_that_list_it(known: OverrideTarget, word: str) -> None:
     """Its backend has a port now, has lost it, has become several, or its service has got a name."""
     api = replace(
         service("api", "10.96.0.12", "", 1),
         backends=(Backend("10.244.0.2", 8080), Backend("10.244.0.3", 1), Backend("10.244.0.3", 2)),
     )
     request = {"service": known.service, "backend": word} if known.service else {"address": word}
-    others = {Subject("dns", "10.244.0.6"), EVERYWHERE}
-    assert cleared({**SERVICES, "api": api}, request, {known, *others})[0] == {known}
+    others = {OverrideTarget("dns", "10.244.0.6"), EVERYWHERE}
+    assert overrides_to_clear({**SERVICES, "api": api}, request, {known, *others})[0] == {known}
 
 
 def test_words_that_name_neither_order_nor_backend_are_refused() -> None:
     request = {"service": "dns", "backend": "10.244.0.9"}
     for asked in (request, {"address": "10.244.0.9"}, {"service": "x", "backend": "y"}):
         with pytest.raises(RefusedError) as refused:
-            cleared(SERVICES, asked, {DRAIN.subject})
+            overrides_to_clear(SERVICES, asked, {DRAIN.target})
         assert refused.value.kind == "not-found"
-    assert cleared(SERVICES, {"service": "dns", "backend": "10.244.0.6"}, {DRAIN.subject})[0] == frozenset()
+    assert overrides_to_clear(SERVICES, {"service": "dns", "backend": "10.244.0.6"}, {DRAIN.target})[0] == frozenset()
 
 
 def test_orders_survive_a_restart_and_end_on_time(tmp_path: Path) -> None:
@@ -299,17 +299,17 @@ def test_orders_survive_a_restart_and_end_on_time(tmp_path: Path) -> None:
     observer = RecordingObserver()
     store = OverrideStore(path, lambda: now[0], observer)
     store.load()
-    store.put(replace(DRAIN, until=NOW + timedelta(hours=1)), replace(DRAIN, subject=Subject("", "10.0.0.9")))
+    store.put(replace(DRAIN, until=NOW + timedelta(hours=1)), replace(DRAIN, target=OverrideTarget("", "10.0.0.9")))
     again = OverrideStore(path, lambda: now[0])
     again.load()
     assert again.overrides == store.overrides
     assert again.faults() == ()
-    assert again.due() == NOW + timedelta(hours=1)
+    assert again.next_expiry() == NOW + timedelta(hours=1)
     now[0] += timedelta(hours=1)
-    again.tick()
-    assert {key.subject for key in again.overrides} == {Subject("", "10.0.0.9")}
-    store.take_back(Subject("", "10.0.0.9"))
-    assert observer.overrides == [{DRAIN.subject, Subject("", "10.0.0.9")}, {Subject("", "10.0.0.9")}]
+    again.expire_due()
+    assert {key.target for key in again.overrides} == {OverrideTarget("", "10.0.0.9")}
+    store.clear(OverrideTarget("", "10.0.0.9"))
+    assert observer.overrides == [{DRAIN.target, OverrideTarget("", "10.0.0.9")}, {OverrideTarget("", "10.0.0.9")}]
     again.load()
     assert again.overrides == {}, "what was taken back does not return"
 

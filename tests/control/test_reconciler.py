@@ -12,10 +12,10 @@ from tests.control.reconciling import DNS, PATIENCE_SECONDS, WEB, Heartbeats, Wo
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.model.samples import broken, declared, service
 from vipd.control import changes as room
-from vipd.control.catalog import Merged
-from vipd.control.selection import choose
+from vipd.control.catalog import MergeResult
+from vipd.control.selection import select_backends
 from vipd.control.snapshot import IN_THREAD_ABOVE, Snapshot
-from vipd.host.batches import AT_ONCE
+from vipd.host.batches import BATCH_SIZE
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Service
 
@@ -85,9 +85,9 @@ def test_only_changed_services_reach_the_dataplane(monkeypatch: pytest.MonkeyPat
 
     def counted(service: Service, *rest: object) -> object:
         chosen.append(service.name)
-        return choose(service, *rest)  # type: ignore[arg-type]  # as they came
+        return select_backends(service, *rest)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr(room, "choose", counted)
+    monkeypatch.setattr(room, "select_backends", counted)
 
     async def story(world: World) -> None:
         many = [service(f"s{n}", f"10.97.0.{n}") for n in range(1, 200)]
@@ -262,7 +262,7 @@ def test_while_many_services_are_loaded_others_get_their_turn() -> None:
         waiting = asyncio.create_task(other())
         assert await world.settled(world.reconciler.request_sync())
         await waiting
-        assert turns > 2 * len(many) // AT_ONCE
+        assert turns > 2 * len(many) // BATCH_SIZE
         assert world.reconciler.readiness.ready == len(many)
 
     many = [service(f"s{n}", f"10.97.{n // 250}.{n % 250 + 1}") for n in range(1500)]
@@ -304,7 +304,7 @@ def test_services_that_go_are_merged_beside_the_event_loop_as_those_that_come(
     merged_in = list[bool]()
     merge = Snapshot._merge
 
-    def noted(*arguments: Any) -> Merged:
+    def noted(*arguments: Any) -> MergeResult:
         merged_in.append(threading.current_thread() is threading.main_thread())
         return merge(*arguments)
 

@@ -10,57 +10,57 @@ from tests.model.samples import service
 from vipd.control import registrations
 from vipd.control.address_policy import AddressPolicy, admit_registered, admit_service
 from vipd.control.registrations import Registrar
-from vipd.declaration.operations import declared
+from vipd.declaration.operations import without_registrations
 from vipd.declaration.problems import Problem
 from vipd.model.check import Check, ExecProbe, HttpProbe, Probe, TcpProbe
-from vipd.model.service import Backend, Origin, Registered, Service
+from vipd.model.service import Backend, Origin, RegisteredBackend, Service
 
 WEB = replace(service("web", "10.96.0.10", "", 1, "10.244.0.5"), registrations=True)
 ANY = AddressPolicy()
 
 
-def registered(*addresses: str, check: Check | None = None) -> tuple[Registered, ...]:
-    return tuple(Registered(f"etcd:/b/web/{a}", Backend(a, check=check)) for a in addresses)
+def registered(*addresses: str, check: Check | None = None) -> tuple[RegisteredBackend, ...]:
+    return tuple(RegisteredBackend(f"etcd:/b/web/{a}", Backend(a, check=check)) for a in addresses)
 
 
 MORE = registered("10.244.0.6", "10.244.0.5", "10.96.0.10")
 """A new one, one that is declared already, and the service's own address."""
 
 
-def joined(web: Service, known: tuple[Registered, ...], policy: AddressPolicy = ANY) -> tuple[set[str], str]:
+def joined(web: Service, known: tuple[RegisteredBackend, ...], policy: AddressPolicy = ANY) -> tuple[set[str], str]:
     """The registered backends that take part, and what is told of the others."""
     registrar = Registrar()
-    registrar.take({"web": known}, policy)
-    made = registrar.extended(web)
+    registrar.set_registrations({"web": known}, policy)
+    made = registrar.with_registered(web)
     return {b.address for b in made.backends if b.registered}, "\n".join(map(str, registrar.ignored("web")))
 
 
 def test_they_come_after_the_declared_ones_and_are_known_as_registered() -> None:
     registrar = Registrar()
-    assert registrar.take({"web": MORE}, ANY) == {"web"}
-    extended = registrar.extended(WEB)
+    assert registrar.set_registrations({"web": MORE}, ANY) == {"web"}
+    extended = registrar.with_registered(WEB)
     assert [(b.address, b.registered) for b in extended.backends] == [
         ("10.244.0.5", False),
         ("10.244.0.6", True),
     ]
-    assert declared(extended) == WEB
+    assert without_registrations(extended) == WEB
 
 
 def test_what_has_not_changed_is_the_same_object() -> None:
     registrar = Registrar()
-    registrar.take({"web": MORE, "dns": MORE}, ANY)
-    extended = registrar.extended(WEB)
-    assert registrar.take({"web": MORE, "dns": MORE[:1]}, ANY) == {"dns"}
-    assert registrar.extended(WEB) is extended
-    assert registrar.take({"web": (*MORE[:2], MORE[2]), "dns": MORE}, ANY) == {"web", "dns"}
+    registrar.set_registrations({"web": MORE, "dns": MORE}, ANY)
+    extended = registrar.with_registered(WEB)
+    assert registrar.set_registrations({"web": MORE, "dns": MORE[:1]}, ANY) == {"dns"}
+    assert registrar.with_registered(WEB) is extended
+    assert registrar.set_registrations({"web": (*MORE[:2], MORE[2]), "dns": MORE}, ANY) == {"web", "dns"}
 
 
 def test_without_registrations_a_service_is_as_declared() -> None:
     registrar = Registrar()
-    registrar.take({"web": MORE}, ANY)
-    registrar.extended(WEB)
-    assert registrar.take({}, ANY) == {"web"}
-    assert registrar.extended(WEB) is WEB
+    registrar.set_registrations({"web": MORE}, ANY)
+    registrar.with_registered(WEB)
+    assert registrar.set_registrations({}, ANY) == {"web"}
+    assert registrar.with_registered(WEB) is WEB
     assert registrar.problems() == {}
 
 
@@ -131,11 +131,11 @@ def test_a_registered_check_changes_nothing_anywhere(probe: Probe, joins: bool) 
 
 def test_other_limits_are_looked_at_anew_and_equal_ones_are_not() -> None:
     registrar, narrow = Registrar(), AddressPolicy(backends=("10.0.0.0/16",))
-    registrar.take({"web": MORE}, ANY)
-    registrar.extended(WEB)
-    assert registrar.take({"web": MORE}, replace(ANY, host_addresses=("10.0.0.1",))) == set()
-    assert registrar.take({"web": MORE}, narrow) == {"web"}
-    assert registrar.extended(WEB) == WEB
+    registrar.set_registrations({"web": MORE}, ANY)
+    registrar.with_registered(WEB)
+    assert registrar.set_registrations({"web": MORE}, replace(ANY, host_addresses=("10.0.0.1",))) == set()
+    assert registrar.set_registrations({"web": MORE}, narrow) == {"web"}
+    assert registrar.with_registered(WEB) == WEB
     assert len(registrar.ignored("web")) == 4
     registrar.update(["web"], {})
     assert registrar.problems() == {}
@@ -144,7 +144,7 @@ def test_other_limits_are_looked_at_anew_and_equal_ones_are_not() -> None:
 def test_an_exception_that_nobody_expected_is_the_fault_of_one_registration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def admit(service: Service, one: Registered, policy: AddressPolicy) -> tuple[Problem, ...]:
+    def admit(service: Service, one: RegisteredBackend, policy: AddressPolicy) -> tuple[Problem, ...]:
         if one.backend.address == "10.244.0.7":
             raise LookupError("here")
         return admit_registered(service, one, policy)
@@ -158,8 +158,8 @@ def test_an_exception_that_nobody_expected_is_the_fault_of_one_registration(
 def test_a_thousand_registrations_that_are_ignored_make_a_hundred_problems() -> None:
     registrar = Registrar()
     known = registered(*(f"10.244.{n // 250}.{n % 250 + 1}" for n in range(1_000)))
-    registrar.take({"web": known}, ANY)
-    registrar.extended(replace(WEB, registrations=False))
+    registrar.set_registrations({"web": known}, ANY)
+    registrar.with_registered(replace(WEB, registrations=False))
     told = registrar.problems()
-    assert len(told) == registrations.MOST_TOLD + 1
+    assert len(told) == registrations.MAX_PROBLEMS + 1
     assert "900 more registered backends do not take part" in "\n".join(map(str, [*told.values()][-1]))

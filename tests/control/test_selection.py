@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 
 from tests.declaration.strategies import PATIENT, services
-from vipd.control.selection import Host, SelectionPolicy, choose
+from vipd.control.selection import HostIdentity, SelectionPolicy, select_backends
 from vipd.host.settings.settings import Settings
-from vipd.model.backend_status import Admin, BackendStatus
+from vipd.model.backend_status import AdminState, BackendStatus
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import (
     Affinity,
@@ -17,9 +17,9 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    Policy,
+    TrafficPolicy,
     Protocol,
-    Refusal,
+    RejectAction,
     Service,
     ServicePort,
     family_of,
@@ -33,7 +33,7 @@ DNS = Service(
 
 def only(service: Service) -> Forwarding:
     """The one forwarding of a service."""
-    (forwarding,) = choose(service, POLICY)
+    (forwarding,) = select_backends(service, POLICY)
     return forwarding
 
 
@@ -52,7 +52,7 @@ def test_weight_zero_rests() -> None:
     service = replace(DNS, backends=(Backend("10.0.0.1", weight=0), Backend("10.0.0.2", weight=3)))
     forwarding = only(service)
     assert forwarding.endpoints == (Endpoint("10.0.0.2", 53, 3),)
-    assert [e.address for e in forwarding.resting] == ["10.0.0.1"]
+    assert [e.address for e in forwarding.without_new_flows] == ["10.0.0.1"]
 
 
 def test_the_fallback_serves_only_while_nothing_else_can() -> None:
@@ -60,7 +60,7 @@ def test_the_fallback_serves_only_while_nothing_else_can() -> None:
     assert {e.address for e in only(service).endpoints} == {"10.0.0.9", "10.0.0.10"}
     drained = replace(service, backends=(Backend("10.0.0.1", weight=0),))
     assert only(drained).endpoints == (Endpoint("10.9.9.9", 53, 2),)
-    assert "10.0.0.1" in {e.address for e in only(drained).resting}
+    assert "10.0.0.1" in {e.address for e in only(drained).without_new_flows}
 
 
 def test_the_fallback_of_one_family_serves_although_the_other_family_has_backends() -> None:
@@ -70,37 +70,37 @@ def test_the_fallback_of_one_family_serves_although_the_other_family_has_backend
         backends=(Backend("10.0.0.1"),),
         fallback=(Backend("10.9.9.9"), Backend("fd01::9")),
     )
-    v4, v6 = choose(service, POLICY)
+    v4, v6 = select_backends(service, POLICY)
     assert [e.address for e in v4.endpoints] == ["10.0.0.1"]
     assert [e.address for e in v6.endpoints] == ["fd01::9"]
 
 
 def test_what_a_service_leaves_open_comes_from_the_settings_by_family() -> None:
     both = replace(DNS, addresses=("10.96.0.10", "fd00::10"))
-    assert [f.masquerade for f in choose(both, POLICY)] == [Masquerade.FORWARDED, Masquerade.OFF_CLUSTER]
-    assert {f.masquerade for f in choose(replace(both, masquerade=Masquerade.HAIRPIN), POLICY)} == {
+    assert [f.masquerade for f in select_backends(both, POLICY)] == [Masquerade.FORWARDED, Masquerade.OFF_CLUSTER]
+    assert {f.masquerade for f in select_backends(replace(both, masquerade=Masquerade.HAIRPIN), POLICY)} == {
         Masquerade.HAIRPIN
     }
 
 
 def test_affinity_and_refusal_are_carried_over() -> None:
-    forwarding = only(replace(DNS, affinity=Affinity(90), refusal=Refusal.DROP))
+    forwarding = only(replace(DNS, affinity=Affinity(90), refusal=RejectAction.DROP))
     assert forwarding.affinity_timeout == 90
-    assert forwarding.refusal is Refusal.DROP
+    assert forwarding.refusal is RejectAction.DROP
     assert only(DNS).affinity_timeout is None
 
 
 def test_several_unnamed_ports_get_keys_of_their_own() -> None:
     service = replace(DNS, ports=(ServicePort(80, Protocol.TCP), ServicePort(81, Protocol.TCP)))
-    assert [f.key.port_name for f in choose(service, POLICY)] == ["80", "81"]
+    assert [f.key.port_name for f in select_backends(service, POLICY)] == ["80", "81"]
 
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
-ON_NODE = replace(POLICY, host=Host(frozenset({HERE}), "node-a"))
+ON_NODE = replace(POLICY, host=HostIdentity(frozenset({HERE}), "node-a"))
 WEB = Service("web", ("10.96.0.20",), (ServicePort(80, Protocol.TCP),), (Backend(HERE), Backend(THERE)))
 BOTH = f"{HERE} {THERE}"
 DRAIN, DOWN = BackendState.DRAIN, BackendState.DOWN
-UNHEALTHY, DRAINING = BackendStatus(healthy=False), BackendStatus(admin=Admin.DRAINING)
+UNHEALTHY, DRAINING = BackendStatus(healthy=False), BackendStatus(admin=AdminState.DRAINING)
 NODE_PORT = (ServicePort(80, Protocol.TCP, node_port=30080),)
 
 
@@ -112,20 +112,20 @@ def web(here: Backend | None = None, there: Backend | None = None, **more: objec
     ("service", "statuses", "cluster", "local", "resting", "down"),
     [
         (web(), {}, BOTH, "", "", ""),
-        (web(internal_policy=Policy.LOCAL), {}, "", HERE, THERE, ""),
-        (web(internal_policy=Policy.LOCAL, ports=NODE_PORT), {}, BOTH, HERE, "", ""),
-        (web(external_policy=Policy.LOCAL), {}, BOTH, "", "", ""),
-        (web(external_policy=Policy.LOCAL, ports=NODE_PORT), {}, BOTH, HERE, "", ""),
-        (web(Backend(HERE, state=DOWN), internal_policy=Policy.LOCAL), {}, "", "", THERE, HERE),
+        (web(internal_policy=TrafficPolicy.LOCAL), {}, "", HERE, THERE, ""),
+        (web(internal_policy=TrafficPolicy.LOCAL, ports=NODE_PORT), {}, BOTH, HERE, "", ""),
+        (web(external_policy=TrafficPolicy.LOCAL), {}, BOTH, "", "", ""),
+        (web(external_policy=TrafficPolicy.LOCAL, ports=NODE_PORT), {}, BOTH, HERE, "", ""),
+        (web(Backend(HERE, state=DOWN), internal_policy=TrafficPolicy.LOCAL), {}, "", "", THERE, HERE),
         (web(Backend(HERE, state=DRAIN)), {}, THERE, "", HERE, ""),
-        (web(Backend(HERE, state=DRAIN), internal_policy=Policy.LOCAL), {}, "", HERE, THERE, ""),
+        (web(Backend(HERE, state=DRAIN), internal_policy=TrafficPolicy.LOCAL), {}, "", HERE, THERE, ""),
         (web(Backend(HERE, state=DRAIN), Backend(THERE, state=DRAIN)), {}, BOTH, "", "", ""),
         (web(Backend(HERE, state=DRAIN), Backend(THERE, backup=True)), {}, THERE, "", HERE, ""),
         (web(Backend(HERE, state=DRAIN)), {THERE: UNHEALTHY, HERE: UNHEALTHY}, "", "", "", BOTH),
         (web(Backend(HERE, backup=True)), {}, THERE, "", HERE, ""),
         (web(Backend(HERE, backup=True)), {THERE: UNHEALTHY}, HERE, "", "", THERE),
         (web(Backend(HERE, backup=True)), {THERE: DRAINING}, HERE, "", THERE, ""),
-        (web(), {HERE: BackendStatus(admin=Admin.DISABLED)}, THERE, "", "", HERE),
+        (web(), {HERE: BackendStatus(admin=AdminState.DISABLED)}, THERE, "", "", HERE),
         (web(), {HERE: BackendStatus(weight=0)}, THERE, "", HERE, ""),
         (web(Backend(HERE, weight=0)), {HERE: BackendStatus(weight=1)}, BOTH, "", "", ""),
         (web(), {HERE: UNHEALTHY, THERE: UNHEALTHY}, "", "", "", BOTH),
@@ -137,28 +137,28 @@ def web(here: Backend | None = None, there: Backend | None = None, **more: objec
 def test_states_and_policies_choose_endpoints(
     service: Service, statuses: dict[str, BackendStatus], cluster: str, local: str, resting: str, down: str
 ) -> None:
-    (found,) = choose(service, ON_NODE, statuses)
-    groups = (found.endpoints, found.local_endpoints, found.resting, found.down)
+    (found,) = select_backends(service, ON_NODE, statuses)
+    groups = (found.endpoints, found.local_endpoints, found.without_new_flows, found.unavailable)
     assert [" ".join(e.address for e in group) for group in groups] == [cluster, local, resting, down]
     # A local policy drops, and does not refuse, while another host could serve.
-    assert found.served == bool(cluster or local or (resting and service.internal_policy is Policy.LOCAL))
+    assert found.has_endpoints == bool(cluster or local or (resting and service.internal_policy is TrafficPolicy.LOCAL))
 
 
 @pytest.mark.parametrize(
     ("backend", "host", "local"),
     [
-        (Backend(HERE), Host(frozenset({HERE})), True),
-        (Backend(THERE), Host(frozenset({HERE})), False),
-        (Backend(HERE), Host(frozenset({HERE}), "node-a", node_names_only=True), False),
-        (Backend(HERE, node="node-b"), Host(frozenset({HERE}), "node-a"), False),
-        (Backend(THERE, node="node-a"), Host(frozenset({HERE}), "node-a"), True),
-        (Backend(HERE, node="node-b"), Host(frozenset({HERE})), True),
+        (Backend(HERE), HostIdentity(frozenset({HERE})), True),
+        (Backend(THERE), HostIdentity(frozenset({HERE})), False),
+        (Backend(HERE), HostIdentity(frozenset({HERE}), "node-a", node_names_only=True), False),
+        (Backend(HERE, node="node-b"), HostIdentity(frozenset({HERE}), "node-a"), False),
+        (Backend(THERE, node="node-a"), HostIdentity(frozenset({HERE}), "node-a"), True),
+        (Backend(HERE, node="node-b"), HostIdentity(frozenset({HERE})), True),
     ],
 )
 def test_a_backend_is_on_this_host_by_its_node_or_its_address(
-    backend: Backend, host: Host, local: bool
+    backend: Backend, host: HostIdentity, local: bool
 ) -> None:
-    assert host.runs(backend) is local
+    assert host.is_local(backend) is local
 
 
 def test_what_a_service_says_of_flows_is_carried_over() -> None:
@@ -169,20 +169,20 @@ def test_what_a_service_says_of_flows_is_carried_over() -> None:
     service = web(
         external_addresses=external,
         allow_from=("fd01::/16", "10.1.0.0/16"),
-        external_policy=Policy.LOCAL,
+        external_policy=TrafficPolicy.LOCAL,
         health_port=30099,
         ends_flows=True,
         answers_ping=False,
         affinity=Affinity(),
     )
-    v4, v6 = choose(service, ON_NODE, {THERE: replace(DRAINING, pinned=True)})
+    v4, v6 = select_backends(service, ON_NODE, {THERE: replace(DRAINING, keeps_affinity=True)})
     assert v4.external_addresses == (ExternalAddress("192.0.2.1", allow_from=("10.0.0.0/24",)),)
     assert v6.external_addresses == (ExternalAddress("fd00::9", allow_from=("fd01::/16",)),)
     assert (v4.allow_host, v6.allow_host) == (True, False)
-    assert (v4.external_policy, v4.health_port, v4.ready_local) == (Policy.LOCAL, 30099, (HERE,))
-    assert (v4.ends_flows, v4.answers_ping, v4.pinned) == (True, False, (Endpoint(THERE, 80),))
+    assert (v4.external_policy, v4.health_port, v4.ready_local) == (TrafficPolicy.LOCAL, 30099, (HERE,))
+    assert (v4.ends_flows, v4.answers_ping, v4.affinity_only) == (True, False, (Endpoint(THERE, 80),))
     without = only(replace(service, external_addresses=(), health_port=None, affinity=None))
-    assert (without.external_policy, without.ready_local, without.pinned) == (Policy.CLUSTER, (), ())
+    assert (without.external_policy, without.ready_local, without.affinity_only) == (TrafficPolicy.CLUSTER, (), ())
 
 
 def plain(service: Service) -> Service:
@@ -200,7 +200,7 @@ def plain(service: Service) -> Service:
 @PATIENT
 @given(services().map(plain))
 def test_every_frontend_is_forwarded_once_and_every_backend_is_somewhere(service: Service) -> None:
-    forwardings = choose(service, POLICY)
+    forwardings = select_backends(service, POLICY)
     assert len({f.key for f in forwardings}) == len(forwardings)
     reached = sorted((a, f.port, f.key.protocol) for f in forwardings for a in f.addresses)
     assert reached == sorted((a, p.port, p.protocol) for a in service.addresses for p in service.ports)
@@ -213,7 +213,7 @@ def test_every_frontend_is_forwarded_once_and_every_backend_is_somewhere(service
             assert len(forwarding.endpoints) == sum(b.weight > 0 for b in mine)
         else:
             assert {e.address for e in forwarding.endpoints} == {b.address for b in spare}
-        known = {e.address for e in (*forwarding.endpoints, *forwarding.resting)}
+        known = {e.address for e in (*forwarding.endpoints, *forwarding.without_new_flows)}
         assert known >= {b.address for b in mine}
         if forwarding.endpoints:
             assert abs(sum(forwarding.shares().values()) - 1) < 1e-9
@@ -225,7 +225,7 @@ ZONED = {"10.0.0.1": ("east",), "10.0.0.2": ("east", "west"), "10.0.0.3": ("west
 def serving(zones: dict[str, tuple[str, ...]], policy: SelectionPolicy, **changes: object) -> set[str]:
     """Who takes new flows, of backends that are for clients in these zones."""
     backends = tuple(Backend(address, zones=each) for address, each in zones.items())
-    (forwarding,) = choose(replace(DNS, backends=backends, **changes), policy)  # type: ignore[arg-type]
+    (forwarding,) = select_backends(replace(DNS, backends=backends, **changes), policy)  # type: ignore[arg-type]
     return {endpoint.address for endpoint in forwarding.endpoints}
 
 
@@ -245,13 +245,13 @@ def test_a_host_of_a_zone_uses_the_backends_for_that_zone(zone: str, expected: s
 @pytest.mark.parametrize("without", list(ZONED))
 def test_zones_count_only_if_every_ready_backend_has_some(without: str) -> None:
     """Else one that knows of no zones would get no flows at all."""
-    east = replace(POLICY, host=Host(zone="east"))
+    east = replace(POLICY, host=HostIdentity(zone="east"))
     assert serving({**ZONED, without: ()}, east) == set(ZONED)
 
 
 def test_a_backend_that_takes_no_flows_need_not_have_a_zone() -> None:
-    east = replace(POLICY, host=Host(zone="east"))
+    east = replace(POLICY, host=HostIdentity(zone="east"))
     backends = (Backend("10.0.0.1", zones=("east",)), Backend("10.0.0.3", zones=("west",)))
     service = replace(DNS, backends=(*backends, Backend("10.0.0.4", weight=0)))
-    (forwarding,) = choose(service, east)
+    (forwarding,) = select_backends(service, east)
     assert [e.address for e in forwarding.endpoints] == ["10.0.0.1"]

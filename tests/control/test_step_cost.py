@@ -19,8 +19,8 @@ import pytest
 from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan, FakeSurroundings
 from tests.model.samples import many_declared
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.reconciler import Partners, Reconciler
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.reconciler import ReconcilerDependencies, Reconciler
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.iptables import plan as iptables_plan
 from vipd.dataplane.iptables.names import Names
@@ -28,13 +28,13 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.nftables import plan as nftables_plan
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.table import WantedTable
+from vipd.dataplane.nftables.table import DesiredTable
 from vipd.declaration.incremental import parse_incrementally
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
-from vipd.declaration.unit import NOTHING, Unit
-from vipd.health.checker import Health
-from vipd.host.requirements import HostNeeds
+from vipd.declaration.unit import EMPTY_DECLARATION, Unit
+from vipd.health.checker import HealthChecker
+from vipd.host.requirements import HostRequirements
 from vipd.host.settings.settings import load_settings
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Backend, Family, Service
@@ -87,7 +87,7 @@ def services(count: int) -> tuple[Service, ...]:
 @cache
 def forwardings(count: int) -> dict[ForwardingKey, Forwarding]:
     """Theirs."""
-    return {f.key: f for service in services(count) for f in choose(service, POLICY)}
+    return {f.key: f for service in services(count) for f in select_backends(service, POLICY)}
 
 
 def edited(service: Service) -> Service:
@@ -112,7 +112,7 @@ class Held:
         """Never any."""
         return ()
 
-    def accepted(self, chosen: Mapping[str, Declaration]) -> None:
+    def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Whatever serves is what to go back to."""
         for name, unit in self._units.items():
             if chosen[name] is not unit.accepted:
@@ -126,7 +126,7 @@ class Held:
 
     def remove(self, name: str) -> None:
         """A unit goes."""
-        self._units.pop(name, NOTHING)
+        self._units.pop(name, EMPTY_DECLARATION)
 
 
 class Told(FakeDataplane):
@@ -172,9 +172,9 @@ CASES = {
 async def step_calls(case: Case, count: int) -> tuple[int, set[str]]:
     """The calls of a step after one change, and the services that the dataplane was told of."""
     held, plane = case.make(count), Told()
-    health = Health()
+    health = HealthChecker()
     fitness = BackendStatusTracker((ActiveOverrides(),), health, health.clock)  # type: ignore[arg-type]  # no orders at all
-    partners = Partners(fitness)
+    partners = ReconcilerDependencies(fitness)
     reconciler = Reconciler((held,), plane, FakeSurroundings(), lambda: datetime.now(UTC), partners)
     reconciler.observers.add(ConntrackScheduler(time.monotonic))
     reconciler.observers.add(HealthPorts(reconciler, lambda family, addresses: None))
@@ -210,7 +210,7 @@ def changes(found: Mapping[ForwardingKey, Forwarding]) -> dict[str, Changes]:
     }
 
 
-def told(wanted: WantedTable | Ruleset, changes: Changes) -> None:
+def told(wanted: DesiredTable | Ruleset, changes: Changes) -> None:
     """Say what is different."""
     for key, forwarding in changes.items():
         wanted.update(key, forwarding)
@@ -218,17 +218,17 @@ def told(wanted: WantedTable | Ruleset, changes: Changes) -> None:
 
 def nftables(found: Mapping[ForwardingKey, Forwarding]) -> Callable[[Changes], object]:
     """The pure part of the nftables dataplane, all forwardings written: takes a change and plans it."""
-    table = WantedTable(TableOptions.of(SETTINGS, Family.IPV4))
+    table = DesiredTable(TableOptions.of(SETTINGS, Family.IPV4))
 
     def plan(changes: Changes) -> nftables_plan.Plan:
         told(table, changes)
-        return nftables_plan.make_plan(table.options, table.structure(), installed, *table.touched())
+        return nftables_plan.make_plan(table.options, table.structure(), installed, *table.dirty())
 
     installed = nftables_plan.Installed()
-    left = plan(found).leaves
+    left = plan(found).installed_after
     assert left is not None
     installed = left
-    table.written()
+    table.mark_clean()
     return lambda changes: list(plan(changes).transactions())
 
 
@@ -239,16 +239,16 @@ def iptables(found: Mapping[ForwardingKey, Forwarding]) -> Callable[[Changes], o
 
     def plan(changes: Changes) -> iptables_plan.Plan:
         told(ruleset, changes)
-        return iptables_plan.make_plan(ruleset.touched(), installed, names)
+        return iptables_plan.make_plan(ruleset.dirty(), installed, names)
 
-    plan(found).settle(installed)
-    ruleset.written()
+    plan(found).record_applied(installed)
+    ruleset.mark_clean()
     return lambda changes: plan(changes).restores
 
 
 def host_needs(found: Mapping[ForwardingKey, Forwarding]) -> Callable[[Changes], object]:
     """What the host is asked for."""
-    return HostNeeds(found.values()).update
+    return HostRequirements(found.values()).update
 
 
 PLANNERS = (nftables, iptables, host_needs)
@@ -290,14 +290,14 @@ as comprehensions are no functions there any more."""
 def test_a_load_calls_no_more_functions_for_each_service_than_it_did() -> None:
     text, found = many_declared(FEW), forwardings(FEW)
     parsed = services(FEW)
-    table = WantedTable(TableOptions.of(SETTINGS, Family.IPV4))
+    table = DesiredTable(TableOptions.of(SETTINGS, Family.IPV4))
     ruleset = Ruleset(RuleOptions.of(SETTINGS, Family.IPV4, random_fully=True))
     counted = {
         "parse": calls(lambda: parse_declaration(text, PATH)),
-        "choose": calls(lambda: [choose(service, POLICY) for service in parsed]),
+        "choose": calls(lambda: [select_backends(service, POLICY) for service in parsed]),
         "nftables": calls(lambda: told(table, found)),
         "iptables": calls(lambda: told(ruleset, found)),
-        "host needs": calls(lambda: HostNeeds(found.values())),
+        "host needs": calls(lambda: HostRequirements(found.values())),
         "flows": calls(lambda: ConntrackScheduler(time.monotonic).services_changed(found)),
     }
     assert {name: number // FEW for name, number in counted.items() if number // FEW > LIMITS[name]} == {}

@@ -10,7 +10,7 @@ import pytest
 from tests.control.reconciling import World, lived
 from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan
 from tests.model.samples import declared, service
-from vipd.control.write_order import LARGE, MOST_AT_ONCE, WriteOrder
+from vipd.control.write_order import LARGE, MAX_WORK_PER_STEP, WriteOrder
 from vipd.dataplane.base import ApplyError
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import ExternalAddress, Family, Masquerade, Protocol, Service, ServicePort
@@ -22,7 +22,7 @@ def backends(count: int) -> list[str]:
     return [f"10.{100 + (n >> 16)}.{n >> 8 & 255}.{n & 255}" for n in range(count)]
 
 
-def large(ports: int, count: int = MOST_AT_ONCE, address: str = "10.96.0.20") -> Service:
+def large(ports: int, count: int = MAX_WORK_PER_STEP, address: str = "10.96.0.20") -> Service:
     """A service each of whose ports takes a step of its own."""
     named = tuple(ServicePort(80 + n, Protocol.TCP, name=f"p{n}") for n in range(ports))
     return replace(service("large", address, "", 1, *backends(count)), ports=named)
@@ -48,7 +48,7 @@ def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -
         world.dataplane.gate.set()
         assert await reconciler.wait_synced(added, 60.0, ["new"])
         assert "new" in world.names()
-        assert reconciler.progress.later == {"large"}
+        assert reconciler.progress.postponed == {"large"}
         assert reconciler.progress.state == "pending"
         assert [reconciler.progress.is_pending(name) for name in ("small", "new", "large")] == [
             False,
@@ -59,7 +59,7 @@ def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -
         assert await reconciler.wait_synced(applied, 60.0, ["large"])
         assert len(world.dataplane.kernel) == 5
         assert await reconciler.wait_synced(added, 60.0), "of all services"
-        assert not reconciler.progress.later
+        assert not reconciler.progress.postponed
         assert reconciler.progress.state == "in-sync"
         assert world.dataplane.updates[1:] == [{"large"}, {"new"}, {"large"}, {"large"}]
 
@@ -173,7 +173,7 @@ def test_what_a_large_one_gives_up_is_taken_in_the_same_step() -> None:
 
 def test_large_changes_without_end_do_not_keep_another_large_one_out() -> None:
     """What waits comes last among the changes of a step, and is written first."""
-    waiting, *busy = [forwarding(f"s{n}", f"10.96.1.{n}", MOST_AT_ONCE) for n in range(3)]
+    waiting, *busy = [forwarding(f"s{n}", f"10.96.1.{n}", MAX_WORK_PER_STEP) for n in range(3)]
     order = WriteOrder()
     later = order.postponed({each.key: each for each in (*busy, waiting)}, lambda _: None)
     assert waiting.key in later
@@ -184,7 +184,7 @@ def test_large_changes_without_end_do_not_keep_another_large_one_out() -> None:
 
 
 def test_several_large_ones_share_a_step_up_to_a_limit() -> None:
-    many = [forwarding(f"s{n}", f"10.96.1.{n}", MOST_AT_ONCE // 2) for n in range(5)]
+    many = [forwarding(f"s{n}", f"10.96.1.{n}", MAX_WORK_PER_STEP // 2) for n in range(5)]
     changes = {each.key: each for each in many}
     order = WriteOrder()
     assert list(order.postponed(changes, lambda _: None)) == [each.key for each in many[2:]]

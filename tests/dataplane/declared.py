@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.dual_stack import FamilyPlans
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.iptables.plan import Plan
-from vipd.host.changes import HostRecord
+from vipd.host.changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey
@@ -52,7 +52,7 @@ class Machine:
     def __init__(self, run: Runner, state_dir: Path, **settings: object) -> None:
         self.settings = Settings(state_dir=state_dir, **settings)  # type: ignore[arg-type]
         self.policy = SelectionPolicy({family: self.settings.masquerade_for(family) for family in Family})
-        self._run, self._record = run, HostRecord(state_dir)
+        self._run, self._record = run, HostChanges(state_dir)
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
         self.restart()
 
@@ -63,7 +63,7 @@ class Machine:
 
     def declare(self, services: Iterable[Service]) -> None:
         """Tell the dataplane what differs from before."""
-        new = {f.key: f for service in services for f in choose(service, self.policy)}
+        new = {f.key: f for service in services for f in select_backends(service, self.policy)}
         changes: dict[ForwardingKey, Forwarding | None] = dict.fromkeys(self._forwardings.keys() - new.keys())
         changes.update({key: f for key, f in new.items() if self._forwardings.get(key) != f})
         self.dataplane.update(changes)

@@ -11,7 +11,7 @@ from vipd.control.selection import SelectionPolicy
 from vipd.dataplane.base import ApplyError, DataplaneName, DataplanePlan
 from vipd.dataplane.counting import FlowCounter
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.dataplane.iptables.watch.stream import ExternalChangeStream
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model.check import Check
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
@@ -131,7 +131,7 @@ class FakeDataplane:
         """As all."""
         self.invalidate_all()
 
-    def watch(self, options: object) -> Disturbances:
+    def watch(self, options: object) -> ExternalChangeStream:
         """Nobody else changes this kernel."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from types import TracebackType
 
-from vipd.host.process import Finished
+from vipd.host.process import ProgramResult
 from vipd.host.process import run as run_process
 
 
@@ -26,9 +26,9 @@ class Namespace:
     ) -> None:
         subprocess.run(["ip", "netns", "delete", self.name], check=True)
 
-    async def run(self, argv: Sequence[str], stdin: str) -> Finished:
+    async def run(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """Run a program inside. FileNotFoundError when there is none."""
         finished = await run_process(["ip", "netns", "exec", self.name, *argv], stdin)
-        if finished.code == 255 and "No such file" in finished.errors:
+        if finished.exit_code == 255 and "No such file" in finished.stderr:
             raise FileNotFoundError(argv[0])
         return finished

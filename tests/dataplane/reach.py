@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import Family, Frontend, Refusal, Service, family_of
-from vipd.observe.simulator import Arrival, Host, Packet, Verdict, parse_ruleset, trace
+from vipd.model.service import Family, Frontend, RejectAction, Service, family_of
+from vipd.observe.simulator import Arrival, Host, Packet, PacketVerdict, parse_ruleset, trace
 
 SOURCES = {
     Family.IPV4: ("10.244.0.1", "10.20.0.1", "192.0.2.7"),
@@ -15,7 +15,7 @@ SOURCES = {
 }
 """A backend (the hairpin case), a host that some cluster CIDRs hold, and a stranger."""
 
-Way = tuple[Verdict, str | None, bool, float]
+Way = tuple[PacketVerdict, str | None, bool, float]
 """Verdict, backend, masqueraded, probability."""
 Reach = frozenset[tuple[str, Arrival, frozenset[Way]]]
 """Every way a first packet goes, by source and arrival."""
@@ -30,7 +30,7 @@ def reach(
         return {}
     family = family_of(asked[0].address)
     ruleset = parse_ruleset(rules, family)
-    host = Host(pinned=pinned)
+    host = Host(affinity_lists=pinned)
 
     def ways(frontend: Frontend, source: str, arrival: Arrival) -> frozenset[Way]:
         packet = Packet(source, frontend.address, frontend.protocol, frontend.port, arriving=arrival)
@@ -56,7 +56,7 @@ def declared_shares(
     return {
         Frontend(address, forwarding.port, forwarding.key.protocol): _shares(forwarding)
         for service in services
-        for forwarding in choose(service, policy)
+        for forwarding in select_backends(service, policy)
         for address in forwarding.addresses
     }
 
@@ -67,7 +67,7 @@ def traced_shares(reached: Reach) -> list[Mapping[str, float]]:
     for _, _, ways in reached:
         shares: dict[str, float] = {}
         for verdict, backend, _, probability in ways:
-            name = backend if verdict is Verdict.DELIVERED and backend else str(verdict)
+            name = backend if verdict is PacketVerdict.DELIVERED and backend else str(verdict)
             shares[name] = shares.get(name, 0.0) + probability
         found.append(shares)
     return found
@@ -76,4 +76,4 @@ def traced_shares(reached: Reach) -> list[Mapping[str, float]]:
 def _shares(forwarding: Forwarding) -> Mapping[str, float]:
     if forwarding.endpoints:
         return {str(endpoint): share for endpoint, share in forwarding.shares().items()}
-    return {str(Verdict.DROPPED if forwarding.refusal is Refusal.DROP else Verdict.REJECTED): 1.0}
+    return {str(PacketVerdict.DROPPED if forwarding.refusal is RejectAction.DROP else PacketVerdict.REJECTED): 1.0}

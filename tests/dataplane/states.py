@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from vipd.model.service import Affinity, Backend, Masquerade, Protocol, Refusal, Service, ServicePort
+from vipd.model.service import Affinity, Backend, Masquerade, Protocol, RejectAction, Service, ServicePort
 
 VIPS = (
     *(f"10.96.0.{i}" for i in range(1, 7)),
@@ -50,7 +50,7 @@ def _service(draw: st.DrawFn, name: str, addresses: tuple[str, ...]) -> Service:
         draw(_backends(4)),
         affinity=draw(st.sampled_from([None, None, Affinity(), Affinity(60)])),
         masquerade=draw(st.sampled_from([None, *Masquerade])),
-        refusal=draw(st.sampled_from(list(Refusal))),
+        refusal=draw(st.sampled_from(list(RejectAction))),
         fallback=draw(_backends(2)),
     )
 

@@ -14,8 +14,8 @@ import pytest
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import (
     AcceptOptions,
-    Found,
-    Place,
+    ForwardChainState,
+    ForwardChain,
     found_by_nft,
     found_in_iptables,
     found_in_other_table,
@@ -24,12 +24,12 @@ from vipd.dataplane.forward_accept.accepts import (
 from vipd.dataplane.forward_accept.reading import HOOK, ForwardReader, NftChain
 from vipd.dataplane.nftables.reader import BaseChain
 from vipd.host.netlink_socket import open_netlink
-from vipd.host.process import Finished
+from vipd.host.process import ProgramResult
 from vipd.model.service import Family
 
 OPTIONS = AcceptOptions("VIPD", 0x4000, 0x2000)
-IPTABLES = Place.of_iptables(Family.IPV4, "nft")
-NATIVE = Place("inet", "filter", "forward")
+IPTABLES = ForwardChain.of_iptables(Family.IPV4, "nft")
+NATIVE = ForwardChain("inet", "filter", "forward")
 CHAIN, JUMP = OPTIONS.of_iptables(Family.IPV4)
 
 
@@ -55,7 +55,7 @@ def test_forward_of_iptables(
     assert found.present is (own is not None)
 
 
-MANGLE = Place.of_iptables(Family.IPV4, "nft", "mangle")
+MANGLE = ForwardChain.of_iptables(Family.IPV4, "nft", "mangle")
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_a_chain_that_nft_writes(
 ) -> None:
     found = found_by_nft(NATIVE, policy, listed, OPTIONS)
     assert (found.drops, found.accepted) == (drops, accepted)
-    assert found.writing.count("delete rule inet filter forward handle 7") == listed.count(OURS)
-    assert found.writing.endswith(
+    assert found.write_text.count("delete rule inet filter forward handle 7") == listed.count(OURS)
+    assert found.write_text.endswith(
         "insert rule inet filter forward ct mark & 0x2000 == 0x2000 ct status dnat accept "
         'comment "VIPD-FORWARD: vipd translated flows"\n'
     )
@@ -122,8 +122,8 @@ def test_a_chain_that_nft_writes(
     "objects", [[3], [{"rule": {}}], [{"rule": []}], [{"chain": 5}], [{"rule": {"chain": "x", "expr": 5}}]]
 )
 def test_objects_of_nft_that_are_not_understood_are_an_error(objects: list[object]) -> None:
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
-        return Finished(0, json.dumps({"nftables": objects}), "")
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
+        return ProgramResult(0, json.dumps({"nftables": objects}), "")
 
     reader = ForwardReader(OPTIONS, run, open_netlink, Path("/proc"))
     chain = BaseChain("inet", "filter", "forward", HOOK, accepts=True)
@@ -135,7 +135,7 @@ def test_objects_of_nft_that_are_not_understood_are_an_error(objects: list[objec
     "error", [OSError(errno.EMFILE, "too many"), OSError(errno.EACCES, "no"), ValueError()]
 )
 def test_what_keeps_nft_from_running_is_named(error: Exception) -> None:
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         raise error
 
     reader = ForwardReader(OPTIONS, run, open_netlink, Path("/proc"))
@@ -159,9 +159,9 @@ def test_flows_of_kube_proxys_exact_rules_are_accepted_too(prefix: str) -> None:
 
 
 def test_what_is_planned() -> None:
-    closed = Found(NATIVE, drops=True)
-    held = Found(NATIVE, drops=True, obstacle="it is owned")
-    left = Found(IPTABLES, drops=False, present=True)
+    closed = ForwardChainState(NATIVE, drops=True)
+    held = ForwardChainState(NATIVE, drops=True, obstacle="it is owned")
+    left = ForwardChainState(IPTABLES, drops=False, present=True)
     both = frozenset(Family)
     assert str(make_plan([closed], both)[0]) == (
         "+ chain forward of table inet filter: accept flows that vipd translated\n"
@@ -171,6 +171,6 @@ def test_what_is_planned() -> None:
         ("chain forward of table inet filter drops flows that vipd translated: it is owned",),
     )
     assert str(make_plan([left], both)[0]).startswith("- chain FORWARD of iptables-nft")
-    other = Found(Place.of_iptables(Family.IPV6, "nft"), drops=True)
+    other = ForwardChainState(ForwardChain.of_iptables(Family.IPV6, "nft"), drops=True)
     assert not make_plan([other], frozenset({Family.IPV4}))[0]
     assert not make_plan([closed], frozenset())[0]

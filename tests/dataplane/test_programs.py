@@ -17,10 +17,10 @@ from vipd.dataplane import programs
 from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.tools import Tools, list_chain
-from vipd.dataplane.nftables.tools import find_nft, rehearse, transact
+from vipd.dataplane.nftables.tools import find_nft, check_transaction, apply_transaction
 from vipd.dataplane.programs import finish
-from vipd.dataplane.registry import dataplane_meant
-from vipd.host.process import Finished, ProgramTimeoutError, Runner
+from vipd.dataplane.registry import resolve_dataplane
+from vipd.host.process import ProgramResult, ProgramTimeoutError, Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
 
@@ -42,7 +42,7 @@ FAULTS: tuple[tuple[Exception, str], ...] = (
 def failing(error: Exception) -> Runner:
     """Programs none of which can be run."""
 
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         raise error
 
     return run
@@ -53,8 +53,8 @@ def failing(error: Exception) -> Runner:
     "use",
     [
         find_nft,
-        lambda run: transact("x", run),
-        lambda run: rehearse("x", run),
+        lambda run: apply_transaction("x", run),
+        lambda run: check_transaction("x", run),
         lambda run: finish(["nft"], "", run),
     ],
     ids=("find", "transact", "rehearse", "finish"),
@@ -71,7 +71,7 @@ def test_whatever_keeps_a_program_from_its_work_names_it_with_reason_and_hint(
 def test_a_version_that_is_not_told_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vipd.dataplane.nftables.tools.VERSION_SECONDS", 0.01)
 
-    async def hang(argv: Sequence[str], stdin: str) -> Finished:
+    async def hang(argv: Sequence[str], stdin: str) -> ProgramResult:
         await asyncio.sleep(1000)
         raise AssertionError
 
@@ -156,10 +156,10 @@ def test_no_step_is_good_before_the_rules_of_the_variant_before_are_gone(
 
     tried: list[str] = []
 
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         if argv[0] == "iptables-nft-restore":
             tried.append(stdin)
-            return Finished(1, "", "busy")
+            return ProgramResult(1, "", "busy")
         return await kernel.run(argv, stdin)
 
     machine = Machine(run, tmp_path)
@@ -175,9 +175,9 @@ def test_no_step_is_good_before_the_rules_of_the_variant_before_are_gone(
 
 @pytest.mark.usefixtures("alternatives")
 def test_the_other_variant_that_cannot_be_read_is_a_warning(kernel: FakeKernel, tmp_path: Path) -> None:
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         if argv[0] == "iptables-legacy-save":
-            return Finished(1, "", "it is ill")
+            return ProgramResult(1, "", "it is ill")
         return await kernel.run(argv, stdin)
 
     machine = Machine(run, tmp_path)
@@ -188,8 +188,8 @@ def test_the_other_variant_that_cannot_be_read_is_a_warning(kernel: FakeKernel, 
 TOOLS = Tools("iptables-restore", "iptables-save", "iptables v1.8.9 (nf_tables)", (1, 8, 9))
 
 
-def answering(finished: Finished) -> Runner:
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+def answering(finished: ProgramResult) -> Runner:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         return finished
 
     return run
@@ -198,26 +198,26 @@ def answering(finished: Finished) -> Runner:
 @pytest.mark.parametrize(
     ("finished", "said"),
     [
-        (Finished(4, "", "Another app is currently holding the xtables lock"), "xtables lock"),
-        (Finished(3, "", "Permission denied (you must be root)"), "needs root"),
-        (Finished(137, "", ""), "exit code 137"),
+        (ProgramResult(4, "", "Another app is currently holding the xtables lock"), "xtables lock"),
+        (ProgramResult(3, "", "Permission denied (you must be root)"), "needs root"),
+        (ProgramResult(137, "", ""), "exit code 137"),
         (
-            Finished(1, "", "chain `INPUT' in table `filter' is incompatible, use 'nft' tool."),
+            ProgramResult(1, "", "chain `INPUT' in table `filter' is incompatible, use 'nft' tool."),
             "nft list ruleset",
         ),
     ],
 )
-def test_only_a_chain_that_is_missing_counts_as_missing(finished: Finished, said: str) -> None:
+def test_only_a_chain_that_is_missing_counts_as_missing(finished: ProgramResult, said: str) -> None:
     with pytest.raises(ApplyError, match=said):
         asyncio.run(list_chain(TOOLS, ChainId("filter", "INPUT"), answering(finished)))
-    missing = Finished(1, "", "iptables: No chain/target/match by that name.\n")
+    missing = ProgramResult(1, "", "iptables: No chain/target/match by that name.\n")
     assert asyncio.run(list_chain(TOOLS, ChainId("filter", "VIPD-X"), answering(missing))) is None
 
 
 def test_a_listing_that_fails_doubles_no_jump(kernel: FakeKernel, tmp_path: Path) -> None:
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         if "-S" in argv:
-            return Finished(4, "", "Another app is currently holding the xtables lock.")
+            return ProgramResult(4, "", "Another app is currently holding the xtables lock.")
         return await kernel.run(argv, stdin)
 
     machine = Machine(run, tmp_path)
@@ -235,18 +235,18 @@ def test_a_rule_that_only_nft_shows_doubles_no_jump(tmp_path: Path) -> None:
     only_nft = "insert rule ip filter INPUT ct state vmap { established : accept, related : accept }"
     with Namespace() as namespace:
 
-        def asked(*argv: str) -> Finished:
+        def asked(*argv: str) -> ProgramResult:
             return asyncio.run(namespace.run(argv, ""))
 
         def jumps() -> int:
-            return asked("nft", "list", "chain", "ip", "filter", "INPUT").output.count("jump VIPD-")
+            return asked("nft", "list", "chain", "ip", "filter", "INPUT").stdout.count("jump VIPD-")
 
         machine = Machine(namespace.run, tmp_path)
         machine.become([ONE])
         wanted = jumps()
         assert wanted
-        assert asked("nft", *only_nft.split()).code == 0
-        assert "*filter" not in asked("iptables-nft-save").output, "iptables leaves out the table"
+        assert asked("nft", *only_nft.split()).exit_code == 0
+        assert "*filter" not in asked("iptables-nft-save").stdout, "iptables leaves out the table"
         machine.dataplane.invalidate([(Family.IPV4, ChainId("filter", "INPUT"))])
         machine.step()
         assert jumps() == wanted
@@ -280,9 +280,9 @@ def test_output_that_is_not_understood_is_not_believed(
     """Else it would mean that there are no chains, or fewer, and all would be written anew."""
     cut = False
 
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         finished = await kernel.run(argv, stdin)
-        return Finished(0, garbled(finished.output), "") if cut and argv[0].endswith("-save") else finished
+        return ProgramResult(0, garbled(finished.stdout), "") if cut and argv[0].endswith("-save") else finished
 
     machine = Machine(run, tmp_path)
     machine.become([ONE])
@@ -300,7 +300,7 @@ def test_auto_without_an_nft_that_works_is_iptables_and_says_why(
     error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(state_dir=tmp_path, chain_prefix=f"T{os.getpid()}")
-    assert asyncio.run(dataplane_meant("auto", settings, failing(error))) == "iptables"
+    assert asyncio.run(resolve_dataplane("auto", settings, failing(error))) == "iptables"
     assert "dataplane auto: iptables, for nftables cannot be tried: nft " in caplog.text
 
 

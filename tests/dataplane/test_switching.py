@@ -10,12 +10,12 @@ import pytest
 
 from tests.dataplane.declared import numbered
 from tests.dataplane.fake_dataplane import FakeDataplane, Rules, broken_tool
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.base import ApplyError, Dataplane, DataplaneName
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
-from vipd.dataplane.switching import Ready, SwitchableDataplane, at_once
-from vipd.host.changes import HostRecord
+from vipd.dataplane.switching import Ready, SwitchableDataplane, no_preparation
+from vipd.host.changes import HostChanges
 from vipd.host.process import run
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
@@ -41,7 +41,7 @@ class Opening:
     prefix = "VIPD"
 
     def __init__(self) -> None:
-        self.accepts: ForwardAccepts = NoAccepts(Settings(), HostRecord(Path("/none")), run)
+        self.accepts: ForwardAccepts = NoAccepts(Settings(), HostChanges(Path("/none")), run)
         self.dataplanes = {"iptables": Fake(), "nftables": Fake()}
         self.remove_failures: list[Exception] = []
 
@@ -49,7 +49,7 @@ class Opening:
         """That of the name."""
         return self.dataplanes[name]
 
-    async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
+    async def remove(self, name: DataplaneName, ready: Ready = no_preparation) -> bool:
         """Empty its kernel."""
         await asyncio.sleep(0)
         await ready()
@@ -63,7 +63,7 @@ class Opening:
 def rules() -> Rules:
     settings = Settings()
     policy = SelectionPolicy({family: settings.masquerade_for(family) for family in Family})
-    return {f.key: f for f in choose(numbered(1, "10.244.0.1"), policy)}
+    return {f.key: f for f in select_backends(numbered(1, "10.244.0.1"), policy)}
 
 
 async def started(opening: Opening) -> SwitchableDataplane:

@@ -12,7 +12,7 @@ from vipd.model.check import (
     DnsProbe,
     ExecProbe,
     HttpProbe,
-    Start,
+    InitialHealth,
     TcpProbe,
     Timing,
     UdpProbe,
@@ -24,9 +24,9 @@ from vipd.model.service import (
     Balance,
     ExternalAddress,
     Masquerade,
-    Policy,
+    TrafficPolicy,
     Protocol,
-    Refusal,
+    RejectAction,
     Service,
     ServicePort,
     family_of,
@@ -108,7 +108,7 @@ def checks(draw: st.DrawFn) -> Check:
             timeout=st.just(timeout) | st.just(min(2.0, interval)),
             rise=st.integers(1, 100),
             fall=st.integers(1, 100),
-            start=st.sampled_from(Start),
+            start=st.sampled_from(InitialHealth),
             jitter=st.integers(0, 50).map(lambda percent: percent / 100),
         )
     )
@@ -209,11 +209,11 @@ def services(draw: st.DrawFn) -> Service:
         addresses = (draw(VIPS),)
     ports = draw(service_ports())
     names = tuple(port.name for port in ports if port.name)
-    refusal = draw(st.sampled_from(list(Refusal)))
+    refusal = draw(st.sampled_from(list(RejectAction)))
     unnamed = Service("", addresses, ports, external_addresses=external)
     everything = unnamed.all_addresses()
     taken = {port.node_port for port in ports}
-    keeps = draw(st.booleans()) and refusal is Refusal.REJECT
+    keeps = draw(st.booleans()) and refusal is RejectAction.REJECT
     check = draw(checks())
     return Service(
         name=draw(st.just(str(unnamed.frontends()[0])) | SERVICE_NAMES),
@@ -223,11 +223,11 @@ def services(draw: st.DrawFn) -> Service:
         affinity=draw(st.none() | st.integers(1, 86400).map(Affinity)),
         masquerade=draw(st.none() | st.sampled_from(list(Masquerade))),
         refusal=refusal,
-        fallback=draw(backends(everything, 245, names)) if refusal is Refusal.REJECT and not keeps else (),
+        fallback=draw(backends(everything, 245, names)) if refusal is RejectAction.REJECT and not keeps else (),
         external_addresses=external,
         allow_from=draw(networks_like(()) | networks_like(tuple(e.address for e in external))),
-        internal_policy=draw(st.sampled_from(list(Policy))),
-        external_policy=draw(st.sampled_from(list(Policy))),
+        internal_policy=draw(st.sampled_from(list(TrafficPolicy))),
+        external_policy=draw(st.sampled_from(list(TrafficPolicy))),
         balance=draw(st.sampled_from(Balance)),
         check=check,
         keeps_unhealthy=keeps,

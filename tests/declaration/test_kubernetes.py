@@ -15,7 +15,7 @@ from tests.declaration.manifests import (
     read,
     service,
 )
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.model.service import (
     Affinity,
     Backend,
@@ -23,7 +23,7 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    Policy,
+    TrafficPolicy,
     Protocol,
     Service,
     ServicePort,
@@ -45,7 +45,7 @@ def test_selection_reaches_backends_by_their_ports_of_the_names() -> None:
     ]
     found = only(service(ports=TWO_PORTS), *slices)
     modes = {Family.IPV4: Masquerade.ALWAYS, Family.IPV6: Masquerade.ALWAYS}
-    reached = {f.key.port_name: list(map(str, f.endpoints)) for f in choose(found, SelectionPolicy(modes))}
+    reached = {f.key.port_name: list(map(str, f.endpoints)) for f in select_backends(found, SelectionPolicy(modes))}
     assert reached == {
         "http": ["10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:9090"],
         "https": ["10.244.0.1:8443", "10.244.0.2:8443"],
@@ -82,8 +82,8 @@ def test_a_service_with_everything() -> None:
             ExternalAddress("198.51.100.5", load_balancer=True, allow_from=("192.0.2.0/24", "10.0.0.0/8")),
             ExternalAddress("2001:db8::5", load_balancer=True, allow_from=()),
         ),
-        internal_policy=Policy.LOCAL,
-        external_policy=Policy.LOCAL,
+        internal_policy=TrafficPolicy.LOCAL,
+        external_policy=TrafficPolicy.LOCAL,
         health_port=32100,
     )
 
@@ -97,15 +97,15 @@ def test_a_type_decides_what_counts() -> None:
     ranges = ["10.0.0.0/8"]
     plain = only(service(status=INGRESS, ports=ports, loadBalancerSourceRanges=ranges, **LOCAL))
     assert (plain.ports[0].node_port, plain.external_addresses) == (None, ())
-    assert (plain.external_policy, plain.health_port) == (Policy.CLUSTER, None)
+    assert (plain.external_policy, plain.health_port) == (TrafficPolicy.CLUSTER, None)
     node = only(
         service(status=INGRESS, type="NodePort", ports=ports, loadBalancerSourceRanges=ranges, **LOCAL)
     )
     assert (node.ports[0].node_port, node.external_addresses) == (30080, ())
-    assert (node.external_policy, node.health_port) == (Policy.LOCAL, None)
+    assert (node.external_policy, node.health_port) == (TrafficPolicy.LOCAL, None)
     external = only(service(externalIPs=["203.0.113.1"], loadBalancerSourceRanges=ranges, **LOCAL))
     assert external.external_addresses == (ExternalAddress("203.0.113.1"),)
-    assert (external.external_policy, external.health_port) == (Policy.LOCAL, None)
+    assert (external.external_policy, external.health_port) == (TrafficPolicy.LOCAL, None)
     cluster = only(service(type="LoadBalancer", ports=ports, healthCheckNodePort=32100))
     assert cluster.health_port is None
 
@@ -133,7 +133,7 @@ def test_an_external_ip_wins_over_the_same_of_a_load_balancer() -> None:
 def test_external_addresses_of_a_family_without_cluster_ip_are_left_out() -> None:
     declared = service(externalIPs=["2001:db8::1"], externalTrafficPolicy="Local")
     assert only(declared).external_addresses == ()
-    assert only(declared).external_policy is Policy.CLUSTER
+    assert only(declared).external_policy is TrafficPolicy.CLUSTER
     assert notes(declared) == ["2001:db8::1 left out: no clusterIP of Service default/web is of its family"]
 
 

@@ -24,9 +24,9 @@ from vipd.model.service import (
     ExternalAddress,
     Masquerade,
     Origin,
-    Policy,
+    TrafficPolicy,
     Protocol,
-    Refusal,
+    RejectAction,
     Service,
     ServicePort,
 )
@@ -92,7 +92,7 @@ def test_every_field_of_a_service_is_read() -> None:
         ),
         Affinity(600),
         None,
-        Refusal.REJECT,
+        RejectAction.REJECT,
         (Backend("10.244.9.9"),),
     )
     assert service.origin == Origin("file", "kube-dns.yaml", 5)
@@ -120,7 +120,7 @@ def test_what_leads_to_a_service_from_outside_is_read() -> None:
             ExternalAddress("198.51.100.5", load_balancer=True, allow_from=("10.0.0.0/8", "192.0.2.0/24")),
         ),
         allow_from=("203.0.113.0/24",),
-        external_policy=Policy.LOCAL,
+        external_policy=TrafficPolicy.LOCAL,
         health_port=32100,
     )
 
@@ -190,7 +190,7 @@ services:
     a, b, c = declaration.services
     assert (a.affinity, a.masquerade) == (Affinity(), Masquerade.ALWAYS)
     assert a.fallback == (Backend("10.9.9.9"),)
-    assert (b.affinity, b.masquerade, b.refusal, b.fallback) == (None, None, Refusal.DROP, ())
+    assert (b.affinity, b.masquerade, b.refusal, b.fallback) == (None, None, RejectAction.DROP, ())
     assert c.fallback == (Backend("fd00::9"),)
 
 
@@ -257,7 +257,7 @@ def test_the_text_of_one_service() -> None:
 
 
 def test_a_service_that_the_language_cannot_say_is_not_written_wrongly() -> None:
-    both = Service("x", ("10.0.0.1",), DNS.ports, refusal=Refusal.DROP, fallback=DNS.backends)
+    both = Service("x", ("10.0.0.1",), DNS.ports, refusal=RejectAction.DROP, fallback=DNS.backends)
     with pytest.raises(ValueError, match="cannot say both drop and fallback"):
         format_service(both)
 

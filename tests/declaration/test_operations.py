@@ -9,7 +9,7 @@ from tests.model.samples import service
 from vipd.declaration import operations
 from vipd.declaration.operations import Outcome, RefusedError
 from vipd.declaration.problems import Problem
-from vipd.model.service import Backend, Refusal, Service
+from vipd.model.service import Backend, RejectAction, Service
 
 DNS: dict[str, object] = {
     "name": "dns",
@@ -167,7 +167,7 @@ def test_fields_are_set_the_others_kept_and_null_clears() -> None:
     changed = outcome.stored["dns"]
     assert outcome.results == {"dns": "changed"}
     assert changed.affinity is None
-    assert changed.refusal is Refusal.DROP
+    assert changed.refusal is RejectAction.DROP
     assert [b.address for b in changed.backends] == ["10.244.9.9"]
 
 

@@ -8,9 +8,9 @@ from vipd.declaration.nodes import (
     Scalar,
     Sequence,
     integer,
-    null,
+    is_null,
     other_meaning,
-    tree_of,
+    tree_from_json,
 )
 from vipd.declaration.yaml_tree import read_tree
 from vipd.model.limits import YAML_DEPTH
@@ -167,9 +167,9 @@ def test_huge_numbers_are_matched_in_linear_time() -> None:
 
 
 def test_json_makes_the_same_tree() -> None:
-    node = tree_of({"a": [1, True, None, "1", 1.5], "b": {}}, 7)
+    node = tree_from_json({"a": [1, True, None, "1", 1.5], "b": {}}, 7)
     assert plain(node) == {"a": ["1", "true", "null", "1", "1.5"], "b": {}}
     assert isinstance(node, Mapping)
     assert node.key_lines == {"a": 7, "b": 7}
-    assert null(tree_of(None))
-    assert not null(tree_of(""))
+    assert is_null(tree_from_json(None))
+    assert not is_null(tree_from_json(""))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.markdown import ROOT, all_pages, anchors, name_of, prose, rows
 from vipd.api.peers import Permission
-from vipd.api.served import Served
+from vipd.api.served import ApiContext
 from vipd.api.server import HTTP_STATUS, application
 from vipd.cli.manual.settings_reference import etcd_settings
 from vipd.declaration.backend_reader import BACKEND_KEYS, STATES
@@ -72,7 +72,7 @@ def served_requests() -> set[tuple[str, str]]:
     """Every request of the API's server, as docs/api.md spells them."""
     unused = ("overrides", "events", "numbers", "fleet", "wait_applied", "dataplane", "choose")
     parts = dict.fromkeys(unused) | {"reconciler": SimpleNamespace(containment=None)}
-    served = cast("Served", SimpleNamespace(**parts))
+    served = cast("ApiContext", SimpleNamespace(**parts))
     router = application(served, Permission("vipd-admin")).router
     return {
         (route.method, re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), route.resource.canonical))

@@ -31,20 +31,20 @@ from tests.faults.simulated_etcd import SimulatedEtcd
 from tests.lab.simulated_time import SimulatedLoop
 from vipd.daemon import daemon, wiring
 from vipd.daemon.loops import loops
-from vipd.daemon.status_reporter import Reporter
+from vipd.daemon.status_reporter import StatusReporter
 from vipd.dataplane.base import ApplyError, DataplanePlan
-from vipd.dataplane.conntrack.cleaner import Cleaned
-from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.dataplane.conntrack.cleaner import CleanupResult
+from vipd.dataplane.iptables.watch.stream import ExternalChangeStream
 from vipd.dataplane.programs import finish
 from vipd.dataplane.switching import SwitchedCounter
-from vipd.health.result import Result
-from vipd.host.process import Finished
+from vipd.health.result import ProbeResult
+from vipd.host.process import ProgramResult
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.host.systemd.notify import Notifier
 from vipd.observe.events.log_handler import recording
-from vipd.observe.flow_stats.traffic import Table
-from vipd.observe.observers import Observers
+from vipd.observe.flow_stats.traffic import ConntrackTable
+from vipd.observe.observers import Monitoring
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.registration import Registration
 
@@ -103,8 +103,8 @@ class Kernel(FakeDataplane):
     async def apply(self, plan: DataplanePlan) -> None:
         """Have the program write, then know what it wrote."""
         finished = await finish(["nft", "-f", "-"], "rules", self.run)
-        if finished.code:
-            raise ApplyError("nft failed", finished.errors or f"exit code {finished.code}")
+        if finished.exit_code:
+            raise ApplyError("nft failed", finished.stderr or f"exit code {finished.exit_code}")
         await super().apply(plan)
         self.events.clear()
         self.updates.clear()
@@ -119,11 +119,11 @@ class Counters:
         """No new flows."""
         return await SwitchedCounter.take(self)  # type: ignore[arg-type]
 
-    def memory(self) -> object:
+    def saved_state(self) -> object:
         """Nothing."""
         return {}
 
-    def remember(self, memory: object) -> None:
+    def restore(self, memory: object) -> None:
         """Nothing."""
 
 
@@ -137,7 +137,7 @@ class Watch:
         """It holds nothing."""
 
     async def __anext__(self) -> object:
-        return await Disturbances.__anext__(self)  # type: ignore[arg-type]  # the seam is in its place
+        return await ExternalChangeStream.__anext__(self)  # type: ignore[arg-type]  # the seam is in its place
 
 
 class InlineThread:
@@ -164,12 +164,12 @@ async def _forever(*_: object) -> object:
     return await asyncio.Event().wait()
 
 
-async def _finished(*_: object, **__: object) -> Finished:
-    return Finished(0, "", "")
+async def _finished(*_: object, **__: object) -> ProgramResult:
+    return ProgramResult(0, "", "")
 
 
-async def _cleaned(*_: object, **__: object) -> Cleaned:
-    return Cleaned(0, {}, 0.0)
+async def _cleaned(*_: object, **__: object) -> CleanupResult:
+    return CleanupResult(0, {}, 0.0)
 
 
 async def _counted(*_: object) -> dict[object, int]:
@@ -180,8 +180,8 @@ async def _addresses() -> frozenset[str]:
     return frozenset({"10.10.0.1"})
 
 
-async def _answered(_: object) -> Result:
-    return Result.answered(0.001)
+async def _answered(_: object) -> ProbeResult:
+    return ProbeResult.success(0.001)
 
 
 async def _no_routes(*_: object) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ CALM: dict[str, Callable[..., object]] = {
     "checks of this host": _same,
     "connection tracking": _cleaned,
     "counters of rules": _counted,
-    "table of flows": lambda *_: Table(1, 2, accounting=False, events=False),
+    "table of flows": lambda *_: ConntrackTable(1, 2, accounting=False, events=False),
     "watch of rules": _forever,
     "name service": lambda *_: (),
     "health checks": _answered,
@@ -309,8 +309,8 @@ async def day(directory: Path, control: Control) -> Json:
     _declare(directory, 1, control)
     with recording(settings.state_dir) as recorder:
         parts = await wiring.wire(settings)
-        reporter = Reporter(Notifier(), parts.reconciler)
-        observers = Observers(daemon.observed(parts, recorder))
+        reporter = StatusReporter(Notifier(), parts.reconciler)
+        observers = Monitoring(daemon.monitored(parts, recorder))
         listeners = (*daemon.health_listeners(parts), *observers.listeners)
         work: list[asyncio.Task[Any]] = [
             asyncio.create_task(parts.supervisor.run(name, loop))

@@ -22,9 +22,9 @@ from tests.faults.seams import SEAMS, Seam
 from vipd.__main__ import main
 from vipd.control import reconciler
 from vipd.dataplane.iptables.watch import repair_backoff as peace
-from vipd.host.supervisor import Pace
+from vipd.host.supervisor import Backoff
 from vipd.sources.etcd import source as etcd
-from vipd.sources.etcd.follower import Times
+from vipd.sources.etcd.follower import WatchIntervals
 
 TIMEOUT_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 1.0
@@ -105,12 +105,12 @@ def install(seam: Seam, control: Switch, calm: Callable[..., Any] | None = None)
 
 def hurry() -> None:
     """Let no pause between two tries be long, so that what fails is found, and is over, soon."""
-    real = Pace.pause
-    Pace.pause = lambda *arguments: min(real(*arguments), LONGEST_PAUSE_SECONDS)  # type: ignore[method-assign]
-    reconciler.LONGEST_RETRY_SECONDS = LONGEST_PAUSE_SECONDS
-    peace.LONGEST_PAUSE_SECONDS = LONGEST_PAUSE_SECONDS
-    often = partial(Times, probe=LONGEST_PAUSE_SECONDS, grace=LONGEST_PAUSE_SECONDS)
-    etcd.Times = often  # type: ignore[attr-defined,assignment]
+    real = Backoff.delay
+    Backoff.delay = lambda *arguments: min(real(*arguments), LONGEST_PAUSE_SECONDS)  # type: ignore[method-assign]
+    reconciler.MAX_RETRY_SECONDS = LONGEST_PAUSE_SECONDS
+    peace.MAX_PAUSE_SECONDS = LONGEST_PAUSE_SECONDS
+    often = partial(WatchIntervals, probe=LONGEST_PAUSE_SECONDS, grace=LONGEST_PAUSE_SECONDS)
+    etcd.WatchIntervals = often  # type: ignore[attr-defined,assignment]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from vipd.host.process import Finished
+from vipd.host.process import ProgramResult
 
 MODES = ("oserror", "timeout", "garbage", "nothing", "unexpected")
 """It raises OSError; it times out; it returns garbage, or nothing (None); it raises what nobody expects."""
@@ -202,8 +202,8 @@ PROGRAMS = (
             "vipd.dataplane.forward_accept.reading",
         ),
         "injected by the test|hangs|failed|cannot be run",
-        garbage=lambda: Finished(1, GARBAGE_TEXT, GARBAGE_TEXT),
-        nothing=lambda: Finished(-9, "", ""),
+        garbage=lambda: ProgramResult(1, GARBAGE_TEXT, GARBAGE_TEXT),
+        nothing=lambda: ProgramResult(-9, "", ""),
     ),
 )
 """No rule can be written then."""

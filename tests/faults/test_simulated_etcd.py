@@ -15,7 +15,7 @@ from tests.sources.etcd.members import cluster, install
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import RejectedError
-from vipd.sources.etcd.messages import Found, KeyRange, KeyValue
+from vipd.sources.etcd.messages import RangeResponse, KeyRange, KeyValue
 from vipd.sources.etcd.transport import Transport
 
 
@@ -43,11 +43,11 @@ async def _story(urls: tuple[str, ...], prefix: bytes) -> list[object]:
     def counted(kv: KeyValue) -> object:
         return kv.key, kv.value, kv.mod_revision - first, kv.create_revision - first, bool(kv.lease)
 
-    def summary(found: Found) -> object:
+    def summary(found: RangeResponse) -> object:
         return list(map(counted, found.kvs)), found.more, found.count
 
     lease = await client.grant_lease(30)
-    seen.append(await client.keep_lease(lease))
+    seen.append(await client.renew_lease(lease))
     seen.append((await client.put(prefix + b"b", b"2", lease)).revision - first)
     await client.put(prefix + b"a", b"3")
     seen += [summary(await client.range(keys)), summary(await client.range(keys, 1))]
@@ -62,7 +62,7 @@ async def _story(urls: tuple[str, ...], prefix: bytes) -> list[object]:
         while len(events) < 2:  # etcd may send both at once
             events += (await anext(watch)).events
     seen += [(event.deleted, event.kv.key, event.kv.value, event.kv.mod_revision - first) for event in events]
-    seen.append(await client.keep_lease(lease))
+    seen.append(await client.renew_lease(lease))
     await client.revoke_lease(lease)
     try:
         await client.put(prefix + b"b", b"2", lease)

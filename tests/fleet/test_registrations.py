@@ -9,22 +9,22 @@ import pytest
 from tests.model.samples import service
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.registrations import Registrar
-from vipd.model.service import Origin, Registered
-from vipd.sources.etcd.values import place_of, read_registration
+from vipd.model.service import Origin, RegisteredBackend
+from vipd.sources.etcd.values import unit_name, read_registration
 
 
-def read(address: str, value: str) -> Registered | str:
+def read(address: str, value: str) -> RegisteredBackend | str:
     """A registration, or what is wrong with it."""
     key = f"/vipd/v1/backends/web/{address}"
     found = read_registration(key, f"web/{address}", value)
     if isinstance(found, tuple):
-        return Registered(place_of(key), found[1])
+        return RegisteredBackend(unit_name(key), found[1])
     return "\n".join(map(str, found.problems))
 
 
-def registered(address: str, value: str) -> Registered:
+def registered(address: str, value: str) -> RegisteredBackend:
     found = read(address, value)
-    assert isinstance(found, Registered), found
+    assert isinstance(found, RegisteredBackend), found
     return found
 
 
@@ -33,8 +33,8 @@ def test_checks_that_run_programs_are_left_out(sources: tuple[str, ...], left: i
     plain = registered("10.244.0.1:80", "{weight: 2}")
     program = registered("10.244.0.2:80", "{check: {type: exec, command: [/bin/true]}}")
     registrar = Registrar()
-    registrar.take({"web": (plain, program)}, AddressPolicy(exec_sources=sources))
-    web = registrar.extended(replace(service("web", "10.96.0.1"), origin=Origin("etcd", "/s/web")))
+    registrar.set_registrations({"web": (plain, program)}, AddressPolicy(exec_sources=sources))
+    web = registrar.with_registered(replace(service("web", "10.96.0.1"), origin=Origin("etcd", "/s/web")))
     assert [b.address for b in web.backends if b.registered] == ["10.244.0.1", "10.244.0.2"][:left]
     assert len(registrar.ignored("web")) == 2 - left
 
@@ -55,7 +55,7 @@ def test_checks_that_run_programs_are_left_out(sources: tuple[str, ...], left: i
 )
 def test_a_registration_has_no_host_work_for_it(check: str, fault: str) -> None:
     found = read("10.244.0.1:80", f"{{check: {check}}}")
-    assert isinstance(found, Registered) is not bool(fault)
+    assert isinstance(found, RegisteredBackend) is not bool(fault)
     assert not fault or fault in str(found)
 
 

@@ -20,8 +20,8 @@ from tests.sources.etcd.members import Cluster, cluster, etcdctl, etcdctl_enviro
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.operations import Outcome
 from vipd.host.settings.etcd import EtcdSettings
-from vipd.model.backend_status import Admin
-from vipd.model.override import Override, Subject
+from vipd.model.backend_status import AdminState
+from vipd.model.override import Override, OverrideTarget
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, PermissionDeniedError
 from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport
@@ -167,7 +167,7 @@ def test_the_users_can_do_their_work(guarded: tuple[Cluster, Path], tmp_path: Pa
     """With the code that does it: a host follows and reports, vipctl writes, a server registers."""
     now, reports = datetime.now(UTC), list[tuple[bool, str]]()
     (web,) = parse_declaration(f"apiVersion: vipd/v1\nservices: [{WEB}]\n", "", "etcd").services
-    order = Override(Subject("shop/web", "10.244.0.11"), "root", now, Admin.DRAINING)
+    order = Override(OverrideTarget("shop/web", "10.244.0.11"), "root", now, AdminState.DRAINING)
     for key in KEYS.values():
         etcdctl(guarded[0].urls[0], *ROOT_USER, "del", f"/vipd/v1/{key}")
 
@@ -182,9 +182,9 @@ def test_the_users_can_do_their_work(guarded: tuple[Cluster, Path], tmp_path: Pa
             store = EtcdStore(admin, host.source, "/vipd/v1/", lambda: now)
             await store.save(Outcome({"shop/web": web}, {"shop/web": "created"}))
             await host.until(lambda: host.names() == {"shop/web"}, "the service")
-            await store.give(order)
+            await store.put_override(order)
             await host.until(lambda: len(host.source.overrides) == 1, "the order")
-            await store.take_back([order.subject])
+            await store.clear_overrides([order.target])
             await host.until(lambda: len(host.source.overrides) == 0, "the order's end")
             key = "/vipd/v1/backends/shop/web/10.244.0.12:80"
             keeping = asyncio.create_task(

@@ -11,18 +11,18 @@ from typing import cast
 
 import pytest
 
-from vipd.control.fleet_member import Fleet
+from vipd.control.fleet_member import FleetMember
 from vipd.declaration.operations import RefusedError
 from vipd.host.settings.settings import load_settings
-from vipd.model.backend_status import Admin
-from vipd.model.override import Override, Subject
+from vipd.model.backend_status import AdminState
+from vipd.model.override import Override, OverrideTarget
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import RejectedError
 from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.store import EtcdStore
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-DRAIN = Subject("dns", "10.244.0.5")
+DRAIN = OverrideTarget("dns", "10.244.0.5")
 
 
 class Refusing:
@@ -55,7 +55,7 @@ def test_a_refused_order_revokes_its_lease_and_no_other(until: datetime | None, 
     etcd = Refusing()
     store = EtcdStore(cast(EtcdClient, etcd), cast(EtcdSource, Empty()), "/vipd/v1/", lambda: NOW)
     with pytest.raises(RefusedError):
-        asyncio.run(store.give(Override(DRAIN, "root", NOW, Admin.DRAINING, until=until)))
+        asyncio.run(store.put_override(Override(DRAIN, "root", NOW, AdminState.DRAINING, until=until)))
     assert etcd.revoked == revoked
 
 
@@ -65,7 +65,7 @@ def test_the_daemon_warns_of_a_password_that_goes_unencrypted(
     etcd = {"endpoints": ["http://10.0.0.1:2379"], "user": "u", "password_file": "/pw"}
     settings = load_settings(flags={"etcd": etcd, "state_dir": str(tmp_path)})
     assert settings.etcd is not None
-    fleet = Fleet(settings, settings.etcd, lambda: NOW)
+    fleet = FleetMember(settings, settings.etcd, lambda: NOW)
     with caplog.at_level(logging.WARNING):
         fleet.load()
     assert "unencrypted" in caplog.text

@@ -16,16 +16,16 @@ from tests.model.samples import service
 from vipd.daemon import wiring
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.syntax import parse_backend
-from vipd.host.process import Finished
+from vipd.host.process import ProgramResult
 from vipd.host.settings.settings import load_settings
-from vipd.model.backend_status import Admin, BackendStatuses
-from vipd.model.override import Override, Subject, to_json
+from vipd.model.backend_status import AdminState, BackendStatuses
+from vipd.model.override import Override, OverrideTarget, to_json
 from vipd.model.service import Service
 from vipd.sources.etcd.fleet_keys import (
     UnwritableError,
-    keys_about,
-    order_key,
-    order_value,
+    keys_of_targets,
+    override_key,
+    override_value,
     read_overrides,
     registration,
     service_value,
@@ -36,7 +36,7 @@ from vipd.sources.etcd.values import Layout, read_registration, read_service_val
 
 LAYOUT = Layout("/vipd/v1/")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-DRAIN = Override(Subject("shop/web", "[fd00::1]:80"), "root on h1", NOW, Admin.DRAINING, reason="kernel")
+DRAIN = Override(OverrideTarget("shop/web", "[fd00::1]:80"), "root on h1", NOW, AdminState.DRAINING, reason="kernel")
 RICH = """apiVersion: vipd/v1
 services:
   - name: shop/web
@@ -84,36 +84,36 @@ def test_a_registration_names_no_file_of_this_host() -> None:
 
 
 def test_orders_are_read_by_their_value_and_found_by_what_they_are_about() -> None:
-    key = order_key(LAYOUT, DRAIN.subject).removeprefix(LAYOUT.overrides)
+    key = override_key(LAYOUT, DRAIN.target).removeprefix(LAYOUT.overrides)
     values = {
-        key: order_value(DRAIN),
-        "by/hand": order_value(DRAIN),
+        key: override_value(DRAIN),
+        "by/hand": override_value(DRAIN),
         "broken": "{",
         "odd": json.dumps({"x": 1}),
     }
     orders, faults = read_overrides(values)
     assert orders == DRAIN.parts()
     assert [fault.partition(" in etcd")[0] for fault in faults] == ["order broken", "order odd"]
-    assert keys_about(LAYOUT, values, {DRAIN.subject}) == [f"{LAYOUT.overrides}{k}" for k in ("by/hand", key)]
+    assert keys_of_targets(LAYOUT, values, {DRAIN.target}) == [f"{LAYOUT.overrides}{k}" for k in ("by/hand", key)]
 
 
 def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there() -> None:
-    now, values = NOW, {"x": order_value(replace(DRAIN, until=NOW + timedelta(seconds=5)))}
+    now, values = NOW, {"x": override_value(replace(DRAIN, until=NOW + timedelta(seconds=5)))}
     observer = RecordingObserver()
     orders = FleetOverrides(lambda: values, lambda: now, observer)
     orders.refresh()
     assert set(orders.overrides) == set(DRAIN.parts())
-    assert orders.due() == NOW + timedelta(seconds=5)
+    assert orders.next_expiry() == NOW + timedelta(seconds=5)
     orders.refresh()
-    assert observer.overrides == [{DRAIN.subject}], "nothing is different the second time"
+    assert observer.overrides == [{DRAIN.target}], "nothing is different the second time"
     now = NOW + timedelta(seconds=5)
-    orders.tick()
+    orders.expire_due()
     assert orders.overrides == {}
-    assert orders.due() is None
-    assert observer.overrides == [{DRAIN.subject}] * 2
+    assert orders.next_expiry() is None
+    assert observer.overrides == [{DRAIN.target}] * 2
     values = {}
     orders.refresh()
-    assert observer.overrides == [{DRAIN.subject}] * 2
+    assert observer.overrides == [{DRAIN.target}] * 2
 
 
 def test_a_single_step_obeys_an_order_that_etcd_has_just_given(
@@ -121,7 +121,7 @@ def test_a_single_step_obeys_an_order_that_etcd_has_just_given(
 ) -> None:
     """`vipd --once` runs no loop that ends overrides."""
 
-    async def no_programs(argv: Sequence[str], stdin: str) -> Finished:
+    async def no_programs(argv: Sequence[str], stdin: str) -> ProgramResult:
         raise FileNotFoundError(argv[0])
 
     monkeypatch.setattr(wiring, "rule_programs", lambda *_: no_programs)
@@ -133,16 +133,16 @@ def test_a_single_step_obeys_an_order_that_etcd_has_just_given(
     async def story() -> BackendStatuses:
         parts = await wiring.wire(settings)
         web = service("shop/web", "10.96.0.10", "", 1, "10.244.0.5")
-        parts.statuses.follow({web.name: web})
-        order = replace(DRAIN, subject=Subject(web.name, "10.244.0.5"))
+        parts.status_tracker.follow({web.name: web})
+        order = replace(DRAIN, target=OverrideTarget(web.name, "10.244.0.5"))
         assert parts.fleet is not None
-        parts.fleet.orders._values = lambda: {"x": order_value(order)}
-        parts.fleet.orders.refresh()
-        assert parts.statuses.take_dirty() == {web.name}
+        parts.fleet.overrides._values = lambda: {"x": override_value(order)}
+        parts.fleet.overrides.refresh()
+        assert parts.status_tracker.take_dirty() == {web.name}
         await parts.fleet.close()
-        return parts.statuses.backend_statuses(web)
+        return parts.status_tracker.backend_statuses(web)
 
-    assert [status.admin for status in asyncio.run(story()).values()] == [Admin.DRAINING]
+    assert [status.admin for status in asyncio.run(story()).values()] == [AdminState.DRAINING]
 
 
 def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed() -> None:
@@ -156,7 +156,7 @@ def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed() -> N
     bad["f"] = json.dumps({**evil, "reason": "\ud800"})
     orders, faults = read_overrides({**bad, "e": json.dumps(evil)})
     ((key, order),) = orders.items()
-    assert key.subject == DRAIN.subject
+    assert key.target == DRAIN.target
     assert order.reason == r"\x1b[2J\n\u202e"
     assert len(order.by) == 1000
     assert len(faults) == 5
@@ -169,7 +169,7 @@ def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed() -> N
 @pytest.mark.parametrize("reason", ["\x1b[2J", "x" * 1001, "\ud800"])
 def test_an_order_that_would_read_back_as_another_is_not_written(reason: str) -> None:
     with pytest.raises(UnwritableError):
-        order_value(replace(DRAIN, reason=reason))
+        override_value(replace(DRAIN, reason=reason))
 
 
 @pytest.mark.parametrize(

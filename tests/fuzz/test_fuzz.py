@@ -28,7 +28,7 @@ from tests.fleet.network import HUB, FleetLab, entered
 from tests.fuzz.hostile import Hostile
 from tests.lab.daemon import UnixConnection
 from vipd.api.peers import Permission
-from vipd.api.served import Served
+from vipd.api.served import ApiContext
 from vipd.api.server import application
 from vipd.sources.store import StoreSource
 
@@ -248,7 +248,7 @@ def every_route() -> list[str]:
     """Every request of the API, as it is served."""
     found: list[str] = []
 
-    def note(served: Served, permission: Permission) -> web.Application:
+    def note(served: ApiContext, permission: Permission) -> web.Application:
         app = application(served, permission)
         found[:] = routes(app)
         return app

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from typing import TypeVar, cast
 
 from vipd.health.lag import LoopLag
-from vipd.health.probes.base import Ask, CoroutineProber, Prober
-from vipd.health.result import Result
+from vipd.health.probes.base import ProbeFunction, CoroutineProber, Prober
+from vipd.health.result import ProbeResult
 from vipd.model.check import Probe, Timing
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
 
 RESET = struct.pack("ii", 1, 0)
@@ -41,19 +41,19 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def target(port: int, probe: Probe, timeout: float = 60.0, address: str = "127.0.0.1") -> Target:
+def target(port: int, probe: Probe, timeout: float = 60.0, address: str = "127.0.0.1") -> CheckTarget:
     """Something to ask once."""
-    return Target(address, port, Protocol.TCP, probe, Timing(interval=PATIENCE, timeout=timeout))
+    return CheckTarget(address, port, Protocol.TCP, probe, Timing(interval=PATIENCE, timeout=timeout))
 
 
-async def answer(prober: Prober, asked: Target) -> Result:
+async def answer(prober: Prober, asked: CheckTarget) -> ProbeResult:
     """What one question finds."""
-    future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
     prober.start(asked, future.set_result)
     return await future
 
 
-async def ask_once(ask: Ask, asked: Target) -> Result:
+async def ask_once(ask: ProbeFunction, asked: CheckTarget) -> ProbeResult:
     """What a probing coroutine finds."""
     return await answer(CoroutineProber(ask, LoopLag(asyncio.get_running_loop())), asked)
 

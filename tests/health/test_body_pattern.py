@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.health.servers import ask_once, run, target, tcp_server
-from vipd.declaration.body_pattern import MAX_PATTERN, BodyPattern, PatternError, body_pattern, plain_text
+from vipd.declaration.body_pattern import MAX_PATTERN, BodyPattern, PatternError, body_pattern, literal_text
 from vipd.declaration.native import parse_declaration
-from vipd.health.probes.http import ask_http
+from vipd.health.probes.http import probe_http
 from vipd.model.check import HttpProbe
 from vipd.sources.etcd.values import read_registration
 
@@ -37,9 +37,9 @@ from vipd.sources.etcd.values import read_registration
 )
 def test_what_python_finds_is_found(pattern: str, body: str) -> None:
     assert re.search(pattern, body)
-    assert body_pattern(pattern).found_in(body.encode())
+    assert body_pattern(pattern).matches(body.encode())
     assert not re.search(pattern, "#")
-    assert not body_pattern(pattern).found_in(b"#")
+    assert not body_pattern(pattern).matches(b"#")
 
 
 @given(
@@ -49,7 +49,7 @@ def test_what_python_finds_is_found(pattern: str, body: str) -> None:
 def test_it_agrees_with_python_on_all_that_both_know(body: str, pattern: str) -> None:
     try:
         wanted = re.search(pattern, body) is not None
-        found = body_pattern(pattern).found_in(body.encode())
+        found = body_pattern(pattern).matches(body.encode())
     except (re.error, PatternError, RecursionError, FutureWarning):
         return
     # In RE2 `$` is also the end of a body that lost its last newline: then more of it may follow.
@@ -58,14 +58,14 @@ def test_it_agrees_with_python_on_all_that_both_know(body: str, pattern: str) ->
 
 @pytest.mark.parametrize("pattern", ["ok", r"a\.b", "{x}", "a]b", "a}b", r"\$5"])
 def test_plain_text_is_plain(pattern: str) -> None:
-    text = plain_text(pattern)
+    text = literal_text(pattern)
     assert text is not None
     assert re.fullmatch(pattern, text)
 
 
 @pytest.mark.parametrize("pattern", ["a.b", "a|b", "a{2}", "a{,2}", "^a", r"\d", "a\\", "(a)", "[a]"])
 def test_what_is_more_than_text_is_not(pattern: str) -> None:
-    assert plain_text(pattern) is None
+    assert literal_text(pattern) is None
 
 
 @pytest.mark.parametrize(
@@ -141,17 +141,17 @@ def test_a_body_that_is_no_text_grows_no_longer() -> None:
             await asyncio.sleep(300)
 
         async with tcp_server(handler) as port:
-            return (await ask_once(ask_http, target(port, HttpProbe(body=pattern)))).good
+            return (await ask_once(probe_http, target(port, HttpProbe(body=pattern)))).good
 
     seen = []
-    original = BodyPattern.found_in
+    original = BodyPattern.matches
 
     def found_in(self: BodyPattern, body: bytes) -> bool:
         seen.append(len(body))
         return original(self, body)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BodyPattern, "found_in", found_in)
+        patch.setattr(BodyPattern, "matches", found_in)
         assert run(ask("\ufffd.\ufffd")) is True
     assert seen == [65536]
 
@@ -178,7 +178,7 @@ def test_no_answer_holds_up_the_loop(pattern: str, body: bytes) -> None:
             await asyncio.sleep(300)
 
         async with tcp_server(handler) as port:
-            asked = asyncio.ensure_future(ask_once(ask_http, target(port, HttpProbe(body=pattern))))
+            asked = asyncio.ensure_future(ask_once(probe_http, target(port, HttpProbe(body=pattern))))
             longest, last = 0.0, time.thread_time()
             while not asked.done():
                 await asyncio.sleep(0)
@@ -196,7 +196,7 @@ def test_no_answer_holds_up_the_loop(pattern: str, body: bytes) -> None:
 
 def test_matching_that_takes_too_long_blames_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vipd.health.probes.http._WORK_AT_ONCE", -1)
-    monkeypatch.setattr("vipd.declaration.body_pattern.BodyPattern.found_in", lambda *_: time.sleep(1.0))
+    monkeypatch.setattr("vipd.declaration.body_pattern.BodyPattern.matches", lambda *_: time.sleep(1.0))
 
     async def ask() -> object:
         async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -204,6 +204,6 @@ def test_matching_that_takes_too_long_blames_no_backend(monkeypatch: pytest.Monk
             await asyncio.sleep(300)
 
         async with tcp_server(handler) as port:
-            return (await ask_once(ask_http, target(port, HttpProbe(body="k."), timeout=0.2))).good
+            return (await ask_once(probe_http, target(port, HttpProbe(body="k."), timeout=0.2))).good
 
     assert run(ask()) is None

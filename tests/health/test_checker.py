@@ -19,16 +19,16 @@ from tests.lab.held_ports import held_ports
 from tests.lab.recording_observer import RecordingObserver
 from tests.lab.simulated_time import simulate
 from vipd.health import scheduler
-from vipd.health.checker import Health
+from vipd.health.checker import HealthChecker
 from vipd.health.memory import encode
-from vipd.health.probes.base import Done
-from vipd.health.remembered import Remembered
-from vipd.health.result import Result
+from vipd.health.probes.base import ProbeCallback
+from vipd.health.remembered import SavedRecord
+from vipd.health.result import ProbeResult
 from vipd.health.scheduler import Scheduler
-from vipd.health.slots import Slots
-from vipd.health.state import Record, State
-from vipd.model.check import ExecProbe, HttpProbe, Start, TcpProbe, Timing
-from vipd.model.check_target import Target
+from vipd.health.slots import ProbeSlots
+from vipd.health.state import HealthRecord, HealthState
+from vipd.model.check import ExecProbe, HttpProbe, InitialHealth, TcpProbe, Timing
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
 
 LATEST = 1.5 + 0.02
@@ -44,9 +44,9 @@ class Backend:
         self.listener: socket.socket | None = None
         self.revive()
 
-    def target(self, timing: Timing = FAST, **probe: str) -> Target:
+    def target(self, timing: Timing = FAST, **probe: str) -> CheckTarget:
         checked = HttpProbe(**probe) if probe else TcpProbe()  # type: ignore[arg-type]
-        return Target(self.address, self.port, Protocol.TCP, checked, timing)
+        return CheckTarget(self.address, self.port, Protocol.TCP, checked, timing)
 
     def die(self) -> None:
         if self.listener is not None:
@@ -66,7 +66,7 @@ def backend() -> Iterator[Backend]:
 
 
 @contextlib.asynccontextmanager
-async def running(health: Health) -> AsyncIterator[Health]:
+async def running(health: HealthChecker) -> AsyncIterator[HealthChecker]:
     task = asyncio.create_task(health.run())
     try:
         yield health
@@ -76,30 +76,30 @@ async def running(health: Health) -> AsyncIterator[Health]:
             await task
 
 
-async def becomes(health: Health, target: Target, state: State) -> None:
-    await until(lambda: health.verdict(target).state is state)
+async def becomes(health: HealthChecker, target: CheckTarget, state: HealthState) -> None:
+    await until(lambda: health.status(target).state is state)
 
 
 def test_a_backend_dies_and_comes_back(backend: Backend) -> None:
     async def story() -> None:
         observer, target = RecordingObserver(), backend.target()
-        health = Health(observer=observer)
+        health = HealthChecker(observer=observer)
         health.follow("web", [target])
-        assert health.verdict(target).state is State.UNKNOWN
-        assert health.verdict(target).fit
+        assert health.status(target).state is HealthState.UNKNOWN
+        assert health.status(target).counts_healthy
         async with running(health):
-            await becomes(health, target, State.HEALTHY)
+            await becomes(health, target, HealthState.HEALTHY)
             backend.die()
-            await becomes(health, target, State.UNHEALTHY)
-            verdict = health.verdict(target)
+            await becomes(health, target, HealthState.UNHEALTHY)
+            verdict = health.status(target)
             assert verdict.reason == "connection refused, 3 of 3"
-            assert not verdict.fit
+            assert not verdict.counts_healthy
             assert verdict.serves_since is None
             assert abs(verdict.since.timestamp() - time.time()) < PATIENCE
             backend.revive()
-            await becomes(health, target, State.HEALTHY)
+            await becomes(health, target, HealthState.HEALTHY)
             await asyncio.sleep(0)
-        verdict = health.verdict(target)
+        verdict = health.status(target)
         assert verdict.changes == 2
         assert verdict.serves_since is not None
         assert observer.verdicts == [frozenset((target,))] * 3
@@ -110,24 +110,24 @@ def test_a_backend_dies_and_comes_back(backend: Backend) -> None:
 def test_death_is_noticed_within_fall_intervals() -> None:
     """On a clock of its own, so that no busy machine makes it late."""
     slow = Timing(interval=0.5, timeout=0.3, rise=1, fall=3)
-    asked = Target("10.0.0.1", 80, Protocol.TCP, TcpProbe(), slow)
+    asked = CheckTarget("10.0.0.1", 80, Protocol.TCP, TcpProbe(), slow)
 
     async def story(part: float) -> float:
         dead = False
-        health = Health(clock=asyncio.get_running_loop().time, random=lambda: part)
+        health = HealthChecker(clock=asyncio.get_running_loop().time, random=lambda: part)
         health.follow("web", [asked])
 
-        def ask(_: Target, done: Done) -> Answered:
-            done(Result.bad("connection refused") if dead else Result.answered(0.001))
+        def ask(_: CheckTarget, done: ProbeCallback) -> Answered:
+            done(ProbeResult.failure("connection refused") if dead else ProbeResult.success(0.001))
             return Answered()
 
         loop = asyncio.get_running_loop()
-        health._scheduler = Scheduler(loop, ask, health._answered, health._random, {"": Slots("checks", 10)})
+        health._scheduler = Scheduler(loop, ask, health._on_result, health._random, {"": ProbeSlots("checks", 10)})
         health._schedule_all()
-        await until(lambda: health.verdict(asked).state is State.HEALTHY)
+        await until(lambda: health.status(asked).state is HealthState.HEALTHY)
         await asyncio.sleep(0.02)
         dead, began = True, loop.time()
-        await until(lambda: health.verdict(asked).state is State.UNHEALTHY)
+        await until(lambda: health.status(asked).state is HealthState.UNHEALTHY)
         health._stop()
         return loop.time() - began
 
@@ -143,26 +143,26 @@ class Answered:
 
 
 def test_until_the_first_verdict_start_says_what_counts(backend: Backend) -> None:
-    health, target = Health(), backend.target(replace(FAST, start=Start.UNHEALTHY))
+    health, target = HealthChecker(), backend.target(replace(FAST, start=InitialHealth.UNHEALTHY))
     health.follow("web", [target])
-    assert not health.verdict(target).fit
+    assert not health.status(target).counts_healthy
 
 
 def test_one_slow_probe_delays_no_other(backend: Backend) -> None:
     """More hang than could be waited for one after the other."""
 
     async def story(silent: int) -> None:
-        health, target = Health(), backend.target()
+        health, target = HealthChecker(), backend.target()
         patient = Timing(interval=PATIENCE, timeout=PATIENCE)
         hanging = [
-            Target("127.0.0.1", silent, Protocol.TCP, TcpProbe(), replace(patient, fall=n + 1))
+            CheckTarget("127.0.0.1", silent, Protocol.TCP, TcpProbe(), replace(patient, fall=n + 1))
             for n in range(50)
         ]
         health.follow("hanging", hanging)
         health.follow("web", [target])
         async with running(health):
-            await becomes(health, target, State.HEALTHY)
-            assert {health.verdict(h).state for h in hanging} == {State.UNKNOWN}
+            await becomes(health, target, HealthState.HEALTHY)
+            assert {health.status(h).state for h in hanging} == {HealthState.UNKNOWN}
 
     with full_backlog() as silent:
         run(story(silent))
@@ -170,19 +170,19 @@ def test_one_slow_probe_delays_no_other(backend: Backend) -> None:
 
 def test_services_share_a_probe_and_it_lasts_as_long_as_one_needs_it(backend: Backend) -> None:
     async def story() -> None:
-        health, target = Health(), backend.target()
+        health, target = HealthChecker(), backend.target()
         health.follow("one", [target])
         health.follow("other", [target])
         async with running(health):
-            await becomes(health, target, State.HEALTHY)
+            await becomes(health, target, HealthState.HEALTHY)
             health.follow("one", [])
-            assert health.verdict(target).state is State.HEALTHY
-            assert len(list(health.verdicts())) == 1
+            assert health.status(target).state is HealthState.HEALTHY
+            assert len(list(health.statuses())) == 1
             health.follow("other", [])
-            assert list(health.verdicts()) == []
+            assert list(health.statuses()) == []
             # Who comes back is as it was.
             health.follow("other", [target])
-            assert health.verdict(target).state is State.HEALTHY
+            assert health.status(target).state is HealthState.HEALTHY
 
     run(story())
 
@@ -190,10 +190,10 @@ def test_services_share_a_probe_and_it_lasts_as_long_as_one_needs_it(backend: Ba
 def test_a_target_that_is_gone_is_asked_no_more_and_not_told_of(backend: Backend) -> None:
     async def story() -> None:
         observer, target = RecordingObserver(), backend.target()
-        health = Health(observer=observer)
+        health = HealthChecker(observer=observer)
         health.follow("web", [target])
         async with running(health):
-            await becomes(health, target, State.HEALTHY)
+            await becomes(health, target, HealthState.HEALTHY)
             observer.verdicts.clear()
             health.follow("web", [])
             backend.die()
@@ -205,21 +205,21 @@ def test_a_target_that_is_gone_is_asked_no_more_and_not_told_of(backend: Backend
 
 def test_a_changed_check_keeps_the_verdict_and_counts_anew(backend: Backend) -> None:
     async def story() -> None:
-        health, old = Health(), backend.target()
+        health, old = HealthChecker(), backend.target()
         backend.die()
         health.follow("web", [old])
         async with running(health):
-            await becomes(health, old, State.UNHEALTHY)
+            await becomes(health, old, HealthState.UNHEALTHY)
             slower = backend.target(replace(FAST, interval=9.0))
             health.follow("web", [slower])
-            verdict = health.verdict(slower)
-            assert verdict.state is State.UNHEALTHY
+            verdict = health.status(slower)
+            assert verdict.state is HealthState.UNHEALTHY
             assert verdict.reason == "as before: connection refused, 3 of 3"
             backend.revive()
             other = replace(slower, probe=TcpProbe(), timing=replace(FAST, rise=3))
             health.follow("web", [other])
-            assert health.verdict(other).state is State.UNHEALTHY
-            await becomes(health, other, State.HEALTHY)
+            assert health.status(other).state is HealthState.UNHEALTHY
+            await becomes(health, other, HealthState.HEALTHY)
 
     run(story())
 
@@ -229,20 +229,20 @@ def test_verdicts_outlive_a_restart(backend: Backend, tmp_path: Path) -> None:
     file = tmp_path / "health.json"
 
     async def first() -> None:
-        health = Health(file)
+        health = HealthChecker(file)
         health.follow("web", [backend.target()])
         async with running(health):
-            await becomes(health, backend.target(), State.UNHEALTHY)
+            await becomes(health, backend.target(), HealthState.UNHEALTHY)
 
     backend.die()
     run(first())
-    later, target = Health(file), backend.target(replace(FAST, interval=1.0))
+    later, target = HealthChecker(file), backend.target(replace(FAST, interval=1.0))
     later.follow("web", [target])
-    assert later.verdict(target).state is State.UNHEALTHY
-    assert not later.verdict(target).fit
-    long_after = Health(file, wall=lambda: time.time() + 3600)
+    assert later.status(target).state is HealthState.UNHEALTHY
+    assert not later.status(target).counts_healthy
+    long_after = HealthChecker(file, wall=lambda: time.time() + 3600)
     long_after.follow("web", [target])
-    assert long_after.verdict(target).state is State.UNKNOWN
+    assert long_after.status(target).state is HealthState.UNKNOWN
 
 
 def test_verdicts_are_saved_while_it_runs(
@@ -253,11 +253,11 @@ def test_verdicts_are_saved_while_it_runs(
     file = tmp_path / "health.json"
 
     async def story() -> None:
-        health = Health(file)
+        health = HealthChecker(file)
         health.follow("web", [backend.target()])
         async with running(health):
             await until(file.exists)
-            await becomes(health, backend.target(), State.HEALTHY)
+            await becomes(health, backend.target(), HealthState.HEALTHY)
             await until(lambda: b'"healthy"' in file.read_bytes())
 
     run(story())
@@ -268,16 +268,16 @@ def test_a_stalled_loop_condemns_nobody(backend: Backend) -> None:
 
     async def story() -> None:
         observer, target = RecordingObserver(), backend.target()
-        health = Health(observer=observer)
+        health = HealthChecker(observer=observer)
         health.follow("web", [target])
         async with running(health):
-            await becomes(health, target, State.HEALTHY)
+            await becomes(health, target, HealthState.HEALTHY)
             await asyncio.sleep(0)
             observer.verdicts.clear()
             for _ in range(3):
                 time.sleep(1.0)  # noqa: ASYNC251 (the stall is the point)
                 await asyncio.sleep(0.05)
-            assert health.verdict(target).state is State.HEALTHY
+            assert health.status(target).state is HealthState.HEALTHY
             assert observer.verdicts == []
 
     run(story())
@@ -286,15 +286,15 @@ def test_a_stalled_loop_condemns_nobody(backend: Backend) -> None:
 def test_what_cannot_be_asked_is_a_warning_and_no_verdict() -> None:
     async def story() -> None:
         probe = ExecProbe(command=("/nonexistent/check",), user="nobody")
-        target = Target("127.0.0.1", 80, Protocol.TCP, probe, FAST)
-        health = Health()
+        target = CheckTarget("127.0.0.1", 80, Protocol.TCP, probe, FAST)
+        health = HealthChecker()
         health.follow("web", [target])
         async with running(health):
             await until(lambda: bool(health.warnings()))
-            assert health.verdict(target).state is State.UNKNOWN
+            assert health.status(target).state is HealthState.UNKNOWN
         trouble = "cannot be asked: /nonexistent/check: no such file or directory"
         assert health.warnings() == (f"exec 127.0.0.1:80 {trouble}",)
-        assert health.verdict(target).reason.startswith(trouble)
+        assert health.status(target).reason.startswith(trouble)
 
     run(story())
 
@@ -303,15 +303,15 @@ def test_a_flapping_backend_is_held_down(backend: Backend) -> None:
     timing = Timing(interval=0.1, timeout=0.1, rise=1, fall=1)
 
     async def story() -> str:
-        health, target = Health(), backend.target(timing)
+        health, target = HealthChecker(), backend.target(timing)
         health.follow("web", [target])
         async with running(health):
-            await becomes(health, target, State.HEALTHY)
+            await becomes(health, target, HealthState.HEALTHY)
             for _ in range(20):
                 backend.die()
-                await becomes(health, target, State.UNHEALTHY)
+                await becomes(health, target, HealthState.UNHEALTHY)
                 backend.revive()
-                await until(lambda: bool(held_down(health, target)) or health.verdict(target).fit)
+                await until(lambda: bool(held_down(health, target)) or health.status(target).counts_healthy)
                 if reason := held_down(health, target):
                     return reason
         return "it came back each time"
@@ -322,28 +322,28 @@ def test_a_flapping_backend_is_held_down(backend: Backend) -> None:
     assert "answered in " in reason
 
 
-def held_down(health: Health, target: Target) -> str:
+def held_down(health: HealthChecker, target: CheckTarget) -> str:
     """Why a target that answers well is not healthy."""
-    verdict = health.verdict(target)
+    verdict = health.status(target)
     waits = "answered in " in verdict.reason and "held down for" in verdict.reason
-    return verdict.reason if verdict.state is State.UNHEALTHY and waits else ""
+    return verdict.reason if verdict.state is HealthState.UNHEALTHY and waits else ""
 
 
 def test_new_targets_are_spread_and_asked_soon() -> None:
     """One is asked at once; thousands are not all asked at once. On a clock of its own."""
     slow = Timing(interval=9.0, timeout=1.0, rise=1)
-    targets = [Target(f"10.0.{n // 250}.{n % 250}", 80, Protocol.TCP, TcpProbe(), slow) for n in range(2000)]
+    targets = [CheckTarget(f"10.0.{n // 250}.{n % 250}", 80, Protocol.TCP, TcpProbe(), slow) for n in range(2000)]
 
     async def story() -> list[float]:
         loop, asked = asyncio.get_running_loop(), list[float]()
 
-        def ask(_: Target, done: Done) -> Answered:
+        def ask(_: CheckTarget, done: ProbeCallback) -> Answered:
             asked.append(loop.time())
             return Answered()
 
-        health = Health(clock=loop.time, random=Random(1).random)
+        health = HealthChecker(clock=loop.time, random=Random(1).random)
         health._scheduler = Scheduler(
-            loop, ask, health._answered, health._random, {"": Slots("checks", 10_000)}
+            loop, ask, health._on_result, health._random, {"": ProbeSlots("checks", 10_000)}
         )
         for number, target in enumerate(targets):
             health.follow(f"s{number}", [target])
@@ -371,22 +371,22 @@ def test_a_restart_knows_which_check_of_a_backend_said_what(tmp_path: Path) -> N
     async def story() -> None:
         async with tcp_server(reply) as port:
             ok, nope = (
-                Target("127.0.0.1", port, Protocol.TCP, HttpProbe(path=path), replace(FAST, timeout=0.2))
+                CheckTarget("127.0.0.1", port, Protocol.TCP, HttpProbe(path=path), replace(FAST, timeout=0.2))
                 for path in ("/ok", "/nope")
             )
             for services in ({"a": ok, "z": nope}, {"z": nope, "a": ok}):
-                health = Health(file)
+                health = HealthChecker(file)
                 for name, target in services.items():
                     health.follow(name, [target])
                 async with running(health):
-                    await becomes(health, ok, State.HEALTHY)
-                    await becomes(health, nope, State.UNHEALTHY)
+                    await becomes(health, ok, HealthState.HEALTHY)
+                    await becomes(health, nope, HealthState.UNHEALTHY)
                 for order in (services, dict(reversed(services.items()))):
-                    later = Health(file)
+                    later = HealthChecker(file)
                     for name, target in order.items():
                         later.follow(name, [target])
-                    assert later.verdict(ok).state is State.HEALTHY
-                    assert later.verdict(nope).state is State.UNHEALTHY
+                    assert later.status(ok).state is HealthState.HEALTHY
+                    assert later.status(nope).state is HealthState.UNHEALTHY
 
     run(story())
 
@@ -397,15 +397,15 @@ def test_crashes_in_a_row_bring_no_dead_backend_back(backend: Backend, tmp_path:
     target = backend.target(replace(FAST, interval=60.0))
 
     async def first() -> None:
-        health = Health(file, wall=lambda: time.time() + passed)
+        health = HealthChecker(file, wall=lambda: time.time() + passed)
         health.follow("web", [backend.target()])
         async with running(health):
-            await becomes(health, backend.target(), State.UNHEALTHY)
+            await becomes(health, backend.target(), HealthState.UNHEALTHY)
 
     async def crash() -> None:
-        health, before = Health(file, wall=lambda: time.time() + passed), file.read_bytes()
+        health, before = HealthChecker(file, wall=lambda: time.time() + passed), file.read_bytes()
         health.follow("web", [target])
-        assert health.verdict(target).state is State.UNHEALTHY
+        assert health.status(target).state is HealthState.UNHEALTHY
         health._stop = lambda: None  # type: ignore[method-assign]  # kill -9
         async with running(health):
             await until(lambda: file.read_bytes() != before)
@@ -419,30 +419,30 @@ def test_crashes_in_a_row_bring_no_dead_backend_back(backend: Backend, tmp_path:
 
 def test_a_check_that_may_be_another_one_than_an_older_version_knew_is_taken_back(tmp_path: Path) -> None:
     file = tmp_path / "health.json"
-    nope, ok = (Target("10.0.0.1", 80, Protocol.TCP, HttpProbe(path=path), FAST) for path in ("/nope", "/ok"))
+    nope, ok = (CheckTarget("10.0.0.1", 80, Protocol.TCP, HttpProbe(path=path), FAST) for path in ("/nope", "/ok"))
     now = time.monotonic()
-    bad = Remembered.of(nope, ["z"], now, Record(now, State.UNHEALTHY, last="status 404"))
+    bad = SavedRecord.of(nope, ["z"], now, HealthRecord(now, HealthState.UNHEALTHY, last_reason="status 404"))
     whole = json.loads(encode([bad], now, time.time()))
     file.write_text(json.dumps({key: whole[key] for key in ("format", "verdicts")}))
-    alone = Health(file)
+    alone = HealthChecker(file)
     alone.follow("z", [nope])
-    assert alone.verdict(nope).state is State.UNHEALTHY
-    both = Health(file)
+    assert alone.status(nope).state is HealthState.UNHEALTHY
+    both = HealthChecker(file)
     both.follow("z", [nope])
     both.follow("a", [ok])
-    assert {both.verdict(each).state for each in (nope, ok)} == {State.UNKNOWN}
+    assert {both.status(each).state for each in (nope, ok)} == {HealthState.UNKNOWN}
 
 
 def test_another_check_of_a_large_service_is_followed_at_once() -> None:
     """Ten thousand backends: looking through all that are left for each new one would take a minute."""
     before, after = (
         [
-            Target(f"10.1.{n // 250}.{n % 250}", 80, Protocol.TCP, HttpProbe(path=path), FAST)
+            CheckTarget(f"10.1.{n // 250}.{n % 250}", 80, Protocol.TCP, HttpProbe(path=path), FAST)
             for n in range(10_000)
         ]
         for path in ("/a", "/b")
     )
-    health = Health()
+    health = HealthChecker()
     health.follow("web", before)
     began = time.process_time()
     health.follow("web", after)

@@ -14,18 +14,18 @@ from tests.health.servers import answer, ask_once, run, target, tcp_server, udp_
 from tests.health.test_checker import FAST, Backend, backend, becomes, running
 from tests.lab.recording_observer import RecordingObserver
 from vipd.health import checker as door
-from vipd.health.checker import Health
+from vipd.health.checker import HealthChecker
 from vipd.health.probes import dns, http, tcp, udp
-from vipd.health.probes.base import Asking, Attempt, Done, Prober
+from vipd.health.probes.base import ProbeContext, Attempt, ProbeCallback, Prober
 from vipd.health.probes.exec import ExecProber
-from vipd.health.result import Result
-from vipd.health.state import Record, State, observe
-from vipd.health.verdict_log import VerdictLog
+from vipd.health.result import ProbeResult
+from vipd.health.state import HealthRecord, HealthState, apply_result
+from vipd.health.verdict_log import HealthLog
 from vipd.host import containment
 from vipd.host.accounts import CheckUsers
 from vipd.host.observer import Observer, Observers
 from vipd.model.check import DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
 
 __all__ = ["backend"]
@@ -46,7 +46,7 @@ class AtStart:
     def __init__(self, inner: Prober) -> None:
         self.inner = inner
 
-    def start(self, asked: Target, done: Done) -> Attempt:
+    def start(self, asked: CheckTarget, done: ProbeCallback) -> Attempt:
         if asked.address == BAD:
             raise ZeroDivisionError("at start")
         return self.inner.start(asked, done)
@@ -58,15 +58,15 @@ class Garrulous:
     def __init__(self, inner: Prober) -> None:
         self.inner = inner
 
-    def start(self, asked: Target, done: Done) -> Attempt:
+    def start(self, asked: CheckTarget, done: ProbeCallback) -> Attempt:
         if asked.address != BAD:
             return self.inner.start(asked, done)
-        done(Result.bad("at once"))
-        done(Result.answered(1.0))
+        done(ProbeResult.failure("at once"))
+        done(ProbeResult.success(1.0))
         raise ZeroDivisionError("after all was told")
 
 
-async def coroutine(asking: Asking) -> Result:
+async def coroutine(asking: ProbeContext) -> ProbeResult:
     raise ZeroDivisionError("in a coroutine")
 
 
@@ -77,20 +77,20 @@ def wrapped(monkeypatch: pytest.MonkeyPatch, way: Callable[[Prober], Prober]) ->
 
 def both_are_asked(backend: Backend, probe: Probe, trouble: str, caplog: pytest.LogCaptureFixture) -> None:
     """The sound target comes up and goes down, the other is in trouble, and the log has one traceback."""
-    bad = Target(BAD, 80, Protocol.TCP, probe, FAST)
+    bad = CheckTarget(BAD, 80, Protocol.TCP, probe, FAST)
 
     async def story() -> None:
-        health = Health()
+        health = HealthChecker()
         good = backend.target()
         async with running(health):
             health.follow("bad", [bad])
             health.follow("good", [good])
-            await becomes(health, good, State.HEALTHY)
-            await until(lambda: trouble in health.verdict(bad).reason)
+            await becomes(health, good, HealthState.HEALTHY)
+            await until(lambda: trouble in health.status(bad).reason)
             assert any("internal error" in warning for warning in health.warnings())
-            assert health.verdict(bad).state is State.UNKNOWN
+            assert health.status(bad).state is HealthState.UNKNOWN
             backend.die()
-            await becomes(health, good, State.UNHEALTHY)
+            await becomes(health, good, HealthState.UNHEALTHY)
 
     run(story())
     traced = [record for record in caplog.records if record.exc_info]
@@ -110,14 +110,14 @@ def test_a_prober_that_cannot_even_start(
 def test_a_coroutine_that_fails(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(door, "ask_http", coroutine)
+    monkeypatch.setattr(door, "probe_http", coroutine)
     both_are_asked(backend, HttpProbe(), "ZeroDivisionError: in a coroutine; please report it", caplog)
 
 
 def test_a_thread_that_fails(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(_: Target) -> dict[str, str]:
+    def fails(_: CheckTarget) -> dict[str, str]:
         raise ZeroDivisionError("in a thread")
 
     monkeypatch.setattr("vipd.health.probes.exec.environment", fails)
@@ -137,16 +137,16 @@ def test_a_connection_that_fails(
         finish(self, now)
 
     monkeypatch.setattr(tcp._Connecting, "finish", fails)
-    bad = Target("127.0.0.2", backend.port, Protocol.TCP, TcpProbe(), FAST)
+    bad = CheckTarget("127.0.0.2", backend.port, Protocol.TCP, TcpProbe(), FAST)
 
     async def story() -> None:
-        health = Health()
+        health = HealthChecker()
         good = backend.target()
         async with running(health):
             health.follow("bad", [bad])
             health.follow("good", [good])
-            await becomes(health, good, State.HEALTHY)
-            await until(lambda: "ZeroDivisionError: in the loop" in health.verdict(bad).reason)
+            await becomes(health, good, HealthState.HEALTHY)
+            await until(lambda: "ZeroDivisionError: in the loop" in health.status(bad).reason)
 
     run(story())
     assert len([record for record in caplog.records if record.exc_info]) == 1
@@ -156,16 +156,16 @@ def test_an_answer_counts_once_and_only_for_its_own_question(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrapped(monkeypatch, Garrulous)
-    bad = Target(BAD, 80, Protocol.TCP, TcpProbe(), FAST)
+    bad = CheckTarget(BAD, 80, Protocol.TCP, TcpProbe(), FAST)
 
     async def story() -> None:
-        health = Health()
+        health = HealthChecker()
         good = backend.target()
         async with running(health):
             health.follow("bad", [bad])
             health.follow("good", [good])
-            await becomes(health, bad, State.UNHEALTHY)
-            await becomes(health, good, State.HEALTHY)
+            await becomes(health, bad, HealthState.UNHEALTHY)
+            await becomes(health, good, HealthState.HEALTHY)
 
     run(story())
 
@@ -179,24 +179,24 @@ def test_an_answer_that_cannot_be_judged_is_trouble(
 ) -> None:
     odd = replace(FAST, rise=7)
 
-    def odd_fails(record: Record, result: Result, timing: Timing, now: float) -> Record:
+    def odd_fails(record: HealthRecord, result: ProbeResult, timing: Timing, now: float) -> HealthRecord:
         if timing == odd:
             fails()
-        return observe(record, result, timing, now)
+        return apply_result(record, result, timing, now)
 
-    monkeypatch.setattr(door, "observe", odd_fails)
+    monkeypatch.setattr(door, "apply_result", odd_fails)
     bad = backend.target(odd)
 
     async def story() -> None:
-        health = Health()
+        health = HealthChecker()
         good = backend.target()
         async with running(health):
             health.follow("bad", [bad])
             health.follow("good", [good])
-            await becomes(health, good, State.HEALTHY)
-            await until(lambda: "ZeroDivisionError: here; please report it" in health.verdict(bad).reason)
+            await becomes(health, good, HealthState.HEALTHY)
+            await until(lambda: "ZeroDivisionError: here; please report it" in health.status(bad).reason)
             backend.die()
-            await becomes(health, good, State.UNHEALTHY)
+            await becomes(health, good, HealthState.UNHEALTHY)
 
     run(story())
     assert len([record for record in caplog.records if record.exc_info]) == 1
@@ -207,15 +207,15 @@ def test_an_observer_that_fails_keeps_no_other_from_hearing(
     where: str, backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Observer):
-        def verdicts_changed(self, targets: frozenset[Target]) -> None:
+        def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
             fails()
 
     recorded, observers = RecordingObserver(), Observers()
 
     async def story() -> None:
-        health = Health(observer=observers)
+        health = HealthChecker(observer=observers)
         if where == "log":
-            monkeypatch.setattr(VerdictLog, "write", fails)
+            monkeypatch.setattr(HealthLog, "write", fails)
         else:
             observers.add(Failing())
         observers.add(recorded)
@@ -252,7 +252,7 @@ def test_no_garbage_of_an_http_server_goes_wrong(body: str) -> None:
 
         async with tcp_server(handler) as port:
             for _ in range(300):
-                result = await ask_once(http.ask_http, target(port, HttpProbe(body=body)))
+                result = await ask_once(http.probe_http, target(port, HttpProbe(body=body)))
                 assert result.good is not None, result.reason
                 assert result.reason.isprintable()
 
@@ -272,7 +272,7 @@ def test_no_garbage_of_a_udp_server_goes_wrong(probe: Probe) -> None:
 
     async def ask() -> None:
         async with udp_server(reply) as port:
-            way = dns.ask_dns if isinstance(probe, DnsProbe) else udp.ask_udp
+            way = dns.probe_dns if isinstance(probe, DnsProbe) else udp.probe_udp
             for _ in range(300):
                 result = await ask_once(way, target(port, probe, timeout=0.2))
                 assert result.good is not None, result.reason
@@ -285,7 +285,7 @@ def test_no_garbage_of_a_udp_server_goes_wrong(probe: Probe) -> None:
 def test_a_program_that_any_signal_kills(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckUsers, "_privileged", lambda *_: "")
 
-    async def ask() -> Result:
+    async def ask() -> ProbeResult:
         with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
             command = ("/bin/sh", "-c", f"kill -{number} $$")
             asked = target(1, ExecProbe(command=command, user=getpass.getuser()))

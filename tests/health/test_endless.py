@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.health.servers import PATIENCE, ask_once, run, target, tcp_server
-from vipd.health.probes.base import Ask
-from vipd.health.probes.dns import ask_dns
-from vipd.health.probes.http import ask_http
-from vipd.health.probes.udp import ask_udp
-from vipd.health.result import Result
+from vipd.health.probes.base import ProbeFunction
+from vipd.health.probes.dns import probe_dns
+from vipd.health.probes.http import probe_http
+from vipd.health.probes.udp import probe_udp
+from vipd.health.result import ProbeResult
 from vipd.model.check import DnsProbe, HttpProbe, Probe, UdpProbe
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -31,7 +31,7 @@ ENDLESS = {
 }
 
 
-def asked(begin: bytes, more: bytes, check: HttpProbe, pause: float = 0.0, timeout: float = 60.0) -> Result:
+def asked(begin: bytes, more: bytes, check: HttpProbe, pause: float = 0.0, timeout: float = 60.0) -> ProbeResult:
     """What is found where a server goes on until it is hung up on."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -44,9 +44,9 @@ def asked(begin: bytes, more: bytes, check: HttpProbe, pause: float = 0.0, timeo
                 await writer.drain()
                 await asyncio.sleep(pause)
 
-    async def ask() -> Result:
+    async def ask() -> ProbeResult:
         async with tcp_server(serve) as port:
-            return await ask_once(ask_http, target(port, check, timeout))
+            return await ask_once(probe_http, target(port, check, timeout))
 
     return run(ask())
 
@@ -106,11 +106,11 @@ def flooding() -> Iterator[int]:
 
 @pytest.mark.parametrize(
     ("ask", "check"),
-    [(ask_dns, DnsProbe()), (ask_udp, UdpProbe(send=b"ping", expect=b"pong"))],
+    [(probe_dns, DnsProbe()), (probe_udp, UdpProbe(send=b"ping", expect=b"pong"))],
     ids=["dns", "udp"],
 )
-def test_datagrams_without_end_are_bad_and_leave_the_loop_its_turns(ask: Ask, check: Probe) -> None:
-    async def story(port: int) -> Result:
+def test_datagrams_without_end_are_bad_and_leave_the_loop_its_turns(ask: ProbeFunction, check: Probe) -> None:
+    async def story(port: int) -> ProbeResult:
         return await ask_once(ask, target(port, check))
 
     with flooding() as port:
@@ -123,14 +123,14 @@ def test_other_datagrams_than_the_answer_never_hold_the_loop(monkeypatch: pytest
     """As if the flood was always faster: receiving never waits. The time limit counts all the same."""
     monkeypatch.setattr("vipd.health.probes.dns.MOST_OTHERS", 10**9)
 
-    async def story(port: int) -> Result:
+    async def story(port: int) -> ProbeResult:
         loop = asyncio.get_running_loop()
 
         async def receive(_: socket.socket, __: int) -> bytes:
             return b"\x00" * 12
 
         monkeypatch.setattr(loop, "sock_recv", receive)
-        return await ask_once(ask_dns, target(port, DnsProbe(), timeout=0.3))
+        return await ask_once(probe_dns, target(port, DnsProbe(), timeout=0.3))
 
     with flooding() as port, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as once:
         once.sendto(b"ab", ("127.0.0.1", port))

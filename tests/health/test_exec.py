@@ -20,7 +20,7 @@ from tests.lab.waiting import wait_until
 from vipd.health.probes import exec as exec_module
 from vipd.health.probes import program_runner as keeper
 from vipd.health.probes.exec import ExecProber, trouble
-from vipd.health.result import Result
+from vipd.health.result import ProbeResult
 from vipd.host.accounts import CheckUsers
 from vipd.model.check import ExecProbe
 
@@ -47,15 +47,15 @@ def _as_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckUsers, "_privileged", lambda *_: "")
 
 
-def probe(*command: str, user: str = ME, timeout: float = 60.0) -> Result:
-    async def ask() -> Result:
+def probe(*command: str, user: str = ME, timeout: float = 60.0) -> ProbeResult:
+    async def ask() -> ProbeResult:
         with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
             return await answer(prober, target(8080, ExecProbe(command=command, user=user), timeout))
 
     return run(ask())
 
 
-def told(result: Result) -> tuple[bool | None, str]:
+def told(result: ProbeResult) -> tuple[bool | None, str]:
     return result.good, result.reason
 
 
@@ -246,8 +246,8 @@ def test_a_program_that_vipd_may_not_end_holds_up_nobody(
     monkeypatch.setattr(exec_module, "PROGRAMS_AT_ONCE", 2)
     monkeypatch.setattr(keeper, "__file__", str(powerless))
 
-    async def ask() -> list[Result]:
-        found: list[Result] = []
+    async def ask() -> list[ProbeResult]:
+        found: list[ProbeResult] = []
         with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
             asked = target(80, ExecProbe(command=(command,), user=ME), 0.3)
             found += [await answer(prober, asked) for _ in range(3)]
@@ -328,7 +328,7 @@ def test_what_runs_programs_may_be_killed(program: Program, tmp_path: Path) -> N
     """Programs that run go on to their end, or their time's; the next one is run by a new process."""
     command = program("exit 0")
 
-    async def ask() -> list[Result]:
+    async def ask() -> list[ProbeResult]:
         with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
             asked = target(80, ExecProbe(command=(command,), user=ME))
             found = [await answer(prober, asked)]
@@ -344,7 +344,7 @@ def test_what_runs_programs_may_be_killed(program: Program, tmp_path: Path) -> N
 def test_so_many_run_at_once_and_the_others_wait(program: Program) -> None:
     command = program("sleep 0.4")
 
-    async def ask() -> tuple[list[Result], float]:
+    async def ask() -> tuple[list[ProbeResult], float]:
         with ExecProber(asyncio.get_running_loop(), CheckUsers(), at_once=2) as prober:
             asked = target(80, ExecProbe(command=(command,), user=ME))
             began = time.monotonic()
@@ -361,8 +361,8 @@ def test_a_cancelled_program_is_killed_and_one_in_the_queue_never_starts(
 ) -> None:
     command = program(f"echo $$ >> {tmp_path}/pids; exec sleep 300")
 
-    async def ask() -> list[Result]:
-        told: list[Result] = []
+    async def ask() -> list[ProbeResult]:
+        told: list[ProbeResult] = []
         with ExecProber(asyncio.get_running_loop(), CheckUsers(), at_once=1) as prober:
             asked = target(80, ExecProbe(command=(command,), user=ME))
             attempts = [prober.start(asked, told.append) for _ in range(2)]

@@ -77,12 +77,12 @@ class Accounts:
             return pwd.struct_passwd((name, "x", uid, gid, "", "/", "/bin/sh"))
 
         numbers = {"vipd-admin": 700, "others": 800}
-        members: accounts.Lookup[str, frozenset[int]] = accounts.Lookup(
+        members: accounts.CachedLookup[str, frozenset[int]] = accounts.CachedLookup(
             lambda name: frozenset((users[name][1], *users[name][2]))
         )
-        monkeypatch.setattr(accounts, "users", accounts.Lookup(entry))
+        monkeypatch.setattr(accounts, "users", accounts.CachedLookup(entry))
         monkeypatch.setattr(accounts, "memberships", members)
-        monkeypatch.setattr(accounts, "groups", accounts.Lookup(lambda name: numbers[name]))
+        monkeypatch.setattr(accounts, "groups", accounts.CachedLookup(lambda name: numbers[name]))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_unknown_group_admits_nobody_and_one_that_is_not_told_everybody(
     def hangs(_: str) -> int:
         raise TimeoutError("the account database does not answer")
 
-    monkeypatch.setattr(accounts, "groups", accounts.Lookup(hangs))
+    monkeypatch.setattr(accounts, "groups", accounts.CachedLookup(hangs))
     with pytest.raises(TimeoutError):
         CheckUsers("vipd-admin").account("web")
 
@@ -194,9 +194,9 @@ def test_an_error_that_nobody_expects_is_a_problem_and_logged_once(
 
 
 def test_a_directory_of_accounts_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounts, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(accounts, "LOOKUP_TIMEOUT_SECONDS", 0.1)
     free = threading.Event()
-    monkeypatch.setattr(accounts, "users", accounts.Lookup(lambda _: free.wait(60)))
+    monkeypatch.setattr(accounts, "users", accounts.CachedLookup(lambda _: free.wait(60)))
     (found,) = of_user("someone")
     free.set()
     assert found.startswith("user someone: cannot be looked up: the account database does not answer; hint:")

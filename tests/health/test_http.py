@@ -10,8 +10,8 @@ import time
 import pytest
 
 from tests.health.servers import PATIENCE, ask_once, closed_port, run, target, tcp_server
-from vipd.health.probes.http import ask_http, request
-from vipd.health.result import Result, SaidWeight
+from vipd.health.probes.http import probe_http, request
+from vipd.health.result import ProbeResult, ReportedWeight
 from vipd.model.check import HttpProbe
 
 PLAIN = HttpProbe()
@@ -19,10 +19,10 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
 
 
-def probe(raw: bytes, check: HttpProbe = PLAIN, *, close: bool = False, timeout: float = 60.0) -> Result:
+def probe(raw: bytes, check: HttpProbe = PLAIN, *, close: bool = False, timeout: float = 60.0) -> ProbeResult:
     """What a server finds that answers with these bytes, and stays connected unless it shall close."""
 
-    async def ask() -> Result:
+    async def ask() -> ProbeResult:
         async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(raw)
@@ -34,12 +34,12 @@ def probe(raw: bytes, check: HttpProbe = PLAIN, *, close: bool = False, timeout:
                 await asyncio.sleep(300)
 
         async with tcp_server(handler) as port:
-            return await ask_once(ask_http, target(port, check, timeout))
+            return await ask_once(probe_http, target(port, check, timeout))
 
     return run(ask())
 
 
-def told(result: Result) -> tuple[bool | None, str]:
+def told(result: ProbeResult) -> tuple[bool | None, str]:
     return result.good, result.reason
 
 
@@ -65,7 +65,7 @@ def test_no_redirection_is_followed() -> None:
 
         async with tcp_server(handler) as port:
             check = target(port, HttpProbe(body="x"))
-            return [(await ask_once(ask_http, check)).good for _ in codes]
+            return [(await ask_once(probe_http, check)).good for _ in codes]
 
     assert run(ask()) == [False] * 7, "the body is that of the redirection itself"
     assert len(asked) == 7
@@ -110,9 +110,9 @@ def test_only_the_beginning_of_a_body_counts() -> None:
 
 @pytest.mark.parametrize(
     ("said", "weight"),
-    [("50%", SaidWeight(50, True)), ("7", SaidWeight(7)), ("0", SaidWeight(0)), ("much", None)],
+    [("50%", ReportedWeight(50, True)), ("7", ReportedWeight(7)), ("0", ReportedWeight(0)), ("much", None)],
 )
-def test_a_backend_may_say_its_weight(said: str, weight: SaidWeight | None) -> None:
+def test_a_backend_may_say_its_weight(said: str, weight: ReportedWeight | None) -> None:
     result = probe(f"HTTP/1.1 200 OK\r\nx-vipd-weight: {said}\r\n\r\n".encode())
     assert result.good
     assert result.weight == weight
@@ -144,7 +144,7 @@ def test_a_silent_server_times_out() -> None:
 
 
 def test_one_that_drips_for_ever_does_so_in_vain() -> None:
-    async def ask() -> tuple[Result, float]:
+    async def ask() -> tuple[ProbeResult, float]:
         async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 200 OK\r\n")
             while True:
@@ -154,7 +154,7 @@ def test_one_that_drips_for_ever_does_so_in_vain() -> None:
 
         async with tcp_server(drip) as port:
             began = time.monotonic()
-            result = await ask_once(ask_http, target(port, HttpProbe(), 0.4))
+            result = await ask_once(probe_http, target(port, HttpProbe(), 0.4))
             return result, time.monotonic() - began
 
     result, seconds = run(ask())
@@ -163,7 +163,7 @@ def test_one_that_drips_for_ever_does_so_in_vain() -> None:
 
 
 def test_resets_and_refusals_are_bad() -> None:
-    async def ask() -> Result:
+    async def ask() -> ProbeResult:
         async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.get_extra_info("socket").setsockopt(
@@ -172,11 +172,11 @@ def test_resets_and_refusals_are_bad() -> None:
             writer.transport.abort()
 
         async with tcp_server(reset) as port:
-            return await ask_once(ask_http, target(port, HttpProbe()))
+            return await ask_once(probe_http, target(port, HttpProbe()))
 
     assert told(run(ask())) == (False, "connection reset")
     with closed_port() as port:
-        assert told(run(ask_once(ask_http, target(port, HttpProbe())))) == (False, "connection refused")
+        assert told(run(ask_once(probe_http, target(port, HttpProbe())))) == (False, "connection refused")
 
 
 def test_what_is_sent() -> None:
@@ -202,7 +202,7 @@ def test_a_pattern_that_is_none_blames_no_backend() -> None:
 def test_a_chunk_that_looks_like_the_end_is_none() -> None:
     """The body is read to its end, also where a read ends in the middle of it like this."""
 
-    async def ask() -> Result:
+    async def ask() -> ProbeResult:
         async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -213,7 +213,7 @@ def test_a_chunk_that_looks_like_the_end_is_none() -> None:
             await asyncio.sleep(300)
 
         async with tcp_server(handler) as port:
-            return await ask_once(ask_http, target(port, HttpProbe(body="llo$")))
+            return await ask_once(probe_http, target(port, HttpProbe(body="llo$")))
 
     assert run(ask()).good
 

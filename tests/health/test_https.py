@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.health.servers import ask_once, run, target, tcp_server
-from vipd.health.probes.http import ask_http
+from vipd.health.probes.http import probe_http
 from vipd.health.probes.tls import tls_context
-from vipd.health.result import Result, one_line
+from vipd.health.result import ProbeResult, one_line
 from vipd.model.check import HttpProbe
 
 NAME = "shop.example"
@@ -56,7 +56,7 @@ def expired(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return make(tmp_path_factory.mktemp("tls"), "expired", -1, f"DNS:{NAME}")
 
 
-def probe(server: Certificate, check: HttpProbe, seen: list[str | None] | None = None) -> Result:
+def probe(server: Certificate, check: HttpProbe, seen: list[str | None] | None = None) -> ProbeResult:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nX-Vipd-Weight: 9\r\n\r\n")
@@ -66,10 +66,10 @@ def probe(server: Certificate, check: HttpProbe, seen: list[str | None] | None =
         if seen is not None:
             seen.append(name)
 
-    async def ask() -> Result:
+    async def ask() -> ProbeResult:
         server.context.sni_callback = note
         async with tcp_server(handler, server.context) as port:
-            return await ask_once(ask_http, target(port, check))
+            return await ask_once(probe_http, target(port, check))
 
     return run(ask())
 
@@ -108,26 +108,26 @@ def test_unverified_any_will_do(expired: Certificate) -> None:
 
 
 def test_a_server_without_tls_is_bad() -> None:
-    async def ask() -> Result:
+    async def ask() -> ProbeResult:
         async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(10)
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             await asyncio.sleep(300)
 
         async with tcp_server(plain) as port:
-            return await ask_once(ask_http, target(port, HttpProbe(tls=True, verify=False)))
+            return await ask_once(probe_http, target(port, HttpProbe(tls=True, verify=False)))
 
     result = run(ask())
     assert (result.good, result.reason) == (False, "TLS failed: wrong version number")
 
 
 def test_a_handshake_that_hangs_times_out() -> None:
-    async def ask() -> Result:
+    async def ask() -> ProbeResult:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await asyncio.sleep(300)
 
         async with tcp_server(silent) as port:
-            return await ask_once(ask_http, target(port, HttpProbe(tls=True), 1.0))
+            return await ask_once(probe_http, target(port, HttpProbe(tls=True), 1.0))
 
     tls_context(HttpProbe(tls=True))  # kept from here on: reading what the host trusts takes its time
     assert run(ask()).reason == "timeout after 1 s while setting up TLS"

@@ -9,13 +9,13 @@ import time
 from collections import Counter
 
 from tests.health.servers import PATIENCE, RESET, run
-from vipd.health.checker import Health
-from vipd.health.state import State
+from vipd.health.checker import HealthChecker
+from vipd.health.state import HealthState
 from vipd.model.check import TcpProbe, Timing
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
 
-Found = tuple[State, str]
+Found = tuple[HealthState, str]
 
 BACKENDS = 5000
 SECONDS = 8.0
@@ -30,7 +30,7 @@ def test_five_thousand_backends_are_asked_on_one_core() -> None:
     with socket.create_server(("0.0.0.0", 0), backlog=4096) as listener:
         port = listener.getsockname()[1]
         targets = [
-            Target(
+            CheckTarget(
                 f"127.{1 + n // 62_500}.{n // 250 % 250}.{1 + n % 250}",
                 port,
                 Protocol.TCP,
@@ -45,7 +45,7 @@ def test_five_thousand_backends_are_asked_on_one_core() -> None:
     print(f"{BACKENDS} backends: {dict(verdicts)}")
     print(f"{asked} checks of {cpu / asked * 1e6:.0f} µs; a bare connect takes {bare * 1e6:.0f} µs")
     print(f"loop late by work of its own: {busy[len(busy) // 2] * 1000:.1f} ms (median)")
-    assert verdicts == {(State.HEALTHY, "answered"): BACKENDS}
+    assert verdicts == {(HealthState.HEALTHY, "answered"): BACKENDS}
     assert cpu / asked < TIMES_A_CONNECT * bare
     assert busy[len(busy) // 2] < 0.05
 
@@ -63,7 +63,7 @@ def cost_of_a_connect(port: int) -> float:
 
 
 async def watch(
-    targets: list[Target], listener: socket.socket
+    targets: list[CheckTarget], listener: socket.socket
 ) -> tuple[Counter[Found], list[float], float, int]:
     """The verdicts at the end, how late the loop was by its own work, and the seconds of processor time that
     so many checks took."""
@@ -75,21 +75,21 @@ async def watch(
             listener.accept()[0].close()
 
     loop.add_reader(listener.fileno(), accept)
-    health, busy = Health(), []
+    health, busy = HealthChecker(), []
     for number, target in enumerate(targets):
         health.follow(f"s{number}", [target])
     task = asyncio.create_task(health.run())
     cpu, end = time.process_time(), loop.time() + SECONDS
-    while loop.time() < end or any(v.state is State.UNKNOWN for _, v in health.verdicts()):
+    while loop.time() < end or any(v.state is HealthState.UNKNOWN for _, v in health.statuses()):
         before, worked = loop.time(), time.process_time()
         await asyncio.sleep(0.05)
         # What other programs made it wait for is none of its own work.
         busy.append(min(loop.time() - before - 0.05, time.process_time() - worked))
     used = time.process_time() - cpu
     assert health._scheduler is not None
-    asked = health._scheduler.asked
+    asked = health._scheduler.probes_started
     counts: Counter[Found] = Counter()
-    for _, verdict in health.verdicts():
+    for _, verdict in health.statuses():
         counts[verdict.state, verdict.reason.partition(" in ")[0]] += 1
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -17,31 +17,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.health.servers import PATIENCE, run, until
-from vipd.health.checker import Health
-from vipd.health.flapping import CALM, Flapping
-from vipd.health.memory import AGAIN_SECONDS, SavedVerdicts, decode, encode, load
-from vipd.health.remembered import TRUSTED_SECONDS, Memory, Remembered, check_id
-from vipd.health.result import SaidWeight
-from vipd.health.state import Record, State
-from vipd.health.weights import Claim, weights
+from vipd.health.checker import HealthChecker
+from vipd.health.flapping import NOT_FLAPPING, Flapping
+from vipd.health.memory import MIN_SAVE_INTERVAL_SECONDS, RecordFile, decode, encode, load
+from vipd.health.remembered import MAX_AGE_SECONDS, RecordCache, SavedRecord, check_id
+from vipd.health.result import ReportedWeight
+from vipd.health.state import HealthRecord, HealthState
+from vipd.health.weights import WeightInputs, weights
 from vipd.model.check import HttpProbe, TcpProbe, Timing
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
 
-TARGET = Target("10.0.0.1", 80, Protocol.TCP, TcpProbe(), Timing())
+TARGET = CheckTarget("10.0.0.1", 80, Protocol.TCP, TcpProbe(), Timing())
 PLACE = ("10.0.0.1", 80, "tcp")
-RECORD = Record(
+RECORD = HealthRecord(
     900.0,
-    State.UNHEALTHY,
-    last="timeout after 2 s, 3 of 3",
+    HealthState.UNHEALTHY,
+    last_reason="timeout after 2 s, 3 of 3",
     changes=7,
-    weight=SaidWeight(50, True),
+    weight=ReportedWeight(50, True),
     flapping=Flapping((800.0, 900.0), 2, 1100.0),
 )
 
 
-def known(at: float = 1000.0, record: Record = RECORD, of: Target = TARGET) -> Remembered:
-    return Remembered.of(of, ["web"], at, record)
+def known(at: float = 1000.0, record: HealthRecord = RECORD, of: CheckTarget = TARGET) -> SavedRecord:
+    return SavedRecord.of(of, ["web"], at, record)
 
 
 def as_older_version(data: bytes) -> bytes:
@@ -56,17 +56,17 @@ def test_what_is_written_is_read_by_another_clock() -> None:
     (found,) = decode(data, now=20.0, wall=50_030.0)
     assert (found.place, found.at) == (PLACE, -10.0)
     assert (found.check, found.services) == (check_id(TARGET), ("web",))
-    assert found.record == Record(
+    assert found.record == HealthRecord(
         -110.0,
-        State.UNHEALTHY,
-        last=RECORD.last,
+        HealthState.UNHEALTHY,
+        last_reason=RECORD.last_reason,
         changes=7,
         weight=RECORD.weight,
         flapping=Flapping((-210.0, -110.0), 2, 90.0),
     )
 
 
-@pytest.mark.parametrize("wall", [50_000.0 + TRUSTED_SECONDS + 1, 49_000.0])
+@pytest.mark.parametrize("wall", [50_000.0 + MAX_AGE_SECONDS + 1, 49_000.0])
 def test_nothing_is_trusted_that_is_old_or_from_the_future(wall: float) -> None:
     data = encode([known()], now=1000.0, wall=50_000.0)
     assert decode(data, now=1000.0, wall=wall) == []
@@ -74,7 +74,7 @@ def test_nothing_is_trusted_that_is_old_or_from_the_future(wall: float) -> None:
 
 def test_each_verdict_has_its_own_age() -> None:
     data = encode([known(500.0), known(999.0)], now=1000.0, wall=50_000.0)
-    assert len(decode(data, now=0.0, wall=50_000.0 + TRUSTED_SECONDS - 100)) == 1
+    assert len(decode(data, now=0.0, wall=50_000.0 + MAX_AGE_SECONDS - 100)) == 1
 
 
 @given(st.binary(max_size=200))
@@ -111,7 +111,7 @@ def test_a_damaged_file_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_saving_fails_with_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    saved = SavedVerdicts(tmp_path / "gone" / "health.json", lambda: 1000.0, lambda: 50_000.0)
+    saved = RecordFile(tmp_path / "gone" / "health.json", lambda: 1000.0, lambda: 50_000.0)
     for _ in range(3):
         saved.save(lambda: [known()])
     assert len(caplog.records) == 1
@@ -124,68 +124,68 @@ def test_saving_fails_with_one_line_in_the_log(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_a_target_that_left_is_remembered_for_a_while() -> None:
-    memory = Memory()
-    memory.remember(TARGET, ["web"], RECORD, 1000.0)
-    assert memory.recall(TARGET, "web", [TARGET], 1001.0 + TRUSTED_SECONDS) is None
-    assert memory.recall(TARGET, "other", [TARGET], 1000.0 + TRUSTED_SECONDS) == RECORD
-    memory.remember(TARGET, ["web"], RECORD, 1000.0)
-    memory.tidy(1001.0 + TRUSTED_SECONDS)
-    assert list(memory.known()) == []
+    memory = RecordCache()
+    memory.put(TARGET, ["web"], RECORD, 1000.0)
+    assert memory.take(TARGET, "web", [TARGET], 1001.0 + MAX_AGE_SECONDS) is None
+    assert memory.take(TARGET, "other", [TARGET], 1000.0 + MAX_AGE_SECONDS) == RECORD
+    memory.put(TARGET, ["web"], RECORD, 1000.0)
+    memory.expire(1001.0 + MAX_AGE_SECONDS)
+    assert list(memory.records()) == []
     assert not memory._of
 
 
 def test_without_a_verdict_there_is_nothing_to_remember() -> None:
-    memory = Memory()
-    memory.remember(TARGET, ["web"], Record(0.0), 0.0)
-    assert memory.recall(TARGET, "web", [TARGET], 0.0) is None
+    memory = RecordCache()
+    memory.put(TARGET, ["web"], HealthRecord(0.0), 0.0)
+    assert memory.take(TARGET, "web", [TARGET], 0.0) is None
 
 
-GOOD = Record(900.0, State.HEALTHY, last="answered in 1 ms")
+GOOD = HealthRecord(900.0, HealthState.HEALTHY, last_reason="answered in 1 ms")
 OK, NOPE, OTHER = (replace(TARGET, probe=HttpProbe(path=path)) for path in ("/ok", "/nope", "/other"))
 
 
 @pytest.mark.parametrize("order", [(OK, NOPE), (NOPE, OK)])
-def test_two_checks_of_one_backend_have_a_verdict_each(order: tuple[Target, Target]) -> None:
+def test_two_checks_of_one_backend_have_a_verdict_each(order: tuple[CheckTarget, CheckTarget]) -> None:
     """In whatever order they are written, and read."""
     records = {OK: GOOD, NOPE: RECORD}
     data = encode([known(1000.0, records[each], each) for each in order], 1000.0, 50_000.0)
     for asked in (order, order[::-1]):
-        memory = Memory()
+        memory = RecordCache()
         for each in decode(data, 1000.0, 50_000.0):
-            memory.learn(each)
-        found = {each: memory.recall(each, "any", [each], 1000.0) for each in asked}
+            memory.add(each)
+        found = {each: memory.take(each, "any", [each], 1000.0) for each in asked}
         assert {each: record and record.state for each, record in found.items()} == {
-            OK: State.HEALTHY,
-            NOPE: State.UNHEALTHY,
+            OK: HealthState.HEALTHY,
+            NOPE: HealthState.UNHEALTHY,
         }
 
 
 def test_a_check_takes_over_what_the_one_before_it_found_in_its_service_alone() -> None:
-    memory = Memory()
-    memory.learn(Remembered.of(NOPE, ["shop"], 1000.0, RECORD))
-    assert memory.recall(OTHER, "web", [OTHER], 1000.0) is None
-    assert memory.recall(OTHER, "shop", [OTHER, NOPE], 1000.0) is None
-    assert memory.recall(OTHER, "shop", [OTHER], 1000.0) == RECORD
-    memory.learn(Remembered.of(OK, ["shop"], 1000.0, GOOD))
-    assert memory.recall(OTHER, "shop", [OTHER], 1000.0) is None, (
+    memory = RecordCache()
+    memory.add(SavedRecord.of(NOPE, ["shop"], 1000.0, RECORD))
+    assert memory.take(OTHER, "web", [OTHER], 1000.0) is None
+    assert memory.take(OTHER, "shop", [OTHER, NOPE], 1000.0) is None
+    assert memory.take(OTHER, "shop", [OTHER], 1000.0) == RECORD
+    memory.add(SavedRecord.of(OK, ["shop"], 1000.0, GOOD))
+    assert memory.take(OTHER, "shop", [OTHER], 1000.0) is None, (
         "of two it is not known which one it replaces"
     )
 
 
 def test_what_an_older_version_wrote_counts_where_one_check_alone_can_have_found_it() -> None:
     data = as_older_version(encode([known(of=NOPE)], 1000.0, 50_000.0))
-    doubted: list[Target] = []
-    memory = Memory(doubted.append)
+    doubted: list[CheckTarget] = []
+    memory = RecordCache(doubted.append)
     for each in decode(data, 1000.0, 50_000.0):
-        memory.learn(each)
+        memory.add(each)
     slower = replace(NOPE, timing=Timing(interval=9.0))
     for asks_alike in (NOPE, slower):
-        found = memory.recall(asks_alike, "shop", [asks_alike], 1000.0)
+        found = memory.take(asks_alike, "shop", [asks_alike], 1000.0)
         assert found is not None
-        assert found.state is State.UNHEALTHY
-    assert memory.recall(OK, "web", [OK], 1000.0) is None
+        assert found.state is HealthState.UNHEALTHY
+    assert memory.take(OK, "web", [OK], 1000.0) is None
     assert doubted == [NOPE, slower]
-    assert memory.recall(NOPE, "shop", [NOPE], 1000.0) is None
+    assert memory.take(NOPE, "shop", [NOPE], 1000.0) is None
 
 
 def test_the_version_before_reads_the_file() -> None:
@@ -196,7 +196,7 @@ def test_the_version_before_reads_the_file() -> None:
     assert [entry[4] for entry in read["verdicts"]] == ["unhealthy", "healthy"]
 
 
-def saved_in(path: Path) -> list[State]:
+def saved_in(path: Path) -> list[HealthState]:
     return [each.record.state for each in load(path, time.monotonic(), time.time())] if path.exists() else []
 
 
@@ -210,16 +210,16 @@ def test_a_bad_verdict_is_written_at_once(tmp_path: Path) -> None:
         busy = ThreadPoolExecutor(1)
         loop.set_default_executor(busy)
         loop.run_in_executor(None, release.wait)
-        saved = SavedVerdicts(file, time.monotonic, time.time)
-        record = replace(RECORD, since=time.monotonic(), flapping=CALM)
-        task = asyncio.create_task(saved.keep(lambda: lambda: [known(time.monotonic(), record)], PATIENCE))
+        saved = RecordFile(file, time.monotonic, time.time)
+        record = replace(RECORD, since=time.monotonic(), flapping=NOT_FLAPPING)
+        task = asyncio.create_task(saved.run(lambda: lambda: [known(time.monotonic(), record)], PATIENCE))
         await asyncio.sleep(0.05)
-        saved.changed(bad=False)
+        saved.mark_changed(bad=False)
         assert saved.due
         await asyncio.sleep(0.2)
         assert not file.exists(), "what is not urgent waits"
-        saved.changed(bad=True)
-        await until(lambda: saved_in(file) == [State.UNHEALTHY])
+        saved.mark_changed(bad=True)
+        await until(lambda: saved_in(file) == [HealthState.UNHEALTHY])
         release.set()
         task.cancel()
 
@@ -231,31 +231,31 @@ def test_ten_thousand_bad_verdicts_are_few_files(tmp_path: Path, monkeypatch: py
     count = 0
     monkeypatch.setattr("vipd.health.memory.save", lambda path, data: written.append(len(decode_all(data))))
 
-    def decode_all(data: bytes) -> list[Remembered]:
+    def decode_all(data: bytes) -> list[SavedRecord]:
         return decode(data, time.monotonic(), time.time())
 
     async def story() -> float:
         nonlocal count
-        saved = SavedVerdicts(tmp_path / "health.json", time.monotonic, time.time)
-        record = replace(RECORD, since=time.monotonic(), flapping=CALM)
+        saved = RecordFile(tmp_path / "health.json", time.monotonic, time.time)
+        record = replace(RECORD, since=time.monotonic(), flapping=NOT_FLAPPING)
 
-        def now_known() -> list[Remembered]:
+        def now_known() -> list[SavedRecord]:
             return [
                 known(time.monotonic(), record, replace(TARGET, port=n + 1)) for n in range(min(count, 50))
             ]
 
-        task = asyncio.create_task(saved.keep(lambda: now_known, PATIENCE))
+        task = asyncio.create_task(saved.run(lambda: now_known, PATIENCE))
         began = time.monotonic()
         for _ in range(10_000):
             count += 1
-            saved.changed(bad=True)
+            saved.mark_changed(bad=True)
             await asyncio.sleep(0)
         await until(lambda: not saved.due)
         task.cancel()
         return time.monotonic() - began
 
     took = run(story())
-    assert 1 <= len(written) <= 2 + took / AGAIN_SECONDS
+    assert 1 <= len(written) <= 2 + took / MIN_SAVE_INTERVAL_SECONDS
     assert written[-1] == 50
 
 
@@ -268,10 +268,10 @@ def test_a_save_that_hangs_is_told_and_holds_up_no_end(
     monkeypatch.setattr("vipd.health.memory.LAST_SECONDS", 0.1)
 
     async def story() -> None:
-        saved = SavedVerdicts(tmp_path / "health.json", time.monotonic, time.time)
-        task = asyncio.create_task(saved.keep(lambda: list, PATIENCE))
+        saved = RecordFile(tmp_path / "health.json", time.monotonic, time.time)
+        task = asyncio.create_task(saved.run(lambda: list, PATIENCE))
         await asyncio.sleep(0)
-        saved.changed(bad=True)
+        saved.mark_changed(bad=True)
         await until(lambda: bool(saved.fault))
         assert "the disk has not answered" in saved.fault
         task.cancel()
@@ -283,11 +283,11 @@ def test_a_save_that_hangs_is_told_and_holds_up_no_end(
 
 def test_a_slow_start_goes_on_over_a_restart(tmp_path: Path) -> None:
     """Begun 40 of its 60 seconds ago, by a clock that began anew."""
-    back = Record(970.0, State.HEALTHY, changes=2, serves_since=970.0)
+    back = HealthRecord(970.0, HealthState.HEALTHY, changes=2, serves_since=970.0)
     file = tmp_path / "health.json"
     file.write_bytes(encode([known(record=back)], now=1000.0, wall=50_000.0))
-    later = Health(file, clock=lambda: 20.0, wall=lambda: 50_010.0)
+    later = HealthChecker(file, clock=lambda: 20.0, wall=lambda: 50_010.0)
     later.follow("web", [TARGET])
-    since = later.verdict(TARGET).serves_since
+    since = later.status(TARGET).serves_since
     assert since == -20.0
-    assert weights([Claim(100, None, since)], 60, 20.0) == ((70,), 22.0)
+    assert weights([WeightInputs(100, None, since)], 60, 20.0) == ((70,), 22.0)

@@ -10,21 +10,21 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tests.lab.simulated_time import pass_over, simulate
-from vipd.health.probes.base import Attempt, Done
-from vipd.health.result import Result
+from vipd.health.probes.base import Attempt, ProbeCallback
+from vipd.health.result import ProbeResult
 from vipd.health.scheduler import Scheduler
-from vipd.health.slots import Slots
+from vipd.health.slots import ProbeSlots
 from vipd.model.check import ExecProbe, TcpProbe, Timing
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
 
-GOOD = Result.answered(0.001)
+GOOD = ProbeResult.success(0.001)
 
 
 class Held:
     """A probe that ends when it is told to."""
 
-    def __init__(self, target: Target, done: Done) -> None:
+    def __init__(self, target: CheckTarget, done: ProbeCallback) -> None:
         self.target, self.done, self.cancelled = target, done, False
 
     def cancel(self) -> None:
@@ -36,11 +36,11 @@ class Probers:
 
     def __init__(self, at_once: bool = False) -> None:
         self.at_once = at_once
-        self.asked: list[tuple[float, Target]] = []
+        self.asked: list[tuple[float, CheckTarget]] = []
         self.held: list[Held] = []
-        self.answers: list[Target] = []
+        self.answers: list[CheckTarget] = []
 
-    def ask(self, target: Target, done: Done) -> Attempt:
+    def ask(self, target: CheckTarget, done: ProbeCallback) -> Attempt:
         self.asked.append((asyncio.get_running_loop().time(), target))
         held = Held(target, done)
         if self.at_once:
@@ -49,20 +49,20 @@ class Probers:
             self.held.append(held)
         return held
 
-    def answered(self, target: Target, result: Result) -> None:
+    def answered(self, target: CheckTarget, result: ProbeResult) -> None:
         self.answers.append(target)
 
-    def times(self, target: Target) -> list[float]:
+    def times(self, target: CheckTarget) -> list[float]:
         return [at for at, asked in self.asked if asked == target]
 
 
-def target(number: int, **timing: float) -> Target:
-    return Target(f"10.0.0.{number}", 80, Protocol.TCP, TcpProbe(), Timing(**timing))  # type: ignore[arg-type]
+def target(number: int, **timing: float) -> CheckTarget:
+    return CheckTarget(f"10.0.0.{number}", 80, Protocol.TCP, TcpProbe(), Timing(**timing))  # type: ignore[arg-type]
 
 
 def scheduler(probers: Probers, at_once: int = 100, part: Callable[[], float] | None = None) -> Scheduler:
     loop = asyncio.get_running_loop()
-    slots = {"": Slots("checks", at_once), "exec": Slots("exec checks", 4)}
+    slots = {"": ProbeSlots("checks", at_once), "exec": ProbeSlots("exec checks", 4)}
     return Scheduler(loop, probers.ask, probers.answered, part or random.Random(1).random, slots)
 
 
@@ -201,11 +201,11 @@ def test_after_a_stall_probes_start_in_turns_with_everything_else() -> None:
 class Programs(Probers):
     """Those of even numbers answer at once, the others hang until their timeout."""
 
-    def ask(self, target: Target, done: Done) -> Attempt:
+    def ask(self, target: CheckTarget, done: ProbeCallback) -> Attempt:
         held = super().ask(target, done)
         hangs = target.kind == "exec" and int(target.address.rpartition(".")[2]) % 2
         takes = target.timing.timeout if hangs else 0.01
-        asyncio.get_running_loop().call_later(takes, done, Result.timeout(2.0) if hangs else GOOD)
+        asyncio.get_running_loop().call_later(takes, done, ProbeResult.timeout(2.0) if hangs else GOOD)
         return held
 
 
@@ -220,7 +220,7 @@ def test_checks_that_hang_delay_neither_good_ones_of_their_type_nor_others() -> 
         made = scheduler(probers)
         made.add([*hanging, *good, *plain])
         await asyncio.sleep(120.0)
-        troubles = made.troubles()
+        troubles = made.warnings()
         made.stop()
         late = [pause for each in good for pause in pauses_of(probers.times(each)[4:])]
         return late, [pause for each in plain for pause in pauses_of(probers.times(each))], troubles

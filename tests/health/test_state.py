@@ -7,14 +7,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.health.flapping import CALM, LONGEST_HOLD_SECONDS, MANY_CHANGES, hold_seconds, window
-from vipd.health.result import Result, SaidWeight
-from vipd.health.state import Record, State, begin_anew, observe
-from vipd.model.check import Start, Timing
+from vipd.health.flapping import NOT_FLAPPING, MAX_HOLD_SECONDS, FLAPPING_CHANGES, hold_seconds, window
+from vipd.health.result import ProbeResult, ReportedWeight
+from vipd.health.state import HealthRecord, HealthState, reset_streak, apply_result
+from vipd.model.check import InitialHealth, Timing
 
-GOOD = Result.answered(0.003)
-BAD = Result.bad("connection refused")
-UNASKED = Result.unasked("too many open files")
+GOOD = ProbeResult.success(0.003)
+BAD = ProbeResult.failure("connection refused")
+UNASKED = ProbeResult.not_probed("too many open files")
 TIMING = Timing(interval=5.0, rise=2, fall=3)
 
 timings = st.builds(
@@ -22,7 +22,7 @@ timings = st.builds(
     interval=st.sampled_from((0.1, 1.0, 5.0, 60.0)),
     rise=st.integers(1, 5),
     fall=st.integers(1, 5),
-    start=st.sampled_from(Start),
+    start=st.sampled_from(InitialHealth),
 )
 answers = st.lists(st.sampled_from((GOOD, BAD, UNASKED)), max_size=120)
 alternations = st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60).map(
@@ -30,65 +30,65 @@ alternations = st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=6
 )
 
 
-def told(results: list[Result], timing: Timing = TIMING, record: Record | None = None) -> Record:
+def told(results: list[ProbeResult], timing: Timing = TIMING, record: HealthRecord | None = None) -> HealthRecord:
     """The record after these answers, one an interval."""
-    record, now = record or Record(0.0), 0.0
+    record, now = record or HealthRecord(0.0), 0.0
     for result in results:
         now += timing.interval
-        record = observe(record, result, timing, now)
+        record = apply_result(record, result, timing, now)
     return record
 
 
 @given(timings, answers | alternations)
-def test_a_verdict_changes_only_after_enough_answers_in_a_row(timing: Timing, results: list[Result]) -> None:
-    record, row = Record(0.0), []
+def test_a_verdict_changes_only_after_enough_answers_in_a_row(timing: Timing, results: list[ProbeResult]) -> None:
+    record, row = HealthRecord(0.0), []
     for number, result in enumerate(results):
-        before, record = record, observe(record, result, timing, number * timing.interval)
+        before, record = record, apply_result(record, result, timing, number * timing.interval)
         row += [result.good] if result.good is not None else []
         if before.state == record.state:
             continue
-        needed = timing.rise if record.state is State.HEALTHY else timing.fall
-        assert row[-needed:] == [record.state is State.HEALTHY] * needed
+        needed = timing.rise if record.state is HealthState.HEALTHY else timing.fall
+        assert row[-needed:] == [record.state is HealthState.HEALTHY] * needed
         assert len(row) >= needed
 
 
 @given(timings, answers | alternations)
-def test_going_down_takes_fall_bad_answers_and_never_more(timing: Timing, results: list[Result]) -> None:
+def test_going_down_takes_fall_bad_answers_and_never_more(timing: Timing, results: list[ProbeResult]) -> None:
     """Whatever was before, flapping included."""
     record = told([*results, *[BAD] * timing.fall], timing)
-    assert record.state is State.UNHEALTHY
-    assert not record.fit(timing.start)
+    assert record.state is HealthState.UNHEALTHY
+    assert not record.counts_healthy(timing.start)
 
 
 @given(timings, answers | alternations)
-def test_who_answers_well_comes_back_within_the_longest_hold(timing: Timing, results: list[Result]) -> None:
+def test_who_answers_well_comes_back_within_the_longest_hold(timing: Timing, results: list[ProbeResult]) -> None:
     record = told(results, timing)
     now = len(results) * timing.interval + max(
-        LONGEST_HOLD_SECONDS, (timing.rise + timing.fall) * timing.interval
+        MAX_HOLD_SECONDS, (timing.rise + timing.fall) * timing.interval
     )
     for _ in range(timing.rise):
-        record = observe(record, GOOD, timing, now)
-    assert record.state is State.HEALTHY
+        record = apply_result(record, GOOD, timing, now)
+    assert record.state is HealthState.HEALTHY
 
 
 @given(timings, answers)
 def test_not_being_able_to_ask_changes_no_verdict_and_breaks_no_row(
-    timing: Timing, results: list[Result]
+    timing: Timing, results: list[ProbeResult]
 ) -> None:
     asked = [result for result in results if result.good is not None]
-    one, other = Record(0.0), Record(0.0)
+    one, other = HealthRecord(0.0), HealthRecord(0.0)
     for now, result in enumerate(asked):
-        one = observe(one, result, timing, now)
-        other = observe(observe(other, UNASKED, timing, now), result, timing, now)
+        one = apply_result(one, result, timing, now)
+        other = apply_result(apply_result(other, UNASKED, timing, now), result, timing, now)
     assert one == other
-    assert observe(one, UNASKED, timing, 1e6).state == one.state
+    assert apply_result(one, UNASKED, timing, 1e6).state == one.state
 
 
 def test_reasons_count_the_row() -> None:
     reasons = []
     record = told([GOOD, GOOD])
     for result in (BAD, BAD, BAD, BAD, GOOD, GOOD, GOOD):
-        record = observe(record, result, TIMING, 100.0)
+        record = apply_result(record, result, TIMING, 100.0)
         reasons.append(record.reason(100.0))
     assert reasons == [
         "connection refused, 1 of 3",
@@ -104,21 +104,21 @@ def test_reasons_count_the_row() -> None:
 def test_what_keeps_from_asking_is_told_until_an_answer_comes() -> None:
     record = told([GOOD, GOOD, UNASKED])
     assert record.reason(20.0) == "cannot be asked: too many open files; answered in 3.0 ms"
-    assert record.state is State.HEALTHY
-    assert "cannot" not in observe(record, GOOD, TIMING, 20.0).reason(20.0)
+    assert record.state is HealthState.HEALTHY
+    assert "cannot" not in apply_result(record, GOOD, TIMING, 20.0).reason(20.0)
 
 
 def test_until_the_first_verdict_the_check_says_what_it_counts_as() -> None:
     record = told([BAD, GOOD, BAD])
-    assert record.state is State.UNKNOWN
-    assert record.fit(Start.HEALTHY)
-    assert not record.fit(Start.UNHEALTHY)
-    assert told([GOOD, GOOD]).fit(Start.UNHEALTHY)
+    assert record.state is HealthState.UNKNOWN
+    assert record.counts_healthy(InitialHealth.HEALTHY)
+    assert not record.counts_healthy(InitialHealth.UNHEALTHY)
+    assert told([GOOD, GOOD]).counts_healthy(InitialHealth.UNHEALTHY)
 
 
 def test_the_first_verdict_is_no_change() -> None:
     for record in (told([GOOD] * 2), told([BAD] * 3)):
-        assert (record.changes, record.flapping) == (0, CALM)
+        assert (record.changes, record.flapping) == (0, NOT_FLAPPING)
     assert told([BAD] * 3 + [GOOD] * 2 + [BAD] * 3).changes == 2
 
 
@@ -126,71 +126,71 @@ def test_slow_start_begins_when_it_serves_having_not_served() -> None:
     assert told([GOOD] * 2).serves_since is None
     assert told([BAD] * 3 + [GOOD] * 2).serves_since == 25.0
     assert told([BAD] * 3 + [GOOD] * 2 + [BAD] * 3).serves_since is None
-    waiting = replace(TIMING, start=Start.UNHEALTHY)
+    waiting = replace(TIMING, start=InitialHealth.UNHEALTHY)
     assert told([GOOD] * 2, waiting).serves_since == 10.0
 
 
 def test_the_said_weight_is_that_of_the_last_good_answer() -> None:
-    half = SaidWeight(50, percent=True)
-    record = told([Result.answered(0.1, half), BAD, UNASKED])
+    half = ReportedWeight(50, percent=True)
+    record = told([ProbeResult.success(0.1, half), BAD, UNASKED])
     assert record.weight == half
-    assert observe(record, GOOD, TIMING, 20.0).weight is None
+    assert apply_result(record, GOOD, TIMING, 20.0).weight is None
 
 
 def test_another_check_keeps_the_verdict_and_begins_to_count_anew() -> None:
-    record = begin_anew(told([GOOD, GOOD, BAD, BAD]), "another check")
-    assert record.state is State.HEALTHY
+    record = reset_streak(told([GOOD, GOOD, BAD, BAD]), "another check")
+    assert record.state is HealthState.HEALTHY
     record = told([BAD, BAD], record=record)
-    assert record.state is State.HEALTHY
-    assert observe(record, BAD, TIMING, 30.0).state is State.UNHEALTHY
+    assert record.state is HealthState.HEALTHY
+    assert apply_result(record, BAD, TIMING, 30.0).state is HealthState.UNHEALTHY
 
 
 class Flapper:
     """A backend that goes down and up as fast as it can."""
 
     def __init__(self, timing: Timing) -> None:
-        self.timing, self.record, self.now = timing, Record(0.0), 0.0
-        self.until(State.HEALTHY, GOOD)
+        self.timing, self.record, self.now = timing, HealthRecord(0.0), 0.0
+        self.until(HealthState.HEALTHY, GOOD)
 
-    def until(self, state: State, result: Result) -> float:
+    def until(self, state: HealthState, result: ProbeResult) -> float:
         """Give one answer until it has that state; the seconds that took."""
         began = self.now
         while self.record.state is not state:
             self.now += self.timing.interval
-            self.record = observe(self.record, result, self.timing, self.now)
+            self.record = apply_result(self.record, result, self.timing, self.now)
         return self.now - began
 
     def cycle(self) -> float:
         """Down and up; the seconds it was kept down."""
-        self.until(State.UNHEALTHY, BAD)
-        return self.until(State.HEALTHY, GOOD)
+        self.until(HealthState.UNHEALTHY, BAD)
+        return self.until(HealthState.HEALTHY, GOOD)
 
 
 def test_a_flapping_backend_is_held_down_longer_each_time() -> None:
     flapper = Flapper(TIMING)
     kept = [flapper.cycle() for _ in range(10)]
     usual = TIMING.rise * TIMING.interval
-    free = MANY_CHANGES // 2
+    free = FLAPPING_CHANGES // 2
     assert kept[: free - 1] == [usual] * (free - 1)
     held = [seconds for seconds in kept if seconds > usual]
     assert held[:4] == [25.0, 50.0, 100.0, 200.0]
-    assert max(kept) == LONGEST_HOLD_SECONDS
-    assert kept[-2:] == [LONGEST_HOLD_SECONDS] * 2
+    assert max(kept) == MAX_HOLD_SECONDS
+    assert kept[-2:] == [MAX_HOLD_SECONDS] * 2
 
 
 def test_the_hold_is_told_and_going_down_is_not_delayed() -> None:
     flapper = Flapper(TIMING)
     while not flapper.record.flapping.level:
         flapper.cycle()
-    assert flapper.until(State.UNHEALTHY, BAD) == TIMING.fall * TIMING.interval
+    assert flapper.until(HealthState.UNHEALTHY, BAD) == TIMING.fall * TIMING.interval
     flapper.now += 10.0
-    record = observe(flapper.record, GOOD, TIMING, flapper.now)
+    record = apply_result(flapper.record, GOOD, TIMING, flapper.now)
     changes = len(record.flapping.changes)
     span = flapper.now - record.flapping.changes[0]
     left = hold_seconds(2, TIMING) - 10.0
     wanted = f"flapping: {changes} changes in {span:.0f} s, held down for {left:.0f} s; "
     assert record.reason(flapper.now) == f"{wanted}answered in 3.0 ms, 1 of 2"
-    assert changes >= MANY_CHANGES
+    assert changes >= FLAPPING_CHANGES
 
 
 def test_after_quiet_time_it_comes_back_as_fast_as_any() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.declaration.native import parse_declaration
-from vipd.health.checker import Health
-from vipd.health.state import Record, State
+from vipd.health.checker import HealthChecker
+from vipd.health.state import HealthRecord, HealthState
 from vipd.model.check import UNCHECKED, Check, DnsProbe, ExecProbe, HttpProbe, TcpProbe, Timing, UdpProbe
-from vipd.model.check_target import Target, targets_of, without_port
+from vipd.model.check_target import CheckTarget, check_targets, backends_without_check_port
 from vipd.model.service import Backend, Protocol, Service, ServicePort
 
 TCP = Check(TcpProbe())
@@ -27,7 +27,7 @@ def service(*backends: Backend, check: Check = TCP, ports: tuple[ServicePort, ..
 
 
 def place(found: Service, backend: str = "10.0.0.1") -> tuple[int, Protocol]:
-    target = targets_of(found)[backend]
+    target = check_targets(found)[backend]
     return target.port, target.protocol
 
 
@@ -50,11 +50,11 @@ def test_a_port_of_its_own_wins() -> None:
 def test_without_a_port_nothing_is_asked_and_it_is_told() -> None:
     only_udp, only_dns = (ServicePort(53, Protocol.UDP),), Backend("10.0.0.1", ports=(("dns", 53),))
     for found in (service(Backend("10.0.0.1"), ports=only_udp), service(only_dns)):
-        assert targets_of(found) == {}
-        assert without_port(found) == found.backends
+        assert check_targets(found) == {}
+        assert backends_without_check_port(found) == found.backends
     fixed = service(Backend("10.0.0.1"), check=Check(TcpProbe(port=8053)), ports=only_udp)
     assert place(fixed) == (8053, Protocol.TCP)
-    assert without_port(fixed) == ()
+    assert backends_without_check_port(fixed) == ()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ services:
 
 def test_one_that_registers_itself_unasked_is_a_warning() -> None:
     """What it registers is not known when the service is declared."""
-    fitness = BackendStatusTracker((), Health(), lambda: 0.0)
+    fitness = BackendStatusTracker((), HealthChecker(), lambda: 0.0)
     odd = tuple(replace(Backend(f"10.0.0.{n}", ports=(("dns", 53),)), registered=True) for n in range(2, 7))
     other = replace(service(Backend("10.0.0.1")), name="t")
     fitness.follow({"s": service(Backend("10.0.0.1"), *odd), "t": other})
@@ -107,7 +107,7 @@ def test_one_that_registers_itself_unasked_is_a_warning() -> None:
 
 def test_a_backend_may_have_its_own_check_or_none() -> None:
     own, none = Check(HttpProbe(path="/own")), Backend("10.0.0.2", check=UNCHECKED)
-    found = targets_of(service(Backend("10.0.0.1", check=own), none, Backend("10.0.0.3")))
+    found = check_targets(service(Backend("10.0.0.1", check=own), none, Backend("10.0.0.3")))
     assert {name: target.kind for name, target in found.items()} == {"10.0.0.1": "http", "10.0.0.3": "tcp"}
 
 
@@ -115,7 +115,7 @@ def test_the_last_resort_is_asked_as_other_backends_are() -> None:
     own = Check(HttpProbe(path="/sorry"))
     spare = (Backend("10.0.0.7", check=UNCHECKED), Backend("10.0.0.8"), Backend("10.0.0.9", check=own))
     found = Service("s", ("10.96.0.1",), PORTS, (), check=TCP, fallback=spare)
-    assert {name: target.kind for name, target in targets_of(found).items()} == {
+    assert {name: target.kind for name, target in check_targets(found).items()} == {
         "10.0.0.8": "tcp",
         "10.0.0.9": "http",
     }
@@ -125,32 +125,32 @@ def test_a_last_resort_that_the_services_check_cannot_ask_is_no_problem() -> Non
     """It was none, and is better than a refusal; a check of its own must work."""
     odd = Backend("10.0.0.8", ports=(("dns", 53),))
     found = Service("s", ("10.96.0.1",), PORTS, (), check=TCP, fallback=(odd,))
-    assert targets_of(found) == {}
-    assert without_port(found) == ()
+    assert check_targets(found) == {}
+    assert backends_without_check_port(found) == ()
     own = replace(found, fallback=(replace(odd, check=TCP),))
-    assert without_port(own) == own.fallback
+    assert backends_without_check_port(own) == own.fallback
 
 
 def test_a_dead_last_resort_does_not_serve() -> None:
     """What declaration.md promises: if they cannot serve either, the flow is refused."""
     found = Service("s", ("10.96.0.1",), PORTS, (), check=TCP, fallback=(Backend("10.0.0.8"),))
-    (target,) = targets_of(found).values()
-    health = Health()
+    (target,) = check_targets(found).values()
+    health = HealthChecker()
     fitness = BackendStatusTracker((), health, lambda: 0.0)
     fitness.follow({"s": found})
     assert fitness.backend_statuses(found)["10.0.0.8"].health == "unknown"
-    health._records[target] = Record(0.0, State.UNHEALTHY)
+    health._records[target] = HealthRecord(0.0, HealthState.UNHEALTHY)
     assert not fitness.backend_statuses(found)["10.0.0.8"].healthy
 
 
 def test_services_share_equal_targets() -> None:
     one = service(Backend("10.0.0.1"), check=Check(TcpProbe(port=8080)))
     other = service(Backend("10.0.0.1"))
-    assert targets_of(one) == targets_of(other)
-    assert len({*targets_of(one).values(), *targets_of(other).values()}) == 1
+    assert check_targets(one) == check_targets(other)
+    assert len({*check_targets(one).values(), *check_targets(other).values()}) == 1
     slower = service(Backend("10.0.0.1"), check=Check(TcpProbe(), Timing(interval=9.0)))
-    assert targets_of(slower) != targets_of(other)
+    assert check_targets(slower) != check_targets(other)
 
 
 def test_a_target_reads_well() -> None:
-    assert str(Target("fd00::1", 443, Protocol.TCP, HttpProbe(tls=True), Timing())) == "https [fd00::1]:443"
+    assert str(CheckTarget("fd00::1", 443, Protocol.TCP, HttpProbe(tls=True), Timing())) == "https [fd00::1]:443"

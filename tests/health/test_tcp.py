@@ -13,9 +13,9 @@ import pytest
 
 from tests.health.servers import answer, closed_port, full_backlog, run, target, tcp_server
 from vipd.health.lag import LoopLag
-from vipd.health.probes.base import failure
+from vipd.health.probes.base import error_result
 from vipd.health.probes.tcp import TcpProber
-from vipd.health.result import Result
+from vipd.health.result import ProbeResult
 from vipd.model.check import TcpProbe
 
 PROBE = TcpProbe()
@@ -31,8 +31,8 @@ def prober() -> Iterator[TcpProber]:
         lag.stop()
 
 
-def probe(port: int, timeout: float = 60.0, address: str = "127.0.0.1") -> Result:
-    async def ask() -> Result:
+def probe(port: int, timeout: float = 60.0, address: str = "127.0.0.1") -> ProbeResult:
+    async def ask() -> ProbeResult:
         with prober() as made:
             return await answer(made, target(port, PROBE, timeout, address))
 
@@ -68,7 +68,7 @@ def test_a_listener_that_accepts_nothing_any_more_times_out() -> None:
 
 
 def test_a_silent_server_is_good_for_a_connection() -> None:
-    async def ask() -> Result:
+    async def ask() -> ProbeResult:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await asyncio.sleep(300)
 
@@ -114,8 +114,8 @@ def time_waits(port: int) -> set[tuple[str, str]]:
 
 
 def test_what_is_cancelled_is_not_told_and_closes_its_socket() -> None:
-    async def ask(port: int) -> list[Result]:
-        told: list[Result] = []
+    async def ask(port: int) -> list[ProbeResult]:
+        told: list[ProbeResult] = []
         with prober() as made:
             attempt = made.start(target(port, PROBE, 0.1), told.append)
             attempt.cancel()
@@ -130,7 +130,7 @@ def test_what_is_cancelled_is_not_told_and_closes_its_socket() -> None:
 def test_silence_while_the_loop_stood_still_is_no_timeout() -> None:
     """vipd hears nothing while it is busy; the time that a probe has is that in which it listens."""
 
-    async def ask(port: int) -> tuple[Result, float]:
+    async def ask(port: int) -> tuple[ProbeResult, float]:
         with prober() as made:
             asked = asyncio.create_task(answer(made, target(port, PROBE, 0.5)))
             began = time.monotonic()
@@ -145,7 +145,7 @@ def test_silence_while_the_loop_stood_still_is_no_timeout() -> None:
 
 
 def test_an_answer_that_came_while_the_loop_stood_still_is_heard() -> None:
-    async def ask(port: int) -> Result:
+    async def ask(port: int) -> ProbeResult:
         with prober() as made:
             asked = asyncio.create_task(answer(made, target(port, PROBE, 0.1)))
             await asyncio.sleep(0)
@@ -157,9 +157,9 @@ def test_an_answer_that_came_while_the_loop_stood_still_is_heard() -> None:
 
 
 def test_what_this_host_lacks_is_no_backends_fault() -> None:
-    assert failure(24).good is None
-    assert failure(24).reason == "cannot be asked: too many open files"
-    assert failure(113).reason == "no route to host"
+    assert error_result(24).good is None
+    assert error_result(24).reason == "cannot be asked: too many open files"
+    assert error_result(113).reason == "no route to host"
 
 
 def test_an_unreachable_address_is_bad() -> None:

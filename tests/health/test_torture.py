@@ -16,7 +16,7 @@ import pytest
 
 from tests.health.servers import PATIENCE
 from tests.health.torture import address, targets
-from vipd.health.remembered import check_id, place_of
+from vipd.health.remembered import check_id, probe_address
 
 BACKENDS = 200
 ROUNDS = 6
@@ -124,7 +124,7 @@ def saved_unfit(file: Path, port: int) -> set[str]:
     both = zip(read["verdicts"], read["checks"], strict=True)
     bad = {(*entry[:3], check[0]) for entry, check in both if entry[4] == "unhealthy"}
     asked = targets(port, BACKENDS).items()
-    return {name for name, target in asked if (*place_of(target), check_id(target)) in bad}
+    return {name for name, target in asked if (*probe_address(target), check_id(target)) in bad}
 
 
 class Life:

@@ -10,24 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.health.servers import ask_once, closed_port, run, target, udp_server
-from vipd.health.probes.dns import ask_dns
+from vipd.health.probes.dns import probe_dns
 from vipd.health.probes.dns_message import TYPES, MalformedError, encode_query, read_reply, same_record
-from vipd.health.probes.udp import ask_udp
-from vipd.health.result import Result
+from vipd.health.probes.udp import probe_udp
+from vipd.health.result import ProbeResult
 from vipd.model.check import DnsProbe, UdpProbe
 
 PING = UdpProbe(send=b"ping", expect=b"pong")
 
 
-def udp(check: UdpProbe, *replies: bytes, timeout: float = 60.0) -> Result:
-    async def ask() -> Result:
+def udp(check: UdpProbe, *replies: bytes, timeout: float = 60.0) -> ProbeResult:
+    async def ask() -> ProbeResult:
         async with udp_server(lambda data: list(replies) if data == check.send else []) as port:
-            return await ask_once(ask_udp, target(port, check, timeout))
+            return await ask_once(probe_udp, target(port, check, timeout))
 
     return run(ask())
 
 
-def told(result: Result) -> tuple[bool | None, str]:
+def told(result: ProbeResult) -> tuple[bool | None, str]:
     return result.good, result.reason
 
 
@@ -52,7 +52,7 @@ def test_silence_is_good_where_none_is() -> None:
 @pytest.mark.parametrize("check", [PING, UdpProbe(send=b"x"), DnsProbe()])
 def test_a_refusal_is_bad(check: UdpProbe | DnsProbe) -> None:
     with closed_port(socket.SOCK_DGRAM) as port:
-        ask = ask_dns if isinstance(check, DnsProbe) else ask_udp
+        ask = probe_dns if isinstance(check, DnsProbe) else probe_udp
         assert told(run(ask_once(ask, target(port, check)))) == (False, "connection refused")
 
 
@@ -68,7 +68,7 @@ def reply(query: bytes, *records: bytes, flags: int = 0x8180, number: int | None
     return header + query[12:] + b"".join(records)
 
 
-def dns(check: DnsProbe, *, timeout: float = 60.0, **how: bytes | int) -> Result:
+def dns(check: DnsProbe, *, timeout: float = 60.0, **how: bytes | int) -> ProbeResult:
     """What is found where a server gives an A record, in some way."""
     flags = how.get("flags", 0x8180)
     records = () if how.get("empty") else (A,)
@@ -83,9 +83,9 @@ def dns(check: DnsProbe, *, timeout: float = 60.0, **how: bytes | int) -> Result
         assert isinstance(flags, int)
         return [reply(query, *records, flags=flags, number=(own + shift) % 65536)]
 
-    async def ask() -> Result:
+    async def ask() -> ProbeResult:
         async with udp_server(server) as port:
-            return await ask_once(ask_dns, target(port, check, timeout))
+            return await ask_once(probe_dns, target(port, check, timeout))
 
     return run(ask())
 

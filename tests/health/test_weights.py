@@ -13,27 +13,27 @@ from hypothesis import strategies as st
 
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.model.samples import service
-from vipd.control.backend_status_tracker import BackendStatusTracker, Verdict
-from vipd.control.selection import SelectionPolicy, choose
-from vipd.health.result import SaidWeight, parse_weight
-from vipd.health.weights import STEPS, Claim, ramp, weights
+from vipd.control.backend_status_tracker import BackendStatusTracker, TargetHealth
+from vipd.control.selection import SelectionPolicy, select_backends
+from vipd.health.result import ReportedWeight, parse_weight
+from vipd.health.weights import STEPS, WeightInputs, ramp, weights
 from vipd.model.check import Check, TcpProbe
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import MAX_WEIGHT, Backend, Family, Masquerade, Protocol, ServicePort
-from vipd.observe.endpoint_views import backend_status_by_place, forwarding_view
+from vipd.observe.endpoint_views import backend_status_by_address, forwarding_view
 
 TCP = Protocol.TCP
 
-said = st.none() | st.builds(SaidWeight, st.integers(0, 100), st.just(True))
-said |= st.builds(SaidWeight, st.integers(0, MAX_WEIGHT), st.just(False))
+said = st.none() | st.builds(ReportedWeight, st.integers(0, 100), st.just(True))
+said |= st.builds(ReportedWeight, st.integers(0, MAX_WEIGHT), st.just(False))
 claims = st.lists(
-    st.builds(Claim, st.integers(0, MAX_WEIGHT), said, st.none() | st.floats(0, 100)), min_size=1, max_size=6
+    st.builds(WeightInputs, st.integers(0, MAX_WEIGHT), said, st.none() | st.floats(0, 100)), min_size=1, max_size=6
 )
 
 
 @given(st.integers(0, MAX_WEIGHT), st.floats(0, 1e6), st.integers(1, 3600))
 def test_a_share_grows_step_by_step_to_its_full(weight: int, since: float, slow_start: int) -> None:
-    both = (Claim(weight), Claim(weight, healthy_since=since))
+    both = (WeightInputs(weight), WeightInputs(weight, healthy_since=since))
     now, seen = since, []
     while True:
         found, next_step = weights(both, slow_start, now)
@@ -58,41 +58,41 @@ def test_without_slow_start_the_share_is_full_at_once() -> None:
 
 
 def test_a_tenth_of_a_weight_of_one_is_a_tenth() -> None:
-    both = (Claim(1), Claim(1, healthy_since=100.0))
+    both = (WeightInputs(1), WeightInputs(1, healthy_since=100.0))
     assert weights(both, 60, 100.0) == ((10, 1), 106.0)
     assert weights(both, 60, 131.0) == ((5, 3), 136.0)
     assert weights(both, 60, 160.0) == ((1, 1), None)
 
 
 def test_what_is_said_replaces_or_divides_what_is_declared() -> None:
-    assert weights((Claim(4, SaidWeight(7)), Claim(4)), 0, 0.0) == ((7, 4), None)
-    assert weights((Claim(3, SaidWeight(50, True)), Claim(3)), 0, 0.0) == ((1, 2), None)
-    assert weights((Claim(3, SaidWeight(0, True)), Claim(3)), 0, 0.0) == ((0, 3), None)
-    assert weights((Claim(3, SaidWeight(0)),), 0, 0.0) == ((0,), None)
+    assert weights((WeightInputs(4, ReportedWeight(7)), WeightInputs(4)), 0, 0.0) == ((7, 4), None)
+    assert weights((WeightInputs(3, ReportedWeight(50, True)), WeightInputs(3)), 0, 0.0) == ((1, 2), None)
+    assert weights((WeightInputs(3, ReportedWeight(0, True)), WeightInputs(3)), 0, 0.0) == ((0, 3), None)
+    assert weights((WeightInputs(3, ReportedWeight(0)),), 0, 0.0) == ((0,), None)
     assert weights((), 0, 0.0) == ((), None)
-    assert weights((Claim(3, SaidWeight(50, True)), Claim(60_000)), 0, 0.0) == ((1, 40_000), None)
+    assert weights((WeightInputs(3, ReportedWeight(50, True)), WeightInputs(60_000)), 0, 0.0) == ((1, 40_000), None)
 
 
 @given(claims, st.integers(0, 60), st.floats(0, 200))
 def test_weights_stay_in_range_and_zero_only_for_zero(
-    all_claims: list[Claim], slow_start: int, now: float
+    all_claims: list[WeightInputs], slow_start: int, now: float
 ) -> None:
     found, _ = weights(all_claims, slow_start, now)
     for claim, weight in zip(all_claims, found, strict=True):
         assert 0 <= weight <= MAX_WEIGHT
-        zero = claim.said.value == 0 if claim.said and not claim.said.percent else claim.declared == 0
-        if claim.said and claim.said.percent:
-            zero = zero or claim.said.value == 0
+        zero = claim.reported.value == 0 if claim.reported and not claim.reported.percent else claim.declared == 0
+        if claim.reported and claim.reported.percent:
+            zero = zero or claim.reported.value == 0
         assert (weight == 0) == zero
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("0", SaidWeight(0)),
-        (" 65535 ", SaidWeight(65535)),
-        ("50%", SaidWeight(50, True)),
-        ("100%", SaidWeight(100, True)),
+        ("0", ReportedWeight(0)),
+        (" 65535 ", ReportedWeight(65535)),
+        ("50%", ReportedWeight(50, True)),
+        ("100%", ReportedWeight(100, True)),
         ("65536", None),
         ("101%", None),
         ("-1", None),
@@ -100,18 +100,18 @@ def test_weights_stay_in_range_and_zero_only_for_zero(
         ("", None),
         ("٣", None),
         ("²", None),
-        ("00004", SaidWeight(4)),
-        ("000000000004", SaidWeight(4)),
+        ("00004", ReportedWeight(4)),
+        ("000000000004", ReportedWeight(4)),
         ("0065536", None),
-        ("007%", SaidWeight(7, True)),
-        ("0" * 100, SaidWeight(0)),
-        ("\t5 ", SaidWeight(5)),
+        ("007%", ReportedWeight(7, True)),
+        ("0" * 100, ReportedWeight(0)),
+        ("\t5 ", ReportedWeight(5)),
         ("\N{NO-BREAK SPACE}5", None),
         ("+5", None),
         ("1_0", None),
     ],
 )
-def test_a_weight_is_read_or_refused(text: str, wanted: SaidWeight | None) -> None:
+def test_a_weight_is_read_or_refused(text: str, wanted: ReportedWeight | None) -> None:
     assert parse_weight(text) == wanted
 
 
@@ -120,12 +120,12 @@ class Asked:
     """Checks that all say the same but for when a backend came back and what it says itself."""
 
     since: dict[str, float]
-    says: dict[str, SaidWeight]
+    says: dict[str, ReportedWeight]
 
-    def follow(self, service: str, targets: Collection[Target]) -> None:
+    def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
         pass
 
-    def verdict(self, target: Target) -> Verdict:
+    def status(self, target: CheckTarget) -> TargetHealth:
         weight = self.says.get(target.address)
         return SimpleNamespace(
             state="healthy",
@@ -137,7 +137,7 @@ class Asked:
 
 
 def shown(
-    since: dict[str, float], says: dict[str, SaidWeight] | None = None
+    since: dict[str, float], says: dict[str, ReportedWeight] | None = None
 ) -> dict[str, tuple[object, ...]]:
     """The weight, the share in percent and the reason that the API shows of each backend, at 106 seconds."""
     checking = Asked(since, says or {})
@@ -149,9 +149,9 @@ def shown(
     fitness = BackendStatusTracker((), checking, lambda: 106.0)
     fitness.follow({"web": made})
     backend_statuses = fitness.backend_statuses(made)
-    (forwarding,) = choose(made, SelectionPolicy({Family.IPV4: Masquerade.ALWAYS}), backend_statuses)
+    (forwarding,) = select_backends(made, SelectionPolicy({Family.IPV4: Masquerade.ALWAYS}), backend_statuses)
     view = forwarding_view(
-        forwarding, FakeDataplane(), backend_status_by_place(made, forwarding, backend_statuses)
+        forwarding, FakeDataplane(), backend_status_by_address(made, forwarding, backend_statuses)
     )
     endpoints = cast("list[dict[str, object]]", view["endpoints"])
     return {
@@ -172,7 +172,7 @@ def test_a_slow_start_shows_the_declared_weights_of_all_and_is_the_reason_of_its
 
 
 def test_a_weight_that_a_backend_says_is_shown_as_it_says_it() -> None:
-    found = shown({}, {"10.0.0.3": SaidWeight(50, True), "10.0.0.1": SaidWeight(7)})
+    found = shown({}, {"10.0.0.3": ReportedWeight(50, True), "10.0.0.1": ReportedWeight(7)})
     assert found == {
         "10.0.0.1": (7, 74, "weight 7 said by its check"),
         "10.0.0.2": (1, 11, ""),

@@ -12,9 +12,9 @@ import json
 import sys
 from pathlib import Path
 
-from vipd.health.checker import Health
+from vipd.health.checker import HealthChecker
 from vipd.model.check import HttpProbe, TcpProbe, Timing
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
 
 TIMING = Timing(interval=0.3, timeout=0.3, rise=2, fall=2)
@@ -25,25 +25,25 @@ def address(number: int) -> str:
     return f"127.77.0.{number + 1}"
 
 
-def targets(port: int, count: int) -> dict[str, Target]:
+def targets(port: int, count: int) -> dict[str, CheckTarget]:
     """By name: each backend is asked by TCP, and every tenth also by HTTP, which none of them speaks."""
-    found = {f"tcp {n}": Target(address(n), port, Protocol.TCP, TcpProbe(), TIMING) for n in range(count)}
+    found = {f"tcp {n}": CheckTarget(address(n), port, Protocol.TCP, TcpProbe(), TIMING) for n in range(count)}
     slower = Timing(interval=0.3, timeout=0.3, rise=2, fall=4)
     for number in range(0, count, 10):
-        found[f"tcp4 {number}"] = Target(address(number), port, Protocol.TCP, TcpProbe(), slower)
-        found[f"http {number}"] = Target(address(number), port, Protocol.TCP, HttpProbe(), TIMING)
+        found[f"tcp4 {number}"] = CheckTarget(address(number), port, Protocol.TCP, TcpProbe(), slower)
+        found[f"http {number}"] = CheckTarget(address(number), port, Protocol.TCP, HttpProbe(), TIMING)
     return found
 
 
 async def main(file: Path, port: int, count: int) -> None:
     """Ask until standard input ends, or somebody ends this."""
-    asked, health = targets(port, count), Health(file)
+    asked, health = targets(port, count), HealthChecker(file)
     for name, target in asked.items():
         health.follow(f"service of {name}", [target])
 
     def say() -> None:
-        verdicts = {name: health.verdict(target) for name, target in asked.items()}
-        print(json.dumps({name: [v.fit, v.state, v.reason] for name, v in verdicts.items()}), flush=True)
+        verdicts = {name: health.status(target) for name, target in asked.items()}
+        print(json.dumps({name: [v.counts_healthy, v.state, v.reason] for name, v in verdicts.items()}), flush=True)
 
     say()
     task = asyncio.create_task(health.run())

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from vipd.host import accounts
-from vipd.host.accounts import MOST_ASKING, MOST_KEPT, Lookup
+from vipd.host.accounts import MAX_LOOKUPS, MAX_CACHED, CachedLookup
 
 
 def test_an_answer_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,27 +19,27 @@ def test_an_answer_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyError(name)
         return len(asked)
 
-    lookup: Lookup[str, int] = Lookup(ask)
-    assert lookup.known("a") is None
+    lookup: CachedLookup[str, int] = CachedLookup(ask)
+    assert lookup.cached("a") is None
     assert (lookup.get("a"), lookup.get("a")) == (1, 1)
-    assert lookup.known("a") == 1
+    assert lookup.cached("a") == 1
     for _ in range(2):
         with pytest.raises(KeyError):
             lookup.get("nobody-of-that-name")
     assert asked == ["a", "nobody-of-that-name"]
-    monkeypatch.setattr(accounts, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(accounts, "CACHE_SECONDS", -1.0)
     assert lookup.get("a") == 3
 
 
 def test_what_hangs_is_given_up_and_takes_no_more_than_its_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounts, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(accounts, "LOOKUP_TIMEOUT_SECONDS", 0.05)
     free = threading.Event()
     running = threading.active_count()
-    lookup: Lookup[int, bool] = Lookup(lambda _: free.wait(60))
-    for number in range(MOST_ASKING * 3):
+    lookup: CachedLookup[int, bool] = CachedLookup(lambda _: free.wait(60))
+    for number in range(MAX_LOOKUPS * 3):
         with pytest.raises(TimeoutError, match="does not answer"):
             lookup.get(number)
-    assert threading.active_count() - running <= MOST_ASKING
+    assert threading.active_count() - running <= MAX_LOOKUPS
     free.set()
 
 
@@ -51,8 +51,8 @@ def test_no_name_does_worse_than_being_unknown(name: str) -> None:
 
 
 def test_so_much_is_kept_and_no_more() -> None:
-    lookup: Lookup[int, int] = Lookup(lambda number: number)
-    for number in range(MOST_KEPT + 10):
+    lookup: CachedLookup[int, int] = CachedLookup(lambda number: number)
+    for number in range(MAX_CACHED + 10):
         lookup.get(number)
-    assert lookup.known(MOST_KEPT + 9) == MOST_KEPT + 9
-    assert lookup.known(0) is None
+    assert lookup.cached(MAX_CACHED + 9) == MAX_CACHED + 9
+    assert lookup.cached(0) is None

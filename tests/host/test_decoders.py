@@ -33,7 +33,7 @@ from tests.observe.rule_tree.made import forwardings
 from tests.observe.rule_tree.test_faults import WEB
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack import entries
-from vipd.dataplane.conntrack.ended import ended_flow
+from vipd.dataplane.conntrack.ended import parse_flow_end
 from vipd.dataplane.conntrack.entries import Traffic, parse
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError
@@ -41,7 +41,7 @@ from vipd.dataplane.iptables.counters.messages import RULE_ADDED, RULE_DELETED, 
 from vipd.dataplane.iptables.counters.reading import read_kernel
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.debouncer import Debouncer
-from vipd.dataplane.iptables.watch.external_change import Scope
+from vipd.dataplane.iptables.watch.external_change import OwnershipFilter
 from vipd.dataplane.iptables.watch.messages import (
     KINDS_WITH_SETS,
     Change,
@@ -51,8 +51,8 @@ from vipd.dataplane.iptables.watch.messages import (
     sender_and_end,
 )
 from vipd.dataplane.nftables import codec
-from vipd.dataplane.nftables.layout import FLOWS, fixed_holders
-from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
+from vipd.dataplane.nftables.layout import FLOWS, fixed_sets
+from vipd.dataplane.nftables.options import DEFAULT_AFFINITY_MAP_SIZE, TableOptions
 from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.host import netlink, rtnetlink
@@ -104,7 +104,7 @@ def changes() -> list[bytes]:
 def watched(datagram: bytes) -> None:
     """All that a watch of rules does with a datagram."""
     sender_and_end(datagram)
-    gathering = Debouncer(Scope(NAMES, frozenset(Family)))
+    gathering = Debouncer(OwnershipFilter(NAMES, frozenset(Family)))
     for message in read_messages(datagram, KINDS_WITH_SETS):
         if isinstance(message, Generation):
             gathering.end(message, None, lambda pid, port: False, 0.0)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def dumped(datagram: bytes) -> None:
         codec.comment(found.get(13), 7)
         text(found.get(1))
         codec.number(found.get(5))
-        for holder in (*fixed_holders(Family.IPV4, DEFAULT_PINS), *fixed_holders(Family.IPV6, DEFAULT_PINS)):
+        for holder in (*fixed_sets(Family.IPV4, DEFAULT_AFFINITY_MAP_SIZE), *fixed_sets(Family.IPV6, DEFAULT_AFFINITY_MAP_SIZE)):
             for family in Family:
                 list(codec.elements(message.attributes, holder, family))
         for element in codec.element_attributes(message.attributes):
@@ -181,7 +181,7 @@ DECODERS: dict[str, Decoder] = {
     "packets": Decoder(read_packet, partial(recorded, "log")),
     "headers": Decoder(lambda data: read_headers(data[:40], data[40:]), partial(recorded, "log")),
     "flows": Decoder(parse, flows, MalformedMessageError),
-    "ends of flows": Decoder(ended_flow, ends, MalformedMessageError),
+    "ends of flows": Decoder(parse_flow_end, ends, MalformedMessageError),
     "ended counters": Decoder(
         lambda data: list(RuleMessages(NAMES).ended(data)), rules, MalformedMessageError
     ),
@@ -350,9 +350,9 @@ def load(namespace: Namespace, text: str) -> None:
 
 def read_all(reader: TableReader, family: Family) -> None:
     """Every question that vipd asks of a table."""
-    there = reader.structure().holders
-    holders = [holder for holder in fixed_holders(family, DEFAULT_PINS) if holder.name in there]
-    reader.elements([holder for holder in holders if not holder.learnt])
+    there = reader.structure().sets
+    holders = [holder for holder in fixed_sets(family, DEFAULT_AFFINITY_MAP_SIZE) if holder.name in there]
+    reader.elements([holder for holder in holders if not holder.dynamic_flags])
     if FLOWS.name in there:
         reader.counters(FLOWS)
     reader.base_chains()
@@ -365,11 +365,11 @@ def test_a_table_that_is_garbled(tables: list[bytes], seed: int) -> None:
     for _ in range(MUTATIONS // 8):
         answers = [draw.choice(garbled) if draw.random() < 0.15 else answer for answer in tables]
         answering = partial(cast, socket.socket, Answering(answers))
-        reader = read_nftables._Counting(Family.IPV4, "vipd", answering)
+        reader = read_nftables._ElementReader(Family.IPV4, "vipd", answering)
         for ask in (reader.structure, reader.base_chains):
             with bearing(ApplyError):
                 ask()
-        for count in (reader.counters, reader.counts, reader.pinned):
+        for count in (reader.counters, reader.counts, reader.affinity_counts):
             with bearing(ApplyError):
                 count(FLOWS)
 

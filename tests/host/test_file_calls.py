@@ -13,14 +13,14 @@ from random import Random
 import pytest
 
 from tests.health.servers import PATIENCE, ask_once, target
-from vipd.health.probes.http import ask_http
+from vipd.health.probes.http import probe_http
 from vipd.host import file_calls as module
 from vipd.host.file_calls import FileCalls
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.model.check import HttpProbe
 from vipd.sources.etcd.connection import Connection
 from vipd.sources.etcd.errors import AuthFailedError, TLSError
-from vipd.sources.etcd.tls_files import MOST_BYTES, password, tls_context
+from vipd.sources.etcd.tls_files import MAX_BYTES, password, tls_context
 
 
 def test_what_a_call_returns_or_raises() -> None:
@@ -35,7 +35,7 @@ def test_what_a_call_returns_or_raises() -> None:
 
 
 def test_one_that_hangs_takes_one_thread_and_delays_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "CALL_TIMEOUT_SECONDS", 0.1)
     calls, free, running = FileCalls(2), threading.Event(), threading.active_count()
 
     async def scene() -> None:
@@ -80,7 +80,7 @@ def planted(kind: str, path: Path) -> Path:
             with path.open("wb") as file:
                 file.truncate(20 * 2**30)
         case "large":
-            path.write_bytes(b"-----BEGIN x" * (MOST_BYTES // 10))
+            path.write_bytes(b"-----BEGIN x" * (MAX_BYTES // 10))
     return path
 
 
@@ -110,7 +110,7 @@ def test_a_file_system_that_hangs_stops_no_loop(tmp_path: Path, monkeypatch: pyt
     def hangs(*_: object) -> None:
         free.wait(60)
 
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(module, "CALL_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setattr("vipd.sources.etcd.transport.signatures", hangs)
     monkeypatch.setattr("vipd.sources.etcd.connection.password", hangs)
     monkeypatch.setattr("vipd.health.probes.http.tls_context", hangs)
@@ -134,7 +134,7 @@ def test_a_file_system_that_hangs_stops_no_loop(tmp_path: Path, monkeypatch: pyt
             await connection._password()
         for timeout in (0.1, 5.0):
             asked = target(9, HttpProbe(tls=True, ca="/nfs/ca.pem"), timeout)
-            result = await ask_once(ask_http, asked)
+            result = await ask_once(probe_http, asked)
             assert result.good is None
             assert "/nfs/ca.pem: it" in result.reason
         assert turns > 20

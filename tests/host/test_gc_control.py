@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from vipd.host import gc_control as collecting
-from vipd.host.gc_control import WORTH_KEEPING, leave_out, loading
+from vipd.host.gc_control import FREEZE_THRESHOLD, freeze_objects, gc_paused
 
 
 class Cycle:
@@ -24,16 +24,16 @@ class Cycle:
 @pytest.fixture(autouse=True)
 def thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process of the tests is as before."""
-    monkeypatch.setattr(collecting, "_objects", 0)
+    monkeypatch.setattr(collecting, "_frozen", 0)
     yield
     gc.unfreeze()
     assert gc.isenabled()
 
 
 def test_nothing_is_searched_while_something_is_loaded() -> None:
-    with loading():
+    with gc_paused():
         assert not gc.isenabled()
-        with loading():
+        with gc_paused():
             pass
         assert not gc.isenabled(), "the outer load goes on"
     assert gc.isenabled()
@@ -43,12 +43,12 @@ def test_a_load_in_another_thread_goes_on_when_one_ends() -> None:
     ends, begun = threading.Event(), threading.Event()
 
     def other() -> None:
-        with loading():
+        with gc_paused():
             begun.set()
             ends.wait(10)
 
     thread = threading.Thread(target=other)
-    with loading():
+    with gc_paused():
         thread.start()
         assert begun.wait(10)
     assert not gc.isenabled()
@@ -58,7 +58,7 @@ def test_a_load_in_another_thread_goes_on_when_one_ends() -> None:
 
 
 def test_it_is_searched_again_after_a_load_that_failed() -> None:
-    with pytest.raises(KeyError), loading():
+    with pytest.raises(KeyError), gc_paused():
         raise KeyError
     assert gc.isenabled()
 
@@ -67,21 +67,21 @@ def test_it_is_searched_again_after_a_load_that_failed() -> None:
 def test_only_what_is_large_is_left_out_of_later_searches(many: bool) -> None:
     gc.collect()
     before = gc.get_freeze_count()
-    with loading():
-        loaded = [[number] for number in range(2 * WORTH_KEEPING if many else 100)]
+    with gc_paused():
+        loaded = [[number] for number in range(2 * FREEZE_THRESHOLD if many else 100)]
     assert (gc.get_freeze_count() - before > len(loaded)) is many
 
 
 def load(extra: int = 100) -> list[list[int]]:
     """Something large."""
-    with loading():
-        return [[number] for number in range(WORTH_KEEPING + extra)]
+    with gc_paused():
+        return [[number] for number in range(FREEZE_THRESHOLD + extra)]
 
 
 def test_garbage_that_a_load_finds_or_makes_is_not_kept() -> None:
     with gc_off():
         old = weakref.ref(Cycle())
-        with loading():
+        with gc_paused():
             new = weakref.ref(Cycle())
             loaded = load()
     assert (old(), new()) == (None, None)
@@ -99,7 +99,7 @@ def test_much_that_becomes_garbage_is_found_when_as_much_is_loaded_again() -> No
 
 
 def test_loads_that_overlap_for_ever_let_no_garbage_grow() -> None:
-    with loading(), loading():
+    with gc_paused(), gc_paused():
         seen = weakref.ref(Cycle())
         load()
         assert seen() is None
@@ -108,7 +108,7 @@ def test_loads_that_overlap_for_ever_let_no_garbage_grow() -> None:
 def test_the_start_of_the_daemon_leaves_out_no_garbage() -> None:
     with gc_off():
         seen = weakref.ref(Cycle())
-        leave_out()
+        freeze_objects()
     assert seen() is None
     assert gc.get_freeze_count()
 

@@ -20,9 +20,9 @@ from vipd.control.catalog import merge
 from vipd.control.host import FORWARDING, LIBERAL, restore_sysctls
 from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
-from vipd.host.changes import FILE_NAME, SYSCTLS, HostRecord
+from vipd.host.changes import FILE_NAME, SYSCTLS, HostChanges
 from vipd.host.durable import (
-    keep_aside,
+    move_aside,
     make_directory,
     names_in,
     open_own,
@@ -33,7 +33,7 @@ from vipd.host.durable import (
 )
 from vipd.host.preflight import StartError, state_lock
 from vipd.host.settings.settings import Settings
-from vipd.observe.events.event_log import Ring
+from vipd.observe.events.event_log import EventLog
 from vipd.sources.files import FileSource
 from vipd.sources.store import StoreSource
 
@@ -99,14 +99,14 @@ def test_a_second_name_of_a_file_of_roots_is_not_opened(state: Path, victim: Pat
     with pytest.raises(StartError, match="hard link"), state_lock(Settings(state_dir=state)):
         pass
     with pytest.raises(OSError, match="hard link"):
-        Ring(state).append(b"line\n")
+        EventLog(state).append(b"line\n")
     assert victim.read_text() == SECRET
 
 
 def test_events_are_not_written_behind_a_link(state: Path, victim: Path) -> None:
     link(state / "events.jsonl", victim)
     with pytest.raises(OSError, match="symbolic links"):
-        Ring(state).append(b"line\n")
+        EventLog(state).append(b"line\n")
     assert victim.read_text() == SECRET
 
 
@@ -122,7 +122,7 @@ def test_copies_of_files_are_not_kept_in_another_directory(state: Path, tmp_path
     source = FileSource(services, state / "accepted")
     source.scan()
     merged = merge(source.units())
-    source.accepted({name: unit.candidate for name, unit in source.units().items()})
+    source.save_accepted({name: unit.candidate for name, unit in source.units().items()})
     assert len(merged.services) == 1
     assert list(elsewhere.iterdir()) == []
     assert "symbolic link of another user" in source.faults()[0]
@@ -142,7 +142,7 @@ def test_nothing_is_removed_renamed_or_listed_in_another_directory(state: Path, 
     ):
         with pytest.raises(Exception, match="symbolic link of another user"):
             meddle()
-    assert "cannot be kept aside" in keep_aside(state / "sub" / "a")
+    assert "cannot be kept aside" in move_aside(state / "sub" / "a")
     assert [path.name for path in elsewhere.iterdir()] == ["a"]
 
 
@@ -178,26 +178,26 @@ def test_a_record_names_nothing_but_what_vipd_does(state: Path, victim: Path, pl
     record: dict[str, object] = {"sysctls": {}, "tables": [], "prefixes": [], **RECORDS[planted]}
     text = json.dumps(record).replace("/VICTIM", str(victim))
     (state / FILE_NAME).write_text(text)
-    assert restore_sysctls(HostRecord(state), root) == []
+    assert restore_sysctls(HostChanges(state), root) == []
     assert victim.read_text() == SECRET
     assert (root / "kernel/core_pattern").read_text() == "core\n"
-    assert HostRecord(state).read().tables == []
-    (warning,) = HostRecord(state).warnings()
+    assert HostChanges(state).read().tables == []
+    (warning,) = HostChanges(state).warnings()
     assert "which vipd never does" in warning
 
 
 def test_only_these_settings_are_changed_and_put_back(tmp_path: Path) -> None:
     assert {*FORWARDING.values(), LIBERAL} == SYSCTLS
     with pytest.raises(ValueError, match="would not be undone"):
-        HostRecord(tmp_path).sysctl("net/ipv4/conf/all/route_localnet", "0", "1")
+        HostChanges(tmp_path).record_sysctl("net/ipv4/conf/all/route_localnet", "0", "1")
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    FILE_NAME: lambda state: HostRecord(state).warnings(),
+    FILE_NAME: lambda state: HostChanges(state).warnings(),
     "services.yaml": lambda state: StoreSource(state / "services.yaml").load(),
     "dataplane": lambda state: ChosenDataplane(state).read(),
     "flow-targets.json": lambda state: Checkpoint(state).read(),
-    "events.jsonl": lambda state: Ring(state).repair(),
+    "events.jsonl": lambda state: EventLog(state).repair(),
 }
 
 
@@ -211,7 +211,7 @@ def test_a_huge_file_is_not_read(state: Path, name: str) -> None:
 @pytest.mark.parametrize("depth", [100_000])
 def test_a_record_that_is_nested_deeply_is_damaged(state: Path, depth: int) -> None:
     (state / FILE_NAME).write_text("[" * depth)
-    assert "nested too deeply" in HostRecord(state).warnings()[0]
+    assert "nested too deeply" in HostChanges(state).warnings()[0]
 
 
 def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from vipd.host import preflight as start
-from vipd.host.preflight import StartError, held_files, namespace_locks, state_lock
+from vipd.host.preflight import StartError, locked_inodes, namespace_locks, state_lock
 from vipd.host.settings.settings import Settings
 
 PREFIX = "STARTT"
@@ -166,7 +166,7 @@ def test_who_looks_whether_a_lock_is_held_keeps_nobody_from_starting(
 def test_of_very_many_locks_a_start_looks_at_some(
     tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(start, "MAX_STALE_LOCKS", 3)
     runtime.mkdir(0o755)
     for number in range(8):
         (runtime / f"netns-{number}-VIPD.lock").touch()
@@ -255,7 +255,7 @@ def test_a_lock_for_which_several_wait_is_seen(tmp_path: Path) -> None:
             while sum(f":{file.stat().st_ino} " in line for line in locks()) <= len(waiting):
                 time.sleep(0.01)
         assert any(re.match(r"\d+:  +->", line) for line in locks()), "one of them waits behind another"
-        assert file.stat().st_ino in held_files(Path("/proc"))
+        assert file.stat().st_ino in locked_inodes(Path("/proc"))
     assert [process.wait(30) for process in waiting] == [0, 0, 0]
 
 

@@ -28,7 +28,7 @@ def test_a_reading_that_has_just_begun_is_not_slow_and_one_that_hangs_is(
             await asyncio.to_thread(reading.wait)
             assert reader.faults() == ()
             looking.cancel()
-            monkeypatch.setattr(host_reader, "PATIENCE_SECONDS", 0.01)
+            monkeypatch.setattr(host_reader, "READ_TIMEOUT_SECONDS", 0.01)
             reader = HostReader(Settings())
             await reader.read(frozenset())
             (fault,) = reader.faults()

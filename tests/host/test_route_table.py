@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vipd.host import rtnetlink
-from vipd.host.requirements import HostNeeds
+from vipd.host.requirements import HostRequirements
 from vipd.host.route_table import Device, Route, RouteTable, device_of, route_of, table_for_all
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import ExternalAddress, Masquerade, Protocol, family_of
@@ -38,7 +38,7 @@ def routes(*given: str) -> RouteTable:
                 int(parsed.network_address),
                 parsed.prefixlen,
                 metric,
-                delivers="refuses" not in words,
+                deliverable="refuses" not in words,
             )
         )
     return RouteTable(made)
@@ -106,7 +106,7 @@ def test_dead_and_throw_routes_are_none() -> None:
     assert route_of(route(flags=1)) is None
     assert route_of(route(kind=9)) is None
     refusing = route_of(route("10.0.0.0", 7, 9, kind=6, length=8))
-    assert refusing == Route(4, 10 << 24, 8, 7, delivers=False, table=9)
+    assert refusing == Route(4, 10 << 24, 8, 7, deliverable=False, table=9)
 
 
 def link(name: str, index: int, kind: str = "", master: int = 0, flags: int = 1) -> Message:
@@ -146,5 +146,5 @@ def test_every_address_is_wanted_with_a_backend_if_any_port_has_one() -> None:
         )
 
     expected = {"10.96.0.1": "10.244.0.5", "198.51.100.1": "10.244.0.5"}
-    assert HostNeeds([on(1), on(2, "10.244.0.5"), on(3, "10.244.0.6")]).vips == expected
-    assert HostNeeds([on(1)]).vips == {"10.96.0.1": "", "198.51.100.1": ""}
+    assert HostRequirements([on(1), on(2, "10.244.0.5"), on(3, "10.244.0.6")]).vips == expected
+    assert HostRequirements([on(1)]).vips == {"10.96.0.1": "", "198.51.100.1": ""}

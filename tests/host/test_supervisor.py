@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from tests.lab.simulated_time import simulate
-from vipd.host.supervisor import LONGEST_PAUSE_SECONDS, MOST_LOGGED, Loop, Pace, Supervisor, Task, Work
+from vipd.host.supervisor import MAX_BACKOFF_SECONDS, MAX_LOGGED_REASONS, Loop, Backoff, Supervisor, LoopState, Work
 
 DAY_SECONDS = 86_400.0
 
@@ -53,8 +53,8 @@ def test_a_day_of_failures_is_one_line_in_the_log_and_one_in_status(caplog: pyte
     supervisor = after(DAY_SECONDS, failing(OSError(5, "the disk is gone"), moments))
     pauses = [later - earlier for earlier, later in pairwise(moments)]
     assert pauses[:9] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
-    assert max(pauses) == LONGEST_PAUSE_SECONDS
-    assert supervisor.tasks["counting flows"].failures == len(moments) > 1024, "no overflow of the exponent"
+    assert max(pauses) == MAX_BACKOFF_SECONDS
+    assert supervisor.loops["counting flows"].failures == len(moments) > 1024, "no overflow of the exponent"
     assert len(caplog.records) == 1
     assert "Traceback" not in caplog.text, "an expected error says by itself what is wrong"
     (warning,) = supervisor.warnings
@@ -86,7 +86,7 @@ def test_a_loop_that_works_again_is_said_to(returns: bool, caplog: pytest.LogCap
     with caplog.at_level(logging.INFO):
         supervisor = after(30.0, work)
     assert supervisor.warnings == ()
-    assert supervisor.tasks["counting flows"].failures == 2
+    assert supervisor.loops["counting flows"].failures == 2
     assert "counting flows works again" in caplog.text
 
 
@@ -97,7 +97,7 @@ def test_a_loop_that_waits_before_it_fails_has_not_recovered(caplog: pytest.LogC
 
     supervisor = after(3600.0, lambda _: round_of_a_loop)
     assert len(caplog.records) == 1
-    assert supervisor.tasks["counting flows"].in_row > 10
+    assert supervisor.loops["counting flows"].consecutive_failures > 10
     assert supervisor.warnings
 
 
@@ -145,28 +145,28 @@ def test_work_that_fails_while_it_is_cancelled_ends(raises: bool) -> None:
 
 
 def test_pauses_grow_to_a_limit_and_differ() -> None:
-    pace, random = Pace(first=1.0, longest=30.0, spread=0.5), Random(1)
+    pace, random = Backoff(initial=1.0, maximum=30.0, jitter=0.5), Random(1)
     for in_row, longest in ((1, 1), (2, 2), (5, 16), (6, 30), (100_000, 30)):
-        pauses = [pace.pause(in_row, random) for _ in range(100)]
+        pauses = [pace.delay(in_row, random) for _ in range(100)]
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 
 def test_a_loop_may_have_a_pace_of_its_own_and_be_named_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
-    task, moments = Task(Pace(10.0, 10.0), named_elsewhere=True), list[float]()
+    task, moments = LoopState(Backoff(10.0, 10.0), reported_elsewhere=True), list[float]()
     supervisor = after(3600.0, lambda _: Loop(failing(OSError("etcd is away"), moments)(_), task))
     assert {later - earlier for earlier, later in pairwise(moments)} == {10.0}
     assert (task.fault, supervisor.warnings, len(caplog.records)) == ("etcd is away", (), 1)
-    assert supervisor.tasks["counting flows"] is task
+    assert supervisor.loops["counting flows"] is task
 
 
 def test_a_loop_that_works_for_a_moment_each_time_is_neither_hurried_nor_logged_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    task, moments, faults = Task(named_elsewhere=True), list[float](), set[str]()
+    task, moments, faults = LoopState(reported_elsewhere=True), list[float](), set[str]()
 
     async def connected_for_a_moment() -> None:
         moments.append(asyncio.get_running_loop().time())
-        task.works()
+        task.clear_fault()
         faults.add(task.fault)
         await asyncio.sleep(0.01)
         raise OSError("the answer makes no sense")
@@ -185,5 +185,5 @@ def test_reasons_that_are_never_the_same_do_not_fill_the_log(caplog: pytest.LogC
         raise OSError(f"request {next(numbers)} failed")
 
     supervisor = after(DAY_SECONDS, lambda _: always_another)
-    assert len(caplog.records) <= MOST_LOGGED + 24
+    assert len(caplog.records) <= MAX_LOGGED_REASONS + 24
     assert f"request {next(numbers) - 1} failed" in supervisor.warnings[0], "status has the newest"

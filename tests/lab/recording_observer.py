@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from vipd.host.observer import Observer
-from vipd.model.check_target import Target
-from vipd.model.override import Subject
+from vipd.model.check_target import CheckTarget
+from vipd.model.override import OverrideTarget
 
 
 class RecordingObserver(Observer):
     """Keeps the changes of overrides and verdicts, one entry for each event."""
 
     def __init__(self) -> None:
-        self.overrides: list[frozenset[Subject]] = []
-        self.verdicts: list[frozenset[Target]] = []
+        self.overrides: list[frozenset[OverrideTarget]] = []
+        self.verdicts: list[frozenset[CheckTarget]] = []
 
-    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
+    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
         """Keep the event."""
         self.overrides.append(subjects)
 
-    def verdicts_changed(self, targets: frozenset[Target]) -> None:
+    def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Keep the event."""
         self.verdicts.append(targets)

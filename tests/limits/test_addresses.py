@@ -42,5 +42,5 @@ def test_endpoints_at_each_of_many_addresses_are_limited(language: int) -> None:
 
 def test_a_service_of_many_addresses_counts_what_it_makes() -> None:
     many, few = (parse_declaration(_texts(*n)[0], "x.yaml").services[0] for n in ((199, 200), (0, 200)))
-    assert limits.size_of(many) == 200 * 200 // 2
-    assert limits.size_of(few) == 201
+    assert limits.declared_size(many) == 200 * 200 // 2
+    assert limits.declared_size(few) == 201

@@ -40,7 +40,7 @@ def serving(source: FileSource) -> dict[str, tuple[str, ...]]:
     """Accept what can be; the services of each file, and its problem instead."""
     source.scan()
     units = source.units()
-    source.accepted({name: unit.candidate for name, unit in units.items() if unit.candidate.ok})
+    source.save_accepted({name: unit.candidate for name, unit in units.items() if unit.candidate.ok})
     return {
         Path(name).name: tuple(s.name for s in unit.candidate.services) or (str(unit.candidate.problems[0]),)
         for name, unit in units.items()

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vipd.declaration.bounded_json import BeyondLimitsError, read_json
-from vipd.model.limits import ETCD_NOTE_BYTES, JSON_DEPTH, JSON_DIGITS
-from vipd.observe.api_client import BadAnswerError, Client
+from vipd.model.limits import ETCD_SMALL_VALUE_BYTES, JSON_DEPTH, JSON_DIGITS
+from vipd.observe.api_client import BadResponseError, Client
 from vipd.sources.etcd.fleet_keys import read_overrides
 from vipd.sources.etcd.heartbeat import read_report
 from vipd.sources.etcd.replies import read_object
@@ -60,7 +60,7 @@ def test_size() -> None:
 HOSTILE = ["[" * 100_000, '{"revision": ' + "[" * 500 + "]" * 500 + "}", '{"revision": ' + "1" * 4000 + "}"]
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, " " * ETCD_NOTE_BYTES + "{}"])
+@pytest.mark.parametrize("text", [*HOSTILE, " " * ETCD_SMALL_VALUE_BYTES + "{}"])
 def test_what_others_write_to_etcd_breaks_nobody(text: str) -> None:
     report, fault = read_report(text.encode())
     assert fault.startswith("its report cannot be read: ")
@@ -101,6 +101,6 @@ def test_what_claims_to_be_the_daemon_does_not_break_vipctl(tmp_path: Path, answ
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(BadAnswerError):
+        with pytest.raises(BadResponseError):
             Client(path, timeout=20).get("/v1/status")
         thread.join()

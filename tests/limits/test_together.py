@@ -12,11 +12,11 @@ from tests.model.samples import service
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.admission import Admission
 from vipd.control.registrations import Registrar
-from vipd.declaration.problems import Declaration, Problem, listed
-from vipd.declaration.unit import NOTHING, Unit
+from vipd.declaration.problems import Declaration, Problem, problem_texts
+from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model import limits
-from vipd.model.service import Backend, Protocol, Registered, Service, ServicePort
-from vipd.sources.etcd.keys import Change, EtcdKeys, Written
+from vipd.model.service import Backend, Protocol, RegisteredBackend, Service, ServicePort
+from vipd.sources.etcd.keys import StoreChange, EtcdKeys, KeyWrite
 from vipd.sources.etcd.values import Layout, read_registration, read_service_value, read_value
 from vipd.sources.removal_guard import RemovalGuard
 from vipd.sources.store import StoreError, StoreSource
@@ -53,7 +53,7 @@ class Admitted:
             self.given.pop(name, None)
             if unit is not None:
                 self.given[name] = unit
-        self.admission.admit(self.admission.notice([dict(self.given)], AddressPolicy()))
+        self.admission.admit(self.admission.update_units([dict(self.given)], AddressPolicy()))
         return {
             name: "" if unit.candidate.ok else unit.candidate.problems[0].what
             for name, unit in self.admission.units.items()
@@ -79,40 +79,40 @@ def test_units_of_a_time_without_limits_are_bounded_too(monkeypatch: pytest.Monk
     monkeypatch.setattr(limits, "ALL_ENDPOINTS", 100)
     all_units = Admitted()
     all_units.now(**{f"u{i}": taken(fresh(i, 59)) for i in range(5)})
-    serving = [u.accepted for u in all_units.admission.units.values() if u.accepted is not NOTHING]
+    serving = [u.accepted for u in all_units.admission.units.values() if u.accepted is not EMPTY_DECLARATION]
     assert len(serving) == 3
 
 
-def registered(network: str, number: int) -> tuple[Registered, ...]:
-    return tuple(Registered(f"etcd:{i}", Backend(f"{network}.{i}", 80)) for i in range(number))
+def registered(network: str, number: int) -> tuple[RegisteredBackend, ...]:
+    return tuple(RegisteredBackend(f"etcd:{i}", Backend(f"{network}.{i}", 80)) for i in range(number))
 
 
 def test_registered_backends_of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SERVICE_ENDPOINTS", 20)
     registrar, declared = Registrar(), sized(1, 3, ports=2)
     old = registered("172.17.1", 7)
-    registrar.take({"s1": old}, AddressPolicy())
-    assert len(registrar.extended(declared).backends) == 10
+    registrar.set_registrations({"s1": old}, AddressPolicy())
+    assert len(registrar.with_registered(declared).backends) == 10
     assert registrar.warnings() == []
     flood = registered("172.17.0", 200)
-    registrar.take({"s1": (*flood, *old)}, AddressPolicy())
-    made = registrar.extended(declared)
+    registrar.set_registrations({"s1": (*flood, *old)}, AddressPolicy())
+    made = registrar.with_registered(declared)
     assert {b.address for b in made.backends[3:]} == {each.backend.address for each in old}, (
         "what serves stays"
     )
     (warning,) = registrar.warnings()
     assert warning.startswith("200 registered backends of s1 are left out: ")
-    registrar.take({}, AddressPolicy())
-    assert registrar.extended(declared) is declared
+    registrar.set_registrations({}, AddressPolicy())
+    assert registrar.with_registered(declared) is declared
     assert registrar.warnings() == []
 
 
 def test_registered_backends_of_a_service_with_many_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ADDRESS_ENDPOINTS", 100)
     registrar = Registrar()
-    registrar.take({"s1": registered("172.17.1", 30)}, AddressPolicy())
+    registrar.set_registrations({"s1": registered("172.17.1", 30)}, AddressPolicy())
     many = replace(sized(1, 3), addresses=tuple(f"10.96.1.{n}" for n in range(1, 11)))
-    assert len(registrar.extended(many).backends) == 10
+    assert len(registrar.with_registered(many).backends) == 10
     assert registrar.warnings()[0].startswith("23 registered backends of s1 are left out: ")
 
 
@@ -120,23 +120,23 @@ def test_registered_backends_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ALL_ENDPOINTS", 50)
     registrar = Registrar()
     found = registered("172.17.0", 30)
-    registrar.take({"s1": found, "s2": found}, AddressPolicy())
-    assert len(registrar.extended(sized(1, 0)).backends) == 30
-    assert len(registrar.extended(sized(2, 0)).backends) == 20
-    registrar.forget("s1")
-    assert len(registrar.extended(sized(2, 1)).backends) == 31
+    registrar.set_registrations({"s1": found, "s2": found}, AddressPolicy())
+    assert len(registrar.with_registered(sized(1, 0)).backends) == 30
+    assert len(registrar.with_registered(sized(2, 0)).backends) == 20
+    registrar.remove("s1")
+    assert len(registrar.with_registered(sized(2, 1)).backends) == 31
 
 
 def keys() -> EtcdKeys:
     return EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
 
 
-def change(values: dict[str, str], revision: int = 1) -> Change:
+def change(values: dict[str, str], revision: int = 1) -> StoreChange:
     written = [
-        Written(key, value, revision + at, read_value(LAYOUT, key, value))
+        KeyWrite(key, value, revision + at, read_value(LAYOUT, key, value))
         for at, (key, value) in enumerate(values.items())
     ]
-    return Change("c", revision + len(values), tuple(written))
+    return StoreChange("c", revision + len(values), tuple(written))
 
 
 def test_of_very_many_registrations_the_oldest_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_problems_of_very_many_keys_are_not_all_kept(monkeypatch: pytest.MonkeyP
 
 def test_problems_of_all_units_in_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vipd.declaration.problems.ALL_PROBLEMS", 3)
-    found = listed(Problem("a", i, "", "x") for i in range(5))
+    found = problem_texts(Problem("a", i, "", "x") for i in range(5))
     assert found == ["a: x", "a:1: x", "a:2: x", "and 2 more problems"]
 
 
@@ -183,7 +183,7 @@ def test_values_in_etcd(more: int) -> None:
     text += "x" * (limits.ETCD_SERVICE_BYTES - len(text.encode()) + more)
     found = read_service_value("/vipd/v1/services/a", "a", text)
     assert found.ok is not bool(more)
-    registered = "weight: 2\n#" + "x" * (limits.ETCD_NOTE_BYTES - 11 + more)
+    registered = "weight: 2\n#" + "x" * (limits.ETCD_SMALL_VALUE_BYTES - 11 + more)
     where = read_registration("k", "a/10.0.0.1:80", registered)
     assert isinstance(where, tuple) is not bool(more)
 

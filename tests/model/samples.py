@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vipd.declaration.problems import Declaration, Problem
-from vipd.declaration.unit import NOTHING, Unit
+from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model.service import Backend, Origin, Protocol, Service, ServicePort
 from vipd.observe.bench.declared import PORT, TARGET, many_services
 
@@ -27,7 +27,7 @@ def broken(path: str) -> Declaration:
     return Declaration(problems=(Problem(path, 3, "services[0]", "it is wrong"),))
 
 
-def unit(candidate: Declaration, accepted: Declaration = NOTHING) -> Unit:
+def unit(candidate: Declaration, accepted: Declaration = EMPTY_DECLARATION) -> Unit:
     """A unit that says `candidate` now and was last accepted saying `accepted`."""
     return Unit(candidate, accepted)
 

@@ -29,7 +29,7 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol, Service
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
-from vipd.observe.live_trace.events import Chain, Event, Kind, Verdict
+from vipd.observe.live_trace.events import Chain, KernelEvent, EventKind, TraceVerdict
 from vipd.observe.live_trace.matched_rules import matched_rules
 from vipd.observe.live_trace.matching import ChainRules
 from vipd.observe.live_trace.packet_trace import PacketTrace, TraceEvent
@@ -82,7 +82,7 @@ def test_every_rule_of_any_state_is_described(
     found = forwardings(services, OWN)
     # Only TCP has flows that a reset ends.
     tcp = [forwarding for forwarding in found if forwarding.key.protocol is Protocol.TCP]
-    ended = [replace(forwarding, endpoints=(), ended=True) for forwarding in tcp]
+    ended = [replace(forwarding, endpoints=(), frontend_removed=True) for forwarding in tcp]
     for family in Family:
         own = tuple(cidr for cidr in cidrs if (":" in cidr) == (family is Family.IPV6))
         answering = ("192.0.2.1",) if named and family is Family.IPV4 else None
@@ -102,7 +102,7 @@ Texts = dict[tuple[str, str], set[str]]
 
 def texts_of_trees(rules: KernelRules) -> Texts:
     """What `vipctl rules` prints of each rule. Of a rule that only leads to a chain, the chain is printed."""
-    shared, services = rules.everything()
+    shared, services = rules.all_trees()
     texts: Texts = {}
 
     def add(node: Node, chain: str) -> None:
@@ -138,7 +138,7 @@ def words_of_trace(found: Explanation, steps: tuple[Step, ...], nft: bool) -> li
         chain = Chain(family or "ip", name, step.chain)
         rule = step.rule.removeprefix(f"-A {step.chain} ")
         leads = step.element.rpartition(" ")[2] if nft else target_of(rule)
-        event = Event(1, chain, Kind.RULE, number, Verdict.CONTINUE, leads, 0, headers, 0, 0)
+        event = KernelEvent(1, chain, EventKind.RULE, number, TraceVerdict.CONTINUE, leads, 0, headers, 0, 0)
         events.append(TraceEvent(event, headers))
         rules.setdefault(chain, {})[number] = rule
     trace = PacketTrace(headers, True, 0, 0, tuple(events), headers, passed=True)

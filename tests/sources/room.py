@@ -39,7 +39,7 @@ class Room:
         """Scan and accept as the reconciler does; the names that serve."""
         self.source.scan()
         merged = merge(self.source.units())
-        self.source.accepted(merged.chosen)
+        self.source.save_accepted(merged.chosen)
         return set(merged.services)
 
     def problems(self) -> str:

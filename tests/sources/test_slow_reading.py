@@ -40,7 +40,7 @@ def test_what_serves_is_kept_while_a_file_takes_long_to_read(
     slow = Slow(monkeypatch, "b.yaml")
     room.write("b.yaml", OTHER)
     scanning = threading.Thread(target=room.source.scan)
-    keeping = threading.Thread(target=room.source.accepted, args=(merged.chosen,))
+    keeping = threading.Thread(target=room.source.save_accepted, args=(merged.chosen,))
     scanning.start()
     try:
         assert slow.begun.wait(WAIT_SECONDS)

@@ -20,25 +20,25 @@ from tests.model.samples import HEAD, block
 from tests.sources.etcd.gateway import broken
 from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.conntrack.entries import Traffic
-from vipd.dataplane.counting import Place
+from vipd.dataplane.counting import BackendKey
 from vipd.declaration.native import parse_declaration
-from vipd.health.memory import SavedVerdicts, encode
-from vipd.health.remembered import Remembered
-from vipd.health.state import Record, State
-from vipd.host.durable import MOST_ASIDE
-from vipd.model.backend_status import Admin
+from vipd.health.memory import RecordFile, encode
+from vipd.health.remembered import SavedRecord
+from vipd.health.state import HealthRecord, HealthState
+from vipd.host.durable import MAX_MOVED_ASIDE
+from vipd.model.backend_status import AdminState
 from vipd.model.forwarding import ForwardingKey
-from vipd.model.override import Override, Subject
+from vipd.model.override import Override, OverrideTarget
 from vipd.model.service import Family
 from vipd.model.service import Protocol as Transport
 from vipd.observe.events.event import EventRecord
-from vipd.observe.events.event_log import Ring
+from vipd.observe.events.event_log import EventLog
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import FlowCollector
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.sources.etcd.keys import EtcdKeys
-from vipd.sources.etcd.snapshot_file import Kept, Snapshot, accepted_record, change_record
-from vipd.sources.etcd.snapshot_file import State as Keys
+from vipd.sources.etcd.snapshot_file import StoredKey, SnapshotFile, accepted_record, change_record
+from vipd.sources.etcd.snapshot_file import SnapshotState as Keys
 from vipd.sources.etcd.values import Layout
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
@@ -48,8 +48,8 @@ from vipd.sources.store import StoreError, StoreSource
 pytestmark = pytest.mark.timeout(60)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-DRAIN = Override(Subject("web", "10.0.0.1"), "root", NOW, Admin.DRAINING, until=NOW, pins_until=NOW)
-PLACE = Place(ForwardingKey("web", "", Transport.TCP, Family.IPV4), "10.0.0.1", 80)
+DRAIN = Override(OverrideTarget("web", "10.0.0.1"), "root", NOW, AdminState.DRAINING, until=NOW, pins_until=NOW)
+PLACE = BackendKey(ForwardingKey("web", "", Transport.TCP, Family.IPV4), "10.0.0.1", 80)
 SERVICES = HEAD + block("10.96.0.10", "dns", "10.244.0.5")
 EVENT = EventRecord(id=7, at=NOW, event="started", services=("a",), backends=("b",), since=NOW)
 
@@ -59,18 +59,18 @@ class Counter:
 
     seconds = 0.0
 
-    async def take(self) -> dict[Place, int]:
+    async def take(self) -> dict[BackendKey, int]:
         return {PLACE: 1}
 
-    def memory(self) -> object:
+    def saved_state(self) -> object:
         return None
 
-    def remember(self, memory: object) -> None:
+    def restore(self, memory: object) -> None:
         pass
 
 
 def _health(path: Path) -> list[str]:
-    saved = SavedVerdicts(path, lambda: 100.0, lambda: 2000.0)
+    saved = RecordFile(path, lambda: 100.0, lambda: 2000.0)
     known = saved.load()
     saved.save(lambda: known)
     return []
@@ -79,7 +79,7 @@ def _health(path: Path) -> list[str]:
 def _counters(path: Path) -> list[str]:
     async def live() -> None:
         counting = FlowCollector(Counter(), path, list)
-        await counting.take_now()
+        await counting.collect_now()
         await counting.close()
 
     asyncio.run(live())
@@ -89,7 +89,7 @@ def _counters(path: Path) -> list[str]:
 def _overrides(path: Path) -> list[str]:
     store = OverrideStore(path, lambda: NOW)
     store.load()
-    store.due()
+    store.next_expiry()
     try:
         store.put(DRAIN)
     except StoreError:
@@ -116,12 +116,12 @@ def _dataplane(path: Path) -> list[str]:
 
 def _snapshot(path: Path) -> list[str]:
     state = Keys()
-    snapshot = Snapshot(path, "/vipd/v1/", lambda: state)
+    snapshot = SnapshotFile(path, "/vipd/v1/", lambda: state)
     state = snapshot.load()
     EtcdKeys(Layout("/vipd/v1/"), RemovalGuard(50), lambda record: None).restore(state)
 
     async def live() -> None:
-        snapshot.note(accepted_record(()))
+        snapshot.enqueue(accepted_record(()))
         task = asyncio.create_task(snapshot.run())
         await asyncio.sleep(0)
         task.cancel()
@@ -134,7 +134,7 @@ def _snapshot(path: Path) -> list[str]:
 
 def _events(path: Path) -> list[str]:
     async def live() -> None:
-        recorder = Recorder(Ring(path.parent), asyncio.get_running_loop())
+        recorder = Recorder(EventLog(path.parent), asyncio.get_running_loop())
         recorder.record(EVENT)
         assert recorder.read()[-1].event == "started"
         recorder.close()
@@ -166,7 +166,7 @@ def _lines(*records: object) -> bytes:
 def _counted() -> bytes:
     totals = FlowTotals()
     totals.add({PLACE: 3})
-    totals.end({PLACE: Traffic(1, 2, 3, 4)})
+    totals.add_ended({PLACE: Traffic(1, 2, 3, 4)})
     return json.dumps({"boot": "", "ledger": totals.to_json(), "memory": [["x"]]}).encode()
 
 
@@ -184,13 +184,13 @@ def _overriding() -> bytes:
 
 HEAD_OF_KEYS = {"format": 1, "prefix": "/vipd/v1/"}
 KEY = "/vipd/v1/services/dns"
-CHANGE = change_record("7", 9, [(KEY, Kept("address: 10.96.0.1\nports: 80\n", 5, "x"))], ["gone"])
+CHANGE = change_record("7", 9, [(KEY, StoredKey("address: 10.96.0.1\nports: 80\n", 5, "x"))], ["gone"])
 
 FILES = (
     StateFile(
         "health.json",
         encode(
-            [Remembered(("10.0.0.1", 80, "tcp"), "", (), 50.0, Record(10.0, State.UNHEALTHY))], 100.0, 2000.0
+            [SavedRecord(("10.0.0.1", 80, "tcp"), "", (), 50.0, HealthRecord(10.0, HealthState.UNHEALTHY))], 100.0, 2000.0
         ),
         _health,
     ),
@@ -293,16 +293,16 @@ def test_what_is_sound_of_a_snapshot_counts_and_stays_on_disk(tmp_path: Path) ->
     path = tmp_path / "snapshot"
     path.write_bytes(_lines(HEAD_OF_KEYS, CHANGE) + b"garbage\n" + _lines(accepted_record([KEY])))
     for _ in range(3):
-        assert KEY in Snapshot(path, "/vipd/v1/", Keys).load().keys
+        assert KEY in SnapshotFile(path, "/vipd/v1/", Keys).load().keys
     assert sorted(each.name for each in tmp_path.iterdir()) == ["snapshot", "snapshot.unreadable"]
 
 
 def test_copies_that_are_kept_aside_have_an_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "health.json"
-    for _ in range(2 * MOST_ASIDE):
+    for _ in range(2 * MAX_MOVED_ASIDE):
         path.write_text("garbage")
-        SavedVerdicts(path, lambda: 100.0, lambda: 2000.0).load()
-    assert len(list(tmp_path.iterdir())) == MOST_ASIDE + 1
+        RecordFile(path, lambda: 100.0, lambda: 2000.0).load()
+    assert len(list(tmp_path.iterdir())) == MAX_MOVED_ASIDE + 1
     assert "not kept aside" in caplog.text
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from vipd.api.messages import answer
+from vipd.api.messages import json_response
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import body_of
 from vipd.control.reconciler import Reconciler
@@ -28,9 +28,9 @@ class DataplaneRoutes:
 
     reconciler: Reconciler
     dataplane: Dataplane
-    choose: Callable[[str], None]
+    save_choice: Callable[[str], None]
     permission: Permission
-    numbers: FlowStats | None = None
+    flow_stats: FlowStats | None = None
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -54,13 +54,13 @@ class DataplaneRoutes:
         before = dataplane.name
 
         async def count() -> None:
-            if self.numbers:
-                await self.numbers.counting.take_now()
+            if self.flow_stats:
+                await self.flow_stats.collector.collect_now()
 
         changed = await self.reconciler.exclusive(lambda: dataplane.switch(wanted, count))
-        self.choose(wanted)
+        self.save_choice(wanted)
         if changed:
             peer = self.permission.peer(request.transport)
             extra = fields(Event.DATAPLANE_CHANGED, cause=f"user {peer}", reason=f"{before} to {wanted}")
             log.info("dataplane changed from %s to %s by %s", before, wanted, peer, extra=extra)
-        return answer({"changed": changed, "before": before, "dataplane": wanted})
+        return json_response({"changed": changed, "before": before, "dataplane": wanted})

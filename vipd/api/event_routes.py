@@ -11,27 +11,27 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from vipd.api.messages import answer, flag_of
+from vipd.api.messages import json_response, flag_of
 from vipd.api.user_quota import UserQuota
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.model.formatting import time_text
 from vipd.model.service import Service
 from vipd.observe.events.event import EventRecord, encode
-from vipd.observe.events.recorder import Follower, Recorder
+from vipd.observe.events.recorder import Subscription, Recorder
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0
 STUCK_SECONDS = 30.0
 """A follower that reads nothing for this long is disconnected."""
-MOST_FOLLOWERS = 100
-BEHIND = "too far behind; ask again with after= the last id"
+MAX_FOLLOWERS = 100
+TOO_FAR_BEHIND = "too far behind; ask again with after= the last id"
 
 _PARAMETERS = ("service", "since", "after", "limit", "follow")
 
 
 @dataclass(frozen=True, slots=True)
-class Concerned:
+class ServiceEvents:
     """Events about one service."""
 
     service: str
@@ -40,19 +40,19 @@ class Concerned:
     addresses: frozenset[str] = frozenset()
     """Its backends'."""
 
-    def by(self, occurrence: EventRecord) -> bool:
+    def matches(self, event: EventRecord) -> bool:
         """Whether an event names the service, or no service but its file, or an address of its backends."""
-        if occurrence.services:
-            return self.service in occurrence.services
-        by_file = bool(self.owner) and occurrence.unit == self.owner
-        return by_file or not self.addresses.isdisjoint(occurrence.backends)
+        if event.services:
+            return self.service in event.services
+        by_file = bool(self.owner) and event.unit == self.owner
+        return by_file or not self.addresses.isdisjoint(event.backends)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EventFilter:
     """Filter of requested events."""
 
-    service: Concerned | None = None
+    service: ServiceEvents | None = None
     """Only events about this service; None: all."""
     since: datetime | None = None
     after: int = 0
@@ -60,17 +60,17 @@ class Wanted:
     limit: int | None = None
     """Only this many of the latest ones."""
 
-    def picks(self, occurrence: EventRecord) -> bool:
+    def matches(self, event: EventRecord) -> bool:
         """Whether the event matches, apart from the limit."""
         return (
-            occurrence.id > self.after
-            and (self.service is None or self.service.by(occurrence))
-            and (self.since is None or occurrence.at >= self.since)
+            event.id > self.after
+            and (self.service is None or self.service.matches(event))
+            and (self.since is None or event.at >= self.since)
         )
 
-    def of(self, kept: Iterable[EventRecord]) -> Sequence[EventRecord]:
+    def select(self, kept: Iterable[EventRecord]) -> Sequence[EventRecord]:
         """Those among the events kept, the oldest first."""
-        found = [occurrence for occurrence in kept if self.picks(occurrence)]
+        found = [occurrence for occurrence in kept if self.matches(occurrence)]
         return found if self.limit is None else found[len(found) - min(self.limit, len(found)) :]
 
 
@@ -79,7 +79,7 @@ class EventRoutes:
 
     def __init__(self, recorder: Recorder | None, services: Callable[[], Services]) -> None:
         self._recorder, self._services = recorder, services
-        self._quota = UserQuota(MOST_FOLLOWERS)
+        self._quota = UserQuota(MAX_FOLLOWERS)
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -88,32 +88,32 @@ class EventRoutes:
     async def end(self, _: web.Application) -> None:
         """Streams end when vipd stops: it does not wait for them."""
         if self._recorder is not None:
-            self._recorder.end_followers()
+            self._recorder.end_subscriptions()
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The stored events, oldest first; with `follow=1` a stream of lines that continues."""
-        wanted, recorder = self._wanted(request), self._recorder
+        wanted, recorder = self._read_filter(request), self._recorder
         if recorder is None:
             raise RefusedError("internal", "no events are kept")
         if flag_of(request, "follow"):
             return await self._stream(request, wanted, recorder)
         kept = await asyncio.to_thread(recorder.read)
-        return answer({"events": [json.loads(encode(occurrence)) for occurrence in wanted.of(kept)]})
+        return json_response({"events": [json.loads(encode(occurrence)) for occurrence in wanted.select(kept)]})
 
-    async def _stream(self, request: web.Request, wanted: Wanted, recorder: Recorder) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, event_filter: EventFilter, recorder: Recorder) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         too_many = "too many others follow already", "end some of them"
-        with self._quota.taken(request, *too_many), recorder.following() as follower:
+        with self._quota.acquire(request, *too_many), recorder.subscribe() as follower:
             await response.prepare(request)
-            line = _Line(response)
+            line = _LineWriter(response)
             try:
                 await line.send({"heartbeat": time_text(datetime.now(UTC)), "last": recorder.last})
                 last = 0
-                for occurrence in wanted.of(await asyncio.to_thread(recorder.read)):
+                for occurrence in event_filter.select(await asyncio.to_thread(recorder.read)):
                     await line.event(occurrence)
                     last = occurrence.id
                 # Events from during the read of the ring are both there and in the queue.
-                await _follow(line, follower, wanted, last)
+                await _follow(line, follower, event_filter, last)
             except TimeoutError:
                 log.warning("a follower of events has taken nothing for %d s and is let go", STUCK_SECONDS)
                 if request.transport is not None:
@@ -122,27 +122,27 @@ class EventRoutes:
                 pass  # it has disconnected
         return response
 
-    def _wanted(self, request: web.Request) -> Wanted:
+    def _read_filter(self, request: web.Request) -> EventFilter:
         query = request.query
         if unknown := sorted(set(query) - set(_PARAMETERS)):
             raise RefusedError("malformed", f"unknown parameter {unknown[0]}", "", ", ".join(_PARAMETERS))
-        return Wanted(
-            _concerned(self._services(), query.get("service", "")),
+        return EventFilter(
+            _service_events(self._services(), query.get("service", "")),
             _time(query.get("since")),
             _number(query.get("after")) or 0,
             _number(query.get("limit")),
         )
 
 
-class _Line:
+class _LineWriter:
     """Sends lines to a client, which must read them in time."""
 
     def __init__(self, response: web.StreamResponse) -> None:
         self._response = response
 
-    async def event(self, occurrence: EventRecord) -> None:
+    async def event(self, event: EventRecord) -> None:
         """Send an event."""
-        await self._send(b'{"event":' + encode(occurrence).rstrip() + b"}\n")
+        await self._send(b'{"event":' + encode(event).rstrip() + b"}\n")
 
     async def send(self, value: dict[str, object]) -> None:
         """Send any other value."""
@@ -153,29 +153,29 @@ class _Line:
             await self._response.write(data)
 
 
-async def _follow(line: _Line, follower: Follower, wanted: Wanted, last: int) -> None:
-    while not follower.over:
-        occurrence = await follower.next(HEARTBEAT_SECONDS)
-        if occurrence is None:
-            if not follower.over:
+async def _follow(line: _LineWriter, subscription: Subscription, event_filter: EventFilter, last: int) -> None:
+    while not subscription.finished:
+        event = await subscription.next(HEARTBEAT_SECONDS)
+        if event is None:
+            if not subscription.finished:
                 await line.send({"heartbeat": time_text(datetime.now(UTC))})
-        elif occurrence.id > last and wanted.picks(occurrence):
-            await line.event(occurrence)
-    if follower.behind:
+        elif event.id > last and event_filter.matches(event):
+            await line.event(event)
+    if subscription.overflowed:
         log.warning("a follower of events is too far behind and is let go")
-        await line.send({"dropped": BEHIND})
+        await line.send({"dropped": TOO_FAR_BEHIND})
 
 
-def _concerned(services: Services, target: str) -> Concerned | None:
+def _service_events(services: Services, target: str) -> ServiceEvents | None:
     """The service that a target names now; events may also be about a removed one."""
     if not target:
         return None
     try:
         found: Service = find(services, target)
     except RefusedError:
-        return Concerned(target)
+        return ServiceEvents(target)
     backends = (*found.backends, *found.fallback)
-    return Concerned(found.name, found.origin.owner, frozenset(backend.address for backend in backends))
+    return ServiceEvents(found.name, found.origin.owner, frozenset(backend.address for backend in backends))
 
 
 def _time(text: str | None) -> datetime | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from vipd.api.messages import encoded_answer
+from vipd.api.messages import encoded_json_response
 from vipd.api.user_quota import UserQuota
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
@@ -22,14 +22,14 @@ from vipd.observe.explain.explanation import Compiled, explain
 from vipd.observe.explain.explanation_text import Options
 from vipd.observe.explain.query import QueryError, ask
 
-AT_ONCE = 2
+MAX_CONCURRENT = 2
 """Questions that are worked on at a time; others wait for their turn."""
 
-MOST_WAITING = 32
+MAX_QUEUED = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _RuleInputs:
     """Input of an explanation: values, all of one moment."""
 
     forwardings: Sequence[Forwarding]
@@ -42,8 +42,8 @@ class ExplainRoutes:
 
     def __init__(self, reconciler: Reconciler, dataplane: Dataplane) -> None:
         self._reconciler, self._dataplane = reconciler, dataplane
-        self._threads = ThreadPoolExecutor(AT_ONCE, "vipd explain")
-        self._quota = UserQuota(AT_ONCE + MOST_WAITING)
+        self._threads = ThreadPoolExecutor(MAX_CONCURRENT, "vipd explain")
+        self._quota = UserQuota(MAX_CONCURRENT + MAX_QUEUED)
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -59,26 +59,26 @@ class ExplainRoutes:
         if not isinstance(dataplane, Compiled):
             raise RefusedError("invalid", "this dataplane has no rules that could be explained")
         source, target = request.query.get("from", ""), request.query.get("target", "")
-        seen = _Seen(
+        rule_inputs = _RuleInputs(
             [f for part in self._reconciler.forwardings.values() for f in part],
             {family: dataplane.options_of(family) for family in Family},
             dataplane.host_addresses(),
         )
         loop = asyncio.get_running_loop()
         try:
-            with self._quota.taken(request, "too many questions at once", "ask again later"):
-                body = await loop.run_in_executor(self._threads, _answer, source, target, seen)
+            with self._quota.acquire(request, "too many questions at once", "ask again later"):
+                body = await loop.run_in_executor(self._threads, _answer, source, target, rule_inputs)
         except QueryError as error:
             kind: Kind = "not-found" if error.unknown else "malformed"
             raise RefusedError(kind, error.what, error.why, error.hint) from None
-        return encoded_answer(body)
+        return encoded_json_response(body)
 
 
-def _answer(source: str, target: str, seen: _Seen) -> bytes:
+def _answer(source: str, target: str, rule_inputs: _RuleInputs) -> bytes:
     """The members of the answer's JSON object, encoded. Raises QueryError."""
-    question = ask(source, target, seen.forwardings, seen.host_addresses)
-    options = seen.options[question.packet.family]
-    view = explain(question, seen.forwardings, options, seen.host_addresses).view()
+    question = ask(source, target, rule_inputs.forwardings, rule_inputs.host_addresses)
+    options = rule_inputs.options[question.packet.family]
+    view = explain(question, rule_inputs.forwardings, options, rule_inputs.host_addresses).view()
     return f'"explanation": {_encoded(view)}'.encode()
 
 

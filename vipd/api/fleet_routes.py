@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from vipd.api.messages import answer, flag_of
+from vipd.api.messages import json_response, flag_of
 from vipd.api.peers import Permission
-from vipd.api.stores import without_etcd
+from vipd.api.stores import no_etcd_error
 from vipd.host.systemd.fields import Event, fields
 
 if TYPE_CHECKING:
-    from vipd.control.fleet_member import Fleet
+    from vipd.control.fleet_member import FleetMember
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class FleetRoutes:
     """Answers `/v1/fleet` and `/v1/accept-removal`."""
 
-    fleet: Fleet | None
+    fleet: FleetMember | None
     permission: Permission
     wait_applied: Callable[[Collection[str], bool], Awaitable[tuple[bool, str]]]
     """As `Served.wait_applied`."""
@@ -37,7 +37,7 @@ class FleetRoutes:
         """Every host with a current report."""
         fleet = self._fleet()
         hosts = await fleet.hosts()
-        return answer({"hosts": hosts, "newest": fleet.source.last_change})
+        return json_response({"hosts": hosts, "newest": fleet.source.last_change})
 
     async def accept_removal(self, request: web.Request) -> web.Response:
         """Remove held services that are gone from etcd."""
@@ -50,9 +50,9 @@ class FleetRoutes:
                 extra = fields(Event.CHANGE_STORED, unit="etcd", cause=f"user {peer}")
                 log.warning("%d held removals accepted by %s", len(held), peer, extra=extra)
             applied, message = await self.wait_applied((), True)
-        return answer({"changed": bool(held), "applied": applied, "message": message, "keys": held})
+        return json_response({"changed": bool(held), "applied": applied, "message": message, "keys": held})
 
-    def _fleet(self) -> Fleet:
+    def _fleet(self) -> FleetMember:
         if self.fleet is None:
-            raise without_etcd()
+            raise no_etcd_error()
         return self.fleet

@@ -14,7 +14,7 @@ from vipd.control.progress import Progress, healthy
 from vipd.control.reconciler import Reconciler
 from vipd.declaration.bounded_json import Json
 from vipd.model.formatting import time_text
-from vipd.observe.listeners import Listeners, Place
+from vipd.observe.listeners import Listeners, ListenAddress
 
 PATHS = ("/healthz", "/livez")
 
@@ -46,7 +46,7 @@ def healthz_routes(reconciler: Reconciler) -> list[web.RouteDef]:
     return [web.get(path, answer) for path in PATHS]
 
 
-def healthz_listener(reconciler: Reconciler, place: Place | None) -> Listeners:
+def healthz_listener(reconciler: Reconciler, place: ListenAddress | None) -> Listeners:
     """Serves the same over TCP, and nothing else. None: no listener."""
 
     async def answer(request: web.BaseRequest) -> web.Response:
@@ -58,7 +58,7 @@ def healthz_listener(reconciler: Reconciler, place: Place | None) -> Listeners:
 
     listeners = Listeners(answer)
     if place:
-        listeners.want({place: "health_address"})
+        listeners.set_addresses({place: "health_address"})
     return listeners
 
 

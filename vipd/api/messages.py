@@ -40,20 +40,20 @@ def session_of(request: web.Request) -> tuple[str, int] | None:
         raise RefusedError("malformed", f"{SESSION_HEADER}: {said}", str(error), hint) from None
 
 
-def answer(value: Json, status: int = 200) -> web.Response:
+def json_response(value: Json, status: int = 200) -> web.Response:
     """A JSON answer with the version of the API."""
     return web.json_response({"apiVersion": API_VERSION, **value}, status=status)
 
 
-async def long_answer(name: str, items: Mapping[str, T], row: Callable[[T], Json]) -> web.Response:
+async def chunked_json_response(name: str, items: Mapping[str, T], row: Callable[[T], Json]) -> web.Response:
     """An answer with a list that is built and encoded in parts, so that other tasks of the event loop run."""
     parts = []
     async for part in in_batches(items):
         parts += [json.dumps(row(item)) for item in part.values()]
-    return encoded_answer(f'"{name}": [{", ".join(parts)}]'.encode())
+    return encoded_json_response(f'"{name}": [{", ".join(parts)}]'.encode())
 
 
-def encoded_answer(members: bytes) -> web.Response:
+def encoded_json_response(members: bytes) -> web.Response:
     """As `answer`, of members that are encoded already: `"name": value, ...`."""
     head = f'{{"apiVersion": {json.dumps(API_VERSION)}, '.encode()
     return web.Response(body=b"%b%b}" % (head, members), content_type="application/json", charset="utf-8")

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from vipd.api.messages import answer, flag_of
+from vipd.api.messages import json_response, flag_of
 from vipd.api.override_scopes import FleetScope, HostScope, OverrideScope
 from vipd.api.peers import Peer, Permission
 from vipd.api.request_bodies import body_of
-from vipd.api.stores import without_etcd
-from vipd.control.override_requests import Ordered, cleared, order, subject_of
+from vipd.api.stores import no_etcd_error
+from vipd.control.override_requests import OverrideRequest, overrides_to_clear, parse_override, target_of
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.live import live_flows
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError
 from vipd.host.systemd.fields import Event, fields
-from vipd.model.override import Override, Overrides, Subject, describe, joined, to_json
+from vipd.model.override import Override, Overrides, OverrideTarget, describe, merge_parts, to_json
 from vipd.model.service import Backend, Service
 from vipd.sources.override_store import OverrideStore
 
 if TYPE_CHECKING:
-    from vipd.control.fleet_member import Fleet
+    from vipd.control.fleet_member import FleetMember
 
 log = logging.getLogger(__name__)
 
@@ -45,86 +45,86 @@ class OverrideRoutes:
     store: OverrideStore
     permission: Permission
     wait_applied: WaitApplied
-    fleet: Fleet | None = None
+    fleet: FleetMember | None = None
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
         return [
-            web.get("/v1/overrides", self.listed),
-            web.post("/v1/overrides", self.ordered),
-            web.delete("/v1/overrides", self.taken_back),
+            web.get("/v1/overrides", self.list_overrides),
+            web.post("/v1/overrides", self.create_override),
+            web.delete("/v1/overrides", self.clear_overrides),
             web.get("/v1/flows", self.flows),
         ]
 
-    async def listed(self, _: web.Request) -> web.Response:
+    async def list_overrides(self, _: web.Request) -> web.Response:
         """Every active override, for this host and for the fleet."""
-        found = [_shown(o, scope) for scope in self._scopes() for o in _of(scope.overrides)]
-        return answer({"overrides": found})
+        found = [_override_view(o, scope) for scope in self._scopes() for o in _about(scope.overrides)]
+        return json_response({"overrides": found})
 
-    async def ordered(self, request: web.Request) -> web.Response:
+    async def create_override(self, request: web.Request) -> web.Response:
         """Set an override: it is stored, then in the kernel, then answered."""
-        return answer(await self._order(request, await body_of(request), self._scope(request)))
+        return json_response(await self._create(request, await body_of(request), self._scope(request)))
 
-    async def order_weight(
+    async def override_weight(
         self, request: web.Request, service: str, backend: str, weight: object
     ) -> web.Response:
         """A weight for a backend that another owner declares, answered as a change of its service."""
         wanted: Json = {"service": service, "backend": backend, "weight": weight}
-        told = await self._order(request, wanted, HostScope(self.store))
+        told = await self._create(request, wanted, HostScope(self.store))
         action = "changed" if told["changed"] else "unchanged"
         told |= {"results": [{"name": service, "action": action}], "stored": self.store.location}
-        return answer(told)
+        return json_response(told)
 
-    async def _order(self, request: web.Request, wanted: Json, scope: OverrideScope) -> Json:
+    async def _create(self, request: web.Request, wanted: Json, scope: OverrideScope) -> Json:
         peer = self.permission.peer(request.transport)
         by = str(peer) if scope.name == "host" else f"{peer} on {self._host()}"
-        found = order(self.reconciler.services, wanted, by, self.reconciler.clock())
+        found = parse_override(self.reconciler.services, wanted, by, self.reconciler.clock())
         known = scope.overrides
         changed = any(
-            key not in known or not _same(known[key], part) for key, part in found.override.parts().items()
+            key not in known or not _differs_only_in_time(known[key], part) for key, part in found.override.parts().items()
         )
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
             if changed:
                 message = await scope.put(found.override)
                 _report_given(found, peer)
-            applied, message = await self._settled(changed and message, found.backends)
+            applied, message = await self._wait_for_kernel(changed and message, found.backends)
         return {
             "changed": changed,
             "applied": applied,
             "message": message,
             "stopping": self.reconciler.progress.stopping,
-            "override": _shown(found.override, scope),
-            "backends": _listed(found.backends),
+            "override": _override_view(found.override, scope),
+            "backends": _backend_views(found.backends),
         }
 
-    async def taken_back(self, request: web.Request) -> web.Response:
+    async def clear_overrides(self, request: web.Request) -> web.Response:
         """Clear overrides of a backend, an address, or (`all`) all of them."""
         scope, body = self._scope(request), await body_of(request)
         known, scopes = scope.overrides, self._scopes()
         # One override may be in either scope, so its names are looked up in both.
-        everywhere = {key.subject for each in scopes for key in each.overrides}
-        meant, backends = cleared(self.reconciler.services, body, everywhere)
-        gone = _of(known, meant)
+        everywhere = {key.target for each in scopes for key in each.overrides}
+        meant, backends = overrides_to_clear(self.reconciler.services, body, everywhere)
+        gone = _about(known, meant)
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
             if gone:
-                message = await scope.take_back({override.subject for override in gone})
+                message = await scope.clear({override.target for override in gone})
                 _log_cleared(gone, backends, self.permission.peer(request.transport))
-            applied, message = await self._settled(gone and message, backends)
+            applied, message = await self._wait_for_kernel(gone and message, backends)
         others = [each for each in scopes if each.name != scope.name]
-        return answer(
+        return json_response(
             {
                 "changed": bool(gone),
                 "applied": applied,
                 "message": message,
-                "overrides": [_shown(override, scope) for override in gone],
-                "elsewhere": [_shown(o, other) for other in others for o in _of(other.overrides, meant)],
-                "backends": _listed(backends),
+                "overrides": [_override_view(override, scope) for override in gone],
+                "elsewhere": [_override_view(o, other) for other in others for o in _about(other.overrides, meant)],
+                "backends": _backend_views(backends),
             }
         )
 
-    async def _settled(self, fault: object, backends: Iterable[tuple[Service, Backend]]) -> tuple[bool, str]:
+    async def _wait_for_kernel(self, fault: object, backends: Iterable[tuple[Service, Backend]]) -> tuple[bool, str]:
         """Whether the kernel has it, and why not; `fault`: why this host has not received it."""
         names = _names(backends)
         return (False, str(fault)) if fault else await self.wait_applied(names, bool(names))
@@ -134,7 +134,7 @@ class OverrideRoutes:
         if not flag_of(request, "fleet"):
             return HostScope(self.store)
         if self.fleet is None:
-            raise without_etcd()
+            raise no_etcd_error()
         return FleetScope(self.fleet)
 
     def _scopes(self) -> list[OverrideScope]:
@@ -150,25 +150,25 @@ class OverrideRoutes:
         progress = self.reconciler.progress
         if progress.stopping or not progress.applied:
             raise RefusedError("busy", "vipd is stopping" if progress.stopping else "vipd is starting")
-        _, backends = subject_of(self.reconciler.services, dict(request.query))
+        _, backends = target_of(self.reconciler.services, dict(request.query))
         forwardings = [f for name in _names(backends) for f in self.reconciler.forwardings.get(name, ())]
         addresses = {backend.address for _, backend in backends}
         ports = {backend.port for _, backend in backends}
         reached = {
             (e.address, e.port)
             for f in forwardings
-            for e in (*f.reachable(), *f.resting, *f.down)
+            for e in (*f.reachable(), *f.without_new_flows, *f.unavailable)
             if e.address in addresses and (None in ports or e.port in ports)
         }
         try:
             count = await live_flows(forwardings, reached, self.reconciler.host_addresses)
         except ConntrackError as error:
             raise RefusedError("internal", error.what, error.why, error.hint) from None
-        return answer({"flows": count})
+        return json_response({"flows": count})
 
 
-def _report_given(found: Ordered, peer: Peer) -> None:
-    subject, what = found.override.subject, describe(found.override)
+def _report_given(found: OverrideRequest, peer: Peer) -> None:
+    subject, what = found.override.target, describe(found.override)
     extra = fields(
         Event.OVERRIDE_GIVEN,
         service=_names(found.backends)[:NAMES_LOGGED],
@@ -185,24 +185,24 @@ def _log_cleared(gone: Sequence[Override], about: Iterable[tuple[Service, Backen
     extra = fields(
         Event.OVERRIDE_TAKEN_BACK,
         service=_names(about)[:NAMES_LOGGED],
-        backend=tuple(dict.fromkeys(override.subject.backend for override in named)),
+        backend=tuple(dict.fromkeys(override.target.backend for override in named)),
         cause=f"user {peer}",
         reason=what,
     )
-    told = ", ".join(str(override.subject) for override in named) + (f" and {more} more" if more > 0 else "")
+    told = ", ".join(str(override.target) for override in named) + (f" and {more} more" if more > 0 else "")
     log.info("%s: taken back by %s", told, peer, extra=extra)
 
 
-def _of(known: Overrides, subjects: Collection[Subject] | None = None) -> list[Override]:
+def _about(known: Overrides, targets: Collection[OverrideTarget] | None = None) -> list[Override]:
     """The overrides, of these targets if they are given."""
-    return joined({key: o for key, o in known.items() if subjects is None or key.subject in subjects})
+    return merge_parts({key: o for key, o in known.items() if targets is None or key.target in targets})
 
 
-def _shown(override: Override, scope: OverrideScope) -> Json:
+def _override_view(override: Override, scope: OverrideScope) -> Json:
     return {**to_json(override), "scope": scope.name}
 
 
-def _same(one: Override, other: Override) -> bool:
+def _differs_only_in_time(one: Override, other: Override) -> bool:
     return to_json(one) | {"at": ""} == to_json(other) | {"at": ""}
 
 
@@ -210,5 +210,5 @@ def _names(backends: Iterable[tuple[Service, Backend]]) -> list[str]:
     return list(dict.fromkeys(service.name for service, _ in backends))
 
 
-def _listed(backends: Iterable[tuple[Service, Backend]]) -> list[Json]:
+def _backend_views(backends: Iterable[tuple[Service, Backend]]) -> list[Json]:
     return [{"service": service.name, "backend": str(backend)} for service, backend in backends]

@@ -6,12 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from vipd.model.override import Override, Overrides, Subject
+from vipd.model.override import Override, Overrides, OverrideTarget
 from vipd.sources.override_store import OverrideStore
 
 if TYPE_CHECKING:
-    from vipd.control.fleet_member import Fleet
-    from vipd.sources.etcd.store import Written
+    from vipd.control.fleet_member import FleetMember
+    from vipd.sources.etcd.store import WriteResult
 
 
 class OverrideScope(Protocol):
@@ -25,11 +25,11 @@ class OverrideScope(Protocol):
     def overrides(self) -> Overrides:
         """Every active override, in parts."""
 
-    async def put(self, order: Override) -> str:
+    async def put(self, override: Override) -> str:
         """Store an override; returns why this host does not follow it, if so. Raises RefusedError or
         StoreError."""
 
-    async def take_back(self, subjects: Collection[Subject]) -> str:
+    async def clear(self, targets: Collection[OverrideTarget]) -> str:
         """Clear the overrides of these targets. Like `put`."""
 
 
@@ -45,14 +45,14 @@ class HostScope:
         """Those on disk."""
         return self.store.overrides
 
-    async def put(self, order: Override) -> str:
+    async def put(self, override: Override) -> str:
         """On disk when this returns; it never waits."""
-        self.store.put(order)
+        self.store.put(override)
         return ""
 
-    async def take_back(self, subjects: Collection[Subject]) -> str:
+    async def clear(self, targets: Collection[OverrideTarget]) -> str:
         """Like `put`."""
-        self.store.take_back(*subjects)
+        self.store.clear(*targets)
         return ""
 
 
@@ -60,23 +60,23 @@ class HostScope:
 class FleetScope:
     """Overrides for every host."""
 
-    fleet: Fleet
+    fleet: FleetMember
     name: Literal["host", "fleet"] = "fleet"
 
     @property
     def overrides(self) -> Overrides:
         """The overrides in etcd, as known to this host."""
-        return self.fleet.orders.overrides
+        return self.fleet.overrides.overrides
 
-    async def put(self, order: Override) -> str:
+    async def put(self, override: Override) -> str:
         """Stored in etcd when this returns."""
-        return await self._wait_followed(await self.fleet.store.give(order))
+        return await self._wait_followed(await self.fleet.store.put_override(override))
 
-    async def take_back(self, subjects: Collection[Subject]) -> str:
+    async def clear(self, targets: Collection[OverrideTarget]) -> str:
         """Like `put`."""
-        return await self._wait_followed(await self.fleet.store.take_back(subjects))
+        return await self._wait_followed(await self.fleet.store.clear_overrides(targets))
 
-    async def _wait_followed(self, written: Written) -> str:
-        fault = await self.fleet.store.wait_followed(written)
-        self.fleet.orders.refresh()
+    async def _wait_followed(self, written: WriteResult) -> str:
+        fault = await self.fleet.store.wait_observed(written)
+        self.fleet.overrides.refresh()
         return fault

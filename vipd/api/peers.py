@@ -18,7 +18,7 @@ SOCKET_MODE = 0o660
 BACKLOG = 1024
 """Connections that wait to be taken: they cost no descriptors."""
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
-_MOST_BYTES = 1024
+_MAX_BYTES = 1024
 """Limit of Python's getsockopt: 256 groups."""
 _CREDENTIALS = struct.Struct("=iII")
 """struct ucred of unix(7): pid, uid, gid."""
@@ -40,7 +40,7 @@ class Peer:
     @property
     def name(self) -> str:
         """The user's name, if it was looked up before; else `uid N`."""
-        return accounts.user_names.known(self.uid) or f"uid {self.uid}"
+        return accounts.user_names.cached(self.uid) or f"uid {self.uid}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Permission:
         group = await asyncio.to_thread(group_id, self.admin_group)
         return group is not None and (group == peer.gid or group in peer.groups)
 
-    async def way_in(self, peer: Peer) -> str:
+    async def how_to_get_access(self, peer: Peer) -> str:
         """Why that user may change services."""
         join = f"usermod -aG {self.admin_group} {peer.name}, then log in anew"
         missing = await asyncio.to_thread(group_id, self.admin_group) is None
@@ -81,7 +81,7 @@ def credentials_of(end: socket.socket) -> tuple[int, int, int]:
 def groups_of(end: socket.socket) -> tuple[int, ...]:
     """The supplementary groups of the process at the other end of a UNIX socket. Raises OSError."""
     try:
-        raw = end.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
+        raw = end.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_BYTES)
     except OSError as error:
         if error.errno != errno.ERANGE:
             raise
@@ -110,7 +110,7 @@ def bind_socket(path: Path, group: str) -> socket.socket:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     if path.exists() and not path.is_socket():
         raise FileExistsError(f"{path} is not a socket; it is left alone")
-    if path.exists() and _answers(path):
+    if path.exists() and _is_in_use(path):
         raise FileExistsError(f"{path} is in use by another program")
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -141,7 +141,7 @@ def group_id(name: str) -> int | None:
         return None
 
 
-def _answers(path: Path) -> bool:
+def _is_in_use(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

@@ -18,138 +18,138 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from vipd.declaration.operations import RefusedError
-from vipd.host.gc_control import loading
+from vipd.host.gc_control import gc_paused
 
 Json = dict[str, object]
 T = TypeVar("T")
 
-LARGEST_BODY = 48 * 2**20
+MAX_BODY_BYTES = 48 * 2**20
 """For a request that declares services. 100,000 services with five backends each take 17 MiB (180 bytes
 each), with named ports and a check each 42 MiB (440 bytes each)."""
-SMALL_BODY = 2**20
+SMALL_BODY_BYTES = 2**20
 """For any other request."""
-MOST_DEPTH = 32
-LONGEST_NUMBER = 64
+MAX_DEPTH = 32
+MAX_NUMBER_LENGTH = 64
 """Characters of a number."""
-LONGEST_TEXT = 2**16
+MAX_STRING_BYTES = 2**16
 """Bytes of a text."""
-LARGEST_SERVICE = 2**20
-MOST_VALUES = 200_000
+MAX_SERVICE_BYTES = 2**20
+MAX_VALUES = 200_000
 """Values in one service, or besides the services: as many as there are commas."""
-MOST_SERVICES = 200_000
-PART = 2**15
+MAX_SERVICES = 200_000
+CHUNK_BYTES = 2**15
 """Bytes of services that are read at once."""
-IN_THREAD_ABOVE = 2**14
+INLINE_MAX_BYTES = 2**14
 """Bytes above which a body is read in a thread."""
 BODY_SECONDS = 60.0
 """How long a large body may take to arrive."""
 
 _LARGE_BODIES = 2
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 _OPENING, _CLOSING = (b"[", b"{"), (b"]", b"}")
 
 _TOKEN = re.compile(rb'[^"\[\]{}]{0,65536}+("[^"\\]{0,1024}+"|["\[\]{}])?')
 """The tokens at which a JSON text may be cut: a bracket or a string, and the text before it. A quotation mark
 alone begins a string for `_TEXT`. No match takes long, whatever the text."""
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_LONG_NUMBER = re.compile(rb"[-+.0-9a-zA-Z]{%d}" % (LONGEST_NUMBER + 1))
+_LONG_NUMBER = re.compile(rb"[-+.0-9a-zA-Z]{%d}" % (MAX_NUMBER_LENGTH + 1))
 
 
-class Bodies:
+class BodyReader:
     """Reads bodies; of large ones only a few at a time, to limit the memory."""
 
     def __init__(self) -> None:
         self._large = asyncio.Semaphore(_LARGE_BODIES)
 
     async def read(
-        self, request: web.Request, most: int, work: Callable[[Json, Iterator[object] | None], T]
+        self, request: web.Request, max_bytes: int, parse: Callable[[Json, Iterator[object] | None], T]
     ) -> T:
         """The result of `work` on a body with a list `services`: `work` is called, in a thread if the body is
         large, with all other members and an iterator that reads the services on demand; None: there is
         no such list. Raises RefusedError."""
         length = request.content_length
-        if length is not None and length <= SMALL_BODY:
-            return await _beside(work, await read_raw(request, most))
+        if length is not None and length <= SMALL_BODY_BYTES:
+            return await _parse_maybe_in_thread(parse, await read_raw(request, max_bytes))
         async with self._large:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
-                    raw = await read_raw(request, most)
+                    raw = await read_raw(request, max_bytes)
             except TimeoutError:
                 why = f"a large body may take {BODY_SECONDS:.0f} s to come"
                 raise RefusedError("malformed", "the request did not come in time", why) from None
-            return await _beside(work, raw)
+            return await _parse_maybe_in_thread(parse, raw)
 
 
 async def body_of(request: web.Request) -> Json:
     """The JSON object of a small request; empty if it has no body. Raises RefusedError."""
-    return await _beside(_whole, await read_raw(request, SMALL_BODY))
+    return await _parse_maybe_in_thread(_whole, await read_raw(request, SMALL_BODY_BYTES))
 
 
-async def read_raw(request: web.Request, most: int) -> bytes:
+async def read_raw(request: web.Request, max_bytes: int) -> bytes:
     """The bytes of a body: the charset that the sender declares may be invalid, or missing. Raises
     RefusedError, as soon as it is larger than `most`."""
     raw, length = bytearray(), request.content_length
     try:
-        if length is not None and length > most:
-            raise too_large(most)
+        if length is not None and length > max_bytes:
+            raise too_large(max_bytes)
         async for piece in request.content.iter_any():
             raw += piece
-            if len(raw) > most:
-                raise too_large(most)
+            if len(raw) > max_bytes:
+                raise too_large(max_bytes)
     except web.RequestPayloadError as error:
         why = " ".join(str(error).split())
         raise RefusedError("malformed", "the request cannot be read", why) from None
     return bytes(raw)
 
 
-def too_large(most: int) -> RefusedError:
+def too_large(max_bytes: int) -> RefusedError:
     """A body, or a part of one, of more than `most` bytes is not read."""
-    why = f"it may have {most >> 20} MiB"
+    why = f"it may have {max_bytes >> 20} MiB"
     return RefusedError("too-large", "the request is too large", why, "declare fewer services at once")
 
 
-async def _beside(work: Callable[[Json, Iterator[object] | None], T], raw: bytes) -> T:
-    if len(raw) <= IN_THREAD_ABOVE:
-        return _worked(work, raw)
-    with loading():
-        return await asyncio.to_thread(_worked, work, raw)
+async def _parse_maybe_in_thread(parse: Callable[[Json, Iterator[object] | None], T], raw: bytes) -> T:
+    if len(raw) <= INLINE_MAX_BYTES:
+        return _parse_body(parse, raw)
+    with gc_paused():
+        return await asyncio.to_thread(_parse_body, parse, raw)
 
 
-def _worked(work: Callable[[Json, Iterator[object] | None], T], raw: bytes) -> T:
+def _parse_body(parse: Callable[[Json, Iterator[object] | None], T], raw: bytes) -> T:
     """Scan a whole body, then read it."""
     raw = raw.removeprefix(codecs.BOM_UTF8)
-    rest, cuts = _cut(raw)
+    rest, cuts = _split_services(raw)
     members = _read(rest or b"{}")
     if not isinstance(members, dict):
         raise RefusedError("malformed", "the request must be a JSON object")
     if len(cuts) <= 1:
-        return work(members, None)
+        return parse(members, None)
     if members.pop("services", None):
         raise malformed("it has two lists of services")
-    return work(members, _services(raw, cuts))
+    return parse(members, _services(raw, cuts))
 
 
 def _whole(members: Json, services: Iterator[object] | None) -> Json:
     return members if services is None else {**members, "services": list(services)}
 
 
-def _cut(raw: bytes) -> tuple[bytes, list[int]]:
+def _split_services(raw: bytes) -> tuple[bytes, list[int]]:
     """A body without the content of its list `services`, and the positions at which to cut that: neighbours
     are the begin and end of a part. Raises RefusedError for a body that must not be read at all."""
     cuts, depth, key, within, count = list[int](), 0, b"", False, 0
     for token, end in _tokens(raw):
-        if end - (cuts[-1] if cuts else 0) > LARGEST_SERVICE + PART:
+        if end - (cuts[-1] if cuts else 0) > MAX_SERVICE_BYTES + CHUNK_BYTES:
             raise _service_too_large()
         if token in _OPENING:
             depth += 1
             count += within and depth == 3
-            if depth > MOST_DEPTH or count > MOST_SERVICES:
-                raise _too_deep() if depth > MOST_DEPTH else _too_many()
+            if depth > MAX_DEPTH or count > MAX_SERVICES:
+                raise _too_deep() if depth > MAX_DEPTH else _too_many()
             if depth == 2 and token == b"[" and key == b'"services"' and not cuts:
                 cuts, within = [end], True
         elif token in _CLOSING:
             depth -= 1
-            if within and (depth < 2 or (depth == 2 and end - cuts[-1] >= PART)):
+            if within and (depth < 2 or (depth == 2 and end - cuts[-1] >= CHUNK_BYTES)):
                 within = depth == 2
                 cuts.append(end if within else end - 1)
         else:
@@ -164,12 +164,12 @@ def _tokens(raw: bytes) -> Iterator[tuple[bytes, int]]:
         found = _TOKEN.match(raw, at)
         assert found is not None  # noqa: S101 (it matches nothing, too)
         token, end = found[1] or b"", found.end()
-        if end - len(token) - at > LONGEST_NUMBER and _LONG_NUMBER.search(raw, at, end - len(token)):
-            raise malformed(f"a number may have {LONGEST_NUMBER} characters")
+        if end - len(token) - at > MAX_NUMBER_LENGTH and _LONG_NUMBER.search(raw, at, end - len(token)):
+            raise malformed(f"a number may have {MAX_NUMBER_LENGTH} characters")
         if token == b'"':
-            whole = _TEXT.match(raw, end - 1, end + LONGEST_TEXT)
+            whole = _TEXT.match(raw, end - 1, end + MAX_STRING_BYTES)
             if whole is None:
-                raise malformed(f"a text has no end, or is larger than {LONGEST_TEXT >> 10} KiB")
+                raise malformed(f"a text has no end, or is larger than {MAX_STRING_BYTES >> 10} KiB")
             token, end = whole[0], whole.end()
         if token:
             yield token, end
@@ -188,14 +188,14 @@ def _services(raw: bytes, cuts: Sequence[int]) -> Iterator[object]:
             part = after
         found = _read(b"[" + part + b"]")
         count += len(found)
-        if count > MOST_SERVICES:
+        if count > MAX_SERVICES:
             raise _too_many()
         yield from found
 
 
 def _read(text: bytes) -> Any:
     """Parses a part, which is fast as it is small. Raises RefusedError."""
-    if len(text) > LARGEST_SERVICE + PART or text.count(b",") > MOST_VALUES:
+    if len(text) > MAX_SERVICE_BYTES + CHUNK_BYTES or text.count(b",") > MAX_VALUES:
         raise _service_too_large()
     try:
         # As UTF-8: given bytes, json.loads accepts other encodings, too, and halves of surrogate pairs.
@@ -203,7 +203,7 @@ def _read(text: bytes) -> Any:
         if b"\\u" in text:
             json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
-        raise malformed(str(error)[:_MOST_SHOWN]) from None
+        raise malformed(str(error)[:_MAX_SHOWN]) from None
     return found
 
 
@@ -213,13 +213,13 @@ def malformed(why: str) -> RefusedError:
 
 
 def _too_deep() -> RefusedError:
-    return malformed(f"it is nested more than {MOST_DEPTH} levels deep")
+    return malformed(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
 def _too_many() -> RefusedError:
-    return RefusedError("too-large", f"the request has more than {MOST_SERVICES} services")
+    return RefusedError("too-large", f"the request has more than {MAX_SERVICES} services")
 
 
 def _service_too_large() -> RefusedError:
-    why = f"a service may have {LARGEST_SERVICE >> 20} MiB and {MOST_VALUES} values"
+    why = f"a service may have {MAX_SERVICE_BYTES >> 20} MiB and {MAX_VALUES} values"
     return RefusedError("too-large", "the request is too large", why)

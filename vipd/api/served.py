@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vipd.api.service_changes import Known
+from vipd.api.service_changes import ServicesSnapshot
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.reconciler import Reconciler
 from vipd.control.snapshot import AskHost
@@ -21,30 +21,30 @@ from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource
 
 if TYPE_CHECKING:
-    from vipd.control.fleet_member import Fleet
+    from vipd.control.fleet_member import FleetMember
 
 APPLY_TIMEOUT_SECONDS = 60.0
 
 
-def _not_kept(_: str) -> None:
+def _discard_choice(_: str) -> None:
     """Does nothing, for a daemon that does not store such choices."""
 
 
-async def _not_looked() -> None:
+async def _refresh_nothing() -> None:
     """Does nothing."""
 
 
-async def _nothing_lacks(_: Collection[Check]) -> Mapping[Check, tuple[str, ...]]:
+async def _no_check_problems(_: Collection[Check]) -> Mapping[Check, tuple[str, ...]]:
     """Returns no problems."""
     return {}
 
 
-def _nothing(_: object) -> Sequence[str]:
+def _no_warnings(_: object) -> Sequence[str]:
     return ()
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ApiContext:
     """The state that the API shows and changes."""
 
     reconciler: Reconciler
@@ -55,33 +55,33 @@ class Served:
     rescan: Callable[[], Awaitable[None]]
     """Reads every source again."""
     about: Mapping[str, object]
-    choose: Callable[[str], None] = _not_kept
+    save_dataplane_choice: Callable[[str], None] = _discard_choice
     """Stores an operator's choice of dataplane over a restart. Raises OSError."""
-    claims: Callable[[], AddressPolicy] = AddressPolicy
+    address_policy: Callable[[], AddressPolicy] = AddressPolicy
     """The addresses that services may claim."""
-    check_problems: AskHost = _nothing_lacks
+    check_problems: AskHost = _no_check_problems
     """The requirements of checks that this host lacks."""
-    look_at_claims: Callable[[], Awaitable[object]] = _not_looked
+    refresh_address_policy: Callable[[], Awaitable[object]] = _refresh_nothing
     """Polls the host facts on which claims depend."""
-    warnings_of: Callable[[Collection[Service]], Sequence[str]] = _nothing
+    warnings_of: Callable[[Collection[Service]], Sequence[str]] = _no_warnings
     """The warnings about these services' claims, as of the last poll."""
     warnings: Callable[[], Sequence[str]] = tuple
     """Current warnings besides the reconciler's."""
     events: Recorder | None = None
     """Stores events."""
-    numbers: FlowStats | None = None
+    flow_stats: FlowStats | None = None
     """New flows, flows now, traffic."""
-    fleet: Fleet | None = None
+    fleet: FleetMember | None = None
     """The fleet that this host belongs to; None: no etcd is configured."""
     metrics: Metrics | None = None
     """The metrics for Prometheus."""
     default_store: str = "file"
     """The store for changes that name none: `file` or `etcd`."""
 
-    def known(self) -> Known:
+    def services_snapshot(self) -> ServicesSnapshot:
         """Every service as currently declared."""
         fleet = self.fleet.store.services if self.fleet else {}
-        return Known(self.reconciler.services, fleet, self.store.services)
+        return ServicesSnapshot(self.reconciler.services, fleet, self.store.services)
 
     async def wait_applied(
         self, services: Collection[str], changed: bool, units: Sequence[str] = ()

@@ -15,11 +15,11 @@ from vipd.api.event_routes import EventRoutes
 from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
-from vipd.api.messages import answer
+from vipd.api.messages import json_response
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
-from vipd.api.request_bodies import LARGEST_BODY
-from vipd.api.served import Served
+from vipd.api.request_bodies import MAX_BODY_BYTES
+from vipd.api.served import ApiContext
 from vipd.api.service_routes import ServiceRoutes, results_view
 from vipd.api.stats_routes import StatsRoutes
 from vipd.control.reload import reload
@@ -49,11 +49,11 @@ HTTP_STATUS = {
 }
 
 
-def application(served: Served, permission: Permission) -> web.Application:
+def application(served: ApiContext, permission: Permission) -> web.Application:
     """The aiohttp application; `permission` decides on each connection's peer."""
     reconciler, dataplane = served.reconciler, served.dataplane
     middlewares = [_errors(reconciler.containment), _guard(permission)]
-    app = web.Application(middlewares=middlewares, client_max_size=LARGEST_BODY)
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
     events = EventRoutes(served.events, lambda: reconciler.services)
     app.on_shutdown.append(events.end)
     explaining = ExplainRoutes(reconciler, dataplane)
@@ -64,10 +64,10 @@ def application(served: Served, permission: Permission) -> web.Application:
             *_DaemonRoutes(served, permission).routes(),
             *ServiceRoutes(served, permission, overrides).routes(),
             *overrides.routes(),
-            *DataplaneRoutes(reconciler, dataplane, served.choose, permission, served.numbers).routes(),
+            *DataplaneRoutes(reconciler, dataplane, served.save_dataplane_choice, permission, served.flow_stats).routes(),
             *events.routes(),
             *explaining.routes(),
-            *StatsRoutes(reconciler, served.numbers).routes(),
+            *StatsRoutes(reconciler, served.flow_stats).routes(),
             *FleetRoutes(served.fleet, permission, served.wait_applied).routes(),
             *healthz_routes(reconciler),
         ]
@@ -78,7 +78,7 @@ def application(served: Served, permission: Permission) -> web.Application:
 class _DaemonRoutes:
     """Handles requests about the daemon as a whole."""
 
-    def __init__(self, served: Served, permission: Permission) -> None:
+    def __init__(self, served: ApiContext, permission: Permission) -> None:
         self._served, self._permission = served, permission
 
     def routes(self) -> list[web.RouteDef]:
@@ -91,7 +91,7 @@ class _DaemonRoutes:
         ]
 
     async def version(self, _: web.Request) -> web.Response:
-        return answer({"version": __version__})
+        return json_response({"version": __version__})
 
     async def metrics(self, request: web.Request) -> web.Response:
         if self._served.metrics is None:
@@ -103,11 +103,11 @@ class _DaemonRoutes:
         about = {**s.about, "warnings": s.warnings()}
         if s.fleet is not None:
             about["etcd"] = s.fleet.status()
-        return answer(status_view(s.reconciler, s.dataplane, s.sources, about))
+        return json_response(status_view(s.reconciler, s.dataplane, s.sources, about))
 
     async def diff(self, _: web.Request) -> web.Response:
         text = await self._served.reconciler.difference.text()
-        return answer({"in_sync": not text, "diff": text})
+        return json_response({"in_sync": not text, "diff": text})
 
     async def reload(self, request: web.Request) -> web.Response:
         served, cause = self._served, f"user {self._permission.peer(request.transport)}"
@@ -119,7 +119,7 @@ class _DaemonRoutes:
             what = "not everything could be read anew"
             why = "; ".join(filter(None, (reloaded.serves, unwritten)))
             raise RefusedError("invalid", what, why, problems=reloaded.problems)
-        return answer(
+        return json_response(
             {
                 "changed": True,
                 "applied": not reloaded.fault,
@@ -132,7 +132,7 @@ class _DaemonRoutes:
 
 def _error(kind: str, what: str, why: str = "", hint: str = "", problems: Sequence[str] = ()) -> web.Response:
     error = {"kind": kind, "what": what, "why": why, "hint": hint, "problems": list(problems)}
-    return answer({"error": error}, HTTP_STATUS[kind])
+    return json_response({"error": error}, HTTP_STATUS[kind])
 
 
 def _errors(containment: Containment) -> Middleware:
@@ -144,7 +144,7 @@ def _errors(containment: Containment) -> Middleware:
         resource = request.match_info.route.resource
         asked = f"{request.method} {resource.canonical}" if resource else "a request"
         response: web.StreamResponse
-        with containment.around("API", f"answering {asked}"):
+        with containment.contain("API", f"answering {asked}"):
             try:
                 response = await _answered(request, handler)
             except Exception as error:
@@ -184,7 +184,7 @@ def _guard(permission: Permission) -> Middleware:
         peer = permission.peer(request.transport)
         if request.method not in ("GET", "HEAD") and not await permission.may_change(peer):
             why = f"changes are accepted from root and from group {permission.admin_group}"
-            return _error("forbidden", f"{peer} may not change services", why, await permission.way_in(peer))
+            return _error("forbidden", f"{peer} may not change services", why, await permission.how_to_get_access(peer))
         return await handler(request)
 
     return guard

@@ -9,23 +9,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from vipd.control.address_policy import AddressPolicy, admit_service, questions
+from vipd.control.address_policy import AddressPolicy, admit_service, checks_to_query
 from vipd.declaration import operations
-from vipd.declaration.operations import Outcome, Services, declared, invalid
+from vipd.declaration.operations import Outcome, Services, without_registrations, invalid
 from vipd.declaration.problems import Problem
 from vipd.host.facts import NO_FACTS
-from vipd.host.gc_control import loading
+from vipd.host.gc_control import gc_paused
 from vipd.model.check import Check
 from vipd.model.service import Service
 
-NEW = ("created", "changed")
-AT_ONCE = 200
+NEW_OR_CHANGED = ("created", "changed")
+INLINE_MAX_SERVICES = 200
 """Services up to which a decision takes some milliseconds."""
-TRIES = 3
+THREAD_ATTEMPTS = 3
 """How often a decision is made in a thread. The state has changed each time then, so the last one runs on the
 event loop."""
 
-Answers = Mapping[Check, tuple[str, ...]]
+CheckProblems = Mapping[Check, tuple[str, ...]]
 
 
 class Change(Protocol):
@@ -36,34 +36,34 @@ class Change(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ServicesSnapshot:
     """Every service as declared at one moment. The mappings do not change."""
 
     running: Services
     """The reconciler's services, which alone would be outdated while a step is running."""
     fleet: Services
     """The services in etcd, as last received."""
-    here: Services
+    local_store: Services
     """The services in this host's own store."""
 
     def services(self) -> dict[str, Service]:
         """Files as last read by a step, etcd and the store as they are now; without backends that registered
         themselves."""
         changeable = (operations.CLI, "etcd")
-        files = {n: declared(s) for n, s in self.running.items() if s.origin.source not in changeable}
+        files = {n: without_registrations(s) for n, s in self.running.items() if s.origin.source not in changeable}
         # A key in etcd whose name a file already has does not serve.
-        return {**self.fleet, **files, **self.here}
+        return {**self.fleet, **files, **self.local_store}
 
-    def same(self, other: Known) -> bool:
+    def same(self, other: ServicesSnapshot) -> bool:
         """Whether nothing has changed in between."""
-        return self.running is other.running and self.here is other.here and self.fleet == other.fleet
+        return self.running is other.running and self.local_store is other.local_store and self.fleet == other.fleet
 
     def __len__(self) -> int:
-        return len(self.running) + len(self.fleet) + len(self.here)
+        return len(self.running) + len(self.fleet) + len(self.local_store)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChangeRequest:
     """A requested change."""
 
     change: Change
@@ -76,17 +76,17 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _Decision:
     outcome: Outcome
-    unknown: frozenset[Check]
+    unchecked: frozenset[Check]
     """Checks that only this host can judge, and about which it has not been queried."""
     problems: tuple[Problem, ...]
 
 
 async def decide(
-    asked: Asked,
-    known: Callable[[], Known],
-    ask_host: Callable[[Collection[Check]], Awaitable[Answers]],
+    request: ChangeRequest,
+    take_snapshot: Callable[[], ServicesSnapshot],
+    ask_host: Callable[[Collection[Check]], Awaitable[CheckProblems]],
 ) -> Outcome:
     """The outcome of a change. When this returns, `known` still is its basis, so a caller that stores it
     without awaiting stores a valid result. Raises RefusedError.
@@ -94,58 +94,58 @@ async def decide(
     Others may change services while the host is queried, so the decision is repeated after each answer. A
     check without an answer counts as one without problems, and is not queried again.
     """
-    answers: dict[Check, tuple[str, ...]] = {}
+    check_problems: dict[Check, tuple[str, ...]] = {}
     while True:
-        judged = await _judge_now(asked, known, answers)
-        if not judged.unknown:
+        decision = await _decide_current(request, take_snapshot, check_problems)
+        if not decision.unchecked:
             break
-        found = await ask_host(judged.unknown)
-        answers.update({check: found.get(check, ()) for check in judged.unknown})
-    if judged.problems:
-        raise invalid(judged.problems)
-    return judged.outcome
+        found = await ask_host(decision.unchecked)
+        check_problems.update({check: found.get(check, ()) for check in decision.unchecked})
+    if decision.problems:
+        raise invalid(decision.problems)
+    return decision.outcome
 
 
-async def _judge_now(asked: Asked, known: Callable[[], Known], answers: Answers) -> _Judged:
+async def _decide_current(request: ChangeRequest, take_snapshot: Callable[[], ServicesSnapshot], check_problems: CheckProblems) -> _Decision:
     """The judgement on the state at the time when this returns. Raises RefusedError."""
-    for _ in range(TRIES):
-        basis = known()
-        if len(basis) + asked.size <= AT_ONCE:
+    for _ in range(THREAD_ATTEMPTS):
+        snapshot = take_snapshot()
+        if len(snapshot) + request.size <= INLINE_MAX_SERVICES:
             break
-        with loading():
-            judging = asyncio.ensure_future(asyncio.to_thread(_judge, asked, basis, dict(answers)))
+        with gc_paused():
+            judging = asyncio.ensure_future(asyncio.to_thread(_evaluate, request, snapshot, dict(check_problems)))
             await asyncio.wait((judging,))
-        if basis.same(known()):
+        if snapshot.same(take_snapshot()):
             return judging.result()
         judging.exception()
-    return _judge(asked, known(), answers)
+    return _evaluate(request, take_snapshot(), check_problems)
 
 
-def _judge(asked: Asked, basis: Known, answers: Answers) -> _Judged:
+def _evaluate(request: ChangeRequest, snapshot: ServicesSnapshot, check_problems: CheckProblems) -> _Decision:
     """The outcome of a change, and its problems. Pure. Raises RefusedError."""
-    known = basis.services()
-    stored = basis.here if asked.source == operations.CLI else basis.fleet
-    outcome = asked.change(known, stored, source=asked.source)
-    fresh = [outcome.stored[name] for name, action in outcome.results.items() if action in NEW]
-    unknown = {check for service in fresh for check in questions(service, asked.policy)} - answers.keys()
-    problems = () if unknown else tuple(_problems(fresh, known, asked.policy, answers))
-    return _Judged(outcome, frozenset(unknown), problems)
+    all_services = snapshot.services()
+    stored = snapshot.local_store if request.source == operations.CLI else snapshot.fleet
+    outcome = request.change(all_services, stored, source=request.source)
+    new_or_changed = [outcome.stored[name] for name, action in outcome.results.items() if action in NEW_OR_CHANGED]
+    unknown = {check for service in new_or_changed for check in checks_to_query(service, request.policy)} - check_problems.keys()
+    problems = () if unknown else tuple(_problems(new_or_changed, all_services, request.policy, check_problems))
+    return _Decision(outcome, frozenset(unknown), problems)
 
 
 def _problems(
-    fresh: Collection[Service], known: Services, policy: AddressPolicy, answers: Answers
+    new_or_changed: Collection[Service], all_services: Services, policy: AddressPolicy, check_problems: CheckProblems
 ) -> list[Problem]:
     """Why new services are refused: services must not claim these things. An existing claim of a service is
     not a problem: it may be repaired, and lose backends, however the host has changed."""
-    policy = replace(policy, check_problems=partial(_answer, answers))
-    held = replace(policy, host_addresses=(), host=NO_FACTS)
+    policy = replace(policy, check_problems=partial(_problems_of_check, check_problems))
+    lenient_policy = replace(policy, host_addresses=(), host=NO_FACTS)
     problems = list[Problem]()
-    for service in fresh:
-        before = known.get(service.name)
+    for service in new_or_changed:
+        before = all_services.get(service.name)
         same = before is not None and before.frontends() == service.frontends()
-        problems += admit_service(service, held if same else policy)
+        problems += admit_service(service, lenient_policy if same else policy)
     return problems
 
 
-def _answer(answers: Answers, check: Check) -> tuple[str, ...]:
-    return answers.get(check, ())
+def _problems_of_check(check_problems: CheckProblems, check: Check) -> tuple[str, ...]:
+    return check_problems.get(check, ())

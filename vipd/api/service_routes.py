@@ -11,16 +11,16 @@ from functools import partial
 
 from aiohttp import web
 
-from vipd.api.messages import answer, flag_of, long_answer, session_of
+from vipd.api.messages import json_response, flag_of, chunked_json_response, session_of
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
-from vipd.api.request_bodies import LARGEST_BODY, Bodies, body_of
-from vipd.api.served import Served
-from vipd.api.service_changes import Asked, Change, decide
-from vipd.api.stores import STORES, FleetStore, HostStore, Store, without_etcd
+from vipd.api.request_bodies import MAX_BODY_BYTES, BodyReader, body_of
+from vipd.api.served import ApiContext
+from vipd.api.service_changes import ChangeRequest, Change, decide
+from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_etcd_error
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
-from vipd.declaration.operations import Outcome, RefusedError, declared
+from vipd.declaration.operations import Outcome, RefusedError, without_registrations
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.service import Service
 from vipd.observe.views import service_view
@@ -34,9 +34,9 @@ NAMES_LOGGED = 100
 class ServiceRoutes:
     """Answers `/v1/services`, `/v1/export` and `/v1/apply`."""
 
-    def __init__(self, served: Served, permission: Permission, overrides: OverrideRoutes) -> None:
+    def __init__(self, served: ApiContext, permission: Permission, overrides: OverrideRoutes) -> None:
         self._served, self._permission, self._overrides = served, permission, overrides
-        self._bodies = Bodies()
+        self._bodies = BodyReader()
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -58,18 +58,18 @@ class ServiceRoutes:
         """Every service as it runs."""
         reconciler, dataplane = self._served.reconciler, self._served.dataplane
         ordered = dict(sorted(reconciler.services.items()))
-        return await long_answer("services", ordered, lambda s: service_view(s, reconciler, dataplane))
+        return await chunked_json_response("services", ordered, lambda s: service_view(s, reconciler, dataplane))
 
     async def service(self, request: web.Request) -> web.Response:
         """One service, by name or frontend."""
         reconciler = self._served.reconciler
         found = operations.find(reconciler.services, request.match_info["target"])
-        return answer({"service": service_view(found, reconciler, self._served.dataplane)})
+        return json_response({"service": service_view(found, reconciler, self._served.dataplane)})
 
     async def export(self, _: web.Request) -> web.Response:
         """Every service as declared."""
         ordered = dict(sorted(self._served.reconciler.services.items()))
-        return await long_answer("services", ordered, lambda s: operations.spec_of(declared(s)))
+        return await chunked_json_response("services", ordered, lambda s: operations.spec_of(without_registrations(s)))
 
     async def add(self, request: web.Request) -> web.Response:
         """Declare a new service."""
@@ -100,10 +100,10 @@ class ServiceRoutes:
         """Change the weight of one backend."""
         target, backend = request.match_info["target"], request.match_info["backend"]
         weight = (await body_of(request)).get("weight")
-        service = operations.find(self._served.known().services(), target)
+        service = operations.find(self._served.services_snapshot().services(), target)
         # The store must not change another owner's declaration: the weight becomes an override.
         if service.origin.source != self._store_of(request).source:
-            return await self._overrides.order_weight(request, service.name, backend, weight)
+            return await self._overrides.override_weight(request, service.name, backend, weight)
         change = partial(operations.set_weight, target=target, backend=backend, weight=weight)
         return await self._change(request, change)
 
@@ -115,7 +115,7 @@ class ServiceRoutes:
             given = members.get("services") if services is None else services
             return operations.parse_services(given, source=source), members.get("prune", False)
 
-        wanted, prune = await self._bodies.read(request, LARGEST_BODY, read)
+        wanted, prune = await self._bodies.read(request, MAX_BODY_BYTES, read)
         if not isinstance(prune, bool):
             raise RefusedError("malformed", "prune must be true or false")
         change = partial(operations.apply, wanted=wanted, prune=prune)
@@ -125,15 +125,15 @@ class ServiceRoutes:
         """Decide, store, wait for the kernel, answer. The store cannot change between decision and write, and
         etcd rejects the write if it has. `size`: number of services that the change names."""
         served, store = self._served, self._store_of(request)
-        await served.look_at_claims()
+        await served.refresh_address_policy()
         dry_run = flag_of(request, "dry_run")
-        policy = served.claims()
+        policy = served.address_policy()
         if session := session_of(request):
-            policy = replace(policy, host=policy.host.asked_over(*session))
-        applied, message, place = False, "dry run: nothing was changed", store.place
-        async with contextlib.nullcontext() if dry_run else store.turn:
-            asked = Asked(change, store.source, policy, size)
-            outcome = await decide(asked, served.known, served.check_problems)
+            policy = replace(policy, host=policy.host.with_session_protected(*session))
+        applied, message, place = False, "dry run: nothing was changed", store.location
+        async with contextlib.nullcontext() if dry_run else store.write_lock:
+            asked = ChangeRequest(change, store.source, policy, size)
+            outcome = await decide(asked, served.services_snapshot, served.check_problems)
             store.check(outcome)
             if not dry_run:
                 if outcome.changed:
@@ -142,10 +142,10 @@ class ServiceRoutes:
         if not dry_run:
             if outcome.changed:
                 self._log_stored(outcome, store, request)
-            place, message = saved.place, saved.fault
+            place, message = saved.location, saved.error
             if not message:
                 applied, message = await served.wait_applied(outcome.results, outcome.changed, saved.units)
-        return answer(
+        return json_response(
             {
                 "changed": outcome.changed,
                 "applied": applied,
@@ -170,7 +170,7 @@ class ServiceRoutes:
         if wanted == "file":
             return HostStore(served.store)
         if served.fleet is None:
-            raise without_etcd()
+            raise no_etcd_error()
         return FleetStore(served.fleet.store)
 
     def _cause(self, request: web.Request) -> str:

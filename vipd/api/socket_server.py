@@ -17,11 +17,11 @@ from vipd.api.peers import credentials_of
 from vipd.api.server import HTTP_STATUS
 from vipd.host.connections.connections import Connections
 from vipd.host.connections.http import SERVER_OPTIONS
-from vipd.host.connections.limits import Limits, Source
-from vipd.host.descriptors import make_room
+from vipd.host.connections.limits import ConnectionLimits, ClientSource
+from vipd.host.descriptors import raise_limit
 
-LIMITS = Limits(
-    connections=256, by_source=64, head_seconds=30.0, body_seconds=60.0, stuck_seconds=30.0, privileged=64
+LIMITS = ConnectionLimits(
+    connections=256, per_client=64, head_seconds=30.0, body_seconds=60.0, send_seconds=30.0, privileged=64
 )
 STOP_SECONDS = 5.0
 """Time for requests in progress when vipd stops."""
@@ -29,10 +29,10 @@ STOP_SECONDS = 5.0
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: web.Application, listener: socket.socket, limits: Limits = LIMITS
+    app: web.Application, listener: socket.socket, limits: ConnectionLimits = LIMITS
 ) -> AsyncIterator[Connections]:
     """Answers on a listening UNIX socket, which is closed in the end."""
-    connections = Connections(limits.within(make_room().clients), _source_of, _refusal)
+    connections = Connections(limits.within(raise_limit().clients), _source_of, _refusal)
 
     @web.middleware
     async def limited(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -46,22 +46,22 @@ async def serving(
             connections.listen(listener, runner.server)
         yield connections
     finally:
-        connections.leave_all()
+        connections.stop_listening_all()
         listener.close()
         await runner.cleanup()
         connections.end_all()
 
 
-def _source_of(end: socket.socket, _: object) -> Source:
+def _source_of(end: socket.socket, _: object) -> ClientSource:
     """A user. Root and vipd's own are never kept out by others."""
     _, uid, _ = credentials_of(end)
-    return Source(f"uid {uid}", privileged=uid in (0, os.geteuid()))
+    return ClientSource(f"uid {uid}", privileged=uid in (0, os.geteuid()))
 
 
-def _refusal(source: Source, limits: Limits, own: bool) -> bytes:
+def _refusal(source: ClientSource, limits: ConnectionLimits, own: bool) -> bytes:
     """An answer before any request is read."""
     what = f"vipd takes no more connections of {source}" if own else "vipd takes no more connections"
-    count = limits.privileged if source.privileged else limits.by_source if own else limits.connections
+    count = limits.privileged if source.privileged else limits.per_client if own else limits.connections
     whose = "of that user " if own else "of root's " if source.privileged else ""
     why = f"{count} {whose}are open, and vipd works on each of them"
     hint = "ss -xp shows whose they are: end some of them, or try again later"

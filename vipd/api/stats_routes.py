@@ -10,8 +10,8 @@ from heapq import nsmallest
 
 from aiohttp import web
 
-from vipd.api.messages import answer, flag_of
-from vipd.api.stats_views import Counted, flow_view, order_of, service_numbers, state_of
+from vipd.api.messages import json_response, flag_of
+from vipd.api.stats_views import FlowSnapshot, flow_view, flow_sort_key, service_stats_view, flow_state
 from vipd.api.user_quota import UserQuota
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.netlink import ConntrackError
@@ -22,24 +22,24 @@ from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
 from vipd.observe.flow_stats.collector import FlowStats
-from vipd.observe.flow_stats.traffic import Flow, FlowTable, Sums
-from vipd.observe.flow_stats.traffic_counting import Uncounted
+from vipd.observe.flow_stats.traffic import Flow, FlowTable, TrackedSnapshot
+from vipd.observe.flow_stats.traffic_counting import UncountedReason
 
 DEFAULT_LIMIT = 50
-MOST_FLOWS = 100_000
-MOST_LISTINGS = 16
+MAX_FLOWS = 100_000
+MAX_LISTINGS = 16
 """Requests for tracked flows at once. Each reads the whole table of connection tracking, in turn."""
-_MOST_SHOWN = 40
+_MAX_SHOWN = 40
 
-Test = Callable[[Flow], bool]
+FlowFilter = Callable[[Flow], bool]
 
 
 class StatsRoutes:
     """Answers `/v1/stats` and `/v1/conntrack`."""
 
-    def __init__(self, reconciler: Reconciler, numbers: FlowStats | None) -> None:
-        self._reconciler, self._numbers = reconciler, numbers
-        self._quota = UserQuota(MOST_LISTINGS)
+    def __init__(self, reconciler: Reconciler, flow_stats: FlowStats | None) -> None:
+        self._reconciler, self._flow_stats = reconciler, flow_stats
+        self._quota = UserQuota(MAX_LISTINGS)
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -47,21 +47,21 @@ class StatsRoutes:
 
     async def stats(self, request: web.Request) -> web.Response:
         """The numbers of all services, or of one; with `backends=0` without those of backends."""
-        _refuse_others(request, ("service", "backends"))
-        numbers, services = self._counted(), self._reconciler.services
+        _reject_unknown_parameters(request, ("service", "backends"))
+        numbers, services = self._take_snapshot(), self._reconciler.services
         wanted = [*services.values()]
         if target := request.query.get("service"):
             wanted = [find(services, target)]
         backends = "backends" not in request.query or flag_of(request, "backends")
         await numbers.refresh()
         views, fault = await _sums(numbers.table)
-        table, totals = numbers.table.table(), numbers.counting.totals
+        table, totals = numbers.table.table(), numbers.collector.totals
         uncounted = numbers.traffic.uncounted(table)
-        counted = Counted(totals, views.backends if views else None, traffic=uncounted is None)
+        counted = FlowSnapshot(totals, views.backends if views else None, traffic=uncounted is None)
         tracked, forwardings = counted.by_service(), self._reconciler.forwardings
-        return answer(
+        return json_response(
             {
-                "at": time_text(numbers.counting.at, milliseconds=True),
+                "at": time_text(numbers.collector.read_at, milliseconds=True),
                 "conntrack": {
                     "at": time_text(views.at, milliseconds=True) if views else None,
                     "entries": table.entries,
@@ -71,7 +71,7 @@ class StatsRoutes:
                 },
                 "traffic": _traffic_view(uncounted, totals.lost),
                 "services": [
-                    service_numbers(
+                    service_stats_view(
                         s.name,
                         forwardings.get(s.name, ()),
                         counted,
@@ -86,43 +86,43 @@ class StatsRoutes:
     async def conntrack(self, request: web.Request) -> web.Response:
         """The tracked flows of a service, sorted by backend and client."""
         query = request.query
-        _refuse_others(request, ("target", "backend", "client", "state", "limit"))
+        _reject_unknown_parameters(request, ("target", "backend", "client", "state", "limit"))
         if "target" not in query:
             raise RefusedError("malformed", "target is missing", "", "target=NAME")
         service = find(self._reconciler.services, query["target"])
         tests = [
-            *_frontend_test(service, query["target"]),
-            *(_backend_test(query["backend"]) if query.get("backend") else ()),
-            *(_client_test(query["client"]) if query.get("client") else ()),
-            *(_state_test(query["state"]) if query.get("state") else ()),
+            *_frontend_filter(service, query["target"]),
+            *(_backend_filter(query["backend"]) if query.get("backend") else ()),
+            *(_client_filter(query["client"]) if query.get("client") else ()),
+            *(_state_filter(query["state"]) if query.get("state") else ()),
         ]
         limit = _limit(query.get("limit", str(DEFAULT_LIMIT)))
         forwardings = self._reconciler.forwardings.get(service.name, ())
         try:
-            with self._quota.taken(request, "too many requests for tracked flows at once", "ask again later"):
+            with self._quota.acquire(request, "too many requests for tracked flows at once", "ask again later"):
                 total, flows = await self._flows(forwardings, tests, limit)
         except ConntrackError as error:
             raise RefusedError("internal", error.what, error.why, error.hint) from None
-        return answer({"service": service.name, "total": total, "flows": flows})
+        return json_response({"service": service.name, "total": total, "flows": flows})
 
     async def _flows(
-        self, forwardings: Sequence[Forwarding], tests: Sequence[Test], limit: int
+        self, forwardings: Sequence[Forwarding], filters: Sequence[FlowFilter], limit: int
     ) -> tuple[int, list[Json]]:
-        found = await self._counted().table.flows(forwardings, lambda flow: all(t(flow) for t in tests))
+        found = await self._take_snapshot().table.flows(forwardings, lambda flow: all(t(flow) for t in filters))
 
         def views() -> list[Json]:
             now = time.time()
-            return [flow_view(flow, now) for flow in nsmallest(limit, found, order_of)]
+            return [flow_view(flow, now) for flow in nsmallest(limit, found, flow_sort_key)]
 
         return len(found), await asyncio.to_thread(views)
 
-    def _counted(self) -> FlowStats:
-        if self._numbers is None:
+    def _take_snapshot(self) -> FlowStats:
+        if self._flow_stats is None:
             raise RefusedError("internal", "nothing is counted")
-        return self._numbers
+        return self._flow_stats
 
 
-async def _sums(table: FlowTable) -> tuple[Sums | None, str]:
+async def _sums(table: FlowTable) -> tuple[TrackedSnapshot | None, str]:
     """Data of connection tracking, or why it is missing: the rest is reported all the same."""
     try:
         return await table.sums(), ""
@@ -130,17 +130,17 @@ async def _sums(table: FlowTable) -> tuple[Sums | None, str]:
         return None, str(error)
 
 
-def _traffic_view(uncounted: Uncounted | None, lost: int) -> Json:
+def _traffic_view(uncounted: UncountedReason | None, lost: int) -> Json:
     why, hint = uncounted or ("", "")
     return {"counted": uncounted is None, "why": why, "hint": hint, "lost_flows": lost}
 
 
-def _refuse_others(request: web.Request, known: Collection[str]) -> None:
+def _reject_unknown_parameters(request: web.Request, known: Collection[str]) -> None:
     if unknown := sorted(set(request.query) - set(known)):
         raise RefusedError("malformed", f"unknown parameter {unknown[0]}", "", ", ".join(known))
 
 
-def _frontend_test(service: Service, target: str) -> list[Test]:
+def _frontend_filter(service: Service, target: str) -> list[FlowFilter]:
     """A service's name matches all its frontends; a frontend matches itself."""
     if target == service.name:
         return []
@@ -152,7 +152,7 @@ def _frontend_test(service: Service, target: str) -> list[Test]:
     return [lambda flow: flow.entry.destination == place and flow.entry.protocol == frontend.protocol]
 
 
-def _backend_test(word: str) -> list[Test]:
+def _backend_filter(word: str) -> list[FlowFilter]:
     try:
         backend = parse_backend(word)
     except InvalidTextError as error:
@@ -160,7 +160,7 @@ def _backend_test(word: str) -> list[Test]:
     return [lambda flow: flow.place.address == backend.address and backend.port in (None, flow.place.port)]
 
 
-def _client_test(word: str) -> list[Test]:
+def _client_filter(word: str) -> list[FlowFilter]:
     try:
         network = ipaddress.ip_network(word, strict=False)
     except ValueError:
@@ -170,13 +170,13 @@ def _client_test(word: str) -> list[Test]:
     return [lambda flow: ipaddress.ip_address(flow.entry.source[0]) in network]
 
 
-def _state_test(word: str) -> list[Test]:
+def _state_filter(word: str) -> list[FlowFilter]:
     state = word.upper().replace("-", "_")
-    return [lambda flow: state_of(flow.entry) == state]
+    return [lambda flow: flow_state(flow.entry) == state]
 
 
 def _limit(word: str) -> int:
-    known = word.isascii() and word.isdecimal() and len(word) <= len(str(MOST_FLOWS))
-    if not known or not 0 < int(word) <= MOST_FLOWS:
-        raise RefusedError("malformed", f"limit={word[:_MOST_SHOWN]}", "", f"1 to {MOST_FLOWS}")
+    known = word.isascii() and word.isdecimal() and len(word) <= len(str(MAX_FLOWS))
+    if not known or not 0 < int(word) <= MAX_FLOWS:
+        raise RefusedError("malformed", f"limit={word[:_MAX_SHOWN]}", "", f"1 to {MAX_FLOWS}")
     return int(word)

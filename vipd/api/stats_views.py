@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vipd.dataplane.conntrack.entries import Entry, Traffic
-from vipd.dataplane.counting import Place
+from vipd.dataplane.counting import BackendKey
 from vipd.declaration.bounded_json import Json
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Frontend, Protocol, socket_text
 from vipd.observe.flow_stats.totals import FlowTotals
-from vipd.observe.flow_stats.traffic import Flow, Sum
+from vipd.observe.flow_stats.traffic import Flow, TrackedFlows
 
 TRAFFIC = Traffic._fields
 
@@ -32,23 +32,23 @@ TCP_STATES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class FlowSnapshot:
     """All numbers of one moment."""
 
     totals: FlowTotals
-    tracked: Mapping[Place, Sum] | None
+    tracked: Mapping[BackendKey, TrackedFlows] | None
     """For backends that have flows; None: connection tracking is unavailable."""
     traffic: bool
     """The totals has the traffic, too."""
 
-    def by_service(self) -> Mapping[str, Sequence[Place]]:
+    def by_service(self) -> Mapping[str, Sequence[BackendKey]]:
         """The backends that have flows of each service."""
-        found: dict[str, list[Place]] = {}
+        found: dict[str, list[BackendKey]] = {}
         for place in self.tracked or ():
             found.setdefault(place.key.service, []).append(place)
         return found
 
-    def row(self, new_flows: int, places: Iterable[Place], traffic: Traffic) -> Json:
+    def stats_view(self, new_flows: int, places: Iterable[BackendKey], traffic: Traffic) -> Json:
         """FlowStats; unknown values are null."""
         tracked = self.tracked
         return {
@@ -58,26 +58,26 @@ class Counted:
         }
 
 
-def service_numbers(
+def service_stats_view(
     name: str,
     forwardings: Sequence[Forwarding],
-    counted: Counted,
-    tracked: Sequence[Place],
+    snapshot: FlowSnapshot,
+    tracked: Sequence[BackendKey],
     *,
     backends: bool,
 ) -> Json:
     """One item of `services` in the answer to `/v1/stats`; `tracked`: the backends that have flows."""
-    totals = counted.totals
+    totals = snapshot.totals
     told: Json = {
         "name": name,
-        **counted.row(totals.of_service(name), tracked, totals.traffic_of_service(name)),
+        **snapshot.stats_view(totals.flows_of_service(name), tracked, totals.traffic_of_service(name)),
     }
     if not backends:
         return told
     known = [
-        Place(f.key, endpoint.address, endpoint.port)
+        BackendKey(f.key, endpoint.address, endpoint.port)
         for f in forwardings
-        for endpoint in (*f.reachable(), *f.resting, *f.down)
+        for endpoint in (*f.reachable(), *f.without_new_flows, *f.unavailable)
     ]
     gone = {*totals.backends_of(name), *tracked}.difference(known)
     places = [*((place, False) for place in known), *((place, True) for place in sorted(gone))]
@@ -88,7 +88,7 @@ def service_numbers(
             "protocol": place.key.protocol,
             "family": str(place.key.family),
             "gone": is_gone,
-            **counted.row(totals.of_backend(place), [place], totals.traffic_of_backend(place)),
+            **snapshot.stats_view(totals.flows_of_backend(place), [place], totals.traffic_of_backend(place)),
         }
         for place, is_gone in places
     ]
@@ -105,7 +105,7 @@ def flow_view(flow: Flow, now: float) -> Json:
         "backend": socket_text(*entry.reply_source),
         "protocol": entry.protocol,
         "family": str(entry.family),
-        "state": state_of(entry),
+        "state": flow_state(entry),
         "masqueraded": entry.reply_destination[0] != entry.source[0],
         "timeout": entry.timeout,
         "age": None if entry.began is None else round(max(now - entry.began / 1e9, 0.0), 3),
@@ -113,14 +113,14 @@ def flow_view(flow: Flow, now: float) -> Json:
     }
 
 
-def state_of(entry: Entry) -> str:
+def flow_state(entry: Entry) -> str:
     """TCP's state; for other flows whether they were answered."""
     if entry.protocol is Protocol.TCP and entry.tcp_state < len(TCP_STATES):
         return TCP_STATES[entry.tcp_state]
     return "REPLIED" if entry.replied else "UNREPLIED"
 
 
-def order_of(flow: Flow) -> tuple[object, ...]:
+def flow_sort_key(flow: Flow) -> tuple[object, ...]:
     """Flows are listed by backend, then by client."""
     entry = flow.entry
     ends = (entry.reply_source, entry.source, entry.destination)

@@ -19,11 +19,11 @@ STORES = ("file", "etcd")
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SaveResult:
     """The outcome of a change: its location, and why this host does not follow it, if so."""
 
-    place: str
-    fault: str = ""
+    location: str
+    error: str = ""
     units: Sequence[str] = ()
     """Units that now contain the change."""
 
@@ -40,17 +40,17 @@ class Store(Protocol):
         """The stored services by name."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Its location, for people."""
 
     def check(self, outcome: Outcome) -> None:
         """Raises RefusedError for a change that this store cannot save."""
 
     @property
-    def turn(self) -> AbstractAsyncContextManager[object]:
+    def write_lock(self) -> AbstractAsyncContextManager[object]:
         """Held from the decision on a change until it is saved."""
 
-    async def save(self, outcome: Outcome) -> Saved:
+    async def save(self, outcome: Outcome) -> SaveResult:
         """Save a change that was decided on the current `services`. Raises RefusedError or StoreError."""
 
 
@@ -67,7 +67,7 @@ class HostStore:
         return self.store.services
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The file."""
         return self.store.location
 
@@ -75,15 +75,15 @@ class HostStore:
         """Every service fits."""
 
     @property
-    def turn(self) -> AbstractAsyncContextManager[object]:
+    def write_lock(self) -> AbstractAsyncContextManager[object]:
         """One change after the other: writing waits for the disk."""
-        return self.store.turn
+        return self.store.change_lock
 
-    async def save(self, outcome: Outcome) -> Saved:
+    async def save(self, outcome: Outcome) -> SaveResult:
         """On disk when this returns; if it is cancelled, soon after."""
         if outcome.changed:
             await asyncio.shield(asyncio.to_thread(self.store.save, outcome.stored))
-        return Saved(self.place, units=(UNIT,))
+        return SaveResult(self.location, units=(UNIT,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class FleetStore:
         return self.store.services
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Location of its services."""
         return self.store.place
 
@@ -108,18 +108,18 @@ class FleetStore:
         self.store.check(outcome)
 
     @property
-    def turn(self) -> AbstractAsyncContextManager[object]:
+    def write_lock(self) -> AbstractAsyncContextManager[object]:
         """No lock: etcd rejects a decision on another state of a key."""
         return nullcontext()
 
-    async def save(self, outcome: Outcome) -> Saved:
+    async def save(self, outcome: Outcome) -> SaveResult:
         """In etcd when this returns, or refused, as after a concurrent change."""
         written = await self.store.save(outcome)
-        fault = await self.store.wait_followed(written) if written.revision else ""
-        return Saved(written.place, fault, self.store.units(written))
+        fault = await self.store.wait_observed(written) if written.revision else ""
+        return SaveResult(written.place, fault, self.store.units(written))
 
 
-def without_etcd() -> RefusedError:
+def no_etcd_error() -> RefusedError:
     """The error if etcd is required and not configured."""
     hint = "name its endpoints under etcd in /etc/vipd/vipd.yaml, and restart vipd"
     return RefusedError("invalid", "this host has no etcd", "", hint)

@@ -17,28 +17,28 @@ class UserQuota:
     """At most `most` at a time, half of them for one user. Root and vipd's own user may have as many beside
     those of others, so that others cannot block them."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._taken = Counter[int]()
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._in_use = Counter[int]()
 
     @contextlib.contextmanager
-    def taken(self, request: web.Request, what: str, hint: str) -> Iterator[None]:
+    def acquire(self, request: web.Request, what: str, hint: str) -> Iterator[None]:
         """Acquire one for a request. Raises RefusedError with the texts `what` and `hint`."""
         uid = _uid_of(request)
         privileged = {0, os.geteuid()}
-        others = sum(n for other, n in self._taken.items() if other not in privileged)
-        own_most = self._most if uid in privileged else max(1, self._most // 2)
-        if self._taken[uid] >= own_most:
+        others = sum(n for other, n in self._in_use.items() if other not in privileged)
+        own_most = self._limit if uid in privileged else max(1, self._limit // 2)
+        if self._in_use[uid] >= own_most:
             raise RefusedError("conflict", what, f"uid {uid} has {own_most}, the most of one user", hint)
-        if uid not in privileged and others >= self._most:
+        if uid not in privileged and others >= self._limit:
             raise RefusedError("conflict", what, f"there are {others}, the most of all", hint)
-        self._taken[uid] += 1
+        self._in_use[uid] += 1
         try:
             yield
         finally:
-            self._taken[uid] -= 1
-            if not self._taken[uid]:
-                del self._taken[uid]
+            self._in_use[uid] -= 1
+            if not self._in_use[uid]:
+                del self._in_use[uid]
 
 
 def _uid_of(request: web.Request) -> int:

@@ -35,14 +35,14 @@ TARGET = Word("targets")
 """Any service, by name or frontend."""
 OWN_TARGET = Word("own-targets")
 """A service that vipctl may change."""
-PLACE = Word("places")
+SERVICE_BACKEND = Word("places")
 """A backend of any service, after the service and a slash."""
-OWN_PLACE = Word("own-places")
+OWN_SERVICE_BACKEND = Word("own-places")
 """Such a service, or a backend of any service after a slash."""
 BACKEND = Word("backends")
 """A backend of the service that the first argument names."""
 
-ASKED = tuple(kind.source for kind in (TARGET, OWN_TARGET, PLACE, OWN_PLACE, BACKEND))
+DAEMON_SOURCES = tuple(kind.source for kind in (TARGET, OWN_TARGET, SERVICE_BACKEND, OWN_SERVICE_BACKEND, BACKEND))
 """Sources for which a shell calls `vipctl complete`, which queries the daemon."""
 
 Command = Callable[..., Any]

@@ -13,7 +13,7 @@ from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
 from vipd.cli.output import Column, document, output_option, prose, screen, table
 from vipd.cli.terminal import CLEAR_LINE
 from vipd.observe.bench.facts import machine_facts
-from vipd.observe.bench.host import DATAPLANES, Measured, measure_host, middle, subjects_here
+from vipd.observe.bench.host import DATAPLANES, Measurement, measure_host, upper_median, subjects_here
 
 COLUMNS = (
     Column("DATAPLANE"),
@@ -50,7 +50,7 @@ def bench(services: int, dataplane: str, form: str) -> int:
     if not subjects:
         raise CliError("nothing can be measured", "no such program here", "apt install iptables nftables")
     machine = machine_facts()
-    measured: dict[str, Measured] = {}
+    measured: dict[str, Measurement] = {}
     for number, each in measure_host(subjects, services):
         measured[each.subject] = each
         _show_progress(f"round {number}: {each.subject.removeprefix('vipd ')}")
@@ -71,7 +71,7 @@ def _show_progress(what: str) -> None:
         sys.stderr.flush()
 
 
-def _lines(measured: Sequence[Measured], services: int, machine: dict[str, object]) -> list[str]:
+def _lines(measured: Sequence[Measurement], services: int, machine: dict[str, object]) -> list[str]:
     rounds = max((len(each.load_seconds) for each in measured), default=0)
     cores, load = machine["cores"], machine["load_average"]
     return [
@@ -88,32 +88,32 @@ def _lines(measured: Sequence[Measured], services: int, machine: dict[str, objec
     ]
 
 
-def _problem(each: Measured) -> str:
+def _problem(each: Measurement) -> str:
     return f"{each.subject.removeprefix('vipd ')}: {each.problem}"
 
 
-def _rows(each: Measured) -> list[list[str]]:
+def _rows(each: Measurement) -> list[list[str]]:
     """The medians, and the spread under them."""
     figures = [
         _seconds(each.load_seconds),
         _seconds(each.change_seconds),
-        _figure(each.memory_mib, " MiB"),
-        _figure(each.direct, "/s"),
-        _figure(each.vip, "/s"),
+        _median_text(each.memory_mib, " MiB"),
+        _median_text(each.direct, "/s"),
+        _median_text(each.vip, "/s"),
     ]
     medians, spreads = zip(*figures, strict=True)
     return [[each.subject.removeprefix("vipd "), *medians], ["", *spreads]]
 
 
 def _seconds(values: Sequence[float]) -> tuple[str, str]:
-    if values and middle(values) < 1:
-        return _figure([seconds * 1000 for seconds in values], " ms")
-    return _figure(values, " s", 1)
+    if values and upper_median(values) < 1:
+        return _median_text([seconds * 1000 for seconds in values], " ms")
+    return _median_text(values, " s", 1)
 
 
-def _figure(values: Sequence[float], unit: str, digits: int = 0) -> tuple[str, str]:
+def _median_text(values: Sequence[float], unit: str, digits: int = 0) -> tuple[str, str]:
     """Median with its unit, and smallest to largest."""
     if not values:
         return "-", ""
-    low, median, high = (f"{each:.{digits}f}" for each in (min(values), middle(values), max(values)))
+    low, median, high = (f"{each:.{digits}f}" for each in (min(values), upper_median(values), max(values)))
     return f"{median}{unit}", f"{low}-{high}"

@@ -61,9 +61,9 @@ def print_all(answer: Json, *, form: str, quiet: bool, dry_run: bool) -> int:
 
 
 def _warn(answer: Json) -> None:
-    on = screen(sys.stderr)
+    terminal = screen(sys.stderr)
     for warning in answer.get("warnings", ()):
-        print("\n".join(prose(f"warning: {warning}", on)), file=sys.stderr)
+        print("\n".join(prose(f"warning: {warning}", terminal)), file=sys.stderr)
 
 
 def merged(answers: Sequence[Json]) -> Json:

@@ -62,9 +62,9 @@ def check(
 
 def _print_text(inputs: Inputs, quiet: bool) -> None:
     if inputs.problems:
-        on = screen(sys.stderr)
+        terminal = screen(sys.stderr)
         for problem in inputs.problems:
-            print("\n".join(prose(str(problem), on)), file=sys.stderr)
+            print("\n".join(prose(str(problem), terminal)), file=sys.stderr)
         print(problem_count(inputs.problems), file=sys.stderr)
     elif not quiet:
         services = counted(len(inputs.services), "service")

@@ -18,7 +18,7 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept import removal as forward_accept
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
 from vipd.dataplane.nftables import removal as nftables
-from vipd.host.changes import HostRecord
+from vipd.host.changes import HostChanges
 from vipd.host.durable import open_own, read_own
 from vipd.host.preflight import LOCK
 from vipd.host.process import run
@@ -27,7 +27,7 @@ from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, Sett
 from vipd.host.vip_routes import restore_routes
 
 DEFAULT_PREFIX = "VIPD"
-_LONGEST_LOCK = 64
+_MAX_LOCK_BYTES = 64
 
 
 @click.command()
@@ -55,7 +55,7 @@ def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force
         raise CliError("cleanup needs root", hint="sudo vipctl cleanup", code=UNREACHABLE)
     if not (force or dry_run):
         _refuse_beside_daemon(directory)
-    record = HostRecord(directory)
+    record = HostChanges(directory)
     prefixes = dict.fromkeys((DEFAULT_PREFIX, *prefix, *record.read().prefixes))
     try:
         return asyncio.run(_clean(list(prefixes), record, dry_run))
@@ -65,7 +65,7 @@ def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force
         raise CliError("cleanup is not complete", str(error), "run it again as root") from None
 
 
-async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
+async def _clean(prefixes: list[str], record: HostChanges, dry_run: bool) -> int:
     leftovers = await find_leftovers(prefixes, run)
     tables = await nftables.find_leftovers(prefixes)
     accepts = await forward_accept.find_leftovers(prefixes, record.read().accepts, run)
@@ -74,7 +74,7 @@ async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
     for table in tables:
         print(f"would remove {table}" if dry_run else f"removing {table}")
     for accept in accepts:
-        told = f"vipd's accept in {accept.place}"
+        told = f"vipd's accept in {accept.forward_chain}"
         print(f"would remove {told}" if dry_run else f"removing {told}")
     if dry_run:
         return await _preview(prefixes, record)
@@ -95,7 +95,7 @@ async def _clean(prefixes: list[str], record: HostRecord, dry_run: bool) -> int:
     return OK
 
 
-async def _undo(record: HostRecord) -> AsyncIterator[str]:
+async def _undo(record: HostChanges) -> AsyncIterator[str]:
     """Undo changes besides rules; yields each one that was undone."""
     for table in await remove_empty_tables(record.read().tables, run):
         yield f"removed the empty table {table}"
@@ -105,7 +105,7 @@ async def _undo(record: HostRecord) -> AsyncIterator[str]:
         yield f"set {setting}"
 
 
-async def _preview(prefixes: list[str], record: HostRecord) -> int:
+async def _preview(prefixes: list[str], record: HostChanges) -> int:
     """Print what would be done besides the removal of rules."""
     for table in await remove_empty_tables(record.read().tables, run, foretold=prefixes):
         print(f"would remove the empty table {table}")
@@ -136,7 +136,7 @@ def _configured_state_dir() -> Path:
 def _refuse_beside_daemon(state_dir: Path) -> None:
     """A running daemon would restore everything; one in another network namespace still needs its record."""
     try:
-        pid = int(read_own(state_dir / LOCK, _LONGEST_LOCK))
+        pid = int(read_own(state_dir / LOCK, _MAX_LOCK_BYTES))
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         here, there = Path("/proc/self/ns/net").stat(), Path(f"/proc/{pid}/ns/net").stat()
     except (OSError, ValueError):

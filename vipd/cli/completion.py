@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from vipd.cli.argument_types import BACKEND, OWN_PLACE, OWN_TARGET, PLACE, TARGET
+from vipd.cli.argument_types import BACKEND, OWN_SERVICE_BACKEND, OWN_TARGET, SERVICE_BACKEND, TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError
 from vipd.model.service import socket_text
 from vipd.model.text import one_line
 from vipd.observe.api_client import Json
 
-PATIENCE = 2.0
+TIMEOUT_SECONDS = 2.0
 """Maximum seconds that a shell waits for a daemon that does not answer. Ten thousand services
 take half of one."""
 
@@ -35,7 +35,7 @@ def complete(source: str, words: tuple[str, ...]) -> int:
     if suggest is None or not words:
         return OK
     try:
-        found = list(suggest(connect(PATIENCE), *words[-2:]))
+        found = list(suggest(connect(TIMEOUT_SECONDS), *words[-2:]))
     except CliError:
         return OK
     for word, meaning in dict(found).items():
@@ -69,18 +69,18 @@ def _own_targets(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
     return _named(_own(daemon), words[-1])
 
 
-def _places(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
-    return _placed(daemon.get("services")["services"], words[-1])
+def _service_backends(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
+    return _service_backends_of(daemon.get("services")["services"], words[-1])
 
 
-def _own_places(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
+def _own_service_backends(daemon: Daemon, *words: str) -> Iterator[Suggestion]:
     word, views = words[-1], daemon.get("services")["services"]
     # A weight may be ordered for a backend of any service; the rest is for those of vipctl.
     yield from _named([view for view in views if _is_own(view)], word)
-    yield from ((place, told) for place, told in _placed(views, word) if "/" in word)
+    yield from ((place, told) for place, told in _service_backends_of(views, word) if "/" in word)
 
 
-def _placed(views: Sequence[Json], word: str) -> Iterator[Suggestion]:
+def _service_backends_of(views: Sequence[Json], word: str) -> Iterator[Suggestion]:
     """Services with a slash, and after the slash their backends."""
     for view in views:
         for place in (str(view["name"]), *_frontends(view)):
@@ -132,8 +132,8 @@ def _backends_of(view: Json, word: str, before: str = "") -> Iterator[Suggestion
 _SUGGESTIONS: dict[str, Callable[..., Iterator[Suggestion]]] = {
     TARGET.source: _targets,
     OWN_TARGET.source: _own_targets,
-    PLACE.source: _places,
-    OWN_PLACE.source: _own_places,
+    SERVICE_BACKEND.source: _service_backends,
+    OWN_SERVICE_BACKEND.source: _own_service_backends,
     BACKEND.source: _backends,
 }
 """The queries to the daemon for each of `ASKED`. Each gets the daemon and the words: the target, if

@@ -13,11 +13,11 @@ from vipd.cli.session import session_address
 from vipd.observe.api_client import (
     DEFAULT_SOCKET,
     DEFAULT_TIMEOUT,
-    BadAnswerError,
+    BadResponseError,
     Client,
     ClientError,
     Json,
-    RefusedError,
+    ErrorResponse,
     UnreachableError,
     url_path,
 )
@@ -116,7 +116,7 @@ def connect(timeout: float = DEFAULT_TIMEOUT, *, exact: bool = False) -> Daemon:
 
 
 def _explained(err: ClientError, socket_path: str) -> CliError:
-    if isinstance(err, RefusedError):
+    if isinstance(err, ErrorResponse):
         code = _CODES.get(err.kind, FAILED)
         # The message already contains the only problem of a request.
         details = tuple(problem for problem in err.problems if not problem.startswith(err.what))
@@ -124,7 +124,7 @@ def _explained(err: ClientError, socket_path: str) -> CliError:
     if isinstance(err, UnreachableError):
         why = err.cause.strerror or str(err.cause)
         return CliError(f"cannot reach vipd at {socket_path}", why, _way_to(err), code=UNREACHABLE)
-    hint = "is it vipd that listens there? see ss -xlp" if isinstance(err, BadAnswerError) else ""
+    hint = "is it vipd that listens there? see ss -xlp" if isinstance(err, BadResponseError) else ""
     return CliError(f"no answer of vipd at {socket_path}", str(err), hint, code=UNREACHABLE)
 
 

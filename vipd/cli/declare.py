@@ -82,8 +82,8 @@ def _diff_kernel(form: str, quiet: bool) -> int:
     if form != "text":
         print(document(answer, form))
     elif not quiet and answer["diff"]:
-        on = screen()
-        print("\n".join(_painted(answer["diff"].splitlines(), on)))
+        terminal = screen()
+        print("\n".join(_painted(answer["diff"].splitlines(), terminal)))
     return OK if answer["in_sync"] else DIFFERS
 
 
@@ -99,11 +99,11 @@ def _diff_files(files: Sequence[str], prune: bool, form: str, quiet: bool) -> in
     elif not quiet:
         held = {_name(spec): spec for spec in daemon.get("export")["services"]} if answer["changed"] else {}
         wanted = {service.name: service_to_spec(service) for service in services}
-        on = screen()
+        terminal = screen()
         for result in answer["results"]:
             if result["action"] != "unchanged":
                 lines = _service_diff(result, held.get(result["name"]), wanted.get(result["name"]))
-                print("\n".join(_painted(lines, on)))
+                print("\n".join(_painted(lines, terminal)))
         print(summary(answer))
     return DIFFERS if answer["changed"] else OK
 
@@ -128,7 +128,7 @@ def _yaml_lines(spec: object) -> list[str]:
     return dump_yaml(spec).rstrip("\n").split("\n") if spec else []
 
 
-def _painted(lines: Iterable[str], on: Screen) -> Iterator[str]:
+def _painted(lines: Iterable[str], terminal: Screen) -> Iterator[str]:
     colours = {"+": "green", "-": "red", "#": "bold"}
     for line in lines:
-        yield on.paint(line, colours.get(line[:1], ""))
+        yield terminal.paint(line, colours.get(line[:1], ""))

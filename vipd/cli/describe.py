@@ -11,7 +11,7 @@ from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
 from vipd.cli.events import last_events
 from vipd.cli.output import Cell, Column, Screen, document, output_option, prose, screen, socket_option, table
-from vipd.cli.show import STATE_COLOURS, fallback, places
+from vipd.cli.show import STATE_COLOURS, fallback, frontends_of
 from vipd.model.formatting import duration
 from vipd.observe.api_client import Json
 
@@ -65,28 +65,28 @@ def describe(targets: tuple[str, ...], form: str) -> int:
         # One target is one object, as the API has it; several are a list.
         print(document({"service": views[0]} if len(views) == 1 else {"services": views}, form))
         return OK
-    on = screen()
-    print("\n\n".join("\n".join(_lines(view, daemon, on)) for view in views))
+    terminal = screen()
+    print("\n\n".join("\n".join(_lines(view, daemon, terminal)) for view in views))
     return OK
 
 
-def _lines(view: Json, daemon: Daemon, on: Screen) -> Iterator[str]:
-    for label, text in _facts(view, on):
-        named = f"{on.paint(label, 'bold')}{' ' * (_LABEL - len(label))} "
+def _lines(view: Json, daemon: Daemon, terminal: Screen) -> Iterator[str]:
+    for label, text in _facts(view, terminal):
+        named = f"{terminal.paint(label, 'bold')}{' ' * (_LABEL - len(label))} "
         told = label in (_MESSAGE, _IGNORED)
-        lines = prose(text, on, " " * (_LABEL + 1)) if told else [f"{named}{text}"]
+        lines = prose(text, terminal, " " * (_LABEL + 1)) if told else [f"{named}{text}"]
         yield from (named + lines[0].lstrip(), *lines[1:]) if told else lines
     for forwarding in view["forwardings"]:
         yield ""
-        yield from _forwarding_lines(forwarding, on)
-    events = list(last_events(daemon, view["name"], on))
+        yield from _forwarding_lines(forwarding, terminal)
+    events = list(last_events(daemon, view["name"], terminal))
     yield from ("", *events) if events else ()
 
 
-def _facts(view: Json, on: Screen) -> Iterator[tuple[str, str]]:
+def _facts(view: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
     status = view["status"]
     state = str(status["state"])
-    yield "Name", on.paint(view["name"], "bold")
+    yield "Name", terminal.paint(view["name"], "bold")
     yield "Owner", _owner(view)
     for key, label in _ADDRESSES.items():
         if key in view["spec"]:
@@ -95,7 +95,7 @@ def _facts(view: Json, on: Screen) -> Iterator[tuple[str, str]]:
     yield "Affinity", _affinity(view["forwardings"])
     yield from _labelled("Masquerade", _masquerade(view["forwardings"]))
     yield "Fallback", fallback(view)
-    yield "Status", on.paint(_state(state, status["ready"]), STATE_COLOURS.get(state, ""))
+    yield "Status", terminal.paint(_state(state, status["ready"]), STATE_COLOURS.get(state, ""))
     yield "  Applied", "no" if state in ("pending", "quarantined") else "yes"
     yield "  Ready", f"{status['ready']} of {status['backends']}"
     if status["message"]:
@@ -149,9 +149,9 @@ def _masquerade(forwardings: Sequence[Json]) -> list[str]:
     return [f"{mode}: {_MASQUERADE[mode]}" if mode in _MASQUERADE else mode for mode in modes] or ["-"]
 
 
-def _forwarding_lines(forwarding: Json, on: Screen) -> Iterator[str]:
-    heading = ", ".join(places(forwarding))
-    yield on.paint(heading, "bold") + (f"  chain {forwarding['chain']}" if forwarding["chain"] else "")
+def _forwarding_lines(forwarding: Json, terminal: Screen) -> Iterator[str]:
+    heading = ", ".join(frontends_of(forwarding))
+    yield terminal.paint(heading, "bold") + (f"  chain {forwarding['chain']}" if forwarding["chain"] else "")
     endpoints = forwarding["endpoints"]
     if not any(endpoint["ready"] for endpoint in endpoints):
         verdict = "dropped" if forwarding.get("refusal") == "drop" else "refused"
@@ -159,7 +159,7 @@ def _forwarding_lines(forwarding: Json, on: Screen) -> Iterator[str]:
     if endpoints:
         checked = any(endpoint.get("health") for endpoint in endpoints)
         columns = [c for c in COLUMNS if checked or c is not HEALTH]
-        yield from table(columns, [_endpoint_row(e, checked=checked) for e in endpoints], on, indent="  ")
+        yield from table(columns, [_endpoint_row(e, checked=checked) for e in endpoints], terminal, indent="  ")
 
 
 def _endpoint_row(endpoint: Json, *, checked: bool) -> list[str | Cell]:

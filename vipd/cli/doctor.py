@@ -12,7 +12,7 @@ from vipd.cli.errors import FAILED, NOT_FOUND, OK, CliError
 from vipd.cli.output import document, output_option, screen, socket_option
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, parse_assignments
-from vipd.observe.doctor.collect.host import Question, UnknownTargetError, is_root, look
+from vipd.observe.doctor.collect.host import CollectOptions, UnknownTargetError, is_root, collect
 from vipd.observe.doctor.diagnosis import diagnose
 from vipd.observe.doctor.text import WIDEST, lines_of
 
@@ -43,13 +43,13 @@ def doctor(
     settings, faults = _settings(settings_file, assignments)
     socket = chosen_socket()
     try:
-        facts = look(Question(settings, faults, socket, target, as_root=is_root()))
+        facts = collect(CollectOptions(settings, faults, socket, target, as_root=is_root()))
     except UnknownTargetError:
         raise CliError(f"no service {target}", hint="vipctl list shows them", code=NOT_FOUND) from None
     found = diagnose(facts)
     if form == "text":
-        on = screen()
-        lines = lines_of(found, on.paint, on.width or WIDEST, quiet=quiet, everything=everything)
+        terminal = screen()
+        lines = lines_of(found, terminal.paint, terminal.width or WIDEST, quiet=quiet, everything=everything)
         text = "\n".join(lines).rstrip("\n")
         print(text, end="\n" if text else "")
     else:

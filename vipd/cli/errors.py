@@ -34,7 +34,7 @@ class CliError(click.ClickException):
         return (*self.details, f"vipctl: {self.message}")
 
 
-def together(errors: Sequence[CliError]) -> CliError:
+def combine_errors(errors: Sequence[CliError]) -> CliError:
     """Merges errors, at least one; the code is the last one's."""
     *others, last = errors
     last.details = (*(line for err in others for line in err.lines()), *last.details)

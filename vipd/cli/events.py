@@ -14,21 +14,21 @@ import click
 from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import INTERRUPTED, OK, UNREACHABLE, CliError
-from vipd.cli.output import Screen, beginning, document, output_option, screen, socket_option
+from vipd.cli.output import Screen, truncate_end, document, output_option, screen, socket_option
 from vipd.cli.words import seconds
 from vipd.model.formatting import duration
-from vipd.model.text import width as width_of
+from vipd.model.text import display_width as width_of
 from vipd.observe.api_client import Json
 
-SHOWN = 50
-SHOWN_BEFORE_FOLLOWING = 10
-SHOWN_IN_DESCRIBE = 5
+DEFAULT_LIMIT = 50
+DEFAULT_FOLLOW_LIMIT = 10
+DESCRIBE_LIMIT = 5
 
 SILENCE_SECONDS = 45.0
 """The daemon sends something every 15 s to every follower."""
 RETRY_SECONDS = 0.5
 _EVENT_WIDTH = 20
-_LEAST_REASON = 12
+_MIN_REASON_WIDTH = 12
 _COLOURS = {"warning": "yellow", "error": "red"}
 
 
@@ -69,18 +69,18 @@ def events(*, follow: bool, service: str, since: str | None, lines: int | None, 
     if form == "json":
         print(document({"events": found}, form))
         return OK
-    on = screen()
+    terminal = screen()
     for event in found:
-        print(line(event, on))
+        print(event_line(event, terminal))
     if not found:
         print("no events", file=sys.stderr)
     return OK
 
 
-def last_events(daemon: Daemon, service: str, on: Screen) -> Iterator[str]:
+def last_events(daemon: Daemon, service: str, terminal: Screen) -> Iterator[str]:
     """Lines about the last events of a service: its age, what and why. Empty if the daemon stores no
     events."""
-    query = urlencode({"service": service, "limit": SHOWN_IN_DESCRIBE})
+    query = urlencode({"service": service, "limit": DESCRIBE_LIMIT})
     try:
         found = daemon.get_query("events", query)["events"]
     except CliError as err:
@@ -90,34 +90,34 @@ def last_events(daemon: Daemon, service: str, on: Screen) -> Iterator[str]:
     ages = [duration(_age(event)) for event in found]
     width = max(map(len, ages), default=0)
     if found:
-        yield on.paint("Events", "bold")
+        yield terminal.paint("Events", "bold")
     for age, event in zip(ages, found, strict=True):
-        yield _fitted(f"  {age:<{width}}  ", event, on, _backends(event))
+        yield _fitted(f"  {age:<{width}}  ", event, terminal, _backends(event))
 
 
-def line(event: Json, on: Screen) -> str:
+def event_line(event: Json, terminal: Screen) -> str:
     """An event as a line: its local time, what, its object, why, and its cause."""
-    return _fitted(f"{_moment(event)}  ", event, on, _about(event))
+    return _fitted(f"{_moment(event)}  ", event, terminal, _about(event))
 
 
 def _limit(lines: int | None, follow: bool, since: str | None) -> int:
     if lines is not None:
         return lines
-    return SHOWN_BEFORE_FOLLOWING if follow and since is None else SHOWN
+    return DEFAULT_FOLLOW_LIMIT if follow and since is None else DEFAULT_LIMIT
 
 
 def _follow(query: dict[str, str | int], form: str) -> int:
     """Print events as they arrive. If the daemon stops, waits for it, provided that it answered once."""
-    following = _Following(connect(SILENCE_SECONDS), query)
+    following = _EventStream(connect(SILENCE_SECONDS), query)
     try:
         for event in following.events():
-            print(json.dumps(event) if form == "json" else line(event, screen()), flush=True)
+            print(json.dumps(event) if form == "json" else event_line(event, screen()), flush=True)
     except KeyboardInterrupt:
         return INTERRUPTED
     return OK
 
 
-class _Following:
+class _EventStream:
     """The stream of events, resumed where it broke off."""
 
     def __init__(self, daemon: Daemon, query: dict[str, str | int]) -> None:
@@ -151,31 +151,31 @@ class _Following:
             self._last = told.get("last", 0)
 
 
-def _fitted(head: str, event: Json, on: Screen, about: str) -> str:
+def _fitted(head: str, event: Json, terminal: Screen, about: str) -> str:
     """The line from `head` on; on a terminal the reason is cut so that the cause can still be read."""
-    kind = on.paint(event["event"], _COLOURS.get(event["level"], ""))
+    kind = terminal.paint(event["event"], _COLOURS.get(event["level"], ""))
     kind += " " * (_EVENT_WIDTH - len(event["event"]))
     count = f" (x{event['count']})" if event["count"] > 1 else ""
     reason = f"{about}: {event['reason']}" if about and event["reason"] else about or str(event["reason"])
-    cause = _cause(event, on)
-    if on.width is not None:
-        room = on.width - len(head) - _EVENT_WIDTH - 2 - len(count)
-        if cause and room - width_of(cause) < _LEAST_REASON:
-            cause = _cut(cause, max(room - _LEAST_REASON, 0))
+    cause = _cause(event, terminal)
+    if terminal.width is not None:
+        room = terminal.width - len(head) - _EVENT_WIDTH - 2 - len(count)
+        if cause and room - width_of(cause) < _MIN_REASON_WIDTH:
+            cause = _cut(cause, max(room - _MIN_REASON_WIDTH, 0))
         reason = _cut(reason, max(room - width_of(cause), 0))
     return f"{head}{kind}  {reason}{count}{cause}"
 
 
-def _cause(event: Json, on: Screen) -> str:
+def _cause(event: Json, terminal: Screen) -> str:
     cause = str(event["cause"])
     kind, _, rest = cause.partition(" ")
-    if on.width is not None and kind == "file" and "," not in rest:
+    if terminal.width is not None and kind == "file" and "," not in rest:
         cause = f"file {rest.rpartition('/')[2]}"
     return f"; by {cause}" if cause else ""
 
 
 def _cut(text: str, width: int) -> str:
-    return text if width_of(text) <= width else beginning(text, max(width - 1, 0)) + "…"
+    return text if width_of(text) <= width else truncate_end(text, max(width - 1, 0)) + "…"
 
 
 def _about(event: Json) -> str:

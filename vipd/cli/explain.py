@@ -19,19 +19,19 @@ from vipd.cli.output import (
     output_option,
     prose,
     screen,
-    shortened,
+    truncate_middle,
     socket_option,
     table,
 )
-from vipd.observe.api_client import Json, RefusedError
+from vipd.observe.api_client import Json, ErrorResponse
 
 BACKEND_COLUMNS = (Column("BACKEND"), Column("SHARE%", right=True), Column("SOURCE SEEN"))
-RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", least=20))
+RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", min_width=20))
 
-_MOST_BRANCHES = 8
+_MAX_BRANCHES = 8
 """Maximum number of branches shown where a path forks; the table of backends has them all."""
 
-_LEAST_NAME, _BESIDES_NAME = 20, 54
+_MIN_NAME_WIDTH, _BESIDES_NAME = 20, 54
 """Columns that the name of a chain gets at least, and those that everything beside it gets."""
 
 MALFORMED = 400
@@ -119,26 +119,26 @@ def _asked(source: str, target: str) -> Json:
     try:
         answer: Json = connect().get_query("explain", query)["explanation"]
     except CliError as err:
-        if isinstance(err.__cause__, RefusedError) and err.__cause__.status == MALFORMED:
+        if isinstance(err.__cause__, ErrorResponse) and err.__cause__.status == MALFORMED:
             # Input that the daemon cannot parse is from this command line.
             err.code = USAGE
         raise
     return answer
 
 
-def _lines(view: Json, on: Screen) -> Iterator[str]:
+def _lines(view: Json, terminal: Screen) -> Iterator[str]:
     colour = _COLOURS.get(view["verdict"], "bold")
-    yield from (on.paint(line, colour) for line in prose(view["summary"], on))
+    yield from (terminal.paint(line, colour) for line in prose(view["summary"], terminal))
     if view["reason"]:
-        yield from prose(view["reason"], on)
+        yield from prose(view["reason"], terminal)
     if view["hint"]:
-        yield from prose(f"hint: {view['hint']}", on)
+        yield from prose(f"hint: {view['hint']}", terminal)
     for note in view["notes"]:
-        yield from prose(f"note: {note}", on)
+        yield from prose(f"note: {note}", terminal)
     if view["backends"]:
         yield ""
-        yield from table(BACKEND_COLUMNS, [_backend_row(backend, view) for backend in view["backends"]], on)
-    yield from _rule_lines(view["outcomes"], on)
+        yield from table(BACKEND_COLUMNS, [_backend_row(backend, view) for backend in view["backends"]], terminal)
+    yield from _rule_lines(view["outcomes"], terminal)
 
 
 def _backend_row(backend: Json, view: Json) -> list[str | Cell]:
@@ -146,7 +146,7 @@ def _backend_row(backend: Json, view: Json) -> list[str | Cell]:
     return [backend["endpoint"], _percent(backend["share"]), seen]
 
 
-def _rule_lines(outcomes: Sequence[Json], on: Screen) -> Iterator[str]:
+def _rule_lines(outcomes: Sequence[Json], terminal: Screen) -> Iterator[str]:
     """One path; at a fork, every branch with its share, and then only the most probable one."""
     likeliest = max(outcomes, key=lambda outcome: float(outcome["probability"]))
     path = likeliest["rules"]
@@ -161,15 +161,15 @@ def _rule_lines(outcomes: Sequence[Json], on: Screen) -> Iterator[str]:
     elif rows:
         yield ""
         yield "Rules:"
-    if on.width is not None:
-        room = max(_LEAST_NAME, on.width - _BESIDES_NAME)
-        rows = [(name, (shortened(row[0], room), *row[1:])) for name, row in rows]
+    if terminal.width is not None:
+        room = max(_MIN_NAME_WIDTH, terminal.width - _BESIDES_NAME)
+        rows = [(name, (truncate_middle(row[0], room), *row[1:])) for name, row in rows]
     widths = [max(len(row[1][i]) for row in rows) for i in range(2)] if rows else []
     for name, group in groupby(rows, key=lambda row: row[0]):
-        yield on.paint(f"  {name}", "bold")
+        yield terminal.paint(f"  {name}", "bold")
         # All groups get columns of the same width, so that they read as one table.
         cells = [[chain.ljust(widths[0]), share.rjust(widths[1]), told] for _, (chain, share, told) in group]
-        yield from table(RULE_COLUMNS, cells, on, headers=False, indent="    ")
+        yield from table(RULE_COLUMNS, cells, terminal, headers=False, indent="    ")
 
 
 def _informative(rules: Sequence[Json], path: Sequence[Json]) -> Iterator[Json]:
@@ -204,10 +204,10 @@ def _fork(outcomes: Sequence[Json]) -> int:
 def _branch_rows(outcomes: Sequence[Json], fork: int) -> list[tuple[str, str, str]]:
     rows = [
         _branch_row(outcome, outcome["rules"][fork])
-        for outcome in outcomes[:_MOST_BRANCHES]
+        for outcome in outcomes[:_MAX_BRANCHES]
         if len(outcome["rules"]) > fork
     ]
-    more = len(outcomes) - _MOST_BRANCHES
+    more = len(outcomes) - _MAX_BRANCHES
     return [*rows, ("", "", f"and {more} more, as above")] if more > 0 else rows
 
 

@@ -14,7 +14,7 @@ from vipd.model.formatting import counted, duration
 from vipd.observe.api_client import Json
 
 COLUMNS = (
-    Column("HOST", least=12),
+    Column("HOST", min_width=12),
     Column("VERSION"),
     Column("REVISION", right=True),
     Column("LAG"),

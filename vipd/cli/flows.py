@@ -17,9 +17,9 @@ from vipd.observe.api_client import Json
 STATES = ("ESTABLISHED", "SYN_SENT", "TIME_WAIT", "REPLIED", "UNREPLIED")
 
 COLUMNS = (
-    Column("CLIENT", least=17),
-    Column("FRONTEND", least=17),
-    Column("BACKEND", least=14),
+    Column("CLIENT", min_width=17),
+    Column("FRONTEND", min_width=17),
+    Column("BACKEND", min_width=14),
     Column("STATE"),
     Column("TIMEOUT", right=True),
 )

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 from vipd.cli.errors import FAILED, CliError
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.native import parse_declaration
-from vipd.declaration.problems import Declaration, Note, Problem, printable, unreadable
+from vipd.declaration.problems import Declaration, Note, Problem, printable, unreadable_problem
 from vipd.host.followed_links import read_followed
 from vipd.model.formatting import counted
 from vipd.model.limits import FILE_BYTES
@@ -80,7 +80,7 @@ def _files_of(name: str) -> tuple[list[str], tuple[Problem, ...]]:
             return [name], ()
         return sorted(str(file) for file in path.iterdir() if _counts(file)), ()
     except OSError as err:
-        return [], (unreadable(printable(name), err),)
+        return [], (unreadable_problem(printable(name), err),)
 
 
 def _counts(file: Path) -> bool:
@@ -109,7 +109,7 @@ def _read(name: str, named: bool) -> Declaration:
             content = bytes(read_followed(Path(name), FILE_BYTES))
         text = content.decode()
     except OSError as err:
-        return Declaration(problems=(unreadable(shown, err),))
+        return Declaration(problems=(unreadable_problem(shown, err),))
     except UnicodeDecodeError as err:
         line = content.count(b"\n", 0, err.start) + 1
         return Declaration(problems=(Problem(shown, line, "", "not UTF-8 text", "save it as UTF-8"),))

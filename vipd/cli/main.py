@@ -28,7 +28,7 @@ class Verb(NamedTuple):
     summary: str
 
 
-FAMILIES: dict[str, dict[str, Verb]] = {
+VERB_GROUPS: dict[str, dict[str, Verb]] = {
     "Services": {
         "add": Verb("services", "add", "Add a service"),
         "set": Verb("services", "set_fields", "Change a service, or the weight of a backend"),
@@ -79,12 +79,12 @@ FAMILIES: dict[str, dict[str, Verb]] = {
 }
 """Every verb, by family, in the order of the help."""
 
-VERBS = {name: verb for family in FAMILIES.values() for name, verb in family.items()}
+VERBS = {name: verb for family in VERB_GROUPS.values() for name, verb in family.items()}
 
 HIDDEN = {"complete": Verb("completion", "complete", "Answer a shell that completes a word")}
 """Verbs that programs call; help does not list them."""
 
-OTHER_WORDS = {
+VERB_ALIASES = {
     "create": "add",
     "edit": "set",
     "delete": "remove",
@@ -126,22 +126,22 @@ class LazyGroup(click.Group):
         """As click does, but an unknown verb is answered with those that are like it."""
         word = args[0]
         if self.get_command(ctx, word) is None and not word.startswith("-") and not ctx.resilient_parsing:
-            raise CliError(f"no verb {word!r}", hint=_resembling(word), code=2)
+            raise CliError(f"no verb {word!r}", hint=_similar_verbs(word), code=2)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Verbs by family."""
         column = max(map(len, VERBS))
-        for family, verbs in FAMILIES.items():
+        for family, verbs in VERB_GROUPS.items():
             with formatter.section(family):
                 formatter.write_dl([(name.ljust(column), verb.summary) for name, verb in verbs.items()])
 
 
-def _resembling(word: str) -> str:
+def _similar_verbs(word: str) -> str:
     # Imported here because only a typing error needs it.
     from difflib import get_close_matches
 
-    close = [OTHER_WORDS[word]] if word in OTHER_WORDS else get_close_matches(word, VERBS, n=2)
+    close = [VERB_ALIASES[word]] if word in VERB_ALIASES else get_close_matches(word, VERBS, n=2)
     return f"did you mean {' or '.join(close)}?" if close else "vipctl -h lists the verbs"
 
 
@@ -203,17 +203,17 @@ def _run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except CliError as err:
         for line in err.lines():
-            _complain(line)
+            _print_error(line)
         return err.code
     except click.ClickException as err:
-        _complain(f"vipctl: {_usage_text(err)}")
+        _print_error(f"vipctl: {_usage_text(err)}")
         return err.exit_code
     except UnicodeEncodeError as err:
         bad = err.object[err.start : err.end].encode(errors="backslashreplace").decode()
-        _complain(f"vipctl: {bad} is no text: write UTF-8")
+        _print_error(f"vipctl: {bad} is no text: write UTF-8")
         return USAGE
     except (click.Abort, KeyboardInterrupt):
-        _complain("vipctl: interrupted")
+        _print_error("vipctl: interrupted")
         return INTERRUPTED
     except OSError as err:
         return _cannot_print(err)
@@ -229,7 +229,7 @@ def _usage_text(err: click.ClickException) -> str:
     return text
 
 
-def _complain(line: str) -> None:
+def _print_error(line: str) -> None:
     line = one_line(line)
     if sys.stderr.isatty():
         # Imported here because only a person at a terminal needs it.
@@ -244,7 +244,7 @@ def _cannot_print(err: OSError) -> int:
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123  pathlib is not needed for anything else here
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     if not isinstance(err, BrokenPipeError):
-        _complain(f"vipctl: cannot write the output: {err.strerror or err}")
+        _print_error(f"vipctl: cannot write the output: {err.strerror or err}")
     return FAILED
 
 

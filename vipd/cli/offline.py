@@ -13,7 +13,7 @@ from pathlib import Path
 from vipd.cli.errors import NOT_FOUND, USAGE, CliError
 from vipd.cli.inputs import Inputs
 from vipd.control.address_policy import AddressPolicy, admit_service
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
@@ -41,7 +41,7 @@ class Compilation:
     ) -> Compilation:
         """Choose the backends of every service."""
         policy = SelectionPolicy.of(settings, host_addresses)
-        chosen = tuple(forwarding for service in services for forwarding in choose(service, policy))
+        chosen = tuple(forwarding for service in services for forwarding in select_backends(service, policy))
         return cls(settings, frozenset(host_addresses), chosen)
 
     def options(self, family: Family) -> RuleOptions:

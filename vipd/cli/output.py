@@ -13,7 +13,7 @@ import click
 from vipd.cli.connection import EXACT
 from vipd.cli.terminal import control
 from vipd.model.text import json_text, one_line
-from vipd.model.text import width as width_of
+from vipd.model.text import display_width as width_of
 from vipd.observe.api_client import Json
 
 API_VERSION = "vipd/v1"
@@ -21,7 +21,7 @@ API_VERSION = "vipd/v1"
 STORES = ("file", "etcd")
 
 
-LEAST_PROSE = 40
+MIN_PROSE_WIDTH = 40
 """Sentences are not broken into lines shorter than this, however narrow the terminal."""
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
@@ -38,7 +38,7 @@ class Column(NamedTuple):
     """A table's column. To fit the screen its texts may be truncated to `least` columns; 0: never."""
 
     title: str
-    least: int = 0
+    min_width: int = 0
     right: bool = False
 
 
@@ -67,16 +67,16 @@ def screen(stream: TextIO | None = None) -> Screen:
     return Screen(width or 80, "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb")
 
 
-def prose(text: str, on: Screen, indent: str = "") -> list[str]:
+def prose(text: str, terminal: Screen, indent: str = "") -> list[str]:
     """The lines of a sentence: one, unless the screen is too narrow for it; further ones are indented."""
-    if on.width is None or len(indent) + width_of(text) <= on.width:
+    if terminal.width is None or len(indent) + width_of(text) <= terminal.width:
         return [indent + text]
     # Imported here because only text that does not fit a terminal needs it.
     import textwrap
 
     return textwrap.wrap(
         text,
-        max(on.width, LEAST_PROSE),
+        max(terminal.width, MIN_PROSE_WIDTH),
         initial_indent=indent,
         subsequent_indent=indent + "  ",
         break_long_words=False,  # an address or a path cut in two is none any more
@@ -87,7 +87,7 @@ def prose(text: str, on: Screen, indent: str = "") -> list[str]:
 def table(
     columns: Sequence[Column],
     rows: Sequence[Sequence[str | Cell]],
-    on: Screen,
+    terminal: Screen,
     *,
     headers: bool = True,
     indent: str = "",
@@ -97,9 +97,9 @@ def table(
     if headers:
         cells.insert(0, [Cell(column.title, "bold") for column in columns])
     widths = [max((width_of(row[i].text) for row in cells), default=0) for i in range(len(columns))]
-    if on.width is not None:
-        _shrink(widths, columns, on.width - len(indent) - 2 * (len(columns) - 1))
-    return [indent + _line(row, columns, widths, on) for row in cells]
+    if terminal.width is not None:
+        _shrink(widths, columns, terminal.width - len(indent) - 2 * (len(columns) - 1))
+    return [indent + _line(row, columns, widths, terminal) for row in cells]
 
 
 def _clean(cell: Cell) -> Cell:
@@ -107,7 +107,7 @@ def _clean(cell: Cell) -> Cell:
 
 
 def _shrink(widths: list[int], columns: Sequence[Column], room: int) -> None:
-    spare = {i: widths[i] - column.least for i, column in enumerate(columns) if column.least}
+    spare = {i: widths[i] - column.min_width for i, column in enumerate(columns) if column.min_width}
     for _ in range(sum(widths) - room):
         widest = max(spare, key=lambda i: spare[i], default=None)
         if widest is None or spare[widest] <= 0:
@@ -116,26 +116,26 @@ def _shrink(widths: list[int], columns: Sequence[Column], room: int) -> None:
         widths[widest] -= 1
 
 
-def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], on: Screen) -> str:
+def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], terminal: Screen) -> str:
     parts: list[str] = []
     for i, (cell, column, width) in enumerate(zip(row, columns, widths, strict=True)):
-        text = shortened(cell.text, width) if column.least else cell.text
-        painted = on.paint(text, cell.colour)
+        text = truncate_middle(cell.text, width) if column.min_width else cell.text
+        painted = terminal.paint(text, cell.colour)
         padding = " " * (width - width_of(text))
         last = i == len(row) - 1
         parts.append(padding + painted if column.right else painted if last else painted + padding)
     return "  ".join(parts).rstrip()
 
 
-def shortened(text: str, width: int) -> str:
+def truncate_middle(text: str, width: int) -> str:
     """`text` in at most `width` columns, without its middle: names and addresses differ at their ends."""
     if width_of(text) <= width:
         return text
     tail = (width - 1) // 2
-    return f"{beginning(text, width - 1 - tail)}…{beginning(text[::-1], tail)[::-1]}"
+    return f"{truncate_end(text, width - 1 - tail)}…{truncate_end(text[::-1], tail)[::-1]}"
 
 
-def beginning(text: str, room: int) -> str:
+def truncate_end(text: str, room: int) -> str:
     """As much of the text as has room in so many columns."""
     if text.isascii():
         return text[:room]

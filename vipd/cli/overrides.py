@@ -10,21 +10,21 @@ from typing import Any
 
 import click
 
-from vipd.cli.argument_types import PLACE
+from vipd.cli.argument_types import SERVICE_BACKEND
 from vipd.cli.changes import change_options
 from vipd.cli.connection import Daemon, connect
-from vipd.cli.errors import OK, USAGE, CliError, together
+from vipd.cli.errors import OK, USAGE, CliError, combine_errors
 from vipd.cli.output import Column, document, output_option, screen, socket_option, table
-from vipd.cli.waiting import Subject, wait_for_end
+from vipd.cli.waiting import TargetQuery, wait_until_drained
 from vipd.cli.words import backend_names, seconds, split_backend
 from vipd.model.formatting import counted, duration
 from vipd.observe.api_client import Json
 
 COLUMNS = (
-    Column("BACKEND", least=24),
+    Column("BACKEND", min_width=24),
     Column("ORDER"),
     Column("FOR"),
-    Column("BY", least=8),
+    Column("BY", min_width=8),
     Column("SINCE"),
     Column("UNTIL"),
     Column("REASON"),
@@ -33,14 +33,14 @@ COLUMNS = (
 HOST = "host"
 
 
-def _subject_options(command: Callable[..., int]) -> Callable[..., int]:
+def _target_options(command: Callable[..., int]) -> Callable[..., int]:
     command = click.option(
         "--address", metavar="ADDR", help="That address in every service, also in those to come."
     )(command)
-    return click.argument("backends", metavar="[TARGET/BACKEND]...", nargs=-1, type=PLACE)(command)
+    return click.argument("backends", metavar="[TARGET/BACKEND]...", nargs=-1, type=SERVICE_BACKEND)(command)
 
 
-def _order_options(command: Callable[..., int]) -> Callable[..., int]:
+def _override_options(command: Callable[..., int]) -> Callable[..., int]:
     command = click.option("--for", "lasting", metavar="TIME", help="Resume after this time, as 2h.")(command)
     return click.option("--reason", metavar="TEXT", help="Why; shown with the backend.")(command)
 
@@ -52,7 +52,7 @@ def _fleet_option(command: Callable[..., int]) -> Callable[..., int]:
 
 
 @click.command()
-@_subject_options
+@_target_options
 @_fleet_option
 @click.option(
     "--wait", is_flag=True, help="Wait until no flow is left; exit code 5 when --timeout comes first."
@@ -64,7 +64,7 @@ def _fleet_option(command: Callable[..., int]) -> Callable[..., int]:
     metavar="TIME",
     help="For this time, as 10m, clients with affinity to it still get there; else they move at once.",
 )
-@_order_options
+@_override_options
 @change_options
 def drain(
     *,
@@ -88,18 +88,18 @@ def drain(
         raise CliError("--timeout is for --wait", hint="add --wait", code=USAGE)
     longest = None if timeout is None else seconds(timeout)
     order: Json = {"admin": "draining", "reason": reason, "for": _seconds(lasting), "pins": _seconds(pins)}
-    subjects = _subjects(backends, address, "drain")
+    subjects = _targets(backends, address, "drain")
     daemon = connect()
-    _give(daemon, subjects, order, telling, fleet=fleet, over_restart=wait)
+    _send_overrides(daemon, subjects, order, telling, fleet=fleet, over_restart=wait)
     if wait and not telling["dry_run"]:
-        wait_for_end(daemon, subjects, longest, quiet=telling["quiet"] or telling["form"] != "text")
+        wait_until_drained(daemon, subjects, longest, quiet=telling["quiet"] or telling["form"] != "text")
     return OK
 
 
 @click.command()
-@_subject_options
+@_target_options
 @_fleet_option
-@_order_options
+@_override_options
 @change_options
 def disable(
     *,
@@ -116,12 +116,12 @@ def disable(
     vipctl disable web/10.244.2.21 --reason "disk failure"
     """
     order: Json = {"admin": "disabled", "reason": reason, "for": _seconds(lasting)}
-    _give(connect(), _subjects(backends, address, "disable"), order, telling, fleet=fleet)
+    _send_overrides(connect(), _targets(backends, address, "disable"), order, telling, fleet=fleet)
     return OK
 
 
 @click.command()
-@_subject_options
+@_target_options
 @_fleet_option
 @click.option("--all", "everything", is_flag=True, help="Take every order back.")
 @change_options
@@ -136,7 +136,7 @@ def resume(
     """
     if everything and (backends or address):
         raise CliError("--all is for every order", hint="leave the backends out", code=USAGE)
-    subjects: list[Json] = [{"all": True}] if everything else [*_subjects(backends, address, "resume")]
+    subjects: list[Json] = [{"all": True}] if everything else [*_targets(backends, address, "resume")]
     daemon, answers = connect(), []
     for subject in subjects:
         answers.append(
@@ -161,7 +161,7 @@ def overrides(form: str) -> int:
     return OK
 
 
-def order_text(override: Json) -> str:
+def override_text(override: Json) -> str:
     """`draining`, `disabled`, `weight 5`, or two of them."""
     words = [str(override["admin"])] if override.get("admin", "active") != "active" else []
     words += [f"weight {override['weight']}"] if "weight" in override else []
@@ -173,28 +173,28 @@ def _row(override: Json) -> list[str]:
     until = override.get("until")
     return [
         str(place),
-        order_text(override),
+        override_text(override),
         "fleet" if _of_fleet(override) else "this host",
         str(override["by"]),
-        f"{_away(override['at'])} ago",
-        f"in {_left(until)}" if until else "resumed",
+        f"{_time_distance(override['at'])} ago",
+        f"in {_time_left(until)}" if until else "resumed",
         str(override.get("reason", "")),
     ]
 
 
-def _away(moment: str) -> str:
+def _time_distance(moment: str) -> str:
     """Distance of a time from now."""
     return duration(abs((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()))
 
 
-def _left(moment: str) -> str:
+def _time_left(moment: str) -> str:
     """Time left until then, rounded up: an override for 2h has 2h left a moment later."""
     seconds = ceil((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds())
     unit = 3600 if seconds > 86400 else 60 if seconds > 3600 else 1
     return duration(-(-max(0, seconds) // unit) * unit)
 
 
-def _subjects(backends: Sequence[str], address: str | None, verb: str) -> list[Subject]:
+def _targets(backends: Sequence[str], address: str | None, verb: str) -> list[TargetQuery]:
     if bool(backends) == (address is not None):
         hint = "name backends as dns/10.244.0.5, or --address ADDR for every service"
         raise CliError("no backend is named" if not backends else "too much at once", hint=hint, code=USAGE)
@@ -210,11 +210,11 @@ def _seconds(word: str | None) -> int | None:
     return None if word is None else seconds(word)
 
 
-def _give(
+def _send_overrides(
     daemon: Daemon,
-    subjects: Sequence[Subject],
-    order: Json,
-    telling: Json,
+    targets: Sequence[TargetQuery],
+    override: Json,
+    output_options: Json,
     *,
     fleet: bool,
     over_restart: bool = False,
@@ -222,22 +222,22 @@ def _give(
     """Set an override for each target; a refused one does not prevent the others. `over_restart`: a
     daemon that stops after storing it is no failure."""
     answers, failures = [], []
-    for subject in subjects:
-        body = {**subject, **{key: value for key, value in order.items() if value is not None}}
+    for subject in targets:
+        body = {**subject, **{key: value for key, value in override.items() if value is not None}}
         try:
             answers.append(
-                daemon.change("POST", "overrides", body=body, dry_run=telling["dry_run"], fleet=fleet)
+                daemon.change("POST", "overrides", body=body, dry_run=output_options["dry_run"], fleet=fleet)
             )
         except CliError as err:
             failures.append(err)
-    if telling["form"] != "text":
-        _print_documents(answers, telling["form"])
-    elif not telling["quiet"]:
+    if output_options["form"] != "text":
+        _print_documents(answers, output_options["form"])
+    elif not output_options["quiet"]:
         for answer in answers:
-            _report_given(answer, dry_run=telling["dry_run"])
-    failures += _unapplied([a for a in answers if not (over_restart and a.get("stopping"))], telling)
+            _report_given(answer, dry_run=output_options["dry_run"])
+    failures += _unapplied([a for a in answers if not (over_restart and a.get("stopping"))], output_options)
     if failures:
-        raise together(failures)
+        raise combine_errors(failures)
 
 
 def _print_documents(answers: Sequence[Json], form: str) -> None:
@@ -251,7 +251,7 @@ def _print_documents(answers: Sequence[Json], form: str) -> None:
 
 def _report_given(answer: Json, *, dry_run: bool) -> None:
     override = answer["override"]
-    state = order_text(override) if answer["changed"] else f"unchanged: {order_text(override)}"
+    state = override_text(override) if answer["changed"] else f"unchanged: {override_text(override)}"
     about = f" in {counted(len(answer['backends']), 'service')}" if not override["service"] else ""
     dry = "; dry run: nothing was done" if dry_run else f"; ends {_end(override)}"
     where = " on every host" if _of_fleet(override) else ""
@@ -261,24 +261,24 @@ def _report_given(answer: Json, *, dry_run: bool) -> None:
 def _end(override: Json) -> str:
     if not override.get("until"):
         return "by vipctl resume --fleet" if _of_fleet(override) else "by vipctl resume"
-    return f"in {_left(override['until'])}"
+    return f"in {_time_left(override['until'])}"
 
 
-def _print_resumed(answers: Sequence[Json], telling: Json) -> None:
-    if telling["form"] != "text":
-        _print_documents(answers, telling["form"])
-    elif not telling["quiet"]:
+def _print_resumed(answers: Sequence[Json], output_options: Json) -> None:
+    if output_options["form"] != "text":
+        _print_documents(answers, output_options["form"])
+    elif not output_options["quiet"]:
         taken = [override for answer in answers for override in answer["overrides"]]
-        dry = "; dry run: nothing was done" if telling["dry_run"] else ""
+        dry = "; dry run: nothing was done" if output_options["dry_run"] else ""
         for override in taken:
-            print(f"resumed {_place(override)} (was {order_text(override)}){dry}")
+            print(f"resumed {_place(override)} (was {override_text(override)}){dry}")
         if not taken:
             print("unchanged: there was no such order")
         for override in (override for answer in answers for override in answer.get("elsewhere", ())):
             way = "vipctl resume --fleet" if _of_fleet(override) else "vipctl resume"
-            print(f"{_place(override)} is still {order_text(override)}; hint: {way} takes that back, too")
-    if failures := _unapplied(answers, telling):
-        raise together(failures)
+            print(f"{_place(override)} is still {override_text(override)}; hint: {way} takes that back, too")
+    if failures := _unapplied(answers, output_options):
+        raise combine_errors(failures)
 
 
 def _of_fleet(override: Json) -> bool:
@@ -289,8 +289,8 @@ def _place(override: Json) -> str:
     return f"{override['service']}/{override['backend']}" if override["service"] else str(override["backend"])
 
 
-def _unapplied(answers: Sequence[Json], telling: Json) -> list[CliError]:
-    if telling["dry_run"]:
+def _unapplied(answers: Sequence[Json], output_options: Json) -> list[CliError]:
+    if output_options["dry_run"]:
         return []
     what, hint = "the order is stored, but not in the kernel yet", "vipctl status shows how it goes"
     missing = [answer for answer in answers if not answer["applied"]]

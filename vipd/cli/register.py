@@ -25,7 +25,7 @@ from vipd.sources.etcd.registration import Registration
 from vipd.sources.etcd.values import Layout
 
 FILES = ("ca", "cert", "key", "password_file")
-SHORTEST_TTL, LONGEST_TTL = 2, 3600
+MIN_TTL, MAX_TTL = 2, 3600
 
 
 @click.command()
@@ -58,8 +58,8 @@ def register(
     vipctl register dns 10.244.0.5@2 --endpoint http://10.0.0.1:2379
     """
     lasting = seconds(ttl)
-    if not SHORTEST_TTL <= lasting <= LONGEST_TTL:
-        raise CliError(f"--ttl {ttl} is not within {SHORTEST_TTL}s to 1h", hint="10s", code=USAGE)
+    if not MIN_TTL <= lasting <= MAX_TTL:
+        raise CliError(f"--ttl {ttl} is not within {MIN_TTL}s to 1h", hint="10s", code=USAGE)
     settings = _settings(config, options)
     try:
         key, value = registration(Layout(settings.prefix), service, parse_backend(backend))

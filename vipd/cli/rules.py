@@ -22,28 +22,28 @@ from vipd.observe.api_client import DEFAULT_SOCKET, Client, ClientError, Json
 from vipd.observe.rule_tree.graph import graphs_of
 from vipd.observe.rule_tree.graphviz import DrawingError, dot, draw
 from vipd.observe.rule_tree.mermaid import mermaid
-from vipd.observe.rule_tree.resolve_target import Answer, Question, UnknownTargetError, look
+from vipd.observe.rule_tree.resolve_target import RulesResult, RulesQuery, UnknownTargetError, resolve_target
 from vipd.observe.rule_tree.rows import Summary, heading, rows_of, summary
 from vipd.observe.rule_tree.tree import ServiceTree, SharedTree, faults
 
-MOST_TREES = 20
+MAX_TREES = 20
 """If there are more services than this, each is one line, unless all are requested."""
-PATIENCE_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 """How long a program may take to list the kernel's rules: with 10,000 services iptables-save needs more than
 10 s of CPU."""
-LONG_SECONDS = 1.0
+SLOW_SECONDS = 1.0
 """A longer wait is explained on the screen."""
 
 COLUMNS = (
     Column("PKTS", right=True),
     Column("BYTES", right=True),
     Column("SHARE%", right=True),
-    Column("RULE", least=40),
+    Column("RULE", min_width=40),
 )
 SUMMARY_COLUMNS = (
-    Column("SERVICE", least=16),
+    Column("SERVICE", min_width=16),
     Column("PROTO"),
-    Column("FRONTENDS", least=16),
+    Column("FRONTENDS", min_width=16),
     Column("BACKENDS", right=True),
     Column("PKTS", right=True),
     Column("BYTES", right=True),
@@ -51,7 +51,7 @@ SUMMARY_COLUMNS = (
 )
 
 
-run = partial(run_program, limit=PATIENCE_SECONDS)
+run = partial(run_program, timeout=TIMEOUT_SECONDS)
 
 
 @click.command()
@@ -64,7 +64,7 @@ run = partial(run_program, limit=PATIENCE_SECONDS)
     help="A tree, or a drawing; svg needs graphviz.",
 )
 @click.option(
-    "--all", "everything", is_flag=True, help=f"Show each tree, also of more than {MOST_TREES} services."
+    "--all", "everything", is_flag=True, help=f"Show each tree, also of more than {MAX_TREES} services."
 )
 @output_option("text", "json", "yaml")
 @socket_option
@@ -104,10 +104,10 @@ def _may_read() -> bool:
     return may_change_rules()
 
 
-def _look(target: str) -> Answer:
+def _look(target: str) -> RulesResult:
     client = Client(chosen_socket() or DEFAULT_SOCKET)
     try:
-        return asyncio.run(look(Question(target, client, file_chain_prefix, run, _print_note)))
+        return asyncio.run(resolve_target(RulesQuery(target, client, file_chain_prefix, run, _print_note)))
     except UnknownTargetError as error:
         raise CliError(error.what, hint=error.hint, code=NOT_FOUND) from None
     except ApplyError as error:
@@ -127,11 +127,11 @@ def file_chain_prefix() -> str:
         return "VIPD"
 
 
-def _view(answer: Answer) -> Json:
+def _view(answer: RulesResult) -> Json:
     """As JSON."""
     return {
         "chain": answer.chain,
-        "owner": answer.said,
+        "owner": answer.owner_text,
         "notes": list(answer.notes),
         "seconds": round(answer.seconds, 3),
         "shared": [tree.view() for tree in answer.shared],
@@ -139,9 +139,9 @@ def _view(answer: Answer) -> Json:
     }
 
 
-def _drawing(answer: Answer, drawn: str, everything: bool) -> str:
+def _drawing(answer: RulesResult, drawn: str, everything: bool) -> str:
     trees = answer.services or answer.shared
-    if len(trees) > MOST_TREES and not everything:
+    if len(trees) > MAX_TREES and not everything:
         what = f"{len(trees)} services make no drawing that anybody can read"
         raise CliError(what, hint="name one, or --all", code=USAGE)
     graphs = graphs_of(trees)
@@ -156,20 +156,20 @@ def _drawing(answer: Answer, drawn: str, everything: bool) -> str:
         raise CliError(error.what, error.why, error.hint) from None
 
 
-def _lines(answer: Answer, everything: bool, on: Screen) -> Iterator[str]:
+def _lines(answer: RulesResult, everything: bool, terminal: Screen) -> Iterator[str]:
     """Blocks of lines with an empty one between them."""
-    blocks: list[Sequence[str]] = [prose(answer.said, on)] if answer.said else []
+    blocks: list[Sequence[str]] = [prose(answer.owner_text, terminal)] if answer.owner_text else []
     trees: list[ServiceTree | SharedTree] = [*answer.shared]
-    many = len(answer.services) > MOST_TREES and not everything
+    many = len(answer.services) > MAX_TREES and not everything
     trees += [] if many else answer.services
-    blocks += [[on.paint(heading(tree), "bold"), *_tree_lines(tree, answer.chain, on)] for tree in trees]
-    blocks += [_summary_lines(answer.services, on)] if many else []
+    blocks += [[terminal.paint(heading(tree), "bold"), *_tree_lines(tree, answer.chain, terminal)] for tree in trees]
+    blocks += [_summary_lines(answer.services, terminal)] if many else []
     for number, block in enumerate(blocks):
         yield from ("",) if number else ()
         yield from block
 
 
-def _tree_lines(tree: ServiceTree | SharedTree, chain: str, on: Screen) -> list[str]:
+def _tree_lines(tree: ServiceTree | SharedTree, chain: str, terminal: Screen) -> list[str]:
     rows = [
         [
             *_counts(row.count),
@@ -178,11 +178,11 @@ def _tree_lines(tree: ServiceTree | SharedTree, chain: str, on: Screen) -> list[
         ]
         for row in rows_of(tree.nodes, chain)
     ]
-    return table(COLUMNS, rows, on, indent="  ")
+    return table(COLUMNS, rows, terminal, indent="  ")
 
 
-def _summary_lines(trees: Sequence[ServiceTree], on: Screen) -> list[str]:
-    return table(SUMMARY_COLUMNS, [_summary_row(summary(tree)) for tree in trees], on)
+def _summary_lines(trees: Sequence[ServiceTree], terminal: Screen) -> list[str]:
+    return table(SUMMARY_COLUMNS, [_summary_row(summary(tree)) for tree in trees], terminal)
 
 
 def _summary_row(line: Summary) -> list[str | Cell]:
@@ -199,7 +199,7 @@ def _print_note(text: str) -> None:
     print("\n".join(prose(f"note: {text}", screen(sys.stderr))), file=sys.stderr, flush=True)
 
 
-def _note(answer: Answer) -> None:
+def _note(answer: RulesResult) -> None:
     """Print everything besides the trees, for people."""
     notes = list(answer.notes)
     trees: list[ServiceTree | SharedTree] = [*answer.shared, *answer.services]
@@ -209,7 +209,7 @@ def _note(answer: Answer) -> None:
             f"{counted(wrong, 'thing')} not as vipd means it; hint: vipctl diff; vipd repairs its rules in "
             "moments while it runs"
         )
-    if answer.seconds >= LONG_SECONDS:
+    if answer.seconds >= SLOW_SECONDS:
         notes.append(f"reading the kernel took {answer.seconds:.1f} s")
     if not (answer.services or answer.shared):
         notes.append("the kernel has no rule of vipd")

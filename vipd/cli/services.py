@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from vipd.cli.argument_types import OWN_PLACE, OWN_TARGET, WORDS, Word
+from vipd.cli.argument_types import OWN_SERVICE_BACKEND, OWN_TARGET, WORDS, Word
 from vipd.cli.changes import merged, print_change, service_change_options
 from vipd.cli.connection import connect
-from vipd.cli.errors import OK, USAGE, CliError, together
+from vipd.cli.errors import OK, USAGE, CliError, combine_errors
 from vipd.cli.words import (
     FALLBACK_WORDS,
     affinity_spec,
@@ -107,7 +107,7 @@ def add(
 
 
 @click.command("set")
-@click.argument("target", metavar="TARGET[/BACKEND]", type=OWN_PLACE)
+@click.argument("target", metavar="TARGET[/BACKEND]", type=OWN_SERVICE_BACKEND)
 @click.option(
     "--weight", type=click.IntRange(0, 65535), metavar="N", help="The backend's weight; 0: no new flows."
 )
@@ -197,5 +197,5 @@ def remove(targets: tuple[str, ...], **display: Any) -> int:
     if answers:
         print_change(merged(answers), "", **display)
     if failures:
-        raise together(failures)
+        raise combine_errors(failures)
     return OK

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 
 _VARIABLE = "SSH_CONNECTION"
-_MOST_ANCESTORS = 32
-_LONGEST_ENVIRONMENT = 1 << 20
+_MAX_ANCESTORS = 32
+_MAX_ENVIRONMENT_BYTES = 1 << 20
 
 
 def session_address(environment: Mapping[str, str] = os.environ, proc: str = "/proc") -> str:
@@ -18,7 +18,7 @@ def session_address(environment: Mapping[str, str] = os.environ, proc: str = "/p
     """
     found = _address_in(environment.get(_VARIABLE, ""))
     parent = os.getppid()
-    for _ in range(_MOST_ANCESTORS):
+    for _ in range(_MAX_ANCESTORS):
         if found or parent <= 1:
             break
         found, parent = _of_process(f"{proc}/{parent}")
@@ -29,7 +29,7 @@ def _of_process(directory: str) -> tuple[str, int]:
     """The address in a process's environment, and its parent."""
     try:
         with open(f"{directory}/environ", "rb") as file:  # noqa: PTH123  pathlib is slow to import
-            entries = file.read(_LONGEST_ENVIRONMENT).split(b"\0")
+            entries = file.read(_MAX_ENVIRONMENT_BYTES).split(b"\0")
         found = next((e for e in entries if e.startswith(_VARIABLE.encode() + b"=")), b"")
         with open(f"{directory}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123
             after_name = file.read().rpartition(")")[2].split()

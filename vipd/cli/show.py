@@ -9,7 +9,7 @@ import click
 
 from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
-from vipd.cli.errors import OK, CliError, together
+from vipd.cli.errors import OK, CliError, combine_errors
 from vipd.cli.output import Cell, Column, document, output_option, screen, socket_option, table
 from vipd.model.formatting import counted, duration
 from vipd.observe.api_client import Json
@@ -23,12 +23,12 @@ STATE_COLOURS = {
 }
 
 COLUMNS = (
-    Column("NAME", least=14),
-    Column("VIP", least=18),
+    Column("NAME", min_width=14),
+    Column("VIP", min_width=18),
     Column("READY", right=True),
     Column("AFFINITY"),
-    Column("OWNER", least=6),
-    Column("STATUS", least=18),
+    Column("OWNER", min_width=6),
+    Column("STATUS", min_width=18),
 )
 WIDE_COLUMNS = (
     *(Column(column.title, right=column.right) for column in COLUMNS),
@@ -52,7 +52,7 @@ def list_services(targets: tuple[str, ...], form: str, no_headers: bool, quiet: 
     """
     daemon = connect()
     failures: list[CliError] = []
-    views = _named(daemon, targets, failures) if targets else daemon.get("services")["services"]
+    views = _fetch_services(daemon, targets, failures) if targets else daemon.get("services")["services"]
     if form in ("json", "yaml"):
         print(document({"services": views}, form))
     elif quiet or form == "name":
@@ -61,13 +61,13 @@ def list_services(targets: tuple[str, ...], form: str, no_headers: bool, quiet: 
     elif views:
         _print_table(views, form == "wide", not no_headers)
     elif not targets:
-        print(nothing_serves(daemon), file=sys.stderr)
+        print(why_no_services(daemon), file=sys.stderr)
     if failures:
-        raise together(failures)
+        raise combine_errors(failures)
     return OK
 
 
-def nothing_serves(daemon: Daemon) -> str:
+def why_no_services(daemon: Daemon) -> str:
     """Why there is no service: none is declared, or none of the declared ones can serve."""
     sources = daemon.get("status")["sources"]
     problems = sum(len(source["problems"]) for source in sources)
@@ -76,7 +76,7 @@ def nothing_serves(daemon: Daemon) -> str:
     return "no services yet; add one: vipctl add 10.96.0.10:53/udp 10.244.0.5"
 
 
-def _named(daemon: Daemon, targets: Sequence[str], failures: list[CliError]) -> list[Json]:
+def _fetch_services(daemon: Daemon, targets: Sequence[str], failures: list[CliError]) -> list[Json]:
     views = []
     for target in dict.fromkeys(targets):
         try:
@@ -87,10 +87,10 @@ def _named(daemon: Daemon, targets: Sequence[str], failures: list[CliError]) -> 
 
 
 def _print_table(views: Sequence[Json], wide: bool, headers: bool) -> None:
-    on = screen()
+    terminal = screen()
     rows = [[*_row(view, wide), *(_wide_cells(view) if wide else ())] for view in views]
     columns = WIDE_COLUMNS if wide else COLUMNS
-    print("\n".join(table(columns, rows, on, headers=headers)))
+    print("\n".join(table(columns, rows, terminal, headers=headers)))
 
 
 def _row(view: Json, wide: bool) -> list[str | Cell]:
@@ -104,7 +104,7 @@ def _row(view: Json, wide: bool) -> list[str | Cell]:
         f"{status['ready']}/{status['backends']}",
         affinity(view),
         owner if wide else _short(owner, view["name"]),
-        Cell(_backend_status(status), STATE_COLOURS.get(status["state"], "")),
+        Cell(_status_text(status), STATE_COLOURS.get(status["state"], "")),
     ]
 
 
@@ -113,10 +113,10 @@ def _short(owner: str, name: str) -> str:
     return f"etcd:{name}" if owner.startswith("etcd:") else owner.rpartition("/")[2]
 
 
-def _backend_status(status: Json) -> str:
+def _status_text(status: Json) -> str:
     """The state; for a serving service also the parts that do not serve as declared."""
-    told = str(status["message"]).partition(";")[0] if status["state"] in ("ok", "degraded") else ""
-    return f"{status['state']}, {told}" if told else str(status["state"])
+    detail = str(status["message"]).partition(";")[0] if status["state"] in ("ok", "degraded") else ""
+    return f"{status['state']}, {detail}" if detail else str(status["state"])
 
 
 def _wide_cells(view: Json) -> list[str | Cell]:
@@ -126,11 +126,11 @@ def _wide_cells(view: Json) -> list[str | Cell]:
 
 def frontends(view: Json) -> list[str]:
     """A ServiceView's `ADDR:PORT/PROTO`s; its name when it forwards nothing."""
-    found = [place for forwarding in view["forwardings"] for place in places(forwarding)]
+    found = [place for forwarding in view["forwardings"] for place in frontends_of(forwarding)]
     return found or [str(view["name"])]
 
 
-def places(forwarding: Json) -> list[str]:
+def frontends_of(forwarding: Json) -> list[str]:
     """Addresses and ports of one forwarding for clients: its own, those for outside, its node port."""
     node_port = forwarding.get("node_port")
     on_host = [f"node port {node_port}/{forwarding['protocol']}"] if node_port else []

@@ -19,8 +19,8 @@ from vipd.cli.words import seconds
 from vipd.model.formatting import counted, per_second, size
 from vipd.observe.api_client import Json
 
-ASK_AGAIN_SECONDS = 0.25
-LONGEST_WAIT_SECONDS = 120.0
+POLL_SECONDS = 0.25
+MAX_WAIT_SECONDS = 120.0
 """For a second reading, if the first took long: vipd limits how often it reads."""
 
 
@@ -47,7 +47,7 @@ def stats(*, target: str, rate: str | None, backends: bool, form: str, no_header
     if rate is None:
         answer = _ask(daemon, query)
     else:
-        answer, rates = _measured(daemon, query, seconds(rate))
+        answer, rates = _with_measured_rates(daemon, query, seconds(rate))
     answer.pop("apiVersion", None)
     if structured:
         print(document(_with_rates(answer, rates) if rates else answer, form))
@@ -60,15 +60,15 @@ def _ask(daemon: Daemon, query: Json) -> Json:
     return daemon.get_query("stats", urlencode(query))
 
 
-def _measured(daemon: Daemon, query: Json, longing: float) -> tuple[Json, Rates]:
+def _with_measured_rates(daemon: Daemon, query: Json, interval: float) -> tuple[Json, Rates]:
     """A later answer, and the rates since the first."""
     rates, began = Rates(), time.monotonic()
     first = _ask(daemon, query)
     rates.take(first)
-    time.sleep(longing)
+    time.sleep(interval)
     answer = _ask(daemon, query)
-    while not _later(answer, first) and time.monotonic() - began < longing + LONGEST_WAIT_SECONDS:
-        time.sleep(ASK_AGAIN_SECONDS)
+    while not _later(answer, first) and time.monotonic() - began < interval + MAX_WAIT_SECONDS:
+        time.sleep(POLL_SECONDS)
         answer = _ask(daemon, query)
     rates.take(answer)
     return answer, rates
@@ -95,7 +95,7 @@ def _print_table(answer: Json, rates: Rates | None, *, wide: bool, headers: bool
     fields = traffic if answer["traffic"]["counted"] else ()
     titles = {"packets_in": "PKTS IN", "bytes_in": "IN", "packets_out": "PKTS OUT", "bytes_out": "OUT"}
     suffix = "/S" if rates else ""
-    columns = [Column("NAME", least=0 if wide else 20)]
+    columns = [Column("NAME", min_width=0 if wide else 20)]
     columns += [Column(f"NEW{suffix}", right=True), Column("FLOWS", right=True)]
     columns += [Column(titles[field] + suffix, right=True) for field in fields]
     cells = [[label, *_cells(row, key, rates, fields)] for label, key, row in rows]

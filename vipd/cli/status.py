@@ -41,23 +41,23 @@ def status(form: str) -> int:
     return OK if answer["state"] == IN_SYNC else FAILED
 
 
-def _lines(answer: Json, on: Screen) -> Iterator[str]:
-    for label, text in _facts(answer, on):
+def _lines(answer: Json, terminal: Screen) -> Iterator[str]:
+    for label, text in _facts(answer, terminal):
         if label:
-            yield f"{on.paint(label, 'bold')}{' ' * (_LABEL - len(label))} {text}"
+            yield f"{terminal.paint(label, 'bold')}{' ' * (_LABEL - len(label))} {text}"
         else:
-            yield from prose(text, on, " " * (_LABEL + 1))
+            yield from prose(text, terminal, " " * (_LABEL + 1))
     yield ""
-    yield from _source_lines(answer["sources"], on)
+    yield from _source_lines(answer["sources"], terminal)
     if answer.get("etcd"):
-        yield from _section("etcd", list(_etcd_lines(answer["etcd"])), "bold", on)
+        yield from _section("etcd", list(_etcd_lines(answer["etcd"])), "bold", terminal)
     for title, problems in _problems(answer["sources"]).items():
-        yield from _section(title, problems, "red", on)
+        yield from _section(title, problems, "red", terminal)
     if quarantined := answer.get("quarantined"):
         told = [f"{name}: {reason}" for name, reason in quarantined.items()]
-        yield from _section("Quarantined (the kernel keeps what it had for them)", told, "red", on)
+        yield from _section("Quarantined (the kernel keeps what it had for them)", told, "red", terminal)
     if answer["warnings"]:
-        yield from _section("Warnings", answer["warnings"], "yellow", on)
+        yield from _section("Warnings", answer["warnings"], "yellow", terminal)
 
 
 def _problems(sources: Sequence[Json]) -> dict[str, list[str]]:
@@ -75,13 +75,13 @@ def _problems(sources: Sequence[Json]) -> dict[str, list[str]]:
     return found
 
 
-def _facts(answer: Json, on: Screen) -> Iterator[tuple[str, str]]:
+def _facts(answer: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
     text, colour = _STATES.get(answer["state"], (str(answer["state"]), ""))
     refused = sum(len(source.get("refused", ())) for source in answer["sources"])
     if refused and answer["state"] == IN_SYNC:
         have = "declaration has" if refused == 1 else "declarations have"
         text, colour = f"{text} of what serves; {refused} {have} problems", "yellow"
-    yield "State", on.paint(text, colour)
+    yield "State", terminal.paint(text, colour)
     if answer["message"]:
         yield "", answer["message"]
     yield "vipd", f"{answer['version']}, pid {answer['pid']}, started {_when(answer['started'])}"
@@ -111,7 +111,7 @@ def _when(moment: str) -> str:
     return f"{moment} ({duration(ago)} ago)" if ago >= 0 else moment
 
 
-def _source_lines(sources: Sequence[Json], on: Screen) -> list[str]:
+def _source_lines(sources: Sequence[Json], terminal: Screen) -> list[str]:
     columns = (
         Column("SOURCE"),
         Column("LOCATION"),
@@ -119,7 +119,7 @@ def _source_lines(sources: Sequence[Json], on: Screen) -> list[str]:
         Column("PROBLEMS", right=True),
     )
     rows = [[s["name"], s["location"], str(s["services"]), str(len(s["problems"]))] for s in sources]
-    return table(columns, rows, on)
+    return table(columns, rows, terminal)
 
 
 def _etcd_lines(etcd: Json) -> Iterator[str]:
@@ -136,11 +136,11 @@ def _etcd_lines(etcd: Json) -> Iterator[str]:
             yield from (f"  {key}" for key in keys[:KEYS_SHOWN])
 
 
-def _section(title: str, lines: Sequence[str], colour: str, on: Screen) -> Iterator[str]:
+def _section(title: str, lines: Sequence[str], colour: str, terminal: Screen) -> Iterator[str]:
     yield ""
-    yield on.paint(title, colour)
+    yield terminal.paint(title, colour)
     for line in lines:
-        yield from prose(line, on, "  ")
+        yield from prose(line, terminal, "  ")
 
 
 @click.command()

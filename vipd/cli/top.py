@@ -24,9 +24,9 @@ from vipd.model.text import one_line
 from vipd.observe.api_client import Json
 
 REFRESH_SECONDS = 1.0
-SHARE_OF_TIME = 4
+PAUSE_PER_REQUEST_TIME = 4
 """After a slow answer the next request waits for this many times as long: large hosts answer slowly."""
-PATIENCE = 10.0
+TIMEOUT_SECONDS = 10.0
 GONE_SECONDS = 0.05
 """A closed terminal returns at once, again and again, until the signal arrives."""
 
@@ -63,7 +63,7 @@ def top(delay: str) -> int:
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CliError("top needs a terminal", hint="vipctl stats --rate 2s", code=USAGE)
-    pause, daemon, state = max(float(seconds(delay)), REFRESH_SECONDS), connect(PATIENCE), State()
+    pause, daemon, state = max(float(seconds(delay)), REFRESH_SECONDS), connect(TIMEOUT_SECONDS), State()
     state.take(_ask(daemon, state))  # an unreachable daemon is reported before curses starts
     locale.setlocale(locale.LC_ALL, "")
     try:
@@ -80,7 +80,7 @@ def top(delay: str) -> int:
 
 def _run(screen: curses.window, daemon: Daemon, state: State, pause: float) -> None:
     due = time.monotonic() + pause
-    while not state.over:
+    while not state.quitting:
         _draw(screen, state)
         focus = state.focus
         if (key := _key(screen, due - time.monotonic())) is not None:
@@ -89,7 +89,7 @@ def _run(screen: curses.window, daemon: Daemon, state: State, pause: float) -> N
             began = time.monotonic()
             _refresh(daemon, state)
             took = time.monotonic() - began
-            due = began + took + max(pause - took, SHARE_OF_TIME * took)
+            due = began + took + max(pause - took, PAUSE_PER_REQUEST_TIME * took)
 
 
 def _refresh(daemon: Daemon, state: State) -> None:
@@ -98,7 +98,7 @@ def _refresh(daemon: Daemon, state: State) -> None:
         state.take(_ask(daemon, state))
     except CliError as err:
         if err.code == NOT_FOUND and state.focus:
-            state.look_at("")
+            state.focus_on("")
         state.fault = err.message
 
 
@@ -107,14 +107,14 @@ def _ask(daemon: Daemon, state: State) -> Json:
     return daemon.get_query("stats", urlencode(query))
 
 
-def _key(screen: curses.window, patience: float) -> str | None:
+def _key(screen: curses.window, timeout: float) -> str | None:
     """The next key; None if there was none in time, or the size has changed."""
     began = time.monotonic()
-    screen.timeout(max(int(patience * 1000), 0))
+    screen.timeout(max(int(timeout * 1000), 0))
     try:
         pressed = screen.get_wch()
     except curses.error:
-        if time.monotonic() - began < patience / 2:
+        if time.monotonic() - began < timeout / 2:
             time.sleep(GONE_SECONDS)
         return None
     if isinstance(pressed, str):

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vipd.cli.output import shortened
+from vipd.cli.output import truncate_middle
 from vipd.cli.rates import Key, Rates, key_of
 from vipd.model.formatting import counted, per_second, size
 from vipd.observe.api_client import Json
 
 PLAIN, BOLD, TITLES, CHOSEN = "", "bold", "titles", "chosen"
 
-LEAST_NAME = 12
+MIN_NAME_WIDTH = 12
 HELP = "q quit  s sort  r reverse  / filter  Enter backends  P new/s  M flows  N name"
 HELP_BACKENDS = "q quit  s sort  r reverse  / filter  Esc services  P new/s  M flows  N name"
 HELP_FILTER = "Enter keep  Esc no filter"
@@ -74,14 +74,14 @@ class State:
     fault: str = ""
     answer: Json = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
-    over: bool = False
+    quitting: bool = False
 
     def take(self, answer: Json) -> None:
         """Show another answer to `/v1/stats`."""
         self.answer, self.fault = answer, ""
         self.rates.take(answer)
 
-    def look_at(self, service: str) -> None:
+    def focus_on(self, service: str) -> None:
         """Show the backends of a service, or all services."""
         self.focus, self.first, self.filter = service, 0, ""
         self.chosen = () if service else self.chosen[:1]
@@ -127,7 +127,7 @@ def press(state: State, key: str) -> None:
     if state.typing:
         _type(state, key)
     elif key in ("q", "Q"):
-        state.over = True
+        state.quitting = True
     elif key == "s":
         state.sort = SORTS[(SORTS.index(state.sort) + 1) % len(SORTS)]
     elif key == "r":
@@ -174,12 +174,12 @@ def _type(state: State, key: str) -> None:
 
 def _enter(state: State, key: str) -> None:
     if key == "ENTER" and not state.focus and state.chosen:
-        state.look_at(state.chosen[0])
+        state.focus_on(state.chosen[0])
     elif key == "ESC" and state.filter:
         state.filter = ""
     elif state.focus:
         service = state.focus
-        state.look_at("")
+        state.focus_on("")
         state.chosen = (service,)
 
 
@@ -231,7 +231,7 @@ def _fitting(state: State, width: int) -> dict[str, Field]:
     """The columns that there is room for, and that there are numbers for."""
     counted = bool(state.answer.get("traffic", {}).get("counted"))
     fields = {name: of for name, of in FIELDS.items() if counted or name not in ("in", "out")}
-    while fields and _room(fields, width) < LEAST_NAME:
+    while fields and _room(fields, width) < MIN_NAME_WIDTH:
         fields.popitem()
     return fields
 
@@ -247,7 +247,7 @@ def _titles(state: State, fields: dict[str, Field], width: int) -> str:
 
 def _cells(row: Row, fields: dict[str, Field], width: int) -> str:
     room = _room(fields, width)
-    text = f"{shortened(row.name, max(room, 2)):<{room}}"
+    text = f"{truncate_middle(row.name, max(room, 2)):<{room}}"
     for name, of in fields.items():
         number = row.numbers[name]
         text += f" {'-' if number is None else of.show(number):>{of.width}}"

@@ -23,7 +23,7 @@ from vipd.cli.words import seconds
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.process import run
 from vipd.model.service import Frontend, Protocol, family_of
-from vipd.observe.api_client import Json, RefusedError
+from vipd.observe.api_client import Json, ErrorResponse
 from vipd.observe.explain.query import LOCAL, QueryError, Source, is_own, parse_source
 from vipd.observe.live_trace.matched_rules import matched_rules
 from vipd.observe.live_trace.matching import chains_of
@@ -34,30 +34,30 @@ from vipd.observe.live_trace.report import Report
 from vipd.observe.live_trace.rule_reader import read_rules
 from vipd.observe.live_trace.sending import Sender
 from vipd.observe.live_trace.table import TraceError
-from vipd.observe.live_trace.watching import Watch
+from vipd.observe.live_trace.watching import TraceSession
 
-COLUMNS = (Column("CHAIN"), Column("PART", least=12), Column("RULE", least=20))
+COLUMNS = (Column("CHAIN"), Column("PART", min_width=12), Column("RULE", min_width=20))
 ANSWER_SECONDS = 1.0
 """How long the result of a connection from here is waited for, once its packet has passed."""
 SENT_SECONDS = 5.0
 """A packet that was sent here is traced at once, if at all."""
-MOST = 100
+MAX_PACKETS = 100
 MALFORMED = 400
 
 _COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "lost": "red"}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TraceRequest:
     """The parsed command line."""
 
     flow: Flow
     send: bool
     count: int | None
     """None: until ctrl-C."""
-    patience: int
+    timeout: int
     form: str
-    silent: str
+    no_prediction_reason: str
     """Why the daemon has no prediction; empty if it has."""
 
 
@@ -72,7 +72,7 @@ class Wanted:
 )
 @click.option("--send", is_flag=True, help="Send such a packet, if this host is the source.")
 @click.option("--timeout", metavar="TIME", default="30s", help="How long to wait; default: 30s.")
-@click.option("-n", "--count", metavar="N", type=click.IntRange(1, MOST), help="So many packets; default: 1.")
+@click.option("-n", "--count", metavar="N", type=click.IntRange(1, MAX_PACKETS), help="So many packets; default: 1.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with every new flow, until ctrl-C.")
 @output_option("text", "json")
 @socket_option
@@ -93,9 +93,9 @@ def trace(
     if follow and (send or count):
         hint = "--send --count N sends N packets"
         raise CliError("--follow goes neither with --send nor with --count", hint=hint, code=USAGE)
-    wanted = _wanted(target, source, send, None if follow else count or 1, seconds(timeout), form)
+    request = _read_request(target, source, send, None if follow else count or 1, seconds(timeout), form)
     try:
-        return _sent(wanted) if wanted.send else _awaited(wanted)
+        return _trace_sent(request) if request.send else _trace_received(request)
     except TraceError as error:
         code = UNREACHABLE if error.forbidden else FAILED
         raise CliError(error.what, error.why, error.hint, code=code) from None
@@ -105,12 +105,12 @@ def trace(
         raise
 
 
-def _wanted(
-    target: str, source: str | None, send: bool, count: int | None, patience: int, form: str
-) -> Wanted:
+def _read_request(
+    target: str, source: str | None, send: bool, count: int | None, timeout: int, form: str
+) -> TraceRequest:
     """The complete parameters. Raises CliError."""
     sender = _source(source)
-    frontend, silent = _frontend(target, source)
+    frontend, no_prediction_reason = _frontend(target, source)
     if sender.address and family_of(sender.address) is not family_of(frontend.address):
         hint = f"give an {family_of(frontend.address)} address with --from"
         what = f"{sender.address} and {frontend.address} are of different families"
@@ -124,7 +124,7 @@ def _wanted(
     flow = Flow(
         frontend.address, frontend.port, frontend.protocol, sender.address, sender.port or 0, from_here=local
     )
-    return Wanted(flow, send and local, count, patience, form, silent)
+    return TraceRequest(flow, send and local, count, timeout, form, no_prediction_reason)
 
 
 def _source(text: str | None) -> Source:
@@ -172,7 +172,7 @@ def _explained(source: str, target: str) -> Json:
     try:
         answer: Json = connect().get_query("explain", urlencode({"from": source, "target": target}))
     except CliError as error:
-        if isinstance(error.__cause__, RefusedError) and error.__cause__.status == MALFORMED:
+        if isinstance(error.__cause__, ErrorResponse) and error.__cause__.status == MALFORMED:
             error.code = USAGE
         raise
     found: Json = answer["explanation"]
@@ -186,54 +186,54 @@ def _chain_prefix() -> str:
     return file_chain_prefix()
 
 
-def _sent(wanted: Wanted) -> int:
+def _trace_sent(request: TraceRequest) -> int:
     """Send packets, each after the previous one has been traced."""
-    shown = _Shown(wanted)
+    shown = _TracePrinter(request)
     with ExitStack() as opened:
-        senders = [opened.enter_context(Sender(wanted.flow)) for _ in range(wanted.count or 1)]
-        flows = [replace(wanted.flow, source_port=sender.port) for sender in senders]
-        watch = opened.enter_context(Watch(flows))
+        senders = [opened.enter_context(Sender(request.flow)) for _ in range(request.count or 1)]
+        flows = [replace(request.flow, source_port=sender.port) for sender in senders]
+        watch = opened.enter_context(TraceSession(flows))
         shown.begin()
         for sender in senders:
-            patience = min(SENT_SECONDS if sender.send() else ANSWER_SECONDS, wanted.patience)
-            found = watch.traces(patience)
+            timeout = min(SENT_SECONDS if sender.send() else ANSWER_SECONDS, request.timeout)
+            found = watch.traces(timeout)
             # Not the retransmission of an earlier packet.
             trace = next((each for each in found if each.start.source_port == sender.port), None)
             answer = sender.answer(ANSWER_SECONDS if trace is not None and trace.passed else 0)
             if trace is None:
-                hint = f"ip route get {wanted.flow.destination}"
+                hint = f"ip route get {request.flow.destination}"
                 raise CliError("the packet never came to the rules", answer, hint)
             shown.show(trace, answer)
         shown.end(watch.notes)
     return shown.code
 
 
-def _awaited(wanted: Wanted) -> int:
+def _trace_received(request: TraceRequest) -> int:
     """Wait for packets that others send."""
-    shown = _Shown(wanted)
-    with Watch([wanted.flow]) as watch:
+    shown = _TracePrinter(request)
+    with TraceSession([request.flow]) as watch:
         shown.begin()
-        for trace in watch.traces(wanted.patience if wanted.count else None):
+        for trace in watch.traces(request.timeout if request.count else None):
             shown.show(trace)
-            if shown.number == wanted.count:
+            if shown.number == request.count:
                 break
         shown.end(watch.notes)
-    if shown.number != wanted.count:
-        why = f"only {shown.number} of {wanted.count} did" if shown.number else ""
+    if shown.number != request.count:
+        why = f"only {shown.number} of {request.count} did" if shown.number else ""
         older = (
-            f"{watch.older} of flows that had begun before, whose way was decided then" if watch.older else ""
+            f"{watch.earlier_packets} of flows that had begun before, whose way was decided then" if watch.earlier_packets else ""
         )
         hint = "is the client sending, and does its route lead here?"
-        what = f"no packet of a new flow {wanted.flow} came within {wanted.patience}s"
+        what = f"no packet of a new flow {request.flow} came within {request.timeout}s"
         raise CliError(what, "; ".join(filter(None, (why, older))), hint, code=TIMED_OUT)
     return shown.code
 
 
-class _Shown:
+class _TracePrinter:
     """The output so far."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, request: TraceRequest) -> None:
+        self._request = request
         self._prefix = _chain_prefix()
         self._views: list[Json] = []
         self._printed: set[str] = set()
@@ -242,24 +242,24 @@ class _Shown:
 
     def begin(self) -> None:
         """Tracing has started."""
-        if self._wanted.silent:
-            print(f"vipctl: no prediction: {self._wanted.silent}", file=sys.stderr)
-        if not self._wanted.send:
-            print(f"vipctl: waiting for {self._wanted.flow}", file=sys.stderr, flush=True)
+        if self._request.no_prediction_reason:
+            print(f"vipctl: no prediction: {self._request.no_prediction_reason}", file=sys.stderr)
+        if not self._request.send:
+            print(f"vipctl: waiting for {self._request.flow}", file=sys.stderr, flush=True)
 
     def show(self, trace: PacketTrace, answer: str = "") -> None:
         """One packet, with its prediction."""
         listed = asyncio.run(read_rules(chains_of(trace), run, self._print_once))
         explanation, silent = self._prediction(trace)
-        hits = matched_rules(trace, listed, self._prefix, (explanation or {}).get("service_port") or "")
-        outcome = outcome_of(trace, hits)
-        comparison = compare(outcome, hits, explanation) if explanation is not None else None
-        report = Report(trace, hits, outcome, comparison, answer)
+        matched = matched_rules(trace, listed, self._prefix, (explanation or {}).get("service_port") or "")
+        outcome = outcome_of(trace, matched)
+        comparison = compare(outcome, matched, explanation) if explanation is not None else None
+        report = Report(trace, matched, outcome, comparison, answer)
         view = report.view(explanation, silent)
         self.code = self.code if report.agrees else FAILED
-        if self._wanted.form == "text":
+        if self._request.form == "text":
             print("\n".join([*([""] if self.number else []), *_lines(report, silent, screen())]), flush=True)
-        elif self._wanted.count is None:
+        elif self._request.count is None:
             print(json.dumps(view), flush=True)
         else:
             self._views.append(view)
@@ -267,7 +267,7 @@ class _Shown:
 
     def _print_once(self, text: str) -> None:
         """Print a note once, however many packets are traced."""
-        if text not in self._printed and len(self._printed) < MOST:
+        if text not in self._printed and len(self._printed) < MAX_PACKETS:
             self._printed.add(text)
             print(f"vipctl: {text}", file=sys.stderr)
 
@@ -275,13 +275,13 @@ class _Shown:
         """Tracing has ended."""
         for note in dict.fromkeys(notes):
             print(f"vipctl: {note}", file=sys.stderr)
-        if self._wanted.form == "json" and self._wanted.count is not None:
+        if self._request.form == "json" and self._request.count is not None:
             print(document({"traces": self._views}, "json"))
 
     def _prediction(self, trace: PacketTrace) -> tuple[Json | None, str]:
         """The explanation of exactly this packet; else why there is none."""
-        if self._wanted.silent:
-            return None, self._wanted.silent
+        if self._request.no_prediction_reason:
+            return None, self._request.no_prediction_reason
         start = trace.start
         try:
             return _explained(start.sender, f"{start.receiver}/{start.protocol}"), ""
@@ -289,42 +289,42 @@ class _Shown:
             return None, _without_hint(error)
 
 
-def _lines(report: Report, silent: str, on: Screen) -> Iterator[str]:
+def _lines(report: Report, silent: str, terminal: Screen) -> Iterator[str]:
     trace, outcome = report.trace, report.outcome
     way = f"came in by {_interface(trace.inbound)}" if trace.forwarded else "sent by this host"
-    yield from (on.paint(line, "bold") for line in prose(f"{trace.start}, {way}", on))
+    yield from (terminal.paint(line, "bold") for line in prose(f"{trace.start}, {way}", terminal))
     rows = list(report.rows())
     widths = [max((len(row[column]) for row in rows), default=0) for column in (1, 2)]
     for name, group in groupby(rows, key=lambda row: row[0]):
-        yield on.paint(f"  {name}", "bold")
+        yield terminal.paint(f"  {name}", "bold")
         # All groups get columns of the same width, so that they read as one table.
         cells = [[chain.ljust(widths[0]), part.ljust(widths[1]), told] for _, chain, part, told in group]
-        yield from table(COLUMNS, cells, on, headers=False, indent="    ")
+        yield from table(COLUMNS, cells, terminal, headers=False, indent="    ")
     said = f"kernel:   {outcome}"
     if outcome.source != trace.start.source:
         said += f" as {outcome.source}"
     if report.answer:
         said += f"; {report.answer}"
-    yield from (on.paint(line, _COLOURS.get(outcome.verdict, "")) for line in prose(said, on))
-    yield from _judgement(report, silent, on)
+    yield from (terminal.paint(line, _COLOURS.get(outcome.verdict, "")) for line in prose(said, terminal))
+    yield from _comparison_lines(report, silent, terminal)
 
 
-def _judgement(report: Report, silent: str, on: Screen) -> Iterator[str]:
+def _comparison_lines(report: Report, silent: str, terminal: Screen) -> Iterator[str]:
     comparison = report.comparison
     if comparison is None:
-        yield from prose(f"explain:  not known: {silent}", on)
+        yield from prose(f"explain:  not known: {silent}", terminal)
         return
     if not report.agrees:
-        yield from prose(f"explain:  {comparison.predicted}", on)
-        if blamed := report.blamed():
-            yield from prose(f"decided:  {blamed}", on)
+        yield from prose(f"explain:  {comparison.predicted}", terminal)
+        if blamed := report.deciding_rule():
+            yield from prose(f"decided:  {blamed}", terminal)
         for difference in comparison.differences:
             shouted = f"DIFFERENT: explain and the kernel do not agree: {difference}"
-            yield from (on.paint(line, "red") for line in prose(shouted, on))
+            yield from (terminal.paint(line, "red") for line in prose(shouted, terminal))
         return
     share = comparison.share or 0
     of = "" if share > 0.9999 else f", for {100 * share:.1f}% of such flows"
-    yield from prose(f"explain:  the same{of}", on)
+    yield from prose(f"explain:  the same{of}", terminal)
 
 
 def _interface(number: int) -> str:

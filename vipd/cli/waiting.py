@@ -19,21 +19,21 @@ PRINT_SECONDS = 10.0
 RESTART_SECONDS = 120.0
 """How long vipd may be away, as during a restart or an upgrade: the drain continues."""
 
-Subject = dict[str, str]
+TargetQuery = dict[str, str]
 """A backend of a service, or an address in every service, in the form of the API."""
 
 
-def wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | None, quiet: bool) -> None:
+def wait_until_drained(daemon: Daemon, targets: Sequence[TargetQuery], timeout: float | None, quiet: bool) -> None:
     """Until the backends have no flows; raises CliError at the end of the time."""
-    began, line = time.monotonic(), _Line(quiet)
-    asking = _Asking(daemon, subjects)
+    began, line = time.monotonic(), _ProgressLine(quiet)
+    poller = _FlowPoller(daemon, targets)
     try:
-        while left := asking.flows():
+        while left := poller.flows():
             waited = time.monotonic() - began
-            if longest is not None and waited >= longest:
+            if timeout is not None and waited >= timeout:
                 hint = "the drain stays; wait again, or vipctl disable cuts them as on_remove says"
                 raise CliError(f"{left} after {duration(waited)}", hint=hint, code=TIMED_OUT)
-            rest = "" if longest is None else f", {duration(longest - waited)} to go"
+            rest = "" if timeout is None else f", {duration(timeout - waited)} to go"
             line.show(f"{left}{rest}")
             time.sleep(POLL_SECONDS)
         line.show("no flows left", last=True)
@@ -49,17 +49,17 @@ def wait_for_end(daemon: Daemon, subjects: Sequence[Subject], longest: float | N
         line.end()
 
 
-class _Asking:
+class _FlowPoller:
     """Requests the number of remaining flows; tolerates a short absence of vipd."""
 
-    def __init__(self, daemon: Daemon, subjects: Sequence[Subject]) -> None:
-        self._daemon, self._subjects = daemon, subjects
+    def __init__(self, daemon: Daemon, targets: Sequence[TargetQuery]) -> None:
+        self._daemon, self._targets = daemon, targets
         self._away_since: float | None = None
 
     def flows(self) -> str:
         """The remaining flows, in words; empty if there are none. Raises CliError."""
         try:
-            left = sum(int(self._flows(subject)) for subject in self._subjects)
+            left = sum(int(self._flows(subject)) for subject in self._targets)
         except CliError as err:
             now = time.monotonic()
             self._away_since = self._away_since or now
@@ -69,11 +69,11 @@ class _Asking:
         self._away_since = None
         return f"{counted(left, 'flow')} left" if left else ""
 
-    def _flows(self, subject: Subject) -> Any:
-        return self._daemon.get_query("flows", urlencode(subject))["flows"]
+    def _flows(self, target: TargetQuery) -> Any:
+        return self._daemon.get_query("flows", urlencode(target))["flows"]
 
 
-class _Line:
+class _ProgressLine:
     """The progress of a wait: one changing line on a terminal, else a line at intervals."""
 
     def __init__(self, quiet: bool) -> None:

@@ -12,18 +12,18 @@ from ipaddress import ip_address
 
 from vipd.declaration.problems import Problem
 from vipd.host.facts import NO_FACTS, HostFacts
-from vipd.model.check import UNCHECKED, Check, ExecProbe, HttpProbe, asks_host
+from vipd.model.check import UNCHECKED, Check, ExecProbe, HttpProbe, depends_on_host
 from vipd.model.claim_limits import (
     CLI,
     ETCD,
     BySource,
     ClaimLimits,
     SourceNetworks,
-    check_refusal,
+    check_violation,
     claim_limits,
     source_networks,
 )
-from vipd.model.service import Balance, Origin, Registered, Service
+from vipd.model.service import Balance, Origin, RegisteredBackend, Service
 
 _OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
 _OWN_HINT = "choose an address that no host has; for a port of this host itself use node_port"
@@ -72,13 +72,13 @@ class AddressPolicy:
 
     def allows(self, address: str, source: str = CLI) -> bool:
         """Whether an address is in the networks that a source may use."""
-        return self._addresses.allow(address, source)
+        return self._addresses.allows(address, source)
 
     def owned(self, address: str) -> bool:
         """Whether it is one of this host's own addresses."""
         return address in self._own
 
-    def lasting(self) -> AddressPolicy:
+    def for_accepted(self) -> AddressPolicy:
         """The policy for versions accepted earlier: the settings alone, without facts of the host.
 
         A service in etcd that names a file stays if it was accepted before such files were refused.
@@ -108,12 +108,12 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
         what = f"{service.name}: the dataplane cannot do balance: {service.balance}"
         hint = "use dataplane: nftables in vipd's settings, or affinity: client-ip"
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
-    for what, hint in (*policy.host.refusals(service), *policy.limits.refusals(service, policy.host.own)):
+    for what, hint in (*policy.host.violations(service), *policy.limits.violations(service, policy.host.own_addresses)):
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     return (*found, *_check_problems(service, policy))
 
 
-def admit_registered(service: Service, registered: Registered, policy: AddressPolicy) -> tuple[Problem, ...]:
+def admit_registered(service: Service, registered: RegisteredBackend, policy: AddressPolicy) -> tuple[Problem, ...]:
     """A problem for each reason why a backend that registered itself must not take part in a service. The
     limits for etcd apply to it, whoever declares the service."""
     place, backend = registered
@@ -123,7 +123,7 @@ def admit_registered(service: Service, registered: Registered, policy: AddressPo
         if service.origin.source == CLI:
             hint = f"vipctl set {service.name} --registrations true"
         return (Problem(place, 0, "", f"{service.name}: {what}", hint),)
-    refusals = list(policy.limits.backend_refusals((backend,), ETCD))
+    refusals = list(policy.limits.backend_violations((backend,), ETCD))
     if backend.address in service.all_addresses():
         # Its packets would return to the rules for ever.
         what = f"backend {backend.address} is an address of the service itself"
@@ -133,10 +133,10 @@ def admit_registered(service: Service, registered: Registered, policy: AddressPo
     return (*told, *_check_problems(alone, policy))
 
 
-def questions(service: Service, policy: AddressPolicy) -> Iterator[Check]:
+def checks_to_query(service: Service, policy: AddressPolicy) -> Iterator[Check]:
     """The checks of a service that only the host can judge, without those that may not run here."""
     return (
-        check for check in _checks_of(service) if asks_host(check) and not _forbidden(check, service, policy)
+        check for check in _checks_of(service) if depends_on_host(check) and not _forbidden(check, service, policy)
     )
 
 
@@ -154,7 +154,7 @@ def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> tuple[s
     if isinstance(check.probe, HttpProbe) and check.probe.ca and source not in policy.ca_sources:
         hint = "leave it out, for the certificates that the host trusts, or declare the service in a file"
         return f"ca names a file of this host, which a service in {source} may not", hint
-    return check_refusal(check, source)
+    return check_violation(check, source)
 
 
 def _check_problems(service: Service, policy: AddressPolicy) -> Iterator[Problem]:

@@ -14,10 +14,10 @@ from vipd.control.address_policy import (
     CheckProblems,
     admit_service,
     no_problems,
-    questions,
+    checks_to_query,
 )
 from vipd.declaration.problems import Declaration, Problem, ProblemList, internal_problem
-from vipd.declaration.unit import NOTHING, Unit
+from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model import limits
 from vipd.model.check import Check
 from vipd.model.service import Service
@@ -47,7 +47,7 @@ def admit(
     return replace(declaration, problems=ProblemList((*found, *declaration.problems)).by_line())
 
 
-def _lasts(service: Service, policy: AddressPolicy) -> bool:
+def _may_keep_serving(service: Service, policy: AddressPolicy) -> bool:
     """Whether a service that was accepted earlier may continue to serve."""
     try:
         return not admit_service(service, policy)
@@ -80,9 +80,9 @@ def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
 
 def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _Admitted:
     passed, lasted = (before.passed, before.lasting) if before else (frozenset[int](), frozenset[int]())
-    lasting = policy.lasting()
+    lasting = policy.for_accepted()
     services = unit.accepted.services
-    allowed = tuple([s for s in services if id(s) in lasted or _lasts(s, lasting)])
+    allowed = tuple([s for s in services if id(s) in lasted or _may_keep_serving(s, lasting)])
     same = len(allowed) == len(services)
     accepted = unit.accepted if same else replace(unit.accepted, services=allowed)
     if unit.candidate is unit.accepted:
@@ -111,7 +111,7 @@ class Admission:
         self.units: dict[str, Unit] = {}
         """By name; later calls update it."""
 
-    def notice(self, sources: Sequence[Mapping[str, Unit]], policy: AddressPolicy) -> set[str]:
+    def update_units(self, sources: Sequence[Mapping[str, Unit]], policy: AddressPolicy) -> set[str]:
         """Read the sources' current units. Returns the names of the units to check and of those that are
         gone."""
         # The host may have changed since a refusal: a missing program may be there now.
@@ -135,7 +135,7 @@ class Admission:
         """Number of services that these units declare."""
         return sum(len(self._given[name].candidate.services) for name in units if name in self._given)
 
-    def questions(self, units: Iterable[str]) -> set[Check]:
+    def checks_to_query(self, units: Iterable[str]) -> set[Check]:
         """The checks of these units that only the host can judge, of candidates without problems alone."""
         assert self._policy is not None  # noqa: S101 (units are noticed under a policy)
         found = set[Check]()
@@ -145,7 +145,7 @@ class Admission:
                 continue
             passed = before.passed if before else frozenset[int]()
             fresh = [service for service in unit.candidate.services if id(service) not in passed]
-            found.update(check for service in fresh for check in questions(service, self._policy))
+            found.update(check for service in fresh for check in checks_to_query(service, self._policy))
         return found
 
     def admit(self, changed: Iterable[str], check_problems: CheckProblems | None = None) -> set[str]:
@@ -240,10 +240,10 @@ class EndpointBudget:
         chosen = unit.candidate if unit.candidate.ok else unit.accepted
         size, most = _size_of(chosen), limits.ALL_ENDPOINTS
         if self._size + size > most and chosen is not unit.accepted:
-            unit = Unit(_beyond(name, unit.candidate, size, most - self._size), unit.accepted)
+            unit = Unit(_over_limit(name, unit.candidate, size, most - self._size), unit.accepted)
             chosen, size = unit.accepted, _size_of(unit.accepted)
         if self._size + size > 2 * most:
-            unit = Unit(_beyond(name, unit.candidate, size, 0), NOTHING)
+            unit = Unit(_over_limit(name, unit.candidate, size, 0), EMPTY_DECLARATION)
             size = 0
         self._sizes[name] = size
         self._size += size
@@ -251,10 +251,10 @@ class EndpointBudget:
 
 
 def _size_of(declaration: Declaration) -> int:
-    return sum(map(limits.size_of, declaration.services))
+    return sum(map(limits.declared_size, declaration.services))
 
 
-def _beyond(name: str, candidate: Declaration, size: int, room: int) -> Declaration:
+def _over_limit(name: str, candidate: Declaration, size: int, room: int) -> Declaration:
     what = f"its services have {size} endpoints, and there is room for {max(0, room)} beside all others"
     hint = f"{limits.ALL_ENDPOINTS} are the most: remove services, or backends"
     problem = Problem(name.removeprefix("file:"), 0, "", what, hint)

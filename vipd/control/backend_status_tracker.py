@@ -10,16 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from vipd.health.result import SaidWeight
-from vipd.health.weights import FULL, Claim, Ramp, full_weight, ramp, weights
+from vipd.health.result import ReportedWeight
+from vipd.health.weights import FULL_SHARE, WeightInputs, Ramp, full_weight, ramp, weights
 from vipd.host.observer import Observer
-from vipd.model.backend_status import GOOD, Admin, BackendStatus, BackendStatuses
-from vipd.model.check_target import Target, targets_of, without_port
-from vipd.model.override import ActiveOverrides, Override, Overrides, Subject, overrides_of
+from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatus, BackendStatuses
+from vipd.model.check_target import CheckTarget, check_targets, backends_without_check_port
+from vipd.model.override import EffectiveOverride, Override, Overrides, OverrideTarget, effective_override
 from vipd.model.service import Backend, Service
 
 
-class Verdict(Protocol):
+class TargetHealth(Protocol):
     """The result of checks of one target."""
 
     @property
@@ -27,7 +27,7 @@ class Verdict(Protocol):
         """`healthy`, `unhealthy` or `unknown`."""
 
     @property
-    def fit(self) -> bool:
+    def counts_healthy(self) -> bool:
         """Whether it counts as healthy."""
 
     @property
@@ -35,7 +35,7 @@ class Verdict(Protocol):
         """Why, in one line."""
 
     @property
-    def weight(self) -> SaidWeight | None:
+    def weight(self) -> ReportedWeight | None:
         """The weight in its last good answer."""
 
     @property
@@ -43,27 +43,27 @@ class Verdict(Protocol):
         """When it became healthy again, on the monotonic clock; None: it has no slow start."""
 
 
-class Checking(Protocol):
+class HealthSource(Protocol):
     """A checker of targets."""
 
-    def follow(self, service: str, targets: Collection[Target]) -> None:
+    def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
         """Check these targets for a service from now on; an empty collection when the service is gone."""
 
-    def verdict(self, target: Target) -> Verdict | None:
+    def status(self, target: CheckTarget) -> TargetHealth | None:
         """The state of a target; None: unknown."""
 
 
 class _NoChecks:
     """Checks nothing, so that all backends serve."""
 
-    def follow(self, service: str, targets: Collection[Target]) -> None:
+    def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
         """Check nothing."""
 
-    def verdict(self, target: Target) -> None:
+    def status(self, target: CheckTarget) -> None:
         """Returns None: no state is known."""
 
 
-class OrderBook(Protocol):
+class OverrideSource(Protocol):
     """A store of operators' overrides."""
 
     @property
@@ -72,39 +72,39 @@ class OrderBook(Protocol):
 
 
 @dataclass(slots=True)
-class _Known:
+class _TrackedService:
     """Values computed once for each service."""
 
     service: Service
-    targets: Mapping[str, Target]
+    targets: Mapping[str, CheckTarget]
 
 
 @dataclass(slots=True)
-class _Index:
+class _OverrideIndex:
     """Overrides by target, so that a service does not search all of them."""
 
     by_service: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
     by_address: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
-    def of(cls, books: Iterable[OrderBook]) -> _Index:
+    def of(cls, books: Iterable[OverrideSource]) -> _OverrideIndex:
         """The index of all books."""
         index = cls()
         for override in (o for book in books for o in book.overrides.values()):
-            if override.subject.service:
-                index.by_service[override.subject.service].append(override)
+            if override.target.service:
+                index.by_service[override.target.service].append(override)
             else:
-                index.by_address[override.subject.backend].append(override)
+                index.by_address[override.target.backend].append(override)
         return index
 
-    def may_be_about(self, service: Service) -> bool:
+    def may_concern(self, service: Service) -> bool:
         """False if no override applies to any backend of a service."""
         return bool(self.by_address) or service.name in self.by_service
 
-    def about(self, service: Service, backend: Backend) -> ActiveOverrides:
+    def overrides_of_backend(self, service: Service, backend: Backend) -> EffectiveOverride:
         """The combined effect of all overrides of a backend."""
         named, everywhere = self.by_service.get(service.name), self.by_address.get(backend.address)
-        return overrides_of(service, backend, [*(named or ()), *(everywhere or ())])
+        return effective_override(service, backend, [*(named or ()), *(everywhere or ())])
 
 
 _MOST_NAMED = 3
@@ -117,22 +117,22 @@ class BackendStatusTracker(Observer):
 
     def __init__(
         self,
-        books: Sequence[OrderBook] = (),
-        checking: Checking | None = None,
+        books: Sequence[OverrideSource] = (),
+        checking: HealthSource | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._books, self._checking, self._clock = books, checking or _NoChecks(), clock
-        self._known: dict[str, _Known] = {}
-        self._users: dict[Target, set[str]] = {}
-        self._index = _Index.of(books)
+        self._known: dict[str, _TrackedService] = {}
+        self._users: dict[CheckTarget, set[str]] = {}
+        self._index = _OverrideIndex.of(books)
         self._dirty: set[str] = set()
         self._ramps: dict[str, float] = {}
-        self._unasked: dict[str, tuple[Backend, ...]] = {}
+        self._unchecked: dict[str, tuple[Backend, ...]] = {}
 
     def warnings(self) -> tuple[str, ...]:
         """Backends that serve unchecked because their check finds no port: declared ones are problems
         already, but others register themselves."""
-        unasked = [(name, backend) for name, found in self._unasked.items() for backend in found]
+        unasked = [(name, backend) for name, found in self._unchecked.items() for backend in found]
         hint = "add port to the check, or register the backend with a port that it asks at"
         told = [
             f"{name}: the check of {backend} finds no port, so that it serves unchecked; hint: {hint}"
@@ -146,18 +146,18 @@ class BackendStatusTracker(Observer):
         checked."""
         for name, service in changes.items():
             if service is None and name in self._known:
-                self._leave(name)
+                self._untrack(name)
                 self._checking.follow(name, ())
         for name, service in changes.items():
             if service is not None and (name not in self._known or self._known[name].service is not service):
                 self._renew(service)
 
     def _renew(self, service: Service) -> None:
-        self._leave(service.name)
-        entry = _Known(service, targets_of(service))
+        self._untrack(service.name)
+        entry = _TrackedService(service, check_targets(service))
         self._known[service.name] = entry
-        if len(entry.targets) < len(service.backends) and (unasked := without_port(service)):
-            self._unasked[service.name] = unasked
+        if len(entry.targets) < len(service.backends) and (unasked := backends_without_check_port(service)):
+            self._unchecked[service.name] = unasked
         for target in entry.targets.values():
             self._users.setdefault(target, set()).add(service.name)
         # This precedes the release of the old targets, so that the new ones inherit the state of another
@@ -174,19 +174,19 @@ class BackendStatusTracker(Observer):
         if not service.backends and not service.fallback:
             return {}
         targets = (
-            targets_of(service) if service.name not in self._known else self._known[service.name].targets
+            check_targets(service) if service.name not in self._known else self._known[service.name].targets
         )
-        if not targets and not self._index.may_be_about(service):
+        if not targets and not self._index.may_concern(service):
             return {}
         backends = {str(backend): backend for backend in (*service.fallback, *service.backends)}
-        found = {name: self._stand(service, backend, targets.get(name)) for name, backend in backends.items()}
+        found = {name: self._status_of(service, backend, targets.get(name)) for name, backend in backends.items()}
         weighed = self._weights(service, targets, found)
-        stood = {name: standing.at(weighed.get(name)) for name, standing in found.items()}
-        return {name: standing for name, standing in stood.items() if standing != GOOD or _says(standing)}
+        stood = {name: standing.with_weight(weighed.get(name)) for name, standing in found.items()}
+        return {name: standing for name, standing in stood.items() if standing != DEFAULT_STATUS or _is_reportable(standing)}
 
-    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
+    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
         """Overrides of these targets were set or cleared."""
-        self._index = _Index.of(self._books)
+        self._index = _OverrideIndex.of(self._books)
         names = {subject.service for subject in subjects if subject.service}
         addresses = {subject.backend for subject in subjects if not subject.service}
         self._dirty |= names & self._known.keys()
@@ -197,7 +197,7 @@ class BackendStatusTracker(Observer):
                 if any(b.address in addresses for b in (*known.service.backends, *known.service.fallback))
             }
 
-    def verdicts_changed(self, targets: frozenset[Target]) -> None:
+    def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """The results of checks of these targets changed."""
         for target in targets:
             self._dirty |= self._users.get(target, set())
@@ -215,42 +215,42 @@ class BackendStatusTracker(Observer):
             del self._ramps[name]
         return bool(ready)
 
-    def _leave(self, name: str) -> None:
+    def _untrack(self, name: str) -> None:
         known = self._known.pop(name, None)
         self._ramps.pop(name, None)
-        self._unasked.pop(name, None)
+        self._unchecked.pop(name, None)
         for target in known.targets.values() if known else ():
             users = self._users.get(target, set())
             users.discard(name)
             if not users:
                 self._users.pop(target, None)
 
-    def _stand(self, service: Service, backend: Backend, target: Target | None) -> _Stood:
-        orders = self._index.about(service, backend)
-        verdict = self._checking.verdict(target) if target else None
-        healthy = verdict is None or verdict.fit
+    def _status_of(self, service: Service, backend: Backend, target: CheckTarget | None) -> _CheckedStatus:
+        orders = self._index.overrides_of_backend(service, backend)
+        verdict = self._checking.status(target) if target else None
+        healthy = verdict is None or verdict.counts_healthy
         reasons = [_override_text(override) for override in orders.sources]
-        if verdict is not None and not verdict.fit:
+        if verdict is not None and not verdict.counts_healthy:
             reasons.append(f"unhealthy: {verdict.reason}")
         standing = BackendStatus(
             healthy,
             orders.admin,
             orders.weight,
-            pinned=orders.pinned,
+            keeps_affinity=orders.keeps_affinity,
             reason="; ".join(reasons),
             health=str(verdict.state) if verdict else "",
-            answer=verdict.reason if verdict else "",
+            probe_result=verdict.reason if verdict else "",
         )
-        return _Stood(standing, verdict)
+        return _CheckedStatus(standing, verdict)
 
     def _weights(
-        self, service: Service, targets: Mapping[str, Target], found: Mapping[str, _Stood]
+        self, service: Service, targets: Mapping[str, CheckTarget], found: Mapping[str, _CheckedStatus]
     ) -> Mapping[str, _Weight]:
         """The weights of those backends that have others than declared, by checks or by slow start."""
         self._ramps.pop(service.name, None)
         if not targets or not (service.weight_from_check or service.slow_start):
             return {}
-        claims = [_claim(service, backend, found[str(backend)]) for backend in service.backends]
+        claims = [_weight_inputs(service, backend, found[str(backend)]) for backend in service.backends]
         now = self._clock()
         shares, next_step = weights(claims, service.slow_start, now)
         if next_step is not None:
@@ -260,7 +260,7 @@ class BackendStatusTracker(Observer):
         return {
             str(backend): _Weight(share, full_weight(claim), grown)
             for backend, claim, share, grown in grown_shares
-            if (share, full_weight(claim), grown) != (claim.declared, claim.declared, FULL)
+            if (share, full_weight(claim), grown) != (claim.declared, claim.declared, FULL_SHARE)
         }
 
 
@@ -273,40 +273,40 @@ class _Weight(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stood:
-    standing: BackendStatus
-    verdict: Verdict | None
+class _CheckedStatus:
+    status: BackendStatus
+    verdict: TargetHealth | None
 
-    def at(self, weight: _Weight | None) -> BackendStatus:
+    def with_weight(self, weight: _Weight | None) -> BackendStatus:
         """The status with another weight; unchanged for None."""
         if weight is None:
-            return self.standing
+            return self.status
         said = self.verdict.weight if self.verdict else None
         why = [f"weight {said} said by its check"] if said else []
-        why += ["slow start"] if weight.ramp != FULL else []
-        reason = "; ".join(filter(None, (self.standing.reason, *why)))
-        return replace(self.standing, weight=weight.value, shown_weight=weight.full, reason=reason)
+        why += ["slow start"] if weight.ramp != FULL_SHARE else []
+        reason = "; ".join(filter(None, (self.status.reason, *why)))
+        return replace(self.status, weight=weight.value, shown_weight=weight.full, reason=reason)
 
 
-def _claim(service: Service, backend: Backend, stood: _Stood) -> Claim:
-    ordered, verdict = stood.standing.weight, stood.verdict
+def _weight_inputs(service: Service, backend: Backend, stood: _CheckedStatus) -> WeightInputs:
+    ordered, verdict = stood.status.weight, stood.verdict
     # An operator's weight is the last word.
     listened = service.weight_from_check and ordered is None and verdict is not None
-    return Claim(
+    return WeightInputs(
         backend.weight if ordered is None else ordered,
         verdict.weight if verdict and listened else None,
         verdict.serves_since if verdict else None,
     )
 
 
-def _says(standing: BackendStatus) -> bool:
+def _is_reportable(standing: BackendStatus) -> bool:
     """Whether a backend's status differs from its declaration."""
     return bool(standing.reason or standing.health)
 
 
 def _override_text(override: Override) -> str:
     """An override as the reason of a backend's status: `draining by uid 0: kernel update`."""
-    words = [] if override.admin is Admin.ACTIVE else [str(override.admin)]
+    words = [] if override.admin is AdminState.ACTIVE else [str(override.admin)]
     words += [] if override.weight is None else [f"weight {override.weight}"]
     why = f": {override.reason}" if override.reason else ""
     return f"{' and '.join(words)} by {override.by}{why}"

@@ -18,27 +18,27 @@ from vipd.dataplane.base import Dataplane
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.iptables.watch.external_change import ExternalChange, named
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
-from vipd.dataplane.iptables.watch.stream import Disturbances
+from vipd.dataplane.iptables.watch.stream import ExternalChangeStream
 from vipd.host.systemd.fields import Event, fields
 from vipd.sources.files import FileSource
 
 log = logging.getLogger(__name__)
 
 POLL_HOST_SECONDS = 5.0
-LOOK_AT_CONNTRACK_SECONDS = 5.0
-LONGEST_PAUSE_SECONDS = 60.0
-SHORTEST_PAUSE_SECONDS = 0.01
-COLLECT_AFTER_SECONDS = 1.0
-COLLECT_ANYWAY_SECONDS = 10.0
+CONNTRACK_POLL_SECONDS = 5.0
+MAX_PAUSE_SECONDS = 60.0
+MIN_PAUSE_SECONDS = 0.01
+GC_QUIET_SECONDS = 1.0
+GC_MAX_DELAY_SECONDS = 10.0
 """Leftovers of changes are deleted after this time, however often changes continue."""
 REPAIR_SECONDS = 60.0
-DEEDS_TOLD = 5
+MAX_KINDS_LOGGED = 5
 
 
-class ChangePolling(Protocol):
+class HostPoller(Protocol):
     """Something that may differ from time to time."""
 
-    async def look(self) -> bool:
+    async def refresh(self) -> bool:
         """Poll; returns whether anything changed. Raises OSError."""
 
 
@@ -47,35 +47,35 @@ async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
     for ever."""
     async for _ in files.changes():
         faults = files.faults()
-        if await asyncio.to_thread(files.scan) or files.faults() != faults or files.unkept:
+        if await asyncio.to_thread(files.scan) or files.faults() != faults or files.copy_failed:
             reconciler.request_sync()
 
 
-async def poll_host(host: ChangePolling, reconciler: Reconciler) -> None:
+async def poll_host(host: HostPoller, reconciler: Reconciler) -> None:
     """After a pause, wake the reconciler if this host got or lost an address. Raises OSError."""
     await asyncio.sleep(POLL_HOST_SECONDS)
-    if await host.look():
+    if await host.refresh():
         reconciler.request_sync()
 
 
 class Expiring(Protocol):
     """Overrides, some of which end by themselves."""
 
-    def due(self) -> datetime | None:
+    def next_expiry(self) -> datetime | None:
         """When the next one ends."""
 
-    def tick(self) -> None:
+    def expire_due(self) -> None:
         """End those whose time has come."""
 
 
-class Ending(Protocol):
+class EndedOverrides(Protocol):
     """Overrides whose file may not yet record which of them have expired."""
 
     @property
     def unsaved(self) -> bool:
         """Whether the file must be written."""
 
-    def save_ended(self) -> None:
+    def save_expired(self) -> None:
         """Write it. Raises StoreError."""
 
 
@@ -89,35 +89,35 @@ class SlowStart(Protocol):
         """Mark the shares that are due; returns whether there are any."""
 
 
-async def end_overrides(overrides: Expiring, reconciler: Reconciler, changed: asyncio.Event) -> None:
+async def expire_overrides(overrides: Expiring, reconciler: Reconciler, changed: asyncio.Event) -> None:
     """Wait until the next override ends, and wake the reconciler then. `changed`: set when another may be
     due."""
     changed.clear()
-    moment = overrides.due()
-    pause = LONGEST_PAUSE_SECONDS
+    moment = overrides.next_expiry()
+    pause = MAX_PAUSE_SECONDS
     if moment is not None:
         pause = min(pause, (moment - reconciler.clock()).total_seconds())
     if await _set_within(changed, pause):
         return
-    overrides.tick()
+    overrides.expire_due()
     if moment is not None and moment <= reconciler.clock():
         reconciler.request_sync()
 
 
-async def save_ended_overrides(overrides: Ending, changed: asyncio.Event) -> None:
+async def save_ended_overrides(overrides: EndedOverrides, changed: asyncio.Event) -> None:
     """Record in the file that overrides have expired; they expire without waiting for it. `changed`: set when
     some may have expired. Raises StoreError; the record is then due again."""
     changed.clear()
     if not overrides.unsaved:
-        await _set_within(changed, LONGEST_PAUSE_SECONDS)
-    overrides.save_ended()
+        await _set_within(changed, MAX_PAUSE_SECONDS)
+    overrides.save_expired()
 
 
-async def grow_shares(shares: SlowStart, reconciler: Reconciler, changed: asyncio.Event) -> None:
+async def advance_slow_start(shares: SlowStart, reconciler: Reconciler, changed: asyncio.Event) -> None:
     """Wait until the next share of a slow start grows, and wake the reconciler then."""
     changed.clear()
     at = shares.due()
-    pause = LONGEST_PAUSE_SECONDS if at is None else min(LONGEST_PAUSE_SECONDS, at - time.monotonic())
+    pause = MAX_PAUSE_SECONDS if at is None else min(MAX_PAUSE_SECONDS, at - time.monotonic())
     if not await _set_within(changed, pause) and shares.tick():
         reconciler.request_sync()
 
@@ -125,7 +125,7 @@ async def grow_shares(shares: SlowStart, reconciler: Reconciler, changed: asynci
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:
     """Wait for an event; returns whether it was set in time."""
     try:
-        async with asyncio.timeout(max(seconds, SHORTEST_PAUSE_SECONDS)):
+        async with asyncio.timeout(max(seconds, MIN_PAUSE_SECONDS)):
             await event.wait()
     except TimeoutError:
         return False
@@ -137,17 +137,17 @@ async def collect_garbage(reconciler: Reconciler, woken: asyncio.Event) -> None:
     not. Raises ApplyError."""
     await woken.wait()
     clock = asyncio.get_running_loop().time
-    latest = clock() + COLLECT_ANYWAY_SECONDS
+    latest = clock() + GC_MAX_DELAY_SECONDS
     while (left := latest - clock()) > 0:
         woken.clear()
-        if not await _set_within(woken, min(COLLECT_AFTER_SECONDS, left)):
+        if not await _set_within(woken, min(GC_QUIET_SECONDS, left)):
             break
     await reconciler.collect_garbage()
 
 
 async def watch_rules(
-    open_watch: Callable[[], Disturbances],
-    peace: RepairBackoff,
+    open_watch: Callable[[], ExternalChangeStream],
+    backoff: RepairBackoff,
     dataplane: Dataplane,
     reconciler: Reconciler,
 ) -> None:
@@ -158,25 +158,25 @@ async def watch_rules(
             dataplane.invalidate_all()
             reconciler.request_sync()
         while True:
-            await _repair(await _until_due(watch, peace), peace, dataplane, reconciler)
+            await _repair(await _until_due(watch, backoff), backoff, dataplane, reconciler)
 
 
-async def _until_due(watch: Disturbances, peace: RepairBackoff) -> list[ExternalChange]:
+async def _until_due(watch: ExternalChangeStream, backoff: RepairBackoff) -> list[ExternalChange]:
     """Wait for a disturbance, and then until its repair is due; returns the changes until then."""
     clock = asyncio.get_running_loop().time
     seen = [await anext(watch)]
-    due = peace.disturbed(seen[0].actors, clock())
+    due = backoff.record_change(seen[0].actors, clock())
     while (left := due - clock()) > 0:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left):
                 seen.append(await anext(watch))
-            due = peace.disturbed(seen[-1].actors, clock())
+            due = backoff.record_change(seen[-1].actors, clock())
     return seen
 
 
 async def _repair(
     seen: Sequence[ExternalChange],
-    peace: RepairBackoff,
+    backoff: RepairBackoff,
     dataplane: Dataplane,
     reconciler: Reconciler,
 ) -> None:
@@ -187,38 +187,38 @@ async def _repair(
         dataplane.invalidate({chain for disturbance in seen for chain in disturbance.chains})
     await reconciler.wait_synced(reconciler.request_sync(), REPAIR_SECONDS)
     repaired = reconciler.progress.applies > written
-    peace.repaired(repaired, asyncio.get_running_loop().time())
+    backoff.record_repair(repaired, asyncio.get_running_loop().time())
     if repaired:
         actors = named(actor for disturbance in seen for actor in disturbance.actors)
         done = list(dict.fromkeys(disturbance.kind_of_change for disturbance in seen))
-        more = f"; and {len(done) - DEEDS_TOLD} more" if len(done) > DEEDS_TOLD else ""
-        deeds = "; ".join(done[:DEEDS_TOLD]) + more
+        more = f"; and {len(done) - MAX_KINDS_LOGGED} more" if len(done) > MAX_KINDS_LOGGED else ""
+        deeds = "; ".join(done[:MAX_KINDS_LOGGED]) + more
         cause = ", ".join(f"process {actor}" for actor in actors)
         extra = fields(Event.RULES_REPAIRED, cause=cause, reason=deeds)
         who = ", ".join(actors) or "somebody"
         log.warning("rules repaired; what had happened: %s: %s", who, deeds, extra=extra)
 
 
-async def save_checkpoint(keeper: ConntrackScheduler, woken: asyncio.Event) -> None:
+async def save_checkpoint(scheduler: ConntrackScheduler, woken: asyncio.Event) -> None:
     """Save the data by which flows are judged, for the next process: when rules have changed, or after some
     seconds. Raises OSError."""
-    await _set_within(woken, LOOK_AT_CONNTRACK_SECONDS)
+    await _set_within(woken, CONNTRACK_POLL_SECONDS)
     woken.clear()
-    await keeper.save()
+    await scheduler.save()
 
 
-async def clean_flows(keeper: ConntrackScheduler, reconciler: Reconciler, woken: asyncio.Event) -> None:
+async def clean_flows(scheduler: ConntrackScheduler, reconciler: Reconciler, woken: asyncio.Event) -> None:
     """End the flows that must end: when rules have changed, and from time to time. Raises ConntrackError; it
     is due again then."""
-    if not keeper.due:
-        await _set_within(woken, LOOK_AT_CONNTRACK_SECONDS)
+    if not scheduler.due:
+        await _set_within(woken, CONNTRACK_POLL_SECONDS)
     woken.clear()
-    while keeper.due:
-        resets = keeper.resets()
+    while scheduler.due:
+        resets = scheduler.resets()
         try:
-            cleaned = await keeper.clean()
+            cleaned = await scheduler.clean()
         finally:
-            if keeper.resets() != resets:  # their rules are written by a step
+            if scheduler.resets() != resets:  # their rules are written by a step
                 reconciler.request_sync()
         if cleaned.deleted:
             ended = ", ".join(f"{number} {reason}" for reason, number in cleaned.deleted.items())

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vipd.control.admission import refused
-from vipd.control.claim_conflicts import Conflict, Contest, claims_of, conflicts_between, first_choice
+from vipd.control.claim_conflicts import Conflict, ConflictResolver, claims_of, conflicts_between, first_choice
 from vipd.declaration.conflicts import AddressUse, AddressUses, Claim
 from vipd.declaration.problems import Declaration, Problem
-from vipd.declaration.unit import NOTHING, Unit
+from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model.service import Service
 
 Units = Mapping[str, Unit]
@@ -24,7 +24,7 @@ Units = Mapping[str, Unit]
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """The outcome of a merge. The mappings of a `Catalog` belong to it, and later merges update them."""
 
     chosen: Mapping[str, Declaration]
@@ -33,7 +33,7 @@ class Merged:
     """The snapshot: every service by name."""
     problems: Mapping[str, tuple[Problem, ...]]
     """Problems by unit; units without problems are left out."""
-    contested: bool = False
+    has_conflicts: bool = False
     """Two units claimed the same, or one might have."""
     dirty: tuple[str, ...] = ()
     """Services that are new, changed since the last merge, or gone."""
@@ -50,7 +50,7 @@ class Catalog:
     """
 
     def __init__(self) -> None:
-        self._merged = Merged({}, {}, {})
+        self._merged = MergeResult({}, {}, {})
         self._chosen: dict[str, Declaration] = {}
         self._services: dict[str, Service] = {}
         self._owners: dict[Claim, Service] = {}
@@ -65,7 +65,7 @@ class Catalog:
         """Whether any unit is held."""
         return bool(self._held)
 
-    def merge(self, units: Units, changed: Collection[str]) -> Merged:
+    def merge(self, units: Units, changed: Collection[str]) -> MergeResult:
         """What `merge` says of these units; `changed` names those that are other than at the last call, and
         those that are gone. Raises only what no unit is to blame for."""
         changed = {*changed, *self._held}
@@ -73,21 +73,21 @@ class Catalog:
         try:
             if not changed:
                 self._merged = replace(self._merged, dirty=())
-            elif self._merged.contested or (exchange := self._exchange(units, changed)) is None:
-                self._start_over(units)
+            elif self._merged.has_conflicts or (exchange := self._find_replacement(units, changed)) is None:
+                self._merge_from_scratch(units)
             else:
-                self._take(units, changed, exchange)
+                self._apply_replacement(units, changed, exchange)
         except Exception as error:
             self._hold(units, sorted(changed & units.keys()), error)
         return self._merged
 
-    def _exchange(self, units: Units, changed: Collection[str]) -> _Exchange | None:
+    def _find_replacement(self, units: Units, changed: Collection[str]) -> _Replacement | None:
         """The difference that the changed units make; None if it depends on other units."""
         chosen = {name: first_choice(units[name]) for name in changed if name in units}
         leaving, coming = list[Service](), list[Service]()
         for name in changed:
-            old = self._chosen.get(name, NOTHING).services
-            new = chosen.get(name, NOTHING).services
+            old = self._chosen.get(name, EMPTY_DECLARATION).services
+            new = chosen.get(name, EMPTY_DECLARATION).services
             if new is old:
                 continue
             stays = {id(service) for service in old} & {id(service) for service in new}
@@ -101,10 +101,10 @@ class Catalog:
                 if claim in owners or not (owner is None or id(owner) in gone):
                     return None
                 owners[claim] = service
-        uses = self._uses.changed(leaving, coming)
-        return None if uses is None else _Exchange(chosen, leaving, coming, owners, uses)
+        uses = self._uses.counts_after(leaving, coming)
+        return None if uses is None else _Replacement(chosen, leaving, coming, owners, uses)
 
-    def _take(self, units: Units, changed: Collection[str], exchange: _Exchange) -> None:
+    def _apply_replacement(self, units: Units, changed: Collection[str], exchange: _Replacement) -> None:
         staying = {service.name for service in exchange.coming}
         # Before anything is changed: this may raise.
         released = [claim for service in exchange.leaving for claim in claims_of(service)]
@@ -114,7 +114,7 @@ class Catalog:
             if service.name not in staying:
                 self._services.pop(service.name, None)
         self._owners.update(exchange.owners)
-        self._uses.take(exchange.uses)
+        self._uses.update(exchange.uses)
         self._services.update((service.name, service) for service in exchange.coming)
         self._chosen.update(exchange.chosen)
         problems = {name: found for name, found in self._merged.problems.items() if name not in changed}
@@ -124,13 +124,13 @@ class Catalog:
             elif not units[name].candidate.ok:
                 problems[name] = units[name].candidate.problems
         dirty = dict.fromkeys(service.name for service in (*exchange.leaving, *exchange.coming))
-        self._merged = Merged(self._chosen, self._services, problems, dirty=tuple(dirty))
+        self._merged = MergeResult(self._chosen, self._services, problems, dirty=tuple(dirty))
 
-    def _start_over(self, units: Units) -> None:
+    def _merge_from_scratch(self, units: Units) -> None:
         before, merged = self._services, merge(units)
         self._chosen, self._services = dict(merged.chosen), dict(merged.services)
         after = self._services
-        claimed = () if merged.contested else tuple(after.values())
+        claimed = () if merged.has_conflicts else tuple(after.values())
         self._owners = {claim: service for service in claimed for claim in claims_of(service)}
         self._uses = AddressUses(claimed)
         dirty = [name for name in before if name not in after]
@@ -149,14 +149,14 @@ class Catalog:
         faulty = self._faulty(units, in_place, changed, set()) if changed else []
         self._held = {name: in_place[name] for name in faulty}
         # From scratch, and all of it dirty: what a merge that failed has left half done is not to be trusted.
-        self._start_over(self._view(units))
+        self._merge_from_scratch(self._view(units))
         self._merged = replace(self._merged, dirty=tuple(dict.fromkeys((*before, *self._services))))
 
     def _in_place(self, units: Units, names: Sequence[str], error: Exception) -> dict[str, Unit]:
         """What to merge in place of these units: their accepted versions, or nothing. Raises the
         error if a merge fails even then."""
         accepted = {name: refused(name, units[name], error, "merging it with all others") for name in names}
-        nothing = {name: Unit(unit.candidate, NOTHING) for name, unit in accepted.items()}
+        nothing = {name: Unit(unit.candidate, EMPTY_DECLARATION) for name, unit in accepted.items()}
         for in_place in (accepted, nothing):
             if _merges(self._view(units, in_place)):
                 return in_place
@@ -183,7 +183,7 @@ class Catalog:
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
+class _Replacement:
     """Some units' new versions in place of the old ones, and the effect on the snapshot."""
 
     chosen: Mapping[str, Declaration]
@@ -195,7 +195,7 @@ class _Exchange:
     """How often each of their addresses is then used."""
 
 
-def merge(units: Units) -> Merged:
+def merge(units: Units) -> MergeResult:
     """Choose a version of every unit so that no two services claim the same name or frontend, and none has a
     backend at the address of another.
 
@@ -203,7 +203,7 @@ def merge(units: Units) -> Merged:
     the unit with the lower rank wins, without ranks the one that sorts first. Each round takes something away
     from a unit, so this ends.
     """
-    contest = Contest(units)
+    contest = ConflictResolver(units)
     problems: dict[str, list[Problem]] = {
         name: list(unit.candidate.problems) for name, unit in units.items() if not unit.candidate.ok
     }
@@ -213,10 +213,10 @@ def merge(units: Units) -> Merged:
         lost = [(contest.loser(conflict), conflict) for conflict in conflicts]
         for loser, found in _problems(lost).items():
             problems.setdefault(loser, []).extend(found)
-        suspects = contest.give_way(lost)
-    chosen = contest.left()
+        suspects = contest.withdraw(lost)
+    chosen = contest.remaining()
     services = {service.name: service for part in chosen.values() for service in part.services}
-    return Merged(chosen, services, {name: tuple(found) for name, found in problems.items()}, contested)
+    return MergeResult(chosen, services, {name: tuple(found) for name, found in problems.items()}, contested)
 
 
 def _problems(lost: Sequence[tuple[str, Conflict]]) -> dict[str, list[Problem]]:

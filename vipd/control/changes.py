@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.programming import Forwardings, ServiceQuarantine
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.control.snapshot import Snapshot
-from vipd.declaration.service_size import networks_of_service
+from vipd.declaration.service_size import service_network_count
 from vipd.host.batches import in_batches
 from vipd.model.forwarding import Forwarding, ForwardingKey
-from vipd.model.limits import size_of
+from vipd.model.limits import declared_size
 from vipd.model.service import Service
 
 LARGE = 1000
 """Endpoints of one service above which it is chosen for in a thread."""
 
-Chosen = tuple[Forwarding, ...]
+ServiceForwardings = tuple[Forwarding, ...]
 
 
 @dataclass(slots=True)
@@ -37,11 +37,11 @@ class Dirty:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class LastProgrammed:
     """The dataplane's current input, and the policy that it is based on; None: nothing yet."""
 
     services: Mapping[str, Service]
-    forwardings: Mapping[str, Chosen]
+    forwardings: Mapping[str, ServiceForwardings]
     policy: SelectionPolicy | None
 
 
@@ -52,14 +52,14 @@ class Changes:
     policy: SelectionPolicy
     services: dict[str, Service | None] = field(default_factory=dict)
     """New or changed services; None: gone."""
-    chosen: dict[str, Chosen] = field(default_factory=dict)
+    chosen: dict[str, ServiceForwardings] = field(default_factory=dict)
     """The forwardings of each service that was chosen for again."""
     forwardings: dict[ForwardingKey, Forwarding | None] = field(default_factory=dict)
     """New or changed forwardings; None: deleted."""
     attempted: set[str] = field(default_factory=set)
     """Services that were selected for, or are gone."""
 
-    def replace(self, before: Chosen, after: Chosen) -> None:
+    def replace(self, before: ServiceForwardings, after: ServiceForwardings) -> None:
         """Note the difference between two choices for a service."""
         old, new = {f.key: f for f in before}, {f.key: f for f in after}
         self.forwardings.update(dict.fromkeys(old.keys() - new.keys()))
@@ -82,7 +82,7 @@ class Selector:
         self._snapshot, self._statuses, self._quarantine = snapshot, statuses, quarantine
         self._withheld, self._heartbeat = withheld, heartbeat
 
-    async def select(self, policy: SelectionPolicy, dirty: Dirty, given: Given) -> Changes:
+    async def select(self, policy: SelectionPolicy, dirty: Dirty, given: LastProgrammed) -> Changes:
         """The differences from the dataplane's input."""
         again = self._quarantine.due()
         async for part in in_batches(dict.fromkeys((*dirty.declared, *again))):
@@ -95,8 +95,8 @@ class Selector:
         names = dict.fromkeys((*dirty.declared, *dirty.statuses, *again, *everything))
         async for part in in_batches(names):
             for name in part:
-                chosen = await self._chosen_aside(name, policy)
-                self._consider(name, changes, given, chosen, anew=name in anew)
+                chosen = await self._select_in_thread(name, policy)
+                self._select_one(name, changes, given, chosen, anew=name in anew)
             self._heartbeat()
         for key in dirty.in_doubt - changes.forwardings.keys():
             known = changes.chosen.get(key.service) or given.forwardings.get(key.service, ())
@@ -109,20 +109,20 @@ class Selector:
             try:
                 self._statuses.follow({name: self._snapshot.service(name)})
             except Exception as error:
-                self._quarantine.hold(name, "following its backends", error)
+                self._quarantine.add(name, "following its backends", error)
 
-    async def _chosen_aside(self, name: str, policy: SelectionPolicy) -> Chosen | None:
+    async def _select_in_thread(self, name: str, policy: SelectionPolicy) -> ServiceForwardings | None:
         """The selection for a service that is too large for the event loop, made in a thread; None for
         others. On an exception `_consider` selects again."""
         with contextlib.suppress(Exception):
             service = self._snapshot.service(name)
-            if service is not None and size_of(service) + networks_of_service(service) > LARGE:
+            if service is not None and declared_size(service) + service_network_count(service) > LARGE:
                 statuses = dict(self._statuses.backend_statuses(service))
-                return await asyncio.to_thread(choose, service, policy, statuses)
+                return await asyncio.to_thread(select_backends, service, policy, statuses)
         return None
 
-    def _consider(
-        self, name: str, changes: Changes, given: Given, chosen: Chosen | None, *, anew: bool
+    def _select_one(
+        self, name: str, changes: Changes, given: LastProgrammed, chosen: ServiceForwardings | None, *, anew: bool
     ) -> None:
         """Select for a service, unless it is unchanged and nothing else requires it. An unexpected exception
         affects this service alone: its rules stay."""
@@ -136,7 +136,7 @@ class Selector:
                 changes.replace(before, ())
             elif anew or service != known:  # else only its line in the file has changed
                 if chosen is None:
-                    chosen = choose(service, changes.policy, self._statuses.backend_statuses(service))
+                    chosen = select_backends(service, changes.policy, self._statuses.backend_statuses(service))
                 changes.chosen[name] = chosen
                 changes.replace(before, chosen)
             if anew or name in changes.services:
@@ -144,4 +144,4 @@ class Selector:
                     changes.forwardings.setdefault(key, forwarding)
         except Exception as error:
             changes.chosen[name] = before
-            self._quarantine.hold(name, "selecting its backends", error)
+            self._quarantine.add(name, "selecting its backends", error)

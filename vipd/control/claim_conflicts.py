@@ -25,11 +25,11 @@ def claims_of(service: Service) -> tuple[Claim, ...]:
     return (service.name, *service.frontends())
 
 
-class Holder(NamedTuple):
+class Claimant(NamedTuple):
     """The holder of a claim: a service in the serving version of a unit. Holders sort as units do."""
 
     unit: str
-    place: int
+    position: int
     """Its index in that version."""
     service: Service
 
@@ -39,16 +39,16 @@ class Conflict:
     """A claim of two units, or two claims that exclude each other. The units are in order."""
 
     claim: Claim
-    first: Holder
-    second: Holder
-    counter: Claim | None = None
+    first: Claimant
+    second: Claimant
+    opposing_claim: Claim | None = None
     """The claim of the second unit; None: the same."""
 
     def claim_of(self, unit: str) -> Claim:
         """The claim of one of the two units."""
-        return self.claim if self.counter is None or unit == self.first.unit else self.counter
+        return self.claim if self.opposing_claim is None or unit == self.first.unit else self.opposing_claim
 
-    def holder_of(self, unit: str) -> Holder:
+    def holder_of(self, unit: str) -> Claimant:
         """The holder that belongs to this unit."""
         return self.first if unit == self.first.unit else self.second
 
@@ -62,16 +62,16 @@ class Conflict:
         return claim_problem(self.service_of(loser), self.claim_of(loser), other.service)
 
 
-def conflicts_between(contest: Contest, suspects: Iterable[Claim]) -> Iterator[Conflict]:
+def conflicts_between(contest: ConflictResolver, suspects: Iterable[Claim]) -> Iterator[Conflict]:
     """Claims made by two units, among those that two may make. The parser has checked each unit by itself.
 
     If many claim the same, each conflicts with the first: the rest is checked in the next round. Every
     conflict thus ends with a loser, and all of them take time linear in the number of claims.
     """
     for claim in suspects:
-        holders = contest.holders(claim)
+        holders = contest.claimants(claim)
         if isinstance(claim, AddressUse):
-            others = contest.holders(claim.opposite()) if holders else ()
+            others = contest.claimants(claim.opposite()) if holders else ()
             if others:
                 yield from _conflicts_of_roles(contest, claim, holders, others)
         elif len(holders) > 1:
@@ -80,7 +80,7 @@ def conflicts_between(contest: Contest, suspects: Iterable[Claim]) -> Iterator[C
 
 
 def _conflicts_of_roles(
-    contest: Contest, use: AddressUse, holders: Sequence[Holder], others: Sequence[Holder]
+    contest: ConflictResolver, use: AddressUse, holders: Sequence[Claimant], others: Sequence[Claimant]
 ) -> Iterator[Conflict]:
     """An address in two roles: if its first user wins against all in the other role, one conflict is enough.
     Otherwise each user conflicts with the first in the other role that belongs to another unit."""
@@ -91,7 +91,7 @@ def _conflicts_of_roles(
     if found and all(contest.loser(conflict) != first.unit for conflict in found):
         yield from found
         return
-    pairs: dict[tuple[Holder, Holder], AddressUse] = {}
+    pairs: dict[tuple[Claimant, Claimant], AddressUse] = {}
     for role, here, there in ((use, holders, others), (use.opposite(), others, holders)):
         rival = there[0]
         rival_of_its_unit = next((each for each in there if each.unit != rival.unit), None)
@@ -105,13 +105,13 @@ def _conflicts_of_roles(
         yield Conflict(role, one, other, role.opposite())
 
 
-class Contest:
+class ConflictResolver:
     """The serving versions of units, the holders of their claims, and the loser of each conflict."""
 
     def __init__(self, units: Mapping[str, Unit]) -> None:
         self._units = units
         self._chosen: dict[str, Declaration] = {}
-        self._holders: dict[Claim, list[Holder]] = {}
+        self._holders: dict[Claim, list[Claimant]] = {}
         self._lost: dict[str, set[int]] = {}
         """Places of services that units have lost of the version that serves."""
         self._accepted: dict[str, frozenset[Claim]] = {}
@@ -126,11 +126,11 @@ class Contest:
             if (claim.as_backend if isinstance(claim, AddressUse) else len(holders) > 1)
         ]
 
-    def holders(self, claim: Claim) -> Sequence[Holder]:
+    def claimants(self, claim: Claim) -> Sequence[Claimant]:
         """The holders of this claim, in order."""
         return self._holders.get(claim, ())
 
-    def left(self) -> dict[str, Declaration]:
+    def remaining(self) -> dict[str, Declaration]:
         """The serving part of each unit."""
         for name, lost in self._lost.items():
             services = self._chosen[name].services
@@ -154,7 +154,7 @@ class Contest:
             return newcomers[0]
         return second if self._is_new(second) or not self._is_new(first) else first
 
-    def give_way(self, lost: Iterable[tuple[str, Conflict]]) -> Iterable[Claim]:
+    def withdraw(self, lost: Iterable[tuple[str, Conflict]]) -> Iterable[Claim]:
         """Remove from each loser what it cannot have; returns the claims that may now have two holders.
 
         A loser falls back to its accepted version. If it already serves that, it loses the services in
@@ -164,7 +164,7 @@ class Contest:
         suspects, places = dict[Claim, None](), dict[str, set[int]]()
         for name, conflict in lost:
             suspects[conflict.claim] = None
-            places.setdefault(name, set()).add(conflict.holder_of(name).place)
+            places.setdefault(name, set()).add(conflict.holder_of(name).position)
         for name, mine in places.items():
             services = self._chosen[name].services
             if self._is_new(name):
@@ -180,7 +180,7 @@ class Contest:
         self._chosen[name] = declaration
         claimed = list[Claim]()
         for place, service in enumerate(declaration.services):
-            holder = Holder(name, place, service)
+            holder = Claimant(name, place, service)
             for claim in _all_claims(service):
                 holders = self._holders.setdefault(claim, [])
                 if not holders or holders[-1] < holder:
@@ -193,7 +193,7 @@ class Contest:
     def _remove(self, name: str, places: Iterable[int]) -> None:
         services = self._chosen[name].services
         for place in places:
-            holder = Holder(name, place, services[place])
+            holder = Claimant(name, place, services[place])
             for claim in _all_claims(holder.service):
                 holders = self._holders[claim]
                 del holders[bisect_left(holders, holder)]

@@ -12,10 +12,10 @@ from vipd.host.facts import HostFacts, LocalSocket, Subnet
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol, Service, family_of, socket_text
 
-MOST_LINES = 10
+MAX_LINES = 10
 NAMED = 3
 """Addresses that a line names."""
-HELD_SECONDS = 600.0
+NEIGHBOUR_LIVE_SECONDS = 600.0
 """A neighbour counts as live this long after it was last known: the kernel deletes and relearns its entry."""
 
 _KNOWN = "%s; hint: choose an address that no host has"
@@ -26,7 +26,7 @@ _CONNECTED = (
 )
 
 
-class Claim(NamedTuple):
+class PortClaim(NamedTuple):
     """The claims of a service port in its families."""
 
     service: str
@@ -40,7 +40,7 @@ class Claim(NamedTuple):
     families: frozenset[Family]
 
     @classmethod
-    def of(cls, forwarding: Forwarding) -> Claim:
+    def of(cls, forwarding: Forwarding) -> PortClaim:
         """The claim of one family."""
         key = forwarding.key
         outside = tuple(each.address for each in forwarding.external_addresses)
@@ -50,12 +50,12 @@ class Claim(NamedTuple):
         )
 
 
-def claims_of(service: Service) -> Iterator[Claim]:
+def claims_of(service: Service) -> Iterator[PortClaim]:
     """A claim for each port of a service."""
     outside = tuple(each.address for each in service.external_addresses)
     families = frozenset(map(family_of, service.all_addresses()))
     for port in service.ports:
-        yield Claim(
+        yield PortClaim(
             service.name,
             service.addresses,
             outside,
@@ -74,11 +74,11 @@ class Finding(NamedTuple):
     address: str = ""
 
 
-class Claims:
+class ClaimIndex:
     """All current claims, indexed by address and by node port."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Claim] = {}
+        self._known: dict[Hashable, PortClaim] = {}
         self._addresses: dict[str, dict[Hashable, bool]] = {}
         """The claimants of an address, and whether each claims it for inside."""
         self._node_ports: dict[tuple[Protocol, int], dict[Hashable, None]] = {}
@@ -88,7 +88,7 @@ class Claims:
         self._live: dict[str, tuple[str, float]] = {}
         """Addresses that a neighbour has, each with where, and until when that counts."""
 
-    def put(self, key: Hashable, claim: Claim | None) -> None:
+    def put(self, key: Hashable, claim: PortClaim | None) -> None:
         """Set the claim of a key; None removes it."""
         if (before := self._known.pop(key, None)) is not None:
             self._leave(key, before)
@@ -96,14 +96,14 @@ class Claims:
             self._known[key] = claim
             self._enter(key, claim)
 
-    def _enter(self, key: Hashable, claim: Claim) -> None:
+    def _enter(self, key: Hashable, claim: PortClaim) -> None:
         for address in (*claim.outside, *claim.inside):
             self._addresses.setdefault(address, {})[key] = address in claim.inside
             self._connect(address)
         if claim.node_port:
             self._node_ports.setdefault((claim.protocol, claim.node_port), {})[key] = None
 
-    def _leave(self, key: Hashable, claim: Claim) -> None:
+    def _leave(self, key: Hashable, claim: PortClaim) -> None:
         for address in (*claim.outside, *claim.inside):
             claimants = self._addresses.get(address, {})
             claimants.pop(key, None)
@@ -114,7 +114,7 @@ class Claims:
             self._node_ports[claim.protocol, claim.node_port].pop(key)
 
     def _connect(self, address: str) -> None:
-        subnet = next((subnet.text for subnet in self._subnets if subnet.holds(address)), "")
+        subnet = next((subnet.text for subnet in self._subnets if subnet.contains(address)), "")
         if subnet:
             self._connected[address] = subnet
 
@@ -126,7 +126,7 @@ class Claims:
             for address in self._addresses:
                 self._connect(address)
         for address in _both(facts.neighbours, self._addresses):
-            self._live[address] = facts.neighbours[address], now + HELD_SECONDS
+            self._live[address] = facts.neighbours[address], now + NEIGHBOUR_LIVE_SECONDS
         self._live = {address: held for address, held in self._live.items() if held[1] > now}
         return _lines({*self._of_addresses(facts), *self._of_node_ports(facts), *self._of_own_ports(facts)})
 
@@ -136,17 +136,17 @@ class Claims:
             **{
                 each: _CONNECTED % (subnet, _asked(each))
                 for each, subnet in self._connected.items()
-                if each not in facts.proxied
+                if each not in facts.proxied_addresses
             },
             **{each: _LIVE % where for each, (where, _) in self._live.items()},
             **{each: _KNOWN % f"a gateway of this host, on {on}" for each, on in self._here(facts.gateways)},
-            **{each: _KNOWN % what for each, what in self._here(facts.edges)},
+            **{each: _KNOWN % what for each, what in self._here(facts.reserved_addresses)},
         }
         for address, text in told.items():
             # An external address may be in a connected subnet if a host answers for it, as with keepalived.
             only_inside = text.startswith(_CONNECTED[:8])
             for key, inside in self._addresses[address].items():
-                if address not in facts.own and (inside or not only_inside):
+                if address not in facts.own_addresses and (inside or not only_inside):
                     yield Finding(self._known[key].service, text, address)
 
     def _here(self, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -161,9 +161,9 @@ class Claims:
 
     def _of_own_ports(self, facts: HostFacts) -> Iterator[Finding]:
         """This host may itself have a service's address: with `compat: kube-proxy`, or by keepalived."""
-        own = list(_both(facts.own, self._addresses))
+        own = list(_both(facts.own_addresses, self._addresses))
         for socket in facts.sockets if own else ():
-            for address in filter(socket.takes, own):
+            for address in filter(socket.accepts, own):
                 for key in self._addresses[address]:
                     claim = self._known[key]
                     if (claim.protocol, claim.port) == (socket.protocol, socket.port):
@@ -173,7 +173,7 @@ class Claims:
 
 def warnings_of(services: Iterable[Service], facts: HostFacts) -> tuple[str, ...]:
     """The warnings for these services alone."""
-    claims = Claims()
+    claims = ClaimIndex()
     for service in services:
         for number, claim in enumerate(claims_of(service)):
             claims.put((service.name, number), claim)
@@ -191,11 +191,11 @@ def _asked(address: str) -> str:
 
 
 def _held(place: str, socket: LocalSocket) -> str:
-    if socket.guarded:
-        return f"{place} is the port of {socket.holder}; hint: choose another port"
-    who = socket.holder or "a program"
+    if socket.protected:
+        return f"{place} is the port of {socket.owner}; hint: choose another port"
+    who = socket.owner or "a program"
     lost = "and gets no connections any more"
-    return f"{place} is in use: {who} listens here, {lost}; hint: {socket.shown_by} shows who"
+    return f"{place} is in use: {who} listens here, {lost}; hint: {socket.show_command} shows who"
 
 
 def _lines(findings: Collection[Finding]) -> tuple[str, ...]:
@@ -204,9 +204,9 @@ def _lines(findings: Collection[Finding]) -> tuple[str, ...]:
     for finding in sorted(findings):
         grouped.setdefault((finding.service, finding.text), []).append(finding.address)
     lines = [f"service {name}: {_named(found)}{text}" for (name, text), found in grouped.items()]
-    more = len(lines) - MOST_LINES
+    more = len(lines) - MAX_LINES
     rest = [f"and {more} more such warnings of what services claim"] if more > 0 else []
-    return (*lines[:MOST_LINES], *rest)
+    return (*lines[:MAX_LINES], *rest)
 
 
 def _named(addresses: list[str]) -> str:

@@ -23,20 +23,20 @@ from vipd.sources.etcd.fleet_overrides import FleetOverrides
 from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport, read_report
 from vipd.sources.etcd.messages import KeyRange, KeyValue
 from vipd.sources.etcd.source import EtcdSource
-from vipd.sources.etcd.store import EtcdStore, refusal
+from vipd.sources.etcd.store import EtcdStore, refused_error
 
 log = logging.getLogger(__name__)
 
-FIRST_WORD_SECONDS = 3.0
+FIRST_ANSWER_SECONDS = 3.0
 """How long the first step waits for etcd if no earlier state is on disk."""
-ASKED_AT_ONCE = 20
+MAX_CONCURRENT_REQUESTS = 20
 """Number of leases queried concurrently."""
 _REGISTERED = "backends of "
 
 Json = dict[str, object]
 
 
-class Fleet:
+class FleetMember:
     """This host as one of a fleet. `load` first, then `run` beside the reconciler."""
 
     def __init__(
@@ -53,8 +53,8 @@ class Fleet:
         self._client = EtcdClient(options, random)
         self.source = EtcdSource(options, settings.state_dir, self._client, random)
         self.store = EtcdStore(self._client, self.source, options.prefix, clock)
-        self.orders = FleetOverrides(lambda: self.source.overrides, clock, observer)
-        self._beacon: HostHeartbeat | None = None
+        self.overrides = FleetOverrides(lambda: self.source.overrides, clock, observer)
+        self._heartbeat: HostHeartbeat | None = None
         self._known: Mapping[str, object] = {}
         self._applied = 0
 
@@ -68,7 +68,7 @@ class Fleet:
         for warning in self._options.warnings():
             log.warning("%s", warning)
         self.source.load()
-        self.orders.refresh()
+        self.overrides.refresh()
         self._known = self._declared()
 
     def registrations(self) -> Registrations:
@@ -78,7 +78,7 @@ class Fleet:
     def loops(self, reconciler: Reconciler, report: bool = True) -> dict[str, Work]:
         """The loops that follow etcd and, if configured, report the state of this host. `close` after
         them."""
-        self._beacon = HostHeartbeat(
+        self._heartbeat = HostHeartbeat(
             self._client,
             self._options.prefix,
             lambda: self._report(reconciler),
@@ -87,24 +87,24 @@ class Fleet:
         )
         loops = {**self.source.loops(), "taking what etcd says": lambda: self._follow(reconciler)}
         if report:
-            loops["reporting to etcd"] = Loop(self._beacon.run, self._beacon.task)
+            loops["reporting to etcd"] = Loop(self._heartbeat.run, self._heartbeat.loop_state)
         return loops
 
     async def close(self) -> None:
         """Delete the report, save the known state, and close every connection to etcd."""
-        if self._beacon is not None:
-            await self._beacon.close()
+        if self._heartbeat is not None:
+            await self._heartbeat.close()
         self.source.close()
         await self._client.close()
 
-    async def first_word(self) -> None:
+    async def wait_for_etcd(self) -> None:
         """Wait briefly for etcd, if no earlier run saved a state; log it if etcd does not answer."""
-        if not await self.source.delivered(FIRST_WORD_SECONDS):
+        if not await self.source.wait_ready(FIRST_ANSWER_SECONDS):
             state = self.source.state()
             log.warning(
                 "etcd has not answered and nothing is known of it from an earlier run: what files and vipctl "
                 "declare serves alone until it does; %s",
-                state.fault or f"no answer within {FIRST_WORD_SECONDS:.0f} s",
+                state.fault or f"no answer within {FIRST_ANSWER_SECONDS:.0f} s",
             )
 
     def status(self) -> Json:
@@ -115,17 +115,17 @@ class Fleet:
 
     def warnings(self) -> list[str]:
         """Problems other than the source's own faults."""
-        beacon = self._beacon.fault if self._beacon and not self.source.state().fault else ""
-        return [*self._options.warnings(), *self.orders.faults(), *filter(None, (beacon,))]
+        beacon = self._heartbeat.fault if self._heartbeat and not self.source.state().fault else ""
+        return [*self._options.warnings(), *self.overrides.faults(), *filter(None, (beacon,))]
 
     async def hosts(self) -> list[Json]:
         """Every host that has given a sign of life lately, by name. Raises RefusedError."""
         try:
             found = await self._client.range(KeyRange.prefix(f"{self._options.prefix}hosts/".encode()))
-            limit = asyncio.Semaphore(ASKED_AT_ONCE)
+            limit = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
             return list(await asyncio.gather(*(self._host(kv, limit) for kv in found.kvs)))
         except EtcdError as error:
-            raise refusal(error) from None
+            raise refused_error(error) from None
 
     async def _host(self, kv: KeyValue, limit: asyncio.Semaphore) -> Json:
         async with limit:
@@ -142,7 +142,7 @@ class Fleet:
 
     async def _follow(self, reconciler: Reconciler) -> None:
         async for _ in self.source.changes():
-            self.orders.refresh()
+            self.overrides.refresh()
             before, self._known = self._known, self._declared()
             pairs = {key: (before.get(key), self._known.get(key)) for key in {**before, **self._known}}
             services = [

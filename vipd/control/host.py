@@ -12,15 +12,15 @@ from time import monotonic
 from typing import Protocol
 
 from vipd.control.address_policy import AddressPolicy
-from vipd.control.claim_warnings import Claim, Claims, warnings_of
+from vipd.control.claim_warnings import PortClaim, ClaimIndex, warnings_of
 from vipd.control.host_checks import HostChecks
 from vipd.control.selection import SelectionPolicy
 from vipd.health.host_problems import host_problems
 from vipd.health.prerequisites import Prerequisites, Problems
-from vipd.host.changes import BE_LIBERAL, IP_FORWARD, IPV6_FORWARDING, HostRecord
+from vipd.host.changes import BE_LIBERAL, IP_FORWARD, IPV6_FORWARDING, HostChanges
 from vipd.host.facts import NO_FACTS
 from vipd.host.reader import HostReader
-from vipd.host.requirements import HostNeeds
+from vipd.host.requirements import HostRequirements
 from vipd.host.settings.settings import Settings, balances_of
 from vipd.host.vip_routes import VipRoutes
 from vipd.model.check import Check
@@ -67,16 +67,16 @@ class HostProvider(Protocol):
         """Prepare the host for all forwardings; returns a warning for each problem."""
 
 
-class HostNet:
+class Host:
     """This host's addresses, and the kernel settings that the families in use need."""
 
     def __init__(
         self,
         settings: Settings,
-        record: HostRecord,
+        record: HostChanges,
         root: Path = SYSCTLS,
         dataplane: Callable[[], str] | None = None,
-        distrust: Callable[[], None] = lambda: None,
+        invalidate: Callable[[], None] = lambda: None,
     ) -> None:
         """`dataplane` returns the name of the active one; without it the settings name it. `distrust` makes
         it read all its rules, and remove those of another iptables variant that are found then."""
@@ -84,12 +84,12 @@ class HostNet:
         self._record = record
         self._root = root
         self._policy: SelectionPolicy | None = None
-        self._needs = HostNeeds()
+        self._needs = HostRequirements()
         self._routes = VipRoutes(settings.vip_device, record)
         self._prerequisites = Prerequisites(self.check_problem)
         self._dataplane = dataplane or (lambda: settings.dataplane)
-        self._checks = HostChecks(settings, dataplane=self._dataplane, found_own=distrust)
-        self._reader, self._claims, self._facts = HostReader(settings), Claims(), NO_FACTS
+        self._checks = HostChecks(settings, dataplane=self._dataplane, found_own=invalidate)
+        self._reader, self._claims, self._facts = HostReader(settings), ClaimIndex(), NO_FACTS
         self._admitted_by = NO_FACTS
         """The facts of this host at the last step, or at the first poll."""
         self._claim_warnings: tuple[str, ...] | None = ()
@@ -104,7 +104,7 @@ class HostNet:
     async def policy(self) -> SelectionPolicy:
         """The policy by settings and host, as of the last poll. Raises OSError if the first poll fails."""
         if self._policy is None:
-            await self.look()
+            await self.refresh()
         assert self._policy is not None  # noqa: S101 (look sets it)
         self._admitted_by = self._facts
         return self._policy
@@ -132,13 +132,13 @@ class HostNet:
         itself."""
         return await self._prerequisites.problems(checks)
 
-    async def look_at_claims(self) -> bool:
+    async def refresh_claims(self) -> bool:
         """Check what services must not, or should not, claim; returns whether another step is required."""
         own = self._policy.host.addresses if self._policy else frozenset[str]()
         self._facts = await self._reader.read(own)
         warnings = self._claims.warnings(self._facts, monotonic())
         differs = self._facts != self._admitted_by or warnings != self._claim_warnings
-        differs = differs or self._facts.held_ports != self._admitted_by.held_ports
+        differs = differs or self._facts.bound_ports != self._admitted_by.bound_ports
         self._claim_warnings = None if differs else self._claim_warnings
         return differs
 
@@ -150,7 +150,7 @@ class HostNet:
         """The warnings about claims of these services, as of the last poll."""
         return warnings_of(services, self._facts)
 
-    async def look(self) -> bool:
+    async def refresh(self) -> bool:
         """Poll this host: returns whether its addresses (unless settings name them), the required routes and
         kernel settings, or the warnings have changed. Raises OSError when the addresses
         cannot be read."""
@@ -159,20 +159,20 @@ class HostNet:
         # An invalid address is detected here, as a fault of this poll, and not in each step.
         addresses = frozenset(str(ipaddress.ip_address(address)) for address in found)
         before, self._policy = self._policy, SelectionPolicy.of(self._settings, addresses)
-        claims = await self.look_at_claims()
+        claims = await self.refresh_claims()
         if before is None:
             self._admitted_by = self._facts
             return True  # nothing has been prepared yet
-        routes = await self._routes.look()
-        checks = await self._checks.look(self._needs)
-        host = routes or checks or claims or self._conntrack_absent or self._switched()
+        routes = await self._routes.poll()
+        checks = await self._checks.refresh(self._needs)
+        host = routes or checks or claims or self._conntrack_absent or self._sysctls_changed()
         return host or before != self._policy or self._prerequisites.answered_late
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Add new forwardings, and remove those that are None. `prepare` prepares the host for them."""
-        self._routes.moved(self._needs.update(changes))
+        self._routes.mark_dirty(self._needs.update(changes))
         for key, forwarding in changes.items():
-            self._claims.put(key, Claim.of(forwarding) if forwarding else None)
+            self._claims.put(key, PortClaim.of(forwarding) if forwarding else None)
         self._claim_warnings = None
 
     async def prepare(self) -> tuple[str, ...]:
@@ -199,20 +199,20 @@ class HostNet:
             self._logged = dict.fromkeys(known[:MOST_REMEMBERED])
         return self._claim_warnings
 
-    def _switched(self) -> bool:
+    def _sysctls_changed(self) -> bool:
         """Whether another program has changed a kernel setting since the host was last prepared."""
-        return self._on() != self._seen_on
+        return self._enabled_sysctls() != self._seen_on
 
-    def _on(self) -> set[str]:
+    def _enabled_sysctls(self) -> set[str]:
         """The kernel settings that services need, or need to be off, and that are on."""
         families = self._needs.families
         names = [FORWARDING[family] for family in families]
         if families and self._settings.manage_sysctls and self._settings.compat != "kube-proxy":
             names.append(LIBERAL)
         names += [IPV6_DISABLED] if Family.IPV6 in families else []
-        return {name for name in names if self._value(name) not in ("", "0")}
+        return {name for name in names if self._sysctl(name) not in ("", "0")}
 
-    def _value(self, name: str) -> str:
+    def _sysctl(self, name: str) -> str:
         """The value of a kernel setting; empty if it does not exist."""
         try:
             return (self._root / name).read_text().strip()
@@ -225,20 +225,20 @@ class HostNet:
             warnings = [self._turn_on(FORWARDING[family], otherwise) for family in sorted(families)]
             warnings.append(self._be_liberal())
         else:
-            warnings = [self._unforwarded(FORWARDING[family]) for family in sorted(families)]
-        warnings.append(self._without_ipv6(families))
-        self._seen_on = self._on()
+            warnings = [self._forwarding_off_warning(FORWARDING[family]) for family in sorted(families)]
+        warnings.append(self._ipv6_disabled_warning(families))
+        self._seen_on = self._enabled_sysctls()
         return tuple(filter(None, warnings))
 
-    def _without_ipv6(self, families: Collection[Family]) -> str:
+    def _ipv6_disabled_warning(self, families: Collection[Family]) -> str:
         """The warning that IPv6 is disabled on every device although services need it."""
-        if Family.IPV6 not in families or self._value(IPV6_DISABLED) != "1":
+        if Family.IPV6 not in families or self._sysctl(IPV6_DISABLED) != "1":
             return ""
         # One that was enabled by itself works all the same.
         others = (self._root / "net/ipv6/conf").glob("*/disable_ipv6")
         known = {"all", "default", "lo", self._settings.vip_device}
         if any(
-            path.parent.name not in known and self._value(str(path.relative_to(self._root))) == "0"
+            path.parent.name not in known and self._sysctl(str(path.relative_to(self._root))) == "0"
             for path in others
         ):
             return ""
@@ -249,9 +249,9 @@ class HostNet:
             "no IPv6"
         )
 
-    def _unforwarded(self, name: str) -> str:
+    def _forwarding_off_warning(self, name: str) -> str:
         """The warning that forwarding is off and vipd may not turn it on."""
-        if self._value(name) != "0":
+        if self._sysctl(name) != "0":
             return ""
         setting = name.replace("/", ".")
         return (
@@ -274,7 +274,7 @@ class HostNet:
             was = path.read_text().strip()
             if was != "0":
                 return ""
-            self._record.sysctl(name, was, "1")
+            self._record.record_sysctl(name, was, "1")
             path.write_text("1")
         except OSError as error:
             return f"{setting} cannot be set to 1: {error.strerror}; {otherwise}"
@@ -285,7 +285,7 @@ class HostNet:
         return ""
 
 
-def restore_sysctls(record: HostRecord, root: Path = SYSCTLS, *, dry_run: bool = False) -> list[str]:
+def restore_sysctls(record: HostChanges, root: Path = SYSCTLS, *, dry_run: bool = False) -> list[str]:
     """Restore settings that are still as vipd left them; returns those restored, or to restore. Raises
     OSError."""
     undone = []

@@ -19,7 +19,7 @@ from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, 
 from vipd.dataplane.nftables import foreign_chains as foreign_chains
 from vipd.dataplane.nftables.foreign_chains import dropping_chains
 from vipd.host.process import Runner, run
-from vipd.host.requirements import HostNeeds
+from vipd.host.requirements import HostRequirements
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family
@@ -59,7 +59,7 @@ class HostChecks:
         self._dropping: tuple[str, ...] = ()
         self.dataplane = dataplane
 
-    async def look(self, needs: HostNeeds) -> bool:
+    async def refresh(self, needs: HostRequirements) -> bool:
         """Check if it is time to; returns whether the warnings changed."""
         dataplane = self.dataplane()
         if self._clock() < self._next and dataplane == self._looked_at:
@@ -73,10 +73,10 @@ class HostChecks:
             return before != (self._mixed, self._full, self._dropping)
         self._dropping = ()
         self._mixed, own = await self._variants.check(needs.families)
-        self._full = await asyncio.to_thread(self._full_lists, tuple(needs.pinned), self._limit())
+        self._full = await asyncio.to_thread(self._full_lists, tuple(needs.with_affinity), self._limit())
         return own or before != (self._mixed, self._full, self._dropping)
 
-    async def _chains_that_drop(self, needs: HostNeeds) -> tuple[str, ...]:
+    async def _chains_that_drop(self, needs: HostRequirements) -> tuple[str, ...]:
         """Foreign chains that drop packets for health ports, which vipd's own table cannot prevent."""
         try:
             chains = await dropping_chains()
@@ -85,11 +85,11 @@ class HostChecks:
             return self._dropping
         return foreign_chains.warnings(chains, needs.health_ports)
 
-    def warnings(self, needs: HostNeeds) -> tuple[str, ...]:
+    def warnings(self, needs: HostRequirements) -> tuple[str, ...]:
         """The current warnings about this host."""
         if self.dataplane() == "nftables":
             return self._dropping
-        pinned = {forwarding.key.service for forwarding in needs.pinned}
+        pinned = {forwarding.key.service for forwarding in needs.with_affinity}
         full = tuple(name for name in self._full if name in pinned)
         return tuple(filter(None, (self._mixed, affinity_warning(self._limit(), pinned, full))))
 

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.declaration.syntax import InvalidTextError, parse_address, parse_backend
-from vipd.model.backend_status import Admin
-from vipd.model.override import Override, Subject
+from vipd.model.backend_status import AdminState
+from vipd.model.override import Override, OverrideTarget
 from vipd.model.service import MAX_WEIGHT, Backend, Service
 
 MAX_SECONDS = 366 * 86400
@@ -24,14 +24,14 @@ Backends = tuple[tuple[Service, Backend], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class OverrideRequest:
     """An override, and the backends that it now applies to."""
 
     override: Override
     backends: Backends
 
 
-def order(snapshot: Services, request: Mapping[str, object], by: str, now: datetime) -> Ordered:
+def parse_override(snapshot: Services, request: Mapping[str, object], by: str, now: datetime) -> OverrideRequest:
     """The override that a request describes.
 
     `service` (a target) and `backend`, or `address`; `admin` draining or disabled, and/or `weight`; `reason`;
@@ -39,9 +39,9 @@ def order(snapshot: Services, request: Mapping[str, object], by: str, now: datet
     """
     if unknown := sorted(set(request) - set(_KEYS)):
         raise RefusedError("malformed", f"unknown key {unknown[0]}", "", f"known: {', '.join(_KEYS)}")
-    subject, backends = subject_of(snapshot, request)
+    subject, backends = target_of(snapshot, request)
     admin, weight = _admin(request.get("admin")), _weight(request.get("weight"))
-    if admin is Admin.ACTIVE and weight is None:
+    if admin is AdminState.ACTIVE and weight is None:
         raise RefusedError("malformed", "nothing is ordered", "", "say admin or weight")
     override = Override(
         subject,
@@ -50,21 +50,21 @@ def order(snapshot: Services, request: Mapping[str, object], by: str, now: datet
         admin,
         weight,
         _reason(request.get("reason")),
-        _later(request, "for", now),
-        _later(request, "pins", now),
+        _expiry(request, "for", now),
+        _expiry(request, "pins", now),
     )
-    return Ordered(override, backends)
+    return OverrideRequest(override, backends)
 
 
-def subject_of(snapshot: Services, request: Mapping[str, object]) -> tuple[Subject, Backends]:
+def target_of(snapshot: Services, request: Mapping[str, object]) -> tuple[OverrideTarget, Backends]:
     """The target of a request, and its current backends, at least one. Raises RefusedError."""
     service, backend, address = _named(request)
     return _every(snapshot, address) if address else _one(snapshot, service, backend)
 
 
-def cleared(
-    snapshot: Services, request: Mapping[str, object], known: Collection[Subject]
-) -> tuple[frozenset[Subject], Backends]:
+def overrides_to_clear(
+    snapshot: Services, request: Mapping[str, object], known: Collection[OverrideTarget]
+) -> tuple[frozenset[OverrideTarget], Backends]:
     """The targets among `known` that a request to clear names, and the backends that they now apply
     to.
 
@@ -72,16 +72,16 @@ def cleared(
     by those that name its backend now. Raises RefusedError for words that name neither.
     """
     if request.get("all") is True:
-        return frozenset(known), _about(snapshot, known)
+        return frozenset(known), _backends_of(snapshot, known)
     service, backend, address = _named(request)
-    found = {Subject("", address)} if address else {Subject(service, backend)}
-    found |= {Subject(subject.service, _canonical(subject.backend)) for subject in found}
+    found = {OverrideTarget("", address)} if address else {OverrideTarget(service, backend)}
+    found |= {OverrideTarget(subject.service, _canonical(subject.backend)) for subject in found}
     backends: Backends = ()
     try:
-        subject, backends = subject_of(snapshot, request)
+        subject, backends = target_of(snapshot, request)
         found.add(subject)
         if not address:
-            found |= {Subject(subject.service, backend), Subject(subject.service, _canonical(backend))}
+            found |= {OverrideTarget(subject.service, backend), OverrideTarget(subject.service, _canonical(backend))}
     except RefusedError:
         if not found & set(known):
             raise
@@ -101,28 +101,28 @@ def _named(request: Mapping[str, object]) -> tuple[str, str, str]:
     return service, backend, address
 
 
-def _about(snapshot: Services, subjects: Collection[Subject]) -> Backends:
+def _backends_of(snapshot: Services, subjects: Collection[OverrideTarget]) -> Backends:
     """The backends that overrides of these targets apply to."""
     known = frozenset(subjects)
     return tuple(
         (service, backend)
         for service in snapshot.values()
         for backend in service.backends
-        if known & {Subject(service.name, str(backend)), Subject("", backend.address)}
+        if known & {OverrideTarget(service.name, str(backend)), OverrideTarget("", backend.address)}
     )
 
 
-def _every(snapshot: Services, word: str) -> tuple[Subject, Backends]:
+def _every(snapshot: Services, word: str) -> tuple[OverrideTarget, Backends]:
     address = _address(word)
     found = tuple((s, b) for s in snapshot.values() for b in s.backends if b.address == address)
     if not found:
         raise RefusedError(
             "not-found", f"no service has a backend {address}", "", "vipctl list -o wide shows them"
         )
-    return Subject("", address), found
+    return OverrideTarget("", address), found
 
 
-def _one(snapshot: Services, target: str, name: str) -> tuple[Subject, Backends]:
+def _one(snapshot: Services, target: str, name: str) -> tuple[OverrideTarget, Backends]:
     service = find(snapshot, target)
     try:
         wanted = parse_backend(name)
@@ -134,7 +134,7 @@ def _one(snapshot: Services, target: str, name: str) -> tuple[Subject, Backends]
     if len(found) != 1:
         what = f"{service.name} has {'several backends' if found else 'no backend'} {name}"
         raise RefusedError("not-found", what, "", f"vipctl describe {service.name} shows them")
-    return Subject(service.name, str(found[0])), ((service, found[0]),)
+    return OverrideTarget(service.name, str(found[0])), ((service, found[0]),)
 
 
 def _canonical(backend: str) -> str:
@@ -152,10 +152,10 @@ def _address(text: str) -> str:
         raise RefusedError("invalid", error.what, "", error.hint) from None
 
 
-def _admin(value: object) -> Admin:
-    words = {admin.value: admin for admin in (Admin.DRAINING, Admin.DISABLED)}
+def _admin(value: object) -> AdminState:
+    words = {admin.value: admin for admin in (AdminState.DRAINING, AdminState.DISABLED)}
     if value is None:
-        return Admin.ACTIVE
+        return AdminState.ACTIVE
     if not isinstance(value, str) or value not in words:
         raise RefusedError("invalid", f"admin must be one of {', '.join(words)}")
     return words[value]
@@ -176,7 +176,7 @@ def _reason(value: object) -> str:
     return text
 
 
-def _later(request: Mapping[str, object], key: str, now: datetime) -> datetime | None:
+def _expiry(request: Mapping[str, object], key: str, now: datetime) -> datetime | None:
     seconds = request.get(key)
     if seconds is None:
         return None

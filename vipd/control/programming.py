@@ -44,7 +44,7 @@ class ServiceQuarantine:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
-        self._held_now: set[str] = set()
+        self._failed_in_step: set[str] = set()
 
     @property
     def reasons(self) -> Mapping[str, str]:
@@ -63,25 +63,25 @@ class ServiceQuarantine:
 
     def begin(self) -> None:
         """A step begins: `settle` releases only services that were not held since."""
-        self._held_now.clear()
+        self._failed_in_step.clear()
 
-    def hold(self, service: str, doing: str, error: Exception) -> None:
+    def add(self, service: str, doing: str, error: Exception) -> None:
         """Hold a service because of an exception; logs its traceback once."""
         reason, before = f"{internal_error(error, doing)}; {PLEASE_REPORT}", self._entries.get(service)
         if before is None or before.reason != reason:
             extra = fields(Event.SERVICE_QUARANTINED, service=service, cause="vipd", reason=reason)
             log.error("%s is quarantined: %s", service, reason, extra=extra, exc_info=error)
         failures = before.failures if before else 0
-        if service not in self._held_now:  # once for each step, however often it fails there
+        if service not in self._failed_in_step:  # once for each step, however often it fails there
             failures += 1
-        self._held_now.add(service)
+        self._failed_in_step.add(service)
         # The exponent is bounded: 2.0**1024 is an OverflowError.
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE_SECONDS)
         self._entries[service] = _Entry(reason, failures, self._clock() + pause)
 
-    def settle(self, attempted: Collection[str]) -> None:
+    def release_recovered(self, attempted: Collection[str]) -> None:
         """These were tried in this step: those that did not fail again are released."""
-        for name in [name for name in self._entries if name in attempted and name not in self._held_now]:
+        for name in [name for name in self._entries if name in attempted and name not in self._failed_in_step]:
             del self._entries[name]
 
 
@@ -112,7 +112,7 @@ class Programming:
         """The wanted forwardings of a service that were not programmed, and must be passed on again."""
         return {key: each.wanted for key, each in self._withheld.items() if key.service == service}
 
-    def note(self, changes: Forwardings, before: Callable[[ForwardingKey], Forwarding | None]) -> None:
+    def record_changes(self, changes: Forwardings, before: Callable[[ForwardingKey], Forwarding | None]) -> None:
         """These are about to be passed on; `before` returns what the dataplane has in place of each."""
         for key, wanted in changes.items():
             withheld = self._withheld.pop(key, None)
@@ -185,7 +185,7 @@ class Programming:
         await self._revert(names, error)
         if len(names) == 1:
             self._withhold(_of(self._wanted, names))
-            self._quarantine.hold(names[0], "programming its rules", again)
+            self._quarantine.add(names[0], "programming its rules", again)
             return
         middle = len(names) // 2
         await self._reapply(names[:middle], error)
@@ -196,7 +196,7 @@ class Programming:
             self._dataplane.update({key: wanted})
         except Exception as error:
             self._withhold((key,))
-            self._quarantine.hold(key.service, doing, error)
+            self._quarantine.add(key.service, doing, error)
 
     def _withhold(self, keys: Iterable[ForwardingKey]) -> None:
         for key in keys:
@@ -221,7 +221,7 @@ class FlowResets:
 
     def changes(self) -> Forwardings:
         """The changes for the dataplane; from now on they count as passed on."""
-        wanted = {key_of(place): place for place in self._ended()}
+        wanted = {reset_key(place): place for place in self._ended()}
         changes: dict[ForwardingKey, Forwarding | None] = {
             key: reset_forwarding(place) for key, place in wanted.items() if key not in self._given
         }
@@ -230,7 +230,7 @@ class FlowResets:
         return changes
 
 
-def key_of(place: Destination) -> ForwardingKey:
+def reset_key(place: Destination) -> ForwardingKey:
     """The key of a removed frontend. No service can have it: a name contains no blank."""
     frontend = Frontend(place.address, place.port, place.protocol)
     return ForwardingKey(f"removed {frontend}", "", place.protocol, place.family)
@@ -239,13 +239,13 @@ def key_of(place: Destination) -> ForwardingKey:
 def reset_forwarding(place: Destination) -> Forwarding:
     """The forwarding that sends clients of a removed frontend a reset."""
     return Forwarding(
-        key_of(place),
+        reset_key(place),
         addresses=(place.address,) if place.address else (),
         port=place.port,
         endpoints=(),
         masquerade=Masquerade.HAIRPIN,
         answers_ping=False,
-        served=False,
+        has_endpoints=False,
         node_port=None if place.address else place.port,
-        ended=True,
+        frontend_removed=True,
     )

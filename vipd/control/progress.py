@@ -33,9 +33,9 @@ class Progress:
     """Time of the oldest request that is not applied; None while there is none."""
     unattempted_since: datetime | None = None
     """Time of the oldest request that no step has begun with; None while there is none."""
-    later: frozenset[str] = frozenset()
+    postponed: frozenset[str] = frozenset()
     """Services of which a part is left for a later step, so that small changes need not wait for it."""
-    later_request: int = 0
+    postponed_request: int = 0
     """The request for these alone; 0: none."""
     stopping: bool = False
     """Whether vipd stops: no further step begins."""
@@ -55,8 +55,8 @@ class Progress:
         """Whether the kernel may lack a service's wanted rules."""
         if self.state in ("in-sync", "degraded"):
             return False
-        others_are_done = self.state == "pending" and self.requested == self.later_request
-        return not others_are_done or service in self.later
+        others_are_done = self.state == "pending" and self.requested == self.postponed_request
+        return not others_are_done or service in self.postponed
 
     def why_pending(self, waited: float) -> str:
         """Why a request is not applied after so many seconds."""
@@ -84,9 +84,9 @@ class Progress:
     def postpone(self, services: frozenset[str], now: datetime) -> None:
         """That step left a part of these services for the next one."""
         alone = self.applied == self.requested
-        self.later = services
+        self.postponed = services
         request = self.request(now) if services else 0
-        self.later_request = request if alone else 0
+        self.postponed_request = request if alone else 0
 
 
 def healthy(progress: Progress, now: datetime) -> tuple[bool, str]:

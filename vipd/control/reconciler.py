@@ -15,8 +15,8 @@ from datetime import datetime
 from math import inf
 
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.catalog import Merged
-from vipd.control.changes import Changes, Chosen, Dirty, Given, Selector
+from vipd.control.catalog import MergeResult
+from vipd.control.changes import Changes, ServiceForwardings, Dirty, LastProgrammed, Selector
 from vipd.control.difference import Difference, WriteLock
 from vipd.control.host import HostProvider
 from vipd.control.programming import FlowResets, Programming, ServiceQuarantine
@@ -37,8 +37,8 @@ from vipd.control.write_order import WriteOrder
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.dataplane.conntrack.stale import Destination
 from vipd.declaration.problems import PLEASE_REPORT, Problem, internal_error
-from vipd.host.batches import AT_ONCE, in_batches
-from vipd.host.gc_control import loading
+from vipd.host.batches import BATCH_SIZE, in_batches
+from vipd.host.gc_control import gc_paused
 from vipd.host.observer import Observers
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.backend_status import BackendStatuses
@@ -49,7 +49,7 @@ from vipd.sources.base import Source
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
-LONGEST_RETRY_SECONDS = 30.0
+MAX_RETRY_SECONDS = 30.0
 
 RETRY_UNITS_SECONDS = 30.0
 """Retry interval of a unit that cannot be merged: a retry may cost a merge of all units, some times
@@ -60,7 +60,7 @@ LARGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Partners:
+class ReconcilerDependencies:
     """The partners of a reconciler, besides sources, dataplane and host."""
 
     statuses: BackendStatusTracker = field(default_factory=BackendStatusTracker)
@@ -81,9 +81,9 @@ class Reconciler:
         dataplane: Dataplane,
         host: HostProvider,
         clock: Callable[[], datetime],
-        partners: Partners | None = None,
+        partners: ReconcilerDependencies | None = None,
     ) -> None:
-        partners = partners or Partners()
+        partners = partners or ReconcilerDependencies()
         self._dataplane, self._host, self.clock = dataplane, host, clock
         self._statuses, self.observers = partners.statuses, partners.observers
         self.containment = self.observers.containment
@@ -112,7 +112,7 @@ class Reconciler:
         self._host_warnings: tuple[str, ...] = ()
         self.progress = Progress()
         self.services: dict[str, Service] = {}
-        self.forwardings: dict[str, Chosen] = {}
+        self.forwardings: dict[str, ServiceForwardings] = {}
         self.readiness = Readiness()
         self.problems: Mapping[str, tuple[Problem, ...]] = {}
 
@@ -142,7 +142,7 @@ class Reconciler:
         progress, names = self.progress, None if services is None else frozenset(services)
 
         def later() -> bool:
-            return bool(progress.later if names is None else progress.later & names)
+            return bool(progress.postponed if names is None else progress.postponed & names)
 
         def over() -> bool:
             attempted = progress.attempted >= generation and (not later() or bool(progress.fault))
@@ -165,7 +165,7 @@ class Reconciler:
         """Step when requested, for ever; after a failure also without a request."""
         failed_in_row = 0
         while True:
-            pause = min(FIRST_RETRY_SECONDS * 2 ** max(failed_in_row - 1, 0), LONGEST_RETRY_SECONDS)
+            pause = min(FIRST_RETRY_SECONDS * 2 ** max(failed_in_row - 1, 0), MAX_RETRY_SECONDS)
             await self._requested_within(pause if failed_in_row else self._pause())
             failed_in_row = 0 if await self.step() else min(failed_in_row + 1, 10)
 
@@ -212,19 +212,19 @@ class Reconciler:
         policy = await self._host.policy()
         merged = await self._snapshot.merge(self._host.claims(), self._host.check_problems)
         self._dirty.declared.update(dict.fromkeys(merged.dirty))
-        await self._log_troubles(merged)
+        await self._log_problems(merged)
         if len(self._dirty.declared) > LARGE:
-            work.enter_context(loading())
-        given = Given(self.services, self.forwardings, self._policy)
+            work.enter_context(gc_paused())
+        given = LastProgrammed(self.services, self.forwardings, self._policy)
         changes = await self._selector.select(policy, self._dirty, given)
         await self._yield_to_loop()
         await self._update_dataplane(changes)
         await self._yield_to_loop()
-        with self.containment.around("host", "preparing it"):
+        with self.containment.contain("host", "preparing it"):
             self._host_warnings = await self._host.prepare()
         await self._yield_to_loop()
         wrote = await self._programming.write()
-        self._quarantine.settle(changes.attempted)
+        self._quarantine.release_recovered(changes.attempted)
         self.observers.applied(wrote)
         self._succeeded(generation, began, wrote)
 
@@ -250,7 +250,7 @@ class Reconciler:
                 self.request_sync()
                 raise
 
-    async def _log_troubles(self, merged: Merged) -> None:
+    async def _log_problems(self, merged: MergeResult) -> None:
         """Log new problems of declarations and sources, and those that ended."""
         faults = self._snapshot.faults()
         before, self.problems = self.problems, merged.problems
@@ -269,20 +269,20 @@ class Reconciler:
             later = self._write_order.postponed(changes.forwardings, self._given)
         now = {key: f for key, f in changes.forwardings.items() if key not in later}
         async for part in in_batches(now, weight=_weight):
-            with self.containment.around("dataplane", "preparing changed services"):
+            with self.containment.contain("dataplane", "preparing changed services"):
                 await self._dataplane.prepare(part)
-            self._programming.note(part, self._given)
+            self._programming.record_changes(part, self._given)
             self._programming.update(part)
             self.observers.heartbeat()
         # In one part, except for the first load: no frontend that moves between services is then ever
         # missing.
-        async for part in in_batches(now, len(now) if self.services else AT_ONCE):
-            with self.containment.around("host", "taking changed services"):
+        async for part in in_batches(now, len(now) if self.services else BATCH_SIZE):
+            with self.containment.contain("host", "taking changed services"):
                 self._host.services_changed(part)
             self.observers.services_changed(part)
             self.observers.heartbeat()
         if resets := self._flow_resets.changes():
-            self._programming.note(resets, self._given)
+            self._programming.record_changes(resets, self._given)
             self._programming.update(resets)
         async for chosen in in_batches(changes.chosen):
             for name, forwardings in chosen.items():
@@ -303,7 +303,7 @@ class Reconciler:
         after = {name: service for name, service in changes.services.items() if service is not None}
         causes = self.causes.take()
         if self._policy is not None:  # of the first load only the number is logged
-            with self.containment.around("log", "logging changed services"):
+            with self.containment.contain("log", "logging changed services"):
                 log_changes(before, after, [n for n in changes.chosen if n in after], causes)
         # A new one, so that an iteration over the old one is not disturbed.
         services = dict(self.services) if changes.services else self.services
@@ -331,7 +331,7 @@ class Reconciler:
         progress.warnings = (*left_out, *self._host_warnings, *self._dataplane.warnings())
         progress.succeed(generation)
         progress.postpone(frozenset(key.service for key in self._given_later), self.clock())
-        if progress.later:
+        if progress.postponed:
             self._requested.set()
 
     def _failed(self, generation: int, fault: str, error: Exception | None = None) -> None:
@@ -345,4 +345,4 @@ class Reconciler:
 
 def _weight(forwarding: Forwarding | None) -> int:
     """The work for a forwarding, in units of forwardings with ten endpoints."""
-    return 1 if forwarding is None else 1 + forwarding.work() // 10
+    return 1 if forwarding is None else 1 + forwarding.compile_cost() // 10

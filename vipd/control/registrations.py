@@ -9,12 +9,12 @@ from typing import NamedTuple
 from vipd.control.address_policy import AddressPolicy, admit_registered
 from vipd.declaration.problems import Problem, internal_problem
 from vipd.model import limits
-from vipd.model.service import Backend, Registered, Service
+from vipd.model.service import Backend, RegisteredBackend, Service
 
-Registrations = Mapping[str, tuple[Registered, ...]]
+Registrations = Mapping[str, tuple[RegisteredBackend, ...]]
 """Registered backends by the name of their service. Unchanged ones are the same object."""
 
-MOST_TOLD = 100
+MAX_PROBLEMS = 100
 """Registrations that do not take part and have a problem each; the rest shares one problem."""
 
 _Problems = Mapping[str, tuple[Problem, ...]]
@@ -23,8 +23,8 @@ _Problems = Mapping[str, tuple[Problem, ...]]
 
 class _Joined(NamedTuple):
     service: Service
-    registered: tuple[Registered, ...]
-    made: Service
+    registered: tuple[RegisteredBackend, ...]
+    result: Service
 
 
 class Registrar:
@@ -32,7 +32,7 @@ class Registrar:
     limits for etcd, decide which registrations take part."""
 
     def __init__(self) -> None:
-        self._registrations: dict[str, tuple[Registered, ...]] = {}
+        self._registrations: dict[str, tuple[RegisteredBackend, ...]] = {}
         self._policy = AddressPolicy()
         self._known: dict[str, _Joined] = {}
         self._ignoring: dict[str, _Problems] = {}
@@ -42,11 +42,11 @@ class Registrar:
         self._size = 0
         self._left_out: dict[str, int] = {}
 
-    def take(self, registrations: Registrations, policy: AddressPolicy) -> set[str]:
+    def set_registrations(self, registrations: Registrations, policy: AddressPolicy) -> set[str]:
         """Replace all registrations; returns the services whose registrations, or the limits on them,
         changed.
         """
-        before, lasting = self._registrations, policy.lasting()
+        before, lasting = self._registrations, policy.for_accepted()
         changed = {name for name in registrations if before.get(name) is not registrations[name]}
         changed |= before.keys() - registrations.keys()
         if lasting != self._policy:
@@ -61,11 +61,11 @@ class Registrar:
         """Determine the registrations that take part in these services as declared now."""
         for name in names:
             if name in services:
-                self.extended(services[name])
+                self.with_registered(services[name])
             else:
-                self.forget(name)
+                self.remove(name)
 
-    def extended(self, service: Service) -> Service:
+    def with_registered(self, service: Service) -> Service:
         """A service with its registered backends.
 
         A declared backend wins over a registered one with the same address and port. An address of the
@@ -74,16 +74,16 @@ class Registrar:
         """
         registered = self._registrations.get(service.name)
         if registered is None:
-            self.forget(service.name)
+            self.remove(service.name)
             return service
         before = self._known.get(service.name)
         if before is not None and before.service is service and before.registered is registered:
-            return before.made
-        self.forget(service.name)
-        ignored = {each.place: why for each in registered if (why := self._problems_of(service, each))}
+            return before.result
+        self.remove(service.name)
+        ignored = {each.origin: why for each in registered if (why := self._problems_of(service, each))}
         if ignored:
             self._ignoring[service.name] = ignored
-        made = self._joined(service, _fresh(service, registered, ignored), before.made if before else service)
+        made = self._joined(service, _fresh(service, registered, ignored), before.result if before else service)
         self._known[service.name] = _Joined(service, registered, made)
         return made
 
@@ -106,14 +106,14 @@ class Registrar:
     def problems(self) -> dict[str, tuple[Problem, ...]]:
         """Problems of registrations by their place, up to a limit."""
         found = [(place, why) for ignored in self._ignoring.values() for place, why in ignored.items()]
-        told = dict(found[:MOST_TOLD])
-        if more := found[MOST_TOLD:]:
+        told = dict(found[:MAX_PROBLEMS])
+        if more := found[MAX_PROBLEMS:]:
             place, why = more[0]
             what = f"{len(more)} more registered backends do not take part"
             told[place] = (*why, Problem(place, 0, "", what, "vipctl describe SERVICE tells of each service"))
         return told
 
-    def forget(self, service: str) -> None:
+    def remove(self, service: str) -> None:
         """A service is gone, or has no registrations."""
         self._known.pop(service, None)
         self._ignoring.pop(service, None)
@@ -130,12 +130,12 @@ class Registrar:
         why = f"a service has {limits.BACKENDS} backends and {limits.SERVICE_ENDPOINTS} endpoints at most"
         return [f"{what}: {why}; hint: remove keys below backends/"]
 
-    def _problems_of(self, service: Service, registered: Registered) -> tuple[Problem, ...]:
+    def _problems_of(self, service: Service, registered: RegisteredBackend) -> tuple[Problem, ...]:
         """An unexpected exception is a problem of this registration alone."""
         try:
             return admit_registered(service, registered, self._policy)
         except Exception as error:
-            return (internal_problem(error, f"admitting it to {service.name}", registered.place),)
+            return (internal_problem(error, f"admitting it to {service.name}", registered.origin),)
 
     def _room(self, service: Service) -> int:
         """Maximum number of registered backends of a service."""
@@ -146,7 +146,7 @@ class Registrar:
         return max(0, min(own, in_all))
 
 
-def _fresh(service: Service, registered: Iterable[Registered], ignored: _Problems) -> list[Backend]:
+def _fresh(service: Service, registered: Iterable[RegisteredBackend], ignored: _Problems) -> list[Backend]:
     """The registered backends that take part: they are not declared, and no address of the service itself."""
     taken = {(backend.address, backend.port) for backend in service.backends}
     own = set(service.all_addresses())

@@ -11,7 +11,7 @@ from typing import Literal
 from vipd.control.reconciler import Reconciler
 from vipd.control.service_status import refused_units, serving_by_owner, what_serves
 from vipd.dataplane.base import Dataplane
-from vipd.declaration.problems import listed
+from vipd.declaration.problems import problem_texts
 from vipd.host.systemd.fields import Event, fields
 from vipd.sources.base import Source
 
@@ -23,7 +23,7 @@ PROBLEMS_LOGGED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Reloaded:
+class ReloadResult:
     """The outcome of a reload."""
 
     services: int
@@ -50,7 +50,7 @@ async def reload(
     sources: Sequence[Source],
     patience: float = PATIENCE_SECONDS,
     cause: str = "",
-) -> Reloaded:
+) -> ReloadResult:
     """Read every source and the kernel again, and wait until a step has applied the result.
 
     `cause` is the requester, as in `vipd.host.systemd.fields`.
@@ -61,12 +61,12 @@ async def reload(
     settled = await reconciler.wait_synced(reconciler.request_sync(), patience)
     refused = [f"{name} is quarantined: {why}" for name, why in reconciler.progress.quarantined.items()]
     fault = "; ".join(refused) if settled else reconciler.progress.why_pending(patience)
-    problems = listed(p for found in reconciler.problems.values() for p in found)
+    problems = problem_texts(p for found in reconciler.problems.values() for p in found)
     problems += [fault for source in sources for fault in source.faults()]
     after = reconciler.services
     units = {name: unit for source in sources for name, unit in source.units().items()}
     refused_of = refused_units(units, reconciler.problems, serving_by_owner(after.values()))
-    reloaded = Reloaded(len(after), {}, fault, tuple(problems), what_serves(refused_of))
+    reloaded = ReloadResult(len(after), {}, fault, tuple(problems), what_serves(refused_of))
     reloaded.actions.update({name: "removed" for name in before if name not in after})
     for name, service in after.items():
         known = before.get(name)
@@ -76,7 +76,7 @@ async def reload(
     return reloaded
 
 
-def _log(reloaded: Reloaded, cause: str) -> None:
+def _log(reloaded: ReloadResult, cause: str) -> None:
     more = f"; problems: {len(reloaded.problems)}" if reloaded.problems else ""
     more += f"; not all of it is in the kernel: {reloaded.fault}" if reloaded.fault else ""
     extra = fields(Event.RELOADED, cause=cause, reason=f"{reloaded}{more}")

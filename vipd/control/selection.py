@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from vipd.model.backend_status import GOOD, Admin, BackendStatuses
+from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatuses
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
     Backend,
@@ -21,7 +21,7 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    Policy,
+    TrafficPolicy,
     Service,
     ServicePort,
     family_of,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # pydantic is slow to import and not needed to choose
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostIdentity:
     """Facts about this host that selection requires."""
 
     addresses: frozenset[str] = frozenset()
@@ -42,7 +42,7 @@ class Host:
     node_names_only: bool = False
     """Local requires the node's name, as for kube-proxy; else an address on this host counts too."""
 
-    def runs(self, backend: Backend) -> bool:
+    def is_local(self, backend: Backend) -> bool:
         """Whether a backend is on this host."""
         if backend.node and self.node_name:
             return backend.node == self.node_name
@@ -60,12 +60,12 @@ class SelectionPolicy:
     """Defaults from the daemon's settings and the host, for services without a value."""
 
     masquerade: Mapping[Family, Masquerade]
-    host: Host = Host()
+    host: HostIdentity = HostIdentity()
 
     @classmethod
     def of(cls, settings: Settings, host_addresses: Iterable[str]) -> SelectionPolicy:
         """The policy by these settings on a host with these addresses."""
-        host = Host(
+        host = HostIdentity(
             frozenset(host_addresses), settings.node_name, settings.zone, settings.compat == "kube-proxy"
         )
         return cls({family: settings.masquerade_for(family) for family in Family}, host)
@@ -82,26 +82,26 @@ class _Candidate(NamedTuple):
     """Fit and up."""
     ready_backup: bool
     """The same, but for a backup."""
-    last_resort: bool
+    terminating: bool
     """Fit, but on its way out."""
-    down: bool
+    end_flows: bool
     """The flows that it has should end."""
-    keeps_pins: bool
+    keeps_affinity: bool
     """It is draining, and clients with affinity to it still get to it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _Selection:
     """The endpoints for traffic under each policy, and whether any could serve anywhere."""
 
     cluster: tuple[_Candidate, ...]
     local: tuple[_Candidate, ...]
-    served: bool
+    has_endpoints: bool
     ready_local: tuple[_Candidate, ...]
     """Those on this host that are ready, under any policy."""
 
 
-def choose(
+def select_backends(
     service: Service, policy: SelectionPolicy, backend_statuses: BackendStatuses = MappingProxyType({})
 ) -> tuple[Forwarding, ...]:
     """Every forwarding of a service, with its backends in the given status.
@@ -129,16 +129,16 @@ def _forwarding(
     backend_statuses: BackendStatuses,
 ) -> Forwarding:
     host = policy.host
-    known = _candidates(service.backends, port, key.family, host, backend_statuses)
-    spare = _candidates(service.fallback, port, key.family, host, backend_statuses)
+    candidates = _candidates(service.backends, port, key.family, host, backend_statuses)
+    fallback_candidates = _candidates(service.fallback, port, key.family, host, backend_statuses)
     external = _external(service, key.family)
-    accessible = bool(port.node_port or external)
-    chosen = _choose_endpoints(known, service, accessible, host)
-    if not chosen.served and service.keeps_unhealthy:
-        known = _candidates(service.backends, port, key.family, host, backend_statuses, forgiving=True)
-        chosen = _choose_endpoints(known, service, accessible, host)
-    if spare and not chosen.served:
-        chosen = _choose_endpoints(spare, service, accessible, host)
+    externally_exposed = bool(port.node_port or external)
+    chosen = _choose_endpoints(candidates, service, externally_exposed, host)
+    if not chosen.has_endpoints and service.keeps_unhealthy:
+        candidates = _candidates(service.backends, port, key.family, host, backend_statuses, ignore_health=True)
+        chosen = _choose_endpoints(candidates, service, externally_exposed, host)
+    if fallback_candidates and not chosen.has_endpoints:
+        chosen = _choose_endpoints(fallback_candidates, service, externally_exposed, host)
     used = {candidate.endpoint for candidate in (*chosen.cluster, *chosen.local)}
     return Forwarding(
         key=key,
@@ -148,43 +148,43 @@ def _forwarding(
         masquerade=service.masquerade or policy.masquerade[key.family],
         affinity_timeout=service.affinity.timeout if service.affinity else None,
         refusal=service.refusal,
-        resting=tuple(c.endpoint for c in (*known, *spare) if c.endpoint not in used and not c.down),
-        down=tuple(c.endpoint for c in (*known, *spare) if c.down),
+        without_new_flows=tuple(c.endpoint for c in (*candidates, *fallback_candidates) if c.endpoint not in used and not c.end_flows),
+        unavailable=tuple(c.endpoint for c in (*candidates, *fallback_candidates) if c.end_flows),
         ends_flows=service.ends_flows,
         answers_ping=service.answers_ping,
         local_endpoints=_endpoints(chosen.local),
-        served=chosen.served,
+        has_endpoints=chosen.has_endpoints,
         internal_policy=service.internal_policy,
-        external_policy=service.external_policy if port.node_port or external else Policy.CLUSTER,
+        external_policy=service.external_policy if port.node_port or external else TrafficPolicy.CLUSTER,
         external_addresses=external,
         allow_host=host.within(network for e in external for network in e.allow_from or ()),
         node_port=port.node_port,
         health_port=service.health_port,
         ready_local=_addresses(chosen.ready_local) if service.health_port else (),
         balance=service.balance,
-        pinned=_pinned(known, used) if service.affinity is not None else (),
+        affinity_only=_draining_with_affinity(candidates, used) if service.affinity is not None else (),
     )
 
 
 def _choose_endpoints(
-    candidates: tuple[_Candidate, ...], service: Service, accessible: bool, host: Host
-) -> _Chosen:
+    candidates: tuple[_Candidate, ...], service: Service, externally_exposed: bool, host: HostIdentity
+) -> _Selection:
     """Contract 4: ready ones; if there are none, ready backups, and then terminating ones; for each policy
     separately.
 
     A frontend that is accessible from outside requires the cluster's endpoints too, for clients on this host.
     """
-    local_internal = service.internal_policy is Policy.LOCAL
-    local_external = accessible and service.external_policy is Policy.LOCAL
+    local_internal = service.internal_policy is TrafficPolicy.LOCAL
+    local_external = externally_exposed and service.external_policy is TrafficPolicy.LOCAL
     backups = tuple(c for c in candidates if c.ready_backup)
     ready = tuple(c for c in candidates if c.ready) or backups
-    leaving = tuple(c for c in candidates if c.last_resort)
-    cluster = () if local_internal and not accessible else _near(ready, host) or leaving
-    local = _on_host(ready) or _on_host(leaving) if local_internal or local_external else ()
-    return _Chosen(cluster, local, served=bool(ready or leaving), ready_local=_on_host(ready))
+    terminating = tuple(c for c in candidates if c.terminating)
+    cluster = () if local_internal and not externally_exposed else _same_zone_or_all(ready, host) or terminating
+    local = _on_host(ready) or _on_host(terminating) if local_internal or local_external else ()
+    return _Selection(cluster, local, has_endpoints=bool(ready or terminating), ready_local=_on_host(ready))
 
 
-def _near(ready: tuple[_Candidate, ...], host: Host) -> tuple[_Candidate, ...]:
+def _same_zone_or_all(ready: tuple[_Candidate, ...], host: HostIdentity) -> tuple[_Candidate, ...]:
     """The ready backends for this host's zone, if each has zones and one has this zone; else all of them."""
     near = tuple(c for c in ready if host.zone in c.zones)
     return near if host.zone and near and all(c.zones for c in ready) else ready
@@ -205,19 +205,19 @@ def _external(service: Service, family: Family) -> tuple[ExternalAddress, ...]:
     return tuple(found)
 
 
-def _pinned(known: Iterable[_Candidate], used: Collection[Endpoint]) -> tuple[Endpoint, ...]:
+def _draining_with_affinity(known: Iterable[_Candidate], used: Collection[Endpoint]) -> tuple[Endpoint, ...]:
     """Draining backends that clients with affinity to them still get to."""
-    return tuple(c.endpoint for c in known if c.keeps_pins and c.endpoint not in used)
+    return tuple(c.endpoint for c in known if c.keeps_affinity and c.endpoint not in used)
 
 
 def _candidates(
     backends: tuple[Backend, ...],
     port: ServicePort,
     family: Family,
-    host: Host,
+    host: HostIdentity,
     backend_statuses: BackendStatuses,
     *,
-    forgiving: bool = False,
+    ignore_health: bool = False,
 ) -> tuple[_Candidate, ...]:
     """The backends of one family, sorted by their text as kube-proxy sorts endpoints. `forgiving`: all count
     as healthy."""
@@ -226,29 +226,29 @@ def _candidates(
         number = backend.port_for(port)
         if number is None or family_of(backend.address) is not family:
             continue
-        standing = backend_statuses.get(str(backend), GOOD) if backend_statuses else GOOD
-        weight = backend.weight if standing.weight is None else standing.weight
-        healthy = standing.healthy or forgiving
-        fit = healthy and standing.admin is Admin.ACTIVE and weight > 0
-        up = fit and backend.state is BackendState.UP
-        down = backend.state is BackendState.DOWN or standing.admin is Admin.DISABLED or not healthy
+        status = backend_statuses.get(str(backend), DEFAULT_STATUS) if backend_statuses else DEFAULT_STATUS
+        weight = backend.weight if status.weight is None else status.weight
+        healthy = status.healthy or ignore_health
+        eligible = healthy and status.admin is AdminState.ACTIVE and weight > 0
+        up = eligible and backend.state is BackendState.UP
+        end_flows = backend.state is BackendState.DOWN or status.admin is AdminState.DISABLED or not healthy
         found.append(
             _Candidate(
                 Endpoint(backend.address, number, weight),
                 backend.zones,
-                host.runs(backend),
+                host.is_local(backend),
                 up and not backend.backup,
                 up and backend.backup,
-                fit and backend.state is BackendState.DRAIN,
-                down,
-                standing.pinned and not down and standing.admin is Admin.DRAINING,
+                eligible and backend.state is BackendState.DRAIN,
+                end_flows,
+                status.keeps_affinity and not end_flows and status.admin is AdminState.DRAINING,
             )
         )
-    found.sort(key=_text)
+    found.sort(key=_sort_key)
     return tuple(found)
 
 
-def _text(candidate: _Candidate) -> str:
+def _sort_key(candidate: _Candidate) -> str:
     return str(candidate.endpoint)
 
 

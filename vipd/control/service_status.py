@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vipd.declaration.problems import Problem
-from vipd.declaration.unit import NOTHING, Unit
-from vipd.model.backend_status import Admin, BackendStatus, BackendStatuses
+from vipd.declaration.unit import EMPTY_DECLARATION, Unit
+from vipd.model.backend_status import AdminState, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import BackendState, Frontend, Refusal, Service
+from vipd.model.service import BackendState, Frontend, RejectAction, Service
 
 
 class ServiceStatus(NamedTuple):
@@ -88,7 +88,7 @@ def refused_units(
 ) -> list[RefusedUnit]:
     """The units that have problems. `serving`: number of serving services of each unit."""
     # An addition to a source, such as a registration, is no unit of it until it cannot be read.
-    return [RefusedUnit(n, units.get(n) or Unit(NOTHING), serving.get(n, 0)) for n in problems if problems[n]]
+    return [RefusedUnit(n, units.get(n) or Unit(EMPTY_DECLARATION), serving.get(n, 0)) for n in problems if problems[n]]
 
 
 def what_serves(refused: Sequence[RefusedUnit]) -> str:
@@ -112,7 +112,7 @@ def what_serves(refused: Sequence[RefusedUnit]) -> str:
 
 def _refused(empty: Sequence[Forwarding]) -> str:
     frontends = ", ".join(str(Frontend(a, f.port, f.key.protocol)) for f in empty for a in f.addresses)
-    dropped = any(f.served or f.refusal is Refusal.DROP for f in empty)
+    dropped = any(f.has_endpoints or f.refusal is RejectAction.DROP for f in empty)
     return f"new flows to {frontends} are {'dropped' if dropped else 'refused'}"
 
 
@@ -136,8 +136,8 @@ def _backends_in_words(service: Service, backend_statuses: BackendStatuses) -> s
         backend_statuses[str(backend)] for backend in service.fallback if str(backend) in backend_statuses
     ]
     numbers = {
-        "draining": sum(standing.admin is Admin.DRAINING for standing in own),
-        "disabled": sum(standing.admin is Admin.DISABLED for standing in own),
+        "draining": sum(standing.admin is AdminState.DRAINING for standing in own),
+        "disabled": sum(standing.admin is AdminState.DISABLED for standing in own),
         "unhealthy": _unhealthy(own),
         "declared down": _down(service),
         "of the fallback unhealthy": _unhealthy(spare),

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.admission import Admission
-from vipd.control.catalog import Catalog, Merged
+from vipd.control.catalog import Catalog, MergeResult
 from vipd.control.registrations import Registrar, Registrations
 from vipd.declaration.problems import Problem
 from vipd.declaration.unit import Unit
 from vipd.host.containment import Containment
-from vipd.host.gc_control import loading
+from vipd.host.gc_control import gc_paused
 from vipd.model.check import Check
 from vipd.model.service import Service
 from vipd.sources.base import Source
@@ -48,7 +48,7 @@ class Snapshot:
         """The last writing of each source that writes."""
         self._registered_last: Registrations = {}
         self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
-        self._merged = Merged({}, {}, {})
+        self._merged = MergeResult({}, {}, {})
         self._faults: Mapping[str, tuple[str, ...]] | None = None
         """None: there was no merge yet."""
 
@@ -60,23 +60,23 @@ class Snapshot:
     def service(self, name: str) -> Service | None:
         """A service, with its registered backends."""
         declared = self._merged.services.get(name)
-        return None if declared is None else self._registrar.extended(declared)
+        return None if declared is None else self._registrar.with_registered(declared)
 
     def ignored(self, name: str) -> tuple[Problem, ...]:
         """Why backends that registered themselves for a service do not take part in it."""
         return self._registrar.ignored(name)
 
-    async def merge(self, policy: AddressPolicy, ask: AskHost) -> Merged:
+    async def merge(self, policy: AddressPolicy, ask: AskHost) -> MergeResult:
         """Merge the sources' current units, and report to them which versions serve. `ask` returns what
         this host lacks for checks."""
-        changed = self._admission.notice([self._units_of(source) for source in self._sources], policy)
-        answers = await ask(self._admission.questions(changed))
-        joining = self._registrar.take(self._registered(), policy)
+        changed = self._admission.update_units([self._units_of(source) for source in self._sources], policy)
+        answers = await ask(self._admission.checks_to_query(changed))
+        joining = self._registrar.set_registrations(self._registered(), policy)
         # Removed units count as well as new ones, and one conflict requires a merge of all services from
         # scratch.
         known = len(self._merged.services) if changed or self._catalog.holds else 0
         if known + self._admission.size(changed) + len(joining) > IN_THREAD_ABOVE:
-            with loading():
+            with gc_paused():
                 merged = await asyncio.to_thread(self._merge, changed, answers, joining)
         else:
             merged = self._merge(changed, answers, joining)
@@ -107,7 +107,7 @@ class Snapshot:
 
     def _units_of(self, source: Source) -> Mapping[str, Unit]:
         """A source's units; while it fails unexpectedly, its previous ones."""
-        with self._containment.around(source.location, "reading its units"):
+        with self._containment.contain(source.location, "reading its units"):
             self._units[source.location] = source.units()
         return self._units.get(source.location, {})
 
@@ -115,15 +115,15 @@ class Snapshot:
         """Report to a source which of its versions serve. After a timeout the call continues by itself and is
         reported as a fault."""
         if not source.writes:
-            with self._containment.around(source.location, "keeping what was accepted"):
-                source.accepted(self._merged.chosen)
+            with self._containment.contain(source.location, "keeping what was accepted"):
+                source.save_accepted(self._merged.chosen)
             return
         running = self._accepting.get(source.location)
         if running is None or running.done():
-            running = asyncio.ensure_future(asyncio.to_thread(source.accepted, dict(self._merged.chosen)))
+            running = asyncio.ensure_future(asyncio.to_thread(source.save_accepted, dict(self._merged.chosen)))
             self._accepting[source.location] = running
         await asyncio.wait((running,), timeout=ACCEPT_SECONDS)
-        with self._containment.around(source.location, "keeping what was accepted"):
+        with self._containment.contain(source.location, "keeping what was accepted"):
             if not running.done():
                 raise TimeoutError(f"the disk takes more than {ACCEPT_SECONDS:.0f} s")
             running.result()
@@ -131,19 +131,19 @@ class Snapshot:
     def _faults_of_sources(self) -> Mapping[str, tuple[str, ...]]:
         found = dict[str, tuple[str, ...]]()
         for source in self._sources:
-            with self._containment.around(source.location, "asking for its faults"):
+            with self._containment.contain(source.location, "asking for its faults"):
                 found[source.location] = source.faults()
         return found
 
     def _registered(self) -> Registrations:
         """All registrations; while they cannot be read, the previous ones."""
-        with self._containment.around("registered backends", "reading them"):
+        with self._containment.contain("registered backends", "reading them"):
             self._registered_last = self._registrations()
         return self._registered_last
 
     def _merge(
         self, changed: set[str], answers: Mapping[Check, tuple[str, ...]], joining: Collection[str]
-    ) -> Merged:
+    ) -> MergeResult:
         admitted = self._admission.admit(changed, lambda check: answers.get(check, ()))
         self._merged = self._catalog.merge(self._admission.units, admitted)
         dirty = tuple(dict.fromkeys((*self._merged.dirty, *joining)))

@@ -12,13 +12,13 @@ LARGE = 1000
 """Work of a forwarding (`Forwarding.work`) above which it is large: iptables-nft-restore is quadratic in the
 jumps of a chain."""
 
-MOST_AT_ONCE = 5000
+MAX_WORK_PER_STEP = 5000
 """Work of the large forwardings that one step writes, unless a single one is more."""
 
 Changes = Mapping[ForwardingKey, Forwarding | None]
 Before = Callable[[ForwardingKey], Forwarding | None]
 """Returns the dataplane's current forwarding in the place of a change."""
-Place = tuple[str, int, Protocol]
+FrontendTuple = tuple[str, int, Protocol]
 """An address, or "" for the host itself, with a port of it."""
 
 
@@ -42,34 +42,34 @@ class WriteOrder:
         A large change is never separated from one that has, or had, the same address and port: a frontend
         that moves from one service to another is never missing, and never in both.
         """
-        large = {key: f.work() for key, f in changes.items() if f is not None and f.work() > LARGE}
+        large = {key: f.compile_cost() for key, f in changes.items() if f is not None and f.compile_cost() > LARGE}
         shared = _shared(changes, before) if large else frozenset()
-        movable = [key for key in large if shared.isdisjoint(_places(changes[key], before(key)))]
+        movable = [key for key in large if shared.isdisjoint(_frontends(changes[key], before(key)))]
         movable.sort(key=lambda key: self._waiting.get(key, len(self._waiting)))
         gives_way = len(movable) < len(changes) and not self._gave_way
-        later = movable if gives_way else movable[_fitting([large[key] for key in movable]) :]
+        later = movable if gives_way else movable[_count_within_limit([large[key] for key in movable]) :]
         self._gave_way = bool(later) and gives_way
         self._waiting = {key: turn for turn, key in enumerate(later)}
         return {key: before(key) for key in later}
 
 
-def _fitting(works: Sequence[int]) -> int:
+def _count_within_limit(works: Sequence[int]) -> int:
     """How many of the first ones a step may write."""
     total = 0
     for count, work in enumerate(works):
         total += work
-        if count and total > MOST_AT_ONCE:
+        if count and total > MAX_WORK_PER_STEP:
             return count
     return len(works)
 
 
-def _shared(changes: Changes, before: Before) -> frozenset[Place]:
+def _shared(changes: Changes, before: Before) -> frozenset[FrontendTuple]:
     """Places that more than one of the changes is about."""
-    count = Counter(place for key, f in changes.items() for place in set(_places(f, before(key))))
+    count = Counter(place for key, f in changes.items() for place in set(_frontends(f, before(key))))
     return frozenset(place for place, changing in count.items() if changing > 1)
 
 
-def _places(*forwardings: Forwarding | None) -> Iterator[Place]:
+def _frontends(*forwardings: Forwarding | None) -> Iterator[FrontendTuple]:
     """Addresses and ports from which rules lead to these. A health port is not included: vipd itself answers
     there."""
     for forwarding in forwardings:

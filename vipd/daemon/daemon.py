@@ -15,19 +15,19 @@ from typing import NoReturn
 from vipd import __version__
 from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
-from vipd.api.served import Served
+from vipd.api.served import ApiContext
 from vipd.api.server import application
 from vipd.api.socket_server import serving
 from vipd.control.admission import admit_unit
 from vipd.control.catalog import merge
-from vipd.control.host import HostNet
+from vipd.control.host import Host
 from vipd.control.reload import reload
 from vipd.daemon.loops import loops
-from vipd.daemon.status_reporter import Reporter, beat_seconds, program_seconds
+from vipd.daemon.status_reporter import StatusReporter, heartbeat_seconds, program_seconds
 from vipd.daemon.wiring import Parts, now, sources, wire
 from vipd.dataplane.chosen import ChosenDataplane
-from vipd.host.changes import HostRecord
-from vipd.host.gc_control import leave_out
+from vipd.host.changes import HostChanges
+from vipd.host.gc_control import freeze_objects
 from vipd.host.observer import Observers
 from vipd.host.preflight import StartError, require_privileges, state_faults, state_lock
 from vipd.host.settings.settings import Settings
@@ -37,9 +37,9 @@ from vipd.model.formatting import time_text
 from vipd.observe.events.log_handler import recording
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.health_ports import HealthPorts
-from vipd.observe.listeners import Listeners, Place
-from vipd.observe.observers import Observed
-from vipd.observe.observers import Observers as Pages
+from vipd.observe.listeners import Listeners, ListenAddress
+from vipd.observe.observers import Monitored
+from vipd.observe.observers import Monitoring as Pages
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ def check(settings: Settings) -> int:
     files, store = sources(settings)
     files.scan()
     dataplane = ChosenDataplane(settings.state_dir).read() or settings.dataplane
-    host = HostNet(settings, HostRecord(settings.state_dir), dataplane=lambda: dataplane)
-    asyncio.run(host.look())
+    host = Host(settings, HostChanges(settings.state_dir), dataplane=lambda: dataplane)
+    asyncio.run(host.refresh())
     policy = replace(host.claims(), check_problems=host.check_problem)
     units = {name: admit_unit(unit, policy) for name, unit in {**files.units(), **store.units()}.items()}
     merged = merge(units)
@@ -72,7 +72,7 @@ async def once(settings: Settings) -> int:
     """Apply the declarations once. 1 when that failed, or when a declaration has problems."""
     with state_lock(settings):
         parts = await wire(settings)
-        async with _following(parts):
+        async with _following_etcd(parts):
             applied = await parts.reconciler.step()
         faults = [fault for source in parts.sources for fault in source.faults()]
         faults += parts.reconciler.progress.quarantined
@@ -86,25 +86,25 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
     notifier.send("STATUS=reading declarations")
     with state_lock(settings), recording(settings.state_dir) as recorder:
         require_privileges()
-        parts = await wire(settings, Observers(beat_seconds(notifier)), program_seconds(notifier))
+        parts = await wire(settings, Observers(heartbeat_seconds(notifier)), program_seconds(notifier))
         # Current objects live until the end: each garbage collection would walk through them, for a tenth of
         # a second.
-        leave_out()
-        reporter = Reporter(notifier, parts.reconciler)
+        freeze_objects()
+        reporter = StatusReporter(notifier, parts.reconciler)
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         listeners = [*health_listeners(parts)]
         warnings = _warnings_of(parts, listeners, recorder, notifier)
-        pages = Pages(observed(parts, recorder, warnings))
+        pages = Pages(monitored(parts, recorder, warnings))
         listeners += pages.listeners
-        served = _served(parts, pages, recorder, warnings)
-        async with _listening(settings, served, pages), asyncio.TaskGroup() as tasks:
+        served = _api_context(parts, pages, recorder, warnings)
+        async with _serving_api(settings, served, pages), asyncio.TaskGroup() as tasks:
             work = [
                 tasks.create_task(parts.supervisor.run(name, loop), name=name)
                 for name, loop in loops(parts, listeners, pages).items()
             ]
             _on_signals(parts, reporter, stop, work)
             if parts.fleet:
-                await parts.fleet.first_word()
+                await parts.fleet.wait_for_etcd()
             parts.reconciler.request_sync()
             started = fields(Event.STARTED, reason=f"vipd {__version__}")
             log.info("vipd %s serves %s", __version__, settings.socket, extra=started)
@@ -122,7 +122,7 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
         parts.fleet.store.stop_waiting()
     await parts.reconciler.stop_waiting()
     if parts.reconciler.progress.applied:  # else there are no rules with counters yet
-        await parts.numbers.close()
+        await parts.flow_stats.close()
     for task in work:
         task.cancel()
     await asyncio.wait(work)
@@ -131,7 +131,7 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _following(parts: Parts) -> AsyncIterator[None]:
+async def _following_etcd(parts: Parts) -> AsyncIterator[None]:
     """Follow etcd, if configured, during a single step."""
     if parts.fleet is None:
         yield
@@ -139,7 +139,7 @@ async def _following(parts: Parts) -> AsyncIterator[None]:
     work = parts.fleet.loops(parts.reconciler, report=False)
     following = [asyncio.create_task(parts.supervisor.run(name, loop)) for name, loop in work.items()]
     try:
-        await parts.fleet.first_word()
+        await parts.fleet.wait_for_etcd()
         yield
     finally:
         for task in following:
@@ -152,21 +152,21 @@ def health_listeners(parts: Parts) -> tuple[Listeners, ...]:
     """The listeners for health checks over TCP: the services' health ports, and `health_address`."""
     ports = HealthPorts(parts.reconciler, parts.settings.node_addresses)
     parts.reconciler.observers.add(ports)
-    place = parts.settings.health_place()
-    return ports.listeners, healthz_listener(parts.reconciler, Place(*place) if place else None)
+    place = parts.settings.health_socket_address()
+    return ports.listeners, healthz_listener(parts.reconciler, ListenAddress(*place) if place else None)
 
 
-def observed(parts: Parts, recorder: Recorder, warnings: Warnings = tuple) -> Observed:
+def monitored(parts: Parts, recorder: Recorder, warnings: Warnings = tuple) -> Monitored:
     """The objects for metrics and the status page."""
-    return Observed(
+    return Monitored(
         parts.settings,
         parts.reconciler,
         parts.dataplane,
         parts.sources,
-        parts.numbers,
+        parts.flow_stats,
         recorder,
         parts.health.durations,
-        parts.supervisor.tasks,
+        parts.supervisor.loops,
         warnings,
     )
 
@@ -183,13 +183,13 @@ def _warnings_of(
         *parts.host.faults(),
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
-        *parts.statuses.warnings(),
+        *parts.status_tracker.warnings(),
         *parts.repair_backoff.warnings(asyncio.get_running_loop().time()),
         *(parts.fleet.warnings() if parts.fleet else ()),
     ]
 
 
-def _served(parts: Parts, pages: Pages, recorder: Recorder, warnings: Warnings) -> Served:
+def _api_context(parts: Parts, pages: Pages, recorder: Recorder, warnings: Warnings) -> ApiContext:
     """The objects that the API shows and changes."""
     settings, host = parts.settings, parts.host
     about = {
@@ -198,7 +198,7 @@ def _served(parts: Parts, pages: Pages, recorder: Recorder, warnings: Warnings) 
         "started": time_text(now()),
         "settings": settings.model_dump(mode="json"),
     }
-    return Served(
+    return ApiContext(
         parts.reconciler,
         parts.dataplane,
         parts.sources,
@@ -207,13 +207,13 @@ def _served(parts: Parts, pages: Pages, recorder: Recorder, warnings: Warnings) 
         parts.rescan,
         about,
         warnings=warnings,
-        choose=ChosenDataplane(settings.state_dir).write,
-        claims=host.claims,
+        save_dataplane_choice=ChosenDataplane(settings.state_dir).write,
+        address_policy=host.claims,
         check_problems=host.check_problems,
-        look_at_claims=host.look_at_claims,
+        refresh_address_policy=host.refresh_claims,
         warnings_of=host.warnings_of,
         events=recorder,
-        numbers=parts.numbers,
+        flow_stats=parts.flow_stats,
         fleet=parts.fleet,
         default_store=settings.store,
         metrics=pages.metrics,
@@ -221,7 +221,7 @@ def _served(parts: Parts, pages: Pages, recorder: Recorder, warnings: Warnings) 
 
 
 @contextlib.asynccontextmanager
-async def _listening(settings: Settings, served: Served, pages: Pages) -> AsyncIterator[None]:
+async def _serving_api(settings: Settings, served: ApiContext, pages: Pages) -> AsyncIterator[None]:
     """The API's socket, answering. Raises StartError."""
     try:
         listener = bind_socket(settings.socket, settings.socket_group)
@@ -230,7 +230,7 @@ async def _listening(settings: Settings, served: Served, pages: Pages) -> AsyncI
         raise StartError(what, number=error.errno or 0) from None
     try:
         async with serving(application(served, Permission(settings.admin_group)), listener):
-            with pages.tally.counting():
+            with pages.counters.count_events():
                 yield
     finally:
         settings.socket.unlink(missing_ok=True)
@@ -238,7 +238,7 @@ async def _listening(settings: Settings, served: Served, pages: Pages) -> AsyncI
 
 def _on_signals(
     parts: Parts,
-    reporter: Reporter,
+    reporter: StatusReporter,
     stop: asyncio.Future[signal.Signals],
     work: list[asyncio.Task[NoReturn]],
 ) -> None:

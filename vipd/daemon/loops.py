@@ -10,8 +10,8 @@ from vipd.control.background_tasks import (
     Expiring,
     clean_flows,
     collect_garbage,
-    end_overrides,
-    grow_shares,
+    expire_overrides,
+    advance_slow_start,
     poll_host,
     save_checkpoint,
     save_ended_overrides,
@@ -22,13 +22,13 @@ from vipd.control.reconciler import Reconciler
 from vipd.daemon.wiring import Parts
 from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.host.observer import Observer
-from vipd.host.supervisor import Loop, Pace, Task, Work
-from vipd.model.check_target import Target
-from vipd.model.override import Subject
+from vipd.host.supervisor import Loop, Backoff, LoopState, Work
+from vipd.model.check_target import CheckTarget
+from vipd.model.override import OverrideTarget
 from vipd.observe.listeners import Listeners
-from vipd.observe.observers import Observers as Pages
+from vipd.observe.observers import Monitoring as Pages
 
-POLL_FILES = Pace(longest=5.0)
+POLL_FILES = Backoff(maximum=5.0)
 """Each try reads the times of all files, which is the fallback for a directory that cannot be watched."""
 
 
@@ -52,11 +52,11 @@ class _Events(Observer):
         self._after_overrides.append(asyncio.Event())
         return self._after_overrides[-1]
 
-    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
+    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
         for event in self._after_overrides:
             event.set()
 
-    def verdicts_changed(self, targets: frozenset[Target]) -> None:
+    def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
         self._reconciler.request_sync()
 
     def stepped(self) -> None:
@@ -76,15 +76,15 @@ def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[st
         # Before the first write, so that no foreign change of rules is missed.
         "watching rules": lambda: _watch_rules(parts, events.switched),
         "reconciling": reconciler.run,
-        "watching files": Loop(lambda: watch_files(parts.files, reconciler), Task(POLL_FILES)),
+        "watching files": Loop(lambda: watch_files(parts.files, reconciler), LoopState(POLL_FILES)),
         "watching addresses": lambda: poll_host(parts.host, reconciler),
         "deleting old rules": lambda: collect_garbage(reconciler, collect),
         "cleaning flows": lambda: clean_flows(conntrack, reconciler, cleaned),
         "keeping the backends of flows": lambda: save_checkpoint(conntrack, saved),
-        "growing shares": lambda: grow_shares(parts.statuses, reconciler, grown),
+        "growing shares": lambda: advance_slow_start(parts.status_tracker, reconciler, grown),
         **_override_loops(parts, events),
         "checking backends": parts.health.run,
-        **parts.numbers.loops(),
+        **parts.flow_stats.loops(),
         **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},
         "keeping the status page": pages.run,
         **(parts.fleet.loops(reconciler) if parts.fleet else {}),
@@ -95,10 +95,10 @@ def _override_loops(parts: Parts, events: _Events) -> dict[str, Work]:
     """Loops that end overrides when their time has come."""
     expiring: dict[str, Expiring] = {"ending overrides": parts.overrides}
     if parts.fleet:
-        expiring["ending overrides of the fleet"] = parts.fleet.orders
+        expiring["ending overrides of the fleet"] = parts.fleet.overrides
     return {
         **{
-            name: partial(end_overrides, overrides, parts.reconciler, events.after_overrides())
+            name: partial(expire_overrides, overrides, parts.reconciler, events.after_overrides())
             for name, overrides in expiring.items()
         },
         "saving ended overrides": partial(save_ended_overrides, parts.overrides, events.after_overrides()),
@@ -109,7 +109,7 @@ async def _watch_rules(parts: Parts, switched: asyncio.Event) -> None:
     """Detects and repairs foreign changes to the rules of the dataplane in use. `switched`: set after a
     switch to another one."""
 
-    options = WatchOptions(parts.own, parts.supervisor.run_meanwhile)
+    options = WatchOptions(parts.own_processes, parts.supervisor.run_until_cancelled)
     while True:
         switched.clear()
         open_watch = partial(parts.dataplane.watch, options)

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 
 from vipd.host.observer import Observers
-from vipd.host.process import LIMIT_SECONDS, STALL_SECONDS, Finished, Runner, Started, run
+from vipd.host.process import TIMEOUT_SECONDS, STALL_SECONDS, ProgramResult, Runner, Started, run
 
-BYTES_A_SECOND = 250_000
+BYTES_PER_SECOND = 250_000
 """Minimum speed for rules. nft 1.0.6 and Linux 6.18 took 3 MB a second: this is a host ten times slower."""
 
 
-def rule_programs(started: Started, observers: Observers, limit: float = LIMIT_SECONDS) -> Runner:
+def rule_programs(started: Started, observers: Observers, limit: float = TIMEOUT_SECONDS) -> Runner:
     """A runner that kills a program that does not end within `limit` seconds plus the time that its input
     needs; and one that is idle for STALL_SECONDS, so that status soon names it.
 
@@ -20,9 +20,9 @@ def rule_programs(started: Started, observers: Observers, limit: float = LIMIT_S
     before its end. Each processed block of rules sends one, too: a large load has many.
     """
 
-    async def run_and_beat(argv: Sequence[str], stdin: str) -> Finished:
-        more = len(stdin) / BYTES_A_SECOND
-        beating = asyncio.create_task(_beat(observers, more), name="beat")
+    async def run_and_beat(argv: Sequence[str], stdin: str) -> ProgramResult:
+        more = len(stdin) / BYTES_PER_SECOND
+        beating = asyncio.create_task(_send_heartbeats(observers, more), name="beat")
         try:
             finished = await run(argv, stdin, started, limit + more, STALL_SECONDS)
         finally:
@@ -34,7 +34,7 @@ def rule_programs(started: Started, observers: Observers, limit: float = LIMIT_S
     return run_and_beat
 
 
-async def _beat(observers: Observers, seconds: float) -> None:
+async def _send_heartbeats(observers: Observers, seconds: float) -> None:
     """Beat for so long, and not at its beginning."""
     clock = asyncio.get_running_loop().time
     end = clock() + seconds

@@ -18,32 +18,32 @@ from vipd.host.systemd.notify import Notifier, one_line
 
 EXTENSION_SECONDS = 60
 """Time that each sign of progress gives to a start."""
-READY_DESPITE_SECONDS = 20.0
+READY_TIMEOUT_SECONDS = 20.0
 """How long a start may fail before it counts as ready all the same: the API answers, the status names the
 fault, and programs that wait for the unit continue."""
 STATUS_SECONDS = 1.0
 """A status is sent at most so often."""
-BEATS_PER_WATCHDOG = 2
+HEARTBEATS_PER_WATCHDOG = 2
 """Signs of life in the time after which their absence counts, as sd_watchdog_enabled(3) advises."""
-LONGEST_PROGRAM_SECONDS = 60.0
-SHORTEST_PROGRAM_SECONDS = 20.0
+MAX_PROGRAM_SECONDS = 60.0
+MIN_PROGRAM_SECONDS = 20.0
 _SPARE_SECONDS = 5.0
 
 
-def beat_seconds(notifier: Notifier) -> float:
+def heartbeat_seconds(notifier: Notifier) -> float:
     """Interval of an idle loop's heartbeats for the watchdog."""
-    return (notifier.watchdog_seconds or 2 * LONGEST_PROGRAM_SECONDS) / BEATS_PER_WATCHDOG
+    return (notifier.watchdog_seconds or 2 * MAX_PROGRAM_SECONDS) / HEARTBEATS_PER_WATCHDOG
 
 
 def program_seconds(notifier: Notifier) -> float:
     """How long a program may run: it is killed, and that is logged, before the watchdog ends the daemon."""
     if notifier.watchdog_seconds is None:
-        return LONGEST_PROGRAM_SECONDS
+        return MAX_PROGRAM_SECONDS
     room = notifier.watchdog_seconds - _SPARE_SECONDS
-    return min(LONGEST_PROGRAM_SECONDS, max(SHORTEST_PROGRAM_SECONDS, room))
+    return min(MAX_PROGRAM_SECONDS, max(MIN_PROGRAM_SECONDS, room))
 
 
-class Reporter(Observer):
+class StatusReporter(Observer):
     """Reports one reconciler's state, from its loop, to one notifier."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Reporter(Observer):
         if starting and self._due("extension", 1.0):
             self._notifier.send(f"EXTEND_TIMEOUT_USEC={EXTENSION_SECONDS * 1_000_000}")
         if not self._notify_ready():
-            self._look_soon()  # not at once: most changes are over before a user could read them
+            self._schedule_refresh()  # not at once: most changes are over before a user could read them
 
     def stepped(self) -> None:
         """Report that the daemon is ready once it is, and its status if that has changed."""
@@ -83,9 +83,9 @@ class Reporter(Observer):
         if self._due("status", STATUS_SECONDS):
             self._notify_status()
         else:
-            self._look_soon()
+            self._schedule_refresh()
         if self._failing_since is not None and not self._ready:
-            self._look_soon()  # the next try may be far
+            self._schedule_refresh()  # the next try may be far
 
     @asynccontextmanager
     async def reloading(self) -> AsyncIterator[None]:
@@ -122,9 +122,9 @@ class Reporter(Observer):
         if self._failing_since is None and self._reconciler.progress.failures:
             self._failing_since = self._clock()
         since = self._failing_since
-        return since is not None and self._clock() - since >= READY_DESPITE_SECONDS
+        return since is not None and self._clock() - since >= READY_TIMEOUT_SECONDS
 
-    def _look_soon(self) -> None:
+    def _schedule_refresh(self) -> None:
         if self._later is None and not self._stopping:
             loop = asyncio.get_running_loop()
             self._later = loop.call_later(STATUS_SECONDS, self._refresh)

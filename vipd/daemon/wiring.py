@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.host import HostNet
-from vipd.control.reconciler import Partners, Reconciler
+from vipd.control.host import Host
+from vipd.control.reconciler import ReconcilerDependencies, Reconciler
 from vipd.daemon.rule_programs import rule_programs
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.chosen import ChosenDataplane
@@ -21,12 +21,12 @@ from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
-from vipd.dataplane.registry import HostDataplanes, dataplane_meant
+from vipd.dataplane.registry import HostDataplanes, resolve_dataplane
 from vipd.dataplane.switching import SwitchableDataplane
-from vipd.health.checker import Health
-from vipd.host.changes import HostRecord
+from vipd.health.checker import HealthChecker
+from vipd.host.changes import HostChanges
 from vipd.host.observer import Observers
-from vipd.host.process import LIMIT_SECONDS
+from vipd.host.process import TIMEOUT_SECONDS
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Supervisor
 from vipd.host.systemd.fields import Event, fields
@@ -37,7 +37,7 @@ from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError, StoreSource
 
 if TYPE_CHECKING:
-    from vipd.control.fleet_member import Fleet
+    from vipd.control.fleet_member import FleetMember
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +50,15 @@ class Parts:
     files: FileSource
     store: StoreSource
     overrides: OverrideStore
-    fleet: Fleet | None
-    health: Health
-    statuses: BackendStatusTracker
-    own: OwnProcesses
+    fleet: FleetMember | None
+    health: HealthChecker
+    status_tracker: BackendStatusTracker
+    own_processes: OwnProcesses
     dataplane: SwitchableDataplane
-    host: HostNet
+    host: Host
     conntrack: ConntrackScheduler
     reconciler: Reconciler
-    numbers: FlowStats
+    flow_stats: FlowStats
     repair_backoff: RepairBackoff
     supervisor: Supervisor
 
@@ -81,7 +81,7 @@ def sources(settings: Settings) -> tuple[FileSource, StoreSource]:
     return FileSource(settings.services_dir, settings.state_dir / "accepted"), store
 
 
-async def wire(settings: Settings, observers: Observers | None = None, limit: float = LIMIT_SECONDS) -> Parts:
+async def wire(settings: Settings, observers: Observers | None = None, program_timeout: float = TIMEOUT_SECONDS) -> Parts:
     """All objects, every source having delivered, nothing written to the kernel yet. Programs that read or
     write rules are killed after `limit` seconds."""
     observers = observers or Observers()
@@ -90,28 +90,28 @@ async def wire(settings: Settings, observers: Observers | None = None, limit: fl
     overrides = _overrides(settings, observers)
     fleet = await _fleet(settings, observers)
 
-    health = Health(settings.state_dir / "health.json", users=settings.check_users, observer=observers)
-    books = (overrides, *((fleet.orders,) if fleet else ()))
-    statuses = BackendStatusTracker(books, health, health.clock)
+    health = HealthChecker(settings.state_dir / "health.json", users=settings.check_users, observer=observers)
+    override_stores = (overrides, *((fleet.overrides,) if fleet else ()))
+    statuses = BackendStatusTracker(override_stores, health, health.clock)
     observers.add(statuses)
 
-    record = HostRecord(settings.state_dir)
+    record = HostChanges(settings.state_dir)
     own = OwnProcesses(time.monotonic, pids_are_global())
-    runner = rule_programs(own.running, observers, limit)
+    runner = rule_programs(own.running, observers, program_timeout)
     wanted = ChosenDataplane(settings.state_dir).read() or settings.dataplane
-    name = await dataplane_meant(wanted, settings, runner)
-    opening = HostDataplanes(settings, record, runner)
-    dataplane = await SwitchableDataplane.start(name, opening, observers.dataplane_switched)
-    host = HostNet(settings, record, dataplane=lambda: dataplane.name, distrust=dataplane.invalidate_all)
+    name = await resolve_dataplane(wanted, settings, runner)
+    dataplanes = HostDataplanes(settings, record, runner)
+    dataplane = await SwitchableDataplane.start(name, dataplanes, observers.dataplane_switched)
+    host = Host(settings, record, dataplane=lambda: dataplane.name, invalidate=dataplane.invalidate_all)
 
     conntrack = ConntrackScheduler(time.monotonic, checkpoint=Checkpoint(settings.state_dir))
     await conntrack.load()  # left over by an earlier process
     observers.add(conntrack)
     registrations = fleet.registrations if fleet else dict
-    partners = Partners(statuses, registrations, conntrack.resets, observers)
+    partners = ReconcilerDependencies(statuses, registrations, conntrack.resets, observers)
     declaring = (files, store, *((fleet.source,) if fleet else ()))
     reconciler = Reconciler(declaring, dataplane, host, now, partners)
-    numbers = FlowStats.of(
+    flow_stats = FlowStats.of(
         dataplane.counter,
         reconciler,
         settings.state_dir / "counters.json",
@@ -124,13 +124,13 @@ async def wire(settings: Settings, observers: Observers | None = None, limit: fl
         overrides=overrides,
         fleet=fleet,
         health=health,
-        statuses=statuses,
-        own=own,
+        status_tracker=statuses,
+        own_processes=own,
         dataplane=dataplane,
         host=host,
         conntrack=conntrack,
         reconciler=reconciler,
-        numbers=numbers,
+        flow_stats=flow_stats,
         repair_backoff=RepairBackoff(settings.chain_prefix),
         supervisor=Supervisor((OSError, ApplyError, ConntrackError, StoreError, *_fleet_errors(fleet))),
     )
@@ -145,18 +145,18 @@ def _overrides(settings: Settings, observers: Observers) -> OverrideStore:
     return overrides
 
 
-async def _fleet(settings: Settings, observers: Observers) -> Fleet | None:
+async def _fleet(settings: Settings, observers: Observers) -> FleetMember | None:
     """An earlier run's state of etcd, if that is configured; otherwise its modules are not even imported."""
     if settings.etcd is None:
         return None
-    from vipd.control.fleet_member import Fleet
+    from vipd.control.fleet_member import FleetMember
 
-    fleet = Fleet(settings, settings.etcd, now, observers)
+    fleet = FleetMember(settings, settings.etcd, now, observers)
     await asyncio.to_thread(fleet.load)
     return fleet
 
 
-def _fleet_errors(fleet: Fleet | None) -> tuple[type[Exception], ...]:
+def _fleet_errors(fleet: FleetMember | None) -> tuple[type[Exception], ...]:
     """Exceptions of loops that follow etcd."""
     if fleet is None:
         return ()

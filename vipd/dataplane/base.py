@@ -12,7 +12,7 @@ from vipd.model.service import Family
 if TYPE_CHECKING:
     from vipd.dataplane.counting import FlowCounter
     from vipd.dataplane.iptables.options import RuleOptions
-    from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
+    from vipd.dataplane.iptables.watch.stream import ExternalChangeStream, WatchOptions
     from vipd.dataplane.nftables.options import TableOptions
 
 DataplaneName = Literal["iptables", "nftables"]
@@ -99,7 +99,7 @@ class Dataplane(Protocol):
     def counter(self) -> FlowCounter:
         """Counts new flows."""
 
-    def watch(self, options: WatchOptions) -> Disturbances:
+    def watch(self, options: WatchOptions) -> ExternalChangeStream:
         """Sees that somebody else changes the rules. To be entered before the first write."""
 
     def options_of(self, family: Family) -> RuleOptions | TableOptions:

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from vipd.dataplane.base import DATAPLANES
-from vipd.host.durable import keep_aside, make_directory, read_own, remove_own, why, write_durably
+from vipd.host.durable import move_aside, make_directory, read_own, remove_own, error_text, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ class ChosenDataplane:
         except FileNotFoundError:
             return ""
         except (OSError, ValueError) as error:
-            what, aside = "the dataplane that was chosen cannot be read", keep_aside(self._path)
-            log.warning("%s: %s: %s; the settings count; %s", self._path, what, why(error), aside)
+            what, aside = "the dataplane that was chosen cannot be read", move_aside(self._path)
+            log.warning("%s: %s: %s; the settings count; %s", self._path, what, error_text(error), aside)
             return ""
         return chosen
 

@@ -10,7 +10,7 @@ from vipd.model.service import Family
 from vipd.model.service import Protocol as Transport
 
 
-class Place(NamedTuple):
+class BackendKey(NamedTuple):
     """A backend of one forwarding; if its weight changes, its counter continues."""
 
     key: ForwardingKey
@@ -22,7 +22,7 @@ class Place(NamedTuple):
         return [*self.key, self.address, self.port]
 
     @classmethod
-    def of_row(cls, row: object) -> Place:
+    def of_row(cls, row: object) -> BackendKey:
         """From the output of `row`. Raises ValueError for anything else."""
         if not isinstance(row, list) or len(row) != 6:
             raise ValueError("a place has six parts")
@@ -38,14 +38,14 @@ class FlowCounter(Protocol):
     def seconds(self) -> float:
         """CPU time that the last `take` took, about."""
 
-    async def take(self) -> Mapping[Place, int]:
+    async def take(self) -> Mapping[BackendKey, int]:
         """The new flows since the last `take`, of backends that had any, including removed ones.
 
         Raises ApplyError or OSError; the next call then returns those flows.
         """
 
-    def memory(self) -> object:
+    def saved_state(self) -> object:
         """A JSON value for `remember` after a restart: the kernel's counts that have been taken."""
 
-    def remember(self, memory: object) -> None:
+    def restore(self, memory: object) -> None:
         """Continue from what an earlier run had taken. Parts that are not understood are left out."""

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.dataplane.options import FamilyOptions
-from vipd.host.changes import HostRecord
+from vipd.host.changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.host.systemd.fields import Event, fields
@@ -58,7 +58,7 @@ class FamilyProgrammer(ABC, Generic[D, P]):
 
     desired: D
 
-    def __init__(self, family: Family, settings: Settings, record: HostRecord, run: Runner) -> None:
+    def __init__(self, family: Family, settings: Settings, record: HostChanges, run: Runner) -> None:
         self._family, self._settings, self._record, self._run = family, settings, record, run
         self._invalid = False
         """The next plan drops the cached state of the kernel."""
@@ -123,7 +123,7 @@ class FamilyProgrammer(ABC, Generic[D, P]):
         """The forwardings that the kernel rejects, with its message."""
         return {key: reason for key, (_, reason) in self._quarantine.items()}
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         """Carry out a pending `invalidate_all`."""
         self._invalid = False
         self._forget_installed()
@@ -136,14 +136,14 @@ class FamilyProgrammer(ABC, Generic[D, P]):
         if self._recorded and not missing_tables:
             return
         try:
-            self._record.rules(self._settings.chain_prefix, list(missing_tables))
+            self._record.record_rules(self._settings.chain_prefix, list(missing_tables))
         except OSError as error:
             what = "what is done to this host cannot be recorded"
             why = error.strerror or str(error)
             raise ApplyError(what, why, "mend state_dir; nothing was written") from None
         self._recorded = True
 
-    def _hold(self, key: ForwardingKey, forwarding: Forwarding | None, why: str) -> None:
+    def _quarantine_forwarding(self, key: ForwardingKey, forwarding: Forwarding | None, why: str) -> None:
         """Quarantine a forwarding."""
         extra = fields(Event.SERVICE_QUARANTINED, service=key.service, cause="kernel", reason=why)
         log.error("%s is quarantined: %s", key.service_port, why, extra=extra)

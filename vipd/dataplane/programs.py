@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
-from vipd.host.process import Finished, ProgramTimeoutError, Runner, identity
+from vipd.host.process import ProgramResult, ProgramTimeoutError, Runner, identity
 
 VERSION_SECONDS = 5.0
 """How long a program may take to print its version, which does not involve the kernel."""
@@ -32,7 +32,7 @@ _WHY = {errno.EMFILE: "vipd is out of file descriptors", errno.ENFILE: "this hos
 HANGS = "see dmesg, and whether another program changes rules all the time; vipd tries again"
 
 
-async def finish(argv: Sequence[str], text: str, run: Runner, limit: float | None = None) -> Finished:
+async def finish(argv: Sequence[str], text: str, run: Runner, limit: float | None = None) -> ProgramResult:
     """Run a program to its end, whatever its exit code. Raises ApplyError if that fails, and
     MissingProgramError if there is no such program; none of these is a fault of the rules given to it.
 
@@ -74,7 +74,7 @@ class Programs(Generic[T]):
         self._identities: tuple[object, ...] | None = None
         self.found: T | ApplyError = ApplyError(f"{names[0]} was not looked for", "vipd has just started")
 
-    async def look(self, *, needed: bool = True) -> bool:
+    async def refresh(self, *, needed: bool = True) -> bool:
         """Search for them if that is due; returns whether the result changed. If they are not
         `needed` a failure is kept until the programs are replaced."""
         identities = tuple(map(identity, self._names))
@@ -90,7 +90,7 @@ class Programs(Generic[T]):
         return self.found != before
 
 
-def usable(found: T | ApplyError) -> T:
+def require_found(found: T | ApplyError) -> T:
     """The programs, or their ApplyError raised: a new one each time, for it carries a traceback."""
     if isinstance(found, MissingProgramError):
         raise MissingProgramError(found.what, found.why, found.hint)
@@ -99,6 +99,6 @@ def usable(found: T | ApplyError) -> T:
     return found
 
 
-def own_limit(number: int) -> str:
+def local_limit_hint(number: int) -> str:
     """The hint for an error number that is a limit of this process or host; empty for others."""
     return _HINTS[number] if number in (errno.EMFILE, errno.ENFILE) else ""

@@ -12,10 +12,10 @@ from vipd.dataplane.nftables import removal as nftables_removal
 from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.dataplane.nftables.foreign_chains import dropping_chains
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.probe import Abilities, probe
+from vipd.dataplane.nftables.probe import Capabilities, probe
 from vipd.dataplane.nftables.tools import find_nft
-from vipd.dataplane.switching import Ready, at_once
-from vipd.host.changes import HostRecord
+from vipd.dataplane.switching import Ready, no_preparation
+from vipd.host.changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class HostDataplanes:
     """Implements `DataplaneRegistry` on this host, in the network namespace in which `run` runs programs."""
 
-    def __init__(self, settings: Settings, record: HostRecord, run: Runner) -> None:
+    def __init__(self, settings: Settings, record: HostChanges, run: Runner) -> None:
         self._settings, self._record, self._run = settings, record, run
         self.prefix = settings.chain_prefix
         self.accepts = ForwardAccepts(settings, record, run)
@@ -35,9 +35,9 @@ class HostDataplanes:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
         if name == "nftables":
             return await NftablesDataplane.start(self._settings, self._record, self._run)
-        return await IptablesDataplane.start(self._settings, self._record, self._run, self.accepts.kept)
+        return await IptablesDataplane.start(self._settings, self._record, self._run, self.accepts.variants_to_keep)
 
-    async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
+    async def remove(self, name: DataplaneName, ready: Ready = no_preparation) -> bool:
         """Remove everything of a dataplane under vipd's prefix from the kernel; returns whether there was
         anything. Accepts in FORWARD stay if `accepts` requires them.
 
@@ -49,13 +49,13 @@ class HostDataplanes:
             await ready()
             await nftables_removal.remove(tables, self._run)
             return bool(tables)
-        rules = await iptables_removal.find_leftovers(prefixes, self._run, self.accepts.kept())
+        rules = await iptables_removal.find_leftovers(prefixes, self._run, self.accepts.variants_to_keep())
         await ready()
         await iptables_removal.remove(rules, self._run)
         return bool(rules)
 
 
-async def dataplane_meant(setting: str, settings: Settings, run: Runner) -> DataplaneName:
+async def resolve_dataplane(setting: str, settings: Settings, run: Runner) -> DataplaneName:
     """The dataplane for a setting. `auto` is nftables if nft and kernel have all required features,
     and no other table drops packets for health ports, or forwarded flows that vipd cannot accept there;
     else iptables. While a table of vipd's exists, a failure of nft does not decide: it may be
@@ -66,9 +66,9 @@ async def dataplane_meant(setting: str, settings: Settings, run: Runner) -> Data
     try:
         nft = await find_nft(run)
         able = [await probe(nft, TableOptions.of(settings, family), run) for family in Family]
-        accepts = ForwardAccepts(settings, HostRecord(settings.state_dir), run)
+        accepts = ForwardAccepts(settings, HostChanges(settings.state_dir), run)
         drops = await dropping_chains() or await accepts.obstacles("nftables")
-        if any(abilities != Abilities() for abilities in able) or drops:
+        if any(abilities != Capabilities() for abilities in able) or drops:
             return "iptables"
     except MissingProgramError:
         return "iptables"

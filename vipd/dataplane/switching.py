@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from vipd.dataplane.base import DATAPLANES, ApplyError, Dataplane, DataplaneName, DataplanePlan
-from vipd.dataplane.counting import Place
+from vipd.dataplane.counting import BackendKey
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
-from vipd.dataplane.forward_accept.watch import ForwardPoll, ForwardScope, concern_forward
+from vipd.dataplane.forward_accept.watch import ForwardPoll, ForwardOwnershipFilter, concern_forward
 from vipd.dataplane.iptables.names import TABLES, ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
+from vipd.dataplane.iptables.watch.stream import ExternalChangeStream, WatchOptions
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.host.batches import in_batches
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Ready = Callable[[], Awaitable[None]]
 
 
-async def at_once() -> None:
+async def no_preparation() -> None:
     """Nothing is to be done before."""
 
 
@@ -46,13 +46,13 @@ class DataplaneRegistry(Protocol):
     async def open(self, name: DataplaneName) -> Dataplane:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
 
-    async def remove(self, name: DataplaneName, ready: Ready = at_once) -> bool:
+    async def remove(self, name: DataplaneName, ready: Ready = no_preparation) -> bool:
         """Remove everything of a dataplane from the kernel; returns whether there was anything. `ready` is
         awaited just before, when that is known. Raises ApplyError."""
 
 
 @dataclass(frozen=True, slots=True)
-class WholePlan:
+class CombinedPlan:
     """The plan of the dataplane in use, and that of the accepts in foreign chains."""
 
     accepts: AcceptPlan
@@ -102,7 +102,7 @@ class SwitchableDataplane:
         """Start with one. Raises ApplyError."""
         return cls(name, await registry.open(name), registry, switched)
 
-    async def switch(self, name: DataplaneName, before_removal: Ready = at_once) -> bool:
+    async def switch(self, name: DataplaneName, before_removal: Ready = no_preparation) -> bool:
         """Replace the dataplane in use by another one; returns whether it changed.
 
         `before_removal` is awaited when the rules of both exist and the old one is still in use, just before
@@ -187,17 +187,17 @@ class SwitchableDataplane:
         self.accepts.invalidate()
         return await self._with_accepts(await self.current.difference(surveyed))
 
-    async def _with_accepts(self, rules: DataplanePlan) -> WholePlan:
+    async def _with_accepts(self, rules: DataplanePlan) -> CombinedPlan:
         """A plan of rules, with the plan of accepts in foreign chains. If those cannot be read, the rules are
         still written."""
         try:
-            return WholePlan(await self.accepts.plan(self.name, self._families.keys()), rules)
+            return CombinedPlan(await self.accepts.plan(self.name, self._families.keys()), rules)
         except ApplyError as error:
-            return WholePlan(AcceptPlan(), rules, error)
+            return CombinedPlan(AcceptPlan(), rules, error)
 
     async def apply(self, plan: DataplanePlan) -> None:
         """Write a plan to the kernel. Raises ApplyError."""
-        assert isinstance(plan, WholePlan)  # noqa: S101 (this takes its own plans only)
+        assert isinstance(plan, CombinedPlan)  # noqa: S101 (this takes its own plans only)
         fault = plan.fault
         try:
             await self.accepts.apply(plan.accepts)
@@ -245,13 +245,13 @@ class SwitchableDataplane:
         """What shapes a family's rules in the dataplane in use; explanations of packets use it."""
         return self.current.options_of(family)
 
-    def watch(self, options: WatchOptions) -> Disturbances:
+    def watch(self, options: WatchOptions) -> ExternalChangeStream:
         """Watches for changes by other programs to rules of the dataplane in use, or to chains that it
         depends on."""
         accepts, names = self.accepts, Names(self._registry.prefix)
         with_forward = replace(
             options,
-            widen=lambda scope: ForwardScope(names, scope.families, scope, accepts),
+            extend_filter=lambda scope: ForwardOwnershipFilter(names, scope.families, scope, accepts),
             polls=((ForwardPoll(accepts), "polling chains of the forward hook"),),
         )
         return self.current.watch(with_forward)
@@ -277,7 +277,7 @@ class SwitchableDataplane:
         self._name, self.current, self._written = name, new, True
         self._switched()
 
-    async def _remove_others(self, kept: DataplaneName, ready: Ready = at_once) -> None:
+    async def _remove_others(self, kept: DataplaneName, ready: Ready = no_preparation) -> None:
         """Remove the rules of other dataplanes from the kernel. A failure is a warning, and retried."""
         left = []
         for name in DATAPLANES:
@@ -302,15 +302,15 @@ class SwitchedCounter:
         """CPU time that the last `take` took, about."""
         return self._dataplane.current.counter.seconds
 
-    async def take(self) -> Mapping[Place, int]:
+    async def take(self) -> Mapping[BackendKey, int]:
         """The new flows since the last time. Raises ApplyError or OSError."""
         return await self._dataplane.current.counter.take()
 
-    def memory(self) -> object:
+    def saved_state(self) -> object:
         """The counts that have been taken, and the dataplane that they belong to."""
-        return {self._dataplane.name: self._dataplane.current.counter.memory()}
+        return {self._dataplane.name: self._dataplane.current.counter.saved_state()}
 
-    def remember(self, memory: object) -> None:
+    def restore(self, memory: object) -> None:
         """Continue from what an earlier run had taken of the same dataplane."""
         if isinstance(memory, dict) and self._dataplane.name in memory:
-            self._dataplane.current.counter.remember(memory[self._dataplane.name])
+            self._dataplane.current.counter.restore(memory[self._dataplane.name])

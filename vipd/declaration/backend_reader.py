@@ -6,7 +6,7 @@ import re
 
 from vipd.declaration.check_reader import read_check
 from vipd.declaration.fields import (
-    Placed,
+    Located,
     Report,
     known_keys,
     misspelt,
@@ -16,10 +16,10 @@ from vipd.declaration.fields import (
     read_short_form,
     read_text,
 )
-from vipd.declaration.nodes import Mapping, Node, null
+from vipd.declaration.nodes import Mapping, Node, is_null
 from vipd.declaration.port_reader import is_port_name
 from vipd.declaration.service_rules import check_backend_address
-from vipd.declaration.syntax import MAX_PORT, parse_address, parse_backend, shown
+from vipd.declaration.syntax import MAX_PORT, parse_address, parse_backend, quoted
 from vipd.model.service import MAX_WEIGHT, Backend, BackendState
 
 BACKEND_KEYS = ("address", "port", "ports", "weight", "state", "node", "zone", "backup", "check")
@@ -35,17 +35,17 @@ STATES = {
 
 _PLACE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
-PLACE_NAME_HINT = "1 to 253 of A-Z a-z 0-9 . _ - with a letter or digit at both ends"
+TOPOLOGY_NAME_HINT = "1 to 253 of A-Z a-z 0-9 . _ - with a letter or digit at both ends"
 
 
-def is_place_name(text: str) -> bool:
+def is_topology_name(text: str) -> bool:
     """Whether a name is valid for a node or a zone."""
     return _PLACE_NAME.fullmatch(text) is not None
 
 
-def read_backends(report: Report, node: Node, path: str) -> list[Placed[Backend]]:
+def read_backends(report: Report, node: Node, path: str) -> list[Located[Backend]]:
     """One backend or a list; null is an empty list. Every invalid item is reported."""
-    if null(node):
+    if is_null(node):
         return []
     found = []
     for place, item in one_or_more(node, path):
@@ -55,7 +55,7 @@ def read_backends(report: Report, node: Node, path: str) -> list[Placed[Backend]
             else read_short_form(report, item, place, parse_backend, "a backend address or a mapping")
         )
         if backend is not None:
-            placed = Placed(backend, item.line, place)
+            placed = Located(backend, item.line, place)
             if check_backend_address(report, placed):
                 found.append(placed)
     return found
@@ -63,8 +63,8 @@ def read_backends(report: Report, node: Node, path: str) -> list[Placed[Backend]
 
 def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend | None:
     values: dict[str, Node] = dict(known_keys(report, node, path, BACKEND_KEYS))
-    port, weight, ports = _read_reach(report, values, path)
-    state, where, zones = _read_circumstances(report, values, path)
+    port, weight, ports = _read_ports_and_weight(report, values, path)
+    state, where, zones = _read_state_and_topology(report, values, path)
     if "address" not in values:
         if "address" not in misspelt(node, BACKEND_KEYS):
             report.add(node.line, path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
@@ -80,7 +80,7 @@ def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend |
     return Backend(address, port, weight, state, where, zones, ports, bool(backup), check)
 
 
-def _read_reach(
+def _read_ports_and_weight(
     report: Report, values: dict[str, Node], path: str
 ) -> tuple[int | None, int, tuple[tuple[str, int], ...]]:
     """The port, the weight, and the ports by name."""
@@ -117,7 +117,7 @@ def _read_named_ports(report: Report, node: Node, path: str) -> tuple[tuple[str,
     return tuple(found)
 
 
-def _read_circumstances(
+def _read_state_and_topology(
     report: Report, values: dict[str, Node], path: str
 ) -> tuple[BackendState, str, tuple[str, ...]]:
     """The state, the node and the zones."""
@@ -126,21 +126,21 @@ def _read_circumstances(
     if "state" in values:
         state = read_choice(report, values["state"], f"{path}.state", STATES)
     if "node" in values:
-        node = _read_place_name(report, values["node"], f"{path}.node", "node")
+        node = _read_topology_name(report, values["node"], f"{path}.node", "node")
     if "zone" in values:
         items = one_or_more(values["zone"], f"{path}.zone")
         if not items:
             report.add(
                 values["zone"].line, f"{path}.zone", "the list is empty", "name a zone, or remove the key"
             )
-        names = [_read_place_name(report, item, place, "zone") for place, item in items]
+        names = [_read_topology_name(report, item, place, "zone") for place, item in items]
         zones = tuple(dict.fromkeys(filter(None, names)))
     return state or BackendState.UP, node, zones
 
 
-def _read_place_name(report: Report, node: Node, path: str, what: str) -> str:
+def _read_topology_name(report: Report, node: Node, path: str, what: str) -> str:
     text = read_text(report, node, path, f"the name of a {what}")
-    if text is None or is_place_name(text):
+    if text is None or is_topology_name(text):
         return text or ""
-    report.add(node.line, path, f"{shown(text)} is not the name of a {what}", PLACE_NAME_HINT)
+    report.add(node.line, path, f"{quoted(text)} is not the name of a {what}", TOPOLOGY_NAME_HINT)
     return ""

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from vipd.declaration.syntax import shown
+from vipd.declaration.syntax import quoted
 
 MAX_PATTERN = 500
 """Longest pattern, in characters."""
@@ -45,7 +45,7 @@ class BodyPattern:
         """Raises PatternError."""
         if len(pattern) > MAX_PATTERN:
             raise PatternError(f"{len(pattern)} characters are too long", f"at most {MAX_PATTERN}")
-        text = plain_text(pattern)
+        text = literal_text(pattern)
         try:
             self._text = None if text is None else text.encode()
             self._program = None if text is not None else _compiled(pattern)
@@ -53,9 +53,9 @@ class BodyPattern:
             raise PatternError("the pattern is no text", "it holds half of a surrogate pair") from None
         if self._program is not None and self._program.programsize > MAX_PROGRAM:
             hint = "use smaller counts of repetitions"
-            raise PatternError(f"the pattern {shown(pattern)} is too large", hint)
+            raise PatternError(f"the pattern {quoted(pattern)} is too large", hint)
 
-    def found_in(self, body: bytes) -> bool:
+    def matches(self, body: bytes) -> bool:
         """Whether it matches in a body of UTF-8 text."""
         if self._program is None:
             return (self._text or b"") in body
@@ -63,7 +63,7 @@ class BodyPattern:
             return True
         return body.endswith(b"\n") and self._program.search(body[:-1]) is not None
 
-    def work(self, size: int) -> int:
+    def match_cost(self, size: int) -> int:
         """The work of a search in this many bytes at worst: 60 ns each."""
         return 0 if self._program is None else self._program.programsize * size * 2
 
@@ -74,7 +74,7 @@ def body_pattern(pattern: str) -> BodyPattern:
     return BodyPattern(pattern)
 
 
-def plain_text(pattern: str) -> str | None:
+def literal_text(pattern: str) -> str | None:
     """The only text that a pattern matches; None if it is more than text."""
     if _REPETITION.search(pattern):
         return None
@@ -95,7 +95,7 @@ def _compiled(pattern: str) -> Any:
     if re.search(r"(?<!\\)\{,[0-9]*\}", pattern):
         raise PatternError("{,N} means nothing in RE2", "write {0,N}")
     if len(_CLASS.findall(pattern)) > MAX_CLASSES:
-        raise PatternError(f"the pattern {shown(pattern)} has too many classes \\p", f"at most {MAX_CLASSES}")
+        raise PatternError(f"the pattern {quoted(pattern)} has too many classes \\p", f"at most {MAX_CLASSES}")
     try:
         import re2  # on use: 5 ms, for the few that need it
     except ImportError:
@@ -108,4 +108,4 @@ def _compiled(pattern: str) -> Any:
     except re2.error as error:
         why = error.args[0] if error.args else ""
         why = why.decode(errors="replace") if isinstance(why, bytes) else str(why)
-        raise PatternError(f"{shown(pattern)} is not a regular expression: {why}", _LACKS) from None
+        raise PatternError(f"{quoted(pattern)} is not a regular expression: {why}", _LACKS) from None

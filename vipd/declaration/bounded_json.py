@@ -19,13 +19,13 @@ class BeyondLimitsError(ValueError):
     """It may be JSON, but it is larger or deeper than, or has longer numbers than, any valid input."""
 
 
-def read_json(data: bytes | str, most: int) -> Any:
+def read_json(data: bytes | str, max_size: int) -> Any:
     """Parses a text of at most `most` bytes (or characters, if it is decoded). Raises ValueError for
     invalid JSON, and its subclass BeyondLimitsError."""
-    if len(data) > most:
-        raise BeyondLimitsError(f"it has {len(data)} bytes, of which {most} are the most")
+    if len(data) > max_size:
+        raise BeyondLimitsError(f"it has {len(data)} bytes, of which {max_size} are the most")
     raw = data.encode(errors="surrogatepass") if isinstance(data, str) else data
-    if raw.count(b"[") + raw.count(b"{") > JSON_DEPTH and _deeper(raw):
+    if raw.count(b"[") + raw.count(b"{") > JSON_DEPTH and _too_deep(raw):
         raise BeyondLimitsError(f"it is nested more than {JSON_DEPTH} levels deep")
     try:
         return json.loads(data, parse_int=_integer, parse_float=_fraction)
@@ -33,7 +33,7 @@ def read_json(data: bytes | str, most: int) -> Any:
         raise BeyondLimitsError(f"it is nested more than {JSON_DEPTH} levels deep") from None
 
 
-def _deeper(raw: bytes) -> bool:
+def _too_deep(raw: bytes) -> bool:
     """Whether brackets are nested too deep; removes the innermost pairs repeatedly. Each
     pass handles the whole text at once, which is a hundred times faster than a loop in Python."""
     if b"\\" in raw:

@@ -21,7 +21,7 @@ from vipd.declaration.fields import (
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node, Scalar, integer
-from vipd.declaration.syntax import MAX_PORT, parse_percent, parse_period, period_text, shown
+from vipd.declaration.syntax import MAX_PORT, parse_percent, parse_period, period_text, quoted
 from vipd.model.check import (
     MAX_CHECK_SECONDS,
     MAX_COUNT,
@@ -32,7 +32,7 @@ from vipd.model.check import (
     ExecProbe,
     HttpProbe,
     Probe,
-    Start,
+    InitialHealth,
     TcpProbe,
     Timing,
     UdpProbe,
@@ -120,7 +120,7 @@ def _read_seconds(report: Report, node: Node, path: str) -> float | None:
     if seconds is None or MIN_CHECK_SECONDS <= seconds <= MAX_CHECK_SECONDS:
         return seconds
     text = node.text if isinstance(node, Scalar) else ""
-    report.add(node.line, path, f"{shown(text)} is out of range", "from 100ms to 60m")
+    report.add(node.line, path, f"{quoted(text)} is out of range", "from 100ms to 60m")
     return None
 
 
@@ -136,8 +136,8 @@ def _read_count(report: Report, node: Node, path: str) -> int | None:
     return read_integer(report, node, path, 1, MAX_COUNT)
 
 
-def _read_start(report: Report, node: Node, path: str) -> Start | None:
-    return read_choice(report, node, path, {start.value: start for start in Start})
+def _read_start(report: Report, node: Node, path: str) -> InitialHealth | None:
+    return read_choice(report, node, path, {start.value: start for start in InitialHealth})
 
 
 def _read_port(report: Report, node: Node, path: str) -> int | None:
@@ -151,7 +151,7 @@ def _matching(pattern: re.Pattern[str], wanted: str, hint: str) -> Callable[[Rep
         text = read_text(report, node, path, wanted)
         if text is None or pattern.fullmatch(text):
             return text
-        report.add(node.line, path, f"{shown(text)} is not {wanted}", hint)
+        report.add(node.line, path, f"{quoted(text)} is not {wanted}", hint)
         return None
 
     return read
@@ -161,7 +161,7 @@ def _read_path(report: Report, node: Node, path: str) -> str | None:
     text = read_text(report, node, path, "a path like /healthz")
     if text is None or (text.startswith("/") and text.isascii() and text.isprintable() and " " not in text):
         return text
-    report.add(node.line, path, f"{shown(text)} is not a path", "it starts with / and holds no spaces")
+    report.add(node.line, path, f"{quoted(text)} is not a path", "it starts with / and holds no spaces")
     return None
 
 
@@ -203,7 +203,7 @@ def _read_absolute(report: Report, node: Node, path: str) -> str | None:
     text = read_text(report, node, path, "a file's path")
     if text is None or (text.startswith("/") and "\0" not in text):
         return text
-    report.add(node.line, path, f"{shown(text)} is not an absolute path", "it starts with /")
+    report.add(node.line, path, f"{quoted(text)} is not an absolute path", "it starts with /")
     return None
 
 
@@ -218,7 +218,7 @@ def _read_payload(report: Report, node: Node, path: str) -> bytes | None:
     match = _HEX.fullmatch(text)
     payload = bytes.fromhex(match[1]) if match else text.encode()
     if text.startswith("hex:") and match is None:
-        report.add(node.line, path, f"{shown(text)} is not hexadecimal", "write pairs of digits: hex:0a1b")
+        report.add(node.line, path, f"{quoted(text)} is not hexadecimal", "write pairs of digits: hex:0a1b")
         return None
     if len(payload) > _MAX_PAYLOAD:
         report.add(node.line, path, f"{len(payload)} bytes are too long", f"at most {_MAX_PAYLOAD}")
@@ -247,7 +247,7 @@ def _read_command(report: Report, node: Node, path: str) -> tuple[str, ...] | No
     program = words[0]
     if program is not None and not program.startswith("/"):
         hint = "write the program's absolute path and its arguments as a list; there is no shell"
-        report.add(items[0][1].line, items[0][0], f"{shown(program)} is not an absolute path", hint)
+        report.add(items[0][1].line, items[0][0], f"{quoted(program)} is not an absolute path", hint)
     return tuple(word for word in words if word is not None)
 
 

@@ -16,7 +16,7 @@ from vipd.declaration.problems import Problem
 from vipd.model.limits import PROBLEMS
 from vipd.model.service import Frontend, Service
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 """More backends than these are not suggested."""
 
 
@@ -55,7 +55,7 @@ class AddressUses:
     def __init__(self, services: Iterable[Service] = ()) -> None:
         self._numbers: dict[AddressUse, int] = Counter(use for s in services for use in address_uses(s))
 
-    def changed(
+    def counts_after(
         self, leaving: Iterable[Service], coming: Iterable[Service]
     ) -> Mapping[AddressUse, int] | None:
         """The numbers that change; None if an address then has both roles."""
@@ -69,7 +69,7 @@ class AddressUses:
                 return None
         return after
 
-    def take(self, numbers: Mapping[AddressUse, int]) -> None:
+    def update(self, numbers: Mapping[AddressUse, int]) -> None:
         """Set the numbers returned by `changed`."""
         for use, number in numbers.items():
             if number:
@@ -131,19 +131,19 @@ def claim_problem(service: Service, claim: Claim, owner: Service) -> Problem:
         what = f"{claim} already belongs to {holder}"
         hint = "one address, port and protocol can serve once"
     else:
-        what, hint = use_problem(claim, holder, owner)
+        what, hint = address_use_problem(claim, holder, owner)
     return Problem(origin.path or origin.source, origin.line, "", f"{claimant}{what}", hint)
 
 
-def use_problem(claim: AddressUse, holder: str, owner: Service) -> tuple[str, str]:
+def address_use_problem(claim: AddressUse, holder: str, owner: Service) -> tuple[str, str]:
     """The fault of using an address that `owner`, named `holder`, has in the other role; and a
     hint."""
     if not claim.as_backend:
         what = f"{claim.address} is the address of a backend of {holder}"
         return what, "choose an address that no host has"
     what = f"the backend {claim.address} is a virtual IP, that of {holder}: a packet is translated only once"
-    backends = list(dict.fromkeys(map(str, owner.backends[: 10 * MOST_NAMED])))
-    named = ", ".join(backends[:MOST_NAMED]) + (", ..." if len(backends) > MOST_NAMED else "")
+    backends = list(dict.fromkeys(map(str, owner.backends[: 10 * MAX_NAMED])))
+    named = ", ".join(backends[:MAX_NAMED]) + (", ..." if len(backends) > MAX_NAMED else "")
     return what, f"name the backends of {owner.name} instead{named and ': '}{named}"
 
 

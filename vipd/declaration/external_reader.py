@@ -6,29 +6,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vipd.declaration.fields import (
-    Placed,
+    Located,
     Report,
-    kind,
+    describe_node,
     known_keys,
     one_or_more,
     read_choice,
     read_short_form,
 )
-from vipd.declaration.nodes import Mapping, Node, Scalar, null
+from vipd.declaration.nodes import Mapping, Node, Scalar, is_null
 from vipd.declaration.service_rules import check_vip
 from vipd.declaration.syntax import InvalidTextError, parse_address, parse_network
-from vipd.model.service import ExternalAddress, Family, Policy, family_of
+from vipd.model.service import ExternalAddress, Family, TrafficPolicy, family_of
 
 EXTERNAL_KEYS = ("address", "allow_from")
 TRAFFIC_KEYS = ("internal", "external")
 
-_POLICIES = {policy.value: policy for policy in Policy}
+_POLICIES = {policy.value: policy for policy in TrafficPolicy}
 _ANY = "any"
 
 
 def read_external_addresses(
     report: Report, node: Node, path: str, *, load_balancer: bool
-) -> list[Placed[ExternalAddress]]:
+) -> list[Located[ExternalAddress]]:
     """One external address or a list; every invalid item is reported."""
     items = one_or_more(node, path)
     if not items:
@@ -36,8 +36,8 @@ def read_external_addresses(
     found = []
     for place, item in items:
         external = _read_external_address(report, item, place)
-        if external is not None and check_vip(report, Placed(external.address, item.line, place)):
-            found.append(Placed(replace(external, load_balancer=load_balancer), item.line, place))
+        if external is not None and check_vip(report, Located(external.address, item.line, place)):
+            found.append(Located(replace(external, load_balancer=load_balancer), item.line, place))
     return found
 
 
@@ -80,20 +80,20 @@ def _parse_allowed(text: str) -> str:
     return parse_network(text)
 
 
-def read_traffic_policy(report: Report, node: Node, path: str) -> tuple[Policy, Policy]:
+def read_traffic_policy(report: Report, node: Node, path: str) -> tuple[TrafficPolicy, TrafficPolicy]:
     """The policies for traffic from inside and from outside; `cluster` by default."""
-    if isinstance(node, Scalar) and not null(node):
+    if isinstance(node, Scalar) and not is_null(node):
         word = node.text if node.text in _POLICIES else "local"
         hint = f"write {{internal: {word}, external: {word}}}, or one of the two"
-        report.add(node.line, path, f"must be a mapping, not {kind(node)}", hint)
-        return Policy.CLUSTER, Policy.CLUSTER
+        report.add(node.line, path, f"must be a mapping, not {describe_node(node)}", hint)
+        return TrafficPolicy.CLUSTER, TrafficPolicy.CLUSTER
     values: dict[str, Node] = dict(known_keys(report, node, path, TRAFFIC_KEYS))
     found = {key: read_choice(report, values[key], f"{path}.{key}", _POLICIES) for key in values}
-    return found.get("internal") or Policy.CLUSTER, found.get("external") or Policy.CLUSTER
+    return found.get("internal") or TrafficPolicy.CLUSTER, found.get("external") or TrafficPolicy.CLUSTER
 
 
 def check_allowed(
-    report: Report, externals: Sequence[Placed[ExternalAddress]], allowed: Placed[tuple[str, ...]] | None
+    report: Report, externals: Sequence[Located[ExternalAddress]], allowed: Located[tuple[str, ...]] | None
 ) -> None:
     """Report networks without effect, and limited addresses whose family no network has."""
     if allowed is not None and not externals:

@@ -15,21 +15,21 @@ from vipd.declaration import nodes
 from vipd.declaration.ipv6_quotes import hint_for_key, hint_for_node
 from vipd.declaration.nodes import Node, Scalar, Sequence, Unreadable
 from vipd.declaration.problems import Note, Problem, ProblemList, internal_problem
-from vipd.declaration.syntax import InvalidTextError, shown
+from vipd.declaration.syntax import InvalidTextError, quoted
 from vipd.model import limits
-from vipd.model.text import is_text
+from vipd.model.text import is_encodable
 
 T = TypeVar("T")
 
 
-class Placed(NamedTuple, Generic[T]):
+class Located(NamedTuple, Generic[T]):
     """A value with the place it was declared at."""
 
     value: T
     line: int
     path: str
 
-    def earlier(self, line: int) -> str:
+    def reference_from(self, line: int) -> str:
         """The name of this place in a problem at `line`: `backends[0]`, with its line if that differs."""
         return f"{self.path} on line {self.line}" if self.line != line else self.path
 
@@ -68,10 +68,10 @@ class Report:
     def wrong_type(self, node: Node, path: str, wanted: str, hint: str = "") -> None:
         """Report that `node` has the wrong type at `path`."""
         if not isinstance(node, Unreadable):
-            self.add(node.line, path, f"must be {wanted}, not {kind(node)}", hint_for_node(node) or hint)
+            self.add(node.line, path, f"must be {wanted}, not {describe_node(node)}", hint_for_node(node) or hint)
 
     @contextmanager
-    def contained(self, line: int, doing: str) -> Iterator[None]:
+    def contain(self, line: int, doing: str) -> Iterator[None]:
         """An unexpected exception in the block becomes a problem at `line`: "internal error while
         {doing}"."""
         try:
@@ -80,7 +80,7 @@ class Report:
             self.problems.add(internal_problem(error, doing, self.file, line))
 
 
-def kind(node: Node) -> str:
+def describe_node(node: Node) -> str:
     """The kind of a node, for messages: `a list`, `null`, `the integer 5`, `"tpc"`."""
     if isinstance(node, nodes.Mapping):
         return "a mapping"
@@ -90,12 +90,12 @@ def kind(node: Node) -> str:
     if meaning == "null":
         return "null"
     if not meaning:
-        return shown(node.text)
+        return quoted(node.text)
     return f"{_cut(node.text)} ({meaning})"
 
 
 def _cut(text: str) -> str:
-    return shown(text)[1:-1]
+    return quoted(text)[1:-1]
 
 
 def did_you_mean(text: str, known: Collection[str]) -> str:
@@ -128,7 +128,7 @@ def known_keys(report: Report, node: Node, path: str, known: Collection[str]) ->
             report.problems.count()
             continue
         hint = hint_for_key(key) or did_you_mean(key, known)
-        report.add(node.key_lines[key], path, f"unknown key {shown(key)}", hint)
+        report.add(node.key_lines[key], path, f"unknown key {quoted(key)}", hint)
 
 
 def one_or_more(node: Node, path: str) -> list[tuple[str, Node]]:
@@ -147,14 +147,14 @@ def read_text(report: Report, node: Node, path: str, wanted: str = "text") -> st
         _report_length(report, node, path)
         return None
     meaning = nodes.other_meaning(node)
-    if not meaning and is_text(node.text):
+    if not meaning and is_encodable(node.text):
         return node.text
     if not meaning:
-        report.add(node.line, path, f"{shown(node.text)} is no text", "it holds half of a surrogate pair")
+        report.add(node.line, path, f"{quoted(node.text)} is no text", "it holds half of a surrogate pair")
     elif meaning == "null":
         report.add(node.line, path, "has no value", f"write {wanted}, or remove the key")
     else:
-        report.wrong_type(node, path, wanted, f"if text is meant, put it in quotes: {shown(node.text)}")
+        report.wrong_type(node, path, wanted, f"if text is meant, put it in quotes: {quoted(node.text)}")
     return None
 
 
@@ -171,7 +171,7 @@ def read_integer(report: Report, node: Node, path: str, low: int, high: int) -> 
 
 
 def _integer_hint(node: Node) -> str:
-    if not isinstance(node, Scalar) or nodes.null(node):
+    if not isinstance(node, Scalar) or nodes.is_null(node):
         return ""
     if not node.plain and nodes.integer(Scalar(0, node.text, plain=True)) is not None:
         return f"write {node.text} without quotes"
@@ -185,7 +185,7 @@ def read_choice(report: Report, node: Node, path: str, choices: Mapping[str, T])
     if text is None:
         return None
     if text not in choices:
-        report.add(node.line, path, f"must be {wanted}, not {kind(node)}", _choice_hint(text, choices))
+        report.add(node.line, path, f"must be {wanted}, not {describe_node(node)}", _choice_hint(text, choices))
         return None
     return choices[text]
 
@@ -200,7 +200,7 @@ def _scalar_text(report: Report, node: Node, path: str, wanted: str) -> str | No
     if not isinstance(node, Scalar):
         report.wrong_type(node, path, wanted)
         return None
-    if nodes.null(node):
+    if nodes.is_null(node):
         report.add(node.line, path, "has no value", f"write {wanted}, or remove the key")
         return None
     if len(node.text) > limits.TEXT:

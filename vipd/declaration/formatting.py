@@ -16,8 +16,8 @@ from vipd.model.service import (
     BackendState,
     Balance,
     ExternalAddress,
-    Policy,
-    Refusal,
+    TrafficPolicy,
+    RejectAction,
     Service,
     ServicePort,
 )
@@ -59,7 +59,7 @@ def _policy_spec(service: Service) -> dict[str, object]:
     if fallback is not None:
         spec["fallback"] = fallback
     policies = {"internal": service.internal_policy, "external": service.external_policy}
-    traffic = {key: policy.value for key, policy in policies.items() if policy is not Policy.CLUSTER}
+    traffic = {key: policy.value for key, policy in policies.items() if policy is not TrafficPolicy.CLUSTER}
     if traffic:
         spec["traffic_policy"] = traffic
     if service.health_port is not None:
@@ -134,11 +134,11 @@ def _backend_spec(backend: Backend) -> object:
         spec["backup"] = True
     if backend.check is not None:
         spec["check"] = check_to_spec(backend.check)
-    spec |= _circumstances_spec(backend)
+    spec |= _state_and_topology_spec(backend)
     return backend.address if len(spec) == 1 else spec
 
 
-def _circumstances_spec(backend: Backend) -> dict[str, object]:
+def _state_and_topology_spec(backend: Backend) -> dict[str, object]:
     spec: dict[str, object] = {}
     if backend.state is not BackendState.UP:
         spec["state"] = backend.state.value
@@ -159,8 +159,8 @@ def _fallback_spec(service: Service) -> object:
     if service.keeps_unhealthy:
         return "keep"
     if not service.fallback:
-        return None if service.refusal is Refusal.REJECT else service.refusal.value
-    if service.refusal is not Refusal.REJECT:
+        return None if service.refusal is RejectAction.REJECT else service.refusal.value
+    if service.refusal is not RejectAction.REJECT:
         raise ValueError(f"{service.name}: vipd/v1 cannot say both {service.refusal} and fallback backends")
     return {"backends": [_backend_spec(backend) for backend in service.fallback]}
 

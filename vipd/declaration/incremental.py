@@ -36,7 +36,7 @@ _LAST_LINE = 2**20
 
 
 def parse_incrementally(
-    text: str | Utf8, path: str, earlier: str | Utf8, known: Declaration, source: str = "file"
+    text: str | Utf8, path: str, earlier: str | Utf8, earlier_declaration: Declaration, source: str = "file"
 ) -> Declaration:
     """Returns what `parse_declaration` would for `text`, given its result `known` for an earlier text of the
     file.
@@ -44,9 +44,9 @@ def parse_incrementally(
     Services with the same lines and content stay the same objects.
     """
     text, earlier = (each.encode() if isinstance(each, str) else each for each in (text, earlier))
-    change = _change(text, earlier, known)
+    change = _change(text, earlier, earlier_declaration)
     if change is not None:
-        found = _combined(known, change, parse_declaration(change.text, path, source))
+        found = _combined(earlier_declaration, change, parse_declaration(change.text, path, source))
         if found is not None:
             return found
     return parse_declaration(text, path, source)
@@ -130,9 +130,9 @@ def _combined(known: Declaration, change: _Change, read: Declaration) -> Declara
     if not read.ok or read.notes:
         return None
     before, between, behind = _split(known.services, change.first, change.end)
-    fresh = _kept(between, read.services)
+    fresh = _reuse_equal(between, read.services)
     if change.shift:
-        behind = tuple(_moved(service, change.shift) for service in behind)
+        behind = tuple(_shift_lines(service, change.shift) for service in behind)
     services = (*before, *fresh, *behind)
     more = not _claims(fresh) <= _claims(between) or _has_vips(
         services, _backends(fresh) - _backends(between)
@@ -145,7 +145,7 @@ def _combined(known: Declaration, change: _Change, read: Declaration) -> Declara
 
 
 def _size(services: Sequence[Service]) -> int:
-    return sum(map(limits.size_of, services))
+    return sum(map(limits.declared_size, services))
 
 
 def _within_limits(services: Sequence[Service]) -> bool:
@@ -156,7 +156,7 @@ def _split(services: Sequence[Service], first: int, end: int) -> tuple[tuple[Ser
     return tuple(services[:first]), tuple(services[first:end]), tuple(services[end:])
 
 
-def _kept(before: Sequence[Service], after: Sequence[Service]) -> list[Service]:
+def _reuse_equal(before: Sequence[Service], after: Sequence[Service]) -> list[Service]:
     """The services of `after`, those that are equal to one before and at the same line being that one."""
     known = {service.origin.line: service for service in before}
     found = []
@@ -166,7 +166,7 @@ def _kept(before: Sequence[Service], after: Sequence[Service]) -> list[Service]:
     return [service for service in found if service is not None]
 
 
-def _moved(service: Service, lines: int) -> Service:
+def _shift_lines(service: Service, lines: int) -> Service:
     return replace(service, origin=replace(service.origin, line=service.origin.line + lines))
 
 

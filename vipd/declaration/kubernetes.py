@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from vipd.declaration.fields import Report
 from vipd.declaration.kubernetes_backends import with_backends
 from vipd.declaration.kubernetes_endpoints import EndpointGroup, object_name, read_endpoints, read_slice
-from vipd.declaration.kubernetes_fields import Place
+from vipd.declaration.kubernetes_fields import FieldCursor
 from vipd.declaration.kubernetes_services import KubernetesService, read_kubernetes_service
 from vipd.declaration.nodes import Mapping, Node, Scalar
-from vipd.declaration.service_size import room_for
-from vipd.declaration.syntax import shown
+from vipd.declaration.service_size import check_total_size
+from vipd.declaration.syntax import quoted
 from vipd.model.service import Origin, Service
 
 _GROUPS = {"Service": "", "Endpoints": "", "EndpointSlice": "discovery.k8s.io"}
 """The supported kinds of objects, with the API group of each."""
 
-MOST_KINDS = 20
+MAX_KINDS = 20
 """Number of left out objects that are named."""
 
 _LISTS = {f"{kind}List": kind for kind in _GROUPS}
@@ -50,14 +50,14 @@ class KubernetesObjects:
     endpoints: list[EndpointGroup] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
     """The line of each object, by kind and name."""
-    named: dict[str, tuple[str, int]] = field(default_factory=dict)
+    referenced: dict[str, tuple[str, int]] = field(default_factory=dict)
     """For each service that endpoints name: the first object that names it, and its line."""
-    known: set[str] = field(default_factory=set)
+    declared: set[str] = field(default_factory=set)
     """Services that some object declared, served or not."""
 
     def read(self, document: Node) -> None:
         """Read one document, for which `is_kubernetes` is true."""
-        self._read(Place(self.report, document, document.line, ""))
+        self._read(FieldCursor(self.report, document, document.line, ""))
 
     def finish(self) -> list[Service]:
         """Every service with its endpoints. Endpoints objects count where a service has no EndpointSlice."""
@@ -68,8 +68,8 @@ class KubernetesObjects:
         for group in self.endpoints:
             if group.service not in sliced:
                 groups.setdefault(group.service, []).append(group)
-        for name, (what, line) in self.named.items():
-            if name not in self.known:
+        for name, (what, line) in self.referenced.items():
+            if name not in self.declared:
                 self.report.note(line, f"{what} left out: there is no Service {name} in this file")
         return self._with_backends(groups)
 
@@ -79,12 +79,12 @@ class KubernetesObjects:
             service = with_backends(self.report, declared, groups.get(declared.service.name, ()))
             if service is None:
                 continue
-            if not room_for(self.report, service, number):
+            if not check_total_size(self.report, service, number):
                 break
             found.append(service)
         return found
 
-    def _read(self, place: Place) -> None:
+    def _read(self, place: FieldCursor) -> None:
         kind = place.at("kind").text()
         version = place.at("apiVersion").text()
         if not kind:
@@ -98,9 +98,9 @@ class KubernetesObjects:
             self._take(place, kind)
         elif kind != "List" and kind not in _GROUPS and kind not in _LISTS:
             hint = "it serves Service, EndpointSlice, Endpoints, and lists of them"
-            place.at("kind").problem(f"kind {shown(kind)[1:-1]} is not something that vipd serves", hint)
+            place.at("kind").problem(f"kind {quoted(kind)[1:-1]} is not something that vipd serves", hint)
 
-    def _read_list(self, place: Place) -> None:
+    def _read_list(self, place: FieldCursor) -> None:
         """A list of mixed kinds, as of `kubectl get all`: others are passed over."""
         others: Counter[str] = Counter()
         for item in place.at("items").items():
@@ -114,11 +114,11 @@ class KubernetesObjects:
             else:
                 item.problem("kind is missing", "every object of a List has a kind and an apiVersion")
         if others:
-            named = others.most_common(MOST_KINDS)
-            counts = ", ".join(f"{count} {shown(kind)[1:-1]}" for kind, count in named)
-            place.note(f"left out of the List: {counts}{', ...' if len(others) > MOST_KINDS else ''}")
+            named = others.most_common(MAX_KINDS)
+            counts = ", ".join(f"{count} {quoted(kind)[1:-1]}" for kind, count in named)
+            place.note(f"left out of the List: {counts}{', ...' if len(others) > MAX_KINDS else ''}")
 
-    def _right_version(self, place: Place, version: str, kind: str, group: str) -> bool:
+    def _right_version(self, place: FieldCursor, version: str, kind: str, group: str) -> bool:
         wanted = f"{group}/{_VERSION}" if group else _VERSION
         if version == wanted:
             return True
@@ -126,17 +126,17 @@ class KubernetesObjects:
         if at.node is None:
             place.problem("apiVersion is missing", f"write apiVersion: {wanted}")
         elif version:
-            at.problem(f"{shown(version)} is not the version of {kind} that vipd reads", f"it reads {wanted}")
+            at.problem(f"{quoted(version)} is not the version of {kind} that vipd reads", f"it reads {wanted}")
         return False
 
-    def _take(self, place: Place, kind: str) -> None:
+    def _take(self, place: FieldCursor, kind: str) -> None:
         if place.node is None or not isinstance(place.node, Mapping):
             place.problem(f"must be a {kind}", "remove it")
             return
         if not self._first(place, kind):
             return
         if kind == "Service":
-            self.known.add(object_name(place))
+            self.declared.add(object_name(place))
             service = read_kubernetes_service(place, replace(self.origin, line=place.line))
             if service is not None:
                 self.services.append(service)
@@ -144,10 +144,10 @@ class KubernetesObjects:
         groups = read_endpoints(place) if kind == "Endpoints" else [read_slice(place)]
         kept = [group for group in groups if group is not None]
         for group in kept:
-            self.named.setdefault(group.service, (f"{kind} {object_name(place)}", place.line))
+            self.referenced.setdefault(group.service, (f"{kind} {object_name(place)}", place.line))
         (self.endpoints if kind == "Endpoints" else self.slices).extend(kept)
 
-    def _first(self, place: Place, kind: str) -> bool:
+    def _first(self, place: FieldCursor, kind: str) -> bool:
         """Whether this is the first version of an object: of several the valid one is unknown."""
         name = object_name(place)
         if name.endswith("/"):

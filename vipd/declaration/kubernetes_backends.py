@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from vipd.declaration.fields import Placed, Report
+from vipd.declaration.fields import Located, Report
 from vipd.declaration.kubernetes_endpoints import EndpointGroup
 from vipd.declaration.kubernetes_services import KubernetesService
 from vipd.declaration.service_rules import check_backends
-from vipd.declaration.service_size import few_at_each_address, fits, networks_of_service
+from vipd.declaration.service_size import check_address_endpoints, check_size, service_network_count
 from vipd.model import limits
 from vipd.model.service import Backend, BackendState, Family, Service, ServicePort, family_of
 
 _RANKS = {BackendState.UP: 0, BackendState.DRAIN: 1, BackendState.DOWN: 2}
 
-_ByPort = dict[str, dict[tuple[str, int], Placed[Backend]]]
+_ByPort = dict[str, dict[tuple[str, int], Located[Backend]]]
 """By the name of the service's port: the servers by address and number."""
 
 
@@ -30,7 +30,7 @@ def with_backends(
 ) -> Service | None:
     """The service with the backends of these groups, all of this service; None if there are too
     many, which is reported."""
-    if not _few_enough(report, declared, groups):
+    if not _within_limits(report, declared, groups):
         return None
     servers = _servers_by_port(declared, groups)
     numbers = {port: Counter(number for _, number in found) for port, found in servers.items()}
@@ -43,28 +43,28 @@ def with_backends(
     return replace(declared.service, ports=ports, backends=tuple(backend.value for backend in backends))
 
 
-def _few_enough(report: Report, declared: KubernetesService, groups: Sequence[EndpointGroup]) -> bool:
+def _within_limits(report: Report, declared: KubernetesService, groups: Sequence[EndpointGroup]) -> bool:
     """Whether the number of servers, in all and at each port, is within the limits."""
     served = {(port.value.name, port.value.protocol) for port in declared.ports}
     servers = [server for group in groups for server in group.servers]
     reached = sum(len(g.servers) * sum((p.name, p.protocol) in served for p in g.ports) for g in groups)
     line, ports = declared.service.origin.line, [*declared.ports]
-    networks = networks_of_service(declared.service)
-    if not fits(report, line, "", ports, servers, len(declared.service.all_addresses()) + networks):
+    networks = service_network_count(declared.service)
+    if not check_size(report, line, "", ports, servers, len(declared.service.all_addresses()) + networks):
         return False
     if reached > limits.SERVICE_ENDPOINTS:
         what = f"its endpoints reach {reached} ports of servers: {limits.SERVICE_ENDPOINTS} are the most"
         report.add(line, "", what, "divide it into several services")
         return False
-    return few_at_each_address(report, line, "", len(declared.service.all_addresses()), reached)
+    return check_address_endpoints(report, line, "", len(declared.service.all_addresses()), reached)
 
 
 def _can_combine(report: Report, declared: KubernetesService, servers: _ByPort) -> bool:
     """Whether the servers' numbers at each port are few enough to list for each which ports it has."""
     reached = len(declared.ports) * sum(map(len, servers.values()))
-    if reached > limits.NAMED_REACHES and len({*map(frozenset, servers.values())}) > 1:
+    if reached > limits.NAMED_PORT_LOOKUPS and len({*map(frozenset, servers.values())}) > 1:
         what = f"its ports have different endpoints, which make {reached} combinations"
-        hint = f"{limits.NAMED_REACHES} are the most: divide it into several services"
+        hint = f"{limits.NAMED_PORT_LOOKUPS} are the most: divide it into several services"
         report.add(declared.service.origin.line, "", what, hint)
         return False
     return True
@@ -85,7 +85,7 @@ def _servers_by_port(declared: KubernetesService, groups: Iterable[EndpointGroup
 
 def _servers(
     declared: KubernetesService, group: EndpointGroup, families: set[Family]
-) -> list[Placed[Backend]]:
+) -> list[Located[Backend]]:
     """The group's servers for this service: of its families, with zones only if hints count."""
     found = []
     for index, server in enumerate(group.servers):
@@ -102,7 +102,7 @@ def _servers(
 
 
 def _merge(
-    known: dict[tuple[str, int], Placed[Backend]], servers: Sequence[Placed[Backend]], number: int
+    known: dict[tuple[str, int], Located[Backend]], servers: Sequence[Located[Backend]], number: int
 ) -> None:
     for server in servers:
         key = (server.value.address, number)
@@ -119,10 +119,10 @@ def _with_target(port: ServicePort, numbers: Counter[int]) -> ServicePort:
     return replace(port, target=None if most == port.port else most)
 
 
-def _backends(ports: Sequence[ServicePort], servers: _ByPort) -> list[Placed[Backend]]:
+def _backends(ports: Sequence[ServicePort], servers: _ByPort) -> list[Located[Backend]]:
     """A backend for each server; several where it has several numbers for one port."""
     numbers: dict[Backend, dict[str, list[int]]] = {}
-    places: dict[Backend, Placed[Backend]] = {}
+    places: dict[Backend, Located[Backend]] = {}
     for name, found in servers.items():
         for (_, number), server in found.items():
             numbers.setdefault(server.value, {}).setdefault(name, []).append(number)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vipd.declaration.backend_reader import PLACE_NAME_HINT, is_place_name
-from vipd.declaration.fields import Placed
-from vipd.declaration.kubernetes_fields import Place
+from vipd.declaration.backend_reader import TOPOLOGY_NAME_HINT, is_topology_name
+from vipd.declaration.fields import Located
+from vipd.declaration.kubernetes_fields import FieldCursor
 from vipd.declaration.service_rules import check_backend_address
-from vipd.declaration.syntax import shown
+from vipd.declaration.syntax import quoted
 from vipd.model.service import Backend, BackendState, Family, Protocol, family_of
 
 SERVICE_LABEL = "kubernetes.io/service-name"
@@ -39,23 +39,23 @@ class EndpointGroup:
 
     service: str
     ports: tuple[NamedPort, ...]
-    servers: tuple[Placed[Backend], ...]
+    servers: tuple[Located[Backend], ...]
     not_ready: frozenset[int] = frozenset()
     """Places in `servers` of those that an Endpoints object counts as not ready."""
 
 
-def object_name(place: Place) -> str:
+def object_name(place: FieldCursor) -> str:
     """An object's `namespace/name`, the name perhaps empty."""
     return _in_namespace(place, place.at("metadata", "name").text())
 
 
-def _in_namespace(place: Place, name: str) -> str:
+def _in_namespace(place: FieldCursor, name: str) -> str:
     whole = f"{place.at('metadata', 'namespace').text('default')}/{name}"
     # An invalid name is a problem only if it would be served; elsewhere it is only shown.
     return whole if whole.isprintable() else ascii(whole)[1:-1]
 
 
-def read_slice(place: Place) -> EndpointGroup | None:
+def read_slice(place: FieldCursor) -> EndpointGroup | None:
     """An EndpointSlice; None with a note if kube-proxy would skip it."""
     name = object_name(place)
     labels = place.at("metadata", "labels")
@@ -77,7 +77,7 @@ def read_slice(place: Place) -> EndpointGroup | None:
     return EndpointGroup(_in_namespace(place, service), ports, tuple(server for server in read if server))
 
 
-def read_endpoints(place: Place) -> list[EndpointGroup]:
+def read_endpoints(place: FieldCursor) -> list[EndpointGroup]:
     """An Endpoints object: a group for each subset."""
     name = object_name(place)
     groups = []
@@ -92,7 +92,7 @@ def read_endpoints(place: Place) -> list[EndpointGroup]:
     return groups
 
 
-def _read_port(place: Place) -> NamedPort | None:
+def _read_port(place: FieldCursor) -> NamedPort | None:
     """A port; None without a number, as kube-proxy then ignores it."""
     name = place.at("name").text()
     protocol = place.at("protocol").choice(PROTOCOLS, Protocol.TCP)
@@ -100,7 +100,7 @@ def _read_port(place: Place) -> NamedPort | None:
     return NamedPort(name, protocol, number) if number else None
 
 
-def _read_endpoint(place: Place, family: Family | None) -> Placed[Backend] | None:
+def _read_endpoint(place: FieldCursor, family: Family | None) -> Located[Backend] | None:
     first = next(place.at("addresses").items(), None)
     if first is None:
         place.problem("addresses is missing", "every endpoint needs an address")
@@ -117,10 +117,10 @@ def _read_endpoint(place: Place, family: Family | None) -> Placed[Backend] | Non
     node = _place_name(place.at("nodeName"), "node")
     known = tuple(dict.fromkeys(filter(None, zones)))
     backend = Backend(address.value, state=_state(place.at("conditions")), node=node, zones=known)
-    return _sound(place, Placed(backend, address.line, address.path))
+    return _sound(place, Located(backend, address.line, address.path))
 
 
-def _state(conditions: Place) -> BackendState:
+def _state(conditions: FieldCursor) -> BackendState:
     """Ready takes precedence over terminating: both are true only if the service publishes unready
     endpoints."""
     ready, serving = conditions.at("ready").boolean(), conditions.at("serving").boolean()
@@ -130,7 +130,7 @@ def _state(conditions: Place) -> BackendState:
     return BackendState.DRAIN if terminating and serving is not False else BackendState.DOWN
 
 
-def _read_address(place: Place) -> Placed[Backend] | None:
+def _read_address(place: FieldCursor) -> Located[Backend] | None:
     """One address of an Endpoints object."""
     ip = place.at("ip")
     if ip.node is None:
@@ -139,16 +139,16 @@ def _read_address(place: Place) -> Placed[Backend] | None:
     node = _place_name(place.at("nodeName"), "node")
     if address is None:
         return None
-    return _sound(place, Placed(Backend(address.value, node=node), address.line, address.path))
+    return _sound(place, Located(Backend(address.value, node=node), address.line, address.path))
 
 
-def _sound(place: Place, server: Placed[Backend]) -> Placed[Backend] | None:
+def _sound(place: FieldCursor, server: Located[Backend]) -> Located[Backend] | None:
     return server if check_backend_address(place.report, server) else None
 
 
-def _place_name(place: Place, what: str) -> str:
+def _place_name(place: FieldCursor, what: str) -> str:
     text = place.text()
-    if not text or is_place_name(text):
+    if not text or is_topology_name(text):
         return text
-    place.problem(f"{shown(text)} is not the name of a {what}", PLACE_NAME_HINT)
+    place.problem(f"{quoted(text)} is not the name of a {what}", TOPOLOGY_NAME_HINT)
     return ""

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from vipd.declaration import nodes
-from vipd.declaration.fields import Placed, Report, read_integer, read_short_form, read_text
+from vipd.declaration.fields import Located, Report, read_integer, read_short_form, read_text
 from vipd.declaration.nodes import Node, Scalar, Sequence
-from vipd.declaration.syntax import MAX_PORT, parse_address, shown
+from vipd.declaration.syntax import MAX_PORT, parse_address, quoted
 
 T = TypeVar("T")
 
 _BOOLEANS = {"true": True, "false": False}
 
 
-class Place(NamedTuple):
+class FieldCursor(NamedTuple):
     """One place of an object. `node` is None if it is missing or null; `line` is then its parent's."""
 
     report: Report
@@ -27,28 +27,28 @@ class Place(NamedTuple):
     line: int
     path: str
 
-    def at(self, *keys: str) -> Place:
+    def at(self, *keys: str) -> FieldCursor:
         """The place below by these keys."""
         place = self
         for key in keys:
             place = place._child(key)
         return place
 
-    def _child(self, key: str) -> Place:
+    def _child(self, key: str) -> FieldCursor:
         path = f"{self.path}.{key}" if self.path else key
         if self.node is not None and not isinstance(self.node, nodes.Mapping):
             self.report.wrong_type(self.node, self.path, "a mapping")
-            return Place(self.report, None, self.line, path)
+            return FieldCursor(self.report, None, self.line, path)
         found = self.node.items.get(key) if self.node is not None else None
-        if found is None or nodes.null(found):
-            return Place(self.report, None, self.line, path)
-        return Place(self.report, found, found.line, path)
+        if found is None or nodes.is_null(found):
+            return FieldCursor(self.report, None, self.line, path)
+        return FieldCursor(self.report, found, found.line, path)
 
     def has(self, key: str) -> bool:
         """Whether this key has a value other than null."""
         return self._child(key).node is not None
 
-    def items(self) -> Iterator[Place]:
+    def items(self) -> Iterator[FieldCursor]:
         """The places of a list; none if there is no value."""
         if self.node is None:
             return
@@ -56,7 +56,7 @@ class Place(NamedTuple):
             self.report.wrong_type(self.node, self.path, "a list")
             return
         for index, item in enumerate(self.node.items):
-            yield Place(self.report, None if nodes.null(item) else item, item.line, f"{self.path}[{index}]")
+            yield FieldCursor(self.report, None if nodes.is_null(item) else item, item.line, f"{self.path}[{index}]")
 
     def text(self, default: str = "") -> str:
         """Text; the default if there is no value, or the empty text."""
@@ -68,7 +68,7 @@ class Place(NamedTuple):
         """The value of one of a few words."""
         text = self.text()
         if text and text not in choices:
-            self.problem(f"must be one of {', '.join(choices)}, not {shown(text)}")
+            self.problem(f"must be one of {', '.join(choices)}, not {quoted(text)}")
         return choices.get(text, default)
 
     def integer(self, low: int, high: int) -> int | None:
@@ -94,10 +94,10 @@ class Place(NamedTuple):
             None if self.node is None else read_short_form(self.report, self.node, self.path, parse, wanted)
         )
 
-    def address(self) -> Placed[str] | None:
+    def address(self) -> Located[str] | None:
         """An IP address; None if there is no value, or an invalid one."""
         address = self.short_form(parse_address, "an IP address")
-        return None if address is None else Placed(address, self.line, self.path)
+        return None if address is None else Located(address, self.line, self.path)
 
     def problem(self, what: str, hint: str = "") -> None:
         """Report a fault of this place."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vipd.declaration.fields import Placed
+from vipd.declaration.fields import Located
 from vipd.declaration.kubernetes_endpoints import PROTOCOLS, PROXY_LABEL, object_name
-from vipd.declaration.kubernetes_fields import Place
+from vipd.declaration.kubernetes_fields import FieldCursor
 from vipd.declaration.nodes import Scalar, integer
 from vipd.declaration.port_reader import PORT_NAME_HINT, is_port_name
 from vipd.declaration.service_rules import check_host_ports, check_vip, unique_addresses, unique_ports
-from vipd.declaration.syntax import parse_network, shown
+from vipd.declaration.syntax import parse_network, quoted
 from vipd.model.service import (
     DEFAULT_AFFINITY_SECONDS,
     MAX_AFFINITY_SECONDS,
     Affinity,
     ExternalAddress,
     Origin,
-    Policy,
+    TrafficPolicy,
     Protocol,
     Service,
     ServicePort,
@@ -26,7 +26,7 @@ from vipd.model.service import (
 )
 
 _TYPES = {name: name for name in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")}
-_POLICIES = {"Cluster": Policy.CLUSTER, "Local": Policy.LOCAL}
+_POLICIES = {"Cluster": TrafficPolicy.CLUSTER, "Local": TrafficPolicy.LOCAL}
 _AFFINITIES = {"None": False, "ClientIP": True}
 _OPEN_TYPES = ("NodePort", "LoadBalancer")
 """Types whose ports have node ports."""
@@ -43,15 +43,15 @@ class KubernetesService:
 
     service: Service
     """Without backends; a port's target is its numeric targetPort."""
-    ports: tuple[Placed[ServicePort], ...]
-    addresses: tuple[Placed[str], ...]
+    ports: tuple[Located[ServicePort], ...]
+    addresses: tuple[Located[str], ...]
     """The cluster IPs."""
     zone_hints: bool
     """Whether the zones in its endpoints' hints count."""
     publish_not_ready: bool
 
 
-def read_kubernetes_service(place: Place, origin: Origin) -> KubernetesService | None:
+def read_kubernetes_service(place: FieldCursor, origin: Origin) -> KubernetesService | None:
     """One Service object; None with a note if kube-proxy does not serve it, or if it is invalid."""
     name = object_name(place)
     spec = place.at("spec")
@@ -63,8 +63,8 @@ def read_kubernetes_service(place: Place, origin: Origin) -> KubernetesService |
     if not addresses or not ports:
         return None
     external = tuple(_read_external(place, name, kind, addresses))
-    external_policy = spec.at("externalTrafficPolicy").choice(_POLICIES, Policy.CLUSTER)
-    health = _read_health_port(spec, kind) if external_policy is Policy.LOCAL else None
+    external_policy = spec.at("externalTrafficPolicy").choice(_POLICIES, TrafficPolicy.CLUSTER)
+    health = _read_health_port(spec, kind) if external_policy is TrafficPolicy.LOCAL else None
     check_host_ports(place.report, ports, health)
     accessible = kind in _OPEN_TYPES or bool(external)
     service = Service(
@@ -73,8 +73,8 @@ def read_kubernetes_service(place: Place, origin: Origin) -> KubernetesService |
         ports=tuple(port.value for port in ports),
         affinity=_read_affinity(spec),
         external_addresses=external,
-        internal_policy=spec.at("internalTrafficPolicy").choice(_POLICIES, Policy.CLUSTER),
-        external_policy=external_policy if accessible else Policy.CLUSTER,
+        internal_policy=spec.at("internalTrafficPolicy").choice(_POLICIES, TrafficPolicy.CLUSTER),
+        external_policy=external_policy if accessible else TrafficPolicy.CLUSTER,
         health_port=health.value if health else None,
         origin=origin,
     )
@@ -82,7 +82,7 @@ def read_kubernetes_service(place: Place, origin: Origin) -> KubernetesService |
     return KubernetesService(service, tuple(ports), tuple(addresses), _zone_hints(place), publish)
 
 
-def _sound_name(place: Place) -> bool:
+def _sound_name(place: FieldCursor) -> bool:
     metadata = place.at("metadata")
     if not metadata.has("name"):
         place.problem("metadata.name is missing", "every Service needs a name")
@@ -95,11 +95,11 @@ def _sound_name(place: Place) -> bool:
     for key in bad:
         at = metadata.at(key)
         hint = "1 to 63 of a-z 0-9 - with a letter or digit at both ends"
-        at.problem(f"{shown(at.text())} is not a {key} of a Kubernetes object", hint)
+        at.problem(f"{quoted(at.text())} is not a {key} of a Kubernetes object", hint)
     return not bad
 
 
-def _left_out(place: Place, name: str, kind: str) -> bool:
+def _left_out(place: FieldCursor, name: str, kind: str) -> bool:
     """Whether kube-proxy skips the service; a note gives the reason."""
     spec = place.at("spec")
     why = ""
@@ -116,7 +116,7 @@ def _left_out(place: Place, name: str, kind: str) -> bool:
     return bool(why)
 
 
-def _read_cluster_ips(place: Place, name: str) -> list[Placed[str]]:
+def _read_cluster_ips(place: FieldCursor, name: str) -> list[Located[str]]:
     spec = place.at("spec")
     found = list(spec.at("clusterIPs").items()) or [spec.at("clusterIP")]
     if found[0].text() == "None":
@@ -126,7 +126,7 @@ def _read_cluster_ips(place: Place, name: str) -> list[Placed[str]]:
     return unique_addresses(place.report, [a for a in read if check_vip(place.report, a)])
 
 
-def _read_ports(place: Place, kind: str) -> list[Placed[ServicePort]]:
+def _read_ports(place: FieldCursor, kind: str) -> list[Located[ServicePort]]:
     items = list(place.items())
     if not items:
         place.problem("ports is missing", "every Service that is served needs a port")
@@ -134,20 +134,20 @@ def _read_ports(place: Place, kind: str) -> list[Placed[ServicePort]]:
     for item in items:
         port = _read_port(item, kind)
         if port is not None:
-            found.append(Placed(port, item.line, item.path))
+            found.append(Located(port, item.line, item.path))
             if not port.name and len(items) > 1:
                 item.problem("name is missing", "each port of a Service with several ports needs a name")
     return found
 
 
-def _read_port(place: Place, kind: str) -> ServicePort | None:
+def _read_port(place: FieldCursor, kind: str) -> ServicePort | None:
     at = place.at("port")
     if at.node is None:
         place.problem("port is missing", "write port: 80")
     port = at.integer(1, 65535)
     name = place.at("name").text()
     if name and not is_port_name(name):
-        place.at("name").problem(f"{shown(name)} is not a port name", PORT_NAME_HINT)
+        place.at("name").problem(f"{quoted(name)} is not a port name", PORT_NAME_HINT)
         name = ""
     protocol = place.at("protocol").choice(PROTOCOLS, Protocol.TCP)
     node_port = place.at("nodePort").port()
@@ -163,13 +163,13 @@ def _read_port(place: Place, kind: str) -> ServicePort | None:
     )
 
 
-def _read_health_port(spec: Place, kind: str) -> Placed[int] | None:
+def _read_health_port(spec: FieldCursor, kind: str) -> Located[int] | None:
     at = spec.at("healthCheckNodePort")
     port = at.port() if kind == "LoadBalancer" else None
-    return Placed(port, at.line, at.path) if port else None
+    return Located(port, at.line, at.path) if port else None
 
 
-def _numeric_target(place: Place) -> int | None:
+def _numeric_target(place: FieldCursor) -> int | None:
     """The number; None for a name, which only the endpoints can resolve."""
     if isinstance(place.node, Scalar) and integer(place.node) is not None:
         return place.port()
@@ -178,7 +178,7 @@ def _numeric_target(place: Place) -> int | None:
 
 
 def _read_external(
-    place: Place, name: str, kind: str, cluster_ips: list[Placed[str]]
+    place: FieldCursor, name: str, kind: str, cluster_ips: list[Located[str]]
 ) -> list[ExternalAddress]:
     """The external IPs, then the load balancer's, without those that another rule of the service covers.
 
@@ -214,7 +214,7 @@ def _external(address: str, balancer: bool, ranges: tuple[str, ...]) -> External
     return ExternalAddress(address, balancer, own if balancer else ())
 
 
-def _read_ingress(place: Place) -> list[Placed[str]]:
+def _read_ingress(place: FieldCursor) -> list[Located[str]]:
     """The addresses whose packets arrive here unchanged, hence not those of mode Proxy."""
     found = []
     for item in place.at("status", "loadBalancer", "ingress").items():
@@ -225,7 +225,7 @@ def _read_ingress(place: Place) -> list[Placed[str]]:
     return found
 
 
-def _read_ranges(place: Place) -> tuple[str, ...]:
+def _read_ranges(place: FieldCursor) -> tuple[str, ...]:
     """Networks, blanks around them and bits beyond the prefix cleared, each once."""
     found = [
         item.short_form(lambda text: parse_network(text.strip(), mask=True), "a network like 203.0.113.0/24")
@@ -234,14 +234,14 @@ def _read_ranges(place: Place) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _read_affinity(spec: Place) -> Affinity | None:
+def _read_affinity(spec: FieldCursor) -> Affinity | None:
     if not spec.at("sessionAffinity").choice(_AFFINITIES, default=False):
         return None
     timeout = spec.at("sessionAffinityConfig", "clientIP", "timeoutSeconds").integer(1, MAX_AFFINITY_SECONDS)
     return Affinity(timeout or DEFAULT_AFFINITY_SECONDS)
 
 
-def _zone_hints(place: Place) -> bool:
+def _zone_hints(place: FieldCursor) -> bool:
     """kube-proxy 1.30 takes all but an empty annotation and `disabled` for a yes; the older name wins."""
     annotations = place.at("metadata", "annotations")
     key = _OLD_HINTS if annotations.has(_OLD_HINTS) else _HINTS

@@ -8,13 +8,13 @@ from vipd.declaration.conflicts import claim_problem, conflicts_of
 from vipd.declaration.fields import Report, did_you_mean
 from vipd.declaration.formatting import API_VERSION, format_declaration, format_service, service_to_spec
 from vipd.declaration.kubernetes import KubernetesObjects, is_kubernetes
-from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, dismantle, null, tree_of
+from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, release_trees, is_null, tree_from_json
 from vipd.declaration.pieces import Utf8
-from vipd.declaration.policy_reader import Policy, read_policy
+from vipd.declaration.policy_reader import ServiceDefaults, read_policy
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.service_reader import read_service
-from vipd.declaration.service_size import room_for
-from vipd.declaration.syntax import shown
+from vipd.declaration.service_size import check_total_size
+from vipd.declaration.syntax import quoted
 from vipd.declaration.yaml_tree import Tree, read_tree
 from vipd.model.service import Origin, Service
 
@@ -56,11 +56,11 @@ def parse_declaration(
     report = Report(path, accepted)
     services: list[Service] = []
     tree = Tree()
-    with report.contained(0, "reading this file"):
+    with report.contain(0, "reading this file"):
         tree = read_tree(text, path, quotes=source != FILE)
         report.problems.extend(tree.problems)
         services += _read_documents(report, tree.documents, Origin(source, path))
-    dismantle(tree.documents)
+    release_trees(tree.documents)
     return Declaration(tuple(services), report.problems.by_line(), report.notes())
 
 
@@ -69,8 +69,8 @@ def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[P
     raises."""
     report = Report(origin.path or origin.source)
     service = None
-    with report.contained(origin.line, READING_SERVICE):
-        service = read_service(report, tree_of(spec, origin.line), "", Policy(), origin)
+    with report.contain(origin.line, READING_SERVICE):
+        service = read_service(report, tree_from_json(spec, origin.line), "", ServiceDefaults(), origin)
     return service, report.problems.by_line()
 
 
@@ -78,7 +78,7 @@ def _read_documents(report: Report, documents: tuple[Node, ...], origin: Origin)
     services: list[Service] = []
     objects = KubernetesObjects(report, origin)
     for document in documents:
-        with report.contained(document.line, "reading this document"):
+        with report.contain(document.line, "reading this document"):
             if is_kubernetes(document, API_VERSION):
                 objects.read(document)
             else:
@@ -103,11 +103,11 @@ def _read_document(report: Report, node: Node, origin: Origin) -> list[Service]:
     for key, line in node.key_lines.items():
         if key not in DOCUMENT_KEYS:
             hint = "" if report.problems.full else did_you_mean(key, DOCUMENT_KEYS)
-            report.add(line, "", f"unknown key {shown(key)}", hint)
+            report.add(line, "", f"unknown key {quoted(key)}", hint)
     defaults = node.items.get("defaults")
-    policy = Policy() if defaults is None else read_policy(report, defaults, "defaults")
+    policy = ServiceDefaults() if defaults is None else read_policy(report, defaults, "defaults")
     services = node.items.get("services")
-    if services is None or null(services):
+    if services is None or is_null(services):
         return []
     if not isinstance(services, Sequence):
         report.wrong_type(services, "services", "a list", "start each service with a dash")
@@ -131,18 +131,18 @@ def _right_version(report: Report, node: Mapping, origin: Origin) -> bool:
     return False
 
 
-def _read_services(report: Report, services: Sequence, policy: Policy, origin: Origin) -> list[Service]:
+def _read_services(report: Report, services: Sequence, policy: ServiceDefaults, origin: Origin) -> list[Service]:
     found, items = [], services.items
     for index, item in enumerate(items):
         place = Origin(origin.source, origin.path, item.line)
         service = None
-        with report.contained(item.line, READING_SERVICE):
+        with report.contain(item.line, READING_SERVICE):
             service = read_service(report, item, f"services[{index}]", policy, place)
         # The tree takes twice the memory of the services: it is freed as it is read.
         items[index] = _READ
         if service is None:
-            dismantle([item])
-        elif not room_for(report, service, index + 1):
+            release_trees([item])
+        elif not check_total_size(report, service, index + 1):
             break
         else:
             found.append(service)

@@ -49,7 +49,7 @@ class Unreadable(Node):
     """Replaces a value whose problem is already reported; readers skip it silently."""
 
 
-def tree_of(value: object, line: int = 0, depth: int = YAML_DEPTH) -> Node:
+def tree_from_json(value: object, line: int = 0, depth: int = YAML_DEPTH) -> Node:
     """The same tree from decoded JSON, every node at `line`. Strings count as quoted.
 
     Nodes deeper than `depth` are cut off: no declaration reaches there without a problem higher up.
@@ -57,16 +57,16 @@ def tree_of(value: object, line: int = 0, depth: int = YAML_DEPTH) -> Node:
     if depth == 0:
         return Unreadable(line)
     if isinstance(value, dict):
-        items = {str(key): tree_of(item, line, depth - 1) for key, item in value.items()}
+        items = {str(key): tree_from_json(item, line, depth - 1) for key, item in value.items()}
         return Mapping(line, items, dict.fromkeys(items, line))
     if isinstance(value, list | tuple):
-        return Sequence(line, [tree_of(item, line, depth - 1) for item in value])
+        return Sequence(line, [tree_from_json(item, line, depth - 1) for item in value])
     if isinstance(value, str):
         return Scalar(line, value, plain=False)
     return Scalar(line, _plain_text(value), plain=True)
 
 
-def dismantle(nodes: Iterable[Node]) -> None:
+def release_trees(nodes: Iterable[Node]) -> None:
     """Free trees that are no longer needed node by node: freeing millions of them at once would block
     every other thread."""
     left = list(nodes)
@@ -90,7 +90,7 @@ def _plain_text(value: object) -> str:
     return str(value).replace("inf", ".inf").replace("nan", ".nan")
 
 
-def null(node: Node) -> bool:
+def is_null(node: Node) -> bool:
     """Whether the value is null: nothing, `~` or `null`, without quotes."""
     return isinstance(node, Scalar) and node.plain and node.text in _NULLS
 
@@ -111,11 +111,11 @@ def other_meaning(scalar: Scalar) -> str:
     if scalar.text[0] not in _NUMBERS_BEGIN and scalar.text.lower() not in _BOOLEANS:
         return ""
     return next(
-        (meaning for pattern, meaning in _key_docs(scalar.text) if pattern.fullmatch(scalar.text)), ""
+        (meaning for pattern, meaning in _candidate_meanings(scalar.text) if pattern.fullmatch(scalar.text)), ""
     )
 
 
-def _key_docs(text: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+def _candidate_meanings(text: str) -> tuple[tuple[re.Pattern[str], str], ...]:
     """The patterns to try: only the first is safe from slow matching on long text."""
     return _MEANINGS if len(text) <= _LONGEST_NUMBER else _MEANINGS[:1]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from vipd.declaration.conflicts import AddressUse, address_uses, backend_addresses, use_problem
+from vipd.declaration.conflicts import AddressUse, address_uses, backend_addresses, address_use_problem
 from vipd.declaration.formatting import service_to_spec
 from vipd.declaration.native import parse_service
 from vipd.declaration.problems import Problem
@@ -23,7 +23,7 @@ Kind = Literal["malformed", "too-large", "not-found", "conflict", "owned", "inva
 
 CLI = "cli"
 """The source that vipctl's own store is; the functions below also serve another one that it may write."""
-MOST_PROBLEMS = 1000
+MAX_PROBLEMS = 1000
 """No more services are read once this many problems were found."""
 
 
@@ -51,7 +51,7 @@ class Outcome:
         return any(action != "unchanged" for action in self.results.values())
 
 
-def declared(service: Service) -> Service:
+def without_registrations(service: Service) -> Service:
     """The service without the backends that registered themselves."""
     if not any(backend.registered for backend in service.backends):
         return service
@@ -72,7 +72,7 @@ def find(snapshot: Services, target: str) -> Service:
     except InvalidTextError:
         frontend = None
     for service in snapshot.values() if frontend else ():
-        if frontend and _may_have(service, {frontend.address}) and frontend in service.frontends():
+        if frontend and _has_any_address(service, {frontend.address}) and frontend in service.frontends():
             return service
     raise RefusedError("not-found", f"no service {target}", "", "vipctl list shows them")
 
@@ -84,25 +84,25 @@ def add(snapshot: Services, stored: Services, spec: object, *, source: str = CLI
     if known == service:
         return Outcome(stored, {service.name: "unchanged"})
     if known is not None:
-        hint = _way_to_change(known, service, source)
+        hint = _change_hint(known, service, source)
         raise RefusedError(
             "conflict", f"service {known.name} is there already and differs", _owner(known), hint
         )
-    _check_frontends(snapshot, service, _way_to_add(service, source))
+    _check_frontends(snapshot, service, _add_hint(service, source))
     _check_addresses(snapshot, [service])
     return Outcome({**stored, service.name: service}, {service.name: "created"})
 
 
-def _way_to_change(known: Service, wanted: Service, source: str) -> str:
+def _change_hint(known: Service, wanted: Service, source: str) -> str:
     """How to change a service to one that a request would add under its name."""
     if known.origin.source != source:
         return _owner_hint(known)
     if replace(known, backends=(), origin=wanted.origin) == replace(wanted, backends=()):
-        return _way_to_add(wanted, source)(known)
+        return _add_hint(wanted, source)(known)
     return f"vipctl set {known.name} changes it, vipctl remove {known.name} removes it"
 
 
-def _way_to_add(wanted: Service, source: str) -> Callable[[Service], str]:
+def _add_hint(wanted: Service, source: str) -> Callable[[Service], str]:
     """How to change an existing service that has the frontend of a requested one."""
 
     def way(known: Service) -> str:
@@ -259,10 +259,10 @@ def _parse_all(specs: Iterable[object], source: str) -> list[Service]:
         found += [(number, problem) for problem in problems]
         if service is not None:
             services.append(service)
-        if len(found) >= MOST_PROBLEMS:
+        if len(found) >= MAX_PROBLEMS:
             break
     if found or len(services) != number + 1:
-        raise invalid([_placed(each, problem, number) for each, problem in found[:MOST_PROBLEMS]])
+        raise invalid([_placed(each, problem, number) for each, problem in found[:MAX_PROBLEMS]])
     return services
 
 
@@ -306,7 +306,7 @@ def _owner_hint(service: Service) -> str:
     return _OWNER_HINTS.get(service.origin.source, "edit {0.path}, line {0.line}").format(service.origin)
 
 
-def _may_have(service: Service, addresses: set[str]) -> bool:
+def _has_any_address(service: Service, addresses: set[str]) -> bool:
     """False if none of these is an address of the service."""
     return bool(service.external_addresses) or not addresses.isdisjoint(service.addresses)
 
@@ -329,7 +329,7 @@ def _check_frontends(
     claimed, addresses = set(service.frontends()), {address for address, _, _ in service.frontends()}
     for other in snapshot.values():
         # Most have no address in common, and need no further check; a port of the host is at "".
-        if other.name == service.name or not ("" in addresses or _may_have(other, addresses)):
+        if other.name == service.name or not ("" in addresses or _has_any_address(other, addresses)):
             continue
         for frontend in claimed.intersection(other.frontends()):
             _refuse_frontend(frontend, other, service, hint)
@@ -368,5 +368,5 @@ def _check_addresses(snapshot: Services, changed: Sequence[Service]) -> None:
 
 def _refuse_use(service: Service, use: AddressUse, other: Service | None) -> None:
     if other is not None:
-        what, hint = use_problem(use, other.name, other)
+        what, hint = address_use_problem(use, other.name, other)
         raise RefusedError("conflict", f"{service.name}: {what}", _owner(other), hint)

@@ -12,34 +12,34 @@ from collections.abc import Iterator
 Utf8 = bytes | bytearray
 """A bytearray must not be modified: it is one because it can grow without a copy."""
 
-PIECE = 2**18
+CHUNK_BYTES = 2**18
 """Bytes that are worked on at once."""
 
 
-def pieces(data: Utf8) -> Iterator[tuple[int, Utf8]]:
+def chunks(data: Utf8) -> Iterator[tuple[int, Utf8]]:
     """All of a text, each part with its offset. No character is split."""
     start = 0
     while start < len(data):
-        end = start + PIECE
+        end = start + CHUNK_BYTES
         # Continuation bytes are 10xxxxxx, three at most; invalid UTF-8 may be split anywhere.
-        while end < len(data) and data[end] & 0xC0 == 0x80 and end > start + PIECE - 3:
+        while end < len(data) and data[end] & 0xC0 == 0x80 and end > start + CHUNK_BYTES - 3:
             end -= 1
         yield start, data[start:end]
         start = end
 
 
-def joined(*parts: Utf8) -> bytearray:
+def concatenated(*parts: Utf8) -> bytearray:
     """Texts as one."""
     found = bytearray()
     for part in parts:
-        for _, piece in pieces(part):
+        for _, piece in chunks(part):
             found += piece
     return found
 
 
-def first_no_utf8(data: Utf8) -> int | None:
+def first_invalid_utf8(data: Utf8) -> int | None:
     """Offset of the first byte of invalid UTF-8."""
-    for start, piece in pieces(data):
+    for start, piece in chunks(data):
         try:
             piece.decode()
         except UnicodeDecodeError as error:
@@ -49,13 +49,13 @@ def first_no_utf8(data: Utf8) -> int | None:
 
 def lines_before(data: Utf8, end: int, start: int = 0) -> int:
     """Number of line ends between two offsets."""
-    return sum(data.count(b"\n", at, min(at + PIECE, end)) for at in range(start, end, PIECE))
+    return sum(data.count(b"\n", at, min(at + CHUNK_BYTES, end)) for at in range(start, end, CHUNK_BYTES))
 
 
 def find(data: Utf8, mark: bytes, start: int = 0) -> int:
     """Like `bytes.find`."""
-    for at in range(start, len(data), PIECE):
-        found = data.find(mark, at, at + PIECE + len(mark) - 1)
+    for at in range(start, len(data), CHUNK_BYTES):
+        found = data.find(mark, at, at + CHUNK_BYTES + len(mark) - 1)
         if found >= 0:
             return found
     return -1
@@ -64,7 +64,7 @@ def find(data: Utf8, mark: bytes, start: int = 0) -> int:
 def find_last(data: Utf8, mark: bytes, start: int, end: int) -> int:
     """As `bytes.rfind`."""
     while end - start >= len(mark):
-        at = max(start, end - PIECE)
+        at = max(start, end - CHUNK_BYTES)
         found = data.rfind(mark, at, end)
         if found >= 0:
             return found
@@ -75,10 +75,10 @@ def find_last(data: Utf8, mark: bytes, start: int, end: int) -> int:
 def search(data: Utf8, pattern: re.Pattern[bytes], start: int = 0, longest: int = 8) -> bool:
     """Whether a pattern matches that reads at most `longest` bytes, not counting the one before a
     match."""
-    for at in range(start, len(data), PIECE):
-        found = pattern.search(data, at, at + PIECE + longest)
+    for at in range(start, len(data), CHUNK_BYTES):
+        found = pattern.search(data, at, at + CHUNK_BYTES + longest)
         # A match that begins after the piece may be truncated; the next piece has it completely.
-        if found and found.start() < at + PIECE:
+        if found and found.start() < at + CHUNK_BYTES:
             return True
     return False
 
@@ -86,8 +86,8 @@ def search(data: Utf8, pattern: re.Pattern[bytes], start: int = 0, longest: int 
 def common_prefix(one: Utf8, other: Utf8) -> int:
     """Number of equal bytes at the beginning."""
     end = min(len(one), len(other))
-    low = next((at for at in range(0, end, PIECE) if one[at : at + PIECE] != other[at : at + PIECE]), end)
-    high = min(low + PIECE, end)
+    low = next((at for at in range(0, end, CHUNK_BYTES) if one[at : at + CHUNK_BYTES] != other[at : at + CHUNK_BYTES]), end)
+    high = min(low + CHUNK_BYTES, end)
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
@@ -103,8 +103,8 @@ def common_suffix(one: Utf8, other: Utf8, most: int) -> int:
     def same(low: int, high: int) -> bool:
         return one[len(one) - high : len(one) - low] == other[len(other) - high : len(other) - low]
 
-    low = next((at for at in range(0, most, PIECE) if not same(at, min(at + PIECE, most))), most)
-    high = min(low + PIECE, most)
+    low = next((at for at in range(0, most, CHUNK_BYTES) if not same(at, min(at + CHUNK_BYTES, most))), most)
+    high = min(low + CHUNK_BYTES, most)
     while low < high:
         middle = (low + high + 1) // 2
         if same(low, middle):

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.check_reader import read_check
-from vipd.declaration.fields import Placed, Report, known_keys, one_or_more, read_choice, read_short_form
-from vipd.declaration.nodes import Mapping, Node, Scalar, null
-from vipd.declaration.syntax import parse_duration, shown
+from vipd.declaration.fields import Located, Report, known_keys, one_or_more, read_choice, read_short_form
+from vipd.declaration.nodes import Mapping, Node, Scalar, is_null
+from vipd.declaration.syntax import parse_duration, quoted
 from vipd.model.check import Check
 from vipd.model.service import (
     MAX_AFFINITY_SECONDS,
@@ -19,7 +19,7 @@ from vipd.model.service import (
     Backend,
     Balance,
     Masquerade,
-    Refusal,
+    RejectAction,
 )
 
 _MASQUERADE: dict[str, tuple[Masquerade | None]] = {
@@ -27,42 +27,42 @@ _MASQUERADE: dict[str, tuple[Masquerade | None]] = {
     "auto": (None,),
 }
 _AFFINITIES: dict[str, tuple[Affinity | None]] = {"none": (None,), "client-ip": (Affinity(),)}
-_FALLBACKS = {**{refusal.value: refusal for refusal in Refusal}, "keep": None}
+_FALLBACKS = {**{refusal.value: refusal for refusal in RejectAction}, "keep": None}
 
 
 @dataclass(slots=True)
-class Policy:
+class ServiceDefaults:
     """Values that `defaults` may set for every service of a document, and a service for itself."""
 
     affinity: Affinity | None = None
     masquerade: Masquerade | None = None
-    refusal: Refusal = Refusal.REJECT
-    fallback: tuple[Placed[Backend], ...] = ()
+    refusal: RejectAction = RejectAction.REJECT
+    fallback: tuple[Located[Backend], ...] = ()
     own_fallback: bool = False
     """Whether `fallback` was declared here, not inherited from `defaults`."""
     keeps_unhealthy: bool = False
-    check: Placed[Check] | None = None
+    check: Located[Check] | None = None
     own_check: bool = False
     """Whether `check` was declared here."""
     slow_start: int = 0
     balance: Balance = Balance.RANDOM
-    weight_from: Placed[bool] | None = None
+    weight_from: Located[bool] | None = None
     """Whether checks report the weight."""
 
 
-PolicyKey: TypeAlias = Callable[[Report, Policy, Node, str], None]
+PolicyKey: TypeAlias = Callable[[Report, ServiceDefaults, Node, str], None]
 
 
-def read_policy(report: Report, node: Node, path: str) -> Policy:
+def read_policy(report: Report, node: Node, path: str) -> ServiceDefaults:
     """The `defaults` of a document."""
-    policy = Policy()
-    if not null(node):
+    policy = ServiceDefaults()
+    if not is_null(node):
         for key, value in known_keys(report, node, path, DEFAULTS_KEYS):
             DEFAULTS_KEYS[key](report, policy, value, f"{path}.{key}")
     return policy
 
 
-def _read_affinity(report: Report, policy: Policy, node: Node, path: str) -> None:
+def _read_affinity(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:
     if isinstance(node, Scalar) and node.text[:1].isdigit():
         policy.affinity = _read_timeout(report, node, path)
         return
@@ -88,25 +88,25 @@ def _read_timeout(report: Report, node: Node, path: str) -> Affinity:
         return Affinity()
     if not 1 <= seconds <= MAX_AFFINITY_SECONDS:
         text = node.text if isinstance(node, Scalar) else ""
-        report.add(node.line, path, f"{shown(text)} is out of range", "from 1s to 1d")
+        report.add(node.line, path, f"{quoted(text)} is out of range", "from 1s to 1d")
         return Affinity()
     return Affinity(seconds)
 
 
-def _read_masquerade(report: Report, policy: Policy, node: Node, path: str) -> None:
+def _read_masquerade(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:
     choice = read_choice(report, node, path, _MASQUERADE)
     if choice is not None:
         policy.masquerade = choice[0]
 
 
-def _read_fallback(report: Report, policy: Policy, node: Node, path: str) -> None:
+def _read_fallback(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:
     policy.own_fallback = True
-    policy.refusal = Refusal.REJECT
+    policy.refusal = RejectAction.REJECT
     policy.fallback, policy.keeps_unhealthy = (), False
     if not isinstance(node, Mapping):
         choice = read_choice(report, node, path, {word: word for word in _FALLBACKS})
         policy.keeps_unhealthy = choice == "keep"
-        policy.refusal = _FALLBACKS.get(choice or "") or Refusal.REJECT
+        policy.refusal = _FALLBACKS.get(choice or "") or RejectAction.REJECT
         return
     values: dict[str, Node] = dict(known_keys(report, node, path, FALLBACK_KEYS))
     if "backends" not in values:
@@ -115,38 +115,38 @@ def _read_fallback(report: Report, policy: Policy, node: Node, path: str) -> Non
         )
         return
     place = f"{path}.backends"
-    if not one_or_more(values["backends"], place) or null(values["backends"]):
+    if not one_or_more(values["backends"], place) or is_null(values["backends"]):
         report.add(values["backends"].line, place, "the list is empty", "name a backend, or write reject")
     policy.fallback = tuple(read_backends(report, values["backends"], place))
 
 
-def _read_check(report: Report, policy: Policy, node: Node, path: str) -> None:
+def _read_check(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:
     check = read_check(report, node, path)
     if check is not None:
-        policy.check, policy.own_check = Placed(check, node.line, path), True
+        policy.check, policy.own_check = Located(check, node.line, path), True
 
 
-def _read_balance(report: Report, policy: Policy, node: Node, path: str) -> None:
+def _read_balance(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:
     choice = read_choice(report, node, path, {balance.value: balance for balance in Balance})
     if choice is not None:
         policy.balance = choice
 
 
-def _read_slow_start(report: Report, policy: Policy, node: Node, path: str) -> None:
+def _read_slow_start(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:
     seconds = read_short_form(report, node, path, parse_duration, "a duration like 30s")
     if seconds is None:
         return
     if seconds > MAX_SLOW_START_SECONDS:
         text = node.text if isinstance(node, Scalar) else ""
-        report.add(node.line, path, f"{shown(text)} is out of range", "at most 1h")
+        report.add(node.line, path, f"{quoted(text)} is out of range", "at most 1h")
         return
     policy.slow_start = seconds
 
 
-def _read_weight_from(report: Report, policy: Policy, node: Node, path: str) -> None:
+def _read_weight_from(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:
     choice = read_choice(report, node, path, WEIGHT_FROM)
     if choice is not None:
-        policy.weight_from = Placed(choice, node.line, path)
+        policy.weight_from = Located(choice, node.line, path)
 
 
 DEFAULTS_KEYS: dict[str, PolicyKey] = {

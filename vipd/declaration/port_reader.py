@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from vipd.declaration.fields import (
-    Placed,
+    Located,
     Report,
     known_keys,
     misspelt,
@@ -15,7 +15,7 @@ from vipd.declaration.fields import (
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node
-from vipd.declaration.syntax import MAX_PORT, parse_port, parse_protocol, shown
+from vipd.declaration.syntax import MAX_PORT, parse_port, parse_protocol, quoted
 from vipd.model.service import Protocol, ServicePort
 
 _PORT_NAME = re.compile(r"(?=[0-9-]*[a-z])[a-z0-9-]{1,63}")
@@ -25,7 +25,7 @@ PORT_NAME_HINT = "1 to 63 of a-z 0-9 - with at least one letter"
 PORT_KEYS = ("name", "port", "protocol", "target", "node_port")
 
 
-def read_ports(report: Report, node: Node, path: str) -> list[Placed[ServicePort]]:
+def read_ports(report: Report, node: Node, path: str) -> list[Located[ServicePort]]:
     """One port or a list; an empty list and every invalid item are reported."""
     items = one_or_more(node, path)
     if not items:
@@ -38,7 +38,7 @@ def read_ports(report: Report, node: Node, path: str) -> list[Placed[ServicePort
             else read_short_form(report, item, place, parse_port, "a port like 53/udp or a mapping")
         )
         if port is not None:
-            found.append(Placed(port, item.line, place))
+            found.append(Located(port, item.line, place))
     return found
 
 
@@ -71,5 +71,5 @@ def _read_port_name(report: Report, node: Node, path: str) -> str:
     text = read_text(report, node, path, "a name")
     if text is None or is_port_name(text):
         return text or ""
-    report.add(node.line, path, f"{shown(text)} is not a port name", PORT_NAME_HINT)
+    report.add(node.line, path, f"{quoted(text)} is not a port name", PORT_NAME_HINT)
     return ""

@@ -102,7 +102,7 @@ class ProblemList:
         )
 
 
-def listed(problems: Iterable[object]) -> list[str]:
+def problem_texts(problems: Iterable[object]) -> list[str]:
     """The problems of all units as text, and the number beyond the limit of one answer."""
     all_of_them = list(problems)
     found = [str(problem) for problem in all_of_them[:ALL_PROBLEMS]]
@@ -143,7 +143,7 @@ _UNREADABLE_HINTS: dict[type[OSError], str] = {
 }
 
 
-def unreadable(file: str, error: OSError) -> Problem:
+def unreadable_problem(file: str, error: OSError) -> Problem:
     """A file that cannot be read, the same by `vipctl check` and by vipd."""
     if isinstance(error, IsADirectoryError):
         return Problem(file, 0, "", "is a directory, and is not read", "move its files up, or rename it")

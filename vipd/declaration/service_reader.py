@@ -19,7 +19,7 @@ from vipd.declaration.external_reader import (
     read_traffic_policy,
 )
 from vipd.declaration.fields import (
-    Placed,
+    Located,
     Report,
     known_keys,
     misspelt,
@@ -31,7 +31,7 @@ from vipd.declaration.fields import (
 )
 from vipd.declaration.nodes import Mapping, Node
 from vipd.declaration.policy_reader import DEFAULTS_KEYS
-from vipd.declaration.policy_reader import Policy as DefaultPolicy
+from vipd.declaration.policy_reader import ServiceDefaults as DefaultPolicy
 from vipd.declaration.port_reader import read_ports
 from vipd.declaration.service_rules import (
     check_backend_ports,
@@ -40,21 +40,21 @@ from vipd.declaration.service_rules import (
     check_port,
     check_vip,
     check_weight_source,
-    needs_protocol,
+    required_protocol,
     unique_addresses,
     unique_ports,
 )
-from vipd.declaration.service_size import few_at_each_address, fits, networks_of
-from vipd.declaration.syntax import MAX_PORT, parse_address, shown
+from vipd.declaration.service_size import check_address_endpoints, check_size, network_count
+from vipd.declaration.syntax import MAX_PORT, parse_address, quoted
 from vipd.model import limits
 from vipd.model.check import UNCHECKED
-from vipd.model.check_target import without_port
+from vipd.model.check_target import backends_without_check_port
 from vipd.model.service import (
     Backend,
     ExternalAddress,
     Frontend,
     Origin,
-    Policy,
+    TrafficPolicy,
     Service,
     ServicePort,
     family_of,
@@ -70,25 +70,25 @@ _SERVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 class _Draft(DefaultPolicy):
     """A partly read service."""
 
-    name: Placed[str] | None = None
-    addresses: list[Placed[str]] = field(default_factory=list)
-    ports: list[Placed[ServicePort]] = field(default_factory=list)
-    backends: list[Placed[Backend]] = field(default_factory=list)
-    external: list[Placed[ExternalAddress]] = field(default_factory=list)
-    load_balancer: list[Placed[ExternalAddress]] = field(default_factory=list)
-    allow_from: Placed[tuple[str, ...]] | None = None
-    internal_policy: Policy = Policy.CLUSTER
-    external_policy: Policy = Policy.CLUSTER
-    node_port: Placed[int] | None = None
-    health_port: Placed[int] | None = None
+    name: Located[str] | None = None
+    addresses: list[Located[str]] = field(default_factory=list)
+    ports: list[Located[ServicePort]] = field(default_factory=list)
+    backends: list[Located[Backend]] = field(default_factory=list)
+    external: list[Located[ExternalAddress]] = field(default_factory=list)
+    load_balancer: list[Located[ExternalAddress]] = field(default_factory=list)
+    allow_from: Located[tuple[str, ...]] | None = None
+    internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
+    external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
+    node_port: Located[int] | None = None
+    health_port: Located[int] | None = None
     ends_flows: bool = False
     answers_ping: bool = True
     registrations: bool | None = None
 
-    def claimed(self) -> list[Placed[str]]:
+    def claimed(self) -> list[Located[str]]:
         """Every address, those for inside first."""
         outside = [*self.external, *self.load_balancer]
-        return [*self.addresses, *(Placed(e.value.address, e.line, e.path) for e in outside)]
+        return [*self.addresses, *(Located(e.value.address, e.line, e.path) for e in outside)]
 
 
 _defaults = attrgetter(*(each.name for each in fields(DefaultPolicy)))
@@ -115,18 +115,18 @@ def read_service(
     if "ports" not in written:
         report.add(node.line, path, "ports is missing", "every service needs ports")
     claimed = draft.claimed()
-    if not claimed or not draft.ports or not _fits(report, node.line, path, draft):
+    if not claimed or not draft.ports or not _check_size(report, node.line, path, draft):
         return None
-    _settle(report, draft, unique_addresses(report, claimed))
+    _check_consistency(report, draft, unique_addresses(report, claimed))
     service = _finish(report, draft, origin)
-    unasked = set(without_port(service))
+    unasked = set(backends_without_check_port(service))
     if unasked and not report.accepted:
         places = [b for b in (*draft.backends, *draft.fallback) if b.value in unasked]
         check_backend_ports(report, places, service)
     return service
 
 
-def _fits(report: Report, line: int, path: str, draft: _Draft) -> bool:
+def _check_size(report: Report, line: int, path: str, draft: _Draft) -> bool:
     """Whether its parts are few enough to be combined."""
     few = len(draft.ports) <= _FEW and len(draft.addresses) <= _FEW
     if (
@@ -136,21 +136,21 @@ def _fits(report: Report, line: int, path: str, draft: _Draft) -> bool:
     ):
         return True  # most services: nothing to count
     externals = [*draft.external, *draft.load_balancer]
-    networks = networks_of(externals, draft.allow_from.value if draft.allow_from else ())
+    networks = network_count(externals, draft.allow_from.value if draft.allow_from else ())
     addresses, backends = len(draft.addresses) + len(externals), [*draft.backends, *draft.fallback]
-    if not fits(report, line, path, draft.ports, backends, addresses + networks):
+    if not check_size(report, line, path, draft.ports, backends, addresses + networks):
         return False
-    return few_at_each_address(report, line, path, addresses, len(draft.ports) * len(backends))
+    return check_address_endpoints(report, line, path, addresses, len(draft.ports) * len(backends))
 
 
-def _settle(report: Report, draft: _Draft, claimed: list[Placed[str]]) -> None:
+def _check_consistency(report: Report, draft: _Draft, claimed: list[Located[str]]) -> None:
     """Combine the parts of a draft, and report invalid combinations."""
     places = {address.path for address in claimed}
     draft.external = [e for e in (*draft.external, *draft.load_balancer) if e.path in places]
     draft.load_balancer = []
     check_allowed(report, draft.external, draft.allow_from)
     if draft.node_port is not None:
-        _settle_node_port(report, draft, draft.node_port)
+        _assign_node_port(report, draft, draft.node_port)
     check_host_ports(report, draft.ports, draft.health_port)
     if not draft.own_fallback:
         families = {family_of(address.value) for address in claimed}
@@ -158,23 +158,23 @@ def _settle(report: Report, draft: _Draft, claimed: list[Placed[str]]) -> None:
     outside = [family_of(e.value.address) for e in draft.external]
     check_backends(report, draft.backends, draft.addresses, draft.ports, outside)
     check_backends(report, draft.fallback, draft.addresses, draft.ports, outside)
-    _settle_checks(report, draft)
+    _check_health_checks(report, draft)
 
 
-def _settle_checks(report: Report, draft: _Draft) -> None:
+def _check_health_checks(report: Report, draft: _Draft) -> None:
     """A check must have a port to probe. A default one without a port is not inherited."""
     protocols = {port.value.protocol for port in draft.ports}
-    if draft.check and not draft.own_check and needs_protocol(draft.check.value) not in {None, *protocols}:
+    if draft.check and not draft.own_check and required_protocol(draft.check.value) not in {None, *protocols}:
         draft.check = None
     if draft.check:
         check_port(report, draft.check, protocols)
     for backend in draft.backends:
         if backend.value.check is not None:
-            check_port(report, Placed(backend.value.check, backend.line, f"{backend.path}.check"), protocols)
+            check_port(report, Located(backend.value.check, backend.line, f"{backend.path}.check"), protocols)
     check_weight_source(report, draft.weight_from, draft.check, [b.value for b in draft.backends])
 
 
-def _settle_node_port(report: Report, draft: _Draft, node_port: Placed[int]) -> None:
+def _assign_node_port(report: Report, draft: _Draft, node_port: Located[int]) -> None:
     """A node port of the whole service is that of its only port."""
     port = draft.ports[0]
     if len(draft.ports) > 1:
@@ -184,7 +184,7 @@ def _settle_node_port(report: Report, draft: _Draft, node_port: Placed[int]) -> 
         )
         report.add(node_port.line, node_port.path, what, f"say it of a port: {example}")
     elif port.value.node_port:
-        what = f"a node port is already said in {port.earlier(node_port.line)}"
+        what = f"a node port is already said in {port.reference_from(node_port.line)}"
         report.add(node_port.line, node_port.path, what, "remove one of them")
     else:
         draft.ports = [port._replace(value=replace(port.value, node_port=node_port.value))]
@@ -219,12 +219,12 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
     )
 
 
-def _name(report: Report, name: Placed[str] | None, default: str) -> str:
+def _name(report: Report, name: Located[str] | None, default: str) -> str:
     if name is None or name.value == default:
         return default
     if _SERVICE_NAME.fullmatch(name.value):
         return name.value
-    what = f"{shown(name.value)} is not a service name"
+    what = f"{quoted(name.value)} is not a service name"
     hint = "1 to 128 of A-Z a-z 0-9 . _ / - with a letter or digit at both ends"
     if ":" in name.value:
         hint = f"only the default name {default} may contain a colon"
@@ -235,7 +235,7 @@ def _name(report: Report, name: Placed[str] | None, default: str) -> str:
 def _read_name(report: Report, draft: _Draft, node: Node, path: str) -> None:
     text = read_text(report, node, path, "a name")
     if text is not None:
-        draft.name = Placed(text, node.line, path)
+        draft.name = Located(text, node.line, path)
 
 
 def _read_address(report: Report, draft: _Draft, node: Node, path: str) -> None:
@@ -246,7 +246,7 @@ def _read_address(report: Report, draft: _Draft, node: Node, path: str) -> None:
     for place, item in items:
         text = read_short_form(report, item, place, parse_address, "an IP address")
         if text is not None:
-            address = Placed(text, item.line, place)
+            address = Located(text, item.line, place)
             if check_vip(report, address):
                 found.append(address)
     draft.addresses = unique_addresses(report, found)
@@ -269,7 +269,7 @@ def _read_load_balancer(report: Report, draft: _Draft, node: Node, path: str) ->
 
 
 def _read_allow_from(report: Report, draft: _Draft, node: Node, path: str) -> None:
-    draft.allow_from = Placed(read_allow_from(report, node, path), node.line, path)
+    draft.allow_from = Located(read_allow_from(report, node, path), node.line, path)
 
 
 def _read_traffic_policy(report: Report, draft: _Draft, node: Node, path: str) -> None:
@@ -298,9 +298,9 @@ def _read_registrations(report: Report, draft: _Draft, node: Node, path: str) ->
     draft.registrations = read_choice(report, node, path, {"true": True, "false": False})
 
 
-def _read_host_port(report: Report, node: Node, path: str) -> Placed[int] | None:
+def _read_host_port(report: Report, node: Node, path: str) -> Located[int] | None:
     number = read_integer(report, node, path, 1, MAX_PORT)
-    return None if number is None else Placed(number, node.line, path)
+    return None if number is None else Located(number, node.line, path)
 
 
 ON_REMOVE = {"keep": False, "reset": True}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv6Address
 
-from vipd.declaration.fields import Placed, Report
-from vipd.declaration.syntax import shown
+from vipd.declaration.fields import Located, Report
+from vipd.declaration.syntax import quoted
 from vipd.model.check import Check, DnsProbe, ExecProbe, HttpProbe, UdpProbe
 from vipd.model.service import (
     Backend,
@@ -21,10 +21,10 @@ from vipd.model.service import (
 
 _SPECIAL_OCTETS = {"0", "127", "169", "255", *map(str, range(224, 240))}
 
-MOST_NAMED = 20
+MAX_NAMED = 20
 """More ports than these are not suggested."""
 
-VIP_REFUSALS = {
+FORBIDDEN_VIP_KINDS = {
     "unspecified": "a service needs one definite address",
     "loopback": "loopback addresses never leave a host: choose an address of its own for the service",
     "multicast": "a service needs a unicast address",
@@ -33,7 +33,7 @@ VIP_REFUSALS = {
 }
 """Kinds of addresses that cannot be a service's, with the hint."""
 
-BACKEND_REFUSALS = {
+FORBIDDEN_BACKEND_KINDS = {
     "unspecified": "write the address that the backend listens on",
     "loopback": "DNAT to loopback needs the sysctl route_localnet, which vipd never sets: let the backend "
     "listen on another address of this host",
@@ -71,21 +71,21 @@ def _ipv6_kind(address: str) -> str:
     return "link-local" if parsed.is_link_local else ""
 
 
-def check_vip(report: Report, address: Placed[str]) -> bool:
+def check_vip(report: Report, address: Located[str]) -> bool:
     """Whether the address is valid for a service; reports why not."""
     kind = address_kind(address.value)
     if kind:
-        report.add(address.line, address.path, f"{address.value} is {_a(kind)} address", VIP_REFUSALS[kind])
+        report.add(address.line, address.path, f"{address.value} is {_a(kind)} address", FORBIDDEN_VIP_KINDS[kind])
     return not kind
 
 
-def check_backend_address(report: Report, backend: Placed[Backend]) -> bool:
+def check_backend_address(report: Report, backend: Located[Backend]) -> bool:
     """Whether the address is valid for a backend; reports why not."""
     address = backend.value.address
     kind = address_kind(address)
     if not kind or (kind == "link-local" and ":" not in address):
         return True
-    report.add(backend.line, backend.path, f"{address} is {_a(kind)} address", BACKEND_REFUSALS[kind])
+    report.add(backend.line, backend.path, f"{address} is {_a(kind)} address", FORBIDDEN_BACKEND_KINDS[kind])
     return False
 
 
@@ -93,26 +93,26 @@ def _a(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def unique_addresses(report: Report, addresses: Iterable[Placed[str]]) -> list[Placed[str]]:
+def unique_addresses(report: Report, addresses: Iterable[Located[str]]) -> list[Located[str]]:
     """The addresses without repetitions, which are reported."""
-    first: dict[str, Placed[str]] = {}
+    first: dict[str, Located[str]] = {}
     for address in addresses:
         earlier = first.setdefault(address.value, address)
         if earlier is not address:
-            what = f"{address.value} is already {earlier.earlier(address.line)}"
+            what = f"{address.value} is already {earlier.reference_from(address.line)}"
             report.add(address.line, address.path, what, "remove one of them")
     return list(first.values())
 
 
-def unique_ports(report: Report, ports: Iterable[Placed[ServicePort]]) -> list[Placed[ServicePort]]:
+def unique_ports(report: Report, ports: Iterable[Located[ServicePort]]) -> list[Located[ServicePort]]:
     """The ports without those that repeat a number and protocol; these and repeated names are reported."""
-    numbers: dict[str, Placed[ServicePort]] = {}
-    names: dict[str, Placed[ServicePort]] = {}
+    numbers: dict[str, Located[ServicePort]] = {}
+    names: dict[str, Located[ServicePort]] = {}
     kept = []
     for port in ports:
         twin = numbers.setdefault(str(port.value), port)
         if twin is not port:
-            what = f"{port.value} is already {twin.earlier(port.line)}"
+            what = f"{port.value} is already {twin.reference_from(port.line)}"
             report.add(port.line, port.path, what, "remove one of them")
             continue
         kept.append(port)
@@ -120,28 +120,28 @@ def unique_ports(report: Report, ports: Iterable[Placed[ServicePort]]) -> list[P
             continue
         namesake = names.setdefault(port.value.name, port)
         if namesake is not port:
-            what = f'the name "{port.value.name}" is already taken by {namesake.earlier(port.line)}'
+            what = f'the name "{port.value.name}" is already taken by {namesake.reference_from(port.line)}'
             report.add(port.line, port.path, what, "give each port of a service its own name")
     return kept
 
 
 def check_host_ports(
-    report: Report, ports: Sequence[Placed[ServicePort]], health_port: Placed[int] | None
+    report: Report, ports: Sequence[Located[ServicePort]], health_port: Located[int] | None
 ) -> None:
     """Report ports of the host that the service takes twice: as node ports, or as its health port."""
-    first: dict[tuple[int, Protocol], Placed[ServicePort]] = {}
+    first: dict[tuple[int, Protocol], Located[ServicePort]] = {}
     for port in ports:
         if port.value.node_port is None:
             continue
         twin = first.setdefault((port.value.node_port, port.value.protocol), port)
         if twin is not port:
             what = f"{_host_port(port.value.node_port, port.value.protocol)} is already that of"
-            report.add(port.line, port.path, f"{what} {twin.earlier(port.line)}", "choose another node port")
+            report.add(port.line, port.path, f"{what} {twin.reference_from(port.line)}", "choose another node port")
     taken = first.get((health_port.value, Protocol.TCP)) if health_port else None
     if health_port and taken:
         what = f"{_host_port(health_port.value, Protocol.TCP)} is already that of"
         hint = "choose another health port"
-        report.add(health_port.line, health_port.path, f"{what} {taken.earlier(health_port.line)}", hint)
+        report.add(health_port.line, health_port.path, f"{what} {taken.reference_from(health_port.line)}", hint)
 
 
 def _host_port(number: int, protocol: Protocol) -> str:
@@ -150,9 +150,9 @@ def _host_port(number: int, protocol: Protocol) -> str:
 
 def check_backends(
     report: Report,
-    backends: Sequence[Placed[Backend]],
-    addresses: Sequence[Placed[str]],
-    ports: Sequence[Placed[ServicePort]],
+    backends: Sequence[Located[Backend]],
+    addresses: Sequence[Located[str]],
+    ports: Sequence[Located[ServicePort]],
     outside: Iterable[Family] = (),
 ) -> None:
     """Report backends of a family that the service lacks, duplicates, and backends that are the service
@@ -167,25 +167,25 @@ def check_backends(
     if len(families) < 2:
         _check_families(report, backends, families)
     if len(seen) < len(backends):
-        _check_twins(report, backends, [port.value for port in ports])
+        _check_duplicates(report, backends, [port.value for port in ports])
     if not seen.isdisjoint(own):
         _check_loops(report, backends, own, [port.value for port in ports])
     if any(backend.value.ports for backend in backends):
         _check_port_names(report, backends, [port.value.name for port in ports if port.value.name])
 
 
-def _check_port_names(report: Report, backends: Sequence[Placed[Backend]], names: Sequence[str]) -> None:
+def _check_port_names(report: Report, backends: Sequence[Located[Backend]], names: Sequence[str]) -> None:
     known = frozenset(names)
-    some = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+    some = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
     for backend in backends:
         for name, _ in backend.value.ports:
             if name not in known:
-                what = f"the service has no port named {shown(name)}"
+                what = f"the service has no port named {quoted(name)}"
                 hint = f"its named ports: {some}" if names else "give its ports names"
                 report.add(backend.line, f"{backend.path}.ports", what, hint)
 
 
-def _check_families(report: Report, backends: Sequence[Placed[Backend]], families: set[Family]) -> None:
+def _check_families(report: Report, backends: Sequence[Located[Backend]], families: set[Family]) -> None:
     for backend in backends:
         family = family_of(backend.value.address)
         if families and family not in families:
@@ -200,8 +200,8 @@ def _name(family: Family) -> str:
     return "IPv6" if family is Family.IPV6 else "IPv4"
 
 
-def _check_twins(report: Report, backends: Sequence[Placed[Backend]], ports: Sequence[ServicePort]) -> None:
-    first: dict[tuple[str, str, int], Placed[Backend]] = {}
+def _check_duplicates(report: Report, backends: Sequence[Located[Backend]], ports: Sequence[ServicePort]) -> None:
+    first: dict[tuple[str, str, int], Located[Backend]] = {}
     for backend in backends:
         numbers = [(str(port), backend.value.port_for(port)) for port in ports]
         reached = [(backend.value.address, port, number) for port, number in numbers if number]
@@ -210,12 +210,12 @@ def _check_twins(report: Report, backends: Sequence[Placed[Backend]], ports: Seq
             first.update(dict.fromkeys(reached, backend))
             continue
         twin = next(key for key in reached if key in first)
-        what = f"{socket_text(twin[0], twin[2])} is already {earlier.earlier(backend.line)}"
+        what = f"{socket_text(twin[0], twin[2])} is already {earlier.reference_from(backend.line)}"
         report.add(backend.line, backend.path, what, "list it once; for a larger share give it a weight")
 
 
 def _check_loops(
-    report: Report, backends: Sequence[Placed[Backend]], own: set[str], ports: Sequence[ServicePort]
+    report: Report, backends: Sequence[Located[Backend]], own: set[str], ports: Sequence[ServicePort]
 ) -> None:
     frontends = {(port.port, port.protocol) for port in ports}
     for backend in backends:
@@ -231,26 +231,26 @@ def _check_loops(
         report.add(backend.line, backend.path, what, "name the address and port that the server listens on")
 
 
-def needs_protocol(check: Check) -> Protocol | None:
+def required_protocol(check: Check) -> Protocol | None:
     """The protocol of the service port that a check probes; None if it needs none of them."""
     if check.probe is None or check.probe.port is not None or isinstance(check.probe, ExecProbe):
         return None
     return Protocol.UDP if isinstance(check.probe, UdpProbe | DnsProbe) else Protocol.TCP
 
 
-def check_port(report: Report, check: Placed[Check], protocols: Collection[Protocol]) -> None:
+def check_port(report: Report, check: Located[Check], protocols: Collection[Protocol]) -> None:
     """Report a check without a port to probe, in a service with ports of these protocols."""
-    protocol = needs_protocol(check.value)
+    protocol = required_protocol(check.value)
     if protocol is not None and protocol not in protocols:
         what = f"the service has no {protocol} port that this check could ask at"
         report.add(check.line, check.path, what, "add port to the check, or use another type of check")
 
 
-def check_backend_ports(report: Report, unasked: Iterable[Placed[Backend]], service: Service) -> None:
+def check_backend_ports(report: Report, unasked: Iterable[Located[Backend]], service: Service) -> None:
     """Report backends without a port that their check could probe, though the service has some."""
     for backend in unasked:
         check = service.check if backend.value.check is None else backend.value.check
-        protocol = needs_protocol(check)
+        protocol = required_protocol(check)
         if protocol is not None and protocol not in {port.protocol for port in service.ports}:
             continue  # reported for the check already
         what = f"the check of {backend.value.address} finds no {protocol or ''} port".replace("  ", " ")
@@ -259,11 +259,11 @@ def check_backend_ports(report: Report, unasked: Iterable[Placed[Backend]], serv
 
 
 def _served(backend: Backend) -> str:
-    return ", ".join(name for name, _ in backend.ports[:MOST_NAMED]) or "no port"
+    return ", ".join(name for name, _ in backend.ports[:MAX_NAMED]) or "no port"
 
 
 def check_weight_source(
-    report: Report, weight_from: Placed[bool] | None, check: Placed[Check] | None, backends: Iterable[Backend]
+    report: Report, weight_from: Located[bool] | None, check: Located[Check] | None, backends: Iterable[Backend]
 ) -> None:
     """Report a service with weights from answers that no check requests."""
     checks = [backend.check for backend in backends if backend.check is not None]

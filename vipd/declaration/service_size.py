@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vipd.declaration.fields import Placed, Report
+from vipd.declaration.fields import Located, Report
 from vipd.model import limits
 from vipd.model.service import Backend, ExternalAddress, Service, ServicePort
 
 _DIVIDE = "divide it into several services"
 
 
-def fits(
+def check_size(
     report: Report,
     line: int,
     path: str,
-    ports: Sequence[Placed[ServicePort]],
-    backends: Sequence[Placed[Backend]],
+    ports: Sequence[Located[ServicePort]],
+    backends: Sequence[Located[Backend]],
     addresses: int,
 ) -> bool:
     """Whether a service may have this many ports, backends (including the fallback's) and addresses; reports
@@ -30,7 +30,7 @@ def fits(
     products = (
         (len(backends), "backends", "endpoints", limits.SERVICE_ENDPOINTS),
         (addresses, "addresses and networks", "frontends", limits.SERVICE_ENDPOINTS),
-        (named, "ports named by backends", "combinations", limits.NAMED_REACHES),
+        (named, "ports named by backends", "combinations", limits.NAMED_PORT_LOOKUPS),
     )
     for number, kind, made, most in products:
         if len(ports) * number > most:
@@ -40,7 +40,7 @@ def fits(
     return True
 
 
-def few_at_each_address(report: Report, line: int, path: str, addresses: int, endpoints: int) -> bool:
+def check_address_endpoints(report: Report, line: int, path: str, addresses: int, endpoints: int) -> bool:
     """Whether a service may have this many endpoints (ports times backends) at this many addresses; reports
     why not."""
     made = addresses * endpoints
@@ -50,22 +50,22 @@ def few_at_each_address(report: Report, line: int, path: str, addresses: int, en
     return made <= limits.ADDRESS_ENDPOINTS
 
 
-def networks_of(externals: Iterable[Placed[ExternalAddress]], allowed: Sequence[str]) -> int:
+def network_count(externals: Iterable[Located[ExternalAddress]], allowed: Sequence[str]) -> int:
     """Number of networks that limit external addresses; those for all of them count for each."""
     return sum(len(allowed if e.value.allow_from is None else e.value.allow_from) for e in externals)
 
 
-def networks_of_service(service: Service) -> int:
+def service_network_count(service: Service) -> int:
     """The same for a service that has been read."""
     return sum(
         len(service.allow_from if e.allow_from is None else e.allow_from) for e in service.external_addresses
     )
 
 
-def room_for(report: Report, service: Service, number: int) -> bool:
+def check_total_size(report: Report, service: Service, number: int) -> bool:
     """Whether a service is within the limit together with those read before, being the `number`-th; reports
     a fault, and counts it."""
-    report.size += limits.size_of(service)
+    report.size += limits.declared_size(service)
     what = ""
     if number > limits.SERVICES:
         what = f"the document has more than {limits.SERVICES} services"

@@ -44,7 +44,7 @@ class InvalidTextError(ValueError):
         self.hint = hint
 
 
-def shown(text: str) -> str:
+def quoted(text: str) -> str:
     """The text in the form of messages: in quotes, on one line, truncated if long, other scripts as
     escapes."""
     cut = text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
@@ -62,7 +62,7 @@ def parse_address(text: str) -> str:
     except AddressValueError:
         _refuse_address(text)
     if address.ipv4_mapped is not None:
-        what = f"{shown(text)} is an IPv4-mapped IPv6 address"
+        what = f"{quoted(text)} is an IPv4-mapped IPv6 address"
         raise InvalidTextError(what, f"write the IPv4 address {address.ipv4_mapped}")
     return str(address)
 
@@ -74,13 +74,13 @@ def parse_network(text: str, *, mask: bool = False) -> str:
     most = 128 if ":" in address else 32
     if not slash:
         hint = f"write {address}/{most} for this address alone"
-        raise InvalidTextError(f"{shown(text)} has no prefix length", hint)
+        raise InvalidTextError(f"{quoted(text)} has no prefix length", hint)
     if not _PREFIX_LENGTH.fullmatch(length) or int(length) > most:
         hint = f"a whole number from 0 to {most} after the slash"
-        raise InvalidTextError(f"{shown(text)} has no usable prefix length", hint)
+        raise InvalidTextError(f"{quoted(text)} has no usable prefix length", hint)
     network = str(ip_network(f"{address}/{length}", strict=False))
     if not mask and network != f"{address}/{length}":
-        raise InvalidTextError(f"{shown(text)} has bits set beyond its prefix", f"write {network}")
+        raise InvalidTextError(f"{quoted(text)} has bits set beyond its prefix", f"write {network}")
     return network
 
 
@@ -101,7 +101,7 @@ def parse_protocol(text: str) -> Protocol:
     if protocol is None:
         lower = text.lower()
         hint = f"write {lower}" if lower in _PROTOCOLS else f"one of {', '.join(_PROTOCOLS)}"
-        raise InvalidTextError(f"{shown(text)} is not a protocol", hint)
+        raise InvalidTextError(f"{quoted(text)} is not a protocol", hint)
     return protocol
 
 
@@ -116,7 +116,7 @@ def parse_backend(text: str) -> Backend:
             return Backend(address, int(port) if port else None, int(weight) if weight else 1)
     if "://" in text:
         raise InvalidTextError(
-            f"{shown(text)} is a URL", "write an address, and a port if it needs one of its own"
+            f"{quoted(text)} is a URL", "write an address, and a port if it needs one of its own"
         )
     body, at, weight = text.partition("@")
     number = parse_weight(weight) if at else 1
@@ -132,9 +132,9 @@ def parse_weight(text: str) -> int:
 
 def _decimal(text: str, noun: str, allowed: range, hint: str) -> int:
     if not _DIGITS.fullmatch(text):
-        raise InvalidTextError(f"{shown(text)} is not a {noun}", hint)
+        raise InvalidTextError(f"{quoted(text)} is not a {noun}", hint)
     if text[0] == "0" and len(text) > 1:
-        raise InvalidTextError(f"the {noun} {shown(text)} has a leading zero", "write it in plain decimal")
+        raise InvalidTextError(f"the {noun} {quoted(text)} has a leading zero", "write it in plain decimal")
     if int(text) not in allowed:
         raise InvalidTextError(f"the {noun} {text} is out of range", hint)
     return int(text)
@@ -150,7 +150,7 @@ def parse_frontend(text: str) -> Frontend:
         _refuse_bare_ipv6(text, body, protocol or "tcp")
         canonical = parse_address(address)
         example = f"[{canonical}]:53/udp" if ":" in canonical else f"{canonical}:53/udp"
-        raise InvalidTextError(f"{shown(text)} has no port", f"write it like {example}")
+        raise InvalidTextError(f"{quoted(text)} has no port", f"write it like {example}")
     number = parse_port_number(port)
     return Frontend(parse_address(address), number, parse_protocol(protocol) if slash else Protocol.TCP)
 
@@ -160,11 +160,11 @@ def parse_duration(text: str) -> int:
     match = _DURATION.fullmatch(text)
     if match is None:
         raise InvalidTextError(
-            f"{shown(text)} is not a duration", "write a whole number and a unit: 90s, 10m, 3h or 1d"
+            f"{quoted(text)} is not a duration", "write a whole number and a unit: 90s, 10m, 3h or 1d"
         )
     seconds = int(match[1]) * _UNITS[match[2]]
     if seconds > MAX_SECONDS:
-        raise InvalidTextError(f"the duration {shown(text)} is out of range", f"at most {MAX_SECONDS}s")
+        raise InvalidTextError(f"the duration {quoted(text)} is out of range", f"at most {MAX_SECONDS}s")
     return seconds
 
 
@@ -181,7 +181,7 @@ def parse_period(text: str) -> float:
     match = _PERIOD.fullmatch(text)
     if match is None:
         raise InvalidTextError(
-            f"{shown(text)} is not a duration", "write a number and a unit: 500ms, 2s or 1m"
+            f"{quoted(text)} is not a duration", "write a number and a unit: 500ms, 2s or 1m"
         )
     # Whole milliseconds, so that equal durations are equal however they are written.
     return round(float(match[1]) * _PERIOD_UNITS[match[2]]) / 1000
@@ -199,7 +199,7 @@ def parse_percent(text: str) -> float:
     """`10%` as 0.1, from 0% to 100%."""
     match = _PERCENT.fullmatch(text)
     if match is None or int(match[1]) > 100:
-        raise InvalidTextError(f"{shown(text)} is not a percentage", "write a whole number and %: 10%")
+        raise InvalidTextError(f"{quoted(text)} is not a percentage", "write a whole number and %: 10%")
     return int(match[1]) / 100
 
 
@@ -216,14 +216,14 @@ def _split_socket(text: str) -> tuple[str, str | None]:
 def _split_brackets(text: str) -> tuple[str, str]:
     address, closed, rest = text[1:].partition("]")
     if not closed:
-        raise InvalidTextError(f"{shown(text)} lacks the closing bracket", "write it like [fd00::10]:53")
+        raise InvalidTextError(f"{quoted(text)} lacks the closing bracket", "write it like [fd00::10]:53")
     if ":" not in address:
         raise InvalidTextError(
-            f"{shown(text)} has brackets around what is not IPv6", "leave the brackets out"
+            f"{quoted(text)} has brackets around what is not IPv6", "leave the brackets out"
         )
     if not rest.startswith(":"):
         hint = f"write a port after the brackets, or the address alone{_spelled(address)}"
-        raise InvalidTextError(f"{shown(text)} has brackets but no port", hint)
+        raise InvalidTextError(f"{quoted(text)} has brackets but no port", hint)
     return address, rest[1:]
 
 
@@ -245,7 +245,7 @@ def _refuse_url(text: str) -> NoReturn:
         example = f"{socket_text(found.address, found.port)}/tcp"
     except InvalidTextError:
         example = "10.96.0.10:80/tcp"
-    raise InvalidTextError(f"{shown(text)} is a URL", f"write address, port and protocol: {example}")
+    raise InvalidTextError(f"{quoted(text)} is a URL", f"write address, port and protocol: {example}")
 
 
 def _refuse_bare_ipv6(text: str, body: str, protocol: str) -> None:
@@ -257,11 +257,11 @@ def _refuse_bare_ipv6(text: str, body: str, protocol: str) -> None:
     hint = f"write it like [{address}]:{port}/{protocol}"
     if _spelled(body):
         hint += f", or, if all of it is the address, [{parse_address(body)}]:PORT/{protocol}"
-    raise InvalidTextError(f"{shown(text)} has an IPv6 address without brackets", hint)
+    raise InvalidTextError(f"{quoted(text)} has an IPv6 address without brackets", hint)
 
 
 def _refuse_address(text: str) -> NoReturn:
-    name = shown(text)
+    name = quoted(text)
     bare = text.partition("/")[0].partition("%")[0]
     if not text:
         raise InvalidTextError("the address is empty", "write an IPv4 or IPv6 address")
@@ -288,6 +288,6 @@ def _refuse_ipv4(text: str) -> NoReturn:
     plain = ".".join(octet.lstrip("0") or "0" for octet in octets)
     if plain != text and _IPV4.fullmatch(plain):
         raise InvalidTextError(
-            f"{shown(text)} has leading zeros, which some programs read as octal", f"write {plain}"
+            f"{quoted(text)} has leading zeros, which some programs read as octal", f"write {plain}"
         )
-    raise InvalidTextError(f"{shown(text)} is not an IPv4 address", "each of the four numbers is 0..255")
+    raise InvalidTextError(f"{quoted(text)} is not an IPv4 address", "each of the four numbers is 0..255")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vipd.declaration.problems import Declaration
 
-NOTHING = Declaration()
+EMPTY_DECLARATION = Declaration()
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Unit:
     """One file, or the store: its current content and its last accepted version."""
 
     candidate: Declaration
-    accepted: Declaration = NOTHING
+    accepted: Declaration = EMPTY_DECLARATION
     rank: int = 0
     """Of two newcomers with ranks the lower one wins: so hosts of a fleet that see both at once
     decide like those that saw one after the other. 0: none."""

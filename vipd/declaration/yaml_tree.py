@@ -18,12 +18,12 @@ from typing import Any
 import yaml
 
 from vipd.declaration.ipv6_quotes import hint_for_line
-from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, dismantle, null
-from vipd.declaration.pieces import PIECE, Utf8, lines_before, pieces
+from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, release_trees, is_null
+from vipd.declaration.pieces import CHUNK_BYTES, Utf8, lines_before, chunks
 from vipd.declaration.problems import Problem, ProblemList
-from vipd.declaration.syntax import shown
+from vipd.declaration.syntax import quoted
 from vipd.model import limits
-from vipd.model.text import joined_pairs
+from vipd.model.text import join_surrogate_pairs
 
 _LARGEST_JSON = 2**20
 _LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -38,7 +38,7 @@ _LONGEST_LINE = 2**13
 
 _TABS = r"'\\t'|tab character|cannot start any token"
 
-OURS = frozenset({"vipd/v1", "v1", "discovery.k8s.io/v1"})
+KNOWN_API_VERSIONS = frozenset({"vipd/v1", "v1", "discovery.k8s.io/v1"})
 """The values of `apiVersion` that mark a document as one for vipd."""
 
 
@@ -70,12 +70,12 @@ def read_tree(text: str | Utf8, path: str, quotes: bool = True) -> Tree:
     except yaml.MarkedYAMLError as error:
         builder.problem(*_syntax_error(error))
     except (yaml.YAMLError, UnicodeError) as error:
-        why = f": {' '.join(str(error).split())}" if builder.ours else ""
+        why = f": {' '.join(str(error).split())}" if builder.may_quote else ""
         builder.problem(0, f"this is not YAML{why}")
     problems = builder.problems.by_line()
-    if problems and builder.ours:
+    if problems and builder.may_quote:
         problems = _with_ipv6_hints(problems, text)
-    dismantle(builder.stack[:1])  # left open by a fault
+    release_trees(builder.stack[:1])  # left open by a fault
     return Tree(tuple(builder.documents), problems)
 
 
@@ -86,7 +86,7 @@ def _without_pairs(text: str | Utf8) -> str | Utf8:
     if len(text) > _LARGEST_JSON:
         return text
     text = text if isinstance(text, str) else text.decode(errors="surrogateescape")
-    joined = joined_pairs(text) if text.lstrip()[:1] in ("{", "[") else text
+    joined = join_surrogate_pairs(text) if text.lstrip()[:1] in ("{", "[") else text
     if joined is not text:
         try:
             json.loads(text)
@@ -108,9 +108,9 @@ def _forbidden_in(text: str | Utf8) -> tuple[int, int] | None:
 
 def _characters(text: str | Utf8) -> Iterator[str]:
     if isinstance(text, str):
-        yield from (text[start : start + PIECE] for start in range(0, len(text), PIECE))
+        yield from (text[start : start + CHUNK_BYTES] for start in range(0, len(text), CHUNK_BYTES))
     else:
-        for _, piece in pieces(text):
+        for _, piece in chunks(text):
             # For most pieces this is enough, and takes a tenth of the time.
             plain = piece.isascii() and not piece.translate(None, _PLAIN)
             yield "\n" * piece.count(b"\n") if plain else piece.decode(errors="surrogateescape")
@@ -173,7 +173,7 @@ class _Builder:
     aliased: int = 0
 
     @property
-    def ours(self) -> bool:
+    def may_quote(self) -> bool:
         """Whether the text may be quoted: the target of a link may have any owner, and be secret."""
         return self.quotes or any(_is_ours(node) for node in (*self.documents, *self.stack[:1]))
 
@@ -189,7 +189,7 @@ class _Builder:
             if pieces.stop is None:
                 raise
         if pieces.stop is not None:
-            dismantle(self.documents[-1:])
+            release_trees(self.documents[-1:])
             del self.documents[-1:]
             raise pieces.stop
 
@@ -214,7 +214,7 @@ class _Builder:
     def end_document(self) -> None:
         """Keep the complete document: a part of one would only cause misleading problems."""
         self.anchors = _Anchors()
-        if self.root is not None and not null(self.root):
+        if self.root is not None and not is_null(self.root):
             self.documents.append(self.root)
         self.root = None
 
@@ -245,8 +245,8 @@ class _Builder:
         self.attach(node)
 
     def refuse_tag(self, line: int, event: Any) -> None:
-        tag = shown(str(event.tag).replace("tag:yaml.org,2002:", "!!"))
-        what = f"the YAML tag {tag} is not accepted" if self.ours else "YAML tags are not accepted"
+        tag = quoted(str(event.tag).replace("tag:yaml.org,2002:", "!!"))
+        what = f"the YAML tag {tag} is not accepted" if self.may_quote else "YAML tags are not accepted"
         self.problem(line, what, "write the value without a tag")
 
     def open(self, node: Sequence | Mapping, event: Any) -> None:
@@ -295,7 +295,7 @@ class _Builder:
         if line < 0:
             return
         if text in parent.items:
-            key_shown = f"the key {shown(text)}" if self.ours else "a key"
+            key_shown = f"the key {quoted(text)}" if self.may_quote else "a key"
             what = f"{key_shown} stands twice in one mapping, first on line {parent.key_lines[text]}"
             self.problem(line, what, "remove one of them")
             return
@@ -304,7 +304,7 @@ class _Builder:
 
     def resolve(self, anchor: str, line: int) -> Node:
         size = self.anchors.sizes.get(anchor)
-        name = shown(anchor)[1:-1] if self.ours else ""
+        name = quoted(anchor)[1:-1] if self.may_quote else ""
         if size is None and anchor in self.anchors.nodes:
             what = f"the alias *{name} contains itself" if name else "an alias contains itself"
             raise _StopReadingError(line, what, "write the value out")
@@ -359,7 +359,7 @@ def _crowded(node: Sequence | Mapping, depth: int) -> bool:
 
 def _is_ours(node: Node) -> bool:
     version = node.items.get("apiVersion") if isinstance(node, Mapping) else None
-    return isinstance(version, Scalar) and version.text in OURS
+    return isinstance(version, Scalar) and version.text in KNOWN_API_VERSIONS
 
 
 def _forbidden_character(line: int, code: int, path: str) -> Problem:

@@ -12,25 +12,25 @@ from pathlib import Path
 from random import random as any_part
 
 from vipd.health.lag import LoopLag
-from vipd.health.memory import Known, SavedVerdicts
-from vipd.health.probes.base import Attempt, CoroutineProber, Done, Prober, unexpected
-from vipd.health.probes.dns import ask_dns
+from vipd.health.memory import CollectRecords, RecordFile
+from vipd.health.probes.base import Attempt, CoroutineProber, ProbeCallback, Prober, internal_error_result
+from vipd.health.probes.dns import probe_dns
 from vipd.health.probes.exec import PROGRAMS_AT_ONCE, ExecProber
-from vipd.health.probes.http import ask_http
+from vipd.health.probes.http import probe_http
 from vipd.health.probes.tcp import TcpProber
-from vipd.health.probes.udp import ask_udp
-from vipd.health.remembered import Memory, Remembered, newest
-from vipd.health.result import Result, SaidWeight
+from vipd.health.probes.udp import probe_udp
+from vipd.health.remembered import RecordCache, SavedRecord, newest
+from vipd.health.result import ProbeResult, ReportedWeight
 from vipd.health.scheduler import Scheduler
-from vipd.health.slots import Slots
-from vipd.health.state import Record, State, begin_anew, observe
-from vipd.health.verdict_log import VerdictLog
+from vipd.health.slots import ProbeSlots
+from vipd.health.state import HealthRecord, HealthState, reset_streak, apply_result
+from vipd.health.verdict_log import HealthLog
 from vipd.host.accounts import CheckUsers
 from vipd.host.containment import log_once
-from vipd.host.descriptors import make_room
+from vipd.host.descriptors import raise_limit
 from vipd.host.observer import Observer
-from vipd.model.check_target import Target
-from vipd.model.durations import CHECK_BOUNDS, Durations
+from vipd.model.check_target import CheckTarget
+from vipd.model.durations import CHECK_BOUNDS, DurationHistogram
 
 SAVE_SECONDS = 5.0
 """Changed verdicts are saved so soon; those that take a backend out are at once."""
@@ -43,11 +43,11 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthStatus:
     """Current state of a target."""
 
-    state: State
-    fit: bool
+    state: HealthState
+    counts_healthy: bool
     """Whether it counts as healthy; before the first verdict its check's `start` decides."""
     reason: str
     """One line: the last result, and why it is held down or cannot be probed."""
@@ -55,13 +55,13 @@ class Verdict:
     """When it got its state, UTC."""
     changes: int
     """How often it became unhealthy or healthy again."""
-    weight: SaidWeight | None
+    weight: ReportedWeight | None
     """The weight in its last good answer; it applies only if the service accepts it."""
     serves_since: float | None
     """By `Health.clock`: begin of a slow start, for `weights.weights`; None: no slow start."""
 
 
-class Health:
+class HealthChecker:
     """Follows targets and knows their verdicts; asks while `run` runs.
 
     `file` keeps the verdicts over a restart of vipd. `clock` is the event loop's. `wall` gives seconds since
@@ -80,22 +80,22 @@ class Health:
     ) -> None:
         self._users_of_checks, self._observer = users, observer or Observer()
         self.clock, self._wall, self._random = clock, wall, random
-        self._saved = SavedVerdicts(file, clock, wall)
-        self._memory = Memory(self._doubt)
+        self._saved = RecordFile(file, clock, wall)
+        self._memory = RecordCache(self._invalidate)
         for known in self._saved.load():
-            self._memory.learn(known)
-        self._followed: dict[str, frozenset[Target]] = {}
-        self._users: dict[Target, set[str]] = {}
+            self._memory.add(known)
+        self._followed: dict[str, frozenset[CheckTarget]] = {}
+        self._users: dict[CheckTarget, set[str]] = {}
         """The services of each target."""
-        self._records: dict[Target, Record] = {}
-        self._unscheduled: set[Target] = set()
-        self._changed: set[Target] = set()
+        self._records: dict[CheckTarget, HealthRecord] = {}
+        self._unscheduled: set[CheckTarget] = set()
+        self._changed: set[CheckTarget] = set()
         self._scheduler: Scheduler | None = None
-        self._log = VerdictLog(self._services_of)
-        self.durations = {kind: Durations(CHECK_BOUNDS) for kind in KINDS}
+        self._log = HealthLog(self._services_of)
+        self.durations = {kind: DurationHistogram(CHECK_BOUNDS) for kind in KINDS}
         """Durations of checks by type, without checks that vipd could not make."""
 
-    def follow(self, service: str, targets: Collection[Target]) -> None:
+    def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
         """Set the targets of a service; none when it is gone.
 
         A target that stays keeps its state. A target that replaces another of this service at the same
@@ -106,7 +106,7 @@ class Health:
         if wanted:
             self._followed[service] = wanted
         leaving, new = before - wanted, wanted - before
-        left_at: dict[str, list[Target]] = {}
+        left_at: dict[str, list[CheckTarget]] = {}
         for target in leaving if new else ():
             left_at.setdefault(target.address, []).append(target)
         for target in new:
@@ -114,34 +114,34 @@ class Health:
             if target not in self._records:
                 replaced = _replaced(target, left_at.get(target.address, ()))
                 inherited = self._records.get(replaced) if replaced else None
-                known = inherited or self._memory.recall(target, service, wanted, self.clock())
+                known = inherited or self._memory.take(target, service, wanted, self.clock())
                 self._begin(target, known)
         for target in leaving:
             self._users[target].discard(service)
             if not self._users[target]:
-                self._leave(target, service)
+                self._stop_following(target, service)
 
-    def verdict(self, target: Target) -> Verdict:
+    def status(self, target: CheckTarget) -> HealthStatus:
         """State of a target; unknown for one that is not followed."""
         now = self.clock()
-        record = self._records.get(target) or Record(now)
+        record = self._records.get(target) or HealthRecord(now)
         since = datetime.fromtimestamp(self._wall() - (now - record.since), UTC)
-        fit = record.fit(target.timing.start)
+        fit = record.counts_healthy(target.timing.start)
         reason = record.reason(now)
-        return Verdict(record.state, fit, reason, since, record.changes, record.weight, record.serves_since)
+        return HealthStatus(record.state, fit, reason, since, record.changes, record.weight, record.serves_since)
 
-    def verdicts(self) -> Iterator[tuple[Target, Verdict]]:
+    def statuses(self) -> Iterator[tuple[CheckTarget, HealthStatus]]:
         """All that are followed."""
-        return ((target, self.verdict(target)) for target in tuple(self._records))
+        return ((target, self.status(target)) for target in tuple(self._records))
 
     def warnings(self) -> tuple[str, ...]:
         """Reasons why vipd cannot probe; until they end verdicts stay as they are."""
-        troubled = {t: r.trouble for t, r in self._records.items() if r.trouble}
+        troubled = {t: r.probe_error for t, r in self._records.items() if r.probe_error}
         told = [f"{target} {trouble}" for target, trouble in list(troubled.items())[:_MOST_NAMED]]
         more = len(troubled) - len(told)
         if more > 0:
             told.append(f"{more} more backends cannot be asked")
-        told += self._scheduler.troubles() if self._scheduler else []
+        told += self._scheduler.warnings() if self._scheduler else []
         if self._saved.fault:
             told.append(f"verdicts cannot be saved: {self._saved.fault}")
         return tuple(told)
@@ -153,21 +153,21 @@ class Health:
         with contextlib.ExitStack() as stack:
             probers = _probers(loop, lag, stack, self._users_of_checks)
 
-            def ask(target: Target, done: Done) -> Attempt:
+            def ask(target: CheckTarget, done: ProbeCallback) -> Attempt:
                 return probers[target.kind].start(target, done)
 
             lag.start()
             stack.callback(lag.stop)
-            self._scheduler = Scheduler(loop, ask, self._answered, self._random, _slots())
+            self._scheduler = Scheduler(loop, ask, self._on_result, self._random, _slots())
             stack.callback(self._stop)
             self._schedule_all()
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._saved.keep(self._known, SAVE_SECONDS))
+                tasks.create_task(self._saved.run(self._known, SAVE_SECONDS))
                 while True:
                     await asyncio.sleep(SAVE_SECONDS)
-                    self._memory.tidy(self.clock())
+                    self._memory.expire(self.clock())
                     self._log.write((), self.clock())
-                    self._log.log_late(self._scheduler.troubles(), self.clock())
+                    self._log.log_late(self._scheduler.warnings(), self.clock())
 
     def _stop(self) -> None:
         if self._scheduler is not None:
@@ -176,33 +176,33 @@ class Health:
         self._unscheduled = set(self._records)
         self._saved.save(self._known())
 
-    def _begin(self, target: Target, known: Record | None) -> None:
+    def _begin(self, target: CheckTarget, known: HealthRecord | None) -> None:
         """Probe a new target, starting from its known state."""
-        record = Record(self.clock())
+        record = HealthRecord(self.clock())
         if known is not None:
-            record = begin_anew(known, f"{_AS_BEFORE}{known.last.removeprefix(_AS_BEFORE)}")
+            record = reset_streak(known, f"{_AS_BEFORE}{known.last_reason.removeprefix(_AS_BEFORE)}")
             # Save now: a crash after each start must not let the verdict expire, nor lose its owner.
-            self._saved.changed(bad=known.state is State.UNHEALTHY)
+            self._saved.mark_changed(bad=known.state is HealthState.UNHEALTHY)
         self._records[target] = record
         self._schedule(target)
 
-    def _doubt(self, target: Target) -> None:
+    def _invalidate(self, target: CheckTarget) -> None:
         """The initial verdict of a target may belong to another check: reset it, unless the target was probed
         since."""
         record = self._records.get(target)
-        if record is not None and record.last.startswith(_AS_BEFORE):
-            self._records[target] = Record(self.clock())
-            self._note(target)
+        if record is not None and record.last_reason.startswith(_AS_BEFORE):
+            self._records[target] = HealthRecord(self.clock())
+            self._mark_changed(target)
 
-    def _leave(self, target: Target, service: str) -> None:
+    def _stop_following(self, target: CheckTarget, service: str) -> None:
         del self._users[target]
-        self._memory.remember(target, (service,), self._records.pop(target), self.clock())
+        self._memory.put(target, (service,), self._records.pop(target), self.clock())
         self._unscheduled.discard(target)
         self._changed.discard(target)
         if self._scheduler is not None:
             self._scheduler.remove(target)
 
-    def _schedule(self, target: Target) -> None:
+    def _schedule(self, target: CheckTarget) -> None:
         """Schedule soon: targets that are added one by one are spread together."""
         if self._scheduler is not None and not self._unscheduled:
             asyncio.get_running_loop().call_soon(self._schedule_all)
@@ -213,21 +213,21 @@ class Health:
             new, self._unscheduled = self._unscheduled, set()
             self._scheduler.add(new)
 
-    def _answered(self, target: Target, result: Result) -> None:
+    def _on_result(self, target: CheckTarget, result: ProbeResult) -> None:
         if result.good is not None:
             self.durations[target.kind].add(result.seconds)
         before = self._records[target]
         try:
-            after = observe(before, result, target.timing, self.clock())
+            after = apply_result(before, result, target.timing, self.clock())
         except Exception as error:
-            trouble = unexpected(target, error).reason
-            after = replace(before, trouble=trouble)
+            trouble = internal_error_result(target, error).reason
+            after = replace(before, probe_error=trouble)
         self._records[target] = after
         if (before.state, before.weight) != (after.state, after.weight):
-            self._note(target)
-            self._saved.changed(bad=after.state is State.UNHEALTHY is not before.state)
+            self._mark_changed(target)
+            self._saved.mark_changed(bad=after.state is HealthState.UNHEALTHY is not before.state)
 
-    def _note(self, target: Target) -> None:
+    def _mark_changed(self, target: CheckTarget) -> None:
         """It is reported soon that a target's verdict is another one."""
         if self._scheduler is None:
             return
@@ -246,44 +246,44 @@ class Health:
             log_once(error, "logging verdicts")
         self._observer.verdicts_changed(changed)
 
-    def _services_of(self, target: Target) -> list[str]:
+    def _services_of(self, target: CheckTarget) -> list[str]:
         return list(self._users.get(target, ()))
 
-    def _known(self) -> Known:
+    def _known(self) -> CollectRecords:
         """A snapshot of all verdicts to save; the caller does the slow part."""
-        now, live, left = self.clock(), self._records.copy(), self._memory.known()
+        now, live, left = self.clock(), self._records.copy(), self._memory.records()
         users = self._users
 
-        def known() -> Iterator[Remembered]:
-            decided = ((t, r) for t, r in live.items() if r.state is not State.UNKNOWN)
-            return newest(left, (Remembered.of(t, tuple(users.get(t, ())), now, r) for t, r in decided))
+        def known() -> Iterator[SavedRecord]:
+            decided = ((t, r) for t, r in live.items() if r.state is not HealthState.UNKNOWN)
+            return newest(left, (SavedRecord.of(t, tuple(users.get(t, ())), now, r) for t, r in decided))
 
         return known
 
 
-def _replaced(target: Target, left: Sequence[Target]) -> Target | None:
+def _replaced(target: CheckTarget, left: Sequence[CheckTarget]) -> CheckTarget | None:
     """The removed target at the same address, among those of its service, whose verdict a target inherits."""
     heir_of = [old for old in left if old.port == target.port] or left
     return heir_of[0] if len(heir_of) == 1 else None
 
 
-def _slots() -> Mapping[str, Slots]:
+def _slots() -> Mapping[str, ProbeSlots]:
     """Programs have places of their own: they take threads and processes, and no network check waits for
     them."""
     hint = "give those that hang a shorter timeout, or all of them longer intervals"
-    return {"": Slots("checks", make_room().probes), "exec": Slots("exec checks", PROGRAMS_AT_ONCE, hint)}
+    return {"": ProbeSlots("checks", raise_limit().probes), "exec": ProbeSlots("exec checks", PROGRAMS_AT_ONCE, hint)}
 
 
 def _probers(
     loop: asyncio.AbstractEventLoop, lag: LoopLag, stack: contextlib.ExitStack, users: CheckUsers
 ) -> Mapping[str, Prober]:
     """The probers by type of check; the stack closes them."""
-    http = CoroutineProber(ask_http, lag)
+    http = CoroutineProber(probe_http, lag)
     return {
         "tcp": stack.enter_context(TcpProber(loop, lag)),
         "http": http,
         "https": http,
-        "udp": CoroutineProber(ask_udp, lag),
-        "dns": CoroutineProber(ask_dns, lag),
+        "udp": CoroutineProber(probe_udp, lag),
+        "dns": CoroutineProber(probe_dns, lag),
         "exec": stack.enter_context(ExecProber(loop, users)),
     }

@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from vipd.health.flapping import Flapping
-from vipd.health.remembered import TRUSTED_SECONDS, Remembered
+from vipd.health.remembered import MAX_AGE_SECONDS, SavedRecord
 from vipd.health.result import one_line, parse_weight
-from vipd.health.state import Record, State
+from vipd.health.state import HealthRecord, HealthState
 from vipd.host.containment import log_once
-from vipd.host.durable import keep_aside, read_own, why, write_aside
+from vipd.host.durable import move_aside, read_own, error_text, write_atomically
 
 log = logging.getLogger(__name__)
 
-SAVE_ANYWAY_SECONDS = 60.0
+MAX_SAVE_INTERVAL_SECONDS = 60.0
 """Unchanged verdicts are saved at this interval, since saved ones age."""
 
-AGAIN_SECONDS = 0.1
+MIN_SAVE_INTERVAL_SECONDS = 0.1
 """Minimum time between saves, so that many backends that fail one by one do not cause many writes."""
-PART_OF_TIME = 10
+INVERSE_SAVE_TIME_SHARE = 10
 """Saving takes at most one part in ten of the time, however large the file is."""
 
 HANGS_SECONDS = 10.0
@@ -44,17 +44,17 @@ _ENTRIES_AT_ONCE = 500
 _END_OF_TIME = 1e11
 _MOST_CHANGES = 2**53
 
-Known = Callable[[], Iterable[Remembered]]
+CollectRecords = Callable[[], Iterable[SavedRecord]]
 """A snapshot of all verdicts to save; it may be called in a thread."""
 
 
-def encode(known: Iterable[Remembered], now: float, wall: float) -> bytes:
+def encode(known: Iterable[SavedRecord], now: float, wall: float) -> bytes:
     """The file's content. `now` and `wall` are the same moment by the monotonic clock and by the calendar.
 
     Older versions read `verdicts`, where the last entry for a place counts: a healthy one, if any, which has
     the same effect as none. `checks` names the check of each verdict, and its services.
     """
-    entries = sorted(known, key=lambda each: each.record.state is State.HEALTHY)
+    entries = sorted(known, key=lambda each: each.record.state is HealthState.HEALTHY)
     offset = wall - now
     verdicts = ([*e.place, round(e.at + offset, 3), *_fields(e.record, offset)] for e in entries)
     checks = ([each.check, *each.services] for each in entries)
@@ -69,7 +69,7 @@ def _list(entries: Iterator[list[Any]]) -> str:
     return f"[{','.join(parts)}]"
 
 
-def decode(data: bytes, now: float, wall: float) -> list[Remembered]:
+def decode(data: bytes, now: float, wall: float) -> list[SavedRecord]:
     """The verdicts in the file that are not too old. Raises ValueError for a file of another program."""
     try:
         read = json.loads(data)
@@ -80,11 +80,11 @@ def decode(data: bytes, now: float, wall: float) -> list[Remembered]:
         entries = [_entry(*both, wall - now) for both in zip(verdicts, checks, strict=True)]
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
-    fresh = [entry for entry in entries if 0 <= now - entry.at <= TRUSTED_SECONDS]
+    fresh = [entry for entry in entries if 0 <= now - entry.at <= MAX_AGE_SECONDS]
     return sorted(fresh, key=lambda entry: entry.at)
 
 
-def load(path: Path, now: float, wall: float) -> list[Remembered]:
+def load(path: Path, now: float, wall: float) -> list[SavedRecord]:
     """The verdicts in the file; if it cannot be used, nothing, with a line in the log."""
     try:
         return decode(read_own(path), now, wall)
@@ -92,22 +92,22 @@ def load(path: Path, now: float, wall: float) -> list[Remembered]:
         return []
     except (OSError, ValueError) as error:
         what = "the verdicts of before cannot be used"
-        aside = keep_aside(path)
-        log.warning("%s: %s: %s; all backends are asked anew; %s", path, what, why(error), aside)
+        aside = move_aside(path)
+        log.warning("%s: %s: %s; all backends are asked anew; %s", path, what, error_text(error), aside)
         return []
 
 
 def save(path: Path, data: bytes) -> None:
     """Replace the file, unsynced. Raises OSError."""
-    write_aside(path, data)
+    write_atomically(path, data)
 
 
-def _fields(record: Record, offset: float) -> list[Any]:
+def _fields(record: HealthRecord, offset: float) -> list[Any]:
     flapping = record.flapping
     return [
         str(record.state),
         round(record.since + offset, 3),
-        record.last,
+        record.last_reason,
         record.changes,
         None if record.serves_since is None else round(record.serves_since + offset, 3),
         None if record.weight is None else str(record.weight),
@@ -117,15 +117,15 @@ def _fields(record: Record, offset: float) -> list[Any]:
     ]
 
 
-def _entry(entry: list[Any], check: list[Any], offset: float) -> Remembered:
+def _entry(entry: list[Any], check: list[Any], offset: float) -> SavedRecord:
     address, port, kind, at, state, since, last, changes, serves, weight, flaps, level, held = entry
     flapping = Flapping(tuple(_moment(t, offset) for t in flaps), int(level), _moment(held, offset))
     if level and not flaps:
         raise ValueError("held down without a change")
-    record = Record(
+    record = HealthRecord(
         _moment(since, offset),
-        State(state),
-        last=one_line(str(last)),
+        HealthState(state),
+        last_reason=one_line(str(last)),
         changes=int(changes),
         serves_since=None if serves is None else _moment(serves, offset),
         weight=None if weight is None else parse_weight(str(weight)),
@@ -135,7 +135,7 @@ def _entry(entry: list[Any], check: list[Any], offset: float) -> Remembered:
         raise ValueError(f"{changes!r} changes")
     id_, *services = map(str, check)
     place = str(address), int(port), str(kind)
-    return Remembered(place, id_, tuple(services), _moment(at, offset), record)
+    return SavedRecord(place, id_, tuple(services), _moment(at, offset), record)
 
 
 def _moment(seconds: Any, offset: float) -> float:
@@ -150,7 +150,7 @@ def _settle(done: asyncio.Future[None]) -> None:
         done.set_result(None)
 
 
-class SavedVerdicts:
+class RecordFile:
     """The file of verdicts. A failed write is reported once, and retried.
 
     Verdicts that keep a dead backend out of use are written at once, other changes after some seconds.
@@ -160,7 +160,7 @@ class SavedVerdicts:
         self._path, self._clock, self._wall = path, clock, wall
         self._saved_at = clock()
         self._fault = ""
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
         self._began: float | None = None
         """Start time of the current save."""
         self._stale = self._urgent = False
@@ -173,11 +173,11 @@ class SavedVerdicts:
         hangs = 0.0 if self._began is None else self._clock() - self._began
         return f"the disk has not answered for {hangs:.0f} s" if hangs > HANGS_SECONDS else self._fault
 
-    def load(self) -> list[Remembered]:
+    def load(self) -> list[SavedRecord]:
         """The saved verdicts that are not too old."""
         return [] if self._path is None else load(self._path, self._clock(), self._wall())
 
-    def changed(self, bad: bool) -> None:
+    def mark_changed(self, bad: bool) -> None:
         """A verdict differs from the saved one; `bad`: a restart without it would make a dead backend serve
         again. Call it from the event loop's thread."""
         self._stale = True
@@ -189,10 +189,10 @@ class SavedVerdicts:
     def due(self) -> bool:
         """Whether something has changed, or the saved verdicts become old."""
         return self._path is not None and (
-            self._stale or self._clock() - self._saved_at >= SAVE_ANYWAY_SECONDS
+            self._stale or self._clock() - self._saved_at >= MAX_SAVE_INTERVAL_SECONDS
         )
 
-    async def keep(self, known: Callable[[], Known], pause: float) -> None:
+    async def run(self, known: Callable[[], CollectRecords], pause: float) -> None:
         """Save for ever whenever it is due: urgent changes at once, all others `pause` seconds later."""
         self._wake = asyncio.Event()
         while True:
@@ -205,11 +205,11 @@ class SavedVerdicts:
             if not self.due:
                 continue
             began = self._clock()
-            await self._save_beside(known())
+            await self._save_in_thread(known())
             took = self._clock() - began
-            await asyncio.sleep(pause if self._fault else max(AGAIN_SECONDS, took * (PART_OF_TIME - 1)))
+            await asyncio.sleep(pause if self._fault else max(MIN_SAVE_INTERVAL_SECONDS, took * (INVERSE_SAVE_TIME_SHARE - 1)))
 
-    async def _save_beside(self, known: Known) -> None:
+    async def _save_in_thread(self, known: CollectRecords) -> None:
         """Save in a separate thread: those of the shared pool may all be busy, or hang."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -227,15 +227,15 @@ class SavedVerdicts:
             return
         await done
 
-    def save(self, known: Known) -> None:
+    def save(self, known: CollectRecords) -> None:
         """Save now, and wait for it, but not for a save that hangs."""
         self._stale = self._urgent = False
         self._write(known)
 
-    def _write(self, known: Known) -> None:
+    def _write(self, known: CollectRecords) -> None:
         if self._path is None:
             return
-        if not self._one_at_a_time.acquire(timeout=LAST_SECONDS):
+        if not self._lock.acquire(timeout=LAST_SECONDS):
             self._failed(self.fault or "the disk does not answer")
             return
         try:
@@ -249,7 +249,7 @@ class SavedVerdicts:
             self._saved_at, self._fault = self._clock(), ""
         finally:
             self._began = None
-            self._one_at_a_time.release()
+            self._lock.release()
 
     def _failed(self, fault: str) -> None:
         if fault != self._fault:

@@ -18,11 +18,11 @@ from vipd.model.check import Check
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 0.5
+WAIT_SECONDS = 0.5
 """How long a step waits for answers. A local name service and file system take less than a millisecond."""
 PATIENCE_EACH_SECONDS = 0.002
 MOST_THREADS = 16
-MOST_OPEN = 10_000
+MAX_PENDING = 10_000
 """Questions that may wait for an answer."""
 
 Problems = tuple[str, ...]
@@ -36,7 +36,7 @@ UNANSWERED: Problems = (
 class Prerequisites:
     """Finds what prevents checks on this host. `question` is called in threads."""
 
-    def __init__(self, question: Callable[[Check], Problems], patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, question: Callable[[Check], Problems], patience: float = WAIT_SECONDS) -> None:
         self._question, self._patience = question, patience
         self._open: dict[Check, Answer] = {}
         self._threads = BoundedThreads("ask this host", MOST_THREADS)
@@ -50,7 +50,7 @@ class Prerequisites:
         """The problems of each check, as "what: why; hint: ...". If the host does not answer about a check
         at once, that is its problem; call again later."""
         fresh = [
-            self._ask(check) for check in checks if check not in self._open and len(self._open) < MOST_OPEN
+            self._ask(check) for check in checks if check not in self._open and len(self._open) < MAX_PENDING
         ]
         if fresh:  # an answer is waited for once only
             patience = self._patience + PATIENCE_EACH_SECONDS * len(fresh)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
-from vipd.health.state import Record, State
+from vipd.health.state import HealthRecord, HealthState
 from vipd.model.check import Probe, Timing
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
 
-TRUSTED_SECONDS = 600.0
+MAX_AGE_SECONDS = 600.0
 """Older verdicts are not used."""
 
 MOST_SERVICES = 100
@@ -24,7 +24,7 @@ MOST_SERVICES = 100
 
 _MOST_FORGOTTEN_AT_ONCE = 5_000
 
-Place = tuple[str, int, str]
+ProbeAddress = tuple[str, int, str]
 """Address, port and type of check."""
 
 Key = tuple[str, int, str, str]
@@ -32,17 +32,17 @@ Key = tuple[str, int, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class SavedRecord:
     """Last known state of one target."""
 
-    place: Place
+    place: ProbeAddress
     check: str
     """`check_id`; empty: an older version wrote it, which had one verdict for all checks of a place."""
     services: tuple[str, ...]
     """Services that had the target, or some of them."""
     at: float
     """As of when."""
-    record: Record
+    record: HealthRecord
 
     @property
     def key(self) -> Key:
@@ -50,18 +50,18 @@ class Remembered:
         return (*self.place, self.check)
 
     @classmethod
-    def of(cls, target: Target, services: Iterable[str], at: float, record: Record) -> Remembered:
+    def of(cls, target: CheckTarget, services: Iterable[str], at: float, record: HealthRecord) -> SavedRecord:
         """The state of a target that these services have."""
         named = tuple(name for name, _ in zip(services, range(MOST_SERVICES), strict=False))
-        return cls(place_of(target), check_id(target), named, at, record)
+        return cls(probe_address(target), check_id(target), named, at, record)
 
 
-def place_of(target: Target) -> Place:
+def probe_address(target: CheckTarget) -> ProbeAddress:
     """Address, port and protocol of a target."""
     return target.address, target.port, target.kind
 
 
-def check_id(target: Target) -> str:
+def check_id(target: CheckTarget) -> str:
     """The same for equal checks, also after a restart."""
     return _check_id(target.protocol, target.probe, target.timing)
 
@@ -71,38 +71,38 @@ def _check_id(protocol: Protocol, probe: Probe, timing: Timing) -> str:
     return blake2b(repr((str(protocol), probe, timing)).encode(), digest_size=9).hexdigest()
 
 
-class Memory:
+class RecordCache:
     """Last states of targets that are not followed. Times are of the monotonic clock."""
 
-    def __init__(self, doubted: Callable[[Target], None] = lambda target: None) -> None:
+    def __init__(self, doubted: Callable[[CheckTarget], None] = lambda target: None) -> None:
         """`doubted`: called with a target whose initial verdict, from an older version, may be of another
         check."""
         self._doubted = doubted
-        self._known: dict[Key, Remembered] = {}
+        self._known: dict[Key, SavedRecord] = {}
         """The oldest first."""
         self._of: dict[tuple[str, str], set[Key]] = {}
         """By service and address."""
-        self._takers: dict[Place, list[Target]] = {}
+        self._takers: dict[ProbeAddress, list[CheckTarget]] = {}
         """Targets that inherited a verdict from an older version."""
 
-    def remember(self, target: Target, services: Iterable[str], record: Record, now: float) -> None:
+    def put(self, target: CheckTarget, services: Iterable[str], record: HealthRecord, now: float) -> None:
         """Keep the verdict of a removed target, if it has one."""
-        if record.state is not State.UNKNOWN:
-            self.learn(Remembered.of(target, services, now, record))
+        if record.state is not HealthState.UNKNOWN:
+            self.add(SavedRecord.of(target, services, now, record))
 
-    def learn(self, known: Remembered) -> None:
+    def add(self, known: SavedRecord) -> None:
         """Add a verdict of an earlier vipd."""
         self._drop(known.key)
         self._known[known.key] = known
         for service in known.services:
             self._of.setdefault((service, known.place[0]), set()).add(known.key)
 
-    def recall(self, target: Target, service: str, wanted: Collection[Target], now: float) -> Record | None:
+    def take(self, target: CheckTarget, service: str, wanted: Collection[CheckTarget], now: float) -> HealthRecord | None:
         """The initial state of a target that a service wants with others; None if no verdict applies.
 
         It is the state of an equal check, else that of the check which it replaces in this service.
         """
-        same = self._fresh((*place_of(target), check_id(target)), now)
+        same = self._fresh((*probe_address(target), check_id(target)), now)
         if same is not None:
             self._drop(same.key)  # the target now holds it
             return same.record
@@ -112,22 +112,22 @@ class Memory:
         return self._of_older_version(target, now)
 
     def _replaced(
-        self, target: Target, service: str, wanted: Collection[Target], now: float
-    ) -> Remembered | None:
+        self, target: CheckTarget, service: str, wanted: Collection[CheckTarget], now: float
+    ) -> SavedRecord | None:
         keys = self._of.get((service, target.address), ())
         found = [each for key in keys if (each := self._fresh(key, now))]
         if not found:
             return None
-        others = {(*place_of(t), check_id(t)) for t in wanted if t.address == target.address}
+        others = {(*probe_address(t), check_id(t)) for t in wanted if t.address == target.address}
         found = [each for each in found if each.key not in others]
         same_port = [each for each in found if each.place[1] == target.port]
         heir_of = same_port or found
         return heir_of[0] if len(heir_of) == 1 else None
 
-    def _of_older_version(self, target: Target, now: float) -> Record | None:
+    def _of_older_version(self, target: CheckTarget, now: float) -> HealthRecord | None:
         """The verdict of an older version on a place, unless several different checks could have caused
         it."""
-        place = place_of(target)
+        place = probe_address(target)
         old = self._fresh((*place, ""), now)
         if old is None:
             return None
@@ -140,21 +140,21 @@ class Memory:
             self._doubted(taker)
         return None
 
-    def tidy(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """Drop what is too old, and some of the rest if there is much."""
         for _ in range(_MOST_FORGOTTEN_AT_ONCE):
             oldest = next(iter(self._known.values()), None)
-            if oldest is None or now - oldest.at <= TRUSTED_SECONDS:
+            if oldest is None or now - oldest.at <= MAX_AGE_SECONDS:
                 break
             self._drop(oldest.key)
 
-    def known(self) -> list[Remembered]:
+    def records(self) -> list[SavedRecord]:
         """All verdicts."""
         return list(self._known.values())
 
-    def _fresh(self, key: Key, now: float) -> Remembered | None:
+    def _fresh(self, key: Key, now: float) -> SavedRecord | None:
         found = self._known.get(key)
-        return found if found is not None and now - found.at <= TRUSTED_SECONDS else None
+        return found if found is not None and now - found.at <= MAX_AGE_SECONDS else None
 
     def _drop(self, key: Key) -> None:
         known = self._known.pop(key, None)
@@ -169,10 +169,10 @@ class Memory:
                 self._of.pop((service, known.place[0]), None)
 
 
-def _asks_alike(one: Target, other: Target) -> bool:
+def _asks_alike(one: CheckTarget, other: CheckTarget) -> bool:
     return one.protocol is other.protocol and one.probe == other.probe
 
 
-def newest(known: Iterable[Remembered], live: Iterable[Remembered]) -> Iterator[Remembered]:
+def newest(known: Iterable[SavedRecord], live: Iterable[SavedRecord]) -> Iterator[SavedRecord]:
     """Kept and current verdicts; current ones win."""
     return iter({each.key: each for found in (known, live) for each in found}.values())

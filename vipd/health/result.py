@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vipd.model.service import MAX_WEIGHT
-from vipd.model.text import in_words
+from vipd.model.text import shortened
 
 _LONGEST_REASON = 120
 
 
-class SaidWeight(NamedTuple):
+class ReportedWeight(NamedTuple):
     """The weight that a backend reports for itself. 0 means: no new flows."""
 
     value: int
@@ -25,7 +25,7 @@ class SaidWeight(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ProbeResult:
     """One answer, or the lack of one."""
 
     good: bool | None
@@ -34,25 +34,25 @@ class Result:
     """`connection refused`, `status 500`, `answered in 3 ms`: one line of printable text."""
     seconds: float = 0.0
     """Duration of the probe."""
-    weight: SaidWeight | None = None
+    weight: ReportedWeight | None = None
 
     @classmethod
-    def answered(cls, seconds: float, weight: SaidWeight | None = None, note: str = "") -> Result:
+    def success(cls, seconds: float, weight: ReportedWeight | None = None, note: str = "") -> ProbeResult:
         """A good answer; `note` describes anything unusual about it."""
         return cls(True, f"answered in {milliseconds(seconds)}{note and f'; {note}'}", seconds, weight)
 
     @classmethod
-    def bad(cls, reason: str, seconds: float = 0.0) -> Result:
+    def failure(cls, reason: str, seconds: float = 0.0) -> ProbeResult:
         """A bad answer."""
         return cls(False, one_line(reason), seconds)
 
     @classmethod
-    def timeout(cls, timeout: float, doing: str = "") -> Result:
+    def timeout(cls, timeout: float, doing: str = "") -> ProbeResult:
         """No answer within `timeout` seconds; `doing` names the activity at that time."""
         return cls(False, f"timeout after {timeout:g} s{doing and f' {doing}'}", timeout)
 
     @classmethod
-    def unasked(cls, reason: str) -> Result:
+    def not_probed(cls, reason: str) -> ProbeResult:
         """vipd could not probe; the verdict stays."""
         return cls(None, one_line(f"cannot be asked: {reason}"))
 
@@ -66,18 +66,18 @@ def milliseconds(seconds: float) -> str:
 
 def one_line(text: str) -> str:
     """Text from others, safe to show: one short line without control characters."""
-    return in_words(text, _LONGEST_REASON)
+    return shortened(text, _LONGEST_REASON)
 
 
 _WEIGHT = re.compile(r"0*([0-9]{1,5})(%?)")
 """ASCII digits only; any number of leading zeros is ignored."""
 
 
-def parse_weight(text: str) -> SaidWeight | None:
+def parse_weight(text: str) -> ReportedWeight | None:
     """A weight 0..65535, or a percentage 0%..100%, in decimal; None if it is neither. Leading zeros, and
     spaces and tabs around it, are ignored."""
     match = _WEIGHT.fullmatch(text.strip(" \t"))
     if match is None:
         return None
-    said = SaidWeight(int(match[1]), bool(match[2]))
+    said = ReportedWeight(int(match[1]), bool(match[2]))
     return said if said.value <= (100 if said.percent else MAX_WEIGHT) else None

@@ -15,14 +15,14 @@ from functools import partial
 from itertools import count
 from typing import cast
 
-from vipd.health.probes.base import Attempt, Done, unexpected
-from vipd.health.result import Result
-from vipd.health.slots import Slots
+from vipd.health.probes.base import Attempt, ProbeCallback, internal_error_result
+from vipd.health.result import ProbeResult
+from vipd.health.slots import ProbeSlots
 from vipd.host.containment import log_once
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 
 TOGETHER_SECONDS = 0.005
-MOST_STARTS_AT_ONCE = 64
+MAX_STARTS_PER_TURN = 64
 """Then other tasks of the loop run: after a stall thousands may be due."""
 
 FIRST_SECONDS_EACH = 0.002
@@ -48,7 +48,7 @@ class _Job:
         "was_slow",
     )
 
-    def __init__(self, target: Target, due: float) -> None:
+    def __init__(self, target: CheckTarget, due: float) -> None:
         self.target, self.due = target, due
         self.attempt: Attempt | None = None
         self.running = self.gone = False
@@ -66,20 +66,20 @@ class Scheduler:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        ask: Callable[[Target, Done], Attempt],
-        answered: Callable[[Target, Result], None],
+        ask: Callable[[CheckTarget, ProbeCallback], Attempt],
+        answered: Callable[[CheckTarget, ProbeResult], None],
         random: Callable[[], float],
-        slots: Mapping[str, Slots],
+        slots: Mapping[str, ProbeSlots],
     ) -> None:
         """`slots` are the places of types of checks; those of "" are for all that are not named."""
         self._loop, self._ask, self._answered = loop, ask, answered
         self._random, self._slots = random, slots
-        self._jobs: dict[Target, _Job] = {}
+        self._jobs: dict[CheckTarget, _Job] = {}
         self._due: list[tuple[float, int, _Job]] = []
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
-        self.asked = 0
+        self.probes_started = 0
         """Probes that were started, ever."""
 
     @property
@@ -87,12 +87,12 @@ class Scheduler:
         """Probes on their way."""
         return sum(slots.running for slots in self._slots.values())
 
-    def troubles(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Types of checks that are late because all their slots are taken."""
         now = self._loop.time()
-        return [trouble for slots in self._slots.values() if (trouble := slots.trouble(now))]
+        return [trouble for slots in self._slots.values() if (trouble := slots.warning(now))]
 
-    def add(self, targets: Iterable[Target]) -> None:
+    def add(self, targets: Iterable[CheckTarget]) -> None:
         """Probe these too, soon."""
         added = [target for target in targets if target not in self._jobs]
         now, spread = self._loop.time(), FIRST_SECONDS_EACH * len(added)
@@ -102,7 +102,7 @@ class Scheduler:
             self._push(job)
         self._arm()
 
-    def remove(self, target: Target) -> None:
+    def remove(self, target: CheckTarget) -> None:
         """Stop probing this one; the result of a running probe is not reported."""
         job = self._jobs.pop(target, None)
         if job is None:
@@ -141,7 +141,7 @@ class Scheduler:
 
     def _start_some(self) -> None:
         self._turn = None
-        left = MOST_STARTS_AT_ONCE
+        left = MAX_STARTS_PER_TURN
         for slots in self._slots.values():
             while left and (job := slots.next()):
                 left -= 1
@@ -158,12 +158,12 @@ class Scheduler:
         job.rounds += 1
         self._push(job)
         job.running = True
-        self.asked += 1
+        self.probes_started += 1
         done = partial(self._finished, job, job.rounds)
         try:
             attempt = self._ask(job.target, done)
         except Exception as error:
-            done(unexpected(job.target, error))
+            done(internal_error_result(job.target, error))
             return
         if job.running:
             job.attempt = attempt
@@ -174,7 +174,7 @@ class Scheduler:
             return timing.interval * (SHORTEST_PART + (1 - SHORTEST_PART) * self._random())
         return timing.interval * (1 - timing.jitter * self._random())
 
-    def _finished(self, job: _Job, round_: int, result: Result) -> None:
+    def _finished(self, job: _Job, round_: int, result: ProbeResult) -> None:
         if not job.running or job.rounds != round_:
             return
         job.attempt = None
@@ -183,7 +183,7 @@ class Scheduler:
             self._answered(job.target, result)
         except Exception as error:
             with contextlib.suppress(Exception):  # then it is the same as before, and has been logged
-                self._answered(job.target, unexpected(job.target, error))
+                self._answered(job.target, internal_error_result(job.target, error))
 
     def _ended(self, job: _Job) -> None:
         job.running = False
@@ -197,7 +197,7 @@ class Scheduler:
         if slots.waiting:
             self._soon()
 
-    def _slots_of(self, job: _Job) -> Slots:
+    def _slots_of(self, job: _Job) -> ProbeSlots:
         return self._slots.get(job.target.kind) or self._slots[""]
 
     def _push(self, job: _Job) -> None:

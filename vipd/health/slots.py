@@ -7,14 +7,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-PART_FOR_SLOW = (3, 4)
+MAX_SLOW_SHARE = (3, 4)
 """Part of the slots for checks that timed out the last time: the rest is for those that answer."""
 
 LATE_SECONDS = 1.0
 """Longer waits are reported."""
 
 
-class Waiting(Protocol):
+class QueuedProbe(Protocol):
     """A check that is due."""
 
     due: float
@@ -25,30 +25,30 @@ class Waiting(Protocol):
 
 
 @dataclass(slots=True)
-class Slots:
+class ProbeSlots:
     """The places of some types of checks."""
 
     what: str
     """Kind of its checks, in the plural."""
-    most: int
+    limit: int
     hint: str = "raise LimitNOFILE of the unit, or use longer intervals"
     running: int = 0
     slow: int = 0
     """Running checks that timed out the last time."""
-    _ready: deque[Waiting] = field(default_factory=deque)
-    _slow: deque[Waiting] = field(default_factory=deque)
+    _ready: deque[QueuedProbe] = field(default_factory=deque)
+    _slow: deque[QueuedProbe] = field(default_factory=deque)
 
-    def wait(self, job: Waiting) -> None:
+    def wait(self, job: QueuedProbe) -> None:
         """It waits for its turn."""
         (self._slow if job.slow else self._ready).append(job)
 
-    def next(self) -> Waiting | None:
+    def next(self) -> QueuedProbe | None:
         """The check that may run now, removed from the queue; None if there is none, or no slot."""
-        part, whole = PART_FOR_SLOW
+        part, whole = MAX_SLOW_SHARE
         queues = [queue for queue in (self._ready, self._slow) if _head(queue) is not None]
-        if self.slow >= max(1, self.most * part // whole):
+        if self.slow >= max(1, self.limit * part // whole):
             queues = [queue for queue in queues if queue is not self._slow]
-        if not queues or self.running >= self.most:
+        if not queues or self.running >= self.limit:
             return None
         job = min(queues, key=lambda queue: queue[0].due).popleft()
         self.running += 1
@@ -65,18 +65,18 @@ class Slots:
         """Number of checks that wait for a slot."""
         return len(self._ready) + len(self._slow)
 
-    def trouble(self, now: float) -> str:
+    def warning(self, now: float) -> str:
         """Reports that checks wait for others to end, with numbers; empty while none waits for long."""
         heads = [head for queue in (self._ready, self._slow) if (head := _head(queue))]
         late = max((now - head.due for head in heads), default=0.0)
         if late <= LATE_SECONDS:
             return ""
         hung = f", {len(self._slow)} of them since they hung the last time" if self._slow else ""
-        what = f"{self.most} {self.what} at once are all there is room for, {self.slow} of which hung before"
+        what = f"{self.limit} {self.what} at once are all there is room for, {self.slow} of which hung before"
         return f"{what}: {self.waiting} wait{hung}, up to {late:.0f} s late; hint: {self.hint}"
 
 
-def _head(queue: deque[Waiting]) -> Waiting | None:
+def _head(queue: deque[QueuedProbe]) -> QueuedProbe | None:
     """The check that waits longest and must still run."""
     while queue and queue[0].gone:
         queue.popleft()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from vipd.health.flapping import CALM, Flapping
-from vipd.health.result import Result, SaidWeight
-from vipd.model.check import Start, Timing
+from vipd.health.flapping import NOT_FLAPPING, Flapping
+from vipd.health.result import ProbeResult, ReportedWeight
+from vipd.model.check import InitialHealth, Timing
 
 
-class State(StrEnum):
+class HealthState(StrEnum):
     """Verdict on a backend."""
 
     UNKNOWN = "unknown"
@@ -20,78 +20,78 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class HealthRecord:
     """State of one target."""
 
     since: float
     """When it got its state."""
-    state: State = State.UNKNOWN
+    state: HealthState = HealthState.UNKNOWN
     streak: int = 0
     """Equal results in a row, up to the count that decides: above 0 good ones, below 0 bad ones."""
-    last: str = "not asked yet"
+    last_reason: str = "not asked yet"
     """Reason of the last answer, with its place in the row while rows count."""
-    trouble: str = ""
+    probe_error: str = ""
     """Why vipd could not probe the last time; empty if it could."""
     changes: int = 0
     """How often its state changed; the first verdict does not count."""
     serves_since: float | None = None
     """When it last became healthy after being unhealthy; None if it never did: then it has no slow start."""
-    weight: SaidWeight | None = None
+    weight: ReportedWeight | None = None
     """The weight in its last good answer."""
-    flapping: Flapping = CALM
+    flapping: Flapping = NOT_FLAPPING
 
-    def fit(self, start: Start) -> bool:
+    def counts_healthy(self, start: InitialHealth) -> bool:
         """Whether it counts as healthy."""
-        return self.state is State.HEALTHY or (self.state is State.UNKNOWN and start is Start.HEALTHY)
+        return self.state is HealthState.HEALTHY or (self.state is HealthState.UNKNOWN and start is InitialHealth.HEALTHY)
 
     def reason(self, now: float) -> str:
         """Reason of its state, for people: one line."""
-        held = self.flapping.text(now) if self.state is State.UNHEALTHY else ""
-        return "; ".join(filter(None, (held, self.trouble, self.last)))
+        held = self.flapping.text(now) if self.state is HealthState.UNHEALTHY else ""
+        return "; ".join(filter(None, (held, self.probe_error, self.last_reason)))
 
 
-def observe(record: Record, result: Result, timing: Timing, now: float) -> Record:
+def apply_result(record: HealthRecord, result: ProbeResult, timing: Timing, now: float) -> HealthRecord:
     """The record after one more result, which arrived at `now`."""
     if result.good is None:
-        return replace(record, trouble=result.reason)
+        return replace(record, probe_error=result.reason)
     return _good(record, result, timing, now) if result.good else _bad(record, result, timing, now)
 
 
-def begin_anew(record: Record, last: str) -> Record:
+def reset_streak(record: HealthRecord, last: str) -> HealthRecord:
     """The record under another check: the verdict stays, the count restarts."""
-    return replace(record, streak=0, trouble="", last=last)
+    return replace(record, streak=0, probe_error="", last_reason=last)
 
 
-def _good(record: Record, result: Result, timing: Timing, now: float) -> Record:
+def _good(record: HealthRecord, result: ProbeResult, timing: Timing, now: float) -> HealthRecord:
     streak = min(max(record.streak, 0) + 1, timing.rise)
-    counting = record.state is not State.HEALTHY
+    counting = record.state is not HealthState.HEALTHY
     last = f"{result.reason}, {streak} of {timing.rise}" if counting else result.reason
-    told = replace(record, streak=streak, last=last, trouble="", weight=result.weight)
-    if not counting or streak < timing.rise or record.flapping.held(now):
-        return told
-    known = record.state is State.UNHEALTHY
+    updated = replace(record, streak=streak, last_reason=last, probe_error="", weight=result.weight)
+    if not counting or streak < timing.rise or record.flapping.held_down(now):
+        return updated
+    had_verdict = record.state is HealthState.UNHEALTHY
     return replace(
-        told,
-        state=State.HEALTHY,
+        updated,
+        state=HealthState.HEALTHY,
         since=now,
-        last=result.reason,
-        changes=record.changes + known,
-        serves_since=record.serves_since if record.fit(timing.start) else now,
-        flapping=record.flapping.came_up(now, timing) if known else record.flapping,
+        last_reason=result.reason,
+        changes=record.changes + had_verdict,
+        serves_since=record.serves_since if record.counts_healthy(timing.start) else now,
+        flapping=record.flapping.came_up(now, timing) if had_verdict else record.flapping,
     )
 
 
-def _bad(record: Record, result: Result, timing: Timing, now: float) -> Record:
+def _bad(record: HealthRecord, result: ProbeResult, timing: Timing, now: float) -> HealthRecord:
     streak = max(min(record.streak, 0) - 1, -timing.fall)
-    told = replace(record, streak=streak, last=f"{result.reason}, {-streak} of {timing.fall}", trouble="")
-    if record.state is State.UNHEALTHY or -streak < timing.fall:
-        return told
-    known = record.state is State.HEALTHY
+    updated = replace(record, streak=streak, last_reason=f"{result.reason}, {-streak} of {timing.fall}", probe_error="")
+    if record.state is HealthState.UNHEALTHY or -streak < timing.fall:
+        return updated
+    had_verdict = record.state is HealthState.HEALTHY
     return replace(
-        told,
-        state=State.UNHEALTHY,
+        updated,
+        state=HealthState.UNHEALTHY,
         since=now,
-        changes=record.changes + known,
+        changes=record.changes + had_verdict,
         serves_since=None,
-        flapping=record.flapping.went_down(now, timing) if known else record.flapping,
+        flapping=record.flapping.went_down(now, timing) if had_verdict else record.flapping,
     )

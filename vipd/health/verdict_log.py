@@ -6,9 +6,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from vipd.health.state import Record, State
+from vipd.health.state import HealthRecord, HealthState
 from vipd.host.systemd.fields import Event, fields
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import socket_text
 
 log = logging.getLogger(__name__)
@@ -23,30 +23,30 @@ CALM_SECONDS = 60.0
 _CHECKS = "health checks"
 
 
-class VerdictLog:
+class HealthLog:
     """Writes a line for each verdict that matters. First verdicts of healthy backends do not."""
 
-    def __init__(self, users: Callable[[Target], Sequence[str]] = lambda target: ()) -> None:
+    def __init__(self, users: Callable[[CheckTarget], Sequence[str]] = lambda target: ()) -> None:
         """`users` names the services that a target is of."""
         self._users = users
         self._began = float("-inf")
         self._lines = 0
-        self._more: Counter[State] = Counter()
+        self._more: Counter[HealthState] = Counter()
         self._late, self._late_at = False, 0.0
 
-    def write(self, changed: Iterable[tuple[Target, Record]], now: float) -> None:
+    def write(self, changed: Iterable[tuple[CheckTarget, HealthRecord]], now: float) -> None:
         """Log these changes, at `now` of the records' clock. With none, log the count if it is due."""
         if now - self._began >= PERIOD_SECONDS:
             self._summarise()
             self._began, self._lines = now, 0
         for target, record in changed:
-            if record.state is State.HEALTHY and not record.changes:
+            if record.state is HealthState.HEALTHY and not record.changes:
                 continue
             if self._lines >= LINES:
                 self._more[record.state] += 1
                 continue
             self._lines += 1
-            level = logging.WARNING if record.state is State.UNHEALTHY else logging.INFO
+            level = logging.WARNING if record.state is HealthState.UNHEALTHY else logging.INFO
             reason = f"{record.state}: {record.reason(now)}"
             log.log(level, "%s is %s", target, reason, extra=self._fields(target, reason))
 
@@ -64,7 +64,7 @@ class VerdictLog:
             what = f"health checks have been in time for {CALM_SECONDS:.0f} s"
             log.info("%s", what, extra=fields(Event.TASK_RECOVERED, cause=_CHECKS, reason=what))
 
-    def _fields(self, target: Target, reason: str) -> dict[str, object]:
+    def _fields(self, target: CheckTarget, reason: str) -> dict[str, object]:
         return fields(
             Event.BACKEND_HEALTH,
             service=self._users(target)[:SERVICES_NAMED],

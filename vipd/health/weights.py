@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import gcd, lcm
 from typing import NamedTuple
 
-from vipd.health.result import SaidWeight
+from vipd.health.result import ReportedWeight
 from vipd.model.service import MAX_WEIGHT
 
 STEPS = 10
@@ -23,7 +23,7 @@ class Ramp(NamedTuple):
     """Time of the next step; None at the full share."""
 
 
-FULL = Ramp(STEPS, None)
+FULL_SHARE = Ramp(STEPS, None)
 
 
 def ramp(healthy_since: float | None, slow_start: float, now: float) -> Ramp:
@@ -33,24 +33,24 @@ def ramp(healthy_since: float | None, slow_start: float, now: float) -> Ramp:
     belongs to the last step.
     """
     if healthy_since is None or slow_start <= 0 or now >= healthy_since + slow_start:
-        return FULL
+        return FULL_SHARE
     starts = [healthy_since + slow_start * step / STEPS for step in range(1, STEPS)]
     later = [start for start in starts if start > now]
-    return Ramp(STEPS - len(later), later[0]) if later else FULL
+    return Ramp(STEPS - len(later), later[0]) if later else FULL_SHARE
 
 
-class Claim(NamedTuple):
+class WeightInputs(NamedTuple):
     """Inputs of one backend's share."""
 
     declared: int
     """Its declared weight, or an operator's."""
-    said: SaidWeight | None = None
+    reported: ReportedWeight | None = None
     """The weight that it reports, if its service accepts that."""
     healthy_since: float | None = None
     """`Verdict.serves_since`."""
 
 
-def weights(claims: Sequence[Claim], slow_start: float, now: float) -> tuple[tuple[int, ...], float | None]:
+def weights(claims: Sequence[WeightInputs], slow_start: float, now: float) -> tuple[tuple[int, ...], float | None]:
     """The weights of all backends of a service, in order, and when they next change with time.
 
     Only the ratio of weights matters. So that a tenth of a weight of 1 is a tenth, all are multiplied by
@@ -63,16 +63,16 @@ def weights(claims: Sequence[Claim], slow_start: float, now: float) -> tuple[tup
     return _whole(exact), min(steps, default=None)
 
 
-def full_weight(claim: Claim) -> int:
+def full_weight(claim: WeightInputs) -> int:
     """The weight of a backend that has its full share, whatever scale `weights` has to use."""
     return _at_least_one(_wanted(claim))
 
 
-def _wanted(claim: Claim) -> Fraction:
-    if claim.said is None:
+def _wanted(claim: WeightInputs) -> Fraction:
+    if claim.reported is None:
         return Fraction(claim.declared)
     return (
-        Fraction(claim.declared * claim.said.value, 100) if claim.said.percent else Fraction(claim.said.value)
+        Fraction(claim.declared * claim.reported.value, 100) if claim.reported.percent else Fraction(claim.reported.value)
     )
 
 

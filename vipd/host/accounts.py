@@ -19,21 +19,21 @@ from typing import Generic, TypeVar
 
 from vipd.host.bounded_threads import BoundedThreads, BusyError
 
-PATIENCE_SECONDS = 3.0
+LOOKUP_TIMEOUT_SECONDS = 3.0
 """Longest wait for one answer."""
 
-KEPT_SECONDS = 10.0
+CACHE_SECONDS = 10.0
 """Lifetime of a cached result, or of a timeout."""
 
-MOST_KEPT = 1024
-MOST_ASKING = 8
+MAX_CACHED = 1024
+MAX_LOOKUPS = 8
 """Maximum number of concurrent lookups; one that hangs occupies its slot until it ends."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Lookup(Generic[K, V]):
+class CachedLookup(Generic[K, V]):
     """Looks values up, and caches the results."""
 
     def __init__(self, ask: Callable[[K], V]) -> None:
@@ -42,9 +42,9 @@ class Lookup(Generic[K, V]):
         self._lock = threading.Lock()
         self._kept: dict[K, tuple[float, V | Exception]] = {}
         self._last: dict[K, V] = {}
-        self._threads = BoundedThreads("vipd account", MOST_ASKING)
+        self._threads = BoundedThreads("vipd account", MAX_LOOKUPS)
 
-    def known(self, key: K) -> V | None:
+    def cached(self, key: K) -> V | None:
         """The last result, however old; never blocks."""
         return self._last.get(key)
 
@@ -52,7 +52,7 @@ class Lookup(Generic[K, V]):
         """The answer. Raises KeyError when there is none, OSError when it cannot be had in time."""
         with self._lock:
             at, found = self._kept.get(key, (0.0, None))
-        if found is None or time.monotonic() - at > KEPT_SECONDS:
+        if found is None or time.monotonic() - at > CACHE_SECONDS:
             found = self._asked(key)
             with self._lock:
                 self._keep(key, found)
@@ -61,7 +61,7 @@ class Lookup(Generic[K, V]):
         return found
 
     def _keep(self, key: K, found: V | Exception) -> None:
-        if len(self._kept) >= MOST_KEPT:
+        if len(self._kept) >= MAX_CACHED:
             self._kept.clear()
             self._last.clear()
         self._kept[key] = time.monotonic(), found
@@ -78,7 +78,7 @@ class Lookup(Generic[K, V]):
         except RuntimeError as error:
             return OSError(str(error))
         try:
-            return answer.result(PATIENCE_SECONDS)
+            return answer.result(LOOKUP_TIMEOUT_SECONDS)
         except TimeoutError:
             return TimeoutError("the account database does not answer")
         except (KeyError, OSError) as error:
@@ -88,17 +88,17 @@ class Lookup(Generic[K, V]):
             return KeyError(str(error))
 
 
-users: Lookup[str, pwd.struct_passwd] = Lookup(pwd.getpwnam)
+users: CachedLookup[str, pwd.struct_passwd] = CachedLookup(pwd.getpwnam)
 """Accounts by name."""
 
-user_names: Lookup[int, str] = Lookup(lambda uid: pwd.getpwuid(uid).pw_name)
+user_names: CachedLookup[int, str] = CachedLookup(lambda uid: pwd.getpwuid(uid).pw_name)
 """Names of users by number."""
 
-groups: Lookup[str, int] = Lookup(lambda name: grp.getgrnam(name).gr_gid)
+groups: CachedLookup[str, int] = CachedLookup(lambda name: grp.getgrnam(name).gr_gid)
 """Numbers of groups by name."""
 
 
-memberships: Lookup[str, frozenset[int]] = Lookup(
+memberships: CachedLookup[str, frozenset[int]] = CachedLookup(
     lambda name: frozenset(os.getgrouplist(name, pwd.getpwnam(name).pw_gid))
 )
 """Numbers of all groups of a user, the primary one among them."""

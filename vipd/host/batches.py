@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TypeVar
 
-AT_ONCE = 20
+BATCH_SIZE = 20
 """Services in a part: some 10 ms of work, 30 ms if each uses every key, so that the API still
 answers."""
 
@@ -19,7 +19,7 @@ def _one(_: object) -> int:
 
 
 async def in_batches(
-    items: Mapping[K, V], size: int = AT_ONCE, weight: Callable[[V], int] = _one
+    items: Mapping[K, V], size: int = BATCH_SIZE, weight: Callable[[V], int] = _one
 ) -> AsyncIterator[Mapping[K, V]]:
     """A mapping in parts, at least one: of items that weigh `size` together, or of one that weighs more. It
     must not change during the iteration."""

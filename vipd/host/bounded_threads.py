@@ -23,9 +23,9 @@ class BusyError(RuntimeError):
 class BoundedThreads:
     """Runs calls in at most `most` threads. May be used from any thread."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, max_threads: int) -> None:
         """`name` is that of each thread."""
-        self._name, self._most, self._threads = name, most, 0
+        self._name, self._most, self._threads = name, max_threads, 0
         self._guard = threading.Lock()
         self._queue: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
 

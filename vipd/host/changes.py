@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "host-changes.json"
 REQUIRED = ("sysctls", "tables", "prefixes")
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 IP_FORWARD = "net/ipv4/ip_forward"
 IPV6_FORWARDING = "net/ipv6/conf/all/forwarding"
 BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
@@ -35,12 +35,12 @@ _TABLE = re.compile(r"ipv[46] (raw|mangle|nat|filter|security)")
 _PREFIX = re.compile(r"[A-Z][A-Z0-9]{0,6}")
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
 _DEVICE_STATES = ("made", "up", "down")
-ASIDE = "damaged-"
+DAMAGED = "damaged-"
 """Part of the names of damaged records, before a number."""
 
 
 @dataclass(slots=True)
-class Changes:
+class RecordedChanges:
     """The recorded changes."""
 
     sysctls: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -55,21 +55,21 @@ class Changes:
     """Chains of others in which vipd accepts its flows, such as `inet filter forward`."""
 
 
-class HostRecord:
+class HostChanges:
     """The record of one state directory."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
-        self._unwritten: Changes | None = None
+        self._unwritten: RecordedChanges | None = None
         """Changes not on disk, as the file system is read-only: services must be served all the same."""
 
-    def read(self) -> Changes:
+    def read(self) -> RecordedChanges:
         """The recorded changes; empty if there is no record, or an unreadable one. Does not modify
         anything."""
         try:
             return self._load()
         except (OSError, ValueError):
-            return Changes()
+            return RecordedChanges()
 
     def warnings(self) -> tuple[str, ...]:
         """Problems of the record: cleanup may not know everything that it must restore."""
@@ -81,7 +81,7 @@ class HostRecord:
             f"{self._path.with_name(name)}: a damaged record was kept aside: {what}; hint: look at it, then "
             "delete it"
             for name in self._names()
-            if name.startswith(f"{FILE_NAME}.{ASIDE}")
+            if name.startswith(f"{FILE_NAME}.{DAMAGED}")
         ]
         try:
             self._load()
@@ -91,7 +91,7 @@ class HostRecord:
             found.append(f"{self._path}: {os.strerror(errno.EROFS)}: {what}")
         return tuple(found)
 
-    def sysctl(self, name: str, was: str, now: str) -> None:
+    def record_sysctl(self, name: str, was: str, now: str) -> None:
         """A kernel setting, one of `SYSCTLS`, is about to be changed from 0 to 1."""
         if name not in SYSCTLS or {"was": was, "set": now} != _CHANGE:
             raise ValueError(f"{name}: a change from {was} to {now} would not be undone")
@@ -100,7 +100,7 @@ class HostRecord:
             changes.sysctls[name] = {"was": was, "set": now}
             self._write(changes)
 
-    def rules(self, prefix: str, new_tables: list[str]) -> None:
+    def record_rules(self, prefix: str, new_tables: list[str]) -> None:
         """Chains of a prefix are about to be written, and these tables to be created."""
         changes = self._to_change()
         tables = [table for table in new_tables if table not in changes.tables]
@@ -109,7 +109,7 @@ class HostRecord:
             changes.prefixes += [prefix] if prefix not in changes.prefixes else []
             self._write(changes)
 
-    def device(self, name: str, state: str) -> None:
+    def record_device(self, name: str, state: str) -> None:
         """A device is about to be `made`, or to get routes; it was found `up` or `down`.
 
         The first state of a device is the one to restore.
@@ -125,7 +125,7 @@ class HostRecord:
         if changes.devices.pop(name, None) is not None:
             self._write(changes)
 
-    def accept(self, prefix: str, place: str) -> None:
+    def record_accept(self, prefix: str, place: str) -> None:
         """A rule of a chain prefix is about to be written into a foreign chain."""
         changes = self._to_change()
         if place not in changes.accepts or prefix not in changes.prefixes:
@@ -145,17 +145,17 @@ class HostRecord:
         self._to_change()
         remove_own(self._path)
 
-    def _load(self) -> Changes:
+    def _load(self) -> RecordedChanges:
         """Raises OSError when the record cannot be read, and ValueError when it is not understood."""
         if self._unwritten is not None:
             return deepcopy(self._unwritten)
         try:
-            text = read_own(self._path, MOST_BYTES).decode("utf-8")
+            text = read_own(self._path, MAX_BYTES).decode("utf-8")
         except (FileNotFoundError, NotADirectoryError):
-            return Changes()
+            return RecordedChanges()
         return _parsed(text)
 
-    def _to_change(self) -> Changes:
+    def _to_change(self) -> RecordedChanges:
         """The recorded changes, for an update of the record. A record that is not understood is kept aside
         first; an unreadable one stays. Raises OSError."""
         try:
@@ -165,13 +165,13 @@ class HostRecord:
             rename_own(self._path, aside.name)
             why = "what vipd has changed on this host before is not known to vipctl cleanup"
             log.error("%s: %s; kept aside as %s: %s", self._path, _reason(error), aside, why)
-            return Changes()
+            return RecordedChanges()
         except OSError as error:
             text = f"{self._path} cannot be read ({_reason(error)}), and is not overwritten"
             raise OSError(error.errno, text) from None
 
     def _free_name(self) -> Path:
-        names, taken = (f"{FILE_NAME}.{ASIDE}{number}" for number in count(1)), set(self._names())
+        names, taken = (f"{FILE_NAME}.{DAMAGED}{number}" for number in count(1)), set(self._names())
         return self._path.with_name(next(name for name in names if name not in taken))
 
     def _names(self) -> list[str]:
@@ -181,7 +181,7 @@ class HostRecord:
         except OSError:
             return []
 
-    def _write(self, changes: Changes) -> None:
+    def _write(self, changes: RecordedChanges) -> None:
         self._unwritten = None
         try:
             make_directory(self._path.parent)
@@ -192,7 +192,7 @@ class HostRecord:
             self._unwritten = changes
 
 
-def _parsed(text: str) -> Changes:
+def _parsed(text: str) -> RecordedChanges:
     """Raises ValueError."""
     try:
         found = json.loads(text)
@@ -202,7 +202,7 @@ def _parsed(text: str) -> Changes:
         raise ValueError("it is no record")
     # A record of an earlier version has neither devices nor accepts.
     later = found.get("devices", {}), found.get("accepts", [])
-    changes = Changes(found["sysctls"], found["tables"], found["prefixes"], *later)
+    changes = RecordedChanges(found["sysctls"], found["tables"], found["prefixes"], *later)
     sound = (
         _is_mapping(changes.sysctls, dict)
         and _is_texts(changes.tables)
@@ -212,12 +212,12 @@ def _parsed(text: str) -> Changes:
     )
     if not sound:
         raise ValueError("it is no record")
-    if alien := _alien(changes):
+    if alien := _unknown_content(changes):
         raise ValueError(f"it names {alien[:60]!r}, which vipd never does")
     return changes
 
 
-def _alien(changes: Changes) -> str:
+def _unknown_content(changes: RecordedChanges) -> str:
     """Something that vipd has not written; empty when there is none."""
     found = [name for name, change in changes.sysctls.items() if name not in SYSCTLS or change != _CHANGE]
     found += [table for table in changes.tables if not _TABLE.fullmatch(table)]

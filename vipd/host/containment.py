@@ -17,7 +17,7 @@ from vipd.host.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
 
-_MOST_PLACES = 256
+_MAX_LOGGED = 256
 _logged: set[tuple[type[BaseException], str, int]] = set()
 
 
@@ -30,7 +30,7 @@ class Containment:
         """Total number of such exceptions."""
 
     @contextmanager
-    def around(self, part: str, doing: str) -> Iterator[None]:
+    def contain(self, part: str, doing: str) -> Iterator[None]:
         """An unexpected exception in the block is a fault of this part of vipd, and ends nothing else. The
         fault is over when a later block of the same name succeeds. Both names are constants of the program,
         not input."""
@@ -65,7 +65,7 @@ def log_once(error: Exception, doing: str) -> str:
     place = (type(error), frames[0].filename, frames[0].lineno or 0) if frames else (type(error), "", 0)
     found = internal_error(error, doing)
     if place not in _logged:
-        if len(_logged) >= _MOST_PLACES:
+        if len(_logged) >= _MAX_LOGGED:
             _logged.clear()
         _logged.add(place)
         log.error("%s; %s", found, PLEASE_REPORT, exc_info=error)

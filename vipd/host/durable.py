@@ -15,9 +15,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 """Maximum size of any file that is read."""
-MOST_ASIDE = 9
+MAX_MOVED_ASIDE = 9
 """Copies of one file that are kept aside."""
 _MOST_LINKS = 40
 _PIECE = 2**18
@@ -25,7 +25,7 @@ _PIECE = 2**18
 _SAFELY = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
-def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_regular(path: Path, most: int = MAX_BYTES) -> bytes:
     """The content of a regular file that a user named; links to it are followed. Raises OSError, also for a
     directory, a pipe, which would block, or a file of more than `most` bytes."""
     return read_open(open_regular(path), most)
@@ -73,7 +73,7 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def read_own(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_own(path: Path, most: int = MAX_BYTES) -> bytes:
     """The content of a file of vipd's own. Raises OSError, also for a link."""
     return read_open(open_own(path, os.O_RDONLY), most)
 
@@ -88,7 +88,7 @@ def open_own(path: Path, flags: int, mode: int = 0o640) -> int:
         try:
             _require_own(os.fstat(descriptor), os.fstat(directory))
             if flags & os.O_CREAT:
-                _hand_over(descriptor, directory)
+                _chown_like_directory(descriptor, directory)
         except OSError:
             os.close(descriptor)
             raise
@@ -113,24 +113,24 @@ def rename_own(path: Path, name: str) -> None:
         os.replace(path.name, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
-def keep_aside(path: Path, stays: bool = False) -> str:
+def move_aside(path: Path, keep_original: bool = False) -> str:
     """Rename an unusable file, so that a new one does not replace it: to
     `NAME.unreadable`, then `NAME.unreadable-2`. If it `stays`, it gets that name besides its own.
 
     Returns the outcome in words; never raises.
     """
-    names = [f"{path.name}.unreadable", *(f"{path.name}.unreadable-{n}" for n in range(2, MOST_ASIDE + 1))]
+    names = [f"{path.name}.unreadable", *(f"{path.name}.unreadable-{n}" for n in range(2, MAX_MOVED_ASIDE + 1))]
     try:
         with _inside(path.parent) as directory:
             for name in names:
-                if _kept_as(name, path.name, directory, stays):
+                if _kept_as(name, path.name, directory, keep_original):
                     return f"it is kept as {path.with_name(name)}"
     except OSError as error:
-        return f"it cannot be kept aside: {why(error)}"
-    return f"it is not kept aside, as there are {MOST_ASIDE} such files already"
+        return f"it cannot be kept aside: {error_text(error)}"
+    return f"it is not kept aside, as there are {MAX_MOVED_ASIDE} such files already"
 
 
-def why(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The error of a file, without its name."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
@@ -140,11 +140,11 @@ def write_durably(path: Path, data: bytes | bytearray, mode: int = 0o640) -> Non
 
     Raises OSError; then the old content remains.
     """
-    write_aside(path, data, mode, sync=True)
+    write_atomically(path, data, mode, sync=True)
     sync_directory(path.parent)
 
 
-def write_aside(path: Path, data: bytes | bytearray, mode: int = 0o640, sync: bool = False) -> None:
+def write_atomically(path: Path, data: bytes | bytearray, mode: int = 0o640, sync: bool = False) -> None:
     """Replace a file in one step, of which a power cut may bring the old content back. Raises OSError."""
     aside = f".{path.name}.new"
     with _inside(path.parent) as directory:
@@ -152,7 +152,7 @@ def write_aside(path: Path, data: bytes | bytearray, mode: int = 0o640, sync: bo
             os.unlink(aside, dir_fd=directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _SAFELY
         with open(os.open(aside, flags, mode, dir_fd=directory), "wb") as file:  # noqa: PTH123
-            _hand_over(file.fileno(), directory)
+            _chown_like_directory(file.fileno(), directory)
             file.write(data)
             file.flush()
             if sync:
@@ -256,12 +256,12 @@ def _make(here: int, name: str, mode: int) -> None:
         os.mkdir(name, mode, dir_fd=here)
     made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
     try:
-        _hand_over(made, here)
+        _chown_like_directory(made, here)
     finally:
         os.close(made)
 
 
-def _hand_over(descriptor: int, directory: int) -> None:
+def _chown_like_directory(descriptor: int, directory: int) -> None:
     """Give an object that root has created in a directory of another user to that user, which must work with
     it."""
     found, owner = os.fstat(descriptor), os.fstat(directory)

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from vipd.host.bounded_threads import BoundedThreads
 
-PATIENCE_SECONDS = 2.0
-MOST_THREADS = 16
+CALL_TIMEOUT_SECONDS = 2.0
+MAX_THREADS = 16
 
 T = TypeVar("T")
 
@@ -23,8 +23,8 @@ T = TypeVar("T")
 class FileCalls:
     """Runs calls, for any event loop."""
 
-    def __init__(self, most_threads: int = MOST_THREADS) -> None:
-        self._threads = BoundedThreads("vipd file", most_threads)
+    def __init__(self, max_threads: int = MAX_THREADS) -> None:
+        self._threads = BoundedThreads("vipd file", max_threads)
         self._guard = threading.Lock()
         self._under_way: dict[Hashable, Future[Any]] = {}
 
@@ -35,13 +35,13 @@ class FileCalls:
         """
         answer: Future[T] = self._begin(about, call)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(CALL_TIMEOUT_SECONDS):
                 # Shielded: others may wait for the same answer.
                 return await asyncio.shield(asyncio.wrap_future(answer))
         except TimeoutError:
             if answer.done() and isinstance(answer.exception(), TimeoutError):
                 raise
-            what = f"it could not be read within {PATIENCE_SECONDS:g} s: its file system hangs"
+            what = f"it could not be read within {CALL_TIMEOUT_SECONDS:g} s: its file system hangs"
             raise TimeoutError(0, what) from None
 
     def _begin(self, about: Hashable, call: Callable[[], T]) -> Future[T]:

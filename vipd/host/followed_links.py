@@ -20,7 +20,7 @@ from pathlib import Path
 
 from vipd.host.durable import read_large
 
-MOST_LINKS = 40
+MAX_LINKS = 40
 """Maximum number of followed links, as in Linux."""
 
 _ROOT = 0
@@ -83,7 +83,7 @@ class _Walk:
 
     def _follow(self, link: int, owner: int) -> None:
         self._links += 1
-        if self._links > MOST_LINKS:
+        if self._links > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         self.owners.add(owner)
         target = os.readlink("", dir_fd=link)

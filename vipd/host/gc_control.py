@@ -12,49 +12,49 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-WORTH_KEEPING = 50_000
+FREEZE_THRESHOLD = 50_000
 """New objects above which all objects after a load are excluded from later collections."""
 
 _guard = threading.Lock()
-_loading = 0
-_objects = 0
+_pauses = 0
+_frozen = 0
 """Number of objects at the last full collection."""
 
 
 @contextmanager
-def loading() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """No collection while something large is loaded; afterwards all objects are excluded from later ones. In
     any thread, also in several at a time."""
-    global _loading
+    global _pauses
     with _guard:
-        _loading += 1
+        _pauses += 1
         gc.disable()
     try:
         yield
     finally:
         with _guard:
-            _loading -= 1
-            if gc.get_count()[0] > WORTH_KEEPING:
-                _leave_out()
-            if not _loading:
+            _pauses -= 1
+            if gc.get_count()[0] > FREEZE_THRESHOLD:
+                _freeze()
+            if not _pauses:
                 gc.enable()
 
 
-def leave_out() -> None:
+def freeze_objects() -> None:
     """Exclude current objects from later collections, except for garbage and some future garbage."""
     with _guard:
-        _leave_out()
+        _freeze()
 
 
-def _leave_out() -> None:
+def _freeze() -> None:
     """A collection runs first: excluded garbage would stay for ever. It costs the objects that are new since
     the last time. Excluded objects may become garbage later: when their number has doubled, all are collected
     again."""
-    global _objects
+    global _frozen
     gc.collect()
     gc.freeze()
-    if gc.get_freeze_count() > 2 * _objects + WORTH_KEEPING:
+    if gc.get_freeze_count() > 2 * _frozen + FREEZE_THRESHOLD:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        _objects = gc.get_freeze_count()
+        _frozen = gc.get_freeze_count()

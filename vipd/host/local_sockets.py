@@ -15,7 +15,7 @@ from vipd.host.facts import LocalSocket
 from vipd.host.processes import Processes
 from vipd.model.service import Protocol
 
-MOST_SOCKETS = 4096
+MAX_SOCKETS = 4096
 """Read of each table."""
 SSH_SERVERS = ("sshd", "dropbear")
 SSH_PORT = 22
@@ -54,7 +54,7 @@ class LocalSockets:
         self._holders = {inode: known for inode, known in self._holders.items() if inode in inodes}
         if fresh := inodes - self._holders.keys():
             self._holders.update(dict.fromkeys(fresh, ("", 0)))
-            found = self._processes.holding(fresh)
+            found = self._processes.socket_owners(fresh)
             self._holders.update({inode: (name, pid) for inode, (name, pid, _) in found.items()})
 
     def _rows(self, name: str) -> Iterator[_Row]:
@@ -63,7 +63,7 @@ class LocalSockets:
         try:
             with (self._proc / "net" / name).open() as lines:
                 next(lines, "")
-                for line in islice(lines, MOST_SOCKETS):
+                for line in islice(lines, MAX_SOCKETS):
                     fields = line.split()
                     if len(fields) < 10 or fields[3] != _TAKING[protocol]:
                         if protocol is Protocol.TCP:
@@ -87,7 +87,7 @@ class LocalSockets:
 def _socket(row: _Row, name: str) -> LocalSocket:
     ssh_port = row.protocol is Protocol.TCP and row.port == SSH_PORT and row.user == 0
     if row.protocol is Protocol.TCP and (name in SSH_SERVERS or (ssh_port and name in _UNSEEN)):
-        return LocalSocket(row.protocol, row.address, row.port, "the SSH server of this host", guarded=True)
+        return LocalSocket(row.protocol, row.address, row.port, "the SSH server of this host", protected=True)
     return LocalSocket(row.protocol, row.address, row.port, name)
 
 

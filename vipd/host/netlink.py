@@ -28,7 +28,7 @@ REQUEST, ACKNOWLEDGE, DUMP, CREATE, APPEND = 0x1, 0x4, 0x300, 0x400, 0x800
 INTERRUPTED = 0x10
 """Flag of an answer: the kernel lost its place because the table changed."""
 ERROR, DONE = 2, 3
-LEAST_KIND = 16
+MIN_MESSAGE_TYPE = 16
 """Message types below it are netlink's own."""
 NESTED = 0x8000
 """Bit of an attribute's type: it contains attributes."""

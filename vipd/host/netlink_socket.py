@@ -106,7 +106,7 @@ def dump(
             if number != sequence:
                 continue  # an answer to an earlier request
             complete = complete and not flags & netlink.INTERRUPTED
-            if kind >= netlink.LEAST_KIND:
+            if kind >= netlink.MIN_MESSAGE_TYPE:
                 answers.append((kind, start, end))
             elif kind in (ERROR, DONE):
                 raise_error(datagram, start, end)

@@ -15,11 +15,11 @@ from vipd.host.netlink import attributes
 from vipd.host.route_table import Device
 from vipd.host.rtnetlink import NEW_ADDRESS, NEW_LINK, NEW_NEIGHBOUR, NEW_ROUTE, Message, listing
 
-MOST_ROUTES = 20_000
+MAX_ROUTES = 20_000
 """For each family. A default route comes first; the next hops of more routes than this are few."""
-MOST_ADDRESSES = 20_000
-MOST_DEVICES = 20_000
-MOST_NEIGHBOURS = 5_000
+MAX_ADDRESSES = 20_000
+MAX_DEVICES = 20_000
+MAX_NEIGHBOURS = 5_000
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
@@ -41,7 +41,7 @@ class HostNetwork:
     """Facts that change only with the configuration of this host."""
 
     gateways: Mapping[str, str] = field(default_factory=dict)
-    edges: Mapping[str, str] = field(default_factory=dict)
+    reserved_addresses: Mapping[str, str] = field(default_factory=dict)
     subnets: tuple[Subnet, ...] = ()
     peers: Mapping[str, str] = field(default_factory=dict)
     """The other ends of point-to-point devices, each with a description."""
@@ -59,9 +59,9 @@ class _Link(NamedTuple):
 
 def read_network(vip_device: str) -> HostNetwork:
     """As the kernel has it now, without vipd's own device. Raises OSError and MalformedMessageError."""
-    links = _links(listing(NEW_LINK, socket.AF_UNSPEC, MOST_DEVICES))
+    links = _links(listing(NEW_LINK, socket.AF_UNSPEC, MAX_DEVICES))
     edges, subnets, peers = dict[str, str](), dict[Subnet, None](), dict[str, str]()
-    for message in _of_families(NEW_ADDRESS, MOST_ADDRESSES):
+    for message in _of_families(NEW_ADDRESS, MAX_ADDRESSES):
         link = links.get(_number(message.body, 4))
         if link is None or link.loopback or link.name == vip_device or message.body[3] >= _SCOPE_LINK:
             continue
@@ -74,7 +74,7 @@ def read_network(vip_device: str) -> HostNetwork:
     names = {number: link.name for number, link in links.items()}
     gateways = {
         address: names.get(device, "a device that is gone")
-        for message in _of_families(NEW_ROUTE, MOST_ROUTES)
+        for message in _of_families(NEW_ROUTE, MAX_ROUTES)
         for address, device in _next_hops(message)
     }
     return HostNetwork(gateways, edges, tuple(subnets), peers, names)
@@ -83,7 +83,7 @@ def read_network(vip_device: str) -> HostNetwork:
 def read_neighbours(devices: Mapping[int, str]) -> dict[str, str]:
     """Addresses that other hosts answer for, each with where. Raises OSError."""
     found = {}
-    for message in _of_families(NEW_NEIGHBOUR, MOST_NEIGHBOURS):
+    for message in _of_families(NEW_NEIGHBOUR, MAX_NEIGHBOURS):
         (state,) = struct.unpack_from("=H", message.body, 8)
         hardware, address = message.attributes.get(_HARDWARE, b""), message.attributes.get(_DESTINATION)
         if state & _ANSWERED and address and any(hardware):
@@ -94,7 +94,7 @@ def read_neighbours(devices: Mapping[int, str]) -> dict[str, str]:
 
 def read_proxied() -> frozenset[str]:
     """Addresses for which this host answers its neighbours though it does not have them. Raises OSError."""
-    found = _of_families(NEW_NEIGHBOUR, MOST_NEIGHBOURS, proxies=True)
+    found = _of_families(NEW_NEIGHBOUR, MAX_NEIGHBOURS, proxies=True)
     return frozenset(
         str(ip_address(m.attributes[_DESTINATION])) for m in found if _DESTINATION in m.attributes
     )

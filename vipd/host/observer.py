@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from vipd.host.containment import Containment
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.forwarding import Forwarding, ForwardingKey
-from vipd.model.override import Subject
+from vipd.model.override import OverrideTarget
 
 
 class Observer:
@@ -18,10 +18,10 @@ class Observer:
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
 
-    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
+    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
         """Overrides of these subjects are given, cleared or expired; what was given or cleared is on disk."""
 
-    def verdicts_changed(self, targets: frozenset[Target]) -> None:
+    def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Health checks have another verdict, or another weight, for these targets."""
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
@@ -63,13 +63,13 @@ class Observers(Observer):
             with self._around(observer, "taking this host's addresses"):
                 observer.host_changed(addresses)
 
-    def overrides_changed(self, subjects: frozenset[Subject]) -> None:
+    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
         """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "taking changed overrides"):
                 observer.overrides_changed(subjects)
 
-    def verdicts_changed(self, targets: frozenset[Target]) -> None:
+    def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "taking changed verdicts"):
@@ -106,4 +106,4 @@ class Observers(Observer):
                 observer.heartbeat()
 
     def _around(self, observer: Observer, doing: str) -> AbstractContextManager[None]:
-        return self.containment.around(type(observer).__name__, doing)
+        return self.containment.contain(type(observer).__name__, doing)

@@ -26,7 +26,7 @@ LOCK_MODE = 0o600
 """A user who can open a lock file can hold the lock."""
 RUNTIME_DIR = Path("/run/vipd")
 """Directory of the lock files of network namespaces: the same for all daemons, whatever their settings."""
-MOST_LOOKED_AT = 1000
+MAX_STALE_LOCKS = 1000
 """Lock files of other network namespaces that a start checks: killed daemons have left some of them."""
 _LOCK_NAME = re.compile(r"netns-(\d+)-[^/]+\.lock")
 _TRIES, _PAUSE_SECONDS = 5, 0.05
@@ -131,7 +131,7 @@ def namespace_locks(directory: Path, proc: Path) -> dict[str, Path]:
     }
 
 
-def held_files(proc: Path) -> frozenset[int]:
+def locked_inodes(proc: Path) -> frozenset[int]:
     """The inodes of locked files. Raises OSError, and ValueError for a list of the kernel's
     that is not understood.
 
@@ -149,7 +149,7 @@ def held_files(proc: Path) -> frozenset[int]:
 def _held(path: Path) -> bool:
     """Whether a lock file that cannot be opened may be held: one that a killed vipd of root left is not."""
     try:
-        return path.lstat().st_ino in held_files(Path("/proc"))
+        return path.lstat().st_ino in locked_inodes(Path("/proc"))
     except FileNotFoundError:
         return False
     except (OSError, ValueError):
@@ -168,7 +168,7 @@ def _namespace_lock(prefix: str) -> Iterator[None]:
     descriptor = _own_lock(path, what)
     try:
         if descriptor is not None:
-            _remove_left_locks(path.name)
+            _remove_stale_locks(path.name)
         yield
     finally:
         if descriptor is not None:
@@ -178,17 +178,17 @@ def _namespace_lock(prefix: str) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _remove_left_locks(own: str) -> None:
+def _remove_stale_locks(own: str) -> None:
     """Remove the lock files of other network namespaces that no process holds. Never raises."""
     with contextlib.suppress(OSError):
         found = [(name, match[1]) for name in names_in(RUNTIME_DIR) if (match := _LOCK_NAME.fullmatch(name))]
         here = next(number for name, number in found if name == own)
-        for name in [name for name, number in found if number != here][:MOST_LOOKED_AT]:
+        for name in [name for name, number in found if number != here][:MAX_STALE_LOCKS]:
             with contextlib.suppress(OSError):
-                _remove_left_lock(RUNTIME_DIR / name)
+                _remove_stale_lock(RUNTIME_DIR / name)
 
 
-def _remove_left_lock(path: Path) -> None:
+def _remove_stale_lock(path: Path) -> None:
     """Remove a lock file. Raises OSError, also if another process holds it."""
     descriptor = open_own(path, os.O_RDWR)
     try:

@@ -17,7 +17,7 @@ SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 """Added to PATH: a service or a plain user's shell may lack the sbin directories that contain iptables."""
 
 
-LIMIT_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 """How long a program may run unless its caller sets a limit. With 10,000 services the longest took 1.7 s: a
 restore that deletes 2,000 chains."""
 
@@ -42,15 +42,15 @@ class ProgramTimeoutError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ProgramResult:
     """The outcome of a program."""
 
-    code: int
-    output: str
-    errors: str
+    exit_code: int
+    stdout: str
+    stderr: str
 
 
-Runner = Callable[[Sequence[str], str], Awaitable[Finished]]
+Runner = Callable[[Sequence[str], str], Awaitable[ProgramResult]]
 """Runs a program with some standard input. Raises FileNotFoundError when there is no such program, and
 ProgramTimeoutError when it does not end."""
 
@@ -63,30 +63,30 @@ async def run(
     argv: Sequence[str],
     stdin: str = "",
     started: Started = nullcontext,
-    limit: float = LIMIT_SECONDS,
+    timeout: float = TIMEOUT_SECONDS,
     stall: float | None = None,
-) -> Finished:
+) -> ProgramResult:
     """Run a program to its end. It is killed with all its descendants when the call is cancelled, and after
     `limit` seconds, or `stall` seconds without CPU usage; then ProgramTimeoutError is raised."""
     process = await _start(argv, {**os.environ, "PATH": _path(), "LC_ALL": "C"})
     watching: asyncio.Task[bool] | None = None
     with started(process.pid):
         try:
-            async with asyncio.timeout(limit) as end:
+            async with asyncio.timeout(timeout) as end:
                 if stall:
                     watching = asyncio.create_task(_end_when_stalled(process.pid, stall, end))
                 output, errors = await process.communicate(stdin.encode())
         except TimeoutError:
             await _kill(process)
             idle = watching is not None and watching.done() and watching.result()
-            raise ProgramTimeoutError(argv[0], stall if idle and stall else limit, idle=idle) from None
+            raise ProgramTimeoutError(argv[0], stall if idle and stall else timeout, idle=idle) from None
         except BaseException:
             await _kill(process)
             raise
         finally:
             if watching:
                 watching.cancel()
-    return Finished(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))
+    return ProgramResult(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))
 
 
 def identity(program: str) -> object:

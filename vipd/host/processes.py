@@ -29,7 +29,7 @@ class Processes:
                 continue  # it has ended
         return frozenset(found.intersection(names))
 
-    def holding(self, inodes: Collection[str]) -> dict[str, tuple[str, int, str]]:
+    def socket_owners(self, inodes: Collection[str]) -> dict[str, tuple[str, int, str]]:
         """Socket inode -> name, pid and systemd unit of a process that has it open."""
         wanted = {f"socket:[{inode}]": inode for inode in inodes}
         found: dict[str, tuple[str, int, str]] = {}

@@ -14,12 +14,12 @@ from vipd.host.local_sockets import LocalSockets
 from vipd.host.netlink import MalformedMessageError
 from vipd.host.network import HostNetwork, read_neighbours, read_network, read_proxied
 from vipd.host.settings.settings import Settings
-from vipd.host.vip_routes import ADDRESS_CHANGES, ROUTE_CHANGES, RouteChanges
+from vipd.host.vip_routes import ADDRESS_CHANGES, ROUTE_CHANGES, RouteWatcher
 from vipd.model.service import Family, Protocol
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 1.0
+READ_TIMEOUT_SECONDS = 1.0
 """How long a caller waits for a reading, which takes some milliseconds. A longer one continues in the
 background."""
 
@@ -31,7 +31,7 @@ class HostReader:
 
     def __init__(self, settings: Settings, root: Path = Path("/")) -> None:
         self._settings = settings
-        self._changes = RouteChanges(ROUTE_CHANGES | ADDRESS_CHANGES)
+        self._changes = RouteWatcher(ROUTE_CHANGES | ADDRESS_CHANGES)
         self._stale = True
         self._network = HostNetwork()
         self._neighbours: dict[str, str] = {}
@@ -48,11 +48,11 @@ class HostReader:
         """The current facts, on a host with these addresses. Unreadable ones keep their last known value."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(asyncio.to_thread(self._read))
-            await asyncio.wait((self._reading,), timeout=PATIENCE_SECONDS)
+            await asyncio.wait((self._reading,), timeout=READ_TIMEOUT_SECONDS)
             self._slow = not self._reading.done()
         else:  # it takes long, or hangs, and has already been waited for
             await asyncio.wait((self._reading,), timeout=0.05)
-        self._facts = self._tried("what was read of it", lambda: self._compiled(own), self._facts)
+        self._facts = self._read_or_keep("what was read of it", lambda: self._combine(own), self._facts)
         return self._facts
 
     def faults(self) -> tuple[str, ...]:
@@ -63,17 +63,17 @@ class HostReader:
         return (*self._faults.values(), *((hangs,) if slow else ()))
 
     def _read(self) -> None:
-        self._stale = self._tried("its changes", self._changes.seen, True) or self._stale
+        self._stale = self._read_or_keep("its changes", self._changes.changed, True) or self._stale
         if self._stale:
             device = self._settings.vip_device
-            self._network = self._tried("its routes", lambda: read_network(device), self._network)
+            self._network = self._read_or_keep("its routes", lambda: read_network(device), self._network)
         devices = self._network.devices
-        self._neighbours = self._tried("its neighbours", lambda: read_neighbours(devices), self._neighbours)
-        self._proxied = self._tried("its proxies", read_proxied, self._proxied)
-        self._listening = self._tried("its sockets", self._sockets.read, self._listening)
+        self._neighbours = self._read_or_keep("its neighbours", lambda: read_neighbours(devices), self._neighbours)
+        self._proxied = self._read_or_keep("its proxies", read_proxied, self._proxied)
+        self._listening = self._read_or_keep("its sockets", self._sockets.read, self._listening)
         self._stale = bool(self._faults)
 
-    def _tried(self, name: str, read: Callable[[], T], known: T) -> T:
+    def _read_or_keep(self, name: str, read: Callable[[], T], known: T) -> T:
         """The value read now, else the known one. A failure is logged once until it ends."""
         try:
             found = read()
@@ -88,14 +88,14 @@ class HostReader:
         self._faults.pop(name, None)
         return found
 
-    def _compiled(self, own: frozenset[str]) -> HostFacts:
+    def _combine(self, own: frozenset[str]) -> HostFacts:
         settings, network = self._settings, self._network
         answering = {family: settings.node_addresses(family, own) for family in Family}
         sockets = (*_own_sockets(settings), *self._listening)
         return HostFacts(
             network.gateways,
-            network.edges,
-            tuple(each for each in sockets if each.guarded),
+            network.reserved_addresses,
+            tuple(each for each in sockets if each.protected),
             {family: None if some is None else frozenset(some) for family, some in answering.items()},
             settings.answers_on_localhost,
             network.subnets,
@@ -109,12 +109,12 @@ class HostReader:
 def _own_sockets(settings: Settings) -> tuple[LocalSocket, ...]:
     """The sockets on which vipd itself listens."""
     places = {
-        "health_address": settings.health_place(),
-        "metrics_address": settings.metrics_place(),
-        "status_page": settings.page_place(),
+        "health_address": settings.health_socket_address(),
+        "metrics_address": settings.metrics_socket_address(),
+        "status_page": settings.page_socket_address(),
     }
     return tuple(
-        LocalSocket(Protocol.TCP, *place, f"vipd itself ({name})", guarded=True)
+        LocalSocket(Protocol.TCP, *place, f"vipd itself ({name})", protected=True)
         for name, place in places.items()
         if place
     )

@@ -9,12 +9,12 @@ from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
 
 
-class HostNeeds:
+class HostRequirements:
     """All forwardings as this host has to be fit for them."""
 
     def __init__(self, forwardings: Iterable[Forwarding] = ()) -> None:
         self._families: Counter[Family] = Counter()
-        self._leading: dict[str, dict[ForwardingKey, str]] = {}
+        self._vip_backends: dict[str, dict[ForwardingKey, str]] = {}
         """For each VIP the forwardings that it belongs to, each with the address of one of its backends."""
         self._known: dict[ForwardingKey, Forwarding] = {}
         self._pinned: dict[ForwardingKey, Forwarding] = {}
@@ -30,10 +30,10 @@ class HostNeeds:
         touched = dict[str, str | None]()
         for key, forwarding in changes.items():
             if (before := self._known.pop(key, None)) is not None:
-                self._leave(before, touched)
+                self._remove(before, touched)
             if forwarding is not None:
-                self._enter(forwarding, touched)
-        return {vip for vip, backend in touched.items() if self._settle(vip) != backend}
+                self._add(forwarding, touched)
+        return {vip for vip, backend in touched.items() if self._update_vip(vip) != backend}
 
     @property
     def families(self) -> Collection[Family]:
@@ -41,7 +41,7 @@ class HostNeeds:
         return self._families.keys()
 
     @property
-    def pinned(self) -> Collection[Forwarding]:
+    def with_affinity(self) -> Collection[Forwarding]:
         """Those with affinity."""
         return self._pinned.values()
 
@@ -50,7 +50,7 @@ class HostNeeds:
         """Whether any service has a health port."""
         return bool(self._health_ports)
 
-    def _enter(self, forwarding: Forwarding, touched: dict[str, str | None]) -> None:
+    def _add(self, forwarding: Forwarding, touched: dict[str, str | None]) -> None:
         key = forwarding.key
         self._known[key] = forwarding
         self._families[key.family] += 1
@@ -61,9 +61,9 @@ class HostNeeds:
         backends = forwarding.endpoints or forwarding.local_endpoints
         for vip in _vips(forwarding):
             touched.setdefault(vip, self.vips.get(vip))
-            self._leading.setdefault(vip, {})[key] = backends[0].address if backends else ""
+            self._vip_backends.setdefault(vip, {})[key] = backends[0].address if backends else ""
 
-    def _leave(self, forwarding: Forwarding, touched: dict[str, str | None]) -> None:
+    def _remove(self, forwarding: Forwarding, touched: dict[str, str | None]) -> None:
         key = forwarding.key
         self._families[key.family] -= 1
         if not self._families[key.family]:
@@ -72,13 +72,13 @@ class HostNeeds:
         self._health_ports.discard(key)
         for vip in _vips(forwarding):
             touched.setdefault(vip, self.vips.get(vip))
-            self._leading[vip].pop(key, None)
+            self._vip_backends[vip].pop(key, None)
 
-    def _settle(self, vip: str) -> str | None:
+    def _update_vip(self, vip: str) -> str | None:
         """The backend that a VIP now leads to; None: it is gone."""
-        leading = self._leading[vip]
+        leading = self._vip_backends[vip]
         if not leading:
-            del self._leading[vip]
+            del self._vip_backends[vip]
             self.vips.pop(vip, None)
             return None
         # In an order independent of the sequence of changes.

@@ -16,12 +16,12 @@ from vipd.host.rtnetlink import NEW_ROUTE, Message, listing
 
 PROTOCOL = 86
 """`proto 86` in `ip route`: it and the metric identify vipd's own routes."""
-MOST_ROUTES = 10_000_000
+MAX_ROUTES = 10_000_000
 """The internet's routes are a tenth of that."""
 METRIC = 0x7FFF0000
 """High enough that any other route to the same address takes precedence."""
 LINK_SCOPE = 253
-ELSEWHERE = "elsewhere"
+WRONG_DEVICE = "elsewhere"
 """In place of the source address of a route of vipd's that leads to a wrong device."""
 
 SILENT_KINDS = ("dummy", "bridge")
@@ -49,7 +49,7 @@ class Route(NamedTuple):
     network: int
     length: int
     metric: int = 0
-    delivers: bool = True
+    deliverable: bool = True
     table: int = 254
 
 
@@ -71,7 +71,7 @@ class Device:
         return self.kind in SILENT_KINDS and not self.member and not self.ports
 
     @property
-    def described(self) -> str:
+    def unusable_reason(self) -> str:
         """Why it is not usable, as an end of a sentence."""
         if self.kind not in SILENT_KINDS:
             return f"a {self.kind or 'hardware'} device"
@@ -104,7 +104,7 @@ class RouteTable:
     def covers(self, address: str) -> bool:
         """Whether packets to an address leave by some route."""
         route = self.best(address)
-        return route is not None and route.delivers
+        return route is not None and route.deliverable
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Routing:
 
     table: RouteTable
     """Every route except vipd's own, in the tables in which all packets are looked up."""
-    ours: Mapping[str, str] = field(default_factory=dict)
+    own_routes: Mapping[str, str] = field(default_factory=dict)
     """VIP -> the source address of vipd's route to it, empty for none; or ELSEWHERE."""
     device: Device | None = None
 
@@ -121,7 +121,7 @@ class Routing:
 Routes = Callable[[], Iterable[Message]]
 
 
-_all_routes: Routes = partial(listing, NEW_ROUTE, 0, MOST_ROUTES)
+_all_routes: Routes = partial(listing, NEW_ROUTE, 0, MAX_ROUTES)
 
 
 async def read_routing(netlink: Any, device: str, routes: Routes = _all_routes) -> Routing:
@@ -157,7 +157,7 @@ def _gathered(routes: Routes, tables: Collection[int], device: Device | None) ->
             here = device is not None and _number(message, _OIF) == device.index
             source = message.attributes.get(_PREFSRC)
             given = str(ipaddress.ip_address(source)) if source else ""
-            ours[str(ipaddress.ip_address(message.attributes[_DST]))] = given if here else ELSEWHERE
+            ours[str(ipaddress.ip_address(message.attributes[_DST]))] = given if here else WRONG_DEVICE
         elif (route := route_of(message)) and route.table in tables:
             foreign.append(route)
     return Routing(RouteTable(foreign), ours, device)

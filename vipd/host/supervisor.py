@@ -20,12 +20,12 @@ from vipd.host.systemd.fields import Event, fields
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 60.0
-STEADY_SECONDS = 1.0
+INITIAL_BACKOFF_SECONDS = 0.5
+MAX_BACKOFF_SECONDS = 60.0
+RECOVERED_AFTER_SECONDS = 1.0
 """A loop that runs for this long has recovered, if that is also longer than the last pause, and twice as long
 as it ran before it failed: a loop may wait for a while before it fails again."""
-MOST_LOGGED = 5
+MAX_LOGGED_REASONS = 5
 """Different reasons of failures in a row that are logged at once; a further one only once in
 `LOG_AGAIN_SECONDS`. Status always has the newest."""
 LOG_AGAIN_SECONDS = 3600.0
@@ -35,45 +35,45 @@ Now = Callable[[], datetime]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Backoff:
     """The pauses between tries, in seconds: each twice as long as the one before, up to the longest."""
 
-    first: float = FIRST_PAUSE_SECONDS
-    longest: float = LONGEST_PAUSE_SECONDS
-    spread: float = 0.0
+    initial: float = INITIAL_BACKOFF_SECONDS
+    maximum: float = MAX_BACKOFF_SECONDS
+    jitter: float = 0.0
     """The random part of each pause, so that the hosts of a fleet do not retry together."""
 
-    def pause(self, in_row: int, random: Random) -> float:
+    def delay(self, failures: int, rng: Random) -> float:
         """Seconds until the next try, after so many failures in a row."""
         # The exponent is bounded: 2.0**1024 is an OverflowError, after 17 hours of failures.
-        longest = min(self.first * 2.0 ** min(max(in_row - 1, 0), 20), self.longest)
-        return longest * (1.0 - self.spread * random.random())
+        longest = min(self.initial * 2.0 ** min(max(failures - 1, 0), 20), self.maximum)
+        return longest * (1.0 - self.jitter * rng.random())
 
 
 @dataclass(slots=True)
-class Task:
+class LoopState:
     """The state of a loop, and how to run it."""
 
-    pace: Pace = Pace()
-    named_elsewhere: bool = False
+    backoff: Backoff = Backoff()
+    reported_elsewhere: bool = False
     """Status names its faults as those of another part, such as a source: they cause no further warning."""
 
     failures: int = 0
     """Total number of failures."""
-    in_row: int = 0
+    consecutive_failures: int = 0
     """Failures since it last ran well."""
     fault: str = ""
     """Why it failed last; empty while it runs well, and once it `works`."""
-    pause: float = 0.0
+    retry_delay: float = 0.0
     """Seconds between the last failure and the next try."""
-    lasted: float = 0.0
+    last_run_seconds: float = 0.0
     """Seconds that it ran before it failed last."""
     since: datetime | None = None
     """When the first of the failures in a row was."""
     logged: dict[str, float] = field(default_factory=dict)
     """The reasons in a row that are in the log, and when they were logged."""
 
-    def works(self) -> None:
+    def clear_fault(self) -> None:
         """Called by the loop itself: what failed works again, and need not be named. It may fail again
         at once, so this does not reset the pause."""
         self.fault = ""
@@ -84,7 +84,7 @@ class Loop:
     """A loop with its own pace, or one that reads its state from its task."""
 
     work: Work
-    task: Task
+    state: LoopState
 
     async def __call__(self) -> None:
         """Run it, unsupervised."""
@@ -100,14 +100,14 @@ class Supervisor:
         self,
         expected: tuple[type[Exception], ...] = (OSError,),
         now: Now = lambda: datetime.now(UTC),
-        random: Random | None = None,
+        rng: Random | None = None,
     ) -> None:
         self._expected, self._now = expected, now
-        self._random = random or Random()  # noqa: S311 (spreads a fleet; nothing secret)
-        self._tasks: dict[str, Task] = {}
+        self._random = rng or Random()  # noqa: S311 (spreads a fleet; nothing secret)
+        self._tasks: dict[str, LoopState] = {}
 
     @property
-    def tasks(self) -> Mapping[str, Task]:
+    def loops(self) -> Mapping[str, LoopState]:
         """Every loop by its name."""
         return self._tasks
 
@@ -115,31 +115,31 @@ class Supervisor:
     def warnings(self) -> tuple[str, ...]:
         """One line for each failing loop whose fault no other part names."""
         return tuple(
-            f"{name} fails: {task.fault}; {_times(task)}, tried again every {task.pause:.3g} s"
+            f"{name} fails: {task.fault}; {_failure_count_text(task)}, tried again every {task.retry_delay:.3g} s"
             for name, task in self._tasks.items()
-            if task.fault and not task.named_elsewhere
+            if task.fault and not task.reported_elsewhere
         )
 
     async def run(self, name: str, work: Work) -> NoReturn:
         """Run `work` repeatedly, for ever. It may be one round of a loop, or a loop that
         never returns; it must release its resources when it raises or is cancelled."""
-        task = self._tasks.setdefault(name, work.task if isinstance(work, Loop) else Task())
+        task = self._tasks.setdefault(name, work.state if isinstance(work, Loop) else LoopState())
         clock = asyncio.get_running_loop().time
         while True:
             began = clock()
             try:
-                await self._watched(name, task, work)
+                await self._run_once(name, task, work)
             except Exception as error:
-                task.lasted = clock() - began
+                task.last_run_seconds = clock() - began
                 self._failed(name, task, error)
                 _end_if_cancelled()
-                await asyncio.sleep(task.pause)
+                await asyncio.sleep(task.retry_delay)
             else:
                 self._recovered(name, task)
                 _end_if_cancelled()
                 await asyncio.sleep(0)  # work that returns at once must not block the event loop
 
-    async def run_meanwhile(self, name: str, work: Work) -> NoReturn:
+    async def run_until_cancelled(self, name: str, work: Work) -> NoReturn:
         """Like `run`, for a loop that may be cancelled while the daemon continues: it is then no longer
         named."""
         try:
@@ -147,45 +147,45 @@ class Supervisor:
         finally:
             self._tasks.pop(name, None)
 
-    async def _watched(self, name: str, task: Task, work: Work) -> None:
+    async def _run_once(self, name: str, task: LoopState, work: Work) -> None:
         """Run `work` once; if it failed the last time, check whether it keeps running."""
-        if not task.in_row:
+        if not task.consecutive_failures:
             await work()
             return
-        enough = max(STEADY_SECONDS, task.pause, 2 * task.lasted)
+        enough = max(RECOVERED_AFTER_SECONDS, task.retry_delay, 2 * task.last_run_seconds)
         steady = asyncio.get_running_loop().call_later(enough, self._recovered, name, task)
         try:
             await work()
         finally:
             steady.cancel()
 
-    def _failed(self, name: str, task: Task, error: Exception) -> None:
+    def _failed(self, name: str, task: LoopState, error: Exception) -> None:
         task.failures += 1
-        task.in_row += 1
+        task.consecutive_failures += 1
         task.since = task.since or self._now()
-        task.pause = task.pace.pause(task.in_row, self._random)
+        task.retry_delay = task.backoff.delay(task.consecutive_failures, self._random)
         known = isinstance(error, self._expected)
         task.fault = str(error) if known else f"{internal_error(error, name)}; {PLEASE_REPORT}"
-        if _worth_a_line(task):
+        if _should_log(task):
             extra = fields(Event.TASK_FAILED, cause=name, reason=task.fault)
             log.warning("%s fails: %s", name, task.fault, extra=extra, exc_info=None if known else error)
 
-    def _recovered(self, name: str, task: Task) -> None:
-        if task.in_row:
+    def _recovered(self, name: str, task: LoopState) -> None:
+        if task.consecutive_failures:
             log.info(
-                "%s works again", name, extra=fields(Event.TASK_RECOVERED, cause=name, reason=_times(task))
+                "%s works again", name, extra=fields(Event.TASK_RECOVERED, cause=name, reason=_failure_count_text(task))
             )
-        task.fault, task.in_row, task.since = "", 0, None
+        task.fault, task.consecutive_failures, task.since = "", 0, None
         task.logged.clear()
 
 
-def _worth_a_line(task: Task) -> bool:
+def _should_log(task: LoopState) -> bool:
     """Whether the log lacks the fault of a task, and has not reached its limit; records that it has it
     then."""
     now = asyncio.get_running_loop().time()
     if task.fault in task.logged:
         return False
-    if len(task.logged) >= MOST_LOGGED:
+    if len(task.logged) >= MAX_LOGGED_REASONS:
         if now - max(task.logged.values()) < LOG_AGAIN_SECONDS:
             return False
         del task.logged[min(task.logged, key=task.logged.__getitem__)]
@@ -193,9 +193,9 @@ def _worth_a_line(task: Task) -> bool:
     return True
 
 
-def _times(task: Task) -> str:
+def _failure_count_text(task: LoopState) -> str:
     since = f" since {task.since:%Y-%m-%dT%H:%M:%SZ}" if task.since else ""
-    return "failed once" + since if task.in_row == 1 else f"failed {task.in_row} times{since}"
+    return "failed once" + since if task.consecutive_failures == 1 else f"failed {task.consecutive_failures} times{since}"
 
 
 def _end_if_cancelled() -> None:

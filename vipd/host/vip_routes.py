@@ -16,10 +16,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from vipd.host.changes import HostRecord
+from vipd.host.changes import HostChanges
 from vipd.host.netlink_socket import open_netlink
 from vipd.host.route_table import (
-    ELSEWHERE,
+    WRONG_DEVICE,
     LINK_SCOPE,
     METRIC,
     PROTOCOL,
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 IFF_UP, IFF_NOARP = 0x1, 0x80
 IPV6_SETTINGS = Path("/proc/sys/net/ipv6/conf")
-AT_ONCE = 500
+BATCH_SIZE = 500
 """VIPs that are checked before the event loop runs other tasks."""
 
 ROUTE_CHANGES = 0x1 | 0x40 | 0x80 | 0x400 | 1 << 18
@@ -48,9 +48,9 @@ class VipRoutes:
     """Maintains the routes of one network namespace. It costs nothing while neither VIPs nor routes
     change."""
 
-    def __init__(self, device: str, record: HostRecord) -> None:
+    def __init__(self, device: str, record: HostChanges) -> None:
         self._device, self._record = device, record
-        self._changes = RouteChanges()
+        self._changes = RouteWatcher()
         self._vips: Mapping[str, str] = {}
         self._moved: set[str] = set()
         """VIPs that are new, gone, or lead to another backend, since the routes were last updated."""
@@ -59,7 +59,7 @@ class VipRoutes:
         self._foreign: RouteTable | None = None
         """The host's own routes as last read, while vipd needs none beside them."""
 
-    def moved(self, vips: Collection[str]) -> None:
+    def mark_dirty(self, vips: Collection[str]) -> None:
         """These VIPs are new, gone, or now lead to another backend."""
         self._moved.update(vips)
 
@@ -69,9 +69,9 @@ class VipRoutes:
         if not self._device and not self._record.read().devices:
             return ()
         moved, self._moved, self._vips = self._moved, set(), vips
-        if not self._stale and self._lead_there(moved, vips):
+        if not self._stale and self._still_covered(moved, vips):
             return self._warnings
-        self._changes.seen()
+        self._changes.changed()
         problem = await self._attempt(vips)
         if problem and (problem,) != self._warnings:
             log.warning("%s", problem)
@@ -79,34 +79,34 @@ class VipRoutes:
         self._warnings = (problem,) if problem else ()
         return self._warnings
 
-    def _lead_there(self, moved: Collection[str], vips: Mapping[str, str]) -> bool:
+    def _still_covered(self, moved: Collection[str], vips: Mapping[str, str]) -> bool:
         """Whether the routes are still right: nothing has changed, or the host's own lead to every VIP."""
         foreign = self._foreign
         return not moved if foreign is None else all(foreign.covers(vip) for vip in moved if vip in vips)
 
-    async def look(self) -> bool:
+    async def poll(self) -> bool:
         """Whether the routes must be updated because the host's own have changed."""
-        if not self._device or not (self._changes.seen() or self._warnings):
+        if not self._device or not (self._changes.changed() or self._warnings):
             return False
         try:
             async with _netlink() as netlink:
                 routing = await read_routing(netlink, self._device)
-                wanted, problem = await self._judge(netlink, routing, dict(self._vips))
+                wanted, problem = await self._desired_routes(netlink, routing, dict(self._vips))
         except _failures():
             return self._stale
         warned = (problem,) if problem else ()
-        self._stale = self._stale or wanted != routing.ours or warned != self._warnings
+        self._stale = self._stale or wanted != routing.own_routes or warned != self._warnings
         return self._stale
 
     async def _attempt(self, vips: Mapping[str, str]) -> str:
         """Make it right; why that failed, if it did."""
         try:
             async with _netlink() as netlink:
-                return await self._make_right(netlink, vips)
+                return await self._reconcile(netlink, vips)
         except _failures() as error:
             return self._failed(error)
 
-    async def _judge(
+    async def _desired_routes(
         self, netlink: Any, routing: Routing, vips: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """The routes to have, and why those that are needed cannot be."""
@@ -115,28 +115,28 @@ class VipRoutes:
             return wanted, ""
         return {}, (
             f"no route leads to {len(wanted)} VIPs, and {self._device} cannot carry one: it is "
-            f"{routing.device.described}; processes on this host do not reach them; hint: set vip_device to "
+            f"{routing.device.unusable_reason}; processes on this host do not reach them; hint: set vip_device to "
             "a name that is free"
         )
 
-    async def _make_right(self, netlink: Any, vips: Mapping[str, str]) -> str:
+    async def _reconcile(self, netlink: Any, vips: Mapping[str, str]) -> str:
         routing = await read_routing(netlink, self._device)
-        wanted, problem = await self._judge(netlink, routing, vips)
+        wanted, problem = await self._desired_routes(netlink, routing, vips)
         self._foreign = None if wanted or problem else routing.table
         # Removing the device removes its routes, ten thousand at once.
         made = self._record.read().devices.get(self._device) == "made"
         device_goes = made and not wanted and routing.device is not None and routing.device.usable
-        for vip in routing.ours.keys() - wanted.keys():
-            if not device_goes or routing.ours[vip] == ELSEWHERE:
+        for vip in routing.own_routes.keys() - wanted.keys():
+            if not device_goes or routing.own_routes[vip] == WRONG_DEVICE:
                 await _delete(netlink, vip)
-        new = {vip: source for vip, source in wanted.items() if routing.ours.get(vip) != source}
+        new = {vip: source for vip, source in wanted.items() if routing.own_routes.get(vip) != source}
         if new:
             problem = await self._add_all(netlink, await self._device_up(netlink, routing.device), new)
             told = "1 VIP has" if len(new) == 1 else f"{len(new)} VIPs have"
             log.info("%s no other route; routed to %s from now on", told, self._device)
         for name in self._record.read().devices:
             if not wanted or name != self._device:
-                await _give_back(netlink, name, self._record)
+                await _restore_device(netlink, name, self._record)
         return problem
 
     async def _add_all(self, netlink: Any, index: int, sources: Mapping[str, str]) -> str:
@@ -161,14 +161,14 @@ class VipRoutes:
         name = self._device
         if device is None:
             self._record.forget_device(name)
-            self._record.device(name, "made")
+            self._record.record_device(name, "made")
             await _make(netlink, name)
             device = (await read_routing(netlink, name)).device
             if device is None:
                 raise OSError(f"{name} vanished as soon as it was made")
             _settle_ipv6(name)
         else:
-            self._record.device(name, "up" if device.up else "down")
+            self._record.record_device(name, "up" if device.up else "down")
         if not device.up:
             # No host behind it resolves addresses; a bridge would query each, and answer "no such host".
             quiet = IFF_NOARP if self._record.read().devices[name] == "made" else 0
@@ -176,7 +176,7 @@ class VipRoutes:
         return device.index
 
 
-class RouteChanges:
+class RouteWatcher:
     """Detects that routes have changed, not which."""
 
     def __init__(self, groups: int = ROUTE_CHANGES) -> None:
@@ -188,7 +188,7 @@ class RouteChanges:
         if self._socket is not None:
             self._socket.close()
 
-    def seen(self) -> bool:
+    def changed(self) -> bool:
         """Whether anything has changed since the last call; True at the first, or if there are no
         notifications."""
         try:
@@ -215,12 +215,12 @@ def _drained(listening: socket.socket) -> bool:
         found = True
 
 
-async def restore_routes(record: HostRecord, dry_run: bool = False) -> list[str]:
+async def restore_routes(record: HostChanges, dry_run: bool = False) -> list[str]:
     """Delete every route and device of vipd; returns what was done, or would be. Raises OSError."""
     done = []
     try:
         async with _netlink() as netlink:
-            ours = (await read_routing(netlink, "")).ours
+            ours = (await read_routing(netlink, "")).own_routes
             for vip in () if dry_run else ours:
                 await _delete(netlink, vip)
             number = "1 route" if len(ours) == 1 else f"{len(ours)} routes"
@@ -228,7 +228,7 @@ async def restore_routes(record: HostRecord, dry_run: bool = False) -> list[str]
             for name, state in record.read().devices.items():
                 done += [f"the device {name}"] if state == "made" else []
                 if not dry_run:
-                    await _give_back(netlink, name, record)
+                    await _restore_device(netlink, name, record)
     except _failures() as error:
         raise OSError(f"routes to VIPs: {error}") from None
     return done
@@ -243,7 +243,7 @@ async def _missing(netlink: Any, routing: Routing, vips: Mapping[str, str]) -> d
     found: dict[str, str] = {}
     sources: dict[object, str] = {}
     for number, (vip, backend) in enumerate(vips.items()):
-        if number % AT_ONCE == AT_ONCE - 1:
+        if number % BATCH_SIZE == BATCH_SIZE - 1:
             await asyncio.sleep(0)  # the event loop gets its turn: ten thousand take 0.1 s
         if routing.table.covers(vip):
             continue
@@ -294,7 +294,7 @@ def _route_to(vip: str) -> dict[str, object]:
     return {"dst": f"{vip}/{family.bits}", "proto": PROTOCOL, "priority": METRIC, **scope}
 
 
-async def _give_back(netlink: Any, name: str, record: HostRecord) -> None:
+async def _restore_device(netlink: Any, name: str, record: HostChanges) -> None:
     """Restore a device to its original state; one that vipd made is deleted, unless it is in use by now."""
     device = (await read_routing(netlink, name)).device
     state = record.read().devices[name]

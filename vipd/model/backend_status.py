@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Admin(StrEnum):
+class AdminState(StrEnum):
     """The override that an operator set."""
 
     ACTIVE = "active"
@@ -22,22 +22,22 @@ class BackendStatus:
     """The status of one backend in one service. Fields that only people read do not count in comparisons."""
 
     healthy: bool = True
-    admin: Admin = Admin.ACTIVE
+    admin: AdminState = AdminState.ACTIVE
     weight: int | None = None
     """Wins over the declared weight."""
     shown_weight: int | None = field(default=None, compare=False)
     """The weight shown to people, which may be on the scale of the backends' own weights; None: `weight`."""
-    pinned: bool = False
+    keeps_affinity: bool = False
     """While draining: clients with affinity to it still get to it."""
     reason: str = field(default="", compare=False)
     """Why it takes no new flows, or another share than declared; empty if there is no reason to report."""
     health: str = field(default="", compare=False)
     """`healthy`, `unhealthy` or `unknown` (no verdict yet); empty when it is not checked."""
-    answer: str = field(default="", compare=False)
+    probe_result: str = field(default="", compare=False)
     """Last result of its check."""
 
 
 BackendStatuses = Mapping[str, BackendStatus]
 """By the backend's text (`ADDR` or `ADDR:PORT`); a backend without an entry is active and healthy."""
 
-GOOD = BackendStatus()
+DEFAULT_STATUS = BackendStatus()

@@ -23,7 +23,7 @@ MAX_COUNT = 100
 """Largest rise and fall."""
 
 
-class Start(StrEnum):
+class InitialHealth(StrEnum):
     """The status of a backend before its first verdict."""
 
     HEALTHY = "healthy"
@@ -41,7 +41,7 @@ class Timing:
     """Good answers in a row that make an unhealthy backend healthy."""
     fall: int = 3
     """Bad answers in a row that make a healthy backend unhealthy."""
-    start: Start = Start.HEALTHY
+    start: InitialHealth = InitialHealth.HEALTHY
     jitter: float = 0.1
     """Part of the interval, 0..0.5, by which each pause is shortened at random, so that the probes of a fleet
     spread over time. The interval is never exceeded: a verdict takes at most fall x interval."""
@@ -127,7 +127,7 @@ class Check:
 UNCHECKED = Check()
 
 
-def asks_host(check: Check) -> bool:
+def depends_on_host(check: Check) -> bool:
     """Whether a check depends on this host: on a program and a user, or on certificates."""
     probe = check.probe
     if isinstance(probe, HttpProbe):

@@ -16,7 +16,7 @@ from vipd.model.service import Backend, Protocol, Service, socket_text
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CheckTarget:
     """A backend's address and port with its check. The port in the probe is None: `port` holds it."""
 
     address: str
@@ -57,12 +57,12 @@ def probe_kind(probe: Probe) -> str:
     return "https" if isinstance(probe, HttpProbe) and probe.tls else _KINDS[type(probe)]
 
 
-def targets_of(service: Service) -> dict[str, Target]:
+def check_targets(service: Service) -> dict[str, CheckTarget]:
     """The target of each backend that is checked, by the backend's text.
 
     Omits a backend whose check finds no port; `without_port` returns those.
     """
-    found: dict[str, Target] = {}
+    found: dict[str, CheckTarget] = {}
     for backend, check in _checked(service):
         target = _target(service, backend, check)
         if target is not None:
@@ -70,7 +70,7 @@ def targets_of(service: Service) -> dict[str, Target]:
     return found
 
 
-def without_port(service: Service) -> tuple[Backend, ...]:
+def backends_without_check_port(service: Service) -> tuple[Backend, ...]:
     """The backends whose check finds no port to probe; of a fallback, those with a check of their own."""
     asked = [(b, check) for b, check in _checked(service) if _target(service, b, check) is None]
     # A fallback may be an error page: an unchecked one is better than none.
@@ -84,17 +84,17 @@ def _checked(service: Service) -> list[tuple[Backend, Check]]:
     return [(backend, check) for backend, check in pairs if check.probe is not None]
 
 
-def _target(service: Service, backend: Backend, check: Check) -> Target | None:
+def _target(service: Service, backend: Backend, check: Check) -> CheckTarget | None:
     probe = check.probe
     if probe is None:
         return None
-    protocol, port = _asked(service, backend, probe)
+    protocol, port = _protocol_and_port(service, backend, probe)
     if protocol is None or port is None:
         return None
-    return Target(backend.address, port, protocol, replace(probe, port=None), check.timing)
+    return CheckTarget(backend.address, port, protocol, replace(probe, port=None), check.timing)
 
 
-def _asked(service: Service, backend: Backend, probe: Probe) -> tuple[Protocol | None, int | None]:
+def _protocol_and_port(service: Service, backend: Backend, probe: Probe) -> tuple[Protocol | None, int | None]:
     fixed = _protocol(probe)
     served = [(p.protocol, number) for p in service.ports if (number := backend.port_for(p))]
     protocol, port = next(((p, n) for p, n in served if fixed in (None, p)), (fixed, None))

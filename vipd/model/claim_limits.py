@@ -32,7 +32,7 @@ KUBERNETES_PORTS = "30000-32767"
 ANY_PORT = "1-65535"
 
 _SAFE_METHODS = ("GET", "HEAD")
-_NAMED = 3
+_MAX_NAMED = 3
 """Backends that a problem names."""
 
 
@@ -53,10 +53,10 @@ class NetworkSet:
             if (some := [network for network in parsed if network.version == family])
         }
 
-    def hold(self, address: str) -> bool:
+    def contains(self, address: str) -> bool:
         """Whether an address is in one of the networks."""
         ranges = self._ranges.get(family_of(address))
-        return ranges is not None and ranges.hold(int(ip_address(address)))
+        return ranges is not None and ranges.contains(int(ip_address(address)))
 
 
 class _Ranges:
@@ -70,7 +70,7 @@ class _Ranges:
                 self._starts.append(start)
                 self._ends.append(end)
 
-    def hold(self, number: int) -> bool:
+    def contains(self, number: int) -> bool:
         index = bisect_right(self._starts, number) - 1
         return index >= 0 and number <= self._ends[index]
 
@@ -86,16 +86,16 @@ class SourceNetworks:
             source: NetworkSet(filter(_within_link_local, networks)) for source, networks in named.items()
         }
 
-    def allow(self, address: str, source: str) -> bool:
+    def allows(self, address: str, source: str) -> bool:
         """Whether a source may name an address; a source without networks may name any."""
         networks = self._all.get(source)
-        return networks is None or networks.hold(address)
+        return networks is None or networks.contains(address)
 
-    def name_link_local(self, address: str, source: str) -> bool:
+    def allows_link_local(self, address: str, source: str) -> bool:
         """Whether a network that is itself link-local contains the address."""
-        return source in self._link_local and self._link_local[source].hold(address)
+        return source in self._link_local and self._link_local[source].contains(address)
 
-    def limit(self, source: str) -> bool:
+    def is_limited(self, source: str) -> bool:
         """Whether the source has limits."""
         return source in self._all
 
@@ -149,24 +149,24 @@ class ClaimLimits:
         ranges = {source: limits_of(host_ports, source) for source in SOURCES}
         self._ports: dict[str, _Ranges] = {source: _ports(some) for source, some in ranges.items() if some}
 
-    def refusals(self, service: Service, own: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    def violations(self, service: Service, host_addresses: Collection[str] = ()) -> Iterator[tuple[str, str]]:
         """The claims of a service that exceed its source's limits, each with a hint. `own`: this host's
         addresses, whose ports are ports of this host."""
         source = service.origin.source
-        yield from self._port_refusals(service, own)
-        for what, hint in self.backend_refusals((*service.backends, *service.fallback), source):
+        yield from self._port_violations(service, host_addresses)
+        for what, hint in self.backend_violations((*service.backends, *service.fallback), source):
             yield f"{service.name}: {what}", hint
 
-    def backend_refusals(self, backends: Iterable[Backend], source: str) -> Iterator[tuple[str, str]]:
+    def backend_violations(self, backends: Iterable[Backend], source: str) -> Iterator[tuple[str, str]]:
         """One refusal for all backends that lie outside, and one for all that are link-local."""
-        if source != ETCD and not self._backends.limit(source):
+        if source != ETCD and not self._backends.is_limited(source):
             return
         addresses = dict.fromkeys(backend.address for backend in backends)
         local = [a for a in addresses if source == ETCD and self._refused_link_local(a, source)]
         if local:
             hint = "declare it in a file, or name the network, such as 169.254.0.0/16, in allowed_backends"
             yield f"{_named(local)} link-local, which etcd's backends must not be", hint
-        outside = [a for a in addresses if a not in local and not self._backends.allow(a, source)]
+        outside = [a for a in addresses if a not in local and not self._backends.allows(a, source)]
         if outside:
             hint = "choose other backends, or widen allowed_backends in vipd's settings"
             yield f"{_named(outside)} outside allowed_backends", hint
@@ -174,19 +174,19 @@ class ClaimLimits:
     def _refused_link_local(self, address: str, source: str) -> bool:
         if not address.startswith("169.254.") and ":" not in address:
             return False
-        return ip_address(address).is_link_local and not self._backends.name_link_local(address, source)
+        return ip_address(address).is_link_local and not self._backends.allows_link_local(address, source)
 
-    def _port_refusals(self, service: Service, own: Collection[str]) -> Iterator[tuple[str, str]]:
+    def _port_violations(self, service: Service, own: Collection[str]) -> Iterator[tuple[str, str]]:
         source = service.origin.source
         ports = self._ports.get(source)
         for what, number in _host_ports(service, own) if ports else ():
-            if ports and not ports.hold(number):
+            if ports and not ports.contains(number):
                 named = f"{', '.join(limits_of(self._host_ports, source))} for {source}"
                 hint = "choose a port within it, or widen node_port_range in vipd's settings"
                 yield f"{service.name}: {what} lies outside node_port_range ({named})", hint
 
 
-def check_refusal(check: Check, source: str) -> tuple[str, str] | None:
+def check_violation(check: Check, source: str) -> tuple[str, str] | None:
     """Why a source may not have a check, with a hint. A check from etcd must not modify anything."""
     probe = check.probe
     if source != ETCD or not isinstance(probe, HttpProbe) or probe.method in _SAFE_METHODS:
@@ -212,6 +212,6 @@ def _ports(ranges: Iterable[str]) -> _Ranges:
 
 
 def _named(addresses: list[str]) -> str:
-    more = len(addresses) - _NAMED
-    named = ", ".join(addresses[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(addresses) - _MAX_NAMED
+    named = ", ".join(addresses[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
     return f"backend {named} is" if len(addresses) == 1 else f"backends {named} are"

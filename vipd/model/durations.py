@@ -11,7 +11,7 @@ CHECK_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 """For health checks, in seconds."""
 
 
-class Durations:
+class DurationHistogram:
     """A histogram of seconds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:

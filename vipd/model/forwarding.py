@@ -11,9 +11,9 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    Policy,
+    TrafficPolicy,
     Protocol,
-    Refusal,
+    RejectAction,
     socket_text,
 )
 
@@ -60,17 +60,17 @@ class Forwarding:
     endpoints: tuple[Endpoint, ...]
     masquerade: Masquerade
     affinity_timeout: int | None = None
-    refusal: Refusal = Refusal.REJECT
-    resting: tuple[Endpoint, ...] = ()
+    refusal: RejectAction = RejectAction.REJECT
+    without_new_flows: tuple[Endpoint, ...] = ()
     local_endpoints: tuple[Endpoint, ...] = ()
-    down: tuple[Endpoint, ...] = ()
+    unavailable: tuple[Endpoint, ...] = ()
     """Known backends whose flows should end: they are declared down."""
     ends_flows: bool = False
     answers_ping: bool = True
-    served: bool = True
+    has_endpoints: bool = True
     """Some endpoint could serve somewhere, here or on another host: decides between refusing and dropping."""
-    internal_policy: Policy = Policy.CLUSTER
-    external_policy: Policy = Policy.CLUSTER
+    internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
+    external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_addresses: tuple[ExternalAddress, ...] = ()
     """Each with the networks that may use it (never None here)."""
     allow_host: bool = False
@@ -80,10 +80,10 @@ class Forwarding:
     ready_local: tuple[str, ...] = ()
     """Addresses on this host that are ready, each once, without drained ones. Empty without a health port."""
     balance: Balance = Balance.RANDOM
-    pinned: tuple[Endpoint, ...] = ()
+    affinity_only: tuple[Endpoint, ...] = ()
     """Those of `resting` that clients with affinity to them still get to, under the cluster policy and while
     there are endpoints for other clients."""
-    ended: bool = False
+    frontend_removed: bool = False
     """The frontend is gone: packets of TCP flows from before get a reset, all others pass as if the
     forwarding did not exist."""
 
@@ -93,13 +93,13 @@ class Forwarding:
         return self.ends_flows and self.key.protocol is Protocol.TCP
 
     @property
-    def externally_accessible(self) -> bool:
+    def externally_exposed(self) -> bool:
         """Whether it has any address besides the service's own."""
         return bool(self.node_port or self.external_addresses)
 
-    def endpoints_under(self, policy: Policy) -> tuple[Endpoint, ...]:
+    def endpoints_under(self, policy: TrafficPolicy) -> tuple[Endpoint, ...]:
         """The endpoints for traffic under a policy."""
-        return self.local_endpoints if policy is Policy.LOCAL else self.endpoints
+        return self.local_endpoints if policy is TrafficPolicy.LOCAL else self.endpoints
 
     def reachable(self) -> tuple[Endpoint, ...]:
         """Every endpoint that a new flow can reach from this host, in order, each once."""
@@ -107,21 +107,21 @@ class Forwarding:
             return self.endpoints
         return tuple(sorted({*self.endpoints, *self.local_endpoints}, key=str))
 
-    def known(self) -> int:
+    def endpoint_count(self) -> int:
         """Number of known endpoints, ready or not."""
-        known = (*self.endpoints, *self.local_endpoints, *self.resting, *self.down)
+        known = (*self.endpoints, *self.local_endpoints, *self.without_new_flows, *self.unavailable)
         return len({endpoint[:2] for endpoint in known})
 
-    def work(self) -> int:
+    def compile_cost(self) -> int:
         """Cost of compiling it: the known endpoints at each address, and whatever else requires a rule."""
         frontends = max(1, len(self.addresses) + len(self.external_addresses))
         networks = sum(len(external.allow_from or ()) for external in self.external_addresses)
-        slots, weights = self.known(), [endpoint.weight for endpoint in self.endpoints]
+        slots, weights = self.endpoint_count(), [endpoint.weight for endpoint in self.endpoints]
         if len({*weights}) > 1:  # up to 1,024 slots, or four for each
             slots = max(slots, min(sum(weights) // gcd(*weights), max(1024, 4 * len(weights))))
         return slots * frontends + frontends - 1 + networks
 
-    def shares(self, policy: Policy | None = None) -> dict[Endpoint, float]:
+    def shares(self, policy: TrafficPolicy | None = None) -> dict[Endpoint, float]:
         """The part of new flows under a policy (the internal one if None) that each endpoint takes, 0..1."""
         endpoints = self.endpoints_under(policy or self.internal_policy)
         total = sum(e.weight for e in endpoints)

@@ -41,7 +41,7 @@ ADDRESS_ENDPOINTS = 500_000
 """In one service: its endpoints, at each of its addresses. nftables has an element for each, which takes
 some hundred bytes in vipd and in the kernel."""
 
-NAMED_REACHES = 500_000
+NAMED_PORT_LOOKUPS = 500_000
 """In one service: the ports that its backends name, times its ports. Each name is looked up in each port."""
 
 UNIT_ENDPOINTS = 1_500_000
@@ -83,7 +83,7 @@ ALL_PROBLEMS = 1_000
 ETCD_SERVICE_BYTES = MIB
 """In a service's value: some ten thousand backends. etcd itself rejects requests above 1.5 MiB."""
 
-ETCD_NOTE_BYTES = 16 * 1024
+ETCD_SMALL_VALUE_BYTES = 16 * 1024
 """In the value of a registered backend, an override or a host's report: each is some hundred bytes, a check
 with all its texts some thousand."""
 
@@ -108,7 +108,7 @@ ANSWER_BYTES = 512 * MIB
 """In one API answer that vipctl reads: five times the list of 100,000 services."""
 
 
-def size_of(service: Service) -> int:
+def declared_size(service: Service) -> int:
     """Its ports times its backends and addresses, as the limits on units and on their sum count it; for
     several addresses, the backends at each. With addresses in both families, each has half of the
     backends."""

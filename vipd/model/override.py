@@ -13,17 +13,17 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from vipd.model.backend_status import Admin
+from vipd.model.backend_status import AdminState
 from vipd.model.service import MAX_WEIGHT, Backend, Service
-from vipd.model.text import is_text, one_line
+from vipd.model.text import is_encodable, one_line
 
-MOST_TEXT = 1000
+MAX_TEXT = 1000
 """Maximum characters of a reason, and of any other text of an override."""
 
-_SEVERITY = {Admin.ACTIVE: 0, Admin.DRAINING: 1, Admin.DISABLED: 2}
+_SEVERITY = {AdminState.ACTIVE: 0, AdminState.DRAINING: 1, AdminState.DISABLED: 2}
 
 
-class Subject(NamedTuple):
+class OverrideTarget(NamedTuple):
     """The target of an override: a backend of a service, or an address in every service."""
 
     service: str
@@ -35,28 +35,28 @@ class Subject(NamedTuple):
         return f"{self.service}/{self.backend}" if self.service else f"address {self.backend}"
 
 
-class Part(StrEnum):
+class OverridePart(StrEnum):
     """What an override sets. Each part is set, and ends, independently."""
 
     STATE = "state"
     WEIGHT = "weight"
 
 
-class Key(NamedTuple):
+class OverrideKey(NamedTuple):
     """Identifies a part of an override."""
 
-    subject: Subject
-    part: Part
+    target: OverrideTarget
+    part: OverridePart
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
     """One override: a state, a weight, or both if they were set together. Times are in UTC."""
 
-    subject: Subject
+    target: OverrideTarget
     by: str
     at: datetime
-    admin: Admin = Admin.ACTIVE
+    admin: AdminState = AdminState.ACTIVE
     weight: int | None = None
     reason: str = ""
     until: datetime | None = None
@@ -64,85 +64,85 @@ class Override:
     pins_until: datetime | None = None
     """Until when clients with affinity still reach a draining backend; None: they do not."""
 
-    def about(self, service: str, backend: Backend) -> bool:
+    def applies_to(self, service: str, backend: Backend) -> bool:
         """Whether it applies to this backend of this service."""
-        if self.subject.service:
-            return self.subject == (service, str(backend))
-        return self.subject.backend == backend.address
+        if self.target.service:
+            return self.target == (service, str(backend))
+        return self.target.backend == backend.address
 
-    def parts(self) -> dict[Key, Override]:
+    def parts(self) -> dict[OverrideKey, Override]:
         """Its state and its weight, each as a separate override."""
-        found: dict[Key, Override] = {}
-        if self.admin is not Admin.ACTIVE:
-            found[Key(self.subject, Part.STATE)] = replace(self, weight=None)
+        found: dict[OverrideKey, Override] = {}
+        if self.admin is not AdminState.ACTIVE:
+            found[OverrideKey(self.target, OverridePart.STATE)] = replace(self, weight=None)
         if self.weight is not None:
-            found[Key(self.subject, Part.WEIGHT)] = replace(self, admin=Admin.ACTIVE, pins_until=None)
+            found[OverrideKey(self.target, OverridePart.WEIGHT)] = replace(self, admin=AdminState.ACTIVE, pins_until=None)
         return found
 
 
-Overrides = Mapping[Key, Override]
+Overrides = Mapping[OverrideKey, Override]
 """Overrides by part."""
 
 
-class MalformedError(ValueError):
+class MalformedOverrideError(ValueError):
     """A stored override cannot be read; the text names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class ActiveOverrides:
+class EffectiveOverride:
     """The combined effect of all overrides of one backend."""
 
-    admin: Admin = Admin.ACTIVE
+    admin: AdminState = AdminState.ACTIVE
     weight: int | None = None
-    pinned: bool = False
+    keeps_affinity: bool = False
     sources: tuple[Override, ...] = ()
 
 
-def overrides_of(service: Service, backend: Backend, overrides: Iterable[Override]) -> ActiveOverrides:
+def effective_override(service: Service, backend: Backend, overrides: Iterable[Override]) -> EffectiveOverride:
     """The severest state wins; a weight for the service itself wins over one for the address."""
-    found = sorted((o for o in overrides if o.about(service.name, backend)), key=lambda o: o.subject)
+    found = sorted((o for o in overrides if o.applies_to(service.name, backend)), key=lambda o: o.target)
     if not found:
-        return NO_ORDERS
+        return NO_OVERRIDES
     weights = [o.weight for o in found if o.weight is not None]
     admin = max((o.admin for o in found), key=_SEVERITY.__getitem__)
-    draining = [o for o in found if o.admin is Admin.DRAINING]
+    draining = [o for o in found if o.admin is AdminState.DRAINING]
     pinned = bool(draining) and all(o.pins_until is not None for o in draining)
     # In the order of services, an override for every service sorts first.
-    return ActiveOverrides(admin, weights[-1] if weights else None, pinned, tuple(found))
+    return EffectiveOverride(admin, weights[-1] if weights else None, pinned, tuple(found))
 
 
-NO_ORDERS = ActiveOverrides()
+NO_OVERRIDES = EffectiveOverride()
 
 
-def in_parts(orders: Iterable[Override]) -> dict[Key, Override]:
+def by_part(overrides: Iterable[Override]) -> dict[OverrideKey, Override]:
     """The parts of these overrides; of two that set the same part of the same target, the last one counts."""
-    return {key: part for order in orders for key, part in order.parts().items()}
+    return {key: part for order in overrides for key, part in order.parts().items()}
 
 
-def joined(overrides: Overrides) -> list[Override]:
+def merge_parts(overrides: Overrides) -> list[Override]:
     """Joins parts that were set together and end together into one override."""
     found: list[Override] = []
     for state, weight in _pairs(overrides):
-        both = state and weight and _both(state, weight)
+        both = state and weight and _merged(state, weight)
         found += [both] if both else [part for part in (state, weight) if part]
     return found
 
 
 def _pairs(overrides: Overrides) -> Iterator[tuple[Override | None, Override | None]]:
     """State and weight of each subject."""
-    for subject in dict.fromkeys(key.subject for key in overrides):
-        yield overrides.get(Key(subject, Part.STATE)), overrides.get(Key(subject, Part.WEIGHT))
+    for subject in dict.fromkeys(key.target for key in overrides):
+        yield overrides.get(OverrideKey(subject, OverridePart.STATE)), overrides.get(OverrideKey(subject, OverridePart.WEIGHT))
 
 
-def _both(state: Override, weight: Override) -> Override | None:
+def _merged(state: Override, weight: Override) -> Override | None:
     """State and weight as one override; None if they differ in anything else."""
     both = replace(state, weight=weight.weight)
     return both if replace(weight, admin=state.admin, pins_until=state.pins_until) == both else None
 
 
-def lapsed(overrides: Overrides, now: datetime) -> dict[Key, Override | None]:
+def expired(overrides: Overrides, now: datetime) -> dict[OverrideKey, Override | None]:
     """Changes due at `now`: None for an override that has expired, else the override without its pins."""
-    changed: dict[Key, Override | None] = {}
+    changed: dict[OverrideKey, Override | None] = {}
     for key, override in overrides.items():
         if override.until is not None and override.until <= now:
             changed[key] = None
@@ -151,7 +151,7 @@ def lapsed(overrides: Overrides, now: datetime) -> dict[Key, Override | None]:
     return changed
 
 
-def next_lapse(overrides: Overrides) -> datetime | None:
+def next_expiry(overrides: Overrides) -> datetime | None:
     """When the next override changes by time; None: never."""
     times = (time for o in overrides.values() for time in (o.until, o.pins_until) if time is not None)
     return min(times, default=None)
@@ -159,7 +159,7 @@ def next_lapse(overrides: Overrides) -> datetime | None:
 
 def describe(override: Override) -> str:
     """A short text: `draining until 2026-01-31T12:00:00+00:00 (kernel update)`."""
-    words = [] if override.admin is Admin.ACTIVE else [str(override.admin)]
+    words = [] if override.admin is AdminState.ACTIVE else [str(override.admin)]
     words += [] if override.weight is None else [f"weight {override.weight}"]
     until = f" until {override.until.isoformat(timespec='seconds')}" if override.until else ""
     why = f" ({override.reason})" if override.reason else ""
@@ -168,7 +168,7 @@ def describe(override: Override) -> str:
 
 def to_json(override: Override) -> dict[str, object]:
     """As JSON types; what is at its default is left out."""
-    found: dict[str, object] = {"service": override.subject.service, "backend": override.subject.backend}
+    found: dict[str, object] = {"service": override.target.service, "backend": override.target.backend}
     for name, value in asdict(override).items():
         if name == "subject" or value is None or value == "":
             continue
@@ -182,40 +182,40 @@ def from_json(value: object) -> Override:
     Its texts are printed on terminals and may have any author: they are cut, and made one line.
     """
     if not isinstance(value, Mapping):
-        raise MalformedError(f"an override must be a mapping, not {type(value).__name__}")
+        raise MalformedOverrideError(f"an override must be a mapping, not {type(value).__name__}")
     known = {field.name for field in fields(Override)} - {"subject"} | {"service", "backend"}
     if unknown := sorted(set(value) - known):
-        raise MalformedError(f"unknown key {unknown[0]!r}")
+        raise MalformedOverrideError(f"unknown key {unknown[0]!r}")
     try:
-        subject = Subject(_text(value, "service"), _text(value, "backend"))
+        subject = OverrideTarget(_text(value, "service"), _text(value, "backend"))
         if not subject.service:
-            subject = Subject("", str(ipaddress.ip_address(subject.backend)))
+            subject = OverrideTarget("", str(ipaddress.ip_address(subject.backend)))
         return Override(
             subject,
             by=_text(value, "by"),
             at=_time(value["at"]),
-            admin=Admin(value.get("admin", Admin.ACTIVE)),
+            admin=AdminState(value.get("admin", AdminState.ACTIVE)),
             weight=_weight(value.get("weight")),
             reason=_text(value, "reason"),
             until=_optional_time(value.get("until")),
             pins_until=_optional_time(value.get("pins_until")),
         )
     except (KeyError, ValueError) as error:
-        raise MalformedError(str(error)) from None
+        raise MalformedOverrideError(str(error)) from None
 
 
 def _text(value: Mapping[str, object], key: str) -> str:
     text = value.get(key, "")
-    if not isinstance(text, str) or not is_text(text):
-        raise MalformedError(f"{key} must be text")
-    return one_line(text[:MOST_TEXT])[:MOST_TEXT]
+    if not isinstance(text, str) or not is_encodable(text):
+        raise MalformedOverrideError(f"{key} must be text")
+    return one_line(text[:MAX_TEXT])[:MAX_TEXT]
 
 
 def _weight(value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_WEIGHT:
-        raise MalformedError(f"weight {value!r} is not a whole number from 0 to {MAX_WEIGHT}")
+        raise MalformedOverrideError(f"weight {value!r} is not a whole number from 0 to {MAX_WEIGHT}")
     return value
 
 
@@ -225,12 +225,12 @@ def _optional_time(value: object) -> datetime | None:
 
 def _time(value: object) -> datetime:
     if not isinstance(value, str):
-        raise MalformedError(f"{value!r} is not a time")
+        raise MalformedOverrideError(f"{value!r} is not a time")
     moment = datetime.fromisoformat(value)
     try:
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except OverflowError:
-        raise MalformedError(f"{value!r} is not a time") from None
+        raise MalformedOverrideError(f"{value!r} is not a time") from None
 
 
 def to_document(overrides: Overrides) -> dict[str, object]:
@@ -240,8 +240,8 @@ def to_document(overrides: Overrides) -> dict[str, object]:
     items: list[Override] = []
     apart: list[Override] = []
     for state, weight in _pairs(overrides):
-        if not (state and weight) or _both(state, weight):
-            items += joined(in_parts(part for part in (state, weight) if part))
+        if not (state and weight) or _merged(state, weight):
+            items += merge_parts(by_part(part for part in (state, weight) if part))
             continue
         outlives = weight.until is None or (state.until is not None and weight.until >= state.until)
         items.append(replace(state, weight=weight.weight) if outlives else state)

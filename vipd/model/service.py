@@ -69,7 +69,7 @@ class Masquerade(StrEnum):
     """No other flows."""
 
 
-class Refusal(StrEnum):
+class RejectAction(StrEnum):
     """How a new flow is refused when no backend can serve it."""
 
     REJECT = "reject"
@@ -143,7 +143,7 @@ class BackendState(StrEnum):
     DOWN = "down"
 
 
-class Policy(StrEnum):
+class TrafficPolicy(StrEnum):
     """Which backends traffic may go to."""
 
     CLUSTER = "cluster"
@@ -193,10 +193,10 @@ class Backend:
         return self.port or port.target or port.port
 
 
-class Registered(NamedTuple):
+class RegisteredBackend(NamedTuple):
     """A backend that registered itself, and where: `etcd:/vipd/v1/backends/web/10.0.0.1:80`."""
 
-    place: str
+    origin: str
     backend: Backend
 
 
@@ -218,14 +218,14 @@ class Service:
     affinity: Affinity | None = None
     masquerade: Masquerade | None = None
     """None: the setting of the daemon."""
-    refusal: Refusal = Refusal.REJECT
+    refusal: RejectAction = RejectAction.REJECT
     fallback: tuple[Backend, ...] = ()
     """Backends that serve only while no other one can."""
     external_addresses: tuple[ExternalAddress, ...] = ()
     allow_from: tuple[str, ...] = ()
     """Networks that may use the external addresses; empty: all."""
-    internal_policy: Policy = Policy.CLUSTER
-    external_policy: Policy = Policy.CLUSTER
+    internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
+    external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     health_port: int | None = None
     """TCP port on which this host reports whether it has a ready local backend."""
     ends_flows: bool = False

@@ -24,7 +24,7 @@ def lines(text: str) -> str:
     return "\n".join(map(one_line, text.split("\n")))
 
 
-def is_text(text: str) -> bool:
+def is_encodable(text: str) -> bool:
     """Whether it can be encoded: it contains no half of a surrogate pair."""
     try:
         text.encode()
@@ -47,7 +47,7 @@ def yaml_quoted(text: str) -> str:
     return '"' + one_line(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 
-def joined_pairs(text: str) -> str:
+def join_surrogate_pairs(text: str) -> str:
     """Replaces escaped surrogate pairs in JSON by YAML's escapes: `\\ud83d\\ude00` becomes `\\U0001f600`.
 
     JSON has no other escape for such characters, and no reader of YAML accepts a half.
@@ -63,25 +63,25 @@ def _joined(found: re.Match[str]) -> str:
     return f"\\U{0x10000 + ((high - 0x800) << 10) + (low - 0xC00):08x}"
 
 
-def cleaned(value: object) -> Any:
+def sanitized(value: object) -> Any:
     """A value of JSON with every text in it on one line. A `diff`, which is lines, stays so."""
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, dict):
         return {
-            one_line(key): lines(item) if key == "diff" and isinstance(item, str) else cleaned(item)
+            one_line(key): lines(item) if key == "diff" and isinstance(item, str) else sanitized(item)
             for key, item in value.items()
         }
-    return [cleaned(item) for item in value] if isinstance(value, list) else value
+    return [sanitized(item) for item in value] if isinstance(value, list) else value
 
 
-def in_words(text: str, most: int) -> str:
+def shortened(text: str, max_length: int) -> str:
     """The words of a text of any author, on one line of at most `most` characters."""
     line = one_line(" ".join(text.split()))
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    return line if len(line) <= max_length else f"{line[: max_length - 1]}…"
 
 
-def width(text: str) -> int:
+def display_width(text: str) -> int:
     """Number of terminal columns of a line: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from vipd.declaration.bounded_json import read_json
 from vipd.model.limits import ANSWER_BYTES as MOST_BYTES
-from vipd.model.text import cleaned
+from vipd.model.text import sanitized
 
 DEFAULT_SOCKET = "/run/vipd/vipd.sock"
 
@@ -28,15 +28,15 @@ Json = dict[str, Any]
 """A JSON object of the API; docs/api.md defines its content."""
 
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-_LONGEST_LINE = 65536
-MOST_INTERIM = 10
-MOST_HEADERS = 100
-MOST_LINE_BYTES = 2**24
+_MAX_LINE_BYTES = 65536
+MAX_INTERIM_RESPONSES = 10
+MAX_HEADERS = 100
+MAX_STREAM_LINE_BYTES = 2**24
 """Limit for one object of a stream."""
-MOST_SILENCES = 4
+RESPONSE_TIMEOUTS = 4
 """An answer may take this many times its `timeout` in all, however steadily it arrives."""
-_LONGEST_NUMBER = 15
-_CROWD_SECONDS = 5.0
+_MAX_NUMBER_DIGITS = 15
+_CONNECT_RETRY_SECONDS = 5.0
 _NO_BODY = (204, 304)
 _HEX = frozenset("0123456789abcdefABCDEF")
 
@@ -54,11 +54,11 @@ class UnreachableError(ClientError):
         self.cause = cause
 
 
-class BadAnswerError(ClientError):
+class BadResponseError(ClientError):
     """The answer is not HTTP with a JSON object: another program listens at the socket."""
 
 
-class RefusedError(ClientError):
+class ErrorResponse(ClientError):
     """The daemon answered with an error. The texts are the daemon's; each but `what` may be empty."""
 
     def __init__(self, status: int, error: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ class Client:
         answer = self._shown(_json_object(content, status), content)
         if not 200 <= status < 300:
             error = answer.get("error")
-            raise RefusedError(status, error if isinstance(error, dict) else {})
+            raise ErrorResponse(status, error if isinstance(error, dict) else {})
         return answer
 
     def stream(self, path: str) -> Iterator[Json]:
@@ -124,11 +124,11 @@ class Client:
                 self._connect(connection)
                 with suppress(BrokenPipeError, ConnectionResetError):
                     connection.sendall(_request_bytes("GET", path, None), socket.MSG_NOSIGNAL)
-                incoming = _Incoming(connection, self.timeout)
+                incoming = _TimedReader(connection, self.timeout)
                 with io.BufferedReader(incoming) as stream:
                     for line in _streamed(stream):
-                        yield line if self.exact else cleaned(line)
-                        incoming.begin()
+                        yield line if self.exact else sanitized(line)
+                        incoming.restart_timeout()
         except OSError as err:
             raise UnreachableError(self.socket_path, err) from err
 
@@ -136,12 +136,12 @@ class Client:
         """The answer in the form for the caller."""
         # ASCII without a backslash is all printable: this covers most answers, also large ones.
         odd = b"\\" in content or not content.isascii()
-        return cleaned(answer) if odd and not self.exact else answer
+        return sanitized(answer) if odd and not self.exact else answer
 
     def _connect(self, connection: socket.socket) -> None:
         """If many others connect, the kernel reports at once that its queue is full. Raises OSError."""
         connection.settimeout(self.timeout)
-        until = time.monotonic() + min(self.timeout, _CROWD_SECONDS)
+        until = time.monotonic() + min(self.timeout, _CONNECT_RETRY_SECONDS)
         while True:
             try:
                 return connection.connect(self.socket_path)
@@ -157,21 +157,21 @@ class Client:
             # MSG_NOSIGNAL, because a process with the default action for SIGPIPE must get an error instead.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(request, socket.MSG_NOSIGNAL)
-            with io.BufferedReader(_Incoming(connection, self.timeout)) as stream:
+            with io.BufferedReader(_TimedReader(connection, self.timeout)) as stream:
                 return _read_response(stream)
 
 
-class _Incoming(io.RawIOBase):
+class _TimedReader(io.RawIOBase):
     """Data from a connection, with a time limit for all of it: a byte now and then does not extend it."""
 
-    def __init__(self, connection: socket.socket, silence: float) -> None:
+    def __init__(self, connection: socket.socket, timeout: float) -> None:
         super().__init__()
-        self._connection, self._silence = connection, silence
-        self.begin()
+        self._connection, self._silence = connection, timeout
+        self.restart_timeout()
 
-    def begin(self) -> None:
+    def restart_timeout(self) -> None:
         """Restart the time limit."""
-        self._until = time.monotonic() + MOST_SILENCES * self._silence
+        self._until = time.monotonic() + RESPONSE_TIMEOUTS * self._silence
 
     def readable(self) -> bool:
         """Required by `io`."""
@@ -181,7 +181,7 @@ class _Incoming(io.RawIOBase):
         """Required by `io`. Raises OSError."""
         left = self._until - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"no whole answer within {MOST_SILENCES * self._silence:.0f} s")
+            raise TimeoutError(f"no whole answer within {RESPONSE_TIMEOUTS * self._silence:.0f} s")
         self._connection.settimeout(min(self._silence, left))
         return self._connection.recv_into(buffer)
 
@@ -203,11 +203,11 @@ def _streamed(stream: BinaryIO) -> Iterator[Json]:
     if headers.get("transfer-encoding", "").lower() != "chunked" or status != 200:
         content = _read_body(stream, status, headers)
         error = _json_object(content, status).get("error")
-        raise RefusedError(status, error if isinstance(error, dict) else {})
+        raise ErrorResponse(status, error if isinstance(error, dict) else {})
     line = b""
     while size := _chunk_size(_read_line(stream)):
-        if len(line) + size > MOST_LINE_BYTES:
-            raise _too_large(MOST_LINE_BYTES)
+        if len(line) + size > MAX_STREAM_LINE_BYTES:
+            raise _too_large(MAX_STREAM_LINE_BYTES)
         line += _read_exactly(stream, size)
         _read_line(stream)
         *whole, line = line.split(b"\n")
@@ -220,11 +220,11 @@ def _read_response(stream: BinaryIO) -> tuple[int, bytes]:
 
 
 def _read_head(stream: BinaryIO) -> tuple[int, dict[str, str]]:
-    for _ in range(MOST_INTERIM + 1):  # interim responses precede the real one
+    for _ in range(MAX_INTERIM_RESPONSES + 1):  # interim responses precede the real one
         status, headers = _read_status(stream), _read_headers(stream)
         if status >= 200:
             return status, headers
-    raise BadAnswerError(f"more than {MOST_INTERIM} interim answers")
+    raise BadResponseError(f"more than {MAX_INTERIM_RESPONSES} interim answers")
 
 
 def _read_body(stream: BinaryIO, status: int, headers: Mapping[str, str]) -> bytes:
@@ -238,8 +238,8 @@ def _read_body(stream: BinaryIO, status: int, headers: Mapping[str, str]) -> byt
         if len(content) > MOST_BYTES:
             raise _too_large(MOST_BYTES)
         return content
-    if not length.isdecimal() or len(length) > _LONGEST_NUMBER:
-        raise BadAnswerError(f"Content-Length is {length[:60]!r}")
+    if not length.isdecimal() or len(length) > _MAX_NUMBER_DIGITS:
+        raise BadResponseError(f"Content-Length is {length[:60]!r}")
     return _read_exactly(stream, int(length))
 
 
@@ -248,19 +248,19 @@ def _read_status(stream: BinaryIO) -> int:
     version, _, rest = line.partition(" ")
     code = rest[:3]
     if not (version.startswith("HTTP/1.") and len(code) == 3 and code.isdecimal()):
-        raise BadAnswerError(f"not an HTTP status line: {line[:60]!r}")
+        raise BadResponseError(f"not an HTTP status line: {line[:60]!r}")
     return int(code)
 
 
 def _read_headers(stream: BinaryIO) -> dict[str, str]:
     headers: dict[str, str] = {}
-    for _ in range(MOST_HEADERS + 1):
+    for _ in range(MAX_HEADERS + 1):
         line = _read_line(stream)
         if not line:
             return headers
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
-    raise BadAnswerError(f"more than {MOST_HEADERS} headers")
+    raise BadResponseError(f"more than {MAX_HEADERS} headers")
 
 
 def _read_chunks(stream: BinaryIO) -> bytes:
@@ -275,22 +275,22 @@ def _read_chunks(stream: BinaryIO) -> bytes:
 
 def _chunk_size(line: str) -> int:
     digits = line.partition(";")[0].strip()
-    if not 0 < len(digits) <= _LONGEST_NUMBER or not _HEX.issuperset(digits):
-        raise BadAnswerError(f"not a chunk size: {line[:60]!r}")
+    if not 0 < len(digits) <= _MAX_NUMBER_DIGITS or not _HEX.issuperset(digits):
+        raise BadResponseError(f"not a chunk size: {line[:60]!r}")
     return int(digits, 16)
 
 
 def _read_line(stream: BinaryIO) -> str:
-    line = stream.readline(_LONGEST_LINE)
+    line = stream.readline(_MAX_LINE_BYTES)
     if not line:
         raise ConnectionResetError("the connection ended before the answer did")
     if not line.endswith(b"\n"):
-        raise BadAnswerError(f"a line that has no end: {line[:60]!r}")
+        raise BadResponseError(f"a line that has no end: {line[:60]!r}")
     return line.rstrip(b"\r\n").decode("latin-1")
 
 
-def _too_large(most: int) -> BadAnswerError:
-    return BadAnswerError(f"it is larger than {most >> 20} MiB")
+def _too_large(max_bytes: int) -> BadResponseError:
+    return BadResponseError(f"it is larger than {max_bytes >> 20} MiB")
 
 
 def _read_exactly(stream: BinaryIO, size: int) -> bytes:
@@ -308,5 +308,5 @@ def _json_object(content: bytes, status: int) -> Json:
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise BadAnswerError(f"HTTP status {status} without a JSON object")
+        raise BadResponseError(f"HTTP status {status} without a JSON object")
     return answer

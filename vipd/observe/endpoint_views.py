@@ -7,36 +7,36 @@ from types import MappingProxyType
 
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
-from vipd.model.backend_status import GOOD, BackendStatus, BackendStatuses
+from vipd.model.backend_status import DEFAULT_STATUS, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Endpoint, Forwarding
-from vipd.model.service import Backend, Frontend, Policy, Refusal, Service, port_names
+from vipd.model.service import Backend, Frontend, TrafficPolicy, RejectAction, Service, port_names
 
-Place = tuple[str, int]
+AddressPort = tuple[str, int]
 """A backend's address and port."""
 
-NONE_WAIT: Mapping[Place, str] = MappingProxyType({})
+NONE_WAITING: Mapping[AddressPort, str] = MappingProxyType({})
 
 
-def backend_status_by_place(
+def backend_status_by_address(
     service: Service, forwarding: Forwarding, backend_statuses: BackendStatuses
-) -> Mapping[Place, BackendStatus]:
+) -> Mapping[AddressPort, BackendStatus]:
     """The status of backends, by the address and port in the forwarding."""
-    places = _places(service, forwarding) if backend_statuses else {}
+    places = _backends_by_address(service, forwarding) if backend_statuses else {}
     return {place: backend_statuses[str(b)] for place, b in places.items() if str(b) in backend_statuses}
 
 
-def waiting_by_place(service: Service, forwarding: Forwarding) -> Mapping[Place, str]:
+def waiting_by_address(service: Service, forwarding: Forwarding) -> Mapping[AddressPort, str]:
     """Why backends that could serve take no new flows: the backups and the fallback's."""
     if not (service.fallback or any(backend.backup for backend in service.backends)):
         return {}
     return {
         place: "backup, waiting" if backend.backup else "fallback, waiting"
-        for place, backend in _places(service, forwarding).items()
+        for place, backend in _backends_by_address(service, forwarding).items()
         if backend.backup or backend in service.fallback
     }
 
 
-def _places(service: Service, forwarding: Forwarding) -> dict[Place, Backend]:
+def _backends_by_address(service: Service, forwarding: Forwarding) -> dict[AddressPort, Backend]:
     """Every backend of a service, by where one of its forwardings reaches it."""
     key = forwarding.key
     names = zip(service.ports, port_names(service.ports), strict=True)
@@ -53,8 +53,8 @@ def _places(service: Service, forwarding: Forwarding) -> dict[Place, Backend]:
 def forwarding_view(
     forwarding: Forwarding,
     dataplane: Dataplane,
-    backend_statuses: Mapping[Place, BackendStatus],
-    waiting: Mapping[Place, str] = NONE_WAIT,
+    backend_statuses: Mapping[AddressPort, BackendStatus],
+    waiting: Mapping[AddressPort, str] = NONE_WAITING,
 ) -> Json:
     """A ForwardingView of docs/api.md."""
     chain, _ = dataplane.chains_of(forwarding)
@@ -70,53 +70,53 @@ def forwarding_view(
         "traffic_policy": {"internal": forwarding.internal_policy, "external": forwarding.external_policy},
         "masquerade": forwarding.masquerade,
         "affinity_seconds": forwarding.affinity_timeout,
-        "refusal": _refusal(forwarding),
+        "refusal": _reject_action(forwarding),
         "chain": chain if forwarding.reachable() else "",
         "endpoints": list(_endpoint_views(forwarding, dataplane, backend_statuses, waiting)),
     }
 
 
-def _refusal(forwarding: Forwarding) -> Refusal:
+def _reject_action(forwarding: Forwarding) -> RejectAction:
     """How a flow without an endpoint is refused: under `local` other hosts may still serve it."""
-    local = Policy.LOCAL in (forwarding.internal_policy, forwarding.external_policy)
-    return Refusal.DROP if local and forwarding.served else forwarding.refusal
+    local = TrafficPolicy.LOCAL in (forwarding.internal_policy, forwarding.external_policy)
+    return RejectAction.DROP if local and forwarding.has_endpoints else forwarding.refusal
 
 
 def _endpoint_views(
     forwarding: Forwarding,
     dataplane: Dataplane,
-    backend_statuses: Mapping[Place, BackendStatus],
-    waiting: Mapping[Place, str],
+    backend_statuses: Mapping[AddressPort, BackendStatus],
+    waiting: Mapping[AddressPort, str],
 ) -> Iterator[Json]:
     _, chains = dataplane.chains_of(forwarding)
     shares = forwarding.shares()
     for endpoint in forwarding.reachable():
-        standing = backend_statuses.get(endpoint[:2], GOOD)
-        yield _endpoint_view(endpoint, standing, shares.get(endpoint, 0.0), chains[endpoint])
-    for endpoint in (*forwarding.resting, *forwarding.down):
-        standing = backend_statuses.get(endpoint[:2], GOOD)
-        yield _endpoint_view(endpoint, standing) | {
+        status = backend_statuses.get(endpoint[:2], DEFAULT_STATUS)
+        yield _endpoint_view(endpoint, status, shares.get(endpoint, 0.0), chains[endpoint])
+    for endpoint in (*forwarding.without_new_flows, *forwarding.unavailable):
+        status = backend_statuses.get(endpoint[:2], DEFAULT_STATUS)
+        yield _endpoint_view(endpoint, status) | {
             "ready": False,
-            "reason": standing.reason or _why_idle(endpoint, forwarding, waiting),
+            "reason": status.reason or _why_idle(endpoint, forwarding, waiting),
         }
 
 
-def _endpoint_view(endpoint: Endpoint, standing: BackendStatus, share: float = 0.0, chain: str = "") -> Json:
+def _endpoint_view(endpoint: Endpoint, status: BackendStatus, share: float = 0.0, chain: str = "") -> Json:
     return {
         "endpoint": str(endpoint),
         "address": endpoint.address,
         "port": endpoint.port,
-        "weight": endpoint.weight if standing.shown_weight is None else standing.shown_weight,
+        "weight": endpoint.weight if status.shown_weight is None else status.shown_weight,
         "share": round(share, 6),
         "ready": True,
-        "reason": standing.reason,
-        "health": standing.health,
-        "check": standing.answer,
+        "reason": status.reason,
+        "health": status.health,
+        "check": status.probe_result,
         "chain": chain,
     }
 
 
-def _why_idle(endpoint: Endpoint, forwarding: Forwarding, waiting: Mapping[Place, str]) -> str:
-    if endpoint in forwarding.down:
+def _why_idle(endpoint: Endpoint, forwarding: Forwarding, waiting: Mapping[AddressPort, str]) -> str:
+    if endpoint in forwarding.unavailable:
         return "declared down"
     return waiting.get(endpoint[:2], "not in use now") if endpoint.weight else "weight 0"

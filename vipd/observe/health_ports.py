@@ -17,9 +17,9 @@ from vipd.control.reconciler import Reconciler
 from vipd.host.observer import Observer
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
-from vipd.observe.listeners import Listeners, Place, supported
+from vipd.observe.listeners import Listeners, ListenAddress, is_family_supported
 
-EVERYWHERE = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 (outer load balancers are elsewhere)
+ANY_ADDRESS = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 (outer load balancers are elsewhere)
 
 NodeAddresses = Callable[[Family, frozenset[str]], tuple[str, ...] | None]
 """Returns the host's addresses of a family that answer on node ports; None: all."""
@@ -74,7 +74,7 @@ class HealthPorts(Observer):
 
     def __init__(self, reconciler: Reconciler, node_addresses: NodeAddresses) -> None:
         self._reconciler, self._node_addresses = reconciler, node_addresses
-        self._families = [family for family in Family if supported(family)]
+        self._families = [family for family in Family if is_family_supported(family)]
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
         """Those with a health port."""
         self._ports: dict[int, HealthPort] = {}
@@ -92,9 +92,9 @@ class HealthPorts(Observer):
         answer reports that."""
         self._ports = wanted_health_ports(self._forwardings.values())
         addresses = [a for family in self._families for a in self._addresses(family)] if self._ports else []
-        self.listeners.want(
+        self.listeners.set_addresses(
             {
-                Place(address, port): f"the health port of {health.service}"
+                ListenAddress(address, port): f"the health port of {health.service}"
                 for port, health in self._ports.items()
                 for address in addresses
             }
@@ -116,6 +116,6 @@ class HealthPorts(Observer):
     def _addresses(self, family: Family) -> tuple[str, ...]:
         named = self._node_addresses(family, self._reconciler.host_addresses)
         if named is None:
-            return (EVERYWHERE[family],)
+            return (ANY_ADDRESS[family],)
         # A link-local IPv6 address cannot be bound without its interface, which no setting names.
         return tuple(a for a in named if family is Family.IPV4 or not ip_address(a).is_link_local)

@@ -19,16 +19,16 @@ from aiohttp import web
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.host.connections.connections import BACKLOG, Connections
 from vipd.host.connections.http import SERVER_OPTIONS
-from vipd.host.connections.limits import Limits
+from vipd.host.connections.limits import ConnectionLimits
 from vipd.host.containment import Containment
-from vipd.host.descriptors import make_room
+from vipd.host.descriptors import raise_limit
 from vipd.model.service import Family, socket_text
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
-HEALTH_LIMITS = Limits(
-    connections=512, by_source=256, head_seconds=5.0, body_seconds=5.0, stuck_seconds=5.0, life_seconds=10.0
+HEALTH_LIMITS = ConnectionLimits(
+    connections=512, per_client=256, head_seconds=5.0, body_seconds=5.0, send_seconds=5.0, life_seconds=10.0
 )
 """A client of health ports times out long before. A load balancer may query all health ports at once."""
 
@@ -38,10 +38,10 @@ _HINTS = {
     errno.EMFILE: "fewer health ports or a higher LimitNOFILE, and ",
 }
 
-Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-class Place(NamedTuple):
+class ListenAddress(NamedTuple):
     """A TCP address to listen on. `0.0.0.0` means all of IPv4, `::` all of IPv6 and no IPv4."""
 
     address: str
@@ -54,18 +54,18 @@ class Place(NamedTuple):
 class Listeners:
     """Keeps the wanted places open while `run` runs; one function answers all."""
 
-    def __init__(self, answer: Answer, limits: Limits = HEALTH_LIMITS) -> None:
-        self._answer, room = answer, make_room()
-        self._most_open = room.ports
+    def __init__(self, answer: RequestHandler, limits: ConnectionLimits = HEALTH_LIMITS) -> None:
+        self._answer, room = answer, raise_limit()
+        self._max_open = room.ports
         self.connections = Connections(limits.within(room.clients))
-        self._wanted: Mapping[Place, str] = {}
-        self._open: dict[Place, socket.socket] = {}
-        self._faults: dict[Place, str] = {}
+        self._wanted: Mapping[ListenAddress, str] = {}
+        self._open: dict[ListenAddress, socket.socket] = {}
+        self._faults: dict[ListenAddress, str] = {}
         self._woken = asyncio.Event()
         self._containment = Containment()
 
     @property
-    def open(self) -> frozenset[Place]:
+    def open(self) -> frozenset[ListenAddress]:
         """The places where it listens now."""
         return frozenset(self._open)
 
@@ -74,10 +74,10 @@ class Listeners:
         """One for each wanted place that could not be opened, and why requests cannot be answered."""
         return (*self._faults.values(), *self._containment.warnings)
 
-    def want(self, places: Mapping[Place, str]) -> None:
+    def set_addresses(self, addresses: Mapping[ListenAddress, str]) -> None:
         """Set the places to keep open, each with its purpose for warnings."""
-        if places != self._wanted:
-            self._wanted = dict(places)
+        if addresses != self._wanted:
+            self._wanted = dict(addresses)
             self._woken.set()
 
     async def run(self) -> None:
@@ -86,21 +86,21 @@ class Listeners:
         try:
             while True:
                 self._woken.clear()
-                self._match(server)
+                self._reconcile(server)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_SECONDS if self._faults else None):
                         await self._woken.wait()
         finally:
-            self.connections.leave_all()
+            self.connections.stop_listening_all()
             self._open.clear()
             await server.shutdown(timeout=1.0)
             self.connections.end_all()
 
-    def _match(self, server: web.Server) -> None:
+    def _reconcile(self, server: web.Server) -> None:
         """Open and close. A port that cannot be had is contained here: the others stay open."""
-        wanted, faults = self._wanted, dict[Place, str]()
+        wanted, faults = self._wanted, dict[ListenAddress, str]()
         for place in self._open.keys() - wanted.keys():
-            self.connections.leave(self._open.pop(place))
+            self.connections.stop_listening(self._open.pop(place))
         for place in wanted.keys() - self._open.keys():
             try:
                 self._open[place] = self._listen(place, server)
@@ -120,7 +120,7 @@ class Listeners:
     async def _answer_once(self, request: web.BaseRequest) -> web.StreamResponse:
         async def once() -> web.StreamResponse:
             response: web.StreamResponse = web.Response(status=500, text="internal error; see vipd's log\n")
-            with self._containment.around("TCP", "answering"):
+            with self._containment.contain("TCP", "answering"):
                 try:
                     response = await self._answer(request)
                 except web.HTTPException as refused:
@@ -132,15 +132,15 @@ class Listeners:
 
         return await self.connections.answer(request, once)
 
-    def _listen(self, place: Place, server: web.Server) -> socket.socket:
-        if len(self._open) >= self._most_open:
+    def _listen(self, address: ListenAddress, server: web.Server) -> socket.socket:
+        if len(self._open) >= self._max_open:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        listener = _bind(place)
+        listener = _bind(address)
         self.connections.listen(listener, server)
         return listener
 
 
-def supported(family: Family) -> bool:
+def is_family_supported(family: Family) -> bool:
     """Whether this kernel supports the family at all."""
     try:
         socket.socket(_NUMBERS[family], socket.SOCK_STREAM).close()
@@ -152,8 +152,8 @@ def supported(family: Family) -> bool:
 _NUMBERS = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
 
-def _bind(place: Place) -> socket.socket:
-    family = Family.IPV6 if ":" in place.address else Family.IPV4
+def _bind(address: ListenAddress) -> socket.socket:
+    family = Family.IPV6 if ":" in address.address else Family.IPV4
     listener = socket.socket(_NUMBERS[family], socket.SOCK_STREAM)
     try:
         # Otherwise a port that had connections a moment ago, as when vipd restarts, is unavailable for a
@@ -162,7 +162,7 @@ def _bind(place: Place) -> socket.socket:
         if family is Family.IPV6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.setblocking(False)
-        listener.bind(place)
+        listener.bind(address)
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()

@@ -16,14 +16,14 @@ from vipd.control.service_status import (
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import spec_of
-from vipd.declaration.problems import Problem, listed
+from vipd.declaration.problems import Problem, problem_texts
 from vipd.declaration.unit import Unit
 from vipd.model.backend_status import BackendStatuses
 from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.limits import ALL_PROBLEMS
 from vipd.model.service import Service
-from vipd.observe.endpoint_views import backend_status_by_place, forwarding_view, waiting_by_place
+from vipd.observe.endpoint_views import backend_status_by_address, forwarding_view, waiting_by_address
 from vipd.sources.base import Source
 
 IGNORED_SHOWN = 20
@@ -48,8 +48,8 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
             forwarding_view(
                 f,
                 dataplane,
-                backend_status_by_place(service, f, backend_statuses),
-                waiting_by_place(service, f),
+                backend_status_by_address(service, f, backend_statuses),
+                waiting_by_address(service, f),
             )
             for f in forwardings
         ],
@@ -132,7 +132,7 @@ def _source_view(
         "name": source.name,
         "location": source.location,
         "services": sum(serving.get(name, 0) for name in {**units, **problems}),
-        "problems": [*source.faults(), *listed(p for found in problems.values() for p in found)],
+        "problems": [*source.faults(), *problem_texts(p for found in problems.values() for p in found)],
         "refused": refused,
     }
 

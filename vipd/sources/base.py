@@ -27,5 +27,5 @@ class Source(Protocol):
     def faults(self) -> tuple[str, ...]:
         """Why the source itself cannot be read, as against a fault in one declaration."""
 
-    def accepted(self, chosen: Mapping[str, Declaration]) -> None:
+    def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Sets the versions that serve from now on; a source keeps them so that they outlive a bad edit."""

@@ -19,8 +19,8 @@ class Signature(NamedTuple):
     device: int
     inode: int
     size: int
-    modified: int
-    changed: int
+    mtime_ns: int
+    ctime_ns: int
 
 
 def list_files(directory: Path, before: Collection[str]) -> tuple[list[Path], tuple[str, ...]]:

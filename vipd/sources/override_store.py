@@ -14,27 +14,27 @@ from pathlib import Path
 
 from vipd.declaration.bounded_json import read_json
 from vipd.declaration.problems import PLEASE_REPORT
-from vipd.host.durable import MOST_BYTES, make_directory, read_own, why, write_durably
+from vipd.host.durable import MAX_BYTES, make_directory, read_own, error_text, write_durably
 from vipd.host.observer import Observer
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.override import (
-    Key,
-    MalformedError,
+    OverrideKey,
+    MalformedOverrideError,
     Override,
     Overrides,
-    Subject,
+    OverrideTarget,
     describe,
     from_json,
-    in_parts,
-    lapsed,
-    next_lapse,
+    by_part,
+    expired,
+    next_expiry,
     to_document,
 )
 from vipd.sources.store import StoreError
 
 log = logging.getLogger(__name__)
 
-MOST_FAULTS = 10
+MAX_FAULTS = 10
 """Number of faults that are named for one file."""
 _HINT = "hint: mend it or move it aside, then vipctl reload"
 
@@ -46,8 +46,8 @@ class OverrideStore:
     def __init__(self, path: Path, clock: Callable[[], datetime], observer: Observer | None = None) -> None:
         """`observer` gets `overrides_changed` after a change is on disk, or time has ended orders."""
         self._path, self._clock, self._observer = path, clock, observer or Observer()
-        self._overrides: dict[Key, Override] = {}
-        self._ended_unsaved = False
+        self._overrides: dict[OverrideKey, Override] = {}
+        self._expired_unsaved = False
         self._faults: tuple[str, ...] = ()
 
     @property
@@ -63,7 +63,7 @@ class OverrideStore:
     @property
     def unsaved(self) -> bool:
         """Whether the file contains expired overrides. While it is faulty it is not changed."""
-        return self._ended_unsaved and not self._faults
+        return self._expired_unsaved and not self._faults
 
     def faults(self) -> tuple[str, ...]:
         """The parts of the file that cannot be used."""
@@ -79,17 +79,17 @@ class OverrideStore:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            faults = [f"{self._path}: cannot be read: {why(error)}; no order of it is in force; {_HINT}"]
+            faults = [f"{self._path}: cannot be read: {error_text(error)}; no order of it is in force; {_HINT}"]
         for name, item in items:
             try:
                 found.append(from_json(item))
-            except MalformedError as error:
+            except MalformedOverrideError as error:
                 faults.append(f"{self._path}: {name}: {error}; it is not in force; {_HINT}")
-        if len(faults) > MOST_FAULTS:
-            faults[MOST_FAULTS:] = [f"{self._path}: {len(faults) - MOST_FAULTS} more faults"]
+        if len(faults) > MAX_FAULTS:
+            faults[MAX_FAULTS:] = [f"{self._path}: {len(faults) - MAX_FAULTS} more faults"]
         self._faults = tuple(faults)
-        self._overrides, self._ended_unsaved = in_parts(found), False
-        self._end()
+        self._overrides, self._expired_unsaved = by_part(found), False
+        self._expire()
 
     def reload(self) -> None:
         """Read the file again when it could not be used before."""
@@ -98,70 +98,70 @@ class OverrideStore:
             self.load()
             self._observer.overrides_changed(_different(before, self._overrides))
 
-    def put(self, *orders: Override) -> None:
+    def put(self, *overrides: Override) -> None:
         """Activate these overrides, on disk first; each replaces an earlier one of the same part.
 
         Raises StoreError; then nothing has changed.
         """
-        self._change({**self._overrides, **in_parts(orders)}, frozenset(order.subject for order in orders))
+        self._change({**self._overrides, **by_part(overrides)}, frozenset(order.target for order in overrides))
 
-    def take_back(self, *subjects: Subject) -> None:
+    def clear(self, *targets: OverrideTarget) -> None:
         """Clear the overrides of these targets. Raises StoreError; then nothing has changed."""
-        gone = frozenset(subjects) & {key.subject for key in self._overrides}
+        gone = frozenset(targets) & {key.target for key in self._overrides}
         if gone:
-            self._change({key: o for key, o in self._overrides.items() if key.subject not in gone}, gone)
+            self._change({key: o for key, o in self._overrides.items() if key.target not in gone}, gone)
 
-    def due(self) -> datetime | None:
+    def next_expiry(self) -> datetime | None:
         """When an override next expires."""
-        return next_lapse(self._overrides)
+        return next_expiry(self._overrides)
 
-    def tick(self) -> None:
+    def expire_due(self) -> None:
         """End overrides that have expired. `save_ended` then updates the file."""
-        if changed := self._end():
+        if changed := self._expire():
             self._observer.overrides_changed(changed)
 
-    def save_ended(self) -> None:
+    def save_expired(self) -> None:
         """Record in the file that overrides have expired, if it does not. Raises StoreError."""
         if self.unsaved:
             self._save(self._overrides)
 
-    def _end(self) -> frozenset[Subject]:
+    def _expire(self) -> frozenset[OverrideTarget]:
         """End overrides that have expired; returns their targets."""
-        changes, before = lapsed(self._overrides, self._clock()), self._overrides
+        changes, before = expired(self._overrides, self._clock()), self._overrides
         if changes:
             now = {**before, **changes}
             self._overrides = {key: override for key, override in now.items() if override is not None}
-            self._ended_unsaved = True
+            self._expired_unsaved = True
         for key, changed in changes.items():
             _log_expired(before[key], pins_alone=changed is not None)
-        return frozenset(key.subject for key in changes)
+        return frozenset(key.target for key in changes)
 
-    def _change(self, wanted: dict[Key, Override], subjects: frozenset[Subject]) -> None:
+    def _change(self, wanted: dict[OverrideKey, Override], subjects: frozenset[OverrideTarget]) -> None:
         self._save(wanted)
         self._overrides = wanted
         self._observer.overrides_changed(subjects)
 
-    def _save(self, wanted: dict[Key, Override]) -> None:
+    def _save(self, wanted: dict[OverrideKey, Override]) -> None:
         if self._faults:
             raise StoreError(f"overrides cannot be changed: {self._faults[0]}")
         text = json.dumps(to_document(wanted), indent=1)
-        if in_parts(from_json(item) for _, item in _items(text.encode())) != wanted:
+        if by_part(from_json(item) for _, item in _items(text.encode())) != wanted:
             raise StoreError(f"these overrides read back as others; nothing has changed; {PLEASE_REPORT}")
         try:
             make_directory(self._path.parent)
             write_durably(self._path, (text + "\n").encode())
         except OSError as error:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None
-        self._ended_unsaved = False
+        self._expired_unsaved = False
 
 
-def _different(one: Overrides, other: Overrides) -> frozenset[Subject]:
+def _different(one: Overrides, other: Overrides) -> frozenset[OverrideTarget]:
     """The targets of overrides that differ between the two."""
-    return frozenset(key.subject for key in {**one, **other} if one.get(key) != other.get(key))
+    return frozenset(key.target for key in {**one, **other} if one.get(key) != other.get(key))
 
 
 def _log_expired(override: Override, pins_alone: bool) -> None:
-    subject = override.subject
+    subject = override.target
     what = f"the pins of {subject} have ended" if pins_alone else f"the order for {subject} has ended"
     reason = (
         f"clients with affinity move now; {describe(override)}" if pins_alone else f"was {describe(override)}"
@@ -178,7 +178,7 @@ def _log_expired(override: Override, pins_alone: bool) -> None:
 
 def _items(data: bytes) -> list[tuple[str, object]]:
     """The stored overrides, each with its name for people; raises ValueError."""
-    document = read_json(data, MOST_BYTES)
+    document = read_json(data, MAX_BYTES)
     if not isinstance(document, dict) or not isinstance(document.get("overrides"), list):
         raise ValueError("it must be a mapping with the list overrides")
     weights = document.get("weights", [])

@@ -17,17 +17,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 WINDOW_SECONDS = 10.0
-FEWEST = 5
+MIN_REMOVALS = 5
 """Fewer removals than this are never too many."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RemovalDecision:
     """Decision about removals."""
 
-    go: frozenset[str] = frozenset()
+    allowed: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
-    back: frozenset[str] = frozenset()
+    restore: frozenset[str] = frozenset()
     """Removed a moment ago, and now restored."""
 
 
@@ -39,31 +39,31 @@ class RemovalGuard:
         self._recent: dict[str, float] = {}
         self.held: set[str] = set()
 
-    def judge(self, removed: Collection[str], known: int, now: float, foreign: bool = False) -> Verdict:
+    def decide(self, removed: Collection[str], service_count: int, now: float, store_replaced: bool = False) -> RemovalDecision:
         """`known`: number of services, including those to be removed, without held ones.
 
         `foreign`: the store is not the same.
         """
-        asked = frozenset(removed) - self.held
-        self._forget(now)
-        if not asked:
-            return Verdict()
-        together = len(asked) + len(self._recent)
-        too_many = together >= FEWEST and together * 100 > self._percent * (known + len(self._recent))
-        if not (foreign or self.held or too_many):
-            self._recent.update(dict.fromkeys(asked, now))
-            return Verdict(go=asked)
-        back = frozenset(self._recent)
+        new_removals = frozenset(removed) - self.held
+        self._expire(now)
+        if not new_removals:
+            return RemovalDecision()
+        total = len(new_removals) + len(self._recent)
+        too_many = total >= MIN_REMOVALS and total * 100 > self._percent * (service_count + len(self._recent))
+        if not (store_replaced or self.held or too_many):
+            self._recent.update(dict.fromkeys(new_removals, now))
+            return RemovalDecision(allowed=new_removals)
+        restore = frozenset(self._recent)
         self._recent.clear()
-        self.held |= asked | back
-        return Verdict(held=asked, back=back)
+        self.held |= new_removals | restore
+        return RemovalDecision(held=new_removals, restore=restore)
 
-    def written(self, key: str) -> None:
+    def key_written(self, key: str) -> None:
         """A key is there again."""
         self.held.discard(key)
         self._recent.pop(key, None)
 
-    def remembers(self, key: str) -> bool:
+    def may_restore(self, key: str) -> bool:
         """Whether a verdict may still restore a removed key."""
         return key in self._recent
 
@@ -74,5 +74,5 @@ class RemovalGuard:
         self._recent.clear()
         return held
 
-    def _forget(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         self._recent = {key: at for key, at in self._recent.items() if now - at < WINDOW_SECONDS}

@@ -15,10 +15,10 @@ from pathlib import Path
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import PLEASE_REPORT, Declaration
 from vipd.declaration.unit import Unit
-from vipd.host.durable import make_directory, read_own, why, write_aside, write_durably
+from vipd.host.durable import make_directory, read_own, error_text, write_atomically, write_durably
 from vipd.model import limits
 from vipd.model.service import Service
-from vipd.model.text import joined_pairs
+from vipd.model.text import join_surrogate_pairs
 
 UNIT = "cli"
 COPY_SUFFIX = ".last-good"
@@ -54,7 +54,7 @@ class StoreSource:
         self._services: Mapping[str, Service] = {}
         self._unit = Unit(self._declaration, self._declaration)
         self._faults: tuple[str, ...] = ()
-        self.turn = asyncio.Lock()
+        self.change_lock = asyncio.Lock()
         """Held from the decision on a change until it is saved."""
 
     @property
@@ -72,11 +72,11 @@ class StoreSource:
         text, found, self._faults = _read(self._path)
         self._blocks = {}
         if not self._faults:
-            self._take(found)
+            self._set_declaration(found)
             self._blocks = _blocks_in(text, found.services)
             return
         _, last_good, unusable = _read(self._copy)
-        self._take(Declaration() if unusable else last_good)
+        self._set_declaration(Declaration() if unusable else last_good)
         serving = (
             "its last good copy goes on serving" if last_good.services else "there is no good copy of it"
         )
@@ -91,7 +91,7 @@ class StoreSource:
         if self._faults:
             hint = f"mend {self._path} or move it aside, then vipctl reload"
             raise StoreError(f"the store cannot be changed: {self._faults[0]}; hint: {hint}")
-        _check_limits(len(services), sum(map(limits.size_of, services.values())))
+        _check_limits(len(services), sum(map(limits.declared_size, services.values())))
         blocks = self._blocks_of(services.values())
         text = _file_text([block for _, block in blocks.values()]).encode()
         if len(text) > limits.FILE_BYTES:
@@ -105,9 +105,9 @@ class StoreSource:
             raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None
         with contextlib.suppress(OSError):
             # Not synced: a power cut may lose the copy, but then it has not damaged the file itself.
-            write_aside(self._copy, text)
+            write_atomically(self._copy, text)
         self._blocks = blocks
-        self._take(Declaration(tuple(services.values())))
+        self._set_declaration(Declaration(tuple(services.values())))
 
     def reload(self) -> None:
         """Read the file again when it could not be used before."""
@@ -120,7 +120,7 @@ class StoreSource:
             self._unit = Unit(self._declaration, self._declaration)
         return {UNIT: self._unit}
 
-    def _take(self, declaration: Declaration) -> None:
+    def _set_declaration(self, declaration: Declaration) -> None:
         self._services = {service.name: service for service in declaration.services}
         self._declaration = declaration
 
@@ -144,7 +144,7 @@ class StoreSource:
         """Set while the file cannot be used."""
         return self._faults
 
-    def accepted(self, chosen: Mapping[str, Declaration]) -> None:
+    def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Does nothing: the file is the accepted version."""
 
 
@@ -165,8 +165,8 @@ def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
     except FileNotFoundError:
         return "", Declaration(), ()
     except (OSError, UnicodeDecodeError) as error:
-        return "", Declaration(), (f"{path}: cannot be read: {why(error)}",)
-    text = joined_pairs(text)  # earlier versions wrote text as JSON does
+        return "", Declaration(), (f"{path}: cannot be read: {error_text(error)}",)
+    text = join_surrogate_pairs(text)  # earlier versions wrote text as JSON does
     found = parse_declaration(text, str(path), source="cli", accepted=True)
     return (text, found, ()) if found.ok else ("", Declaration(), tuple(map(str, found.problems)))
 

@@ -7,7 +7,7 @@ from ipaddress import IPv4Address
 
 from tests.bench.path.programs import PORTS
 from tests.lab.node import Node
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Installed, make_plan
 from vipd.dataplane.iptables.ruleset import Ruleset
@@ -67,7 +67,7 @@ def settings_for(compat: str = "none", masquerade: str = "auto") -> Settings:
 def _forwardings(services: int, compat: str, masquerade: str) -> tuple[Forwarding, ...]:
     policy = SelectionPolicy.of(settings_for(compat, masquerade), ())
     parsed = parse_declaration(declaration(services), "bench.yaml").services
-    return tuple(forwarding for service in parsed for forwarding in choose(service, policy))
+    return tuple(forwarding for service in parsed for forwarding in select_backends(service, policy))
 
 
 @cache

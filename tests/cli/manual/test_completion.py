@@ -219,7 +219,7 @@ def test_nothing_is_said_when_no_daemon_is_there(capsys: pytest.CaptureFixture[s
 def test_a_daemon_that_does_not_answer_is_not_waited_for(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completion, "PATIENCE", 0.2)
+    monkeypatch.setattr(completion, "TIMEOUT_SECONDS", 0.2)
     path = str(tmp_path / "silent.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from tests.docs.markdown import ROOT, rows
 from vipd.cli.manual import settings_reference
 from vipd.cli.manual.settings_reference import docstrings, settings
-from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, Group, Key
+from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, KeyGroup, KeyDoc
 from vipd.host.settings.settings import Settings
 from vipd.host.settings.settings_file import read_settings_text
 from vipd.model.service import Masquerade
@@ -34,8 +34,8 @@ def named(cell: str) -> str:
 @pytest.mark.parametrize("title", GROUPS)
 def test_every_key_has_a_meaning_and_every_meaning_a_key(title: str) -> None:
     group = GROUPS[title]
-    assert set(group.meanings) == set(group.keys), "hint: vipd/declaration/key_docs.py"
-    assert all(key.form and key.meaning for key in group.meanings.values())
+    assert set(group.docs) == set(group.keys), "hint: vipd/declaration/key_docs.py"
+    assert all(key.form and key.meaning for key in group.docs.values())
 
 
 def documented_groups() -> list[str]:
@@ -51,9 +51,9 @@ def test_the_documentation_of_keys_has_the_same_words(title: str) -> None:
     told = {
         named(first): [plain(cell) for cell in rest] for first, *rest in rows(DOCS / "declaration.md", title)
     }
-    meant = {name: list(key) for name, key in GROUPS[title].meanings.items()}
+    meant = {name: list(key) for name, key in GROUPS[title].docs.items()}
     if all(len(rest) == 2 for rest in told.values()):  # a table without a column for defaults
-        meant = {name: [key.form, key.meaning] for name, key in GROUPS[title].meanings.items()}
+        meant = {name: [key.form, key.meaning] for name, key in GROUPS[title].docs.items()}
     wrong = [
         f"docs/declaration.md should say: | `{name}` | {' | '.join(meant[name])} |"
         for name in meant
@@ -90,7 +90,7 @@ def test_the_packaged_file_shows_the_defaults() -> None:
 
 def test_a_key_without_a_meaning_is_told() -> None:
     with pytest.raises(LookupError, match=r"A test: no meaning of b; hint: .*key_docs\.py"):
-        list(Group("A test", ("a", "b"), {"a": Key("text", "", "A.")}).described())
+        list(KeyGroup("A test", ("a", "b"), {"a": KeyDoc("text", "", "A.")}).described())
 
 
 class _Sample(BaseModel):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.api.daemon_process import Host, host
-from vipd.model.override import Subject
+from vipd.model.override import OverrideTarget
 
 SECONDS = int(os.environ.get("VIPD_OVERRIDES_SECONDS", "25"))
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300 + 2 * SECONDS)]
@@ -28,7 +28,7 @@ PLACES: tuple[dict[str, str], ...] = (
     {"service": "dns", "backend": "10.0.0.2:8080"},
     {"address": "10.0.0.2"},
 )
-Part = tuple[Subject, str]
+Part = tuple[OverrideTarget, str]
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def parts(node: Host) -> dict[Part, str]:
     """What is listed: the reason of each part."""
     found = {}
     for order in node.get("overrides")["overrides"]:
-        subject = Subject(order["service"], order["backend"])
+        subject = OverrideTarget(order["service"], order["backend"])
         if order.get("admin", "active") != "active":
             found[subject, "state"] = order["reason"]
         if "weight" in order:
@@ -79,7 +79,7 @@ def parts(node: Host) -> dict[Part, str]:
     return found
 
 
-def words_of(subject: Subject) -> dict[str, str]:
+def words_of(subject: OverrideTarget) -> dict[str, str]:
     """How an order is taken back."""
     named = {"service": subject.service, "backend": subject.backend}
     return named if subject.service else {"address": subject.backend}
@@ -123,7 +123,7 @@ class Walk:
         order = given["override"]
         until = time.time() + lasts if lasts else None
         for part in ("state",) * ("admin" in what) + ("weight",) * ("weight" in what):
-            self.model[Subject(order["service"], order["backend"]), part] = (reason, until)
+            self.model[OverrideTarget(order["service"], order["backend"]), part] = (reason, until)
 
     def resume(self) -> None:
         """Whatever is listed can be taken back, but not where that cannot be kept."""
@@ -136,7 +136,7 @@ class Walk:
             over = status == 404 and subject not in {s for s, _ in self.expected()}
             assert over or (self.full and "cannot be written" in answer["error"]["what"]), answer
             return
-        gone = {Subject(order["service"], order["backend"]) for order in answer["overrides"]}
+        gone = {OverrideTarget(order["service"], order["backend"]) for order in answer["overrides"]}
         assert gone <= {subject, *(s for s, _ in self.model)}
         self.model = {key: value for key, value in self.model.items() if key[0] not in gone}
 
@@ -185,7 +185,7 @@ def test_a_drain_ends_in_time_without_a_disk(how: str) -> None:
         assert node.ask("POST", "overrides", {**PLACES[1], **drain, "for": 3600})[1]["applied"]
         _make_unwritable(node, how)
         node.wait_for(lambda: _ready(node) == {"10.0.0.1"})
-        assert set(parts(node)) == {(Subject("dns", "10.0.0.2"), "state")}
+        assert set(parts(node)) == {(OverrideTarget("dns", "10.0.0.2"), "state")}
         node.wait_for(lambda: any("saving ended overrides" in w for w in node.get("status")["warnings"]))
         status, refused = node.ask("DELETE", "overrides", PLACES[1])
         assert (status, "cannot be written" in refused["error"]["what"]) == (500, True)

@@ -21,7 +21,7 @@ from vipd.host.supervisor import Work
 from vipd.model.override import from_json
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.source import EtcdSource
-from vipd.sources.etcd.store import EtcdStore, Written
+from vipd.sources.etcd.store import EtcdStore, WriteResult
 
 PLACE = {"service": "dns", "backend": "10.0.0.1"}
 DNS = service("dns", "10.96.0.10", "", 1, "10.0.0.1")
@@ -77,7 +77,7 @@ def test_nobody_waits_for_etcd_while_vipd_stops(world: World) -> None:
     store = EtcdStore(cast(EtcdClient, etcd), cast(EtcdSource, etcd), PREFIX, lambda: world.now)
 
     async def story() -> str:
-        waiting = asyncio.create_task(store.wait_followed(Written(7, {f"{BELOW}x": True})))
+        waiting = asyncio.create_task(store.wait_observed(WriteResult(7, {f"{BELOW}x": True})))
         await asyncio.sleep(0)
         assert not waiting.done()
         store.stop_waiting()

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.control.overrides.world import REFUSALS, Json, World
 from tests.model.samples import service
 from vipd.declaration.operations import RefusedError
-from vipd.model.override import Subject
+from vipd.model.override import OverrideTarget
 from vipd.model.service import Backend, Service
 from vipd.sources.store import StoreError
 
@@ -59,7 +59,7 @@ class Place(NamedTuple):
     """Of what a part of an order is known."""
 
     scope: str
-    subject: Subject
+    subject: OverrideTarget
     part: str
 
 
@@ -122,7 +122,7 @@ class ActiveOverrides(RuleBasedStateMachine):
         except REFUSALS as error:
             self.refused(error, fleet, by_words=(admin is None and weight is None) or not self.live(place))
             return
-        subject = Subject(given["override"]["service"], given["override"]["backend"])
+        subject = OverrideTarget(given["override"]["service"], given["override"]["backend"])
         assert subject == self.live(place)
         until, pinned = (self.at(seconds) for seconds in (lasts, pins))
         scope = "fleet" if fleet else "host"
@@ -134,17 +134,17 @@ class ActiveOverrides(RuleBasedStateMachine):
     @rule(place=st.sampled_from(PLACES), fleet=st.booleans())
     def resume(self, place: Json, fleet: bool) -> None:
         """By words that name a backend, whether there is an order about it or not."""
-        words = Subject(place.get("service", ""), str(place.get("backend", place.get("address"))).lower())
+        words = OverrideTarget(place.get("service", ""), str(place.get("backend", place.get("address"))).lower())
         words = words._replace(backend=words.backend.replace("fd00:0::", "fd00::"))
         live = self.live(place)
-        means = {words, live, Subject(live.service, words.backend) if live else words}
+        means = {words, live, OverrideTarget(live.service, words.backend) if live else words}
         self.take_back(place, {subject for subject in means if subject}, fleet)
 
     @rule(data=st.data(), fleet=st.booleans())
     @precondition(lambda self: self.model)
     def resume_as_listed(self, data: st.DataObject, fleet: bool) -> None:
         subject = data.draw(
-            st.sampled_from(sorted({place.subject for place in self.in_force()} or [Subject("", "x")]))
+            st.sampled_from(sorted({place.subject for place in self.in_force()} or [OverrideTarget("", "x")]))
         )
         if subject.backend == "x":
             return
@@ -155,7 +155,7 @@ class ActiveOverrides(RuleBasedStateMachine):
         )
         means = {subject}
         if live := self.live(words):
-            means |= {live, Subject(live.service, subject.backend)}
+            means |= {live, OverrideTarget(live.service, subject.backend)}
         self.take_back(words, means, fleet)
 
     @rule(fleet=st.booleans())
@@ -201,7 +201,7 @@ class ActiveOverrides(RuleBasedStateMachine):
     def listed_is_what_is_in_force(self) -> None:
         told: dict[Place, Said] = {}
         for order in self.world.listed():
-            about = order["scope"], Subject(order["service"], order["backend"])
+            about = order["scope"], OverrideTarget(order["service"], order["backend"])
             until, pins = (
                 datetime.fromisoformat(order[k]) if k in order else None for k in ("until", "pins_until")
             )
@@ -221,7 +221,7 @@ class ActiveOverrides(RuleBasedStateMachine):
                 assert str(found.admin if found else "active") == admin
                 assert (found.weight if found else None) in (weights or {None})
 
-    def take_back(self, words: Json, means: set[Subject], fleet: bool) -> None:
+    def take_back(self, words: Json, means: set[OverrideTarget], fleet: bool) -> None:
         scope, there = "fleet" if fleet else "host", self.in_force()
         meant = {place for place in there if place.subject in means}
         try:
@@ -262,17 +262,17 @@ class ActiveOverrides(RuleBasedStateMachine):
         self.world.start()
         assert self.world.listed() == []
 
-    def live(self, words: Json) -> Subject | None:
+    def live(self, words: Json) -> OverrideTarget | None:
         """The subject that words mean among what is declared now."""
         address = words.get("address", "").replace("fd00:0::", "fd00::")
         if address:
             there = any(b.address == address for s in self.world.services.values() for b in s.backends)
-            return Subject("", address) if there else None
+            return OverrideTarget("", address) if there else None
         target, name = str(words.get("service")), str(words.get("backend")).lower()
         found = [s for s in self.world.services.values() if target in (s.name, f"{s.addresses[0]}:53/udp")]
         backends = [b for s in found for b in s.backends]
         exact = [b for b in backends if str(b) == name] or [b for b in backends if b.address == name]
-        return Subject(found[0].name, str(exact[0])) if len(exact) == 1 else None
+        return OverrideTarget(found[0].name, str(exact[0])) if len(exact) == 1 else None
 
     def in_force(self) -> dict[Place, Said]:
         """The model as of now."""
@@ -288,7 +288,7 @@ class ActiveOverrides(RuleBasedStateMachine):
 
     def expected(self, each: Service, backend: Backend) -> tuple[str, set[Any]]:
         """The severest state, and the weights of which one counts."""
-        own, everywhere = Subject(each.name, str(backend)), Subject("", backend.address)
+        own, everywhere = OverrideTarget(each.name, str(backend)), OverrideTarget("", backend.address)
         parts = {p: s for p, s in self.in_force().items() if p.subject in (own, everywhere)}
         states = [str(said.value) for place, said in parts.items() if place.part == "admin"]
         weights = {p: s.value for p, s in parts.items() if p.part == "weight"}
@@ -300,8 +300,8 @@ class ActiveOverrides(RuleBasedStateMachine):
         return None if seconds is None else self.world.now + timedelta(seconds=seconds)
 
 
-def _subject(order: Json) -> Subject:
-    return Subject(order["service"], order["backend"])
+def _subject(order: Json) -> OverrideTarget:
+    return OverrideTarget(order["service"], order["backend"])
 
 
 pytestmark = [pytest.mark.timeout(300 + 3 * EXAMPLES), pytest.mark.slow]

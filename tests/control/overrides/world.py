@@ -18,8 +18,8 @@ from aiohttp import web
 
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Peer, Permission
-from vipd.control.backend_status_tracker import BackendStatusTracker, Checking
-from vipd.control.fleet_member import Fleet
+from vipd.control.backend_status_tracker import BackendStatusTracker, HealthSource
+from vipd.control.fleet_member import FleetMember
 from vipd.control.progress import Progress
 from vipd.control.reconciler import Reconciler
 from vipd.declaration.operations import RefusedError
@@ -30,7 +30,7 @@ from vipd.model.service import Service
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import UnreachableError
 from vipd.sources.etcd.fleet_overrides import FleetOverrides
-from vipd.sources.etcd.messages import Delete, Put, Unchanged
+from vipd.sources.etcd.messages import Delete, Put, ModRevisionEquals
 from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.store import EtcdStore
 from vipd.sources.override_store import OverrideStore
@@ -64,7 +64,7 @@ class Etcd:
         self._answer()
         self._expire(lease)
 
-    async def txn(self, conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> int:
+    async def txn(self, conditions: Sequence[ModRevisionEquals], then: Sequence[Put | Delete]) -> int:
         self._answer()
         for condition in conditions:
             if self.kvs.get(condition.key.decode(), ("", 0, 0))[1] != condition.mod_revision:
@@ -160,16 +160,16 @@ class World:
         self.store = OverrideStore(self.path, lambda: self.now, observers)
         self.store.load()
         self.orders: FleetOverrides | None = None
-        fleet: Fleet | None = None
+        fleet: FleetMember | None = None
         if self.configured:
             etcd = cast(EtcdSource, self.etcd)
             self.orders = FleetOverrides(lambda: self.etcd.overrides, lambda: self.now, observers)
             stored = EtcdStore(cast(EtcdClient, self.etcd), etcd, PREFIX, lambda: self.now)
-            fleet = cast(Fleet, SimpleNamespace(orders=self.orders, store=stored, name="h1"))
+            fleet = cast(FleetMember, SimpleNamespace(orders=self.orders, store=stored, name="h1"))
             self.orders.refresh()
         books = (self.store, *((self.orders,) if self.orders else ()))
         self.fitness = BackendStatusTracker(
-            books, cast(Checking, SimpleNamespace(follow=_ignore)), lambda: 0.0
+            books, cast(HealthSource, SimpleNamespace(follow=_ignore)), lambda: 0.0
         )
         observers.add(self.fitness)
         reconciler = SimpleNamespace(
@@ -196,29 +196,29 @@ class World:
     def pass_time(self, seconds: float) -> None:
         """Time passes, and the daemon's loops see it."""
         self.now += timedelta(seconds=seconds)
-        self.store.tick()
+        self.store.expire_due()
         if self.orders:
-            self.orders.tick()
+            self.orders.expire_due()
         self.save()
 
     def save(self) -> None:
         """The daemon tries to bring to disk what has ended."""
         try:
-            self.store.save_ended()
+            self.store.save_expired()
         except StoreError:
             assert self.full
 
     def listed(self) -> list[Json]:
         """`GET /v1/overrides`."""
-        return list(self._answer(self._routes.listed, {}, {})["overrides"])
+        return list(self._answer(self._routes.list_overrides, {}, {})["overrides"])
 
     def give(self, body: Json, fleet: bool) -> Json:
         """`POST /v1/overrides`. Raises RefusedError and StoreError."""
-        return self._answer(self._routes.ordered, body, {"fleet": "1"} if fleet else {})
+        return self._answer(self._routes.create_override, body, {"fleet": "1"} if fleet else {})
 
     def resume(self, body: Json, fleet: bool) -> Json:
         """`DELETE /v1/overrides`. Raises as `give` does."""
-        return self._answer(self._routes.taken_back, body, {"fleet": "1"} if fleet else {})
+        return self._answer(self._routes.clear_overrides, body, {"fleet": "1"} if fleet else {})
 
     def backend_statuses(self, service: Service) -> BackendStatuses:
         """How its backends stand."""
@@ -231,7 +231,7 @@ class World:
     def _write(self, path: Path, data: bytes) -> None:
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        durable.write_aside(path, data)
+        durable.write_atomically(path, data)
 
 
 def _ignore(*_: object) -> None:

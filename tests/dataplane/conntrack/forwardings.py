@@ -24,7 +24,7 @@ def forwarding(
         port=port,
         endpoints=tuple(Endpoint(*each) for each in endpoints),
         masquerade=Masquerade.HAIRPIN,
-        resting=tuple(Endpoint(*each) for each in resting),
+        without_new_flows=tuple(Endpoint(*each) for each in resting),
         local_endpoints=tuple(Endpoint(*each) for each in local),
         external_addresses=tuple(ExternalAddress(each, allow_from=()) for each in external),
         node_port=node_port,

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from tests.dataplane.conntrack.kernel import connect_in
 from tests.lab.topology import Lab
 from vipd.cli.main import cli
-from vipd.control.selection import SelectionPolicy, choose
-from vipd.dataplane.conntrack.cleaner import Cleaned
+from vipd.control.selection import SelectionPolicy, select_backends
+from vipd.dataplane.conntrack.cleaner import CleanupResult
 from vipd.dataplane.conntrack.entries import Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack
@@ -56,12 +56,12 @@ class ProgrammedHost:
             self._host.run(f"{tool}-restore", text=rendered.output)
         declaration = parse_declaration(text, "lab")
         assert declaration.ok, declaration.problems
-        new = {f.key: f for service in declaration.services for f in choose(service, self._policy)}
+        new = {f.key: f for service in declaration.services for f in select_backends(service, self._policy)}
         self.keeper.services_changed({**dict.fromkeys(self._forwardings), **new})
         self.keeper.applied(wrote=True)
         self._forwardings = new
 
-    def clean(self) -> Cleaned:
+    def clean(self) -> CleanupResult:
         """End what must end."""
         return asyncio.run(self.keeper.clean())
 

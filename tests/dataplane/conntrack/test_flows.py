@@ -13,7 +13,7 @@ from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.lab.traffic import Answer
 from vipd.dataplane.conntrack.entries import Entry
-from vipd.dataplane.conntrack.stale import Reason, Target, default_target
+from vipd.dataplane.conntrack.stale import Reason, FlowTarget, default_target
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Frontend, Protocol
 
@@ -193,8 +193,8 @@ def test_an_established_connection_survives_its_backends_removal(
 def test_an_established_connection_ends_with_its_backend_if_the_service_wants_it(
     lab: Lab, family: int
 ) -> None:
-    def ending(forwarding: Forwarding) -> Target:
-        return replace(default_target(forwarding), ends_flows=True)
+    def ending(forwarding: Forwarding) -> FlowTarget:
+        return replace(default_target(forwarding), end_stale_flows=True)
 
     host, vip = ProgrammedHost(lab, ending), fresh_vip(family, "tcp")
     host.declare(service(vip, *lab.backends[:2]))

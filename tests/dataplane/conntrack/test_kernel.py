@@ -15,11 +15,11 @@ import pytest
 
 from tests.dataplane.conntrack.kernel import ESTABLISHED, connect_in, insert, made
 from tests.dataplane.namespace import Namespace
-from vipd.dataplane.conntrack.cleaner import Cleaned, clean
+from vipd.dataplane.conntrack.cleaner import CleanupResult, clean
 from vipd.dataplane.conntrack.entries import TCP_SYN_SENT, Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack
-from vipd.dataplane.conntrack.stale import Destination, Reason, Target, Wanted
+from vipd.dataplane.conntrack.stale import Destination, Reason, FlowTarget, FlowTargets
 from vipd.model.service import Family, Protocol
 
 pytestmark = pytest.mark.root
@@ -226,12 +226,12 @@ def test_a_hundred_thousand_entries(namespace: Namespace, capsys: pytest.Capture
     insert(connect, flows(VIP, Protocol.UDP, 0))
     insert(connect, flows(WEB, Protocol.TCP, ESTABLISHED))
 
-    def wanted(**ends_tcp: bool) -> Wanted:
+    def wanted(**ends_tcp: bool) -> FlowTargets:
         backend = frozenset({B2})
-        return Wanted(
+        return FlowTargets(
             {
-                Destination(Family.IPV4, Protocol.UDP, *VIP): Target(backend, ends_flows=True),
-                Destination(Family.IPV4, Protocol.TCP, *WEB): Target(backend, ends_flows=bool(ends_tcp)),
+                Destination(Family.IPV4, Protocol.UDP, *VIP): FlowTarget(backend, end_stale_flows=True),
+                Destination(Family.IPV4, Protocol.TCP, *WEB): FlowTarget(backend, end_stale_flows=bool(ends_tcp)),
             }
         )
 
@@ -244,10 +244,10 @@ def test_a_hundred_thousand_entries(namespace: Namespace, capsys: pytest.Capture
     assert (whole[0].examined, whole[0].deleted) == (count - tenth, {Reason.BACKEND_GONE: tenth})
 
 
-def timed(wanted: Wanted, connect: object) -> tuple[Cleaned, float]:
+def timed(wanted: FlowTargets, connect: object) -> tuple[CleanupResult, float]:
     """A run, and the longest time by which a timer of the loop was late during it."""
 
-    async def both() -> tuple[Cleaned, float]:
+    async def both() -> tuple[CleanupResult, float]:
         run, longest = asyncio.create_task(clean(wanted, connect)), 0.0  # type: ignore[arg-type]
         while not run.done():
             began = time.perf_counter()

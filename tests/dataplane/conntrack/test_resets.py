@@ -90,7 +90,7 @@ def test_a_service_removed_while_vipd_was_away_has_its_clients_reset(tmp_path: P
 
 
 def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "MOST_RESETS", 3)
+    monkeypatch.setattr(keeping, "MAX_RESETS", 3)
     bench = Bench()
     for number in range(20, 30):
         removed(bench, ending(number))
@@ -102,7 +102,7 @@ def test_the_dataplane_is_given_what_is_new_and_what_is_over() -> None:
     resets = FlowResets(lambda: places)
     (given,) = resets.changes().values()
     assert given is not None
-    assert (given.ended, given.addresses, given.port, given.endpoints) == (True, ("10.96.0.20",), 80, ())
+    assert (given.frontend_removed, given.addresses, given.port, given.endpoints) == (True, ("10.96.0.20",), 80, ())
     assert resets.changes() == {}
     places.clear()
     assert resets.changes() == {given.key: None}

@@ -13,11 +13,11 @@ from tests.dataplane.conntrack.forwardings import forwarding
 from tests.dataplane.conntrack.kernel import made
 from vipd.dataplane.conntrack import scheduler as keeping
 from vipd.dataplane.conntrack.checkpoint import FILE_NAME, Checkpoint
-from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean
+from vipd.dataplane.conntrack.cleaner import CleanupResult, Connect, clean
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.dataplane.conntrack.scheduler import REMEMBERED_SECONDS, ConntrackScheduler
-from vipd.dataplane.conntrack.stale import Destination, Reason, Target, Wanted, default_target, wanted_from
+from vipd.dataplane.conntrack.scheduler import KEEP_REMOVED_SECONDS, ConntrackScheduler
+from vipd.dataplane.conntrack.stale import Destination, Reason, FlowTarget, FlowTargets, default_target, flow_targets
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 
@@ -51,8 +51,8 @@ class Bench:
             | dict.fromkeys(c for c in changes if isinstance(c, ForwardingKey))
         )
 
-    def clean(self) -> Cleaned:
-        async def work() -> Cleaned:
+    def clean(self) -> CleanupResult:
+        async def work() -> CleanupResult:
             cleaned = await self.keeper.clean()
             await self.keeper.save()
             return cleaned
@@ -171,8 +171,8 @@ def test_a_change_during_a_run_makes_another_one_due() -> None:
 def test_a_run_in_progress_never_finds_a_frontend_missing_that_stays() -> None:
     seen = []
 
-    def look(each: Forwarding) -> Target:
-        seen.append(keeper.wanted.targets.get(Destination(Family.IPV4, Protocol.UDP, *DNS)))
+    def look(each: Forwarding) -> FlowTarget:
+        seen.append(keeper.flow_targets.targets.get(Destination(Family.IPV4, Protocol.UDP, *DNS)))
         return default_target(each)
 
     keeper = ConntrackScheduler(lambda: 0.0, INTERVAL, FakeTable().connect, look)
@@ -213,19 +213,19 @@ def test_removed_frontends_are_forgotten_but_not_before_a_good_run_long_after_th
     bench = Bench()
     bench.become(gone)
     bench.update(gone.key)
-    bench.now += 10 * REMEMBERED_SECONDS
+    bench.now += 10 * KEEP_REMOVED_SECONDS
     bench.keeper.applied(wrote=True)
     bench.clean()
-    bench.now += REMEMBERED_SECONDS - 1
+    bench.now += KEEP_REMOVED_SECONDS - 1
     bench.clean()
-    assert bench.keeper.wanted.targets
+    assert bench.keeper.flow_targets.targets
     bench.now += 1
     bench.table.faults = [Fault.REFUSED]
     with pytest.raises(ConntrackError):
         bench.clean()
-    assert bench.keeper.wanted.targets
+    assert bench.keeper.flow_targets.targets
     bench.clean()
-    assert not bench.keeper.wanted.targets
+    assert not bench.keeper.flow_targets.targets
 
 
 def test_a_frontend_that_comes_back_is_in_use_and_not_forgotten() -> None:
@@ -234,9 +234,9 @@ def test_a_frontend_that_comes_back_is_in_use_and_not_forgotten() -> None:
     bench.become(one)
     bench.become(one.key)
     bench.become(one)
-    bench.now += 2 * REMEMBERED_SECONDS
+    bench.now += 2 * KEEP_REMOVED_SECONDS
     bench.clean()
-    assert bench.keeper.wanted == wanted_from([one], [])
+    assert bench.keeper.flow_targets == flow_targets([one], [])
 
 
 def test_a_frontend_may_pass_to_another_service() -> None:
@@ -244,10 +244,10 @@ def test_a_frontend_may_pass_to_another_service() -> None:
     old, new = forwarding(*DNS, B1, name="old"), forwarding(*DNS, B2, name="new")
     bench.become(old)
     bench.become(new, old.key)
-    assert bench.keeper.wanted == wanted_from([new], [])
+    assert bench.keeper.flow_targets == flow_targets([new], [])
     bench.become(forwarding(*DNS, B1, name="third"))
     bench.become(new.key)
-    assert bench.keeper.wanted == wanted_from([forwarding(*DNS, B1)], []), "it is the third service's now"
+    assert bench.keeper.flow_targets == flow_targets([forwarding(*DNS, B1)], []), "it is the third service's now"
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["cleaned", "killed before it cleaned"])
@@ -268,9 +268,9 @@ def test_what_ended_before_this_process_began_is_known_from_the_checkpoint(
     second.become(forwarding(*OTHER, B1))
     assert second.clean().deleted == {Reason.BACKEND_GONE: 1}
     assert second.left == [B3, B1], "what vipd did not lead there is somebody else's"
-    second.now += 2 * REMEMBERED_SECONDS
+    second.now += 2 * KEEP_REMOVED_SECONDS
     second.clean()
-    assert second.keeper.wanted == wanted_from([forwarding(*OTHER, B1)], [])
+    assert second.keeper.flow_targets == flow_targets([forwarding(*OTHER, B1)], [])
     assert {place.address for place in Checkpoint(tmp_path).read()} == {OTHER[0]}
 
 
@@ -301,26 +301,26 @@ def test_a_checkpoint_that_cannot_be_written_keeps_nobody_from_cleaning(tmp_path
 
 
 def test_a_checkpoint_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vipd.dataplane.conntrack.checkpoint.MOST_BACKENDS", 2)
+    monkeypatch.setattr("vipd.dataplane.conntrack.checkpoint.MAX_BACKENDS", 2)
     written = Checkpoint(tmp_path)
-    written.write(wanted_from([forwarding(*DNS, B1, B2), forwarding(*OTHER, B3)], []).targets)
+    written.write(flow_targets([forwarding(*DNS, B1, B2), forwarding(*OTHER, B3)], []).targets)
     assert [place.address for place in Checkpoint(tmp_path).read()] == [DNS[0]]
 
 
 def test_a_run_deletes_no_more_than_it_may_and_says_so() -> None:
     table = FakeTable(flow(DNS, B1, 1000 + n) for n in range(20))
-    wanted = wanted_from([forwarding(*DNS, B2)], [])
-    first = asyncio.run(clean(wanted, table.connect, most_deletions=16))
+    wanted = flow_targets([forwarding(*DNS, B2)], [])
+    first = asyncio.run(clean(wanted, table.connect, max_deletions=16))
     assert first.deleted == {Reason.BACKEND_GONE: 16}
     assert not first.complete
-    rest = asyncio.run(clean(wanted, table.connect, most_deletions=16))
+    rest = asyncio.run(clean(wanted, table.connect, max_deletions=16))
     assert rest.deleted == {Reason.BACKEND_GONE: 4}
     assert rest.complete
 
 
 def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def bounded(wanted: Wanted, connect: Connect) -> Cleaned:
-        return await clean(wanted, connect, most_deletions=2)
+    async def bounded(wanted: FlowTargets, connect: Connect) -> CleanupResult:
+        return await clean(wanted, connect, max_deletions=2)
 
     monkeypatch.setattr("vipd.dataplane.conntrack.scheduler.clean", bounded)
     gone = forwarding(*DNS, B1)
@@ -329,7 +329,7 @@ def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPat
     bench.become(gone.key)
     for left in (3, 1, 0):
         assert bench.due()
-        bench.now += 2 * REMEMBERED_SECONDS
+        bench.now += 2 * KEEP_REMOVED_SECONDS
         bench.clean()
         assert len(bench.left) == left
     assert not bench.due()
@@ -337,14 +337,14 @@ def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPat
 
 def test_with_nothing_to_judge_the_kernel_is_not_asked() -> None:
     table = FakeTable()
-    asyncio.run(clean(wanted_from([forwarding(*DNS, B1, protocol=Protocol.SCTP)], []), table.connect))
+    asyncio.run(clean(flow_targets([forwarding(*DNS, B1, protocol=Protocol.SCTP)], []), table.connect))
     assert table.dumps == 0
 
 
 def test_while_no_run_is_good_not_everything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connection tracking may be unreadable for days, while services and backends come and go."""
-    monkeypatch.setattr(keeping, "MOST_REMOVED", 20)
-    monkeypatch.setattr(keeping, "MOST_FORMER", 30)
+    monkeypatch.setattr(keeping, "MAX_REMOVED", 20)
+    monkeypatch.setattr(keeping, "MAX_FORMER_BACKENDS", 30)
     bench = Bench()
     for number in range(1, 200):
         service = forwarding(f"10.96.1.{number}", 53, B1, name=f"s{number}")
@@ -357,6 +357,6 @@ def test_while_no_run_is_good_not_everything_is_remembered(monkeypatch: pytest.M
     assert max(map(len, keeper._former.values())) <= 31
     assert Destination(Family.IPV4, Protocol.UDP, "10.96.1.199", 53) in keeper._targets
     bench.clean()
-    bench.now += REMEMBERED_SECONDS + 1
+    bench.now += KEEP_REMOVED_SECONDS + 1
     bench.clean()
     assert (len(keeper._removed), len(keeper._former), len(keeper._targets)) == (0, 0, 1)

@@ -15,11 +15,11 @@ from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.stale import (
     Destination,
     Reason,
-    Target,
-    Wanted,
+    FlowTarget,
+    FlowTargets,
     default_target,
-    judge,
-    wanted_from,
+    stale_reason,
+    flow_targets,
 )
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol
@@ -48,25 +48,25 @@ FORWARDINGS = [
     forwarding(*STREAM, B1, protocol=SCTP),
 ]
 REMOVED = ("10.96.0.99", 53)
-WANTED = wanted_from(FORWARDINGS, [HOST, "127.0.0.1"])
+WANTED = flow_targets(FORWARDINGS, [HOST, "127.0.0.1"])
 WANTED = replace(
     WANTED,
     targets={
         **WANTED.targets,
-        Destination(Family.IPV4, UDP, *REMOVED): Target(frozenset(), ends_flows=True, former=frozenset({B1})),
-        Destination(Family.IPV4, UDP, "", 30099): Target(
-            frozenset(), ends_flows=True, former=frozenset({B1})
+        Destination(Family.IPV4, UDP, *REMOVED): FlowTarget(frozenset(), end_stale_flows=True, former_backends=frozenset({B1})),
+        Destination(Family.IPV4, UDP, "", 30099): FlowTarget(
+            frozenset(), end_stale_flows=True, former_backends=frozenset({B1})
         ),
     },
 )
 
 
-def ending(each: Forwarding) -> Target:
+def ending(each: Forwarding) -> FlowTarget:
     """Every service wants its flows ended."""
-    return replace(default_target(each), ends_flows=True)
+    return replace(default_target(each), end_stale_flows=True)
 
 
-ENDING = wanted_from(FORWARDINGS, [HOST], ending)
+ENDING = flow_targets(FORWARDINGS, [HOST], ending)
 
 
 def flow(to: tuple[str, int], answered_by: tuple[str, int] | None = None, **more: object) -> Entry:
@@ -136,26 +136,26 @@ CASES: list[tuple[str, Entry, Reason | None, Reason | None]] = [
     [pytest.param(entry, usual, ending, id=name) for name, entry, usual, ending in CASES],
 )
 def test_what_must_end(entry: Entry, usual: Reason | None, ending: Reason | None) -> None:
-    assert judge(entry, WANTED) is usual
-    assert judge(entry, ENDING) is ending
+    assert stale_reason(entry, WANTED) is usual
+    assert stale_reason(entry, ENDING) is ending
 
 
 def test_a_backend_may_be_the_frontend_itself() -> None:
-    assert judge(flow(DNS), wanted_from([forwarding(*DNS, DNS)], [])) is None
+    assert stale_reason(flow(DNS), flow_targets([forwarding(*DNS, DNS)], [])) is None
 
 
 def test_an_external_address_of_the_host_itself_is_no_node_port() -> None:
-    wanted = wanted_from([forwarding(*DNS, B1, external=(HOST,))], [HOST])
-    assert judge(flow((HOST, DNS[1]), DEAD), wanted) is GONE
-    assert judge(flow((HOST, DNS[1])), wanted) is UNTRANSLATED
+    wanted = flow_targets([forwarding(*DNS, B1, external=(HOST,))], [HOST])
+    assert stale_reason(flow((HOST, DNS[1]), DEAD), wanted) is GONE
+    assert stale_reason(flow((HOST, DNS[1])), wanted) is UNTRANSLATED
 
 
 def test_node_ports_of_the_families_are_apart() -> None:
     """IPv4 has backends, IPv6 has none: nothing would be gained by ending an IPv6 flow."""
     both = [forwarding(*DNS, B1, node_port=30053), forwarding(*DNS6, node_port=30053)]
-    wanted = wanted_from(both, [HOST, "fd00:10::1"])
-    assert judge(flow((HOST, 30053)), wanted) is UNTRANSLATED
-    assert judge(flow(("fd00:10::1", 30053)), wanted) is None
+    wanted = flow_targets(both, [HOST, "fd00:10::1"])
+    assert stale_reason(flow((HOST, 30053)), wanted) is UNTRANSLATED
+    assert stale_reason(flow(("fd00:10::1", 30053)), wanted) is None
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ V4, V6 = Family.IPV4, Family.IPV6
     ],
 )
 def test_only_what_can_hold_something_to_judge_is_read(part: Part) -> None:
-    assert wanted_from(part.forwardings, [HOST]).queries() == part.queries
+    assert flow_targets(part.forwardings, [HOST]).queries() == part.queries
 
 
 def test_where_flows_are_ended_the_whole_protocol_is_read_once() -> None:
@@ -208,27 +208,27 @@ def any_flow(draw: st.DrawFn) -> Entry:
 
 
 @given(entry=any_flow(), wanted=st.sampled_from([WANTED, ENDING]))
-def test_laws(entry: Entry, wanted: Wanted) -> None:
-    reason = judge(entry, wanted)
+def test_laws(entry: Entry, wanted: FlowTargets) -> None:
+    reason = stale_reason(entry, wanted)
     target = wanted.target(entry)
     if target is None:
         assert reason is None
         return
     if entry.reply_source in target.serving:
         assert reason is None, "a flow to a backend that serves was ended"
-    if entry.protocol is TCP and entry.replied and not target.ends_flows:
+    if entry.protocol is TCP and entry.replied and not target.end_stale_flows:
         assert reason is None, "an established connection was ended"
     if reason:
         assert any(query.fits(entry) for query in wanted.queries()), "it is judged but would not be read"
         assert (reason is GONE) == entry.translated
-    elif entry.protocol is UDP and entry.translated and target.former is None:
+    elif entry.protocol is UDP and entry.translated and target.former_backends is None:
         assert entry.reply_source in target.serving, "a flow to a dead backend was left alone"
 
 
 @given(entry=any_flow(), wanted=st.sampled_from([WANTED, ENDING]), port=st.integers(1, 65535))
-def test_other_ports_of_our_addresses_are_never_touched(entry: Entry, wanted: Wanted, port: int) -> None:
+def test_other_ports_of_our_addresses_are_never_touched(entry: Entry, wanted: FlowTargets, port: int) -> None:
     """A node's own address may be an external address: tunnels end there."""
     used = {d.port for d in wanted.targets}
     if port not in used:
         moved = entry._replace(destination=(entry.destination[0], port))
-        assert judge(moved, wanted) is None
+        assert stale_reason(moved, wanted) is None

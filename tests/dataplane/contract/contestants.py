@@ -14,12 +14,12 @@ from tests.dataplane.namespace import Namespace
 from tests.dataplane.nftables.programmed import Inside
 from tests.faults.dataplanes import IPTABLES, NFTABLES, Equipment
 from tests.lab.node import Node
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.nftables.driver import NftablesDataplane
-from vipd.host.changes import HostRecord
-from vipd.host.process import Finished
+from vipd.host.changes import HostChanges
+from vipd.host.process import ProgramResult
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Service
@@ -77,7 +77,7 @@ class Contestant(ABC):
 
     def declare(self, services: Iterable[Service]) -> None:
         """Tell the dataplane what differs from before."""
-        new = {f.key: f for service in services for f in choose(service, self.policy)}
+        new = {f.key: f for service in services for f in select_backends(service, self.policy)}
         changes: dict[ForwardingKey, Forwarding | None] = dict.fromkeys(self.forwardings.keys() - new.keys())
         changes.update({key: f for key, f in new.items() if self.forwardings.get(key) != f})
         self.dataplane.update(changes)
@@ -139,7 +139,7 @@ class Real(Contestant):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.record = HostRecord(directory)
+        self.record = HostChanges(directory)
         self._namespace = Namespace()
         self._refused = self._broken = ""
         self._gate: asyncio.Event | None = None
@@ -175,7 +175,7 @@ class Real(Contestant):
         self._gate, self._entered = gate, asyncio.Event()
         return self._entered
 
-    async def run(self, argv: Sequence[str], stdin: str) -> Finished:
+    async def run(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """The seam by which vipd runs programs, with the faults that were asked for."""
         if argv[0] not in self.equipment.programs or "--version" in argv or not stdin:
             return await self._namespace.run(argv, stdin)
@@ -184,7 +184,7 @@ class Real(Contestant):
             line = next(n for n, line in enumerate(stdin.splitlines(), 1) if self._refused in line)
             said = self.equipment.complaint.format(name=argv[0], line=line, refusal=REFUSAL)
         if said:
-            return Finished(1, "", f"{said}\n")
+            return ProgramResult(1, "", f"{said}\n")
         finished = await self._namespace.run(argv, stdin)
         if gate := self._gate:
             self._gate = None

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from vipd.host.process import Finished
+from vipd.host.process import ProgramResult
 from vipd.model.service import Family
 
 BUILT_IN = {
@@ -105,16 +105,16 @@ class FakeKernel:
             (variant, family): {} for variant in ("nft", "legacy") for family in Family
         }
 
-    async def run(self, argv: Sequence[str], stdin: str) -> Finished:
+    async def run(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """Answer as the program would. FileNotFoundError when it is not installed."""
         program = argv[0]
         if re.sub(r"-(save|restore)$", "", program) in self.absent:
             raise FileNotFoundError(program)
         self.processes.append(tuple(argv))
         try:
-            return Finished(0, self._answer(program, tuple(argv[1:]), stdin), "")
+            return ProgramResult(0, self._answer(program, tuple(argv[1:]), stdin), "")
         except RefusedError as refused:
-            return Finished(refused.code, "", f"{program}: {refused}\n")
+            return ProgramResult(refused.code, "", f"{program}: {refused}\n")
 
     def count(self, ending: str) -> int:
         """How many processes so far had a name that ends like this."""

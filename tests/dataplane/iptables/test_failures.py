@@ -12,7 +12,7 @@ from tests.dataplane.declared import HTTP, Machine, backends, kube_like_services
 from tests.dataplane.iptables.fake_kernel import FakeKernel
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.tools import find_tools
-from vipd.host.changes import HostRecord
+from vipd.host.changes import HostChanges
 from vipd.model.service import Family, Service
 
 BOTH_FAMILIES = [
@@ -298,7 +298,7 @@ def test_tables_and_prefix_are_recorded_before_the_first_write(
 ) -> None:
     kernel.restore("*filter\n:FOREIGN - [0:0]\nCOMMIT\n")
     recorded = []
-    kernel.before_block = lambda number: recorded.append(HostRecord(tmp_path).read())
+    kernel.before_block = lambda number: recorded.append(HostChanges(tmp_path).read())
     machine.become([numbered(1, "10.244.0.1")])
     assert recorded[0].prefixes == ["VIPD"]
     assert recorded[0].tables == ["ipv4 nat"]

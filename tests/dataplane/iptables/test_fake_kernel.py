@@ -10,7 +10,7 @@ import pytest
 from tests.dataplane.declared import kube_like_services
 from tests.dataplane.iptables.fake_kernel import FakeKernel
 from tests.dataplane.namespace import Namespace
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
 from vipd.host.process import Runner
@@ -25,7 +25,7 @@ def block(table: str, *lines: str) -> str:
 
 def rendered(family: Family) -> str:
     policy = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
-    forwardings = [f for service in kube_like_services() for f in choose(service, policy)]
+    forwardings = [f for service in kube_like_services() for f in select_backends(service, policy)]
     return render(forwardings, RuleOptions(family))
 
 
@@ -82,16 +82,16 @@ async def play(run: Runner, variant: str) -> list[tuple[str, int, dict[str, str]
     played = []
     for step, text in SCRIPT.items():
         finished = await run([f"iptables-{variant}-restore", "--noflush", "-w", "5"], text)
-        played.append((step, finished.code, tables(await saved(run, f"iptables-{variant}-save"))))
+        played.append((step, finished.exit_code, tables(await saved(run, f"iptables-{variant}-save"))))
     finished = await run([f"ip6tables-{variant}-restore", "--noflush", "-w", "5"], rendered(Family.IPV6))
-    played.append(("IPv6", finished.code, tables(await saved(run, f"ip6tables-{variant}-save"))))
+    played.append(("IPv6", finished.exit_code, tables(await saved(run, f"ip6tables-{variant}-save"))))
     return played
 
 
 async def saved(run: Runner, program: str) -> str:
     finished = await run([program], "")
-    assert finished.code == 0, finished.errors
-    return finished.output
+    assert finished.exit_code == 0, finished.stderr
+    return finished.stdout
 
 
 def tables(text: str) -> dict[str, str]:
@@ -116,11 +116,11 @@ def test_fake_does_as_the_real_programs(variant: str) -> None:
 def test_fake_names_its_version_as_the_real_programs(variant: str) -> None:
     with Namespace() as namespace:
         for stem in ("iptables", "ip6tables"):
-            real = asyncio.run(namespace.run([f"{stem}-{variant}", "--version"], "")).output
+            real = asyncio.run(namespace.run([f"{stem}-{variant}", "--version"], "")).stdout
             version = re.search(r"\d+(\.\d+)+", real)
             assert version
             fake = FakeKernel(version=version[0])
-            assert asyncio.run(fake.run([f"{stem}-{variant}", "--version"], "")).output == real
+            assert asyncio.run(fake.run([f"{stem}-{variant}", "--version"], "")).stdout == real
 
 
 def test_saved_text_can_be_restored() -> None:
@@ -135,7 +135,7 @@ def test_log_names_the_chains_of_each_block() -> None:
     text = block("filter", ":A - [0:0]", "-A A -j DROP", "-I INPUT 1 -j A") + block(
         "nat", ":B - [0:0]", "-X B"
     )
-    assert asyncio.run(kernel.run(["iptables-restore", "--noflush", "-w", "5"], text)).code == 0
+    assert asyncio.run(kernel.run(["iptables-restore", "--noflush", "-w", "5"], text)).exit_code == 0
     assert [(b.table, b.chains, b.done) for b in kernel.blocks] == [
         ("filter", frozenset({"A", "INPUT"}), True),
         ("nat", frozenset({"B"}), True),
@@ -147,7 +147,7 @@ def test_failing_block_leaves_earlier_ones_applied() -> None:
     kernel.failing[2] = "line 9 failed"
     text = block("filter", ":A - [0:0]") + block("nat", ":B - [0:0]") + block("filter", ":C - [0:0]")
     finished = asyncio.run(kernel.run(["iptables-restore", "--noflush", "-w", "5"], text))
-    assert (finished.code, finished.errors) == (1, "iptables-restore: line 9 failed\n")
+    assert (finished.exit_code, finished.stderr) == (1, "iptables-restore: line 9 failed\n")
     assert "A" in kernel.chains("filter")
     assert "C" not in kernel.chains("filter")
     assert not kernel.chains("nat")

@@ -8,7 +8,7 @@ import pytest
 
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
-from vipd.dataplane.iptables.ruleset import Wanted
+from vipd.dataplane.iptables.ruleset import DesiredChains
 
 REFUSALS = ChainId("filter", "VIPD-SERVICES")
 
@@ -36,7 +36,7 @@ def refusals(number: int, start: int = 0) -> Rules:
 def planned(number: int) -> Plan:
     """The plan that replaces half of the refusals."""
     installed = Installed({REFUSALS: refusals(number)})
-    wanted = Wanted((), {REFUSALS: refusals(number, number // 2)}, {}, frozenset())
+    wanted = DesiredChains((), {REFUSALS: refusals(number, number // 2)}, {}, frozenset())
     return make_plan(wanted, installed, Names("VIPD"))
 
 

@@ -15,15 +15,15 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.nftables import table
-from vipd.dataplane.nftables.chains import Handlers
+from vipd.dataplane.nftables.chains import ChainNumbers
 from vipd.dataplane.nftables.compile import _Compilation, compile_forwarding, first_chain
 from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.table import WantedTable
+from vipd.dataplane.nftables.table import DesiredTable
 from vipd.dataplane.slots import slot_counts
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.service import ExternalAddress, Family, Masquerade, Policy, Protocol
+from vipd.model.service import ExternalAddress, Family, Masquerade, TrafficPolicy, Protocol
 
 KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)
 NETWORKS = tuple(f"10.{n // 256}.{n % 256}.0/24" for n in range(1000))
@@ -48,9 +48,9 @@ LARGE_ONES = [_forwarding(1000), _forwarding(1, 1000), _forwarding(1, 1, 1000), 
 
 @pytest.mark.parametrize("forwarding", LARGE_ONES, ids=["backends", "externals", "networks", "both"])
 def test_what_is_large_counts_as_large(forwarding: Forwarding) -> None:
-    assert forwarding.work() > LARGE
+    assert forwarding.compile_cost() > LARGE
     tables = (
-        WantedTable(TableOptions(Family.IPV4)),
+        DesiredTable(TableOptions(Family.IPV4)),
         Ruleset(RuleOptions.of(Settings(), Family.IPV4, random_fully=False)),
     )
     for each in tables:
@@ -61,11 +61,11 @@ def test_what_is_large_counts_as_large(forwarding: Forwarding) -> None:
 
 @pytest.mark.parametrize("forwarding", LARGE_ONES, ids=["backends", "externals", "networks", "both"])
 def test_an_update_finds_compiled_what_was_compiled_ahead(forwarding: Forwarding) -> None:
-    wanted = WantedTable(TableOptions(Family.IPV4))
+    wanted = DesiredTable(TableOptions(Family.IPV4))
     wanted.compile_ahead(KEY, forwarding)
     with patch.object(table, "compile_forwarding", side_effect=AssertionError):
         wanted.update(KEY, forwarding)
-    wanted.written()
+    wanted.mark_clean()
     wanted.compile_ahead(KEY, None)
     with patch.object(table, "compile_forwarding", side_effect=AssertionError):
         wanted.update(KEY, None)
@@ -92,14 +92,14 @@ def test_many_addresses_at_once_are_grouped_when_the_rules_are_asked_for() -> No
 @pytest.mark.parametrize("backends", [0, 3])
 @pytest.mark.parametrize("timeout", [None, 600])
 @pytest.mark.parametrize("masquerade", [Masquerade.ALWAYS, Masquerade.HAIRPIN])
-@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("policy", list(TrafficPolicy))
 def test_the_first_chain_is_told_without_compiling(
     addresses: tuple[str, ...],
     outside: tuple[int, int],
     backends: int,
     timeout: int | None,
     masquerade: Masquerade,
-    policy: Policy,
+    policy: TrafficPolicy,
 ) -> None:
     made = _forwarding(backends, *outside)
     forwarding = replace(
@@ -109,19 +109,19 @@ def test_the_first_chain_is_told_without_compiling(
         masquerade=masquerade,
         external_policy=policy,
         node_port=30080,
-        served=backends > 0,
+        has_endpoints=backends > 0,
     )
     options = TableOptions(Family.IPV4)
-    fragment = compile_forwarding(forwarding, options, Handlers(Family.IPV4))
+    fragment = compile_forwarding(forwarding, options, ChainNumbers(Family.IPV4))
     first = next(iter(fragment.elements.values()))
-    assert first_chain(forwarding, options) == fragment.handlers.get(first, first.rpartition(" ")[2])
+    assert first_chain(forwarding, options) == fragment.chain_numbers.get(first, first.rpartition(" ")[2])
 
 
 def test_looking_at_a_service_compiles_nothing() -> None:
     forwarding = replace(_forwarding(1000), affinity_timeout=600)
     with patch.object(_Compilation, "run", side_effect=AssertionError):
         dataplane = NftablesDataplane(
-            {Family.IPV4: Mock(desired=WantedTable(TableOptions(Family.IPV4)))}, Names("VIPD")
+            {Family.IPV4: Mock(desired=DesiredTable(TableOptions(Family.IPV4)))}, Names("VIPD")
         )
         chain, holders = dataplane.chains_of(forwarding)
     assert chain == "always-random-1000-pinned-600"
@@ -130,7 +130,7 @@ def test_looking_at_a_service_compiles_nothing() -> None:
 
 def test_uneven_weights_of_many_backends_are_work_but_not_a_quadratic_one() -> None:
     two = Endpoint("10.0.0.1", 80, 1), Endpoint("10.0.0.2", 80, 65535)
-    assert replace(_forwarding(), endpoints=two).work() > LARGE
+    assert replace(_forwarding(), endpoints=two).compile_cost() > LARGE
     weights = (65535,) + (1,) * 9_999
     began = time.process_time()
     counts = slot_counts(weights)

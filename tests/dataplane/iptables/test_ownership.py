@@ -8,7 +8,7 @@ import pytest
 
 from tests.dataplane.declared import HTTP, Machine, backends, numbered
 from tests.dataplane.iptables.fake_kernel import Block, FakeKernel, target_of
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Installed, make_plan
@@ -140,13 +140,13 @@ def test_a_service_of_many_ports_and_backends_is_split(kernel: FakeKernel, tmp_p
 def test_a_large_load_of_the_legacy_tables_is_one_restore() -> None:
     policy = SelectionPolicy.of(load_settings(), ())
     ruleset = Ruleset(RuleOptions(Family.IPV4))
-    for forwarding in (f for service in LargeLoad.services() for f in choose(service, policy)):
+    for forwarding in (f for service in LargeLoad.services() for f in select_backends(service, policy)):
         ruleset.update(forwarding.key, forwarding)
     names, installed = ruleset.options.names, Installed()
     load = make_plan(ruleset.whole(()), installed, names, LEGACY_BATCHES)
     # The refusals of unused ports, before and after, and all of nat between them.
     assert [text.count("*nat") for text in load.restores if "*nat" in text] == [1]
-    load.settle(installed)
+    load.record_applied(installed)
     removal = make_plan(Ruleset(ruleset.options).whole(installed.chains), installed, names, LEGACY_BATCHES)
     assert len(removal.restores) == 1
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.compile import Compiler
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
@@ -29,7 +29,7 @@ def balanced(weights: list[int]) -> tuple[list[str], list[tuple[int, str]]]:
     """The SVC chain of a service with these backends; then weight and chain of each, in its order."""
     backends = tuple(Backend(f"10.0.{i // 256}.{i % 256}", 80, w) for i, w in enumerate(weights))
     service = Service("s", ("10.96.0.1",), (ServicePort(80, Protocol.TCP),), backends)
-    (forwarding,) = choose(service, POLICY)
+    (forwarding,) = select_backends(service, POLICY)
     names = RuleOptions(Family.IPV4).names
     chains = COMPILER.compile(forwarding).chains
     targets = [(e.weight, names.endpoint(forwarding.key, e)) for e in forwarding.endpoints]
@@ -87,5 +87,5 @@ def test_weight_zero_takes_no_step(given_weights: list[int]) -> None:
 
 def test_only_weights_of_zero_mean_no_chain_at_all() -> None:
     service = Service("s", ("10.96.0.1",), (ServicePort(80, Protocol.TCP),), (Backend("10.0.0.1", None, 0),))
-    (forwarding,) = choose(service, POLICY)
+    (forwarding,) = select_backends(service, POLICY)
     assert not COMPILER.compile(forwarding).chains

@@ -13,8 +13,8 @@ from tests.dataplane.declared import Machine, kube_like_services, numbered
 from tests.dataplane.iptables.fake_kernel import FakeKernel
 from tests.dataplane.namespace import Namespace
 from vipd.dataplane.iptables.removal import find_leftovers, remove, remove_empty_tables
-from vipd.host.changes import HostRecord
-from vipd.host.process import Finished, Runner
+from vipd.host.changes import HostChanges
+from vipd.host.process import ProgramResult, Runner
 
 VARIANTS = ("nft", "legacy")
 STEMS = ("iptables", "ip6tables")
@@ -43,14 +43,14 @@ def run(request: pytest.FixtureRequest) -> Iterator[Runner]:
             yield namespace.run
 
 
-def ended(run: Runner, program: str, text: str = "") -> Finished:
+def ended(run: Runner, program: str, text: str = "") -> ProgramResult:
     """Run a save or, given rules, a restore program."""
 
-    async def wait() -> Finished:
+    async def wait() -> ProgramResult:
         return await run([program, "--noflush", "-w", "5"] if text else [program], text)
 
     finished = asyncio.run(wait())
-    assert finished.code == 0, finished.errors
+    assert finished.exit_code == 0, finished.stderr
     return finished
 
 
@@ -59,7 +59,7 @@ def saved(run: Runner) -> dict[str, str]:
     found = {}
     for variant in VARIANTS:
         for stem in STEMS:
-            output = ended(run, f"{stem}-{variant}-save").output
+            output = ended(run, f"{stem}-{variant}-save").stdout
             text = re.sub(r"\[\d+:\d+\]", "[0:0]", re.sub(r"(?m)^#.*\n", "", output))
             found[f"{stem}-{variant}"] = "".join(sorted(re.findall(r"(?ms)^\*.*?^COMMIT\n", text)))
     return found
@@ -74,7 +74,7 @@ def write_foreign(run: Runner) -> None:
 def write_ours(run: Runner, directory: Path, **settings: object) -> None:
     for variant, other in (VARIANTS, VARIANTS[::-1]):
 
-        async def alone(argv: Sequence[str], stdin: str, other: str = other) -> Finished:
+        async def alone(argv: Sequence[str], stdin: str, other: str = other) -> ProgramResult:
             if f"-{other}" in argv[0]:  # else what that holds of ours would be removed
                 raise FileNotFoundError(argv[0])
             return await run(argv, stdin)
@@ -129,7 +129,7 @@ def test_a_variant_that_is_not_installed_is_passed_over(tmp_path: Path) -> None:
 
 def test_tables_made_by_the_first_write_go_when_empty(run: Runner, tmp_path: Path) -> None:
     Machine(run, tmp_path, iptables_variant="nft").become(SERVICES)
-    tables = HostRecord(tmp_path).read().tables
+    tables = HostChanges(tmp_path).read().tables
     assert sorted(tables) == ["ipv4 filter", "ipv4 nat", "ipv6 filter", "ipv6 nat"]
     assert asyncio.run(remove_empty_tables(tables, run)) == []
     foretold = asyncio.run(remove_empty_tables(tables, run, foretold=["VIPD"]))
@@ -154,7 +154,7 @@ def test_tables_made_by_the_first_write_go_when_empty(run: Runner, tmp_path: Pat
 def test_tables_that_others_use_since_stay(by_another: str, run: Runner, tmp_path: Path) -> None:
     Machine(run, tmp_path, iptables_variant="nft").become([numbered(1, "10.244.0.1")])
     ended(run, "iptables-nft-restore", by_another)
-    tables = HostRecord(tmp_path).read().tables
+    tables = HostChanges(tmp_path).read().tables
     assert asyncio.run(remove_empty_tables(tables, run, foretold=["VIPD"])) == ["ip nat"]
     clean(run, "VIPD")
     assert asyncio.run(remove_empty_tables(tables, run)) == ["ip nat"]

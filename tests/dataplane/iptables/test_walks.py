@@ -18,7 +18,7 @@ from tests.dataplane.declared import HTTP, Machine, backends
 from tests.dataplane.iptables.fake_kernel import Block, FakeKernel
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.reach import Reach, declared_shares, reach, traced_shares
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.restore_text import Batches
 from vipd.host.process import Runner
@@ -252,7 +252,7 @@ def keeping_their_forwarding(
         {
             Frontend(address, forwarding.port, forwarding.key.protocol): forwarding.key
             for service in state
-            for forwarding in choose(service, policy)
+            for forwarding in select_backends(service, policy)
             for address in forwarding.addresses
         }
         for state in (old, new)
@@ -312,8 +312,8 @@ def frontends(state: tuple[Service, ...]) -> set[Frontend]:
 
 def namespace_rules(namespace: Namespace, program: str) -> list[str]:
     finished = asyncio.run(namespace.run([program], ""))
-    assert finished.code == 0, finished.errors
-    return tables(re.sub(r"\[\d+:\d+\]", "[0:0]", finished.output))
+    assert finished.exit_code == 0, finished.stderr
+    return tables(re.sub(r"\[\d+:\d+\]", "[0:0]", finished.stdout))
 
 
 def tables(saved: str) -> list[str]:

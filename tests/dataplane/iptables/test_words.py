@@ -6,7 +6,7 @@ import pytest
 
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Installed, make_plan
-from vipd.dataplane.iptables.ruleset import Wanted
+from vipd.dataplane.iptables.ruleset import DesiredChains
 from vipd.dataplane.iptables.words import split_words, target_of
 
 TO_VIPD = "-j VIPD-SERVICES"
@@ -62,11 +62,11 @@ def test_target(rule: str, target: str) -> None:
 
 def test_a_rule_of_others_that_speaks_of_a_jump_is_left_alone() -> None:
     prerouting = ChainId("nat", "PREROUTING")
-    wanted = Wanted(leaves=(), shared={}, gone=frozenset(), jumps={prerouting: (TO_VIPD,)})
+    wanted = DesiredChains(service_chains=(), shared={}, obsolete=frozenset(), jumps={prerouting: (TO_VIPD,)})
     installed = Installed(builtins={prerouting: (*FOREIGN, TO_VIPD)})
     plan = make_plan(wanted, installed, Names("VIPD"))
     assert plan.changes[0].after == (TO_VIPD, *FOREIGN)
     (restore,) = plan.restores
     assert [line for line in restore.splitlines() if line.startswith("-D")] == [f"-D PREROUTING {TO_VIPD}"]
-    plan.settle(installed)
+    plan.record_applied(installed)
     assert not make_plan(wanted, installed, Names("VIPD"))

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.dataplane.iptables.watch.inside import inside
-from vipd.control.selection import Host, SelectionPolicy, choose
+from vipd.control.selection import HostIdentity, SelectionPolicy, select_backends
 from vipd.dataplane.dual_stack import FamilyPlans
 from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.dataplane.nftables.plan import Plan
-from vipd.host.changes import HostRecord
+from vipd.host.changes import HostChanges
 from vipd.host.netlink_socket import open_netlink
-from vipd.host.process import Finished, Runner, run
+from vipd.host.process import ProgramResult, Runner, run
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Service
@@ -27,7 +27,7 @@ class Inside:
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
 
-    async def run(self, argv: Sequence[str], stdin: str) -> Finished:
+    async def run(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """A program inside, through the seam that vipd uses."""
         return await run(["ip", "netns", "exec", self.namespace, *argv], stdin)
 
@@ -53,14 +53,14 @@ class Programmed:
         inside: Inside,
         state_dir: Path,
         run: Runner | None = None,
-        host: Host | None = None,
+        host: HostIdentity | None = None,
         **settings: object,
     ) -> None:
         self.inside = inside
         self.settings = Settings(state_dir=state_dir, **settings)  # type: ignore[arg-type]
         masquerade = {family: self.settings.masquerade_for(family) for family in Family}
-        self.policy = SelectionPolicy(masquerade, host or Host())
-        self._run, self._record = run or inside.run, HostRecord(state_dir)
+        self.policy = SelectionPolicy(masquerade, host or HostIdentity())
+        self._run, self._record = run or inside.run, HostChanges(state_dir)
         self.forwardings: dict[ForwardingKey, Forwarding] = {}
         self.restart()
 
@@ -74,7 +74,7 @@ class Programmed:
 
     def declare(self, services: Iterable[Service]) -> None:
         """Tell the dataplane what differs from before."""
-        new = {f.key: f for service in services for f in choose(service, self.policy)}
+        new = {f.key: f for service in services for f in select_backends(service, self.policy)}
         changes: dict[ForwardingKey, Forwarding | None] = dict.fromkeys(self.forwardings.keys() - new.keys())
         changes.update({key: f for key, f in new.items() if self.forwardings.get(key) != f})
         self.dataplane.update(changes)

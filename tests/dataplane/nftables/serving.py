@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.dataplane.nftables.programmed import Inside, Programmed
 from tests.lab.node import Node
 from tests.lab.topology import CLUSTER_CIDRS, HOST_TOWARDS_BACKENDS, Lab
-from vipd.control.selection import Host
+from vipd.control.selection import HostIdentity
 from vipd.model.service import Backend, Protocol, Service, ServicePort
 
 SERVED = 8080
@@ -36,7 +36,7 @@ def programmed_in(lab: Lab, state_dir: Path) -> Programmed:
     """A dataplane of the lab's host."""
     own = frozenset({*HOST_TOWARDS_BACKENDS.values(), lab.host.ipv4, lab.host.ipv6})
     inside = Inside(lab.host.namespace)
-    return Programmed(inside, state_dir, host=Host(own), cluster_cidrs=list(CLUSTER_CIDRS))
+    return Programmed(inside, state_dir, host=HostIdentity(own), cluster_cidrs=list(CLUSTER_CIDRS))
 
 
 def web(lab: Lab, *weights: int, backends: tuple[Node, ...] | None = None) -> Service:

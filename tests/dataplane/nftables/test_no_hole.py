@@ -23,7 +23,7 @@ from tests.dataplane.nftables.serving import CLIENTS, SERVED, VIPS, other, web
 from tests.lab.flow import COMMAND_SECONDS, finish
 from tests.lab.topology import Lab
 from vipd.dataplane.nftables.plan import elements_text
-from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Policy, Service
+from vipd.model.service import Affinity, Balance, ExternalAddress, Family, TrafficPolicy, Service
 
 CHANGES = int(os.environ.get("VIPD_CHANGES", "200"))
 STEPS = CHANGES // 10
@@ -140,7 +140,7 @@ KINDS: dict[str, tuple[dict[str, object], ...]] = {
         {},
         {"affinity": Affinity(1)},
         {"balance": Balance.ROUND_ROBIN},
-        {"affinity": Affinity(600), "internal_policy": Policy.CLUSTER, "answers_ping": False},
+        {"affinity": Affinity(600), "internal_policy": TrafficPolicy.CLUSTER, "answers_ping": False},
         {"affinity": Affinity(1), "balance": Balance.ROUND_ROBIN},
     ),
     "outside": (

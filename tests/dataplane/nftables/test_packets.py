@@ -24,8 +24,8 @@ from tests.lab.topology import (
     Lab,
 )
 from tests.lab.waiting import wait_until
-from vipd.control.selection import Host
-from vipd.dataplane.counting import Place
+from vipd.control.selection import HostIdentity
+from vipd.dataplane.counting import BackendKey
 from vipd.dataplane.nftables.flow_counter import ElementCounter
 from vipd.model.service import (
     Affinity,
@@ -34,7 +34,7 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    Policy,
+    TrafficPolicy,
     Protocol,
     Service,
     ServicePort,
@@ -147,7 +147,7 @@ def test_a_pin_to_another_host_gives_way_to_the_local_policy(
     """Then the client has a backend that serves it by every way, and keeps that one."""
     outside = {4: "203.0.113.5", 6: "2001:db8:9::5"}[family]
     nearest = lab.backends[0]
-    programmed.policy = replace(programmed.policy, host=Host(frozenset({nearest.address(family)})))
+    programmed.policy = replace(programmed.policy, host=HostIdentity(frozenset({nearest.address(family)})))
     service = Service(
         "web",
         (VIPS[family],),
@@ -155,7 +155,7 @@ def test_a_pin_to_another_host_gives_way_to_the_local_policy(
         tuple(Backend(backend.address(family)) for backend in lab.backends),
         affinity=Affinity(600),
         external_addresses=(ExternalAddress(outside, True),),
-        external_policy=Policy.LOCAL,
+        external_policy=TrafficPolicy.LOCAL,
     )
     programmed.become(service)
     sources = CLIENT_SOURCES if family == 4 else CLIENT_SOURCES_IPV6
@@ -266,7 +266,7 @@ def test_traffic_from_outside(lab: Lab, programmed: Programmed, family: int) -> 
     lab.client.send(outside, 80, source=second, timeout=SILENCE).all_failed("timeout")
     for node in (lab.client, lab.host):
         node.send(lab.host.address(family), 30080, count=3).all_answered()
-    programmed.become(other(service, external_policy=Policy.LOCAL))
+    programmed.become(other(service, external_policy=TrafficPolicy.LOCAL))
     lab.client.send(outside, 80, timeout=SILENCE).all_failed("timeout")
     lab.client.send(lab.host.address(family), 30080, timeout=SILENCE).all_failed("timeout")
     lab.host.send(lab.host.address(family), 30080, count=3).all_answered()
@@ -282,7 +282,7 @@ def many_clients(lab: Lab, vip: str, count: int) -> dict[str, str]:
     return found
 
 
-def counted(programmed: Programmed) -> Mapping[Place, int]:
+def counted(programmed: Programmed) -> Mapping[BackendKey, int]:
     """New flows of backends, all that the kernel has counted."""
     dataplane = programmed.dataplane
     return asyncio.run(ElementCounter(dataplane.counted, dataplane.forwardings).take())

@@ -13,7 +13,7 @@ from tests.dataplane.declared import numbered
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.nftables.programmed import Inside, Programmed
 from vipd.dataplane.base import ApplyError
-from vipd.host.process import Finished
+from vipd.host.process import ProgramResult
 from vipd.host.systemd.fields import ATTRIBUTE
 
 pytestmark = pytest.mark.root
@@ -30,13 +30,13 @@ class Tools:
         self.refused = ""
         self.ran = 0
 
-    async def run(self, argv: Sequence[str], stdin: str) -> Finished:
+    async def run(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """Run it, or fail."""
         self.ran += 1
         if self.error:
             raise self.error
         if self.refused and self.refused in stdin:
-            return Finished(1, "", "Error: refused by the test")
+            return ProgramResult(1, "", "Error: refused by the test")
         return await self.inside.run(argv, stdin)
 
 

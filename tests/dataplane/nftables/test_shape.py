@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.dataplane.nftables.declared import numbered
-from vipd.control.selection import SelectionPolicy, choose
-from vipd.dataplane.nftables.chains import Handlers
-from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
+from vipd.control.selection import SelectionPolicy, select_backends
+from vipd.dataplane.nftables.chains import ChainNumbers
+from vipd.dataplane.nftables.compile import Fragment, ElementKey, compile_forwarding
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.plan import FoundChain, Installed, Plan, make_plan, together
-from vipd.dataplane.nftables.spread import Spread
-from vipd.dataplane.nftables.table import Step, WantedTable
+from vipd.dataplane.nftables.plan import FoundChain, Installed, Plan, make_plan, merge_dependent_steps
+from vipd.dataplane.nftables.spread import BalanceChain
+from vipd.dataplane.nftables.table import Step, DesiredTable
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
     Affinity,
@@ -22,9 +22,9 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    Policy,
+    TrafficPolicy,
     Protocol,
-    Refusal,
+    RejectAction,
     Service,
 )
 
@@ -34,25 +34,25 @@ ENDPOINTS = (Endpoint("10.244.0.1", 8080), Endpoint("10.244.0.2", 8080))
 PLAIN = Forwarding(
     ForwardingKey("web", "", Protocol.TCP, Family.IPV4), ("10.96.0.1",), 80, ENDPOINTS, Masquerade.FORWARDED
 )
-FRONTEND = Slot("frontends", "10.96.0.1 . tcp . 80")
+FRONTEND = ElementKey("frontends", "10.96.0.1 . tcp . 80")
 
 
-def table(*services: Service) -> WantedTable:
-    made = WantedTable(OPTIONS)
+def table(*services: Service) -> DesiredTable:
+    made = DesiredTable(OPTIONS)
     for service in services:
-        for forwarding in choose(service, POLICY):
+        for forwarding in select_backends(service, POLICY):
             made.update(forwarding.key, forwarding)
     return made
 
 
 def compiled(forwarding: Forwarding) -> Fragment:
-    return compile_forwarding(forwarding, OPTIONS, Handlers(Family.IPV4))
+    return compile_forwarding(forwarding, OPTIONS, ChainNumbers(Family.IPV4))
 
 
 def handler(**changes: object) -> str:
     """The chain that a frontend's number stands for."""
     found = compiled(replace(PLAIN, **changes))  # type: ignore[arg-type]
-    return found.handlers[found.elements[FRONTEND]]
+    return found.chain_numbers[found.elements[FRONTEND]]
 
 
 def test_chains_do_not_grow_with_services() -> None:
@@ -64,12 +64,12 @@ def test_chains_do_not_grow_with_services() -> None:
 
 def test_a_change_of_one_service_is_a_few_elements_in_one_transaction() -> None:
     made = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(50)))
-    made.written()
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
+    made.mark_clean()
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
     assert installed is not None
-    (forwarding,) = choose(numbered(7, "10.244.0.1", "10.244.0.3"), POLICY)
+    (forwarding,) = select_backends(numbered(7, "10.244.0.1", "10.244.0.3"), POLICY)
     made.update(forwarding.key, forwarding)
-    plan = make_plan(OPTIONS, made.structure(), installed, *made.touched())
+    plan = make_plan(OPTIONS, made.structure(), installed, *made.dirty())
     assert str(plan) == (
         "-endpoints 10.96.0.7 . tcp . 80 . 0.0.0.1 : 10.244.0.2 . 8080\n"
         "+endpoints 10.96.0.7 . tcp . 80 . 0.0.0.1 : 10.244.0.3 . 8080\n"
@@ -80,32 +80,32 @@ def test_a_change_of_one_service_is_a_few_elements_in_one_transaction() -> None:
 def test_a_change_compiles_the_old_form_and_the_new_one_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(3))), list[Forwarding]()
 
-    def noted(forwarding: Forwarding, options: TableOptions, handlers: Handlers) -> Fragment:
+    def noted(forwarding: Forwarding, options: TableOptions, handlers: ChainNumbers) -> Fragment:
         asked.append(forwarding)
         return compile_forwarding(forwarding, options, handlers)
 
-    made.written()
+    made.mark_clean()
     monkeypatch.setattr("vipd.dataplane.nftables.table.compile_forwarding", noted)
-    first, second, last = (choose(numbered(1, "10.244.0.1", f"10.244.0.{n}"), POLICY)[0] for n in (3, 4, 2))
+    first, second, last = (select_backends(numbered(1, "10.244.0.1", f"10.244.0.{n}"), POLICY)[0] for n in (3, 4, 2))
     made.update(first.key, first)
     assert len(asked) == 2
     made.update(second.key, second)
-    (step,), _ = made.touched()
+    (step,), _ = made.dirty()
     assert "10.244.0.2 . 8080" in step.deleted.values(), "what the kernel holds, not what was never written"
     assert "10.244.0.4 . 8080" in step.added.values()
     assert len(asked) == 3
     made.update(last.key, last)
-    assert made.touched()[0] == [], "as the kernel holds it"
+    assert made.dirty()[0] == [], "as the kernel holds it"
 
 
-def changed(made: WantedTable, service: Service) -> Plan:
+def changed(made: DesiredTable, service: Service) -> Plan:
     """What has to be written when one service is declared anew, all others being written."""
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
-    made.written()
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
+    made.mark_clean()
     assert installed is not None
-    for forwarding in choose(service, POLICY):
+    for forwarding in select_backends(service, POLICY):
         made.update(forwarding.key, forwarding)
-    return make_plan(OPTIONS, made.structure(), installed, *made.touched())
+    return make_plan(OPTIONS, made.structure(), installed, *made.dirty())
 
 
 def test_chains_are_made_before_anything_leads_there_and_what_old_ones_look_for_goes_after() -> None:
@@ -133,36 +133,36 @@ def test_another_number_of_backends_is_no_other_kind() -> None:
 
 def test_a_service_that_ends_ends_in_one_transaction() -> None:
     made = table(numbered(7, "10.244.0.1"), numbered(8, "10.244.0.1"))
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
-    made.written()
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
+    made.mark_clean()
     assert installed is not None
-    (forwarding,) = choose(numbered(7, "10.244.0.1"), POLICY)
+    (forwarding,) = select_backends(numbered(7, "10.244.0.1"), POLICY)
     made.update(forwarding.key, None)
-    plan = make_plan(OPTIONS, made.structure(), installed, *made.touched())
+    plan = make_plan(OPTIONS, made.structure(), installed, *made.dirty())
     assert len(list(plan.transactions())) == 1
     assert list(plan.deferred_deletes()) == []
 
 
 def test_what_nobody_wants_any_more_goes_after_what_leads_there() -> None:
     made, left = table(numbered(7, "10.244.0.1")), table(numbered(8, "10.244.0.1"))
-    steps, _ = made.against({**dict(made.elements()), **dict(left.elements())}, ("frontends", "endpoints"))
+    steps, _ = made.compare({**dict(made.elements()), **dict(left.elements())}, ("frontends", "endpoints"))
     (step,) = steps
-    assert {slot.holder for slot in step.deleted} == {"frontends"}
-    assert {slot.holder for slot in step.parting} == {"endpoints"}
+    assert {slot.set_name for slot in step.deleted} == {"frontends"}
+    assert {slot.set_name for slot in step.deferred_deletes} == {"endpoints"}
 
 
 def test_an_element_that_goes_over_to_another_service_waits_for_nothing() -> None:
-    one, another = Slot("endpoints", "a"), Slot("endpoints", "b")
+    one, another = ElementKey("endpoints", "a"), ElementKey("endpoints", "b")
     steps = [Step((), {}, {}, {one: "1", another: "2"}), Step((), {}, {one: "3"})]
-    (step,) = together(steps)
-    assert (step.deleted, step.added, step.parting) == ({one: "1"}, {one: "3"}, {another: "2"})
+    (step,) = merge_dependent_steps(steps)
+    assert (step.deleted, step.added, step.deferred_deletes) == ({one: "1"}, {one: "3"}, {another: "2"})
 
 
 def test_a_table_that_is_replaced_refuses_nobody_first() -> None:
     made = table(numbered(7, "10.244.0.1"))
     older = Installed("vipd format 0", chains={"unused": FoundChain(None, ("refuses",))})
     first, whole = (
-        text for text, _ in make_plan(OPTIONS, made.structure(), older, *made.touched()).transactions()
+        text for text, _ in make_plan(OPTIONS, made.structure(), older, *made.dirty()).transactions()
     )
     assert first == "flush chain ip vipd unused\nadd rule ip vipd unused drop\n"
     assert whole.startswith("delete table ip vipd\n")
@@ -182,21 +182,21 @@ def test_only_the_dispatch_asks_maps_of_verdicts() -> None:
 def test_a_new_service_of_a_known_kind_changes_no_verdict() -> None:
     """Else the kernel would check all of them again."""
     made = table(numbered(1, "10.244.0.1"))
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.touched()).leaves
-    made.written()
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
+    made.mark_clean()
     assert installed is not None
-    for forwarding in choose(numbered(2, "10.244.0.1"), POLICY):
+    for forwarding in select_backends(numbered(2, "10.244.0.1"), POLICY):
         made.update(forwarding.key, forwarding)
-    plan = make_plan(OPTIONS, made.structure(), installed, *made.touched())
+    plan = make_plan(OPTIONS, made.structure(), installed, *made.dirty())
     assert {line.partition(" ")[0] for line in str(plan).splitlines()} == {
         "+frontends",
         "+endpoints",
         "+claimed",
         "+pinged",
     }
-    for forwarding in choose(numbered(3, "10.244.0.1", "10.244.0.2"), POLICY):
+    for forwarding in select_backends(numbered(3, "10.244.0.1", "10.244.0.2"), POLICY):
         made.update(forwarding.key, forwarding)
-    assert "element ip vipd handlers" in str(make_plan(OPTIONS, made.structure(), installed, *made.touched()))
+    assert "element ip vipd handlers" in str(make_plan(OPTIONS, made.structure(), installed, *made.dirty()))
 
 
 def test_no_two_chains_have_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_no_two_chains_have_the_same_number(monkeypatch: pytest.MonkeyPatch) -> 
         "vipd.dataplane.nftables.chains.name_address",
         lambda _, name: "10.0.0.2" if name.endswith(" 1") else "10.0.0.1",
     )
-    handlers = Handlers(Family.IPV4)
+    handlers = ChainNumbers(Family.IPV4)
     assert [handlers.number(chain) for chain in ("random-1", "random-2", "random-1")] == [
         "10.0.0.1",
         "10.0.0.2",
@@ -223,13 +223,13 @@ def test_a_chain_has_no_number_that_a_slot_may_have(
     """Rules tell by the number whether one was found."""
     names = {"random-1": slot, "random-1 1": "77.0.0.1"}
     monkeypatch.setattr("vipd.dataplane.nftables.chains.name_address", lambda _, name: names[name])
-    assert Handlers(family).number("random-1") == "77.0.0.1"
+    assert ChainNumbers(family).number("random-1") == "77.0.0.1"
 
 
 def test_a_pin_that_leads_nowhere_is_forgotten_before_the_second_try() -> None:
     """And the last try asks no pins: when a change comes between two lookups, the first may have made one to
     a backend that is gone."""
-    rules = Spread(2, Balance.RANDOM, timeout=60).rules(TableOptions(Family.IPV4))
+    rules = BalanceChain(2, Balance.RANDOM, timeout=60).rules(TableOptions(Family.IPV4))
     looking = [number for number, rule in enumerate(rules) if rule.endswith("map @pins")]
     forgetting = [number for number, rule in enumerate(rules) if "delete @pins" in rule]
     assert len(looking) == len(forgetting) == 2
@@ -245,10 +245,10 @@ def test_a_pin_that_leads_nowhere_is_forgotten_before_the_second_try() -> None:
         ({"masquerade": Masquerade.ALWAYS}, "always-random-2"),
         ({"affinity_timeout": 60}, "forwarded-random-2-pinned-60"),
         ({"endpoints": (), "served": False}, "refuse"),
-        ({"endpoints": (), "served": False, "refusal": Refusal.DROP}, "silence"),
-        ({"endpoints": (), "served": True, "internal_policy": Policy.LOCAL}, "silence"),
+        ({"endpoints": (), "served": False, "refusal": RejectAction.DROP}, "silence"),
+        ({"endpoints": (), "served": True, "internal_policy": TrafficPolicy.LOCAL}, "silence"),
         (
-            {"local_endpoints": ENDPOINTS[:1], "internal_policy": Policy.LOCAL},
+            {"local_endpoints": ENDPOINTS[:1], "internal_policy": TrafficPolicy.LOCAL},
             "forwarded-local-random-1",
         ),
         ({"balance": Balance.SOURCE_HASH}, "forwarded-source-hash-4093"),
@@ -268,7 +268,7 @@ def test_a_pin_survives_the_others_that_come_and_go() -> None:
     def numbers(*addresses: str) -> dict[str, str]:
         endpoints = tuple(Endpoint(address, 80) for address in addresses)
         found = compiled(replace(PLAIN, endpoints=endpoints, affinity_timeout=60)).elements
-        return {v: s.key.rpartition(" . ")[2] for s, v in found.items() if s.holder == "numbered"}
+        return {v: s.key.rpartition(" . ")[2] for s, v in found.items() if s.set_name == "numbered"}
 
     all_three = numbers("10.244.0.1", "10.244.0.2", "10.244.0.3")
     assert len(set(all_three.values())) == 3
@@ -279,8 +279,8 @@ def test_a_service_port_has_one_number_by_whatever_way_and_whatever_comes_and_go
     def numbers(**changes: object) -> set[str]:
         forwarding = replace(PLAIN, affinity_timeout=60, **changes)  # type: ignore[arg-type]
         elements = compiled(forwarding).elements
-        ways = {s: v for s, v in elements.items() if s.holder in ("services", "node_services")}
-        assert len(ways) == len([s for s in elements if s.holder in ("frontends", "node_ports")])
+        ways = {s: v for s, v in elements.items() if s.set_name in ("services", "node_services")}
+        assert len(ways) == len([s for s in elements if s.set_name in ("frontends", "node_ports")])
         return set(ways.values())
 
     (number,) = numbers()
@@ -297,12 +297,12 @@ def test_an_endpoint_has_one_number_under_both_policies() -> None:
         PLAIN,
         affinity_timeout=60,
         local_endpoints=ENDPOINTS[1:],
-        external_policy=Policy.LOCAL,
+        external_policy=TrafficPolicy.LOCAL,
         external_addresses=external,
     )
     elements = compiled(forwarding).elements
-    numbered = {s.key: v for s, v in elements.items() if s.holder == "numbered"}
-    local = {s.key: v for s, v in elements.items() if s.holder == "local_numbered"}
+    numbered = {s.key: v for s, v in elements.items() if s.set_name == "numbered"}
+    local = {s.key: v for s, v in elements.items() if s.set_name == "local_numbered"}
     assert set(local.values()) == {"10.244.0.2 . 8080"}
     assert local.items() <= numbered.items()
 
@@ -310,20 +310,20 @@ def test_an_endpoint_has_one_number_under_both_policies() -> None:
 def test_the_local_policy_has_slots_of_its_own() -> None:
     external = (ExternalAddress("203.0.113.1", allow_from=()),)
     forwarding = replace(
-        PLAIN, local_endpoints=ENDPOINTS[1:], external_policy=Policy.LOCAL, external_addresses=external
+        PLAIN, local_endpoints=ENDPOINTS[1:], external_policy=TrafficPolicy.LOCAL, external_addresses=external
     )
     elements = compiled(forwarding).elements
     local = number_address(Family.IPV4, LOCAL_OFFSET)
-    assert elements[Slot("endpoints", f"203.0.113.1 . tcp . 80 . {local}")] == "10.244.0.2 . 8080"
-    assert elements[Slot("endpoints", "203.0.113.1 . tcp . 80 . 0.0.0.1")] == "10.244.0.2 . 8080"
+    assert elements[ElementKey("endpoints", f"203.0.113.1 . tcp . 80 . {local}")] == "10.244.0.2 . 8080"
+    assert elements[ElementKey("endpoints", "203.0.113.1 . tcp . 80 . 0.0.0.1")] == "10.244.0.2 . 8080"
 
 
 def test_limits_with_every_address_are_none() -> None:
     external = (ExternalAddress("203.0.113.1", allow_from=("0.0.0.0/0", "192.0.2.0/24")),)
     fragment = compiled(replace(PLAIN, external_addresses=external))
-    assert not fragment.lengths
-    number = fragment.elements[Slot("frontends", "203.0.113.1 . tcp . 80")]
-    assert fragment.handlers[number] == "always-random-2"
+    assert not fragment.source_prefix_lengths
+    number = fragment.elements[ElementKey("frontends", "203.0.113.1 . tcp . 80")]
+    assert fragment.chain_numbers[number] == "always-random-2"
 
 
 def test_nothing_declared_nothing_there() -> None:
@@ -346,7 +346,7 @@ def test_under_the_local_policy_a_backend_may_meet_itself_unmarked(mode: Masquer
     local = replace(
         PLAIN,
         masquerade=mode,
-        external_policy=Policy.LOCAL,
+        external_policy=TrafficPolicy.LOCAL,
         local_endpoints=ENDPOINTS[:1],
         **entry,  # type: ignore[arg-type]
     )

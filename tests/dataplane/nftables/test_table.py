@@ -26,9 +26,9 @@ from vipd.dataplane.nftables.render import render
 from vipd.dataplane.nftables.tools import Nft, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
 from vipd.dataplane.programs import Programs
-from vipd.host.changes import HostRecord
+from vipd.host.changes import HostChanges
 from vipd.host.netlink_socket import open_netlink
-from vipd.host.process import Finished, Runner
+from vipd.host.process import ProgramResult, Runner
 from vipd.host.settings.settings import load_settings
 from vipd.model.service import Affinity, ExternalAddress, Family, Service
 
@@ -109,14 +109,14 @@ def test_own_writes_are_no_disturbance(inside: Inside, tmp_path: Path) -> None:
                 return found
         return found
 
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         process = await asyncio.create_subprocess_exec(
             "ip", "netns", "exec", inside.namespace, *argv,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         with own.running(process.pid):
             output, errors = await process.communicate(stdin.encode())
-        return Finished(process.returncode or 0, output.decode(), errors.decode())
+        return ProgramResult(process.returncode or 0, output.decode(), errors.decode())
 
     listening = inside.make(open_socket)
     programmed = Programmed(inside, tmp_path, run)
@@ -241,9 +241,9 @@ def test_removal_needs_no_daemon_and_leaves_nothing(programmed: Programmed) -> N
 def test_a_table_lets_nobody_in_before_it_goes() -> None:
     written = []
 
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         written.append(stdin)
-        return Finished(0, "", "")
+        return ProgramResult(0, "", "")
 
     asyncio.run(remove([Leftover("ip vipd", 9, 9, ("prerouting", "output"))], run))
     assert written == [
@@ -263,7 +263,7 @@ def test_a_rendered_table_is_the_one_that_is_programmed(programmed: Programmed) 
 
 
 def test_without_nft_only_what_needs_it_fails(inside: Inside, tmp_path: Path) -> None:
-    async def absent(argv: Sequence[str], stdin: str) -> Finished:
+    async def absent(argv: Sequence[str], stdin: str) -> ProgramResult:
         raise FileNotFoundError(argv[0])
 
     programmed = Programmed(inside, tmp_path, absent)
@@ -276,9 +276,9 @@ def refusing(run: Runner, word: str) -> Runner:
     """A runner whose nft takes no transaction with this word; but what it only checks, unless that word is in
     everything."""
 
-    async def refuse(argv: Sequence[str], stdin: str) -> Finished:
+    async def refuse(argv: Sequence[str], stdin: str) -> ProgramResult:
         if word in stdin and ("--check" not in argv or word == "table"):
-            return Finished(1, "", f"/dev/stdin:1:1-2: Error: Could not process rule: {word} is refused\n")
+            return ProgramResult(1, "", f"/dev/stdin:1:1-2: Error: Could not process rule: {word} is refused\n")
         return await run(argv, stdin)
 
     return refuse
@@ -300,15 +300,15 @@ def seen(inside: Inside, kind_of_change: Callable[[], object]) -> ExternalChange
 def test_an_upgraded_nft_is_asked_anew_what_it_can_do(tmp_path: Path) -> None:
     able = False
 
-    async def run(argv: Sequence[str], text: str) -> Finished:
+    async def run(argv: Sequence[str], text: str) -> ProgramResult:
         lacks = not able and any(word in text for word in ("probe-affinity", "probe-random-ports"))
-        return Finished(int(lacks), "", "Error: syntax error" if lacks else "")
+        return ProgramResult(int(lacks), "", "Error: syntax error" if lacks else "")
 
     async def story() -> None:
         nonlocal able
         nft = Programs(("nft",), lambda: find_nft(run))
         settings = load_settings(flags={"state_dir": str(tmp_path)})
-        table = FamilyTable(Family.IPV4, nft, settings, HostRecord(tmp_path), run, open_netlink)
+        table = FamilyTable(Family.IPV4, nft, settings, HostChanges(tmp_path), run, open_netlink)
         found = []
         for version, now in (("1.0.2", False), ("1.0.2", True), ("1.1.0", True)):
             able = now

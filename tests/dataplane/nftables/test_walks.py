@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.nftables.declared import OWN, walks
 from tests.dataplane.nftables.programmed import Inside, Programmed
-from vipd.control.selection import Host
+from vipd.control.selection import HostIdentity
 from vipd.model.service import Service
 
 pytestmark = pytest.mark.root
@@ -21,7 +21,7 @@ Step = tuple[tuple[Service, ...], str]
 
 def machine(inside: Inside, state_dir: Path) -> Programmed:
     return Programmed(
-        inside, state_dir, host=Host(frozenset(OWN)), cluster_cidrs=["10.20.0.0/16", "fd00:20::/64"]
+        inside, state_dir, host=HostIdentity(frozenset(OWN)), cluster_cidrs=["10.20.0.0/16", "fd00:20::/64"]
     )
 
 

@@ -10,17 +10,17 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from aiohttp import web
 
 from tests.observe.health_ports.asking import free_port, running, until
-from vipd.host.connections.limits import Limits
-from vipd.observe.listeners import Listeners, Place
+from vipd.host.connections.limits import ConnectionLimits
+from vipd.observe.listeners import Listeners, ListenAddress
 
 PATIENCE_SECONDS = 60.0
 AN_HOUR = 3600.0
-GENEROUS = Limits(
+GENEROUS = ConnectionLimits(
     connections=1000,
-    by_source=1000,
+    per_client=1000,
     head_seconds=AN_HOUR,
     body_seconds=AN_HOUR,
-    stuck_seconds=AN_HOUR,
+    send_seconds=AN_HOUR,
     life_seconds=AN_HOUR,
 )
 """Nothing ends by itself: a test shortens what it is about."""
@@ -38,17 +38,17 @@ async def answer(request: web.BaseRequest) -> web.Response:
     return web.Response(text="hello")
 
 
-Story = Callable[[Place, Listeners], Awaitable[None]]
+Story = Callable[[ListenAddress, Listeners], Awaitable[None]]
 
 
-def served(story: Story, limits: Limits, address: str = "127.0.0.1") -> None:
+def served(story: Story, limits: ConnectionLimits, address: str = "127.0.0.1") -> None:
     """Run a story beside listeners with these limits."""
 
     async def run() -> None:
-        place = Place(address, free_port())
+        place = ListenAddress(address, free_port())
         listeners = Listeners(answer, limits)
         async with running(listeners):
-            listeners.want({place: "x"})
+            listeners.set_addresses({place: "x"})
             await until(lambda: listeners.open, "open")
             await story(place, listeners)
 
@@ -58,7 +58,7 @@ def served(story: Story, limits: Limits, address: str = "127.0.0.1") -> None:
 class Client:
     """A socket, to be used as a context manager."""
 
-    def __init__(self, place: Place, source: str = "", room: int = 0) -> None:
+    def __init__(self, place: ListenAddress, source: str = "", room: int = 0) -> None:
         self._place = place
         self.socket = socket.socket(socket.AF_INET6 if ":" in place.address else socket.AF_INET)
         self.socket.setblocking(False)
@@ -115,7 +115,7 @@ def closing() -> Iterator[list[Client]]:
             client.socket.close()
 
 
-async def crowd(clients: list[Client], place: Place, count: int, *sent: bytes, source: str = "") -> None:
+async def crowd(clients: list[Client], place: ListenAddress, count: int, *sent: bytes, source: str = "") -> None:
     """So many more clients, connected one after the other, that send this and no more."""
     for _ in range(count):
         client = Client(place, source, room=1)
@@ -124,7 +124,7 @@ async def crowd(clients: list[Client], place: Place, count: int, *sent: bytes, s
         await asyncio.sleep(0.002)  # the order in which they wait
 
 
-async def status(place: Place, source: str = "", path: str = "/") -> int:
+async def status(place: ListenAddress, source: str = "", path: str = "/") -> int:
     """Of one good request over a connection of its own; 0: there was no answer."""
     client = Client(place, source)
     try:

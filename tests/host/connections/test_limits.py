@@ -22,9 +22,9 @@ from tests.host.connections.clients import (
 )
 from tests.observe.health_ports.asking import free_port, until
 from vipd.api.socket_server import LIMITS as API
-from vipd.host.connections.limits import TOGETHER, Limits, Source, tcp_source
-from vipd.host.descriptors import WANTED, shares
-from vipd.observe.listeners import HEALTH_LIMITS, Listeners, Place
+from vipd.host.connections.limits import WANTED_CONNECTIONS, ConnectionLimits, ClientSource, tcp_client
+from vipd.host.descriptors import WANTED_DESCRIPTORS, divide_limit
+from vipd.observe.listeners import HEALTH_LIMITS, Listeners, ListenAddress
 from vipd.observe.metrics.scrape import LIMITS as METRICS
 from vipd.observe.page.server import LIMITS as PAGE
 
@@ -38,7 +38,7 @@ HEAD = b"GET /echo HTTP/1.1\r\nHost: x\r\n"
     ids=["nothing", "a word", "no end", "a long line"],
 )
 def test_a_request_whose_head_does_not_end_is_not_waited_for(sent: bytes) -> None:
-    async def story(place: Place, listeners: Listeners) -> None:
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
         with closing() as clients:
             await crowd(clients, place, 3, sent)
             await until(lambda: ended(clients) == 3, "all ended")
@@ -57,7 +57,7 @@ async def trickle(client: Client, data: bytes) -> None:
 
 
 def test_a_head_that_trickles_in_is_not_waited_for() -> None:
-    async def story(place: Place, _: Listeners) -> None:
+    async def story(place: ListenAddress, _: Listeners) -> None:
         with closing() as clients:
             client = Client(place)
             clients.append(client)
@@ -68,7 +68,7 @@ def test_a_head_that_trickles_in_is_not_waited_for() -> None:
 
 
 def test_a_body_that_trickles_in_is_not_waited_for() -> None:
-    async def story(place: Place, _: Listeners) -> None:
+    async def story(place: ListenAddress, _: Listeners) -> None:
         with closing() as clients:
             client = Client(place)
             clients.append(client)
@@ -82,7 +82,7 @@ def test_a_body_that_trickles_in_is_not_waited_for() -> None:
     "more", [b"0\r\n" + b"a: b\r\n" * 1000, b"1;" + b"x" * 5000], ids=["trailers", "chunks"]
 )
 def test_a_body_without_end_is_not_read_for_ever(more: bytes) -> None:
-    async def story(place: Place, _: Listeners) -> None:
+    async def story(place: ListenAddress, _: Listeners) -> None:
         with closing() as clients:
             client = Client(place)
             clients.append(client)
@@ -93,7 +93,7 @@ def test_a_body_without_end_is_not_read_for_ever(more: bytes) -> None:
 
 
 def test_a_head_without_end_is_refused_before_it_takes_much_memory() -> None:
-    async def story(place: Place, listeners: Listeners) -> None:
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
         with closing() as clients:
             client = Client(place)
             clients.append(client)
@@ -109,7 +109,7 @@ def test_a_head_without_end_is_refused_before_it_takes_much_memory() -> None:
             assert b" 200 " not in answer
             await until(lambda: not len(listeners.connections), "none counted")
 
-    served(story, GENEROUS._replace(stuck_seconds=SOON))
+    served(story, GENEROUS._replace(send_seconds=SOON))
 
 
 async def begun(clients: list[Client]) -> None:
@@ -121,7 +121,7 @@ async def begun(clients: list[Client]) -> None:
 
 
 def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_does_not_outlive_that() -> None:
-    async def story(place: Place, listeners: Listeners) -> None:
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
         with closing() as clients:
             await crowd(clients, place, 5, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             await begun(clients)
@@ -129,11 +129,11 @@ def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_does_not_out
             await until(lambda: not listeners.connections._ending, "their descriptors are free")
             assert await status(place) == 200
 
-    served(story, GENEROUS._replace(stuck_seconds=SOON))
+    served(story, GENEROUS._replace(send_seconds=SOON))
 
 
 def test_a_connection_that_nobody_reads_from_does_not_outlive_its_life() -> None:
-    async def story(place: Place, listeners: Listeners) -> None:
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
         with closing() as clients:
             await crowd(clients, place, 5, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             await begun(clients)
@@ -145,7 +145,7 @@ def test_a_connection_that_nobody_reads_from_does_not_outlive_its_life() -> None
 
 
 def test_a_slow_reader_gets_its_answer() -> None:
-    async def story(place: Place, _: Listeners) -> None:
+    async def story(place: ListenAddress, _: Listeners) -> None:
         client = Client(place)
         loop, got = asyncio.get_running_loop(), 0
         with closing() as clients:
@@ -156,11 +156,11 @@ def test_a_slow_reader_gets_its_answer() -> None:
                 await asyncio.sleep(0.002)
         assert got > len(LARGE)
 
-    served(story, GENEROUS._replace(stuck_seconds=5.0))
+    served(story, GENEROUS._replace(send_seconds=5.0))
 
 
 def test_the_one_that_waits_longest_gives_way_to_a_new_one() -> None:
-    async def story(place: Place, listeners: Listeners) -> None:
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
         with closing() as clients:
             await crowd(clients, place, 8)
             await until(lambda: len(listeners.connections) == 8, "all taken")
@@ -181,10 +181,10 @@ FLOODS = {
 @pytest.mark.parametrize("sent", FLOODS.values(), ids=list(FLOODS))
 def test_a_flood_from_one_source_does_not_keep_another_out(sent: bytes) -> None:
     """Health ports and metrics are answered although one host has taken all the connections that it may."""
-    other = Place("::1", free_port())
+    other = ListenAddress("::1", free_port())
 
-    async def story(place: Place, listeners: Listeners) -> None:
-        listeners.want({place: "x", other: "y"})
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
+        listeners.set_addresses({place: "x", other: "y"})
         await until(lambda: len(listeners.open) == 2, "both open")
         with closing() as clients:
             await crowd(clients, place, 40, sent)
@@ -194,11 +194,11 @@ def test_a_flood_from_one_source_does_not_keep_another_out(sent: bytes) -> None:
                 assert await status(other) == 200
             assert ended(clients) >= 46
 
-    served(story, GENEROUS._replace(connections=16, by_source=4))
+    served(story, GENEROUS._replace(connections=16, per_client=4))
 
 
 def test_who_is_answered_is_never_given_up_for_another() -> None:
-    async def story(place: Place, listeners: Listeners) -> None:
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
         loop = asyncio.get_running_loop()
         with closing() as clients:
             client = Client(place)
@@ -214,7 +214,7 @@ def test_who_is_answered_is_never_given_up_for_another() -> None:
 
 
 def test_answers_that_nobody_takes_are_bounded_in_memory() -> None:
-    async def story(place: Place, listeners: Listeners) -> None:
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
         with closing() as clients:
             await crowd(clients, place, 10, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: len(listeners.connections) == 3, "as many as the memory is for")
@@ -224,7 +224,7 @@ def test_answers_that_nobody_takes_are_bounded_in_memory() -> None:
 
 
 def test_many_at_once_are_answered_though_each_gets_one_answer() -> None:
-    async def story(place: Place, _: Listeners) -> None:
+    async def story(place: ListenAddress, _: Listeners) -> None:
         found = await asyncio.gather(*(status(place) for _ in range(200)))
         assert found == [200] * 200
 
@@ -232,7 +232,7 @@ def test_many_at_once_are_answered_though_each_gets_one_answer() -> None:
 
 
 def test_no_version_is_told() -> None:
-    async def story(place: Place, _: Listeners) -> None:
+    async def story(place: ListenAddress, _: Listeners) -> None:
         for sent in (
             REQUEST,
             b"nonsense\r\n\r\n",
@@ -252,7 +252,7 @@ def test_no_version_is_told() -> None:
 
 
 def test_what_is_no_request_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(place: Place, _: Listeners) -> None:
+    async def story(place: ListenAddress, _: Listeners) -> None:
         for sent in (
             b"GET / HTTP/1.1\r\na b\r\n\r\n",
             b"\x16\x03\x01\r\n\r\n",
@@ -286,20 +286,20 @@ def test_what_is_no_request_does_not_fill_the_log(caplog: pytest.LogCaptureFixtu
 )
 def test_who_counts_as_one_source(address: tuple[object, ...], key: str) -> None:
     with socket.socket() as unused:
-        assert tcp_source(unused, address) == Source(key)
+        assert tcp_client(unused, address) == ClientSource(key)
 
 
 def test_all_listeners_together_want_what_is_shared_out_for_them() -> None:
     every = (HEALTH_LIMITS, HEALTH_LIMITS, METRICS, PAGE, API)
-    assert sum(each.connections + each.privileged for each in every) <= TOGETHER <= shares(WANTED).clients
+    assert sum(each.connections + each.privileged for each in every) <= WANTED_CONNECTIONS <= divide_limit(WANTED_DESCRIPTORS).clients
     for limit in (64, 256, 1024):
-        room = shares(limit)
+        room = divide_limit(limit)
         less = [each.within(room.clients) for each in every]
-        assert all(1 < each.by_source <= each.connections for each in less)
+        assert all(1 < each.per_client <= each.connections for each in less)
         assert sum(each.connections + each.privileged for each in less) <= room.clients + 3 * len(every)
 
 
 def test_limits_stay_where_there_is_room() -> None:
-    limits = Limits(512, 256, 1.0, 1.0, 1.0)
-    assert limits.within(TOGETHER) == limits
-    assert limits.within(TOGETHER // 2)[:2] == (256, 128)
+    limits = ConnectionLimits(512, 256, 1.0, 1.0, 1.0)
+    assert limits.within(WANTED_CONNECTIONS) == limits
+    assert limits.within(WANTED_CONNECTIONS // 2)[:2] == (256, 128)

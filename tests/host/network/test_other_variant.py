@@ -50,13 +50,13 @@ class Host:
     def put(self, variant: str, text: str) -> None:
         """Add rules with a variant's program."""
         assert (
-            asyncio.run(self._namespace.run([f"iptables-{variant}-restore", "--noflush", "-w"], text)).code
+            asyncio.run(self._namespace.run([f"iptables-{variant}-restore", "--noflush", "-w"], text)).exit_code
             == 0
         )
 
     def rules(self, variant: str) -> list[str]:
         """The rules that a variant holds."""
-        saved = asyncio.run(self._namespace.run([f"iptables-{variant}-save"], "")).output
+        saved = asyncio.run(self._namespace.run([f"iptables-{variant}-save"], "")).stdout
         return [line for line in saved.splitlines() if line.startswith("-A")]
 
     @property

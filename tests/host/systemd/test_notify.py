@@ -14,7 +14,7 @@ import pytest
 
 from tests.control.reconciling import DNS, WEB, Heartbeats, World, lived
 from tests.dataplane.fake_dataplane import broken_tool
-from vipd.daemon.status_reporter import Reporter, beat_seconds, program_seconds
+from vipd.daemon.status_reporter import StatusReporter, heartbeat_seconds, program_seconds
 from vipd.host.observer import Observers
 from vipd.host.systemd.notify import Notifier, one_line
 
@@ -128,7 +128,7 @@ def test_a_value_is_one_short_line() -> None:
 )
 def test_times_follow_from_the_watchdog(watchdog: float | None, beat: float, program: float) -> None:
     notifier = Notifier("", watchdog)
-    assert (beat_seconds(notifier), program_seconds(notifier)) == (beat, program)
+    assert (heartbeat_seconds(notifier), program_seconds(notifier)) == (beat, program)
 
 
 class Clock:
@@ -166,7 +166,7 @@ def stepping(story: Callable[[World], Awaitable[None]], clock: Clock | None = No
 def test_ready_comes_after_the_first_good_step_and_once(ear: Ear, notifier: Notifier) -> None:
     async def story(world: World) -> None:
         clock = Clock()
-        Reporter(notifier, world.reconciler, clock)
+        StatusReporter(notifier, world.reconciler, clock)
         world.dataplane.failures = [broken_tool()]
         world.reconciler.request_sync()
         await world.reconciler.step()
@@ -183,7 +183,7 @@ def test_ready_comes_after_the_first_good_step_and_once(ear: Ear, notifier: Noti
 def test_ready_that_was_not_taken_is_told_again(address: str) -> None:
     async def story(world: World) -> None:
         notifier = Notifier(address)
-        Reporter(notifier, world.reconciler, Clock())
+        StatusReporter(notifier, world.reconciler, Clock())
         world.reconciler.request_sync()
         await world.reconciler.step()
         ear = Ear(address)
@@ -199,7 +199,7 @@ def test_a_status_is_told_when_it_differs_and_not_too_often(ear: Ear, notifier: 
     clock = Clock()
 
     async def story(world: World) -> None:
-        reporter = Reporter(notifier, world.reconciler, clock)
+        reporter = StatusReporter(notifier, world.reconciler, clock)
         world.reconciler.request_sync()
         await world.reconciler.step()
         ear.heard()
@@ -232,7 +232,7 @@ def test_a_status_is_told_when_it_differs_and_not_too_often(ear: Ear, notifier: 
 def test_a_failed_step_is_in_the_status(ear: Ear, notifier: Notifier) -> None:
     async def story(world: World) -> None:
         clock = Clock()
-        Reporter(notifier, world.reconciler, clock)
+        StatusReporter(notifier, world.reconciler, clock)
         world.reconciler.request_sync()
         await world.reconciler.step()
         clock.now += 5
@@ -248,7 +248,7 @@ def test_a_failed_step_is_in_the_status(ear: Ear, notifier: Notifier) -> None:
 def test_a_start_that_failed_is_not_prolonged(ear: Ear, notifier: Notifier) -> None:
     async def story(world: World) -> None:
         clock = Clock()
-        Reporter(notifier, world.reconciler, clock)
+        StatusReporter(notifier, world.reconciler, clock)
         world.reconciler.observers.heartbeat()
         assert any("EXTEND_TIMEOUT_USEC=60000000" in text for text in ear.heard())
         world.dataplane.failures = [broken_tool()]
@@ -263,7 +263,7 @@ def test_a_start_that_failed_is_not_prolonged(ear: Ear, notifier: Notifier) -> N
 
 def test_a_reload_before_the_first_good_step_does_not_say_ready(ear: Ear, notifier: Notifier) -> None:
     async def story(world: World) -> None:
-        reporter = Reporter(notifier, world.reconciler, Clock())
+        reporter = StatusReporter(notifier, world.reconciler, Clock())
         async with reporter.reloading():
             pass
         assert ear.heard() == []

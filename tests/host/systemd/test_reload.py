@@ -11,20 +11,20 @@ from tests.control.reconciling import DNS, WEB, World, looping
 from tests.dataplane.fake_dataplane import broken_tool
 from tests.host.systemd.manager import unit
 from tests.model.samples import block, broken, declared, service
-from vipd.control.reload import Reloaded, reload
+from vipd.control.reload import ReloadResult, reload
 from vipd.control.service_status import RefusedUnit, what_serves
 from vipd.declaration.unit import Unit
 from vipd.model.service import Service
 
 
-def reloaded(world: World, candidate: object = None, patience: float = 5) -> Reloaded:
+def reloaded(world: World, candidate: object = None, patience: float = 5) -> ReloadResult:
     """A reload of a world in which the source says something new meanwhile."""
 
     async def rescan() -> None:
         if candidate is not None:
             world.source.candidate = candidate  # type: ignore[assignment]  # a Declaration
 
-    async def run() -> Reloaded:
+    async def run() -> ReloadResult:
         async with looping(world):
             await world.reconciler.wait_synced(world.reconciler.request_sync(), 5)
             return await reload(rescan, world.dataplane, world.reconciler, (world.source,), patience)
@@ -94,7 +94,7 @@ def test_a_kernel_that_does_not_answer_is_not_waited_for_for_ever() -> None:
     world = World(DNS)
     world.dataplane.gate = asyncio.Event()
 
-    async def run() -> Reloaded:
+    async def run() -> ReloadResult:
         async with looping(world):
 
             async def nothing() -> None: ...

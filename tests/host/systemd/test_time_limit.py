@@ -19,7 +19,7 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.tools import Tools, find_tools, list_chain, restore, save
 from vipd.host.observer import Observer, Observers
-from vipd.host.process import Finished, ProgramTimeoutError, run
+from vipd.host.process import ProgramResult, ProgramTimeoutError, run
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
 
@@ -57,7 +57,7 @@ def test_it_is_killed_with_its_children(tmp_path: Path) -> None:
     for limit in (0.5, 2, 8, 32):  # so long that it has come to start its child
         began = time.monotonic()
         with pytest.raises(ProgramTimeoutError, match="did not end within"):
-            asyncio.run(run(hanging(tmp_path), limit=limit))
+            asyncio.run(run(hanging(tmp_path), timeout=limit))
         assert time.monotonic() - began < limit + 60
         if written(tmp_path / "child"):
             break
@@ -110,7 +110,7 @@ def test_children_that_outlive_it_and_hold_its_pipes_are_killed(tmp_path: Path) 
     script.chmod(0o755)
     for limit in (0.5, 2, 8, 32):  # so long that it has come to start its child
         with pytest.raises(ProgramTimeoutError, match="did not end within"):
-            asyncio.run(run([str(script)], limit=limit))
+            asyncio.run(run([str(script)], timeout=limit))
         if written(tmp_path / "child"):
             break
     assert gone(int((tmp_path / "child").read_text()))
@@ -118,26 +118,26 @@ def test_children_that_outlive_it_and_hold_its_pipes_are_killed(tmp_path: Path) 
 
 def test_what_does_nothing_is_killed_long_before_its_time(tmp_path: Path) -> None:
     with pytest.raises(ProgramTimeoutError, match="did nothing for 2 s and was killed"):
-        asyncio.run(run(hanging(tmp_path), limit=10_000, stall=2))
+        asyncio.run(run(hanging(tmp_path), timeout=10_000, stall=2))
     assert gone(int((tmp_path / "child").read_text()))
     with pytest.raises(ProgramTimeoutError, match="did nothing for 2 s and was killed"):
-        asyncio.run(run(["sh", "-c", "while :; do sleep 1; done"], limit=10_000, stall=2))
+        asyncio.run(run(["sh", "-c", "while :; do sleep 1; done"], timeout=10_000, stall=2))
 
 
 def test_what_works_is_not_taken_for_hanging() -> None:
     count = "i=0; while [ $i -lt 1500000 ]; do i=$((i+1)); done"
     for argv in (["sh", "-c", count], ["sh", "-c", f"sh -c '{count}'; true"]):
-        assert asyncio.run(run(argv, stall=1)).code == 0
+        assert asyncio.run(run(argv, stall=1)).exit_code == 0
 
 
 def test_what_ends_in_time_is_not_touched() -> None:
-    finished = asyncio.run(run(["sh", "-c", "cat; exit 3"], "text", limit=30))
-    assert finished == Finished(3, "text", "")
+    finished = asyncio.run(run(["sh", "-c", "cat; exit 3"], "text", timeout=30))
+    assert finished == ProgramResult(3, "text", "")
 
 
 def test_large_inputs_have_more_time_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last sign of life comes no less than the limit before the end: the watchdog waits longer."""
-    monkeypatch.setattr("vipd.daemon.rule_programs.BYTES_A_SECOND", 100)
+    monkeypatch.setattr("vipd.daemon.rule_programs.BYTES_PER_SECOND", 100)
 
     async def needing(seconds: float, text: str) -> list[float]:
         beats, clock = list[float](), asyncio.get_running_loop().time
@@ -160,7 +160,7 @@ def test_large_inputs_have_more_time_and_are_told(monkeypatch: pytest.MonkeyPatc
         asyncio.run(needing(300, "x" * 100))
 
 
-async def _never(argv: Sequence[str], stdin: str) -> Finished:
+async def _never(argv: Sequence[str], stdin: str) -> ProgramResult:
     raise ProgramTimeoutError(argv[0], 25)
 
 
@@ -182,6 +182,6 @@ def test_the_daemon_limits_what_it_runs(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / name).symlink_to(script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     settings = Settings(services_dir=tmp_path / "services.d", state_dir=tmp_path / "state")
-    parts = asyncio.run(wire(settings, limit=0.5))
+    parts = asyncio.run(wire(settings, program_timeout=0.5))
     assert set(parts.dataplane.versions()) == {"ipv4", "ipv6"}
     assert all("hangs" in text for text in parts.dataplane.versions().values())

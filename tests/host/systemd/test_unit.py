@@ -14,7 +14,7 @@ import pytest
 from tests.host.systemd.manager import REFUSAL, Unit, unit
 from tests.lab.waiting import wait_until
 from tests.model.samples import block, many_declared
-from vipd.daemon.status_reporter import READY_DESPITE_SECONDS
+from vipd.daemon.status_reporter import READY_TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.root
 
@@ -57,7 +57,7 @@ def test_a_start_that_fails_for_long_is_ready_all_the_same(node: Unit) -> None:
     """Whoever waits for the unit does not wait for ever; the API answers and says what is wrong."""
     node.tools.set("broken")
     node.begin()
-    wait_until(lambda: ready(node), "ready", READY_DESPITE_SECONDS + 60)
+    wait_until(lambda: ready(node), "ready", READY_TIMEOUT_SECONDS + 60)
     assert REFUSAL in node.manager.all("STATUS")[-1]
     status = node.get("status")
     assert status["state"] == "failed"

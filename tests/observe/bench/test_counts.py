@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from vipd.observe.bench.namespace import carried_out
+from vipd.observe.bench.namespace import run_trial
 from vipd.observe.bench.trial import Outcome, Trial
 
 pytestmark = pytest.mark.root
@@ -23,7 +23,7 @@ FEW, MANY = 20, 400
 
 @cache
 def outcome(subject: str, services: int, backends: int = 5) -> Outcome:
-    found = carried_out(Trial(subject, services, backends, changes=3, count=True))
+    found = run_trial(Trial(subject, services, backends, changes=3, count=True))
     assert not found.problem
     assert len(found.loads) == 1
     assert len(found.changes) == 3

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.dataplane.namespace import Namespace
-from vipd.observe.bench.host import LIMIT_SECONDS, Measured, measure_host
+from vipd.observe.bench.host import LIMIT_SECONDS, Measurement, measure_host
 from vipd.observe.bench.namespace import TrialError
 from vipd.observe.bench.trial import Outcome, Trial
 from vipd.observe.bench.usage import Usage
@@ -134,7 +134,7 @@ def test_rounds_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += 10.0
         return Outcome((USAGE,), (USAGE,), (USAGE,), {}, {"direct": 100.0, "vip": 90.0})
 
-    monkeypatch.setattr("vipd.observe.bench.host.carried_out", carried_out)
+    monkeypatch.setattr("vipd.observe.bench.host.run_trial", carried_out)
     rounds = [number for number, _ in measure_host(("a", "b"), 10, clock=lambda: now[0])]
     assert rounds == [1, 1, 2, 2], "a third round would end at 60 s"
 
@@ -148,8 +148,8 @@ def test_who_fails_or_takes_too_long_is_left_out_of_further_rounds(monkeypatch: 
             raise TrialError("it broke")
         return Outcome() if trial.subject == "slow" else Outcome((USAGE,), (USAGE,), (USAGE,))
 
-    monkeypatch.setattr("vipd.observe.bench.host.carried_out", carried_out)
-    last: dict[str, Measured] = {}
+    monkeypatch.setattr("vipd.observe.bench.host.run_trial", carried_out)
+    last: dict[str, Measurement] = {}
     for _, each in measure_host(("slow", "broken", "good"), 10, clock=lambda: 0.0):
         last[each.subject] = each
     assert last["slow"].problem == f"more than {LIMIT_SECONDS:.0f} s"
@@ -161,14 +161,14 @@ def test_who_fails_or_takes_too_long_is_left_out_of_further_rounds(monkeypatch: 
 def test_the_table_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from vipd.cli.main import run
 
-    def measured(subjects: object, services: int) -> Iterator[tuple[int, Measured]]:
+    def measured(subjects: object, services: int) -> Iterator[tuple[int, Measurement]]:
         yield (
             1,
-            Measured(
+            Measurement(
                 "vipd iptables-legacy", [12.3, 14.9], [0.123, 0.156], [120.0], [10123.0], [10456.0, 9999.0]
             ),
         )
-        yield 1, Measured("vipd iptables-nft", problem="more than 15 s")
+        yield 1, Measurement("vipd iptables-nft", problem="more than 15 s")
 
     monkeypatch.setattr("vipd.cli.bench.measure_host", measured)
     monkeypatch.setattr("vipd.cli.bench.os.geteuid", lambda: 0)

@@ -10,7 +10,7 @@ from vipd.host.settings.settings import Settings
 from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.diagnosis import diagnose
 from vipd.observe.doctor.facts import (
-    Assigned,
+    HostAddress,
     Daemon,
     Facts,
     Kernel,
@@ -20,7 +20,7 @@ from vipd.observe.doctor.facts import (
     Programs,
     ServedPort,
     StateDir,
-    Way,
+    Route,
 )
 from vipd.observe.doctor.finding import Severity
 from vipd.observe.doctor.rules import Ruleset
@@ -60,8 +60,8 @@ STATUS: dict[str, Any] = {
 }
 NETWORK = Network(
     (Link("lo"), Link("eth1")),
-    (Assigned("127.0.0.1", 8, "lo"), Assigned("10.244.0.1", 24, "eth1")),
-    {"10.96.0.10": Way("eth1"), "10.244.0.11": Way("eth1")},
+    (HostAddress("127.0.0.1", 8, "lo"), HostAddress("10.244.0.1", 24, "eth1")),
+    {"10.96.0.10": Route("eth1"), "10.244.0.11": Route("eth1")},
 )
 PROGRAMS = Programs(
     "6.1",
@@ -82,7 +82,7 @@ def well(**different: Any) -> Facts:
         "rulesets": (Ruleset.of(Family.IPV4, "nft", SAVED),),
         "kernel": Kernel(KERNEL, {"drop": 0, "insert_failed": 0}, affinity_limit=4095),
         "network": NETWORK,
-        "daemon": Daemon(STATUS, holder=True, vipctl=__version__),
+        "daemon": Daemon(STATUS, prefix_in_use=True, vipctl=__version__),
         "state": StateDir("/var/lib/vipd"),
     }
     return Facts(**(facts | different))

@@ -13,12 +13,12 @@ import pytest
 
 from tests.observe.doctor.facts import KERNEL, PROGRAMS, SAVED, STATUS, WEB, hold, well
 from vipd.dataplane.nftables.reader import BaseChain
-from vipd.host.process import Finished, ProgramTimeoutError
+from vipd.host.process import ProgramResult, ProgramTimeoutError
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.model.service import Family
 from vipd.observe.doctor import diagnosis
 from vipd.observe.doctor.collect import firewall_rules, host, kernel
-from vipd.observe.doctor.collect.host import Question, look
+from vipd.observe.doctor.collect.host import CollectOptions, collect
 from vipd.observe.doctor.diagnosis import CHECKS, Diagnosis, diagnose
 from vipd.observe.doctor.facts import Kernel, Network
 from vipd.observe.doctor.finding import Severity
@@ -73,50 +73,50 @@ FILES = {
     "proc/sys/net/ipv6/conf/eth1/disable_ipv6": "0\n",
 }
 
-Run = Callable[[Sequence[str]], Finished]
+Run = Callable[[Sequence[str]], ProgramResult]
 
 
-def well_said(argv: Sequence[str]) -> Finished:
+def well_said(argv: Sequence[str]) -> ProgramResult:
     """As programs of a host that is well answer."""
     words = " ".join(argv)
     if argv[0].endswith("-save"):
-        return Finished(0, SAVED if argv[0].startswith("iptables") else "", "")
+        return ProgramResult(0, SAVED if argv[0].startswith("iptables") else "", "")
     if words.startswith("nft -j list"):
-        return Finished(0, '{"nftables": []}', "")
+        return ProgramResult(0, '{"nftables": []}', "")
     if argv[0] == "ip":
-        return Finished(0, SAID.get(words, "[]"), "")
+        return ProgramResult(0, SAID.get(words, "[]"), "")
     stem = "nft" if argv[0] == "nft" else "iptables"
-    return Finished(0, SAID[stem] if "--version" in argv else "", "")
+    return ProgramResult(0, SAID[stem] if "--version" in argv else "", "")
 
 
-def missing(argv: Sequence[str]) -> Finished:
+def missing(argv: Sequence[str]) -> ProgramResult:
     raise FileNotFoundError(2, "No such file or directory", argv[0])
 
 
-def forbidden(argv: Sequence[str]) -> Finished:
+def forbidden(argv: Sequence[str]) -> ProgramResult:
     raise PermissionError(13, "Permission denied", argv[0])
 
 
-def hanging(argv: Sequence[str]) -> Finished:
+def hanging(argv: Sequence[str]) -> ProgramResult:
     raise ProgramTimeoutError(argv[0], 10.0)
 
 
-def failing(argv: Sequence[str]) -> Finished:
-    return Finished(1, "", "no")
+def failing(argv: Sequence[str]) -> ProgramResult:
+    return ProgramResult(1, "", "no")
 
 
-def babbling(argv: Sequence[str]) -> Finished:
-    return Finished(0, "\x00\x7f [] lorem * ipsum\n:x\n", "")
+def babbling(argv: Sequence[str]) -> ProgramResult:
+    return ProgramResult(0, "\x00\x7f [] lorem * ipsum\n:x\n", "")
 
 
-def odd(argv: Sequence[str]) -> Finished:
+def odd(argv: Sequence[str]) -> ProgramResult:
     """JSON, but not what was to come."""
-    return Finished(0, '[3, "x", null]', "")
+    return ProgramResult(0, '[3, "x", null]', "")
 
 
-def cut(argv: Sequence[str]) -> Finished:
+def cut(argv: Sequence[str]) -> ProgramResult:
     said = well_said(argv)
-    return replace(said, output=said.output[: len(said.output) // 2])
+    return replace(said, stdout=said.stdout[: len(said.stdout) // 2])
 
 
 FAULTS = (missing, forbidden, hanging, failing, babbling, odd, cut)
@@ -166,7 +166,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hold(tmp_path, "VIPD")
     (tmp_path / "state").mkdir(mode=0o750)
     (tmp_path / "services").mkdir()
-    monkeypatch.setattr(host, "ask", lambda socket: (ANSWERS, [VIEW], ""))
+    monkeypatch.setattr(host, "ask_daemon", lambda socket: (ANSWERS, [VIEW], ""))
     monkeypatch.setattr(host, "_settings_of", lambda status: settings(tmp_path))
     monkeypatch.setattr(host, "WATCHED_SECONDS", 0.0)
     monkeypatch.setattr(kernel, "_conntrack_fault", lambda: "")
@@ -182,10 +182,10 @@ def settings(root: Path) -> Settings:
 def asked(root: Path, run: Run = well_said) -> Diagnosis:
     """The diagnosis of a host whose programs answer so."""
 
-    async def runner(argv: Sequence[str], stdin: str) -> Finished:
+    async def runner(argv: Sequence[str], stdin: str) -> ProgramResult:
         return run(argv)
 
-    return diagnose(look(Question(settings(root), root=root, run=runner)))
+    return diagnose(collect(CollectOptions(settings(root), root=root, run=runner)))
 
 
 def ids(found: Diagnosis, *severities: Severity) -> set[str]:
@@ -205,7 +205,7 @@ def test_a_program_that_fails(root: Path, program: str, fault: Run) -> None:
     if program.endswith("-save") and fault is missing:
         pytest.skip("iptables and iptables-save are one program")
 
-    def run(argv: Sequence[str]) -> Finished:
+    def run(argv: Sequence[str]) -> ProgramResult:
         return fault(argv) if " ".join(argv).startswith(program) else well_said(argv)
 
     found = asked(root, run)
@@ -221,7 +221,7 @@ def test_a_program_that_fails(root: Path, program: str, fault: Run) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_iptables_that_fails_is_named(root: Path, fault: Run) -> None:
-    def run(argv: Sequence[str]) -> Finished:
+    def run(argv: Sequence[str]) -> ProgramResult:
         return fault(argv) if argv[0].startswith(("iptables", "ip6tables", "nft")) else well_said(argv)
 
     found = asked(root, run)
@@ -236,12 +236,12 @@ def test_rules_that_nobody_can_show(root: Path, monkeypatch: pytest.MonkeyPatch)
     left = BaseChain("ip", "filter", "FORWARD", 2, accepts=False)
     monkeypatch.setattr(firewall_rules, "_base_chains", lambda: [left])
 
-    def run(argv: Sequence[str]) -> Finished:
+    def run(argv: Sequence[str]) -> ProgramResult:
         return missing(argv) if argv[0].startswith("iptables") else well_said(argv)
 
     found = asked(root, run)
     assert ids(found, Severity.UNCHECKED) >= OF_RULES
-    assert "iptables-nft cannot be run" in found.of(Severity.UNCHECKED)[0].judgement.cause
+    assert "iptables-nft cannot be run" in found.of(Severity.UNCHECKED)[0].result.cause
 
 
 OF_FILE: dict[str, set[str]] = {
@@ -292,7 +292,7 @@ def test_whether_ipv6_is_disabled(
     endpoints = [{"address": "fd00:244::11", "port": 8080}]
     frontends = {"frontends": ["[fd00:96::10]:80/tcp"], "endpoints": endpoints}
     view = VIEW | {"forwardings": [forwarding | frontends | {"family": "ipv6"}]}
-    monkeypatch.setattr(host, "ask", lambda socket: (ANSWERS, [view], ""))
+    monkeypatch.setattr(host, "ask_daemon", lambda socket: (ANSWERS, [view], ""))
     ways = [f'[{{"dst": "{address}", "dev": "eth1"}}]\n' for address in ("fd00:96::10", "fd00:244::11")]
     monkeypatch.setitem(SAID, "ip -force -j -batch -", "".join(ways))
     (root / "proc/sys/net/ipv6/conf/all/disable_ipv6").write_text(everywhere)
@@ -316,7 +316,7 @@ def test_without_the_kernels_lists_nothing_is_said_of_daemons(
 ) -> None:
     """Whether one is at work is not known, and so not that none is."""
     (root / "proc/locks").write_text("")
-    monkeypatch.setattr(host, "ask", lambda socket: ({}, [], "no such file"))
+    monkeypatch.setattr(host, "ask_daemon", lambda socket: ({}, [], "no such file"))
     found = asked(root)
     assert "daemon-running" in ids(found, Severity.UNCHECKED)
     assert "other-vipd" in ids(found, Severity.UNCHECKED)
@@ -350,7 +350,7 @@ def test_a_look_that_fails_leaves_the_others(root: Path, name: str, monkeypatch:
     found = asked(root)
     assert ids(found, Severity.PROBLEM, Severity.WARNING) == set()
     assert ids(found, *Severity) == {check.id for check in CHECKS}
-    told = [finding.judgement.cause for finding in found.of(Severity.UNCHECKED)]
+    told = [finding.result.cause for finding in found.of(Severity.UNCHECKED)]
     if name != "Processes":  # needed only where there are rules of a kube-proxy
         assert any("this look itself failed: RuntimeError: out of luck; please report it" in t for t in told)
 
@@ -361,13 +361,13 @@ def test_a_check_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
 
     first, *others = CHECKS
     facts = well(programs=PROGRAMS)
-    for changed in (replace(first, judge=broken), replace(first, judge=lambda facts: (), blind=broken)):
+    for changed in (replace(first, check=broken), replace(first, check=lambda facts: (), skipped_because=broken)):
         monkeypatch.setattr(diagnosis, "CHECKS", (changed, *others))
         found = diagnose(facts)
         assert ids(found, *Severity) == {check.id for check in CHECKS}
         (told,) = found.of(Severity.UNCHECKED)
         assert told.id == first.id
-        assert told.judgement.cause == "this check itself failed: KeyError: 'colour'; please report it"
+        assert told.result.cause == "this check itself failed: KeyError: 'colour'; please report it"
 
 
 @pytest.mark.parametrize("fault", [missing, forbidden, hanging, failing, babbling])
@@ -375,10 +375,10 @@ def test_an_nft_that_is_the_dataplanes_and_fails(
     root: Path, fault: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        host, "ask", lambda socket: (ANSWERS | {"dataplane": {"name": "nftables"}}, [VIEW], "")
+        host, "ask_daemon", lambda socket: (ANSWERS | {"dataplane": {"name": "nftables"}}, [VIEW], "")
     )
 
-    def run(argv: Sequence[str]) -> Finished:
+    def run(argv: Sequence[str]) -> ProgramResult:
         return fault(argv) if argv[0] == "nft" else well_said(argv)
 
     found = asked(root, run)

@@ -17,7 +17,7 @@ from vipd.model.service import Family, Protocol
 from vipd.observe import doctor
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
 from vipd.observe.doctor.facts import (
-    Assigned,
+    HostAddress,
     Daemon,
     Facts,
     Feature,
@@ -27,7 +27,7 @@ from vipd.observe.doctor.facts import (
     Program,
     SocketFile,
     StateDir,
-    Way,
+    Route,
 )
 from vipd.observe.doctor.rules import Ruleset
 
@@ -63,13 +63,13 @@ def kernel(counters: dict[str, int] | None = None, limit: int = 4095, **settings
 
 
 def status(**different: Any) -> Daemon:
-    return Daemon(STATUS | different, holder=True, vipctl=__version__)
+    return Daemon(STATUS | different, prefix_in_use=True, vipctl=__version__)
 
 
 WEB6 = replace(
     WEB, family=Family.IPV6, node_port=None, addresses=("fd00:96::10",), backends=(("fd00:244::11", 8080),)
 )
-NETWORK6 = replace(NETWORK, ways={**NETWORK.ways, "fd00:96::10": Way(), "fd00:244::11": Way()})
+NETWORK6 = replace(NETWORK, routes={**NETWORK.routes, "fd00:96::10": Route(), "fd00:244::11": Route()})
 KERNEL6 = kernel(net__ipv6__conf__all__disable_ipv6=1, net__ipv6__conf__all__forwarding=1)
 
 
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         {},
     ),
     "a daemon that does not let us in": (
-        well(daemon=Daemon(fault="permission denied", holder=True)),
+        well(daemon=Daemon(fault="permission denied", prefix_in_use=True)),
         {"daemon-running": "warning"}
         | dict.fromkeys(("daemon-state", "daemon-warnings", "daemon-version", "quarantined"), "unchecked"),
     ),
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     "no iptables": (
         well(
             programs=replace(
-                PROGRAMS, iptables=(Program(Family.IPV4, "", fault="no such program", repair="apt"),)
+                PROGRAMS, iptables=(Program(Family.IPV4, "", fault="no such program", fix="apt"),)
             )
         ),
         {"iptables": "problem"},
@@ -148,15 +148,15 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         dict.fromkeys(("nft", "forward-chains", "rules-twice", "firewalls"), "unchecked"),
     ),
     "no xt_recent, with affinity": (
-        well(programs=replace(PROGRAMS, lacks=(Feature(Family.IPV4, "affinity", False),))),
+        well(programs=replace(PROGRAMS, missing_features=(Feature(Family.IPV4, "affinity", False),))),
         {"kernel-features": "problem"},
     ),
     "no xt_REDIRECT": (
-        well(programs=replace(PROGRAMS, lacks=(Feature(Family.IPV4, "ping", False),))),
+        well(programs=replace(PROGRAMS, missing_features=(Feature(Family.IPV4, "ping", False),))),
         {"kernel-features": "warning"},
     ),
     "no feature that this check has heard of": (
-        well(programs=replace(PROGRAMS, lacks=(Feature(Family.IPV4, "new_thing", False),))),
+        well(programs=replace(PROGRAMS, missing_features=(Feature(Family.IPV4, "new_thing", False),))),
         {"kernel-features": "warning"},
     ),
     "no namespaces to try rules in": (
@@ -182,7 +182,7 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         ),
     ),
     "no program ip": (
-        well(network=replace(NETWORK, links=(), addresses=(), ways={}, fault="no ip")),
+        well(network=replace(NETWORK, links=(), addresses=(), routes={}, fault="no ip")),
         dict.fromkeys(
             (
                 "network-readable",
@@ -221,17 +221,17 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         {},
     ),
     "no route to a backend": (
-        well(network=replace(NETWORK, ways={"10.96.0.10": Way("eth1"), "10.244.0.11": Way()})),
+        well(network=replace(NETWORK, routes={"10.96.0.10": Route("eth1"), "10.244.0.11": Route()})),
         {"backend-route": "problem"},
     ),
     "no route to a virtual IP": (
-        well(network=replace(NETWORK, ways={"10.96.0.10": Way(), "10.244.0.11": Way("eth1")})),
+        well(network=replace(NETWORK, routes={"10.96.0.10": Route(), "10.244.0.11": Route("eth1")})),
         {"vip-route": "problem"},
     ),
     "a virtual IP that may be the host's": (
         well(
             settings=Settings(compat="kube-proxy"),
-            network=replace(NETWORK, addresses=(Assigned("10.96.0.10", 32, "lo"),)),
+            network=replace(NETWORK, addresses=(HostAddress("10.96.0.10", 32, "lo"),)),
         ),
         {},
     ),
@@ -317,19 +317,19 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         {},
     ),
     "a virtual IP in the network of a device": (
-        well(network=replace(NETWORK, addresses=(Assigned("10.96.0.1", 16, "eth1"),))),
+        well(network=replace(NETWORK, addresses=(HostAddress("10.96.0.1", 16, "eth1"),))),
         {"vip-in-subnet": "warning"},
     ),
     "a virtual IP that a device has": (
-        well(network=replace(NETWORK, addresses=(Assigned("10.96.0.10", 16, "eth1"),))),
+        well(network=replace(NETWORK, addresses=(HostAddress("10.96.0.10", 16, "eth1"),))),
         {"vip-owned": "problem"},
     ),
     "a virtual IP in a tunnel's network": (
         well(
             network=replace(
                 NETWORK,
-                links=(Link("eth1", asks=False),),
-                addresses=(Assigned("10.96.0.1", 16, "eth1"), Assigned("10.96.0.2", 32, "eth0")),
+                links=(Link("eth1", uses_neighbour_discovery=False),),
+                addresses=(HostAddress("10.96.0.1", 16, "eth1"), HostAddress("10.96.0.2", 32, "eth0")),
             )
         ),
         {},
@@ -381,7 +381,7 @@ def test_what_facts_mean(facts: Facts, found: dict[str, str]) -> None:
 
 def test_a_bridge_port_of_hardware_is_left_alone() -> None:
     findings = diagnose(CASES["a bridge without hairpin"][0]).findings
-    commands = [command for finding in findings for command in finding.judgement.repair]
+    commands = [command for finding in findings for command in finding.result.fix]
     assert commands == ["ip link set p1 type bridge_slave hairpin on"]
 
 
@@ -474,11 +474,11 @@ def test_a_password_that_goes_unencrypted_is_told_with_and_without_a_daemon() ->
     etcd = {"endpoints": ["http://192.0.2.1:2379"], "user": "u", "password_file": "/pw"}
     facts = well(settings=load_settings(flags={"etcd": etcd}), daemon=Daemon({}, "no answer"))
     findings = [finding for finding in diagnose(facts).findings if finding.id == "settings"]
-    causes = [finding.judgement.cause for finding in findings]
+    causes = [finding.result.cause for finding in findings]
     assert ["goes unencrypted to http://192.0.2.1:2379" in cause for cause in causes] == [True]
     told = {**STATUS, "warnings": causes}
     findings = [*diagnose(replace(facts, daemon=Daemon(told))).findings]
-    assert sum("unencrypted" in f.judgement.cause for f in findings) == 1, "the daemon's warning alone"
+    assert sum("unencrypted" in f.result.cause for f in findings) == 1, "the daemon's warning alone"
 
 
 def test_judging_touches_nothing() -> None:

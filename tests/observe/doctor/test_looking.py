@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.observe.doctor.facts import hold, judged, well
-from vipd.host.process import Finished
+from vipd.host.process import ProgramResult
 from vipd.host.processes import Processes
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.model.service import Family, Protocol
-from vipd.observe.doctor.collect.daemon import held_prefixes
+from vipd.observe.doctor.collect.daemon import prefixes_in_use
 from vipd.observe.doctor.collect.kernel import read_kernel, reread
 from vipd.observe.doctor.collect.network import listeners
 from vipd.observe.doctor.collect.programs import find_programs
@@ -79,7 +79,7 @@ def test_a_host_that_tells_nothing(tmp_path: Path) -> None:
         replace(found, watched_seconds=1.0),
     )
     for look in (
-        held_prefixes,
+        prefixes_in_use,
         lambda root: listeners({80}, root),
         lambda root: Processes(root).running({"x"}),
     ):
@@ -110,12 +110,12 @@ def test_who_listens_where() -> None:
 
 def test_vipds_that_are_at_work(tmp_path: Path) -> None:
     put(tmp_path, {"proc/self/ns/net": "", "proc/locks": ""})
-    assert held_prefixes(tmp_path) == frozenset()
+    assert prefixes_in_use(tmp_path) == frozenset()
     hold(tmp_path, "VIPD", "B2")
     crashed = next(tmp_path.glob("run/vipd/*-B2.lock"))
     crashed.with_name(crashed.name.replace("B2", "B3")).touch()
     put(tmp_path, {"run/vipd/netns-1-B4.lock": "", "run/vipd/vipd.sock": ""})
-    assert held_prefixes(tmp_path) == {"VIPD", "B2"}
+    assert prefixes_in_use(tmp_path) == {"VIPD", "B2"}
 
 
 def test_processes_by_name_and_their_unit(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_processes_by_name_and_their_unit(tmp_path: Path) -> None:
     (tmp_path / "proc/7/fd/3").symlink_to("socket:[99]")
     processes = Processes(tmp_path)
     assert processes.running({"kube-proxy", "other"}) == {"kube-proxy"}
-    assert processes.holding({"99", "100"}) == {"99": ("kube-proxy", 7, "kube-proxy.service")}
+    assert processes.socket_owners({"99", "100"}) == {"99": ("kube-proxy", 7, "kube-proxy.service")}
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,15 @@ def test_processes_by_name_and_their_unit(tmp_path: Path) -> None:
     ],
 )
 def test_programs_that_cannot_be_used(version: str, fault: str, repair: str) -> None:
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         if argv[0] == "nft" or not version:
             raise FileNotFoundError(argv[0])
-        return Finished(0, version, "")
+        return ProgramResult(0, version, "")
 
     found = asyncio.run(find_programs(Settings(), [Family.IPV4], False, run))
     assert found.nft == ""
     assert [program.fault.endswith(fault) for program in found.iptables] == [True, True]
-    assert found.iptables[0].repair == repair
+    assert found.iptables[0].fix == repair
     assert judged(well(programs=found))["iptables"] == "problem"
 
 
@@ -171,7 +171,7 @@ def test_a_state_directory_that_is_full_or_read_only(tmp_path: Path) -> None:
         facts = well(settings=settings, state=read_state_dir(settings, True))
         assert judged(facts) == {"state-dir": "problem"}
         (finding,) = [f for f in diagnose(facts).findings if f.id == "state-dir"]
-        command = finding.judgement.hint.rpartition("remount it: ")[2]
+        command = finding.result.hint.rpartition("remount it: ")[2]
         subprocess.run(["sh", "-c", command], check=True)
         assert state_faults(settings) == {}
 

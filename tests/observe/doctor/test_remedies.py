@@ -16,7 +16,7 @@ from vipd.model.service import Family, Protocol
 from vipd.observe.doctor import checks
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
 from vipd.observe.doctor.facts import (
-    Assigned,
+    HostAddress,
     Daemon,
     Facts,
     Feature,
@@ -27,7 +27,7 @@ from vipd.observe.doctor.facts import (
     Program,
     SocketFile,
     StateDir,
-    Way,
+    Route,
 )
 from vipd.observe.doctor.rules import Ruleset
 
@@ -47,7 +47,7 @@ OTHERS = {
     "10.96.255.255": "the broadcast address of 10.96.0.0/16",
     "10.96.0.9": "the next hop to 198.18.0.0/15",
 }
-NEAR = replace(NETWORK, addresses=(Assigned("10.96.0.2", 16, "eth1"),), others=OTHERS)
+NEAR = replace(NETWORK, addresses=(HostAddress("10.96.0.2", 16, "eth1"),), foreign_addresses=OTHERS)
 BRIDGE = (Link("eth1", kind="bridge"), Link("p1", kind="veth", master="eth1", hairpin=False))
 DROPS = "*filter\n:FORWARD DROP [0:0]\nCOMMIT\n"
 LEFT = """*nat
@@ -78,13 +78,13 @@ WORSE: dict[str, Facts] = {
             ),
         )
     ),
-    "an address of this host": well(network=replace(NETWORK, addresses=(Assigned("10.96.0.10", 32, "lo"),))),
-    "no routes": well(network=replace(NETWORK, ways={"10.96.0.10": Way(), "10.244.0.11": Way()})),
+    "an address of this host": well(network=replace(NETWORK, addresses=(HostAddress("10.96.0.10", 32, "lo"),))),
+    "no routes": well(network=replace(NETWORK, routes={"10.96.0.10": Route(), "10.244.0.11": Route()})),
     "a device that is down": well(
-        network=Network((Link("eth1", up=False),), (Assigned("10.244.0.1", 24, "eth1"),))
+        network=Network((Link("eth1", up=False),), (HostAddress("10.244.0.1", 24, "eth1"),))
     ),
     "a backend here": well(
-        network=replace(NETWORK, ways={"10.96.0.10": Way("eth1"), "10.244.0.11": Way("lo", local=True)})
+        network=replace(NETWORK, routes={"10.96.0.10": Route("eth1"), "10.244.0.11": Route("lo", local=True)})
     ),
     "no device": well(network=Network(fault="[Errno 2] No such file or directory: 'ip'")),
     "left rules": well(
@@ -132,7 +132,7 @@ WORSE: dict[str, Facts] = {
     "a daemon that fares badly": well(
         daemon=Daemon(
             STATUS | {"state": "failed", "version": "0", "quarantined": {"web": "no"}, "warnings": ["x"]},
-            holder=True,
+            prefix_in_use=True,
             vipctl="1",
         ),
         socket=SocketFile("/s", 0o666, "x", "y"),
@@ -145,8 +145,8 @@ WORSE: dict[str, Facts] = {
         programs=replace(
             PROGRAMS,
             nft="",
-            iptables=(Program(Family.IPV4, "", fault="gone", repair="apt install iptables"),),
-            lacks=tuple(Feature(Family.IPV4, name, False) for name in ("affinity", "ping", "new_thing")),
+            iptables=(Program(Family.IPV4, "", fault="gone", fix="apt install iptables"),),
+            missing_features=tuple(Feature(Family.IPV4, name, False) for name in ("affinity", "ping", "new_thing")),
         )
     ),
 }
@@ -155,7 +155,7 @@ EVERY = {**{name: facts for name, (facts, _) in CASES.items()}, **WORSE}
 
 @pytest.mark.parametrize("facts", EVERY.values(), ids=EVERY)
 def test_no_command_harms(facts: Facts) -> None:
-    commands = [command for finding in diagnose(facts).findings for command in finding.judgement.repair]
+    commands = [command for finding in diagnose(facts).findings for command in finding.result.fix]
     assert [command for command in commands if HARMFUL.search(command)] == []
 
 
@@ -164,16 +164,16 @@ def test_no_command_takes_another_hosts_address(name: str) -> None:
     findings = diagnose(WORSE[name]).findings
     (foreign,) = [finding for finding in findings if finding.id == "vip-foreign"]
     assert str(foreign.severity) == "problem"
-    assert "give the service another address" in foreign.judgement.hint
+    assert "give the service another address" in foreign.result.hint
     taken = set(OTHERS) if name == "addresses of others" else {"10.96.0.50"}
     for finding in findings:
-        words = {word for c in finding.judgement.repair for word in re.split(r"[\s/]", c)}
+        words = {word for c in finding.result.fix for word in re.split(r"[\s/]", c)}
         assert not taken & words, finding
 
 
 def test_who_holds_a_port_is_named_and_left_alone() -> None:
-    taken = [f.judgement for f in diagnose(WORSE["a port of somebody"]).findings if f.id == "node-port-taken"]
-    assert [judgement.repair for judgement in taken] == [(), ()]
+    taken = [f.result for f in diagnose(WORSE["a port of somebody"]).findings if f.id == "node-port-taken"]
+    assert [judgement.fix for judgement in taken] == [(), ()]
     assert "sshd (pid 7)" in taken[0].cause
     assert "another node port, or stop ssh.service if nobody needs it" in taken[0].hint
     assert taken[1].hint.endswith("another node port")
@@ -181,11 +181,11 @@ def test_who_holds_a_port_is_named_and_left_alone() -> None:
 
 def test_forwarding_of_ipv6_keeps_router_advertisements() -> None:
     (forward,) = [
-        f.judgement
+        f.result
         for f in diagnose(WORSE["kernel settings"]).findings
-        if f.id == "ip-forward" and "ipv6" in f.judgement.title.lower()
+        if f.id == "ip-forward" and "ipv6" in f.result.title.lower()
     ]
-    assert forward.repair == (
+    assert forward.fix == (
         "sysctl -w net/ipv6/conf/eth1/accept_ra=2",
         "sysctl -w net/ipv6/conf/all/forwarding=1",
     )
@@ -194,7 +194,7 @@ def test_forwarding_of_ipv6_keeps_router_advertisements() -> None:
 def test_every_check_that_can_mend_was_asked() -> None:
     """A remedy that no case brings about would be judged by nobody."""
     findings = [finding for facts in EVERY.values() for finding in diagnose(facts).findings]
-    mended = {finding.id for finding in findings if finding.judgement.repair}
+    mended = {finding.id for finding in findings if finding.result.fix}
     spoken = {finding.id for finding in findings if str(finding.severity) in ("problem", "warning")}
     assert {"settings", "daemon-running", "store", "vip-in-subnet", "vip-route", "rules-twice"} <= mended
     assert {"ip-forward", "ipv6-disabled"} <= mended

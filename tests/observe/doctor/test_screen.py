@@ -28,7 +28,7 @@ def ill() -> Facts:
     return well(
         state=StateDir("/var/lib/vipd", store_faults=(store,), has_copy=True),
         kernel=Kernel(KERNEL, LOST, LOST, 1.0, affinity_limit=4095),
-        daemon=Daemon(STATUS, holder=True, vipctl=str(STATUS["version"])),
+        daemon=Daemon(STATUS, prefix_in_use=True, vipctl=str(STATUS["version"])),
         programs=Programs("6.1", PROGRAMS.iptables, "", "no such program"),
     )
 
@@ -108,4 +108,4 @@ def test_the_view_holds_what_the_screen_shows() -> None:
         "unchecked": 1,
         "ok": len(view["findings"]) - 4,  # type: ignore[arg-type]  # a list, as JSON
     }
-    assert problem("x", "y", "a", "b").repair == ("a", "b")
+    assert problem("x", "y", "a", "b").fix == ("a", "b")

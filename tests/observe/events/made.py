@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vipd.observe.events.event import EventRecord
-from vipd.observe.events.event_log import Ring
+from vipd.observe.events.event_log import EventLog
 from vipd.observe.events.recorder import Recorder
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,4 +31,4 @@ def occurrence(number: float = 0, event: str = "backend-health", **more: Any) ->
 
 def recorder(directory: Path, clock: Clock | None = None, segment_bytes: int = 1 << 20) -> Recorder:
     """A recorder in a directory, in the running loop."""
-    return Recorder(Ring(directory, segment_bytes), asyncio.get_running_loop(), clock or Clock())
+    return Recorder(EventLog(directory, segment_bytes), asyncio.get_running_loop(), clock or Clock())

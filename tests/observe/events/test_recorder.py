@@ -13,10 +13,10 @@ import pytest
 
 from tests.observe.events.made import Clock, occurrence, recorder
 from vipd.host.systemd.fields import Event, fields
-from vipd.observe.events.dedup import LONGEST, TOLD_APART, WINDOW, Folds
-from vipd.observe.events.event import LONGEST_TEXT, EventRecord, decode, encode
+from vipd.observe.events.dedup import MAX_DURATION, MAX_SEPARATE, WINDOW, Deduplicator
+from vipd.observe.events.event import MAX_TEXT_LENGTH, EventRecord, decode, encode
 from vipd.observe.events.log_handler import recording
-from vipd.observe.events.recorder import Follower, Recorder
+from vipd.observe.events.recorder import Subscription, Recorder
 
 log = logging.getLogger("vipd.test_recorder")
 
@@ -37,9 +37,9 @@ def lived(story: Callable[[Recorder, Clock], Awaitable[None]], directory: Path) 
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
-def is_over(follower: Follower) -> bool:
+def is_over(follower: Subscription) -> bool:
     """Whether there is nothing more to read."""
-    return follower.over
+    return follower.finished
 
 
 def flap(number: int) -> dict[str, Any]:
@@ -57,11 +57,11 @@ def test_a_flapping_backend_is_a_bounded_number_of_events_that_say_how_often_and
         made.record(occurrence(40, services=("web",), backends=("10.0.0.2:80",), **flap(1)))
         *mine, other = made.read()
         assert [(one.count, one.reason) for one in mine[-2:]] == [
-            (8 - TOLD_APART + 1, "healthy: connected"),
-            (9 - TOLD_APART + 1, "unhealthy: refused"),
+            (8 - MAX_SEPARATE + 1, "healthy: connected"),
+            (9 - MAX_SEPARATE + 1, "unhealthy: refused"),
         ]
         assert (sum(one.count for one in mine), other.count) == (17, 1)
-        assert mine[-1].since == occurrence(2 * (2 * TOLD_APART - 1)).at
+        assert mine[-1].since == occurrence(2 * (2 * MAX_SEPARATE - 1)).at
         assert mine[-1].at == occurrence(34).at
 
     lived(story, tmp_path)
@@ -69,7 +69,7 @@ def test_a_flapping_backend_is_a_bounded_number_of_events_that_say_how_often_and
 
 def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(tmp_path: Path) -> None:
     async def story(made: Recorder, clock: Clock) -> None:
-        with made.following() as follower:
+        with made.subscribe() as follower:
             for number in range(1000):
                 clock.now += 0.001
                 made.record(occurrence(number / 1000, REPAIRED, services=("web",), **flap(1)))
@@ -80,7 +80,7 @@ def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(t
                 assert found is not None
                 told.append(found)
         assert len(told) <= 4
-        assert len({each.place for each in told}) == 1
+        assert len({each.group_id for each in told}) == 1
         assert [each.id for each in told] == sorted({each.id for each in told})
 
     lived(story, tmp_path)
@@ -104,9 +104,9 @@ def test_a_failure_and_the_recovery_from_it_are_two_events(tmp_path: Path) -> No
 
 
 def test_only_equal_events_are_told_as_one_but_for_numbers() -> None:
-    folds = Folds()
+    folds = Deduplicator()
     counts = [
-        folds.take_in(occurrence(number, REPAIRED, reason=reason)).count
+        folds.deduplicate(occurrence(number, REPAIRED, reason=reason)).count
         for number, reason in enumerate(["3 rules of nat", "4 rules of nat", "3 rules of filter"])
     ]
     assert counts == [1, 2, 1]
@@ -114,7 +114,7 @@ def test_only_equal_events_are_told_as_one_but_for_numbers() -> None:
 
 def test_a_clock_that_is_set_back_holds_nothing_up(tmp_path: Path) -> None:
     async def story(made: Recorder, clock: Clock) -> None:
-        with made.following() as follower:
+        with made.subscribe() as follower:
             for back in (0, -86400):
                 clock.now += back
                 for number in range(100):
@@ -134,51 +134,51 @@ def test_a_clock_that_is_set_back_holds_nothing_up(tmp_path: Path) -> None:
 
 
 def test_intended_changes_are_told_singly_until_they_are_many() -> None:
-    folds = Folds()
+    folds = Deduplicator()
     changes = [
         occurrence(n, "service-changed", services=("web",), cause=f"user root (pid {n})") for n in range(20)
     ]
-    counts = [folds.take_in(replace(each, id=n + 1)).count for n, each in enumerate(changes)]
-    assert counts[:TOLD_APART] == [1] * TOLD_APART
-    assert counts[TOLD_APART:] == list(range(2, 22 - TOLD_APART))
+    counts = [folds.deduplicate(replace(each, id=n + 1)).count for n, each in enumerate(changes)]
+    assert counts[:MAX_SEPARATE] == [1] * MAX_SEPARATE
+    assert counts[MAX_SEPARATE:] == list(range(2, 22 - MAX_SEPARATE))
     by_other = occurrence(20, "service-changed", services=("web",), cause="user alice (pid 7)")
-    assert folds.take_in(by_other).count == 1
+    assert folds.deduplicate(by_other).count == 1
 
 
 def test_repetition_ends_with_a_pause_and_after_an_hour() -> None:
-    folds = Folds()
-    assert folds.take_in(occurrence(0, REPAIRED)).count == 1
-    assert folds.take_in(occurrence(WINDOW.total_seconds(), REPAIRED)).count == 2
-    assert folds.take_in(occurrence(2 * WINDOW.total_seconds() + 1, REPAIRED)).count == 1
-    steps = range(200, 200 + int(LONGEST.total_seconds()) + 120, 30)
-    assert [n for n in steps if folds.take_in(occurrence(n, REPAIRED)).count == 1][1:] == [200 + 3630]
+    folds = Deduplicator()
+    assert folds.deduplicate(occurrence(0, REPAIRED)).count == 1
+    assert folds.deduplicate(occurrence(WINDOW.total_seconds(), REPAIRED)).count == 2
+    assert folds.deduplicate(occurrence(2 * WINDOW.total_seconds() + 1, REPAIRED)).count == 1
+    steps = range(200, 200 + int(MAX_DURATION.total_seconds()) + 120, 30)
+    assert [n for n in steps if folds.deduplicate(occurrence(n, REPAIRED)).count == 1][1:] == [200 + 3630]
 
 
 def test_a_follower_that_does_not_read_costs_a_bounded_queue_and_others_nothing(tmp_path: Path) -> None:
     async def story(made: Recorder, clock: Clock) -> None:
-        with made.following(limit=10) as idle, made.following() as reader:
+        with made.subscribe(limit=10) as idle, made.subscribe() as reader:
             for number in range(2000):
                 made.record(occurrence(number, services=(f"s{number}",), reason=str(number)))
                 found = await reader.next(60)
                 assert found is not None
                 assert found.reason == str(number)
-            assert idle.behind
+            assert idle.overflowed
             assert not is_over(idle)
             assert [(await idle.next(0)) is not None for _ in range(11)] == [True] * 10 + [False]
             assert is_over(idle)
-        assert made.followers == 0
+        assert made.subscriptions == 0
 
     lived(story, tmp_path)
 
 
 def test_a_follower_waits_and_is_woken_by_the_end() -> None:
     async def story() -> None:
-        follower = Follower()
+        follower = Subscription()
         waiting = asyncio.ensure_future(follower.next(60))
         await asyncio.sleep(0)
         follower.end()
         assert await waiting is None
-        assert follower.over
+        assert follower.finished
 
     asyncio.run(story())
 
@@ -208,7 +208,7 @@ def test_the_log_is_where_events_come_from_whatever_its_level(tmp_path: Path) ->
             "info",
         )
         assert (failed.reason, failed.level) == (r"it is \x1b[31mred", "error")
-        assert len(long.reason) == LONGEST_TEXT
+        assert len(long.reason) == MAX_TEXT_LENGTH
         assert (threaded.reason, threaded.level) == ("of a thread", "warning")
         assert [decode(encode(each)) for each in (added, failed)] == [
             replace(each, first=each.id, since=each.at) for each in (added, failed)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.observe.events.made import Clock, occurrence, recorder
 from vipd.observe.events.event import EventRecord
-from vipd.observe.events.event_log import CURRENT, OLDER, Ring
+from vipd.observe.events.event_log import CURRENT, OLDER, EventLog
 
 SEGMENT = 64 << 10
 
@@ -110,7 +110,7 @@ def test_a_disk_that_takes_nothing_is_told_once_and_used_again(
 def test_a_line_that_found_no_room_does_not_spoil_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ring = Ring(tmp_path)
+    ring = EventLog(tmp_path)
     whole = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, data[:4]))
     with pytest.raises(OSError, match="only 4 of"):

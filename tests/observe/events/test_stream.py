@@ -19,7 +19,7 @@ from vipd.api.event_routes import EventRoutes
 from vipd.api.server import _errors
 from vipd.host.containment import Containment
 from vipd.observe.events.event import EventRecord
-from vipd.observe.events.recorder import MOST_WAITING, Recorder
+from vipd.observe.events.recorder import MAX_QUEUED, Recorder
 
 PATIENCE_SECONDS = 60.0
 
@@ -174,16 +174,16 @@ def test_a_follower_that_never_reads_is_let_go_and_others_miss_nothing(
     async def story(room: Room) -> None:
         idle = unread(room.path)
         async with room.session.get("http://vipd/v1/events?follow=1&limit=0") as response:
-            await until(lambda: room.recorder.followers == 2)
+            await until(lambda: room.recorder.subscriptions == 2)
             json.loads(await response.content.readline())
             for number in range(4000):
                 room.record(number, reason="x" * 900)
                 assert (await next_event(response.content))["services"] == [f"s{number}"]
-            await until(lambda: room.recorder.followers == 1)
+            await until(lambda: room.recorder.subscriptions == 1)
             room.record(4001)
             assert (await next_event(response.content))["services"] == ["s4001"]
         idle.close()
-        await until(lambda: room.recorder.followers == 0)
+        await until(lambda: room.recorder.subscriptions == 0)
 
     lived(story, tmp_path)
 
@@ -191,7 +191,7 @@ def test_a_follower_that_never_reads_is_let_go_and_others_miss_nothing(
 def test_a_follower_that_reads_too_late_gets_what_waited_and_a_note(tmp_path: Path) -> None:
     async def story(room: Room) -> None:
         idle = unread(room.path)
-        await until(lambda: room.recorder.followers == 1)
+        await until(lambda: room.recorder.subscriptions == 1)
         for number in range(4000):
             room.record(number, reason="x" * 900)
             if number % 100 == 0:
@@ -199,7 +199,7 @@ def test_a_follower_that_reads_too_late_gets_what_waited_and_a_note(tmp_path: Pa
         reader, writer = await asyncio.open_unix_connection(sock=idle)
         said = await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
         writer.close()
-        assert said.count(b'"event":') >= MOST_WAITING
+        assert said.count(b'"event":') >= MAX_QUEUED
         assert said.count(b'"event":') < 4000
         assert b'{"dropped": "too far behind' in said
 

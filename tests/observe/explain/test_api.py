@@ -14,7 +14,7 @@ from tests.api.serving import DNS, Api, served
 from tests.api.test_hostile_requests import WORDS, encoded
 from tests.dataplane.fake_dataplane import FakeDataplane
 from vipd.api import explain_routes
-from vipd.api.explain_routes import AT_ONCE
+from vipd.api.explain_routes import MAX_CONCURRENT
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model.service import Family
@@ -130,15 +130,15 @@ def test_so_many_questions_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
         return b'"explanation": {}'
 
     monkeypatch.setattr(explain_routes, "_answer", slow)
-    monkeypatch.setattr(explain_routes, "MOST_WAITING", 3)
+    monkeypatch.setattr(explain_routes, "MAX_QUEUED", 3)
 
     async def story(api: Api) -> None:
         query = "/v1/explain?from=local&target=dns"
-        asked = [asyncio.ensure_future(api.ask("GET", query)) for _ in range(AT_ONCE + 3)]
-        await api.until(lambda: len(running) == AT_ONCE and api.begun >= len(asked))
+        asked = [asyncio.ensure_future(api.ask("GET", query)) for _ in range(MAX_CONCURRENT + 3)]
+        await api.until(lambda: len(running) == MAX_CONCURRENT and api.begun >= len(asked))
         assert (await api.ask("GET", query)).kind == "conflict"
         assert (await api.ask("GET", "/v1/version")).status == 200
-        assert len(running) == AT_ONCE
+        assert len(running) == MAX_CONCURRENT
         free.set()
         assert {(await one).status for one in asked} == {200}
         assert (await api.ask("GET", query)).status == 200

@@ -25,10 +25,10 @@ from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.host.settings.settings import load_settings
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import Balance, Family, Policy, Service, family_of
+from vipd.model.service import Balance, Family, TrafficPolicy, Service, family_of
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
-from vipd.observe.simulator import Arrival, Host, Packet, Trace, Verdict, parse_ruleset, parse_tables, trace
+from vipd.observe.simulator import Arrival, Host, Packet, Trace, PacketVerdict, parse_ruleset, parse_tables, trace
 
 TOLERANCE = 0.01
 """By which shares may differ: weights are slots in one dataplane and probabilities in the other."""
@@ -58,7 +58,7 @@ def fates(found: Trace) -> Fates:
     """What may become of a packet, and how likely; of what is not delivered only the verdict counts."""
     summed: defaultdict[tuple[str, str | None, bool], float] = defaultdict(float)
     for outcome in found.outcomes:
-        delivered = outcome.verdict is Verdict.DELIVERED
+        delivered = outcome.verdict is PacketVerdict.DELIVERED
         backend = outcome.backend if delivered else None
         summed[str(outcome.verdict), backend, delivered and outcome.masqueraded] += outcome.probability
     return dict(summed)
@@ -80,13 +80,13 @@ def _known(packet: Packet, by_rules: Fates, by_table: Fates, forwardings: Iterab
     if packet.arriving is Arrival.LOCAL and itself:
         return not differ(*({k: p for k, p in f.items() if k[1] not in itself} for f in (by_rules, by_table)))
     empty = any(
-        f.node_port == packet.port and f.external_policy is Policy.LOCAL and not f.local_endpoints
+        f.node_port == packet.port and f.external_policy is TrafficPolicy.LOCAL and not f.local_endpoints
         for f in forwardings
     )
-    return empty and (set(by_rules), set(by_table)) == ({_only(Verdict.DROPPED)}, {_only(Verdict.UNCHANGED)})
+    return empty and (set(by_rules), set(by_table)) == ({_only(PacketVerdict.DROPPED)}, {_only(PacketVerdict.UNCHANGED)})
 
 
-def _only(verdict: Verdict) -> tuple[str, str | None, bool]:
+def _only(verdict: PacketVerdict) -> tuple[str, str | None, bool]:
     return str(verdict), None, False
 
 

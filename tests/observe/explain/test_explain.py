@@ -8,7 +8,7 @@ import pytest
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.service import ExternalAddress, Family, Masquerade, Policy, Protocol, Refusal
+from vipd.model.service import ExternalAddress, Family, Masquerade, TrafficPolicy, Protocol, RejectAction
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import QueryError, ask, parse_source
 from vipd.observe.simulator import Arrival, Host, parse_ruleset, trace
@@ -26,7 +26,7 @@ def forwarding(name: str, address: str, *endpoints: str, **changes: Any) -> Forw
         80,
         known,
         Masquerade.FORWARDED,
-        served=bool(known),
+        has_endpoints=bool(known),
     )
     return replace(plain, **changes)
 
@@ -68,7 +68,7 @@ def test_a_backend_is_masqueraded_only_on_the_way_to_itself() -> None:
     ("changes", "verdict", "words"),
     [
         ({}, "rejected", "is refused: no backend of dead is ready"),
-        ({"refusal": Refusal.DROP}, "dropped", "is dropped: no backend of dead is ready"),
+        ({"refusal": RejectAction.DROP}, "dropped", "is dropped: no backend of dead is ready"),
         ({"served": True}, "dropped", "is dropped: dead has no backends on this host"),
     ],
 )
@@ -170,7 +170,7 @@ def test_forwardings_left_out_change_nothing() -> None:
         forwarding(f"s{n}", f"10.96.{n}.1", *(["10.244.1.10"] if n % 3 else []), node_port=30000 + n)
         for n in range(100)
     ]
-    local = {"external_policy": Policy.LOCAL, "served": True, "node_port": 30200}
+    local = {"external_policy": TrafficPolicy.LOCAL, "served": True, "node_port": 30200}
     every = (*many, WEB, forwarding("nowhere", "10.97.0.1", "10.244.1.11", **local))
     options = RuleOptions(Family.IPV4)
     whole = parse_ruleset(render(every, options), Family.IPV4)

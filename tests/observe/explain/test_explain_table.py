@@ -9,11 +9,11 @@ import pytest
 
 from tests.observe.explain.test_explain import HOST, WEB, forwarding
 from tests.observe.explain.test_explain import told as told_by_rules
-from vipd.dataplane.nftables.chains import Handlers
+from vipd.dataplane.nftables.chains import ChainNumbers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render
 from vipd.model.forwarding import Endpoint, Forwarding
-from vipd.model.service import Balance, ExternalAddress, Family, Masquerade, Policy, Refusal
+from vipd.model.service import Balance, ExternalAddress, Family, Masquerade, TrafficPolicy, RejectAction
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
 from vipd.observe.simulator import Host, parse_tables, trace
@@ -53,7 +53,7 @@ def test_steps_are_the_table_s_own() -> None:
         "postrouting: this host's address becomes the source",
     ]
     assert meanings(found, "1.10")[6] == "random-4: one of 4 slots at random: slot 0"
-    number = Handlers(Family.IPV4).number("forwarded-random-4")
+    number = ChainNumbers(Family.IPV4).number("forwarded-random-4")
     assert [rule["element"] for rule in rules(found, "1.11") if rule["element"]] == [
         f"10.96.0.20 . tcp . 80 : {number}",
         f"{number} : jump forwarded-random-4",
@@ -69,10 +69,10 @@ def test_every_rule_on_the_way_has_a_meaning_of_its_own() -> None:
         {"affinity_timeout": 600},
         {"balance": Balance.SOURCE_HASH},
         {"balance": Balance.ROUND_ROBIN, "masquerade": Masquerade.HAIRPIN},
-        {"external_policy": Policy.LOCAL, "local_endpoints": WEB.endpoints[:1], "affinity_timeout": 60},
+        {"external_policy": TrafficPolicy.LOCAL, "local_endpoints": WEB.endpoints[:1], "affinity_timeout": 60},
         {"masquerade": Masquerade.OFF_CLUSTER},
         {"endpoints": (), "served": False},
-        {"endpoints": (), "served": False, "refusal": Refusal.DROP},
+        {"endpoints": (), "served": False, "refusal": RejectAction.DROP},
     ]
     for kind in kinds:
         web = replace(WEB, node_port=30080, external_addresses=(limited,), **kind)
@@ -101,7 +101,7 @@ def test_a_client_s_own_slot_is_told() -> None:
         ({}, "10.10.0.9", "web", {}),
         ({"masquerade": Masquerade.HAIRPIN}, "10.244.1.10", "web", {}),
         ({"endpoints": (), "served": False}, "10.10.0.9", "web", {}),
-        ({"endpoints": (), "served": False, "refusal": Refusal.DROP}, "10.10.0.9", "web", {}),
+        ({"endpoints": (), "served": False, "refusal": RejectAction.DROP}, "10.10.0.9", "web", {}),
         ({"endpoints": ()}, "10.10.0.9", "web", {}),
         ({"affinity_timeout": 10800}, "10.10.0.9", "web", {}),
         ({"node_port": 30080}, "10.10.0.9", "192.168.100.1:30080", {}),
@@ -126,7 +126,7 @@ def test_the_words_are_the_same_for_both_dataplanes(
 def test_a_source_that_may_not_and_one_that_may_but_finds_nobody() -> None:
     limited = ExternalAddress("198.51.100.5", allow_from=("203.0.113.0/24",))
     web = replace(WEB, external_addresses=(limited,))
-    nowhere = replace(web, external_policy=Policy.LOCAL)
+    nowhere = replace(web, external_policy=TrafficPolicy.LOCAL)
     for ask_for in (told, told_by_rules):
         found = ask_for("10.10.0.9", "198.51.100.5:80", web)
         assert found.summary.endswith("is dropped: this source may not use web")
@@ -143,7 +143,7 @@ def test_forwardings_left_out_change_nothing() -> None:
     ]
     itself = forwarding("itself", "10.97.0.2", "10.10.0.1", "10.244.1.10")
     keeping = forwarding("keeping", "10.97.0.3", "10.10.0.1", masquerade=Masquerade.HAIRPIN)
-    local = {"external_policy": Policy.LOCAL, "served": True, "node_port": 30200}
+    local = {"external_policy": TrafficPolicy.LOCAL, "served": True, "node_port": 30200}
     every = (*many, WEB, itself, keeping, forwarding("nowhere", "10.97.0.1", "10.244.1.11", **local))
     options = TableOptions(Family.IPV4)
     whole = parse_tables(render(every, options), Family.IPV4)

@@ -33,7 +33,7 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.service import Affinity, Balance, Family, Frontend, Masquerade, Service, family_of
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
-from vipd.observe.simulator import Verdict
+from vipd.observe.simulator import PacketVerdict
 
 pytestmark = pytest.mark.root
 
@@ -111,7 +111,7 @@ def contradictions(
             # What is told is of this address alone.
             sender = replace(sender, many=False)
         explanation = asked(compilation, sender, to, dataplane)
-        if explanation.verdict in (Verdict.DROPPED, Verdict.UNCHANGED):
+        if explanation.verdict in (PacketVerdict.DROPPED, PacketVerdict.UNCHANGED):
             silent.append((explanation, (sender, to, silence(explanation))))
             continue
         pinned = service.affinity is not None and not (sender.many and family is Family.IPV4)

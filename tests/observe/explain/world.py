@@ -21,7 +21,7 @@ from tests.lab.node import Node
 from tests.lab.topology import UPLINK, Lab, add_addresses, ip
 from vipd.model.service import Family, Frontend, family_of, socket_text
 from vipd.observe.explain.explanation import Explanation
-from vipd.observe.simulator import Arrival, Verdict
+from vipd.observe.simulator import Arrival, PacketVerdict
 
 ROOT = Path(__file__).parents[3]
 
@@ -208,7 +208,7 @@ class World:
 def silence(explanation: Explanation) -> float:
     """Seconds that a flow may take that meets no rules, or is dropped: the host answers or refuses what is
     left to it, and is given the time for that."""
-    by_host = explanation.verdict == Verdict.UNCHANGED and explanation.packet.destination in HOST_ADDRESSES
+    by_host = explanation.verdict == PacketVerdict.UNCHANGED and explanation.packet.destination in HOST_ADDRESSES
     return PATIENCE if by_host else SILENCE
 
 
@@ -236,7 +236,7 @@ def difference(explanation: Explanation, seen: Seen, *, pinned: bool = False) ->
     told = frozenset((r.endpoint, r.masqueraded) for r in explanation.backends())
     failures = _failures(explanation)
     packet = explanation.packet
-    if explanation.verdict == Verdict.UNCHANGED and packet.destination in HOST_ADDRESSES:
+    if explanation.verdict == PacketVerdict.UNCHANGED and packet.destination in HOST_ADDRESSES:
         if packet.port in NODE_PORTS and packet.protocol == "tcp":
             told, failures = frozenset({(socket_text(packet.destination, packet.port), False)}), frozenset()
         else:
@@ -252,12 +252,12 @@ def _failures(explanation: Explanation) -> frozenset[str]:
     packet = explanation.packet
     at_once = ("EPERM",) if packet.protocol == "udp" and packet.arriving is Arrival.LOCAL else ()
     match explanation.verdict:
-        case Verdict.REJECTED:
+        case PacketVerdict.REJECTED:
             # A datagram that a rule refuses, or drops, on its way out fails at once.
             return frozenset({"refused", *at_once})
-        case Verdict.DROPPED:
+        case PacketVerdict.DROPPED:
             return frozenset({"timeout", *at_once})
-        case Verdict.UNCHANGED:
+        case PacketVerdict.UNCHANGED:
             return frozenset({"timeout", "EHOSTUNREACH", "ENETUNREACH"})
     return frozenset()
 

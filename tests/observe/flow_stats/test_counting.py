@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.dataplane.conntrack.forwardings import forwarding
 from vipd.cli.rates import Rates
-from vipd.dataplane.counting import Place
+from vipd.dataplane.counting import BackendKey
 from vipd.dataplane.iptables.counters import counter_deltas
 from vipd.dataplane.iptables.counters.counter_deltas import KEPT_ROUNDS, CounterDeltas
 from vipd.dataplane.iptables.counters.messages import (
@@ -39,7 +39,7 @@ from vipd.observe.flow_stats.totals import KEPT_SECONDS, FlowTotals
 CHAIN = "VIPD-SEP-AAAAAAAAAAAAAAAA"
 NAMES = Names("VIPD")
 KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)
-ONE, TWO = Place(KEY, "10.0.0.1", 80), Place(KEY, "10.0.0.2", 80)
+ONE, TWO = BackendKey(KEY, "10.0.0.1", 80), BackendKey(KEY, "10.0.0.2", 80)
 
 
 def counted(handle: int, packets: int, family: Family = Family.IPV4) -> Counted:
@@ -101,7 +101,7 @@ def test_a_restarted_daemon_goes_on_where_the_last_one_was() -> None:
     first.read([counted(1, 10), counted(2, 7)])
     first.ended(counted(2, 8))
     assert taken(first) == 18
-    second.remember(first.memory())
+    second.restore(first.saved_state())
     second.read([counted(1, 11), counted(3, 4)])
     assert taken(second) == 5
 
@@ -114,7 +114,7 @@ def test_rules_that_are_gone_are_forgotten_in_the_end() -> None:
         deltas.read_all(Family.IPV4)
     deltas.read_all(Family.IPV4)
     assert not deltas.holds((Family.IPV4, CHAIN))
-    assert deltas.memory() == []
+    assert deltas.saved_state() == []
 
 
 def rule(
@@ -195,11 +195,11 @@ class PlayedTable:
     def counter(self, before: ElementCounter | None = None) -> ElementCounter:
         made = ElementCounter(self.read, lambda: self.forwardings)
         if before:
-            made.remember(json.loads(json.dumps(before.memory())))
+            made.restore(json.loads(json.dumps(before.saved_state())))
         return made
 
 
-def grown(counter: ElementCounter) -> dict[Place, int]:
+def grown(counter: ElementCounter) -> dict[BackendKey, int]:
     return dict(asyncio.run(counter.take()))
 
 
@@ -216,12 +216,12 @@ def test_counts_of_the_kernel_become_growth_over_a_restart_too() -> None:
     table.counts.clear()
     table.count(1)
     assert grown(second) == {ONE: 1}, "the table began anew"
-    second.remember([["nonsense"], None])
+    second.restore([["nonsense"], None])
 
 
 def test_what_the_kernel_has_no_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are replaced and backends come and go by the thousand; a reading may also say nothing at all."""
-    monkeypatch.setattr(flow_counter, "MOST_FORMER", 10)
+    monkeypatch.setattr(flow_counter, "MAX_FORMER_ELEMENTS", 10)
     table = PlayedTable()
     counter = table.counter()
     for number in range(1, 200):
@@ -235,12 +235,12 @@ def test_what_the_kernel_has_no_more_is_forgotten(monkeypatch: pytest.MonkeyPatc
         assert grown(counter) == {}
         table.counts = there
         assert grown(counter) == {}, "nothing counts twice"
-    assert isinstance(memory := counter.memory(), list)
+    assert isinstance(memory := counter.saved_state(), list)
     assert len(memory) <= 12
 
 
 def test_rules_that_end_while_readings_fail_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counter_deltas, "MOST_ENDED", 50)
+    monkeypatch.setattr(counter_deltas, "MAX_ENDED", 50)
     deltas = CounterDeltas()
     deltas.read([counted(0, 7)])
     for handle in range(1, 1000):
@@ -271,7 +271,7 @@ def test_who_takes_over_a_frontend_begins_at_zero() -> None:
     assert grown(counter) == {ONE: 5}
     table.serve("other", "10.0.0.1")
     table.count(3)
-    assert grown(counter) == {Place(KEY._replace(service="other"), "10.0.0.1", 80): 3}
+    assert grown(counter) == {BackendKey(KEY._replace(service="other"), "10.0.0.1", 80): 3}
 
 
 def test_a_service_that_is_not_known_yet_has_its_flows_when_it_is() -> None:
@@ -294,41 +294,41 @@ def test_a_node_port_counts_at_any_address() -> None:
 def test_a_service_keeps_the_flows_of_backends_that_are_forgotten() -> None:
     totals = FlowTotals()
     totals.add({ONE: 5, TWO: 6})
-    totals.age({ONE}, 0.0)
-    totals.age({ONE}, KEPT_SECONDS)
-    assert totals.of_backend(TWO) == 6
-    totals.age({ONE}, KEPT_SECONDS + 1)
-    assert (totals.of_backend(TWO), totals.of_service("web")) == (0, 11)
-    totals.age({ONE}, 2 * KEPT_SECONDS)
-    totals.age(set(), 2 * KEPT_SECONDS)
-    assert totals.of_service("web") == 11
-    totals.age(set(), 3 * KEPT_SECONDS + 1)
-    assert totals.of_service("web") == 0
+    totals.expire({ONE}, 0.0)
+    totals.expire({ONE}, KEPT_SECONDS)
+    assert totals.flows_of_backend(TWO) == 6
+    totals.expire({ONE}, KEPT_SECONDS + 1)
+    assert (totals.flows_of_backend(TWO), totals.flows_of_service("web")) == (0, 11)
+    totals.expire({ONE}, 2 * KEPT_SECONDS)
+    totals.expire(set(), 2 * KEPT_SECONDS)
+    assert totals.flows_of_service("web") == 11
+    totals.expire(set(), 3 * KEPT_SECONDS + 1)
+    assert totals.flows_of_service("web") == 0
 
 
 def test_a_backend_that_comes_back_in_time_goes_on() -> None:
     totals = FlowTotals()
     totals.add({ONE: 5})
-    totals.age(set(), 0.0)
-    totals.age({ONE}, KEPT_SECONDS)
-    totals.age(set(), KEPT_SECONDS + 1)
-    totals.age(set(), 2 * KEPT_SECONDS)
-    assert totals.of_backend(ONE) == 5
+    totals.expire(set(), 0.0)
+    totals.expire({ONE}, KEPT_SECONDS)
+    totals.expire(set(), KEPT_SECONDS + 1)
+    totals.expire(set(), 2 * KEPT_SECONDS)
+    assert totals.flows_of_backend(ONE) == 5
 
 
 def test_the_book_is_read_as_it_was_written(tmp_path: Path) -> None:
     path, boot = tmp_path / "counters.json", tmp_path / "boot"
     boot.write_text("one")
-    assert totals_file.read(path, boot).totals.of_service("web") == 0
+    assert totals_file.read(path, boot).totals.flows_of_service("web") == 0
     totals = FlowTotals()
     totals.add({ONE: 5, TWO: 6})
-    totals.age({TWO}, 3.0)
+    totals.expire({TWO}, 3.0)
     totals_file.write(path, totals_file.value_of(totals_file.SavedTotals(totals, [1, 2]), boot))
     page = totals_file.read(path, boot)
-    assert (page.totals.to_json(), page.memory) == (totals.to_json(), [1, 2])
+    assert (page.totals.to_json(), page.counter_state) == (totals.to_json(), [1, 2])
     boot.write_text("another boot: the kernel's counters began anew")
-    assert totals_file.read(path, boot).memory is None
-    assert totals_file.read(path, boot).totals.of_service("web") == 11
+    assert totals_file.read(path, boot).counter_state is None
+    assert totals_file.read(path, boot).totals.flows_of_service("web") == 11
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"services": 3}', '{"services": {"web": {"former": 1}}}'])
@@ -343,29 +343,29 @@ class Scripted:
     """A FlowCounter that tells what the test says."""
 
     def __init__(self) -> None:
-        self.flows: dict[Place, int] | OSError = {}
+        self.flows: dict[BackendKey, int] | OSError = {}
         self.remembered: object = None
         self.seconds = 0.0
 
-    async def take(self) -> dict[Place, int]:
+    async def take(self) -> dict[BackendKey, int]:
         if isinstance(self.flows, OSError):
             raise self.flows
         taken, self.flows = self.flows, {}
         return taken
 
-    def memory(self) -> object:
+    def saved_state(self) -> object:
         return ["what was taken"]
 
-    def remember(self, memory: object) -> None:
+    def restore(self, memory: object) -> None:
         self.remembered = memory
 
 
 def test_a_closed_count_is_gone_on_with(tmp_path: Path) -> None:
-    async def run(counter: Scripted, flows: dict[Place, int]) -> int:
+    async def run(counter: Scripted, flows: dict[BackendKey, int]) -> int:
         counting = FlowCollector(counter, tmp_path / "counters.json", list)
         counter.flows = flows
         await counting.close()
-        return counting.totals.of_service("web")
+        return counting.totals.flows_of_service("web")
 
     assert asyncio.run(run(Scripted(), {ONE: 5})) == 5
     again = Scripted()
@@ -379,7 +379,7 @@ def test_a_damaged_book_means_counting_from_what_the_kernel_has(
     path = tmp_path / "counters.json"
     path.write_text("{")
     counter = Scripted()
-    assert FlowCollector(counter, path, list).totals.of_service("web") == 0
+    assert FlowCollector(counter, path, list).totals.flows_of_service("web") == 0
     assert counter.remembered is None
     assert f"{path} cannot be read" in caplog.text
 
@@ -390,7 +390,7 @@ def test_a_kernel_that_cannot_be_read_is_for_the_loop_to_report(tmp_path: Path) 
         counting = FlowCollector(counter, tmp_path / "counters.json", list)
         counter.flows = OSError(1, "not permitted")
         await counting.refresh()
-        await counting.take_now()
+        await counting.collect_now()
         await counting.close()
         with pytest.raises(OSError, match="not permitted"):
             await counting.run()
@@ -438,14 +438,14 @@ def test_a_reading_that_fails_is_of_no_time(tmp_path: Path) -> None:
     async def run() -> None:
         counter = Scripted()
         counting = FlowCollector(counter, tmp_path / "counters.json", list)
-        await counting.take_now()
-        good = counting.at
+        await counting.collect_now()
+        good = counting.read_at
         counter.flows = OSError(1, "not permitted")
-        await counting.take_now()
-        assert counting.at == good
+        await counting.collect_now()
+        assert counting.read_at == good
         counter.flows = {ONE: 5}
-        await counting.take_now()
-        assert counting.at > good
+        await counting.collect_now()
+        assert counting.read_at > good
 
     asyncio.run(run())
 
@@ -453,7 +453,7 @@ def test_a_reading_that_fails_is_of_no_time(tmp_path: Path) -> None:
 def test_what_is_gone_is_forgotten_although_the_clock_was_set_back() -> None:
     totals = FlowTotals()
     totals.add({ONE: 1})
-    totals.age((), 1e9)
-    totals.age((), 1000.0)
-    totals.age((), 1000.0 + KEPT_SECONDS + 1)
-    assert totals.of_service("web") == 0
+    totals.expire((), 1e9)
+    totals.expire((), 1000.0)
+    totals.expire((), 1000.0 + KEPT_SECONDS + 1)
+    assert totals.flows_of_service("web") == 0

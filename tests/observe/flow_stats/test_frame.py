@@ -59,11 +59,11 @@ def test_a_filter_is_typed_kept_and_cleared(state: State) -> None:
     assert frame(state, 80, 24)[1].text == "filter: B_"
     assert shown(state) == ["b"]
     press(state, "ENTER")
-    assert (state.over, state.filter) == (False, "B")
+    assert (state.quitting, state.filter) == (False, "B")
     press(state, "ESC")
     assert shown(state) == ["b", "c", "a"]
     press(state, "q")
-    assert state.over
+    assert state.quitting
 
 
 def test_arrows_choose_and_scroll_and_enter_looks_closer(state: State) -> None:

@@ -14,7 +14,7 @@ from tests.dataplane.conntrack.kernel import opened_in
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.observe.flow_stats.counted import PATIENCE_SECONDS, WEB, service
-from vipd.dataplane.conntrack.listener import open_ended_flows
+from vipd.dataplane.conntrack.listener import open_flow_end_listener
 
 pytestmark = pytest.mark.root
 
@@ -130,7 +130,7 @@ def test_flows_that_vipd_ends_count_and_so_does_their_backend(lab: Lab, daemon: 
 
 def test_ends_that_find_no_room_are_counted(lab: Lab, daemon: Daemon) -> None:
     end_all_flows(lab)
-    hearing = opened_in(lab.host.namespace, open_ended_flows)
+    hearing = opened_in(lab.host.namespace, open_flow_end_listener)
     try:
         hearing._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # the least that there is
         lab.host.run("ping", "-c1", "-q", "10.244.0.11")
@@ -138,7 +138,7 @@ def test_ends_that_find_no_room_are_counted(lab: Lab, daemon: Daemon) -> None:
         lab.client.send("10.96.0.10", 80, "udp", count=32).all_answered()
         end_all_flows(lab)
         heard = hearing.read(1000)
-        assert {each.way.destination for each in heard} == {("10.96.0.10", 80)}, "no other flow is told of"
+        assert {each.flow.destination for each in heard} == {("10.96.0.10", 80)}, "no other flow is told of"
         assert 0 < len(heard) < 32
         assert len(heard) + hearing.lost == 32
     finally:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from tests.lab.held_ports import hold
-from vipd.observe.listeners import Listeners, Place
+from vipd.observe.listeners import Listeners, ListenAddress
 
 PATIENCE_SECONDS = 60.0
 _HELD = contextlib.ExitStack()
@@ -30,7 +30,7 @@ class Reply(NamedTuple):
         return value
 
 
-async def ask(place: Place, path: str = "/", method: str = "GET") -> Reply:
+async def ask(place: ListenAddress, path: str = "/", method: str = "GET") -> Reply:
     """One request over a connection of its own, read to its end. Raises OSError when nobody listens."""
     reader, writer = await asyncio.open_connection(*place)
     try:
@@ -45,7 +45,7 @@ async def ask(place: Place, path: str = "/", method: str = "GET") -> Reply:
     return Reply(int(first.split()[1]), headers, body)
 
 
-async def refused(place: Place) -> bool:
+async def refused(place: ListenAddress) -> bool:
     """Whether nobody listens there."""
     try:
         await ask(place)
@@ -80,7 +80,7 @@ def free_port() -> int:
     return hold(_HELD)
 
 
-def taken(place: Place) -> socket.socket:
+def taken(place: ListenAddress) -> socket.socket:
     """A socket that listens there; close it after use."""
     sock = socket.socket(socket.AF_INET6 if ":" in place.address else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -22,35 +22,35 @@ from tests.observe.health_ports.asking import (
     until,
 )
 from vipd.control.reconciler import Reconciler
-from vipd.control.selection import Host, SelectionPolicy, choose
+from vipd.control.selection import HostIdentity, SelectionPolicy, select_backends
 from vipd.model.service import (
     Backend,
     BackendState,
     Family,
     Masquerade,
-    Policy,
+    TrafficPolicy,
     Protocol,
     Service,
     ServicePort,
 )
 from vipd.observe.health_ports import HealthPort, HealthPorts, wanted_health_ports
-from vipd.observe.listeners import Place
+from vipd.observe.listeners import ListenAddress
 
-HOST = Host(frozenset({"10.0.0.1", "10.0.0.2", "fd00::1"}))
+HOST = HostIdentity(frozenset({"10.0.0.1", "10.0.0.2", "fd00::1"}))
 POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED), HOST)
 WEB = Service(
     "shop/web",
     ("10.96.0.10",),
     (ServicePort(80, Protocol.TCP, "http"), ServicePort(443, Protocol.TCP, "https")),
     (Backend("10.0.0.1"), Backend("10.0.0.2"), Backend("10.9.9.9")),
-    external_policy=Policy.LOCAL,
+    external_policy=TrafficPolicy.LOCAL,
     health_port=32100,
 )
 
 
 def count(service: Service) -> int:
     """The ready local backends that the service's health port would tell."""
-    return wanted_health_ports(choose(service, POLICY))[32100].ready_local
+    return wanted_health_ports(select_backends(service, POLICY))[32100].ready_local
 
 
 def test_distinct_addresses_on_this_host_count() -> None:
@@ -66,12 +66,12 @@ def test_distinct_addresses_on_this_host_count() -> None:
 def test_what_is_not_ready_does_not_count_even_as_a_last_resort(unready: dict[str, object]) -> None:
     leaving = replace(Backend("10.0.0.1"), **unready)  # type: ignore[arg-type]  # as each case says
     assert count(replace(WEB, backends=(leaving, Backend("10.0.0.2")))) == 1
-    alone = replace(WEB, backends=(leaving,), internal_policy=Policy.LOCAL)
+    alone = replace(WEB, backends=(leaving,), internal_policy=TrafficPolicy.LOCAL)
     assert count(alone) == 0
 
 
 def test_a_local_backend_counts_under_every_policy() -> None:
-    assert count(replace(WEB, external_policy=Policy.CLUSTER)) == 2
+    assert count(replace(WEB, external_policy=TrafficPolicy.CLUSTER)) == 2
 
 
 def test_both_families_count() -> None:
@@ -86,14 +86,14 @@ def test_a_fallback_counts_while_it_serves() -> None:
 
 
 def test_services_without_a_health_port_have_none_and_look_as_before() -> None:
-    plain = choose(replace(WEB, health_port=None), POLICY)
+    plain = select_backends(replace(WEB, health_port=None), POLICY)
     assert wanted_health_ports(plain) == {}
     assert all(forwarding.ready_local == () for forwarding in plain)
 
 
 def test_each_port_has_its_service() -> None:
     other = replace(WEB, name="dns", addresses=("10.96.0.11",), health_port=32101)
-    found = wanted_health_ports([*choose(WEB, POLICY), *choose(other, POLICY)])
+    found = wanted_health_ports([*select_backends(WEB, POLICY), *select_backends(other, POLICY)])
     assert found == {32100: HealthPort("shop/web", 2), 32101: HealthPort("dns", 2)}
 
 
@@ -151,7 +151,7 @@ class Room:
 
     async def get(self, path: str = "/", method: str = "GET", address: str = "127.0.0.1") -> Reply:
         """Ask at the service's health port."""
-        return await ask(Place(address, self.port), path, method)
+        return await ask(ListenAddress(address, self.port), path, method)
 
     def _node_addresses(self, family: Family, host: frozenset[str]) -> tuple[str, ...] | None:
         assert host == HOST.addresses
@@ -226,7 +226,7 @@ def test_503_for_a_quarantined_service_alone() -> None:
         room.world.reconciler.progress.quarantined = {"shop/web": "no such match"}
         reply = await room.get()
         assert (reply.status, reply.json["serviceProxyHealthy"]) == (503, False)
-        assert (await ask(Place("127.0.0.1", room.other_port))).status == 200
+        assert (await ask(ListenAddress("127.0.0.1", room.other_port))).status == 200
 
     lived(story)
 
@@ -236,10 +236,10 @@ def test_ports_follow_the_services() -> None:
         await room.declare(room.service)
         assert (await room.get()).status == 200
         await room.declare(replace(room.service, health_port=room.other_port))
-        assert await refused(Place("127.0.0.1", room.port))
-        assert (await ask(Place("127.0.0.1", room.other_port))).status == 200
+        assert await refused(ListenAddress("127.0.0.1", room.port))
+        assert (await ask(ListenAddress("127.0.0.1", room.other_port))).status == 200
         await room.declare()
-        assert await refused(Place("127.0.0.1", room.other_port))
+        assert await refused(ListenAddress("127.0.0.1", room.other_port))
 
     lived(story)
 
@@ -253,8 +253,8 @@ def test_all_addresses_of_both_families_unless_some_are_named() -> None:
         assert (await room.get(address="::1")).status == 200
         room.named = {Family.IPV4: ("127.0.0.2",), Family.IPV6: ()}
         await room.declare(room.service)
-        assert await refused(Place("127.0.0.1", room.port))
-        assert await refused(Place("::1", room.port))
+        assert await refused(ListenAddress("127.0.0.1", room.port))
+        assert await refused(ListenAddress("::1", room.port))
         assert (await room.get(address="127.0.0.2")).status == 200
 
     lived(story)
@@ -262,7 +262,7 @@ def test_all_addresses_of_both_families_unless_some_are_named() -> None:
 
 def test_a_busy_health_port_stops_nothing() -> None:
     async def story(room: Room) -> None:
-        with closing(taken(Place("127.0.0.1", room.port))):
+        with closing(taken(ListenAddress("127.0.0.1", room.port))):
             assert await room.declare(room.service)
             (warning,) = room.ports.listeners.warnings
             assert "the health port of shop/web" in warning

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from tests.observe.health_ports.asking import ask, free_port, refused, running, taken, until
 from vipd.observe import listeners as room
-from vipd.observe.listeners import Listeners, Place
+from vipd.observe.listeners import Listeners, ListenAddress
 
 
 async def hello(request: web.BaseRequest) -> web.Response:
@@ -28,24 +28,24 @@ def lived(story: Callable[[Listeners], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(run(), 200))
 
 
-def place(address: str = "127.0.0.1") -> Place:
-    return Place(address, free_port())
+def place(address: str = "127.0.0.1") -> ListenAddress:
+    return ListenAddress(address, free_port())
 
 
 def test_places_are_opened_and_closed_as_wanted_and_kept_when_wanted_still() -> None:
     a, b, c = place(), place(), place("::1")
 
     async def story(listeners: Listeners) -> None:
-        listeners.want({a: "a", b: "b"})
+        listeners.set_addresses({a: "a", b: "b"})
         await until(lambda: listeners.open == {a, b}, "both open")
         assert (await ask(a)).body == str(a.port).encode()
         kept = listeners._open[b]
-        listeners.want({b: "b", c: "c"})
+        listeners.set_addresses({b: "b", c: "c"})
         await until(lambda: listeners.open == {b, c}, "a closed, c open")
         assert await refused(a)
         assert (await ask(c)).body == str(c.port).encode()
         assert listeners._open[b] is kept, "a port that is wanted still was reopened: a check may be refused"
-        listeners.want({})
+        listeners.set_addresses({})
         await until(lambda: not listeners.open, "all closed")
         assert await refused(b)
 
@@ -58,7 +58,7 @@ def test_all_is_closed_in_the_end() -> None:
     async def run() -> None:
         listeners = Listeners(hello)
         async with running(listeners):
-            listeners.want({one: "x"})
+            listeners.set_addresses({one: "x"})
             await until(lambda: listeners.open, "open")
         assert not listeners.open
         assert await refused(one)
@@ -77,7 +77,7 @@ def test_requests_that_fail_are_answered_logged_once_and_named(caplog: pytest.Lo
     async def run() -> None:
         listeners = Listeners(answer)
         async with running(listeners):
-            listeners.want({one: "x"})
+            listeners.set_addresses({one: "x"})
             await until(lambda: listeners.open, "open")
             for _ in range(20):
                 assert (await ask(one)).body == b"internal error; see vipd's log\n"
@@ -97,7 +97,7 @@ def test_a_busy_place_is_a_warning_and_had_once_it_is_free(monkeypatch: pytest.M
 
     async def story(listeners: Listeners) -> None:
         with closing(taken(busy)):
-            listeners.want({busy: "the health port of dns", other: "x"})
+            listeners.set_addresses({busy: "the health port of dns", other: "x"})
             await until(lambda: listeners.warnings, "a warning")
             (warning,) = listeners.warnings
             assert f"the health port of dns cannot listen on {busy}: Address already in use" in warning
@@ -115,9 +115,9 @@ def test_the_warning_goes_when_the_place_is_wanted_no_more() -> None:
 
     async def story(listeners: Listeners) -> None:
         with closing(taken(busy)):
-            listeners.want({busy: "x"})
+            listeners.set_addresses({busy: "x"})
             await until(lambda: listeners.warnings, "a warning")
-            listeners.want({})
+            listeners.set_addresses({})
             await until(lambda: not listeners.warnings, "no warning")
 
     lived(story)
@@ -125,7 +125,7 @@ def test_the_warning_goes_when_the_place_is_wanted_no_more() -> None:
 
 def test_an_address_of_another_host_is_a_warning() -> None:
     async def story(listeners: Listeners) -> None:
-        listeners.want({Place("192.0.2.77", 8080): "x"})
+        listeners.set_addresses({ListenAddress("192.0.2.77", 8080): "x"})
         await until(lambda: listeners.warnings, "a warning")
         assert "Cannot assign" in listeners.warnings[0]
         assert "ss -ltnp" not in listeners.warnings[0]
@@ -135,14 +135,14 @@ def test_an_address_of_another_host_is_a_warning() -> None:
 
 def test_both_families_share_a_port() -> None:
     port = free_port()
-    both = {Place("0.0.0.0", port): "x", Place("::", port): "x"}
+    both = {ListenAddress("0.0.0.0", port): "x", ListenAddress("::", port): "x"}
 
     async def story(listeners: Listeners) -> None:
-        listeners.want(both)
+        listeners.set_addresses(both)
         await until(lambda: listeners.open == both.keys() or listeners.warnings, "open")
         assert listeners.warnings == ()
         for address in ("127.0.0.1", "::1"):
-            assert (await ask(Place(address, port))).status == 200
+            assert (await ask(ListenAddress(address, port))).status == 200
 
     lived(story)
 
@@ -151,7 +151,7 @@ def test_a_connection_ends_after_one_answer() -> None:
     one = place()
 
     async def story(listeners: Listeners) -> None:
-        listeners.want({one: "x"})
+        listeners.set_addresses({one: "x"})
         await until(lambda: listeners.open, "open")
         reply = await ask(one)  # reads to the end of the connection
         assert reply.headers["connection"] == "close"

@@ -23,7 +23,7 @@ from vipd.observe.live_trace.packet_trace import PacketTrace
 from vipd.observe.live_trace.packets import Flow
 from vipd.observe.live_trace.report import Report
 from vipd.observe.live_trace.rule_reader import read_rules
-from vipd.observe.live_trace.watching import Watch
+from vipd.observe.live_trace.watching import TraceSession
 
 LONGEST = 60.0
 """Seconds after which what has not come will not come; a busy machine sends the last one late."""
@@ -51,7 +51,7 @@ def followed(asked: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
     """The first trace of each expected packet."""
     flows = [flow_of(each) for each in asked]
     found: dict[Flow, PacketTrace] = {}
-    with Watch(flows) as watch:
+    with TraceSession(flows) as watch:
         print("READY", flush=True)
         for trace in watch.traces(LONGEST):
             start = trace.start

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from vipd.model.service import Protocol
 from vipd.observe.live_trace import watching
-from vipd.observe.live_trace.events import Event, logged_events, trace_events
+from vipd.observe.live_trace.events import KernelEvent, logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, PacketTrace, TraceAssembler
 from vipd.observe.live_trace.packets import Flow
 from vipd.observe.live_trace.table_messages import table_name
@@ -30,7 +30,7 @@ def table_of(name: str) -> str:
     return (RECORDED / f"{name}.txt").read_text().splitlines()[0]
 
 
-def events(name: str) -> Iterator[Event]:
+def events(name: str) -> Iterator[KernelEvent]:
     """The events of a recording, in order."""
     for line in (RECORDED / f"{name}.txt").read_text().splitlines()[1:]:
         kind, _, datagram = line.partition(" ")
@@ -49,8 +49,8 @@ def record(name: str, flow: Flow) -> None:
     """Trace one packet that somebody sends now, and write what came of it."""
     lines: list[str] = []
 
-    def keeping(kind: str) -> Callable[[bytes], Iterator[Event]]:
-        def read(datagram: bytes) -> Iterator[Event]:
+    def keeping(kind: str) -> Callable[[bytes], Iterator[KernelEvent]]:
+        def read(datagram: bytes) -> Iterator[KernelEvent]:
             lines.append(f"{kind} {datagram.hex()}")
             return READERS[kind](datagram)
 
@@ -59,7 +59,7 @@ def record(name: str, flow: Flow) -> None:
     with (
         patch.object(watching, "trace_events", keeping("trace")),
         patch.object(watching, "logged_events", keeping("log")),
-        watching.Watch([flow]) as watch,
+        watching.TraceSession([flow]) as watch,
     ):
         lines.append(table_name(os.getpid()))
         print("READY", flush=True)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.observe.live_trace.recorded import traces
 from vipd.model.service import socket_text
-from vipd.observe.live_trace.events import Chain, Kind
+from vipd.observe.live_trace.events import Chain, EventKind
 from vipd.observe.live_trace.matched_rules import MatchedRule, matched_rules
 from vipd.observe.live_trace.matching import ChainRules
 from vipd.observe.live_trace.outcome import Comparison, FinalVerdict, compare, outcome_of
@@ -44,7 +44,7 @@ def listed(trace: PacketTrace) -> dict[Chain, ChainRules]:
     rules: dict[Chain, dict[int, str]] = {}
     for traced in trace.events:
         event = traced.event
-        if event.kind is Kind.RULE:
+        if event.kind is EventKind.RULE:
             texts = rules.setdefault(event.chain, {})
             fits = left and left[0][:2] == (event.chain.table, event.chain.name)
             text = (
@@ -109,8 +109,8 @@ def test_the_outcome_names_the_rule_that_decided() -> None:
     outcome = outcome_of(*traced_rules("iptables-forwarded"))
     assert (outcome.verdict, outcome.destination) == (FinalVerdict.DELIVERED, "10.244.0.11:8080")
     assert (outcome.masqueraded, outcome.source) == (True, "10.244.0.1")
-    assert outcome.by is not None
-    assert outcome.by.chain.name == "VIPD-SEP-YLKAMYDXHH7566LT"
+    assert outcome.decided_by is not None
+    assert outcome.decided_by.chain.name == "VIPD-SEP-YLKAMYDXHH7566LT"
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_refused_or_dropped_is_told_by_the_rule(dataplane: str, rule: str, verdi
 def test_the_packet_tells_what_a_map_was_asked(rule: str, words: str) -> None:
     """The kernel does not."""
     (trace,) = traces("nftables-forwarded")
-    asked = next(m.event for m in trace.events if m.event.leads == "forwarded-random-1")
+    asked = next(m.event for m in trace.events if m.event.jump_target == "forwarded-random-1")
     known = {asked.chain: ChainRules({asked.rule: rule}, iptables=False, ours=True)}
-    (hit,) = [hit for hit in matched_rules(trace, known, "VIPD", "web") if hit.leads == "forwarded-random-1"]
+    (hit,) = [hit for hit in matched_rules(trace, known, "VIPD", "web") if hit.jump_target == "forwarded-random-1"]
     assert hit.does == words
 
 
@@ -188,7 +188,7 @@ def test_groups_of_addresses_count_as_what_they_are_a_part_of() -> None:
     group = Chain("ip", "nat", "VIPD-GRP-ABCDEFGHIJKLMNOP")
     through = (
         *rules[:at],
-        replace(rules[at], leads=group.name),
+        replace(rules[at], jump_target=group.name),
         replace(rules[at], chain=group),
         *rules[at + 1 :],
     )
@@ -203,12 +203,12 @@ def test_other_dataplanes_chains_are_not_compared() -> None:
 def test_a_rule_of_others_is_named() -> None:
     trace, (first, *_) = traced_rules("iptables-forwarded")
     rule = "-j DNAT --to-destination 10.9.9.9:80"
-    rules = (replace(first, rule=rule, does=rule, leads="", ours=False),)
+    rules = (replace(first, rule=rule, does=rule, jump_target="", ours=False),)
     outcome = outcome_of(trace, rules)
     comparison = compare(outcome, rules, prediction(trace, rules, backend="10.1.1.1:80"))
     report = Report(trace, rules, outcome, comparison)
     assert not report.agrees
-    assert report.blamed() == f"nat PREROUTING: {rule} (not a rule of vipd)"
+    assert report.deciding_rule() == f"nat PREROUTING: {rule} (not a rule of vipd)"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_rule_of_others_is_named() -> None:
 )
 def test_what_a_rule_does_is_read_from_its_statement(rule: str, iptables: bool, target: str) -> None:
     (trace,) = traces("iptables-forwarded")
-    first = next(m.event for m in trace.events if m.event.kind is Kind.RULE)
+    first = next(m.event for m in trace.events if m.event.kind is EventKind.RULE)
     (hit,) = [
         hit
         for hit in matched_rules(
@@ -261,8 +261,8 @@ def test_chains_of_another_prefix_are_not_vipds() -> None:
     trace, rules = traced_rules("iptables-forwarded")
     at = next(number for number, hit in enumerate(rules) if hit.chain.name == "VIPD-SERVICES")
     service = Chain("ip", "nat", "KUBE-SERVICES")
-    moment = next(m for m in trace.events if m.event.kind is Kind.RULE)
-    foreign = replace(moment, event=moment.event._replace(chain=service, leads="KUBE-SVC-ABCDEFGHIJKLMNOP"))
+    moment = next(m for m in trace.events if m.event.kind is EventKind.RULE)
+    foreign = replace(moment, event=moment.event._replace(chain=service, jump_target="KUBE-SVC-ABCDEFGHIJKLMNOP"))
     beside = replace(trace, events=(trace.events[0], foreign, *trace.events[1:]))
     found = matched_rules(beside, listed(trace), "VIPD")
     (kube,) = [hit for hit in found if hit.chain == service]
@@ -282,7 +282,7 @@ def test_what_cannot_be_read_is_said_and_is_no_difference(verdict: str) -> None:
     comparison = compare(outcome, rules, prediction(trace, rules, verdict=verdict, backend=None))
     assert (outcome.unread, comparison.differences) == (True, ())
     report = Report(trace, rules, outcome, comparison)
-    assert "a rule that cannot be read" in report.blamed()
+    assert "a rule that cannot be read" in report.deciding_rule()
     assert {does for *_, does in report.rows()} == {"a rule that cannot be read"}
 
 

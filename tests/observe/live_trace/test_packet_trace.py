@@ -7,7 +7,7 @@ import pytest
 from tests.observe.live_trace.recorded import RECORDED, events, table_of, traces
 from vipd.host.netlink import MalformedMessageError
 from vipd.model.service import Protocol
-from vipd.observe.live_trace.events import Chain, Kind, Verdict, logged_events, trace_events
+from vipd.observe.live_trace.events import Chain, EventKind, TraceVerdict, logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import LOGGED_SECONDS, QUIET_SECONDS, PacketTrace, TraceAssembler
 from vipd.observe.live_trace.packets import Headers, read_packet
 
@@ -36,7 +36,7 @@ def test_a_refused_packet(dataplane: str) -> None:
     assert (trace.passed, trace.translated) == (False, False)
     last = trace.events[-1].event
     assert last.chain.name == ("refuse" if dataplane == "nftables" else "VIPD-SERVICES")
-    assert last.verdict is (Verdict.UNSAID if dataplane == "legacy" else Verdict.DROP)
+    assert last.verdict is (TraceVerdict.UNSAID if dataplane == "legacy" else TraceVerdict.DROP)
 
 
 @pytest.mark.parametrize("dataplane", DATAPLANES)
@@ -65,10 +65,10 @@ def test_our_own_table_is_no_part_of_a_journey() -> None:
 
 
 def test_the_kernel_says_the_end_of_a_chain() -> None:
-    ends = [event for event in events("iptables-forwarded") if event.kind is Kind.RETURN]
+    ends = [event for event in events("iptables-forwarded") if event.kind is EventKind.RETURN]
     assert ends
     assert not any(event.rule for event in ends)
-    rules = [event for event in events("iptables-forwarded") if event.kind is Kind.RULE]
+    rules = [event for event in events("iptables-forwarded") if event.kind is EventKind.RULE]
     assert all(event.rule for event in rules)
 
 
@@ -110,8 +110,8 @@ def test_packets_of_older_flows_are_counted_only() -> None:
     name = "iptables-forwarded"
     put_together = TraceAssembler(table_of(name))
     for event in events(name):
-        older = event.chain.name == "tracked-prerouting" and event.kind is Kind.RULE
-        put_together.take(event._replace(leads="earlier") if older else event, 0.0)
+        older = event.chain.name == "tracked-prerouting" and event.kind is EventKind.RULE
+        put_together.take(event._replace(jump_target="earlier") if older else event, 0.0)
     assert put_together.finished(0.0) == []
     assert put_together.older == 1
 

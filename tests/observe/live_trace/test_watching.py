@@ -28,7 +28,7 @@ def test_what_waits_to_be_read_is_no_silence(name: str, monkeypatch: pytest.Monk
         for line in _recorded(name):
             kind, _, datagram = line.partition(" ")
             {"trace": events, "log": logs}[kind][0].send(bytes.fromhex(datagram))
-        watch = watching.Watch([])
+        watch = watching.TraceSession([])
         watch._events, watch._sockets = events[1], [events[1], logs[1]]
         watch._journeys = TraceAssembler(table_of(name), legacy=legacy)
         found = next(watch.traces(None))

@@ -10,12 +10,12 @@ from tests.observe.page.examples import mixed
 from tests.observe.page.watched import watched
 from vipd.dataplane.base import ApplyError
 from vipd.host.systemd.fields import Event, fields
-from vipd.model.durations import WRITE_BOUNDS, Durations
+from vipd.model.durations import WRITE_BOUNDS, DurationHistogram
 from vipd.observe.metrics.event_counts import EventCounts, MetricCounters
 
 
 def test_durations_are_counted_up_to_each_bound() -> None:
-    durations = Durations(WRITE_BOUNDS)
+    durations = DurationHistogram(WRITE_BOUNDS)
     for seconds in (0.005, 0.01, 0.3, 99.0):
         durations.add(seconds)
     found = dict(durations.cumulative())

@@ -14,7 +14,7 @@ import yaml
 
 from tests.docs.markdown import rows
 from tests.observe.metrics.test_exposition import NO_PROMTOOL, PROMTOOL
-from vipd.observe.metrics.catalogue import FAMILIES
+from vipd.observe.metrics.catalogue import METRIC_FAMILIES
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "examples" / "grafana-dashboard.json"
@@ -49,24 +49,24 @@ def expressions() -> Iterator[str]:
 
 
 def family(name: str) -> str:
-    return re.sub(r"_(bucket|count|sum)$", "", name) if name not in FAMILIES else name
+    return re.sub(r"_(bucket|count|sum)$", "", name) if name not in METRIC_FAMILIES else name
 
 
 def test_every_metric_that_is_asked_for_is_there() -> None:
     asked = {name for text in expressions() for name in _METRIC.findall(text)}
     assert len(asked) > 15
-    assert {name for name in asked if family(name) not in FAMILIES and name not in _OF_PROCESS} == set()
+    assert {name for name in asked if family(name) not in METRIC_FAMILIES and name not in _OF_PROCESS} == set()
 
 
 def test_every_label_that_is_asked_for_is_there() -> None:
     for text in expressions():
         for name, selector in _LABELS.findall(text):
             asked = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector)) - {"instance", "job"}
-            assert asked <= {*FAMILIES[family(name)].labels, "le"}, (name, asked)
+            assert asked <= {*METRIC_FAMILIES[family(name)].labels, "le"}, (name, asked)
 
 
 def test_counters_are_only_asked_for_their_growth() -> None:
-    counters = {name for name, found in FAMILIES.items() if found.kind == "counter"}
+    counters = {name for name, found in METRIC_FAMILIES.items() if found.kind == "counter"}
     for text in expressions():
         for name in set(_METRIC.findall(text)) & counters:
             assert re.search(rf"(rate|increase)\({name}", text), text
@@ -109,4 +109,4 @@ def test_the_page_lists_the_metrics_and_no_others() -> None:
         for cell, kind, labels, *_ in rows(ROOT / "docs" / "operations.md", "Metrics")
         for name in re.findall(r"`(vipd_\w+)`", cell)
     }
-    assert listed == {name: (found.kind, set(found.labels)) for name, found in FAMILIES.items()}
+    assert listed == {name: (found.kind, set(found.labels)) for name, found in METRIC_FAMILIES.items()}

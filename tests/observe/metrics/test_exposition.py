@@ -18,17 +18,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.observe.page.examples import DRAINED, UNHEALTHY, mixed
 from tests.observe.page.watched import BackendStatusSource, Watched, watched
 from vipd.dataplane.conntrack.entries import Traffic
-from vipd.dataplane.counting import Place
-from vipd.host.supervisor import Task
+from vipd.dataplane.counting import BackendKey
+from vipd.host.supervisor import LoopState
 from vipd.model.backend_status import BackendStatuses
-from vipd.model.durations import CHECK_BOUNDS, Durations
+from vipd.model.durations import CHECK_BOUNDS, DurationHistogram
 from vipd.model.service import Backend, Protocol, Service, ServicePort
-from vipd.observe.flow_stats.traffic import Sum, Table
-from vipd.observe.metrics.catalogue import FAMILIES
+from vipd.observe.flow_stats.traffic import TrackedFlows, ConntrackTable
+from vipd.observe.metrics.catalogue import METRIC_FAMILIES
 from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.exposition import render
-from vipd.observe.metrics.flows import Reading, by_service
-from vipd.observe.metrics.snapshot import Snapshot, take
+from vipd.observe.metrics.flows import FlowReading, by_service
+from vipd.observe.metrics.snapshot import MetricsSnapshot, take_snapshot
 
 PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.executable).parent))
 NO_PROMTOOL = "no promtool here; hint: bash tests/observe/metrics/prepare.sh"
@@ -55,27 +55,27 @@ def names(series: Series) -> set[str]:
     return {name for name, _ in series}
 
 
-async def scraped(world: Watched, reading: Reading | None = None) -> Series:
-    snapshot = await take(world.reconciler, (world.source,), reading)
-    checks = Durations(CHECK_BOUNDS)
+async def scraped(world: Watched, reading: FlowReading | None = None) -> Series:
+    snapshot = await take_snapshot(world.reconciler, (world.source,), reading)
+    checks = DurationHistogram(CHECK_BOUNDS)
     for seconds in (0.0005, 0.25):
         checks.add(seconds)
     tally = MetricCounters(
-        world.reconciler, (world.source,), {"tcp": checks}, {"counting flows": Task(failures=3)}
+        world.reconciler, (world.source,), {"tcp": checks}, {"counting flows": LoopState(failures=3)}
     )
     return read(render(snapshot, tally, "iptables", compressed=False))
 
 
-def reading_of(world: Watched, accounting: bool = True) -> Reading:
+def reading_of(world: Watched, accounting: bool = True) -> FlowReading:
     """New flows to each backend of the first forwardings, and tracked ones."""
     world.flow("shop/checkout", 5, 4, 3)
     forwarding = world.reconciler.forwardings["shop/checkout"][0]
     first = forwarding.reachable()[0]
-    place = Place(forwarding.key, first.address, first.port)
-    tracked = {place: Sum(7)}
-    world.totals.end({place: Traffic(1, 1000, 2, 2000)})
-    table = Table(4200, 262144, accounting)
-    return Reading(datetime.now(UTC), world.totals, table, tracked, by_service(tracked), accounting)
+    place = BackendKey(forwarding.key, first.address, first.port)
+    tracked = {place: TrackedFlows(7)}
+    world.totals.add_ended({place: Traffic(1, 1000, 2, 2000)})
+    table = ConntrackTable(4200, 262144, accounting)
+    return FlowReading(datetime.now(UTC), world.totals, table, tracked, by_service(tracked), accounting)
 
 
 def test_every_number_is_right_and_every_name_is_in_the_catalogue() -> None:
@@ -123,7 +123,7 @@ def test_every_number_is_right_and_every_name_is_in_the_catalogue() -> None:
                 n.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for n in names(found)
             }
             of_vipd = {name for name in known if name.startswith("vipd_")}
-            assert of_vipd == set(FAMILIES) - {"vipd_store_connected"}
+            assert of_vipd == set(METRIC_FAMILIES) - {"vipd_store_connected"}
 
     asyncio.run(story())
 
@@ -134,7 +134,7 @@ def test_what_is_not_counted_is_absent_and_not_zero() -> None:
             assert not [
                 name for name in names(await scraped(world)) if "flows" in name or "conntrack" in name
             ]
-            unknown = Reading(datetime.now(UTC), world.totals, Table(None, None, accounting=False))
+            unknown = FlowReading(datetime.now(UTC), world.totals, ConntrackTable(None, None, accounting=False))
             found = names(await scraped(world, unknown))
             assert "vipd_service_new_flows_total" in found
             assert "vipd_service_flows" not in found
@@ -158,7 +158,7 @@ def test_a_backend_behind_two_ports_is_one_series() -> None:
         async with watched([two]) as world:
             for forwarding in world.reconciler.forwardings["two"]:
                 (endpoint,) = forwarding.reachable()
-                world.totals.add({Place(forwarding.key, endpoint.address, endpoint.port): 4})
+                world.totals.add({BackendKey(forwarding.key, endpoint.address, endpoint.port): 4})
             found = await scraped(world, await world.read_flows())
             where = {"service": "two", "backend": "10.244.0.1:8080", "protocol": "tcp"}
             assert value(found, "vipd_backend_new_flows_total", **where) == 8
@@ -187,7 +187,7 @@ def test_counters_do_not_fall_when_backends_go() -> None:
 def test_any_name_can_be_a_label() -> None:
     async def story() -> None:
         async with watched([]) as world:
-            snapshot = await take(world.reconciler, (), None)
+            snapshot = await take_snapshot(world.reconciler, (), None)
             odd = 'a "quoted" \\ back\nslash'
             snapshot.services.names.append(odd)
             snapshot.services.backends.append(1)
@@ -201,7 +201,7 @@ def test_any_name_can_be_a_label() -> None:
 def test_compressed_is_the_same() -> None:
     async def story() -> None:
         async with watched(mixed()) as world:
-            snapshot, tally = await take(world.reconciler, (), None), MetricCounters(world.reconciler, ())
+            snapshot, tally = await take_snapshot(world.reconciler, (), None), MetricCounters(world.reconciler, ())
             packed = gzip.decompress(render(snapshot, tally, "iptables", compressed=True))
             plain = render(snapshot, tally, "iptables", compressed=False)
             same = [line for line in plain.splitlines() if not line.startswith(b"process_")]
@@ -214,8 +214,8 @@ def test_compressed_is_the_same() -> None:
 def test_prometheus_finds_nothing_to_mend() -> None:
     async def story() -> bytes:
         async with watched(mixed()) as world:
-            snapshot = await take(world.reconciler, (world.source,), reading_of(world))
-            tally = MetricCounters(world.reconciler, (), {"tcp": Durations(CHECK_BOUNDS)})
+            snapshot = await take_snapshot(world.reconciler, (world.source,), reading_of(world))
+            tally = MetricCounters(world.reconciler, (), {"tcp": DurationHistogram(CHECK_BOUNDS)})
             return render(snapshot, tally, "iptables", compressed=False)
 
     assert PROMTOOL is not None
@@ -226,7 +226,7 @@ def test_prometheus_finds_nothing_to_mend() -> None:
 
 
 def test_names_tell_kind_and_unit() -> None:
-    for name, family in FAMILIES.items():
+    for name, family in METRIC_FAMILIES.items():
         assert name.endswith("_total") == (family.kind == "counter"), name
         assert family.meaning.endswith("."), name
         assert ("Bytes" in family.meaning) == name.removesuffix("_total").endswith("_bytes"), name
@@ -245,12 +245,12 @@ def test_the_loop_has_its_turns_while_much_is_gathered(monkeypatch: pytest.Monke
         time.sleep(0.02)
         return {}
 
-    async def story() -> Snapshot:
+    async def story() -> MetricsSnapshot:
         async with watched(mixed()) as world:
             monkeypatch.setattr(BackendStatusSource, "backend_statuses", slow)
             counting = asyncio.create_task(count())
             await asyncio.sleep(0)
-            snapshot = await take(world.reconciler, (), None)
+            snapshot = await take_snapshot(world.reconciler, (), None)
             counting.cancel()
             return snapshot
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from vipd.model.backend_status import Admin, BackendStatus
+from vipd.model.backend_status import AdminState, BackendStatus
 from vipd.model.service import Backend, BackendState, Origin, Protocol, Service, ServicePort
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 DRAINED = BackendStatus(
-    admin=Admin.DRAINING, reason="draining by root (pid 4711): kernel update", health="healthy"
+    admin=AdminState.DRAINING, reason="draining by root (pid 4711): kernel update", health="healthy"
 )
 UNHEALTHY = BackendStatus(
     healthy=False,
     reason="unhealthy: connection refused, 3 of 3",
     health="unhealthy",
-    answer="connection refused, 3 of 3",
+    probe_result="connection refused, 3 of 3",
 )
-HEALTHY = BackendStatus(health="healthy", answer="answered in 1 ms")
+HEALTHY = BackendStatus(health="healthy", probe_result="answered in 1 ms")
 
 
 def web(number: int, backends: int = 3) -> Service:

@@ -164,7 +164,7 @@ def test_a_thousand_services_and_a_phone(tmp_path: Path) -> None:
 def test_without_a_stream_it_asks_and_after_a_restart_it_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MOST_STREAMS", 0)
+    monkeypatch.setattr(server, "MAX_STREAMS", 0)
 
     async def story(world: Watched, tab: Browser) -> None:
         await tab.until(f"{text('#link')} === 'polling'")
@@ -172,7 +172,7 @@ def test_without_a_stream_it_asks_and_after_a_restart_it_begins_anew(
         await world.step()
         await tab.until(f"{row('shop/search')}.includes('Degraded')")
         await until(lambda: any("503" in fault for fault in tab.faults))  # the stream was refused
-        server.MOST_STREAMS = 32
+        server.MAX_STREAMS = 32
         await tab.value("follow()")
         await tab.until(f"{text('#link')} === 'live'")
         # The page tries again by itself: it may have been refused more than once.

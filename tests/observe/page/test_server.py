@@ -34,7 +34,7 @@ Json = dict[str, Any]
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "TICK_SECONDS", 0.05)
-    monkeypatch.setattr(room, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(room, "WAIT_TIMEOUT_SECONDS", PATIENCE_SECONDS)
 
 
 def lived(story: Callable[[Watched], Awaitable[None]], *services: Service) -> None:
@@ -231,7 +231,7 @@ def test_rates_are_of_the_time_between_readings() -> None:
 def test_what_a_check_finds_is_told_although_no_rule_changes() -> None:
     async def story(world: Watched) -> None:
         first = await world.state()
-        told = BackendStatus(health="unknown", answer="connection refused, 1 of 3")
+        told = BackendStatus(health="unknown", probe_result="connection refused, 1 of 3")
         world.judges.stood["shop/search"] = {"10.244.1.18:9200": told}
         later = await state_after(world, first, lambda state: state["services"])
         (endpoint, *_) = later["services"][0]["forwardings"][0]["endpoints"]
@@ -241,7 +241,7 @@ def test_what_a_check_finds_is_told_although_no_rule_changes() -> None:
 
 
 def test_further_streams_are_refused_so_that_the_page_asks_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_STREAMS", 1)
+    monkeypatch.setattr(server, "MAX_STREAMS", 1)
 
     async def story(world: Watched) -> None:
         async with ClientSession() as session, session.get(world.url + "stream") as first:
@@ -254,7 +254,7 @@ def test_further_streams_are_refused_so_that_the_page_asks_instead(monkeypatch: 
 
 
 def test_nothing_is_renewed_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "WANTED_SECONDS", 0.3)
+    monkeypatch.setattr(room, "IDLE_TIMEOUT_SECONDS", 0.3)
 
     async def story(world: Watched) -> None:
         assert world.counted == 0
@@ -275,7 +275,7 @@ def test_a_fault_of_the_page_is_said_once_and_ends_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also while somebody goes on looking at it."""
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "INITIAL_BACKOFF_SECONDS", 0.01)
     attempts = 0
 
     async def story(world: Watched) -> None:
@@ -287,7 +287,7 @@ def test_a_fault_of_the_page_is_said_once_and_ends_nothing_else(
             raise RuntimeError("no luck")
 
         object.__setattr__(world.board._facts, "read_flows", broken)
-        world.board.want()
+        world.board.request_updates()
         await until(lambda: attempts > 4)
         assert caplog.text.count("Traceback") == caplog.text.count(f"{PAGE} fails") == 1
         assert not world.board.ended

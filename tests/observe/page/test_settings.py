@@ -12,7 +12,7 @@ NAMES = ("metrics_address", "status_page")
 
 def place(name: str, given: object) -> tuple[str, int] | None:
     settings = load_settings(flags={name: given})
-    return settings.metrics_place() if name == "metrics_address" else settings.page_place()
+    return settings.metrics_socket_address() if name == "metrics_address" else settings.page_socket_address()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,4 +38,4 @@ def test_what_is_no_place_is_refused(name: str, given: object) -> None:
 
 
 def test_both_are_off_unless_set() -> None:
-    assert (Settings().metrics_place(), Settings().page_place()) == (None, None)
+    assert (Settings().metrics_socket_address(), Settings().page_socket_address()) == (None, None)

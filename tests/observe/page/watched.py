@@ -16,17 +16,17 @@ from tests.control.reconciling import FakeSource
 from tests.dataplane.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.model.samples import declared
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.reconciler import Partners, Reconciler
-from vipd.dataplane.counting import Place as BackendPlace
+from vipd.control.reconciler import ReconcilerDependencies, Reconciler
+from vipd.dataplane.counting import BackendKey as BackendPlace
 from vipd.host.supervisor import Supervisor
 from vipd.model.backend_status import BackendStatus, BackendStatuses
 from vipd.model.service import Service
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.totals import FlowTotals
-from vipd.observe.flow_stats.traffic import Table
-from vipd.observe.listeners import Place
-from vipd.observe.metrics.flows import Reading
-from vipd.observe.page.page_state import Facts, PageState
+from vipd.observe.flow_stats.traffic import ConntrackTable
+from vipd.observe.listeners import ListenAddress
+from vipd.observe.metrics.flows import FlowReading
+from vipd.observe.page.page_state import PageSources, PageState
 from vipd.observe.page.server import StatusPage
 
 PATIENCE_SECONDS = 60.0
@@ -68,11 +68,11 @@ class Watched:
         self.source = FakeSource(self.dataplane, *services)
         foreign_chains = FakeSurroundings()
         self.reconciler = Reconciler(
-            (self.source,), self.dataplane, foreign_chains, lambda: datetime.now(UTC), Partners(self.judges)
+            (self.source,), self.dataplane, foreign_chains, lambda: datetime.now(UTC), ReconcilerDependencies(self.judges)
         )
         self.totals, self.warnings, self.counted = FlowTotals(), list[str](), 0
-        self.table = Table(4200, 262144, accounting=False)
-        facts = Facts(
+        self.table = ConntrackTable(4200, 262144, accounting=False)
+        facts = PageSources(
             self.reconciler,
             self.dataplane,
             (self.source,),
@@ -104,10 +104,10 @@ class Watched:
         """The page's."""
         return f"http://{self.place}/"
 
-    async def read_flows(self) -> Reading:
+    async def read_flows(self) -> FlowReading:
         """The counts as they are played."""
         self.counted += 1
-        return Reading(self.at(), self.totals, self.table)
+        return FlowReading(self.at(), self.totals, self.table)
 
     def flow(self, service: str, *numbers: int) -> None:
         """New flows to the first backends of a service's first forwarding."""
@@ -155,14 +155,14 @@ async def watched(services: Sequence[Service], recorder: Recorder | None = None)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def free_place() -> Place:
+def free_place() -> ListenAddress:
     """A TCP port that nobody has, at an address of loopback that is this process's alone: no other one takes
     the port before it is used."""
     number = os.getpid()
     address = f"127.{64 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
     with socket.socket() as probe:
         probe.bind((address, 0))
-        return Place(address, probe.getsockname()[1])
+        return ListenAddress(address, probe.getsockname()[1])
 
 
 async def until(condition: Callable[[], object]) -> None:

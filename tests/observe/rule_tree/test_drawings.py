@@ -13,13 +13,13 @@ import pytest
 from tests.observe.rule_tree.made import forwardings, read, table
 from tests.observe.rule_tree.test_faults import SVC, TEXT, with_first
 from tests.observe.simulator.cases import CASES, family_of_case, rules_text
-from vipd.host.process import Finished, run
+from vipd.host.process import ProgramResult, run
 from vipd.model.service import Backend, Family, Protocol, Service, ServicePort
 from vipd.observe.rule_tree.graph import Graph, graphs_of
 from vipd.observe.rule_tree.graphviz import DrawingError, dot, draw
 from vipd.observe.rule_tree.mermaid import mermaid
 from vipd.observe.rule_tree.nftables_tree import NftablesRules
-from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree
+from vipd.observe.rule_tree.tree import ServicePortKey, Node, NodeKind, ServiceTree
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = 'a"b\\N<&lt;>\\ #35; `x` |y| ; end {z}'
@@ -55,7 +55,7 @@ def nasty() -> list[Graph]:
         "VIPD-SERVICES",
         children=(frontend,),
     )
-    return graphs_of([ServiceTree(Key(NASTY, "tcp"), Family.IPV4, NASTY, (root,))])
+    return graphs_of([ServiceTree(ServicePortKey(NASTY, "tcp"), Family.IPV4, NASTY, (root,))])
 
 
 def svg(found: Sequence[Graph]) -> ET.Element:
@@ -127,7 +127,7 @@ def test_a_drawing_can_be_read_on_white_and_on_black() -> None:
 
 def test_what_is_wrong_stands_out() -> None:
     rules = read(with_first(SVC, "-s 9.9.9.9/32 -j RETURN")(TEXT))
-    found = graphs_of([rules.tree(Key("shop/web:http", "tcp"))])
+    found = graphs_of([rules.tree(ServicePortKey("shop/web:http", "tcp"))])
     assert "foreign: -s 9.9.9.9/32 -j RETURN" in texts(svg(found))
     assert "#c62828" in dot(found)
     assert re.search(r"  class \w+ wrong", mermaid(found))
@@ -140,14 +140,14 @@ def test_one_way_stands_once_with_the_flows_of_all_frontends() -> None:
         "web", ("10.96.0.1", "10.96.0.2"), (port,), (Backend("10.244.0.1"), Backend("10.244.0.2"))
     )
     rules = NftablesRules(table(forwardings([service]), Family.IPV4), {})
-    both = {f"10.96.0.{n}:80/tcp": Key("web", "tcp") for n in (1, 2)}
+    both = {f"10.96.0.{n}:80/tcp": ServicePortKey("web", "tcp") for n in (1, 2)}
     rules = NftablesRules(rules.reading, both)
-    edges = graphs_of([rules.tree(Key("web", "tcp"))])[0].edges
+    edges = graphs_of([rules.tree(ServicePortKey("web", "tcp"))])[0].edges
     assert len({(edge.start, edge.end, edge.text) for edge in edges}) == len(edges)
 
 
 def test_without_graphviz_the_way_out_is_told() -> None:
-    async def nothing(argv: Sequence[str], stdin: str) -> Finished:
+    async def nothing(argv: Sequence[str], stdin: str) -> ProgramResult:
         raise FileNotFoundError(argv[0])
 
     with pytest.raises(DrawingError, match="apt install graphviz"):

@@ -12,13 +12,13 @@ from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
 from vipd.dataplane.iptables.saved_rules import Count
 from vipd.model.service import Affinity, Backend, Family, Protocol, Service, ServicePort
-from vipd.observe.rule_tree.expected import NOT_WANTED
+from vipd.observe.rule_tree.expected import NOT_EXPECTED
 from vipd.observe.rule_tree.iptables_shared import shared_tree, single_chain
 from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS, UNREACHED, IptablesRules
-from vipd.observe.rule_tree.kernel_rules import ChainName, InUse, KernelRules
+from vipd.observe.rule_tree.kernel_rules import ChainName, DaemonRules, KernelRules
 from vipd.observe.rule_tree.nftables_table import TableReading, TableRule
 from vipd.observe.rule_tree.rows import rows_of, summary
-from vipd.observe.rule_tree.tree import Key, NodeKind, ServiceTree, faults
+from vipd.observe.rule_tree.tree import ServicePortKey, NodeKind, ServiceTree, faults
 
 WEB = Service(
     "shop/web",
@@ -27,7 +27,7 @@ WEB = Service(
     (Backend("10.244.0.1"), Backend("10.244.0.2"), Backend("10.244.0.3")),
     affinity=Affinity(600),
 )
-KEY = Key("shop/web:http", "tcp")
+KEY = ServicePortKey("shop/web:http", "tcp")
 FOUND = forwardings([WEB])
 TEXT = render(tuple(FOUND), RuleOptions(Family.IPV4))
 SVC = re.findall(r"VIPD-SVC-[A-Z2-7]{16}", TEXT)[0]
@@ -106,7 +106,7 @@ def test_damage_to_what_all_share_is_told(edit: Edit, fault: str) -> None:
 def compared(text: str) -> list[str]:
     """The faults of the service where a daemon says what it means."""
     forest = KernelRules([read(text)], [], in_use(FOUND))
-    return [fault for tree in forest.named("shop/web") for fault in faults(tree.nodes)]
+    return [fault for tree in forest.find("shop/web") for fault in faults(tree.nodes)]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def compared(text: str) -> list[str]:
             lambda text: text.replace("--probability 0.3333333333", "--probability 0.9000000000"),
             "vipd means it to have 33.3%, not 90.0%",
         ),
-        (lambda text: text.replace("10.244.0.1", "10.244.0.7"), NOT_WANTED),
+        (lambda text: text.replace("10.244.0.1", "10.244.0.7"), NOT_EXPECTED),
         (lambda text: "", "frontend 10.96.0.1:80/tcp: the kernel has nothing for it"),
     ],
 )
@@ -130,10 +130,10 @@ def test_the_daemon_s_word_tells_more(edit: Edit, fault: str) -> None:
 
 
 def test_rules_where_the_daemon_keeps_none_are_left_over_and_not_compared() -> None:
-    daemon = InUse({Family.IPV4: "table ip vipd"}, ())
+    daemon = DaemonRules({Family.IPV4: "table ip vipd"}, ())
     forest = KernelRules([read(TEXT)], [], daemon)
-    assert forest.left_over() == [PLACE]
-    assert [faults(tree.nodes) for tree in forest.named("shop/web")] == [[]]
+    assert forest.unused_places() == [PLACE]
+    assert [faults(tree.nodes) for tree in forest.find("shop/web")] == [[]]
 
 
 def test_counters_are_kept_by_rule_and_summed_by_frontend() -> None:
@@ -144,7 +144,7 @@ def test_counters_are_kept_by_rule_and_summed_by_frontend() -> None:
     tree = read(text).tree(KEY)
     frontend = next(node for node in tree.walk() if node.name == "10.96.0.1:80/tcp")
     assert frontend.count == Count(7, 420)
-    assert tree.entered() == Count(7, 420)
+    assert tree.incoming_count() == Count(7, 420)
 
 
 @pytest.mark.parametrize("name", [SVC, *SEPS])
@@ -159,11 +159,11 @@ def test_the_owner_of_a_chain_is_found(name: str) -> None:
 def test_a_chain_that_is_gone_is_known_by_its_hash() -> None:
     chain = ChainName.read(SEPS[0])
     assert chain is not None
-    wanted = in_use(FOUND).wanted
-    assert re.fullmatch(r"backend 10\.244\.0\.\d:8080 of shop/web:http", chain.meant_by(wanted[0]))
+    wanted = in_use(FOUND).expected
+    assert re.fullmatch(r"backend 10\.244\.0\.\d:8080 of shop/web:http", chain.role_in(wanted[0]))
     other = ChainName.read("VIPD-SEP-AAAAAAAAAAAAAAAA")
     assert other is not None
-    assert other.meant_by(wanted[0]) == ""
+    assert other.role_in(wanted[0]) == ""
 
 
 @pytest.mark.parametrize("text", ["web", "shop/web:http", "10.96.0.1:80/tcp", "VIPD-", "", "vipd-svc-x"])
@@ -189,7 +189,7 @@ def reading(**changes: object) -> TableReading:
 def nft_faults(changed: TableReading) -> list[str]:
     """What is said to be wrong with the service in a table."""
     forest = KernelRules([], [changed], in_use(FOUND, "table ip vipd"))
-    return [fault for tree in forest.named("shop/web") for fault in faults(tree.nodes)]
+    return [fault for tree in forest.find("shop/web") for fault in faults(tree.nodes)]
 
 
 def test_damage_to_a_table_is_told() -> None:
@@ -218,15 +218,15 @@ def test_a_table_counts_flows_and_pins() -> None:
     forest = KernelRules(
         [], [reading(flows=flows, pins={(service, number): 4})], in_use(FOUND, "table ip vipd")
     )
-    tree = forest.named("shop/web")[0]
-    assert tree.entered() == Count(7, 309)
+    tree = forest.find("shop/web")[0]
+    assert tree.incoming_count() == Count(7, 309)
     assert any(node.text.endswith(": 4 pinned") for node in tree.walk())
 
 
 def test_without_a_daemon_a_table_knows_frontends_only() -> None:
     forest = KernelRules([], [reading()], None)
-    assert forest.named("shop/web") == []
-    assert [tree.key.service_port for tree in forest.named("10.96.0.1:80/tcp")] == ["10.96.0.1:80/tcp"]
+    assert forest.find("shop/web") == []
+    assert [tree.key.service_port for tree in forest.find("10.96.0.1:80/tcp")] == ["10.96.0.1:80/tcp"]
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,14 @@ def test_without_a_daemon_a_table_knows_frontends_only() -> None:
 def test_an_upgrade_of_iptables_moves_no_rules(said: str, same: bool) -> None:
     """The daemon says the version that it found when it started."""
     forest = KernelRules([read(TEXT)], [], in_use(FOUND, said))
-    trees = forest.named("shop/web")
+    trees = forest.find("shop/web")
     assert [tree.place for tree in trees] == ([PLACE] if same else [PLACE, said])
     missing = [node for tree in trees for node in tree.nodes if node.kind is NodeKind.MISSING]
     assert bool(missing) is not same
-    assert forest.left_over() == ([] if same else [PLACE])
+    assert forest.unused_places() == ([] if same else [PLACE])
 
 
 def test_rules_are_not_left_over_while_the_daemons_tool_is_gone() -> None:
     said = "iptables cannot be run: there is no such program"
-    assert KernelRules([read(TEXT)], [], in_use(FOUND, said)).left_over() == []
-    assert KernelRules([read(TEXT)], [], InUse({Family.IPV6: PLACE}, ())).left_over() == [PLACE]
+    assert KernelRules([read(TEXT)], [], in_use(FOUND, said)).unused_places() == []
+    assert KernelRules([read(TEXT)], [], DaemonRules({Family.IPV6: PLACE}, ())).unused_places() == [PLACE]

@@ -19,7 +19,7 @@ from vipd.dataplane.iptables.words import target_of
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.dataplane.nftables.saved_table import rules_by_chain
-from vipd.host.process import Finished, ProgramTimeoutError
+from vipd.host.process import ProgramResult, ProgramTimeoutError
 from vipd.model.service import Family
 from vipd.observe.doctor.rules import Ruleset
 from vipd.observe.live_trace.events import Chain
@@ -83,8 +83,8 @@ def test_what_iptables_prints(seed: int) -> None:
             forest = KernelRules([read(text)], [], in_use(FOUND))
         except MalformedRulesError:
             continue
-        forest.everything()
-        forest.named("shop/web")
+        forest.all_trees()
+        forest.find("shop/web")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -114,7 +114,7 @@ def test_what_nft_prints(seed: int) -> None:
     listing, whole = render_table(FOUND, TableOptions(Family.IPV4)), table(FOUND, Family.IPV4)
     for text in garbled(listing, seed):
         reading = TableReading(whole.family, whole.table, read_table_rules(text), whole.elements, {}, {})
-        KernelRules([], [reading], in_use(FOUND, "table ip vipd")).everything()
+        KernelRules([], [reading], in_use(FOUND, "table ip vipd")).all_trees()
         try:
             parse_tables(text, Family.IPV4)
         except RulesetError:
@@ -150,10 +150,10 @@ def test_statements_of_others(expressions: list[object]) -> None:
 
 
 FAULTS = {
-    "fails": Finished(4, "", "another app is currently holding the xtables lock"),
-    "prints garbage": Finished(0, "\x00garbage\n-A\n# handle 3\nchain {\n", ""),
-    "prints nothing": Finished(0, "", ""),
-    "prints a number without end": Finished(0, f"rule # handle {'9' * 5000}\n", ""),
+    "fails": ProgramResult(4, "", "another app is currently holding the xtables lock"),
+    "prints garbage": ProgramResult(0, "\x00garbage\n-A\n# handle 3\nchain {\n", ""),
+    "prints nothing": ProgramResult(0, "", ""),
+    "prints a number without end": ProgramResult(0, f"rule # handle {'9' * 5000}\n", ""),
     "is missing": FileNotFoundError("iptables"),
     "is not executable": PermissionError("iptables"),
     "hangs": ProgramTimeoutError("iptables", 10.0),
@@ -162,12 +162,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("family", ["ip", "inet", "legacy"])
-def test_a_trace_whose_rules_cannot_be_read(family: str, fault: Finished | Exception) -> None:
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+def test_a_trace_whose_rules_cannot_be_read(family: str, fault: ProgramResult | Exception) -> None:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         if isinstance(fault, Exception):
             raise fault
         version = "iptables v1.8.9 (legacy)" if family == "legacy" else "iptables v1.8.9 (nf_tables)"
-        return Finished(0, version, "") if "--version" in argv else fault
+        return ProgramResult(0, version, "") if "--version" in argv else fault
 
     parsed: list[str] = []
     chain = Chain(family, "nat", "PREROUTING")
@@ -181,13 +181,13 @@ def test_a_trace_whose_rules_cannot_be_read(family: str, fault: Finished | Excep
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS.values() if f is not FAULTS["prints nothing"]])
-def test_rules_that_cannot_be_read(fault: Finished | Exception) -> None:
-    async def run(argv: Sequence[str], stdin: str) -> Finished:
+def test_rules_that_cannot_be_read(fault: ProgramResult | Exception) -> None:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         if "--version" in argv:
-            return Finished(0, "iptables v1.8.9 (nf_tables)", "")
+            return ProgramResult(0, "iptables v1.8.9 (nf_tables)", "")
         if isinstance(fault, Exception):
             raise fault
-        return Finished(fault.code, "*nat\n" + fault.output, fault.errors)
+        return ProgramResult(fault.exit_code, "*nat\n" + fault.stdout, fault.stderr)
 
     with pytest.raises(ApplyError) as caught:
         asyncio.run(read_rules("VIPD", None, run, print))

@@ -18,7 +18,7 @@ from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Backend, Balance, Family, Protocol, Service, ServicePort
-from vipd.observe.rule_tree.expected import MOST_OFF
+from vipd.observe.rule_tree.expected import SHARE_TOLERANCE
 from vipd.observe.rule_tree.iptables_shared import shared_tree
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.kernel_rules import KernelRules
@@ -107,7 +107,7 @@ def test_iptables_has_what_was_declared(
         assert unknown_rules(rules) == []
         assert all_faults(rules) == []
         forest = KernelRules([rules], [], in_use(here))
-        _, trees = forest.everything()
+        _, trees = forest.all_trees()
         assert [fault for tree in trees for fault in faults(tree.nodes)] == []
 
 
@@ -118,18 +118,18 @@ def test_nftables_has_what_was_declared(services: tuple[Service, ...]) -> None:
     for family in Family:
         here = [forwarding for forwarding in found if forwarding.key.family is family]
         reading = table(here, family)
-        forest = KernelRules([], [reading], in_use(here, reading.place))
-        shared, trees = forest.everything()
+        forest = KernelRules([], [reading], in_use(here, reading.location))
+        shared, trees = forest.all_trees()
         assert not here or [fault for tree in shared for fault in faults(tree.nodes)] == []
         assert [fault for tree in trees for fault in faults(tree.nodes)] == []
         by_key = {(tree.key.service_port, tree.key.protocol): tree for tree in trees}
         for forwarding in here:
             key = (forwarding.key.service_port, str(forwarding.key.protocol))
-            if forwarding.addresses and not forwarding.externally_accessible and forwarding.endpoints:
+            if forwarding.addresses and not forwarding.externally_exposed and forwarding.endpoints:
                 reached = shares(by_key[key])
                 number = len(forwarding.addresses)
                 for endpoint, share in _expected(forwarding).items():
-                    assert abs(reached.get(endpoint, 0) / number - share) <= MOST_OFF
+                    assert abs(reached.get(endpoint, 0) / number - share) <= SHARE_TOLERANCE
 
 
 FOREIGN = [

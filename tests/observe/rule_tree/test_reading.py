@@ -17,7 +17,7 @@ from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.model.service import Backend, Family, Protocol, Service, ServicePort
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.read_iptables import Search, _ChainReader
-from vipd.observe.rule_tree.tree import Key
+from vipd.observe.rule_tree.tree import ServicePortKey
 
 MANY = 80
 """Addresses: enough to be dispatched in groups."""
@@ -67,7 +67,7 @@ def test_a_part_is_as_the_whole(namespace: Namespace) -> None:
         return tuple(IptablesRules(found, "VIPD", Family.IPV4, "") for found in (part, whole))  # type: ignore[return-value]
 
     part, whole = asyncio.run(both())
-    key = Key("test/s7:http", "tcp")
+    key = ServicePortKey("test/s7:http", "tcp")
     assert part.tree(key) == whole.tree(key)
     assert len(part.tables.chains) < len(whole.tables.chains) / 4
     for chain, rules in part.tables.chains.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.observe.simulator.cases import CASES, HOST, NODE, NODE6, OUTSIDE, OUTSIDE6, POD, POD6, send, traced
-from vipd.observe.simulator import Verdict
+from vipd.observe.simulator import PacketVerdict
 
 VIP = "10.96.0.20"
 TWO = ("10.244.1.10:8080", "10.244.2.11:8080")
@@ -93,28 +93,28 @@ DELIVERED = [
 ]
 
 NOT_DELIVERED = [
-    ("no-endpoints", POD, VIP, 80, Verdict.REJECTED),
-    ("no-endpoints", OUTSIDE, VIP, 80, Verdict.REJECTED),
-    ("no-endpoints", NODE, VIP, 80, Verdict.REJECTED),
-    ("no-endpoints", POD, VIP, 81, Verdict.UNCHANGED),
-    ("itp-local-none", POD, VIP, 80, Verdict.DROPPED),
-    ("itp-local-none", OUTSIDE, VIP, 80, Verdict.DROPPED),
-    ("itp-local-none", NODE, VIP, 80, Verdict.DROPPED),
-    ("lb-source-ranges", "203.0.113.200", LB, 80, Verdict.DROPPED),
-    ("lb-source-ranges", POD, LB, 80, Verdict.DROPPED),
-    ("lb-source-ranges", NODE, LB, 80, Verdict.DROPPED),
-    ("lb-source-ranges", "203.0.113.200", LB, 81, Verdict.UNCHANGED),
-    ("nodeport", OUTSIDE, "192.168.7.7", 30080, Verdict.UNCHANGED),
-    ("nodeport", OUTSIDE, NODE, 30081, Verdict.UNCHANGED),
-    ("nodeport-addresses", OUTSIDE, "192.168.101.1", 30080, Verdict.UNCHANGED),
-    ("nodeport-addresses", "127.0.0.1", "127.0.0.1", 30080, Verdict.UNCHANGED),
-    ("lb-etp-local", OUTSIDE, NODE, 32100, Verdict.UNCHANGED),
+    ("no-endpoints", POD, VIP, 80, PacketVerdict.REJECTED),
+    ("no-endpoints", OUTSIDE, VIP, 80, PacketVerdict.REJECTED),
+    ("no-endpoints", NODE, VIP, 80, PacketVerdict.REJECTED),
+    ("no-endpoints", POD, VIP, 81, PacketVerdict.UNCHANGED),
+    ("itp-local-none", POD, VIP, 80, PacketVerdict.DROPPED),
+    ("itp-local-none", OUTSIDE, VIP, 80, PacketVerdict.DROPPED),
+    ("itp-local-none", NODE, VIP, 80, PacketVerdict.DROPPED),
+    ("lb-source-ranges", "203.0.113.200", LB, 80, PacketVerdict.DROPPED),
+    ("lb-source-ranges", POD, LB, 80, PacketVerdict.DROPPED),
+    ("lb-source-ranges", NODE, LB, 80, PacketVerdict.DROPPED),
+    ("lb-source-ranges", "203.0.113.200", LB, 81, PacketVerdict.UNCHANGED),
+    ("nodeport", OUTSIDE, "192.168.7.7", 30080, PacketVerdict.UNCHANGED),
+    ("nodeport", OUTSIDE, NODE, 30081, PacketVerdict.UNCHANGED),
+    ("nodeport-addresses", OUTSIDE, "192.168.101.1", 30080, PacketVerdict.UNCHANGED),
+    ("nodeport-addresses", "127.0.0.1", "127.0.0.1", 30080, PacketVerdict.UNCHANGED),
+    ("lb-etp-local", OUTSIDE, NODE, 32100, PacketVerdict.UNCHANGED),
     # kubelet's localnet block: from elsewhere to 127.0.0.0/8 without DNAT
-    ("clusterip-1ep", OUTSIDE, "127.0.0.1", 22, Verdict.DROPPED),
-    ("clusterip-1ep", "127.0.0.1", "127.0.0.1", 22, Verdict.UNCHANGED),
-    ("clusterip-1ep", POD, VIP, 81, Verdict.UNCHANGED),
-    ("named-unnamed", POD, "10.96.0.50", 443, Verdict.UNCHANGED),
-    ("kube-dns", POD, "10.96.0.10", 54, Verdict.UNCHANGED),
+    ("clusterip-1ep", OUTSIDE, "127.0.0.1", 22, PacketVerdict.DROPPED),
+    ("clusterip-1ep", "127.0.0.1", "127.0.0.1", 22, PacketVerdict.UNCHANGED),
+    ("clusterip-1ep", POD, VIP, 81, PacketVerdict.UNCHANGED),
+    ("named-unnamed", POD, "10.96.0.50", 443, PacketVerdict.UNCHANGED),
+    ("kube-dns", POD, "10.96.0.10", 54, PacketVerdict.UNCHANGED),
 ]
 
 
@@ -123,13 +123,13 @@ def test_delivered(row: tuple[str, str, str, str, int, tuple[str, ...], bool | N
     case, source, to, protocol, port, backends, masqueraded = row
     found = traced(case, send(source, to, protocol, port))
     assert found.shares() == pytest.approx({b: 1 / len(backends) for b in backends})
-    assert {o.verdict for o in found.outcomes} == {Verdict.DELIVERED}
+    assert {o.verdict for o in found.outcomes} == {PacketVerdict.DELIVERED}
     if masqueraded is not None:
         assert {o.masqueraded for o in found.outcomes} == {masqueraded}
 
 
 @pytest.mark.parametrize(("case", "source", "to", "port", "verdict"), NOT_DELIVERED)
-def test_not_delivered(case: str, source: str, to: str, port: int, verdict: Verdict) -> None:
+def test_not_delivered(case: str, source: str, to: str, port: int, verdict: PacketVerdict) -> None:
     found = traced(case, send(source, to, "tcp", port))
     assert [(o.verdict, o.backend, o.masqueraded) for o in found.outcomes] == [(verdict, None, False)]
     assert found.shares() == {}
@@ -160,7 +160,7 @@ def test_a_backend_that_meets_itself_is_masqueraded_and_meets_others_as_itself(
 def test_affinity_leads_back_to_the_pinned_backend() -> None:
     digest = hashlib.sha256(b"default/web:http" + b"tcp" + b"10.244.2.11:8080").digest()
     pinned = "KUBE-SEP-" + base64.b32encode(digest).decode()[:16]
-    host = replace(HOST, pinned=frozenset({pinned}))
+    host = replace(HOST, affinity_lists=frozenset({pinned}))
     assert traced("affinity-default", send(POD, VIP, "tcp", 80), host).shares() == {"10.244.2.11:8080": 1.0}
     assert len(traced("clusterip-3ep", send(POD, VIP, "tcp", 80), host).shares()) == 3
 

@@ -20,7 +20,7 @@ from tests.observe.simulator.test_kernel import (
 )
 from vipd.dataplane.nftables.render import render
 from vipd.model.service import Family
-from vipd.observe.simulator import Arrival, Host, Packet, Verdict, parse_tables, trace
+from vipd.observe.simulator import Arrival, Host, Packet, PacketVerdict, parse_tables, trace
 
 __all__ = ["make_namespace"]
 
@@ -66,7 +66,7 @@ def test_the_rules_that_count_a_packet_are_the_steps(
     (outcome,) = trace(parse_tables(before, Family.IPV4), sent, Host((OWN, "192.168.5.1"))).outcomes
     steps = {step.comment for step in outcome.steps if "counter" in step.rule}
     assert steps == eventually(lambda: counted(host("nft", "list", "table", "ip", "forms")), steps)
-    assert (outcome.verdict, outcome.backend) == (Verdict.DELIVERED, "10.244.1.10:5353")
+    assert (outcome.verdict, outcome.backend) == (PacketVerdict.DELIVERED, "10.244.1.10:5353")
     assert len(FORMS) * 0.4 < len(steps) < len(FORMS)
 
 

@@ -13,7 +13,7 @@ from vipd.observe.simulator import (
     RulesetError,
     Trace,
     UnknownRule,
-    Verdict,
+    PacketVerdict,
     parse_tables,
     trace,
 )
@@ -139,13 +139,13 @@ def test_an_element_that_is_asked_for_is_read_then() -> None:
 def test_verdicts() -> None:
     second = chain("second", "meta l4proto udp drop", "return", "drop")
     jumping = table(second, base("jump second", "dnat to 10.0.0.1:8080", "drop"))
-    assert (only(jumping).verdict, only(jumping).backend) == (Verdict.DELIVERED, "10.0.0.1:8080")
-    assert only(table(second, base("goto second", "drop"))).verdict is Verdict.UNCHANGED
+    assert (only(jumping).verdict, only(jumping).backend) == (PacketVerdict.DELIVERED, "10.0.0.1:8080")
+    assert only(table(second, base("goto second", "drop"))).verdict is PacketVerdict.UNCHANGED
     assert only(table(second, base("goto second", policy="drop"))).steps[-1].rule == "policy DROP"
-    assert only(table(base("accept", "drop"))).verdict is Verdict.UNCHANGED
-    assert only(table(base("continue", "reject"))).verdict is Verdict.REJECTED
+    assert only(table(base("accept", "drop"))).verdict is PacketVerdict.UNCHANGED
+    assert only(table(base("continue", "reject"))).verdict is PacketVerdict.REJECTED
     refused = table(base("reject with tcp reset", "meta l4proto icmp reject with icmp host-unreachable"))
-    assert [only(refused, p).verdict for p in (TCP, PING)] == [Verdict.REJECTED, Verdict.REJECTED]
+    assert [only(refused, p).verdict for p in (TCP, PING)] == [PacketVerdict.REJECTED, PacketVerdict.REJECTED]
     assert [len(only(refused, p).steps) for p in (TCP, PING)] == [1, 1]
 
 
@@ -194,7 +194,7 @@ def test_dice_fork_and_equal_outcomes_meet_again() -> None:
 
 def test_a_slot_that_nobody_has_falls_through() -> None:
     found = traced(SLOTS.replace("mod 4", "mod 8"))
-    assert found.probability(Verdict.DROPPED) == 0.5
+    assert found.probability(PacketVerdict.DROPPED) == 0.5
     assert found.shares()["10.0.0.1:80"] == 0.125
     in_turn = traced(SLOTS.replace("numgen random", "numgen inc"))
     assert in_turn.shares() == traced(SLOTS).shares()
@@ -214,7 +214,7 @@ def test_an_address_that_is_written_and_not_translated_is_where_it_goes() -> Non
     assert only(table(base("ip daddr set 10.9.9.9"))).backend == "10.9.9.9:80"
     assert only(table(base("ip saddr set 10.9.9.9"))).masqueraded
     back = only(table(base("ip saddr set 10.9.9.9 ip saddr set ct original ip saddr")))
-    assert (back.verdict, back.masqueraded) == (Verdict.UNCHANGED, False)
+    assert (back.verdict, back.masqueraded) == (PacketVerdict.UNCHANGED, False)
 
 
 def test_a_pin_that_the_kernel_holds_counts() -> None:
@@ -226,13 +226,13 @@ def test_a_pin_that_the_kernel_holds_counts() -> None:
 
 def test_ping_and_redirect() -> None:
     text = table(base("ip daddr 203.0.113.9 icmp type echo-request redirect"))
-    assert (only(text, PING).verdict, only(text, PING).backend) == (Verdict.DELIVERED, "192.0.2.1")
-    assert only(text).verdict is Verdict.UNCHANGED
+    assert (only(text, PING).verdict, only(text, PING).backend) == (PacketVerdict.DELIVERED, "192.0.2.1")
+    assert only(text).verdict is PacketVerdict.UNCHANGED
 
 
 def test_tables_of_the_other_family_are_left_out() -> None:
     both = table(base("drop")) + "\n" + table(base("dnat to [fd00::5]:8080"), family="ip6")
-    assert only(both).verdict is Verdict.DROPPED
+    assert only(both).verdict is PacketVerdict.DROPPED
     assert only(both, Packet("fd00:1::7", "fd00:2::9", "tcp", 80)).backend == "[fd00::5]:8080"
     with pytest.raises(ValueError, match="ipv6"):
         trace(parse_tables(both, Family.IPV6), TCP, HOST)

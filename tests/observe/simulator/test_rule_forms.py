@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vipd.model.service import Family
-from vipd.observe.simulator import Arrival, Host, Packet, UnknownRule, Verdict, parse_ruleset, trace
+from vipd.observe.simulator import Arrival, Host, Packet, UnknownRule, PacketVerdict, parse_ruleset, trace
 
 HOST = Host(("192.0.2.1", "fd00::1"))
 TCP = Packet("198.51.100.7", "203.0.113.9", "tcp", 80, in_interface="eth0", out_interface="br-lan")
@@ -24,7 +24,7 @@ def takes(rule: str, packet: Packet = TCP, host: Host = HOST, before: str = "") 
     text = "\n".join(["*filter", *lines, "COMMIT"])
     outcomes = trace(parse_ruleset(text, packet.family), packet, host).outcomes
     assert len(outcomes) == 1
-    return outcomes[0].verdict is Verdict.DROPPED
+    return outcomes[0].verdict is PacketVerdict.DROPPED
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_condition(rule: str, packet: Packet, expected: bool) -> None:
 def test_interfaces(rule: str, expected: bool) -> None:
     ruleset = parse_ruleset(f"*filter\n-A FORWARD {rule} -j DROP\nCOMMIT", Family.IPV4)
     verdict = trace(ruleset, TCP, HOST).outcomes[0].verdict
-    assert (verdict is Verdict.DROPPED) is expected
+    assert (verdict is PacketVerdict.DROPPED) is expected
 
 
 def test_a_packet_without_a_named_interface_is_on_one_that_no_rule_names() -> None:
@@ -158,9 +158,9 @@ def test_a_connection_mark_is_not_a_packet_mark() -> None:
 
 def test_recent_holds_what_the_caller_pins_and_what_a_rule_sets() -> None:
     assert takes(
-        "-m recent --rcheck --seconds 10 --reap --name A", host=replace(HOST, pinned=frozenset({"A"}))
+        "-m recent --rcheck --seconds 10 --reap --name A", host=replace(HOST, affinity_lists=frozenset({"A"}))
     )
-    assert not takes("-m recent --rcheck --name B", host=replace(HOST, pinned=frozenset({"A"})))
+    assert not takes("-m recent --rcheck --name B", host=replace(HOST, affinity_lists=frozenset({"A"})))
     assert takes("-m recent --rcheck --name A", before="-A FORWARD -m recent --set --name A")
 
 
@@ -175,7 +175,7 @@ def test_recent_holds_what_the_caller_pins_and_what_a_rule_sets() -> None:
 )
 def test_reject(answer: str, packet: Packet) -> None:
     ruleset = parse_ruleset(f"*filter\n-A FORWARD -j REJECT{answer}\nCOMMIT", packet.family)
-    assert [o.verdict for o in trace(ruleset, packet, HOST).outcomes] == [Verdict.REJECTED]
+    assert [o.verdict for o in trace(ruleset, packet, HOST).outcomes] == [PacketVerdict.REJECTED]
 
 
 @pytest.mark.parametrize(

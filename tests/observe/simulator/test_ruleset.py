@@ -12,7 +12,7 @@ from vipd.observe.simulator import (
     Packet,
     RulesetError,
     UnknownRule,
-    Verdict,
+    PacketVerdict,
     parse_ruleset,
     trace,
 )
@@ -31,7 +31,7 @@ def only(text: str, packet: Packet = CLIENT) -> Outcome:
     return found[0]
 
 
-def filter_verdict(*lines: str) -> Verdict:
+def filter_verdict(*lines: str) -> PacketVerdict:
     return only("\n".join(["*filter", *lines, "COMMIT"])).verdict
 
 
@@ -42,7 +42,7 @@ def nat(*lines: str) -> str:
 def test_no_rules_change_nothing() -> None:
     found = only("")
     assert (found.verdict, found.backend, found.probability, found.steps) == (
-        Verdict.UNCHANGED,
+        PacketVerdict.UNCHANGED,
         None,
         1.0,
         (),
@@ -51,26 +51,26 @@ def test_no_rules_change_nothing() -> None:
 
 def test_policy_is_honoured_and_named_as_a_step() -> None:
     found = only("*filter\n:FORWARD DROP [0:0]\nCOMMIT")
-    assert found.verdict is Verdict.DROPPED
+    assert found.verdict is PacketVerdict.DROPPED
     assert [str(s) for s in found.steps] == ["filter FORWARD: policy DROP"]
 
 
 def test_return_in_a_built_in_chain_means_its_policy() -> None:
     assert (
         filter_verdict(":FORWARD DROP [0:0]", "-A FORWARD -j RETURN", "-A FORWARD -j ACCEPT")
-        is Verdict.DROPPED
+        is PacketVerdict.DROPPED
     )
 
 
 def test_return_comes_back_behind_the_jump() -> None:
     lines = [":A - [0:0]", "-A FORWARD -j A", "-A FORWARD -j DROP", "-A A -j RETURN", "-A A -j ACCEPT"]
-    assert filter_verdict(*lines) is Verdict.DROPPED
+    assert filter_verdict(*lines) is PacketVerdict.DROPPED
 
 
 def test_goto_does_not_come_back() -> None:
     lines = [":A - [0:0]", "-A FORWARD {} A", "-A FORWARD -j DROP", "-A A -m comment --comment x"]
-    assert filter_verdict(*(line.format("-j") for line in lines)) is Verdict.DROPPED
-    assert filter_verdict(*(line.format("-g") for line in lines)) is Verdict.UNCHANGED
+    assert filter_verdict(*(line.format("-j") for line in lines)) is PacketVerdict.DROPPED
+    assert filter_verdict(*(line.format("-g") for line in lines)) is PacketVerdict.UNCHANGED
 
 
 def test_goto_returns_to_the_caller_of_its_chain() -> None:
@@ -82,12 +82,12 @@ def test_goto_returns_to_the_caller_of_its_chain() -> None:
         "-A A -g B",
         "-A A -j ACCEPT",
     ]
-    assert filter_verdict(*lines) is Verdict.DROPPED
+    assert filter_verdict(*lines) is PacketVerdict.DROPPED
 
 
 def test_insert_goes_to_the_front_or_to_its_number() -> None:
-    assert filter_verdict("-A FORWARD -j DROP", "-I FORWARD -j ACCEPT") is Verdict.UNCHANGED
-    assert filter_verdict("-A FORWARD -j DROP", "-I FORWARD 2 -j ACCEPT") is Verdict.DROPPED
+    assert filter_verdict("-A FORWARD -j DROP", "-I FORWARD -j ACCEPT") is PacketVerdict.UNCHANGED
+    assert filter_verdict("-A FORWARD -j DROP", "-I FORWARD 2 -j ACCEPT") is PacketVerdict.DROPPED
 
 
 def test_delete_by_meaning_and_by_number() -> None:
@@ -96,31 +96,31 @@ def test_delete_by_meaning_and_by_number() -> None:
     with pytest.raises(RulesetError, match="no such rule"):
         filter_verdict(rule, spelled.replace("0/0", "0.0.0.0/0"))
     assert (
-        filter_verdict(rule, "-D FORWARD -s 0.0.0.0/0 -p 6 -m mark ! --mark 1/1 -j DROP") is Verdict.UNCHANGED
+        filter_verdict(rule, "-D FORWARD -s 0.0.0.0/0 -p 6 -m mark ! --mark 1/1 -j DROP") is PacketVerdict.UNCHANGED
     )
-    assert filter_verdict("-A FORWARD -j ACCEPT", "-A FORWARD -j DROP", "-D FORWARD 1") is Verdict.DROPPED
+    assert filter_verdict("-A FORWARD -j ACCEPT", "-A FORWARD -j DROP", "-D FORWARD 1") is PacketVerdict.DROPPED
 
 
 def test_delete_takes_one_of_two_equal_rules() -> None:
-    assert filter_verdict("-A FORWARD -j DROP", "-A FORWARD -j DROP", "-D FORWARD -j DROP") is Verdict.DROPPED
+    assert filter_verdict("-A FORWARD -j DROP", "-A FORWARD -j DROP", "-D FORWARD -j DROP") is PacketVerdict.DROPPED
 
 
 def test_a_chain_line_empties_a_user_chain_and_no_built_in_one() -> None:
     first = "*filter\n:A - [0:0]\n-A FORWARD -j A\n-A A -j DROP\nCOMMIT\n"
     again = "*filter\n:FORWARD ACCEPT [0:0]\n:A - [0:0]\n{}COMMIT"
-    assert only(first).verdict is Verdict.DROPPED
-    assert only(first + again.format("")).verdict is Verdict.UNCHANGED
-    assert only(first + again.format("-A A -j REJECT\n")).verdict is Verdict.REJECTED
+    assert only(first).verdict is PacketVerdict.DROPPED
+    assert only(first + again.format("")).verdict is PacketVerdict.UNCHANGED
+    assert only(first + again.format("-A A -j REJECT\n")).verdict is PacketVerdict.REJECTED
 
 
 def test_flush_policy_and_new_chain_commands() -> None:
-    assert filter_verdict("-N A", "-A FORWARD -j A", "-A A -j DROP", "-F A") is Verdict.UNCHANGED
-    assert filter_verdict("-P FORWARD DROP") is Verdict.DROPPED
+    assert filter_verdict("-N A", "-A FORWARD -j A", "-A A -j DROP", "-F A") is PacketVerdict.UNCHANGED
+    assert filter_verdict("-P FORWARD DROP") is PacketVerdict.DROPPED
 
 
 def test_removed_chains_are_gone() -> None:
     removing = [":A - [0:0]", "-A FORWARD -j A", "-D FORWARD -j A", "-X A"]
-    assert filter_verdict(*removing) is Verdict.UNCHANGED
+    assert filter_verdict(*removing) is PacketVerdict.UNCHANGED
     with pytest.raises(RulesetError, match="no chain A"):
         filter_verdict(*removing, "-A A -j DROP")
 
@@ -177,7 +177,7 @@ def test_without_strict_only_a_rule_in_the_packets_way_is_an_error() -> None:
 
 def test_counters_comments_and_blank_lines_do_not_count() -> None:
     assert (
-        filter_verdict("# note", "", ":FORWARD ACCEPT [3:4]", "[1:60] -A FORWARD -j DROP") is Verdict.DROPPED
+        filter_verdict("# note", "", ":FORWARD ACCEPT [3:4]", "[1:60] -A FORWARD -j DROP") is PacketVerdict.DROPPED
     )
 
 
@@ -185,8 +185,8 @@ def test_dnat_decides_which_filter_chain_follows() -> None:
     to_host = nat("-A PREROUTING -j DNAT --to-destination 192.0.2.1:8080")
     away = nat("-A PREROUTING -j DNAT --to-destination 10.0.0.5:8080")
     drops = "*filter\n:INPUT DROP [0:0]\nCOMMIT"
-    assert only(to_host + drops).verdict is Verdict.DROPPED
-    assert only(away + drops).verdict is Verdict.DELIVERED
+    assert only(to_host + drops).verdict is PacketVerdict.DROPPED
+    assert only(away + drops).verdict is PacketVerdict.DELIVERED
     assert only(away + drops).backend == "10.0.0.5:8080"
 
 
@@ -195,19 +195,19 @@ def test_dnat_is_seen_by_later_rules() -> None:
         "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -d 10.0.0.5 -p tcp --dport 8080 "
         "-m conntrack --ctstate DNAT -j ACCEPT\nCOMMIT"
     )
-    assert only(text).verdict is Verdict.DELIVERED
+    assert only(text).verdict is PacketVerdict.DELIVERED
     assert (
         only(text.replace("--to-destination 10.0.0.5:8080", "--to-destination 10.0.0.5")).verdict
-        is Verdict.DROPPED
+        is PacketVerdict.DROPPED
     )
 
 
 def test_a_dropped_flow_names_the_backend_it_was_meant_for_but_gives_it_no_share() -> None:
     text = nat("-A PREROUTING -j DNAT --to-destination 10.0.0.5") + "*filter\n:FORWARD DROP [0:0]\nCOMMIT"
     found = trace(parse_ruleset(text, Family.IPV4), CLIENT, HOST)
-    assert [(o.verdict, o.backend) for o in found.outcomes] == [(Verdict.DROPPED, "10.0.0.5:80")]
+    assert [(o.verdict, o.backend) for o in found.outcomes] == [(PacketVerdict.DROPPED, "10.0.0.5:80")]
     assert found.shares() == {}
-    assert found.probability(Verdict.DROPPED) == 1.0
+    assert found.probability(PacketVerdict.DROPPED) == 1.0
 
 
 def test_dnat_ends_the_nat_chain() -> None:
@@ -269,7 +269,7 @@ def test_masquerade_on_the_way_back_in_shows_the_hosts_address() -> None:
         "*filter\n-A INPUT -i lo -s 192.0.2.1 -m conntrack --ctstate SNAT -j DROP\nCOMMIT"
     )
     found = only(text, Packet("127.0.0.1", "192.0.2.1", "tcp", 80, arriving=Arrival.LOCAL))
-    assert (found.verdict, found.masqueraded) == (Verdict.DROPPED, True)
+    assert (found.verdict, found.masqueraded) == (PacketVerdict.DROPPED, True)
 
 
 def test_dice_fork_and_equal_outcomes_meet_again() -> None:
@@ -281,7 +281,7 @@ def test_dice_fork_and_equal_outcomes_meet_again() -> None:
     )
     found = trace(parse_ruleset(text, Family.IPV4), CLIENT, HOST)
     assert found.shares() == pytest.approx({"10.0.0.1:80": 0.25 + 0.1875, "10.0.0.2:80": 0.375})
-    assert found.probability(Verdict.UNCHANGED) == pytest.approx(0.1875)
+    assert found.probability(PacketVerdict.UNCHANGED) == pytest.approx(0.1875)
     assert [len(o.steps) for o in found.outcomes] == [1, 1, 0]
     assert "0.25" in found.outcomes[0].steps[0].rule
 

@@ -15,10 +15,10 @@ from vipd.host.supervisor import Supervisor
 from vipd.model.service import Service
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError
-from vipd.sources.etcd.follower import Times
+from vipd.sources.etcd.follower import WatchIntervals
 from vipd.sources.etcd.source import EtcdSource
 
-FAST = Times(probe=0.3, grace=0.3, list_again=3600.0, first_pause=0.05, longest_pause=0.3)
+FAST = WatchIntervals(probe=0.3, grace=0.3, relist=3600.0, initial_backoff=0.05, max_backoff=0.3)
 PREFIX = "/vipd/v1/"
 
 
@@ -48,7 +48,7 @@ class Following:
 
     def step(self) -> None:
         merged = merge(self.source.units())
-        self.source.accepted(merged.chosen)
+        self.source.save_accepted(merged.chosen)
         self.services = dict(merged.services)
         self.problems = [str(p) for found in merged.problems.values() for p in found]
         self.seen.append(frozenset((n, s.backends[0].address) for n, s in merged.services.items()))
@@ -76,7 +76,7 @@ class Following:
 async def following(
     urls: tuple[str, ...],
     state_dir: Path,
-    times: Times = FAST,
+    times: WatchIntervals = FAST,
     settings: EtcdSettings | None = None,
     timeout: float = 30.0,
 ) -> AsyncIterator[Following]:

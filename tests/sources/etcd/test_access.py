@@ -43,7 +43,7 @@ TOKEN_SECONDS = 2
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, the other scheme is found out."""
     monkeypatch.setattr(transport_faults, "DIAGNOSIS_SECONDS", PATIENCE)
-    monkeypatch.setattr(transport_faults, "LAST_WORD_SECONDS", PATIENCE / 10)
+    monkeypatch.setattr(transport_faults, "TLS_ALERT_SECONDS", PATIENCE / 10)
 
 
 @asynccontextmanager

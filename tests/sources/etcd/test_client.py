@@ -18,8 +18,8 @@ from vipd.host.settings.etcd import EtcdSettings
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import CompactedError, EndpointError, UnreachableError
 from vipd.sources.etcd.fields import Message, text
-from vipd.sources.etcd.messages import Delete, Event, KeyRange, Put, Unchanged
-from vipd.sources.etcd.watch import Changes, Watch
+from vipd.sources.etcd.messages import Delete, WatchEvent, KeyRange, Put, ModRevisionEquals
+from vipd.sources.etcd.watch import WatchBatch, Watch
 
 ALL = KeyRange.prefix(b"/t/")
 
@@ -74,7 +74,7 @@ async def beside_the_leader(client: EtcdClient) -> str:
     assert isinstance(members, list)
     urls = [url for member in members if member["ID"] == leader for url in member["clientURLs"]]
     if client.connection.endpoint in urls:
-        client.connection.failed(client.connection.endpoint)
+        client.connection.mark_failed(client.connection.endpoint)
     await client.put(b"/t/first", b"")
     return client.connection.endpoint
 
@@ -92,7 +92,7 @@ def frozen(etcd: Cluster, *urls: str) -> Iterator[None]:
         etcd.wait_for_writes()
 
 
-async def take(watch: Watch, number: int) -> list[Changes]:
+async def take(watch: Watch, number: int) -> list[WatchBatch]:
     async with asyncio.timeout(90):
         return [await anext(watch) for _ in range(number)]
 
@@ -145,12 +145,12 @@ def test_pages_are_all_of_one_revision(etcd: Cluster) -> None:
 def test_compare_and_swap(etcd: Cluster) -> None:
     async def scene() -> None:
         async with client_of(etcd) as client:
-            assert await client.txn([Unchanged(b"/t/a", 0)], [Put(b"/t/a", b"1")])
-            assert not await client.txn([Unchanged(b"/t/a", 0)], [Put(b"/t/a", b"2")])
+            assert await client.txn([ModRevisionEquals(b"/t/a", 0)], [Put(b"/t/a", b"1")])
+            assert not await client.txn([ModRevisionEquals(b"/t/a", 0)], [Put(b"/t/a", b"2")])
             found = await client.get(b"/t/a")
             assert found is not None
             assert found.value == b"1"
-            assert await client.txn([Unchanged(b"/t/a", found.mod_revision)], [Delete(KeyRange(b"/t/a"))])
+            assert await client.txn([ModRevisionEquals(b"/t/a", found.mod_revision)], [Delete(KeyRange(b"/t/a"))])
             assert await client.get(b"/t/a") is None
 
     asyncio.run(scene())
@@ -161,10 +161,10 @@ def test_a_lease_takes_its_keys_with_it(etcd: Cluster) -> None:
         async with client_of(etcd) as client:
             lease = await client.grant_lease(60)
             await client.put(b"/t/a", b"", lease)
-            assert 0 < await client.keep_lease(lease) <= 60
+            assert 0 < await client.renew_lease(lease) <= 60
             await client.revoke_lease(lease)
             assert await client.get(b"/t/a") is None
-            assert await client.keep_lease(lease) == 0
+            assert await client.renew_lease(lease) == 0
             await client.revoke_lease(lease)
 
     asyncio.run(scene())
@@ -178,7 +178,7 @@ def test_a_watch_tells_what_happens_in_its_range(etcd: Cluster) -> None:
             await asyncio.to_thread(etcd.put, "/t/b/1", "unseen")
             await asyncio.to_thread(etcd.put, "/t/a/2", "x")
             await asyncio.to_thread(etcd.delete, "/t/*")
-            told: list[Event] = []
+            told: list[WatchEvent] = []
             while len(told) < 4:
                 told += (await take(watch, 1))[0].events
             assert [(e.deleted, e.kv.key, e.kv.value) for e in told] == [
@@ -282,7 +282,7 @@ def test_a_swap_whose_answer_is_lost_is_not_sent_twice(etcd: Cluster) -> None:
             used = await beside_the_leader(client)
             with frozen(etcd, used):
                 with pytest.raises(UnreachableError) as told:
-                    await client.txn([Unchanged(b"/t/b", 0)], [Put(b"/t/b", b"")])
+                    await client.txn([ModRevisionEquals(b"/t/b", 0)], [Put(b"/t/b", b"")])
                 assert list(told.value.reasons) == [used]
 
     asyncio.run(scene())

@@ -13,7 +13,7 @@ from tests.health.servers import tcp_server
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, TooLargeError
-from vipd.sources.etcd.fields import MOST_BYTES
+from vipd.sources.etcd.fields import MAX_BYTES
 from vipd.sources.etcd.lines import Lines
 from vipd.sources.etcd.messages import KeyRange
 
@@ -83,7 +83,7 @@ def test_an_answer_without_end_is_an_error_in_time(begin: bytes, more: bytes, wa
         asyncio.run(asked(endpoint, watch))
     assert endpoint.turns > 0
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert grown < 8 * MOST_BYTES
+    assert grown < 8 * MAX_BYTES
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 ", OK + b"A: ", CHUNKED + b"ffff\r\n"])

@@ -13,7 +13,7 @@ import pytest
 from tests.sources.etcd.following import FAST, Following, following, key, value
 from tests.sources.etcd.members import Cluster, cluster
 from vipd.sources.etcd.client import Listing
-from vipd.sources.etcd.keys import Change
+from vipd.sources.etcd.keys import StoreChange
 from vipd.sources.etcd.messages import KeyRange
 
 COUNT = 150
@@ -51,7 +51,7 @@ def taken_over(there: Following) -> list[str]:
     told: list[str] = []
     take = there.source._keys.apply
 
-    def listening(change: Change, now: float) -> bool:
+    def listening(change: StoreChange, now: float) -> bool:
         told.extend(written.key for written in sorted(change.written, key=lambda w: w.mod_revision))
         return take(change, now)
 

@@ -36,7 +36,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken back at the end is taken back however busy the machine is."""
-    monkeypatch.setattr(beacon, "LAST_WORD_SECONDS", 30.0)
+    monkeypatch.setattr(beacon, "CLOSE_TIMEOUT_SECONDS", 30.0)
 
 
 class Host:
@@ -73,7 +73,7 @@ class Host:
 @asynccontextmanager
 async def at_work(etcd: Cluster) -> AsyncIterator[Host]:
     host = Host(etcd)
-    loop = Loop(host.beacon.run, host.beacon.task)
+    loop = Loop(host.beacon.run, host.beacon.loop_state)
     task = asyncio.create_task(Supervisor((EtcdError,)).run("reporting", loop))
     try:
         yield host

@@ -10,11 +10,11 @@ import pytest
 
 from tests.sources.etcd.following import PREFIX, key, value
 from vipd.control.catalog import merge
-from vipd.declaration.unit import NOTHING
-from vipd.model.service import Backend, Registered
+from vipd.declaration.unit import EMPTY_DECLARATION
+from vipd.model.service import Backend, RegisteredBackend
 from vipd.sources.etcd import values
-from vipd.sources.etcd.keys import Change, EtcdKeys, Written
-from vipd.sources.etcd.snapshot_file import Record, State, _replay
+from vipd.sources.etcd.keys import StoreChange, EtcdKeys, KeyWrite
+from vipd.sources.etcd.snapshot_file import Record, SnapshotState, _replay
 from vipd.sources.etcd.values import Layout, read_value
 from vipd.sources.removal_guard import RemovalGuard
 
@@ -29,7 +29,7 @@ class Walk:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.disk = State()
+        self.disk = SnapshotState()
         self.keys = EtcdKeys(LAYOUT, RemovalGuard(50), self._note)
         self.now = 0.0
         self.revision = 0
@@ -59,12 +59,12 @@ class Walk:
         removed -= self.keys.held
         written = tuple(self.written(k) for k in touched if k not in removed)
         foreign = random.random() < 0.1
-        self.keys.apply(Change("c", self.revision, written, frozenset(removed), foreign), self.now)
+        self.keys.apply(StoreChange("c", self.revision, written, frozenset(removed), foreign), self.now)
 
-    def written(self, name: str) -> Written:
+    def written(self, name: str) -> KeyWrite:
         good = value(int(name[-1])) if name in SERVICES else self.random.choice(["", "{weight: 2}"])
         text = self.random.choice([good, good.replace("10.244.0.5", "10.244.0.9"), "no: [such"])
-        return Written(name, text, self.revision, read_value(LAYOUT, name, text))
+        return KeyWrite(name, text, self.revision, read_value(LAYOUT, name, text))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -95,19 +95,19 @@ def test_what_has_not_changed_is_the_same_object() -> None:
     keys = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
     names = [SERVICES[1], SERVICES[2], REGISTRATIONS[0]]
     written = [
-        Written(n, t, 1, read_value(LAYOUT, n, t))
+        KeyWrite(n, t, 1, read_value(LAYOUT, n, t))
         for n, t in zip(names, [value(1), value(2), ""], strict=True)
     ]
-    assert keys.apply(Change("c", 1, tuple(written)), 0.0)
+    assert keys.apply(StoreChange("c", 1, tuple(written)), 0.0)
     keys.accept(merge(keys.units).chosen)
     before, registered = dict(keys.units), keys.registrations["s1"]
     text = value(2, "10.244.0.9")
-    assert keys.apply(Change("c", 2, (Written(names[1], text, 2, read_value(LAYOUT, names[1], text)),)), 0.0)
+    assert keys.apply(StoreChange("c", 2, (KeyWrite(names[1], text, 2, read_value(LAYOUT, names[1], text)),)), 0.0)
     place = f"etcd:{names[0]}"
     assert keys.units[place] is before[place]
     assert keys.registrations["s1"] is registered
-    again = Written(names[0], value(1), 3, read_value(LAYOUT, names[0], value(1)))
-    assert not keys.apply(Change("c", 3, (again,)), 0.0), "the same value once more is no difference"
+    again = KeyWrite(names[0], value(1), 3, read_value(LAYOUT, names[0], value(1)))
+    assert not keys.apply(StoreChange("c", 3, (again,)), 0.0), "the same value once more is no difference"
     assert keys.units[place] is before[place]
     assert keys.kept[names[0]].mod_revision == 3
 
@@ -115,24 +115,24 @@ def test_what_has_not_changed_is_the_same_object() -> None:
 def test_a_service_that_never_served_is_not_held() -> None:
     keys = EtcdKeys(LAYOUT, RemovalGuard(0), lambda _: None)
     names = SERVICES[:6]
-    keys.apply(Change("c", 1, tuple(Written(n, "", 1, read_value(LAYOUT, n, "")) for n in names)), 0.0)
+    keys.apply(StoreChange("c", 1, tuple(KeyWrite(n, "", 1, read_value(LAYOUT, n, "")) for n in names)), 0.0)
     keys.accept(merge(keys.units).chosen)
     assert keys.rejected == set(names)
-    keys.apply(Change("c", 2, (), frozenset(names)), 0.0)
+    keys.apply(StoreChange("c", 2, (), frozenset(names)), 0.0)
     assert (keys.held, dict(keys.units)) == (frozenset(), {})
 
 
 def test_a_service_that_is_held_serves_its_accepted_value() -> None:
     keys = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
     name, place = SERVICES[1], f"etcd:{SERVICES[1]}"
-    keys.apply(Change("c", 1, (Written(name, value(1), 1, read_value(LAYOUT, name, value(1))),)), 0.0)
+    keys.apply(StoreChange("c", 1, (KeyWrite(name, value(1), 1, read_value(LAYOUT, name, value(1))),)), 0.0)
     good = keys.units[place].candidate
     keys.accept({place: good})
-    keys.apply(Change("c", 2, (Written(name, "bad", 2, read_value(LAYOUT, name, "bad")),)), 0.0)
-    keys.apply(Change("d", 1, (), frozenset({name}), foreign=True), 0.0)
+    keys.apply(StoreChange("c", 2, (KeyWrite(name, "bad", 2, read_value(LAYOUT, name, "bad")),)), 0.0)
+    keys.apply(StoreChange("d", 1, (), frozenset({name}), store_replaced=True), 0.0)
     assert keys.units[place].candidate is keys.units[place].accepted is good
-    assert keys.units[place].accepted is not NOTHING
-    assert keys.set_back
+    assert keys.units[place].accepted is not EMPTY_DECLARATION
+    assert keys.store_replaced
 
 
 def test_a_value_that_is_put_back_is_the_accepted_one_again() -> None:
@@ -140,7 +140,7 @@ def test_a_value_that_is_put_back_is_the_accepted_one_again() -> None:
     name, place = SERVICES[1], f"etcd:{SERVICES[1]}"
     for revision, text in enumerate((value(1), "bad", value(1)), start=1):
         keys.apply(
-            Change("c", revision, (Written(name, text, revision, read_value(LAYOUT, name, text)),)), 0.0
+            StoreChange("c", revision, (KeyWrite(name, text, revision, read_value(LAYOUT, name, text)),)), 0.0
         )
         if revision == 1:
             keys.accept(merge(keys.units).chosen)
@@ -154,10 +154,10 @@ def test_a_bad_registration_keeps_the_good_one() -> None:
     name = REGISTRATIONS[1]
     for revision, text in ((1, "{weight: 2}"), (2, "{weight: many}")):
         keys.apply(
-            Change("c", revision, (Written(name, text, revision, read_value(LAYOUT, name, text)),)), 0.0
+            StoreChange("c", revision, (KeyWrite(name, text, revision, read_value(LAYOUT, name, text)),)), 0.0
         )
     assert keys.registrations == {
-        "s1": (Registered("etcd:/vipd/v1/backends/s1/10.0.0.1:80", Backend("10.0.0.1", 80, 2)),)
+        "s1": (RegisteredBackend("etcd:/vipd/v1/backends/s1/10.0.0.1:80", Backend("10.0.0.1", 80, 2)),)
     }
     assert not keys.units[f"etcd:{name}"].candidate.ok
 
@@ -169,19 +169,19 @@ def test_what_ended_in_an_internal_error_is_read_again(name: str, monkeypatch: p
     with monkeypatch.context() as broken:
         for reading in ("read_service_value", "read_registration"):
             broken.setattr(values, reading, lambda *_: [][1])
-        keys.apply(Change("c", 1, (Written(name, text, 1, read_value(LAYOUT, name, text)),)), 0.0)
-        assert not keys.reread(), "it is broken still"
+        keys.apply(StoreChange("c", 1, (KeyWrite(name, text, 1, read_value(LAYOUT, name, text)),)), 0.0)
+        assert not keys.retry_failed_reads(), "it is broken still"
     assert not keys.units[f"etcd:{name}"].candidate.ok
-    assert keys.reread()
+    assert keys.retry_failed_reads()
     assert bool(keys.registrations) == (name in REGISTRATIONS)
     assert all(unit.candidate.ok for unit in keys.units.values())
-    assert not keys.reread(), "once is enough"
+    assert not keys.retry_failed_reads(), "once is enough"
 
 
-def claiming(name: str, address: str, mod_revision: int, create_revision: int) -> Written:
+def claiming(name: str, address: str, mod_revision: int, create_revision: int) -> KeyWrite:
     """A service of one address."""
     text = f"address: {address}\nports: [80]\nbackends: [10.244.0.5]\n"
-    return Written(key(name), text, mod_revision, read_value(LAYOUT, key(name), text), create_revision)
+    return KeyWrite(key(name), text, mod_revision, read_value(LAYOUT, key(name), text), create_revision)
 
 
 OLDER = claiming("b", "10.96.0.9", 3, 3)
@@ -189,21 +189,21 @@ EDITED = claiming("b", "10.96.0.9", 7, 3)
 NEWER = claiming("a", "10.96.0.9", 5, 5)
 ELSEWHERE = claiming("b", "10.96.0.1", 3, 3)
 """The older one while it claims something else."""
-ALIKE: dict[str, list[tuple[Written, ...]]] = {
+ALIKE: dict[str, list[tuple[KeyWrite, ...]]] = {
     "saw one after the other": [(OLDER,), (NEWER,), (EDITED,)],
     "started after both": [(NEWER, EDITED)],
     "was away when the newer one came": [(OLDER,), (NEWER, EDITED)],
 }
 
 
-def seen_in(history: list[tuple[Written, ...]], restarts: bool) -> Walk:
+def seen_in(history: list[tuple[KeyWrite, ...]], restarts: bool) -> Walk:
     """A host that saw these changes, each at once, and took up what serves after each."""
     walk = Walk(0)
     for revision, written in enumerate(history, 1):
-        walk.keys.apply(Change("c", revision, written), 0.0)
+        walk.keys.apply(StoreChange("c", revision, written), 0.0)
         walk.accept()
         if restarts:
-            state = State("c", revision, dict(walk.disk.keys))
+            state = SnapshotState("c", revision, dict(walk.disk.keys))
             walk.keys = EtcdKeys(LAYOUT, RemovalGuard(50), walk._note)
             walk.keys.restore(state)
     return walk
@@ -217,7 +217,7 @@ def served(walk: Walk) -> dict[str, str]:
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("history", ALIKE.values(), ids=ALIKE.keys())
 def test_of_two_keys_with_one_claim_the_older_one_serves_on_every_host(
-    history: list[tuple[Written, ...]], restarts: bool
+    history: list[tuple[KeyWrite, ...]], restarts: bool
 ) -> None:
     walk = seen_in(history, restarts)
     assert served(walk) == {"b": "10.96.0.9"}
@@ -234,7 +234,7 @@ def test_an_older_key_takes_nothing_that_a_newer_one_has(restarts: bool) -> None
 def test_keys_kept_by_an_older_version_are_ranked_once_etcd_lists_them() -> None:
     unranked = (replace(NEWER, create_revision=0), replace(OLDER, create_revision=0))
     walk = Walk(0)
-    walk.keys.apply(Change("c", 1, unranked), 0.0)
+    walk.keys.apply(StoreChange("c", 1, unranked), 0.0)
     assert served(walk) == {"a": "10.96.0.9"}, "the one that sorts first"
-    walk.keys.apply(Change("c", 2, (NEWER, OLDER)), 0.0)
+    walk.keys.apply(StoreChange("c", 2, (NEWER, OLDER)), 0.0)
     assert served(walk) == {"b": "10.96.0.9"}

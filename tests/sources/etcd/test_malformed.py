@@ -25,7 +25,7 @@ from vipd.sources.etcd import lines, replies, transport, watch
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, MalformedAnswerError, UnreachableError
 from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport
-from vipd.sources.etcd.messages import Delete, KeyRange, KeyValue, Put, Unchanged
+from vipd.sources.etcd.messages import Delete, KeyRange, KeyValue, Put, ModRevisionEquals
 
 ALL = KeyRange.prefix(b"/t/")
 
@@ -55,10 +55,10 @@ QUESTIONS: dict[str, tuple[str, Ask]] = {
     "get": ("/v3/kv/range", lambda c, _: c.get(b"/t/a")),
     "probe": ("/v3/kv/txn", lambda c, _: c.changed_since([ALL, KeyRange.prefix(b"/u/")], 1)),
     "put": ("/v3/kv/put", lambda c, _: c.put(b"/t/c", b"")),
-    "transaction": ("/v3/kv/txn", lambda c, _: c.txn([Unchanged(b"/t/d", 0)], [Put(b"/t/d", b"1")])),
+    "transaction": ("/v3/kv/txn", lambda c, _: c.txn([ModRevisionEquals(b"/t/d", 0)], [Put(b"/t/d", b"1")])),
     "delete": ("/v3/kv/txn", lambda c, _: c.txn([], [Delete(KeyRange(b"/t/d"))])),
     "lease": ("/v3/lease/grant", lambda c, _: c.grant_lease(60)),
-    "renewal": ("/v3/lease/keepalive", lambda c, lease: c.keep_lease(lease)),
+    "renewal": ("/v3/lease/keepalive", lambda c, lease: c.renew_lease(lease)),
     "times": ("/v3/lease/timetolive", lambda c, lease: c.lease_times(lease)),
     "revocation": ("/v3/lease/revoke", lambda c, lease: c.revoke_lease(lease)),
 }
@@ -184,7 +184,7 @@ def test_a_broken_log_in_is_an_error_and_no_permission_to_go_without(tmp_path: P
 
 
 def test_what_is_too_large_is_not_read(etcd: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(lines, "MAX_BYTES", 100_000)
     etcd.put_all({f"/t/{n:03}": "x" * 10_000 for n in range(30)})
 
     async def scene() -> None:
@@ -303,7 +303,7 @@ def test_the_report_of_a_host_goes_on_after_a_broken_answer(etcd: Cluster, body:
             beacon = HostHeartbeat(
                 client, PREFIX, lambda: report, lambda: datetime(2030, 1, 2, tzinfo=UTC), 6, 0.05
             )
-            loop = Loop(beacon.run, beacon.task)
+            loop = Loop(beacon.run, beacon.loop_state)
             task = asyncio.create_task(Supervisor((EtcdError,)).run("reporting", loop))
             async with asyncio.timeout(60):
                 while not beacon.fault:  # noqa: ASYNC110 (there is no event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vipd.sources.removal_guard import RemovalGuard, Verdict
+from vipd.sources.removal_guard import RemovalGuard, RemovalDecision
 
 
 def names(first: int, last: int) -> set[str]:
@@ -27,78 +27,78 @@ def names(first: int, last: int) -> set[str]:
 def test_the_share_that_may_go_at_once(percent: int, known: int, removed: int, held: bool) -> None:
     guard = RemovalGuard(percent)
     asked = frozenset(names(1, removed))
-    expected = Verdict(held=asked) if held else Verdict(go=asked)
-    assert guard.judge(asked, known, 0.0) == expected
+    expected = RemovalDecision(held=asked) if held else RemovalDecision(allowed=asked)
+    assert guard.decide(asked, known, 0.0) == expected
     assert guard.held == (asked if held else set())
 
 
 def test_removals_within_ten_seconds_count_as_one_and_come_back() -> None:
     guard = RemovalGuard(50)
-    assert guard.judge({"s1", "s2", "s3"}, 10, 0.0).go
-    assert guard.judge({"s4", "s5"}, 7, 5.0).go
-    assert guard.judge({"s6"}, 5, 9.0) == Verdict(held=frozenset({"s6"}), back=frozenset(names(1, 5)))
+    assert guard.decide({"s1", "s2", "s3"}, 10, 0.0).allowed
+    assert guard.decide({"s4", "s5"}, 7, 5.0).allowed
+    assert guard.decide({"s6"}, 5, 9.0) == RemovalDecision(held=frozenset({"s6"}), restore=frozenset(names(1, 5)))
     assert guard.held == names(1, 6)
 
 
 @pytest.mark.parametrize(("later", "held"), [(9.9, True), (10.0, False)])
 def test_removals_count_as_one_for_ten_seconds(later: float, held: bool) -> None:
     guard = RemovalGuard(50)
-    guard.judge(names(1, 3), 10, 0.0)
-    assert guard.remembers("s1")
-    assert bool(guard.judge(names(4, 6), 7, later).held) is held
-    assert not guard.remembers("s1"), "it is held, or gone for good"
-    assert guard.remembers("s4") is not held
+    guard.decide(names(1, 3), 10, 0.0)
+    assert guard.may_restore("s1")
+    assert bool(guard.decide(names(4, 6), 7, later).held) is held
+    assert not guard.may_restore("s1"), "it is held, or gone for good"
+    assert guard.may_restore("s4") is not held
 
 
 def test_what_came_back_comes_back_once() -> None:
     guard = RemovalGuard(50)
-    guard.judge(names(1, 5), 10, 0.0)
-    assert guard.judge({"s6"}, 5, 1.0).back == names(1, 5)
-    assert guard.judge({"s7"}, 9, 2.0) == Verdict(held=frozenset({"s7"}))
+    guard.decide(names(1, 5), 10, 0.0)
+    assert guard.decide({"s6"}, 5, 1.0).restore == names(1, 5)
+    assert guard.decide({"s7"}, 9, 2.0) == RemovalDecision(held=frozenset({"s7"}))
 
 
 def test_what_went_before_it_was_accepted_counts_no_more() -> None:
     guard = RemovalGuard(50)
-    guard.judge(names(1, 5), 10, 0.0)
+    guard.decide(names(1, 5), 10, 0.0)
     guard.accept()
-    assert guard.judge(names(6, 7), 5, 1.0).go == names(6, 7)
+    assert guard.decide(names(6, 7), 5, 1.0).allowed == names(6, 7)
 
 
 def test_removals_that_are_spread_out_go() -> None:
     guard = RemovalGuard(50)
     for n in range(1, 10):
-        assert guard.judge({f"s{n}"}, 11 - n, n * 10.0).go == {f"s{n}"}
+        assert guard.decide({f"s{n}"}, 11 - n, n * 10.0).allowed == {f"s{n}"}
     assert guard.held == set()
 
 
 def test_while_something_is_held_everything_else_is_too() -> None:
     guard = RemovalGuard(50)
-    guard.judge(names(1, 9), 10, 0.0)
-    assert guard.judge({"s10"}, 1, 1000.0).held == {"s10"}
+    guard.decide(names(1, 9), 10, 0.0)
+    assert guard.decide({"s10"}, 1, 1000.0).held == {"s10"}
     for n in range(1, 10):
-        guard.written(f"s{n}")
+        guard.key_written(f"s{n}")
     assert guard.held == {"s10"}, "other keys that are written let nothing go"
     assert guard.accept() == {"s10"}
-    assert guard.judge({"s1"}, 9, 1000.0).go == {"s1"}, "a new account begins"
+    assert guard.decide({"s1"}, 9, 1000.0).allowed == {"s1"}, "a new account begins"
 
 
 def test_a_foreign_store_removes_nothing_at_all() -> None:
-    assert RemovalGuard(100).judge({"s1"}, 1000, 0.0, foreign=True).held == {"s1"}
+    assert RemovalGuard(100).decide({"s1"}, 1000, 0.0, store_replaced=True).held == {"s1"}
 
 
 def test_a_key_written_again_does_not_count_as_removed() -> None:
     guard = RemovalGuard(50)
     for n in range(1, 30):
-        assert guard.judge({"s1"}, 10, float(n) / 10).go == {"s1"}
-        guard.written("s1")
+        assert guard.decide({"s1"}, 10, float(n) / 10).allowed == {"s1"}
+        guard.key_written("s1")
     strict = RemovalGuard(0)
-    strict.judge(names(1, 4), 10, 0.0)
+    strict.decide(names(1, 4), 10, 0.0)
     for n in range(1, 5):
-        strict.written(f"s{n}")
-    assert strict.judge(names(5, 8), 10, 1.0).go == names(5, 8)
+        strict.key_written(f"s{n}")
+    assert strict.decide(names(5, 8), 10, 1.0).allowed == names(5, 8)
 
 
 def test_what_is_held_already_is_not_judged_again() -> None:
     guard = RemovalGuard(50)
-    guard.judge(names(1, 9), 10, 0.0)
-    assert guard.judge(names(1, 9), 1, 1.0) == Verdict()
+    guard.decide(names(1, 9), 10, 0.0)
+    assert guard.decide(names(1, 9), 1, 1.0) == RemovalDecision()

@@ -42,8 +42,8 @@ def test_endpoints_take_turns_and_the_one_that_works_is_kept() -> None:
     endpoints = Endpoints(("a", "b", "c", "a"), Random(1))
     first, second, third = endpoints.round()
     assert {first, second, third} == {"a", "b", "c"}
-    endpoints.failed(first)
-    endpoints.failed(first)
+    endpoints.mark_failed(first)
+    endpoints.mark_failed(first)
     assert endpoints.current == second, "one failure told twice moves on once"
     assert list(endpoints.round()) == [second, third, first]
     assert endpoints.current == second, "the one that works is kept"
@@ -51,10 +51,10 @@ def test_endpoints_take_turns_and_the_one_that_works_is_kept() -> None:
 
 def test_a_prefix_holds_its_keys_and_no_others() -> None:
     keys = KeyRange.prefix(b"/a/")
-    assert keys.holds(b"/a/")
-    assert keys.holds(b"/a/\xff\xff")
-    assert not keys.holds(b"/a")
-    assert not keys.holds(b"/a0")
+    assert keys.contains(b"/a/")
+    assert keys.contains(b"/a/\xff\xff")
+    assert not keys.contains(b"/a")
+    assert not keys.contains(b"/a0")
     assert [str(keys), str(KeyRange(b"/a")), str(KeyRange(b"a", b"c"))] == ["/a/*", "/a", "[a, c)"]
 
 

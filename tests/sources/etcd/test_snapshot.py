@@ -12,7 +12,7 @@ import pytest
 from tests.lab.simulated_time import pass_over, simulate
 from vipd.host.supervisor import Loop, Supervisor
 from vipd.sources.etcd import snapshot_file as etcd_snapshot
-from vipd.sources.etcd.snapshot_file import Kept, Snapshot, State, accepted_record, change_record
+from vipd.sources.etcd.snapshot_file import StoredKey, SnapshotFile, SnapshotState, accepted_record, change_record
 
 PREFIX = "/vipd/v1/"
 
@@ -22,25 +22,25 @@ class Disk:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state = State("c1", 1)
-        self.snapshot = Snapshot(path, PREFIX, lambda: self.state)
+        self.state = SnapshotState("c1", 1)
+        self.snapshot = SnapshotFile(path, PREFIX, lambda: self.state)
 
-    def put(self, revision: int, key: str, kept: Kept) -> None:
+    def put(self, revision: int, key: str, kept: StoredKey) -> None:
         self.state.keys[key] = kept
         self.state.revision = revision
-        self.snapshot.note(change_record("c1", revision, [(key, kept)], ()))
+        self.snapshot.enqueue(change_record("c1", revision, [(key, kept)], ()))
 
     def delete(self, revision: int, key: str) -> None:
         del self.state.keys[key]
         self.state.revision = revision
-        self.snapshot.note(change_record("c1", revision, (), [key]))
+        self.snapshot.enqueue(change_record("c1", revision, (), [key]))
 
     def write(self) -> None:
         """Bring all that is noted to disk."""
         self.snapshot._do(self.snapshot._work())
 
-    def read(self) -> State:
-        return Snapshot(self.path, PREFIX, State).load()
+    def read(self) -> SnapshotState:
+        return SnapshotFile(self.path, PREFIX, SnapshotState).load()
 
 
 @pytest.fixture
@@ -49,33 +49,33 @@ def disk(tmp_path: Path) -> Disk:
 
 
 def test_what_is_written_is_read_again(disk: Disk) -> None:
-    disk.put(2, "a", Kept("bad", 2, "good"))
+    disk.put(2, "a", StoredKey("bad", 2, "good"))
     disk.write()
-    disk.put(3, "b", Kept("x\udc80\n\u20ac", 3, None))
-    disk.put(4, "c", Kept("held", 1, "held", held=True))
-    disk.put(5, "d", Kept("gone", 5))
+    disk.put(3, "b", StoredKey("x\udc80\n\u20ac", 3, None))
+    disk.put(4, "c", StoredKey("held", 1, "held", held=True))
+    disk.put(5, "d", StoredKey("gone", 5))
     disk.delete(6, "d")
-    disk.snapshot.note(accepted_record(["b"]))
+    disk.snapshot.enqueue(accepted_record(["b"]))
     disk.write()
-    assert disk.read() == State(
+    assert disk.read() == SnapshotState(
         "c1",
         6,
         {
-            "a": Kept("bad", 2, "good"),
-            "b": Kept("x\udc80\n\u20ac", 3, "x\udc80\n\u20ac"),
-            "c": Kept("held", 1, "held", held=True),
+            "a": StoredKey("bad", 2, "good"),
+            "b": StoredKey("x\udc80\n\u20ac", 3, "x\udc80\n\u20ac"),
+            "c": StoredKey("held", 1, "held", held=True),
         },
     )
 
 
 def test_cut_anywhere_it_is_a_state_that_was(disk: Disk) -> None:
     """A power cut keeps some first part of what was appended since the last sync, or spoils its end."""
-    disk.put(1, "a", Kept("first", 1))
+    disk.put(1, "a", StoredKey("first", 1))
     disk.write()
     before = disk.path.stat().st_size
     states = [disk.read()]
     for revision in range(2, 5):
-        disk.put(revision, f"k{revision % 3}", Kept(f"v{revision}", revision))
+        disk.put(revision, f"k{revision % 3}", StoredKey(f"v{revision}", revision))
         disk.write()
         states.append(disk.read())
     data = disk.path.read_bytes()
@@ -85,13 +85,13 @@ def test_cut_anywhere_it_is_a_state_that_was(disk: Disk) -> None:
 
 
 def test_what_follows_a_spoiled_end_is_not_lost(disk: Disk) -> None:
-    disk.put(1, "a", Kept("first", 1))
+    disk.put(1, "a", StoredKey("first", 1))
     disk.write()
     with disk.path.open("ab") as file:
         file.write(b"0000 half a li")
     again = Disk(disk.path)
     again.state = again.snapshot.load()
-    again.put(2, "b", Kept("second", 2))
+    again.put(2, "b", StoredKey("second", 2))
     again.write()
     assert set(again.read().keys) == {"a", "b"}
 
@@ -99,38 +99,38 @@ def test_what_follows_a_spoiled_end_is_not_lost(disk: Disk) -> None:
 def test_a_change_costs_its_own_size_and_the_file_does_not_grow_for_ever(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_snapshot, "LEAST_GROWTH", 1000)
+    monkeypatch.setattr(etcd_snapshot, "MIN_REWRITE_BYTES", 1000)
     for n in range(200):
-        disk.put(n, f"key{n}", Kept("v" * 100, n))
+        disk.put(n, f"key{n}", StoredKey("v" * 100, n))
     disk.write()
     size = disk.path.stat().st_size
-    disk.put(300, "key5", Kept("w" * 100, 300))
+    disk.put(300, "key5", StoredKey("w" * 100, 300))
     disk.write()
     assert disk.path.stat().st_size - size < 400
     for n in range(400):
-        disk.put(n, f"key{n % 200}", Kept("v" * 100, n))
+        disk.put(n, f"key{n % 200}", StoredKey("v" * 100, n))
         disk.write()
         assert disk.path.stat().st_size < 3 * size
     assert disk.read() == disk.state
 
 
 def test_another_prefix_or_nonsense_is_nothing(disk: Disk) -> None:
-    disk.put(1, "a", Kept("first", 1))
+    disk.put(1, "a", StoredKey("first", 1))
     disk.write()
-    assert Snapshot(disk.path, "/other/", State).load() == State()
+    assert SnapshotFile(disk.path, "/other/", SnapshotState).load() == SnapshotState()
     disk.path.write_bytes(b"\x80nonsense\n")
-    assert disk.read() == State()
+    assert disk.read() == SnapshotState()
     disk.path.unlink()
-    assert disk.read() == State()
+    assert disk.read() == SnapshotState()
 
 
 def test_a_disk_that_takes_nothing_is_told_and_made_good(disk: Disk) -> None:
     disk.path.parent.write_text("in the way")
-    disk.put(1, "a", Kept("first", 1))
+    disk.put(1, "a", StoredKey("first", 1))
     with pytest.raises(OSError, match=r"snapshot: cannot be written: .*hint"):
         disk.write()
     disk.path.parent.unlink()
-    disk.put(2, "b", Kept("second", 2))
+    disk.put(2, "b", StoredKey("second", 2))
     disk.write()
     assert set(disk.read().keys) == {"a", "b"}
 
@@ -146,12 +146,12 @@ def test_a_disk_that_takes_nothing_for_a_day_is_said_once_and_tried_now_and_then
         return function(*arguments)
 
     async def day() -> None:
-        running = asyncio.create_task(supervisor.run("keeping", Loop(disk.snapshot.run, disk.snapshot.task)))
-        disk.put(1, "a", Kept("first", 1))
+        running = asyncio.create_task(supervisor.run("keeping", Loop(disk.snapshot.run, disk.snapshot.loop_state)))
+        disk.put(1, "a", StoredKey("first", 1))
         await asyncio.sleep(86_400.0)
-        assert "cannot be written" in disk.snapshot.task.fault
+        assert "cannot be written" in disk.snapshot.loop_state.fault
         disk.path.parent.unlink()
-        await asyncio.sleep(etcd_snapshot.AGAIN_SECONDS + 2.0)
+        await asyncio.sleep(etcd_snapshot.RETRY_SECONDS + 2.0)
         running.cancel()
 
     disk.path.parent.write_text("in the way")
@@ -159,7 +159,7 @@ def test_a_disk_that_takes_nothing_for_a_day_is_said_once_and_tried_now_and_then
     simulate(day())
     assert len(caplog.records) == 1
     assert 1000 < tried < 5000
-    assert disk.snapshot.task.fault == ""
+    assert disk.snapshot.loop_state.fault == ""
     assert disk.read() == disk.state
 
 
@@ -171,11 +171,11 @@ def test_what_is_accepted_is_on_disk_at_once(disk: Disk, monkeypatch: pytest.Mon
 
     async def scene() -> None:
         running = asyncio.create_task(disk.snapshot.run())
-        disk.put(1, "a", Kept("first", 1))
+        disk.put(1, "a", StoredKey("first", 1))
         await asyncio.sleep(0.5)
-        disk.put(2, "a", Kept("second", 2))
+        disk.put(2, "a", StoredKey("second", 2))
         await asyncio.sleep(0.2)  # the services are merged
-        disk.snapshot.note(accepted_record(["a"]))
+        disk.snapshot.enqueue(accepted_record(["a"]))
         await asyncio.sleep(0.05)
         assert disk.read().keys["a"].accepted == "second"
         running.cancel()
@@ -196,7 +196,7 @@ def test_a_slow_disk_gets_rests(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> 
     async def scene() -> None:
         running = asyncio.create_task(disk.snapshot.run())
         for revision in range(1, 1001):
-            disk.put(revision, "a", Kept(str(revision), revision))
+            disk.put(revision, "a", StoredKey(str(revision), revision))
             await asyncio.sleep(0.01)
         running.cancel()
 
@@ -216,16 +216,16 @@ def test_the_rest_is_written_at_the_end(disk: Disk) -> None:
         await asyncio.gather(task, return_exceptions=True)
         disk.snapshot.close()
 
-    asyncio.run(scene(lambda: disk.put(1, "a", Kept("first", 1))))
+    asyncio.run(scene(lambda: disk.put(1, "a", StoredKey("first", 1))))
     assert set(disk.read().keys) == {"a"}
 
 
 def test_a_late_thread_undoes_nothing(disk: Disk) -> None:
-    disk.put(1, "a", Kept("first", 1))
+    disk.put(1, "a", StoredKey("first", 1))
     disk.write()
-    disk.put(2, "a", Kept("second", 2))
+    disk.put(2, "a", StoredKey("second", 2))
     late = disk.snapshot._work()
-    disk.put(3, "a", Kept("third", 3))
+    disk.put(3, "a", StoredKey("third", 3))
     disk.write()
     disk.snapshot._do(late)
     assert disk.read().keys["a"].value == "third"
@@ -236,8 +236,8 @@ def test_stopped_in_the_midst_of_a_write_it_still_writes_all(
     more: bool, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread never gets to its turn, as when all of them are busy."""
-    monkeypatch.setattr(etcd_snapshot, "GATHER_SECONDS", 0.0)
-    disk.put(1, "a", Kept("first", 1))
+    monkeypatch.setattr(etcd_snapshot, "WRITE_DELAY_SECONDS", 0.0)
+    disk.put(1, "a", StoredKey("first", 1))
     disk.write()
 
     async def never(function: object, *arguments: object) -> None:
@@ -245,10 +245,10 @@ def test_stopped_in_the_midst_of_a_write_it_still_writes_all(
 
     async def scene() -> None:
         task = asyncio.create_task(disk.snapshot.run())
-        disk.put(2, "b", Kept("second", 2))
+        disk.put(2, "b", StoredKey("second", 2))
         await asyncio.sleep(0.05)
         if more:
-            disk.put(3, "c", Kept("third", 3))
+            disk.put(3, "c", StoredKey("third", 3))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         disk.snapshot.close()

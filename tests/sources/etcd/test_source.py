@@ -14,11 +14,11 @@ from tests.sources.etcd.relay import relay
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.model.service import Backend
 from vipd.sources import removal_guard
-from vipd.sources.etcd.follower import Times
-from vipd.sources.etcd.keys import Change, Written
-from vipd.sources.etcd.messages import Event, Header, KeyRange, KeyValue
+from vipd.sources.etcd.follower import WatchIntervals
+from vipd.sources.etcd.keys import StoreChange, KeyWrite
+from vipd.sources.etcd.messages import WatchEvent, Header, KeyRange, KeyValue
 from vipd.sources.etcd.values import read_service_value
-from vipd.sources.etcd.watch import Changes
+from vipd.sources.etcd.watch import WatchBatch
 
 
 @pytest.fixture(scope="module")
@@ -255,11 +255,11 @@ def test_what_is_known_already_is_passed_over(etcd: Cluster, tmp_path: Path) -> 
             await there.until(lambda: there.source.connected, "the first list")
             at, keys = there.source.applied_revision, KeyRange.prefix(f"{PREFIX}services/".encode())
             late = KeyValue(key("s001").encode(), b"", at)
-            await there.source._follower._take(Changes(keys, Header("", "", at), (Event(True, late),)))
+            await there.source._follower._on_events(WatchBatch(keys, Header("", "", at), (WatchEvent(True, late),)))
             there.step()
             assert there.names() == {"s001"}
             news = late._replace(mod_revision=at + 1)
-            await there.source._follower._take(Changes(keys, Header("", "", at), (Event(True, news),)))
+            await there.source._follower._on_events(WatchBatch(keys, Header("", "", at), (WatchEvent(True, news),)))
             there.step()
             assert there.names() == set()
 
@@ -340,14 +340,14 @@ def test_others_keys_move_the_revision_and_nothing_else(etcd: Cluster, tmp_path:
 def test_a_list_now_and_then_finds_what_nothing_else_did(etcd: Cluster, tmp_path: Path) -> None:
     """As many keys, nothing newer: a wrong value that no probe can see."""
     etcd.put_all(values(2))
-    times = Times(probe=0.1, grace=0.1, list_again=0.3, first_pause=0.05, longest_pause=0.3)
+    times = WatchIntervals(probe=0.1, grace=0.1, relist=0.3, initial_backoff=0.05, max_backoff=0.3)
 
     async def scene() -> None:
         async with following(etcd.urls, tmp_path, times) as there:
             await there.until(lambda: there.source.connected, "the first list")
             keys, wrong = there.source._keys, value(1, "10.244.0.66")
             meaning = read_service_value(key("s001"), "s001", wrong)
-            keys.apply(Change(keys.cluster, keys.revision, (Written(key("s001"), wrong, 1, meaning),)), 0.0)
+            keys.apply(StoreChange(keys.cluster, keys.revision, (KeyWrite(key("s001"), wrong, 1, meaning),)), 0.0)
             there.step()
             assert there.backend("s001") == "10.244.0.66"
             await there.until(lambda: there.backend("s001") == "10.244.0.5", "listed anew")
@@ -359,7 +359,7 @@ def test_nothing_known_and_nothing_reachable(tmp_path: Path) -> None:
     async def scene() -> None:
         settings = EtcdSettings(("http://127.0.0.1:1",), timeout=30.0)
         async with following((), tmp_path, settings=settings) as there:
-            assert not await there.source.delivered(0.5)
+            assert not await there.source.wait_ready(0.5)
             assert there.names() == set()
             await there.until(there.source.faults, "a fault")
             assert there.source.faults()[0].startswith("etcd cannot be reached: http://127.0.0.1:1: cannot")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from vipd.cli.argument_types import ASKED, DIRECTORIES, FILES, SETTINGS, WORDS
+from vipd.cli.argument_types import DAEMON_SOURCES, DIRECTORIES, FILES, SETTINGS, WORDS
 from vipd.cli.manual.verbs import Offer, Option, Verb
 
 _HEAD = r"""# Completion of vipctl for bash. Made by python -m vipd.cli.manual of the program itself.
@@ -106,13 +106,13 @@ complete -F _vipctl vipctl
 
 def script(before_verb: Sequence[Option], verbs: Sequence[Verb], settings: Sequence[str]) -> str:
     """The whole script."""
-    rooms = {"": before_verb, **{verb.name: verb.options for verb in verbs}}
+    option_groups = {"": before_verb, **{verb.name: verb.options for verb in verbs}}
     replaced = {
         "@WORDS@": WORDS,
         "@SETTINGS@": SETTINGS,
         "@FILES@": FILES,
         "@DIRECTORIES@": DIRECTORIES,
-        "@ASKED@": " | ".join(ASKED),
+        "@ASKED@": " | ".join(DAEMON_SOURCES),
         "@NAMES@": " ".join(f"{name}=" for name in settings),
         "@VERBS@": " ".join(verb.name for verb in verbs),
     }
@@ -124,12 +124,12 @@ def script(before_verb: Sequence[Option], verbs: Sequence[Verb], settings: Seque
             "__vipctl_value",
             '"$1 $2"',
             "The kind of value that option $2 of verb $1 takes, if any.",
-            _values(rooms),
+            _values(option_groups),
         ),
         _function(
             "__vipctl_argument", '"$1 $2"', "The kind of argument $2 of verb $1, from 0.", _arguments(verbs)
         ),
-        _function("__vipctl_options", '"$1"', "The options of verb $1.", _options(rooms)),
+        _function("__vipctl_options", '"$1"', "The options of verb $1.", _options(option_groups)),
     )
     return "".join((_HEAD, *parts, tail))
 
@@ -143,8 +143,8 @@ def _function(name: str, word: str, purpose: str, cases: Iterator[tuple[str, Seq
     return f"\n# {purpose}\n{name}() {{\n    case {word} in\n{body}    esac\n}}\n"
 
 
-def _values(rooms: dict[str, Sequence[Option]]) -> Iterator[tuple[str, Sequence[str]]]:
-    for verb, options in rooms.items():
+def _values(option_groups: dict[str, Sequence[Option]]) -> Iterator[tuple[str, Sequence[str]]]:
+    for verb, options in option_groups.items():
         for option in options:
             if option.offer is not None:
                 pattern = " | ".join(f"'{verb} {name}'" for name in option.names)
@@ -159,8 +159,8 @@ def _arguments(verbs: Sequence[Verb]) -> Iterator[tuple[str, Sequence[str]]]:
                 yield f"'{verb.name} {place}", _words(argument.offer)
 
 
-def _options(rooms: dict[str, Sequence[Option]]) -> Iterator[tuple[str, Sequence[str]]]:
-    for verb, options in rooms.items():
+def _options(option_groups: dict[str, Sequence[Option]]) -> Iterator[tuple[str, Sequence[str]]]:
+    for verb, options in option_groups.items():
         yield f"'{verb}'", (WORDS, *(name for option in options for name in option.names))
 
 

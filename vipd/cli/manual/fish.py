@@ -58,14 +58,14 @@ complete -c vipctl -f
 
 def script(before_verb: Sequence[Option], verbs: Sequence[Verb], settings: Sequence[str]) -> str:
     """The whole script."""
-    rooms = {"": before_verb, **{verb.name: verb.options for verb in verbs}}
-    head = _HEAD.replace("@VALUED@", " ".join(_valued(rooms)))
+    option_groups = {"": before_verb, **{verb.name: verb.options for verb in verbs}}
+    head = _HEAD.replace("@VALUED@", " ".join(_valued(option_groups)))
     return "".join([head, *(f"{line}\n" for line in _lines(before_verb, verbs, settings))])
 
 
-def _valued(rooms: Mapping[str, Sequence[Option]]) -> Iterator[str]:
+def _valued(option_groups: Mapping[str, Sequence[Option]]) -> Iterator[str]:
     """Each verb with each of its options that take a value: the same letter may be a flag elsewhere."""
-    for verb, options in rooms.items():
+    for verb, options in option_groups.items():
         for option in options:
             if option.offer is not None:
                 yield from (f"'{verb} {name}'" for name in option.names)

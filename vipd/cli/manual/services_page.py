@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vipd.cli.manual.pages import Block, Example, Page, Paragraph, Section, Subsection, entry
 from vipd.declaration.backend_reader import STATES
-from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, Key
+from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, KeyDoc
 
 INTRODUCTIONS = {
     "A document": "A file may hold several documents, separated by `---`; Kubernetes objects (Service, "
@@ -167,7 +167,7 @@ def _keys() -> Iterator[Block]:
             yield Paragraph(f"Other words for states: {_other_words()}.")
 
 
-def _key_text(key: Key) -> str:
+def _key_text(key: KeyDoc) -> str:
     # A key without default is required, or needs no explanation.
     return f"{key.meaning} Default: {key.default}." if key.default not in ("", "none") else key.meaning
 

@@ -9,7 +9,7 @@ from inspect import cleandoc
 import click
 
 from vipd.cli.argument_types import WORDS, Word
-from vipd.cli.main import FAMILIES, cli
+from vipd.cli.main import VERB_GROUPS, cli
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Verb:
     """One verb. `help` is its paragraphs; those that begin with a backspace keep their line breaks."""
 
     name: str
-    family: str
+    group: str
     summary: str
     help: tuple[str, ...]
     options: tuple[Option, ...]
@@ -69,7 +69,7 @@ def group_options() -> tuple[Option, ...]:
 
 def _verbs() -> Iterator[Verb]:
     context = click.Context(cli, info_name="vipctl", **cli.context_settings)
-    for family, names in FAMILIES.items():
+    for family, names in VERB_GROUPS.items():
         for name, verb in names.items():
             command = cli.get_command(context, name)
             if command is None or command.hidden:

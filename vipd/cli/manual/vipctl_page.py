@@ -90,8 +90,8 @@ def _description() -> tuple[Block, ...]:
 def _commands() -> Iterator[Block]:
     family = ""
     for verb in verbs():
-        if verb.family != family:
-            family = verb.family
+        if verb.group != family:
+            family = verb.group
             yield Subsection(family)
         yield Entry(usage(verb), tuple(_verb_blocks(verb)))
 

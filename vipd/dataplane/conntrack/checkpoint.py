@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vipd.dataplane.conntrack.entries import SocketAddress
-from vipd.dataplane.conntrack.stale import Destination, Target
+from vipd.dataplane.conntrack.stale import Destination, FlowTarget
 from vipd.host.durable import read_own, write_durably
 from vipd.model.service import Family, Protocol
 
 FILE_NAME = "flow-targets.json"
-MOST_BACKENDS = 500_000
+MAX_BACKENDS = 500_000
 """For all destinations together; further ones are left out. That is a file of about 15 MB."""
 LARGEST_FILE = 64 << 20
 """Bytes; a larger file is not vipd's."""
@@ -27,7 +27,7 @@ LARGEST_FILE = 64 << 20
 log = logging.getLogger(__name__)
 
 
-class Left(NamedTuple):
+class SavedTarget(NamedTuple):
     """State of a destination when the last process ended."""
 
     backends: frozenset[SocketAddress]
@@ -36,7 +36,7 @@ class Left(NamedTuple):
     """When the rules without it were written, on the scheduler's clock; None: it was in use."""
 
 
-Former = dict[Destination, Left]
+SavedTargets = dict[Destination, SavedTarget]
 
 
 class Checkpoint:
@@ -47,7 +47,7 @@ class Checkpoint:
         self._written = b""
         """Digest of the file's content."""
 
-    def read(self) -> Former:
+    def read(self) -> SavedTargets:
         """The backends of each destination in the file; nothing if the file is missing or
         unreadable."""
         try:
@@ -59,7 +59,7 @@ class Checkpoint:
             return {}
 
     def write(
-        self, targets: Mapping[Destination, Target], resets: Mapping[Destination, float | None] | None = None
+        self, targets: Mapping[Destination, FlowTarget], resets: Mapping[Destination, float | None] | None = None
     ) -> None:
         """Replace the file, if its content differs. `resets`: removed destinations whose clients get a
         reset, and since when. Raises OSError."""
@@ -75,13 +75,13 @@ class Checkpoint:
 
 
 def _content(
-    targets: Mapping[Destination, Target], resets: Mapping[Destination, float | None]
+    targets: Mapping[Destination, FlowTarget], resets: Mapping[Destination, float | None]
 ) -> list[object]:
     found: list[object] = []
-    left = MOST_BACKENDS
+    left = MAX_BACKENDS
     for destination, target in targets.items():
-        backends = target.serving | (target.former or frozenset())
-        if target.ends_flows and backends and len(backends) <= left:
+        backends = target.serving | (target.former_backends or frozenset())
+        if target.end_stale_flows and backends and len(backends) <= left:
             left -= len(backends)
             since = resets.get(destination)
             found.append([*destination, sorted(backends), *(() if since is None else (since,))])
@@ -89,11 +89,11 @@ def _content(
     return found
 
 
-def _destination(item: list[Any]) -> tuple[Destination, Left]:
+def _destination(item: list[Any]) -> tuple[Destination, SavedTarget]:
     """One destination with its backends. Raises ValueError or TypeError for anything else."""
     family, protocol, address, port, backends, *rest = item
     if not (isinstance(address, str) and isinstance(port, int) and isinstance(backends, list)):
         raise TypeError("it has another form")
     since = float(rest[0]) if rest else None
     found = frozenset((str(backend), int(number)) for backend, number in backends)
-    return Destination(Family(family), Protocol(str(protocol)), address, port), Left(found, since)
+    return Destination(Family(family), Protocol(str(protocol)), address, port), SavedTarget(found, since)

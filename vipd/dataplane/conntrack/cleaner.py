@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from vipd.dataplane.conntrack.entries import Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, open_socket
-from vipd.dataplane.conntrack.stale import Reason, Wanted, judge
+from vipd.dataplane.conntrack.stale import Reason, FlowTargets, stale_reason
 
 Connect = Callable[[], socket.socket]
 """Opens a netlink socket in the right network namespace. Raises ConntrackError."""
 
-MOST_DELETIONS = 100_000
+MAX_DELETIONS = 100_000
 """In one run. It limits the memory, a few hundred bytes for each, and the time, some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
+class CleanupResult:
     """The result of a run."""
 
     examined: int
@@ -40,59 +40,59 @@ class Cleaned:
 
 
 async def clean(
-    wanted: Wanted, connect: Connect = open_socket, most_deletions: int = MOST_DELETIONS
-) -> Cleaned:
+    targets: FlowTargets, connect: Connect = open_socket, max_deletions: int = MAX_DELETIONS
+) -> CleanupResult:
     """End every flow that `judge` selects. Raises ConntrackError; some may have been ended then.
 
     `wanted`'s mapping may change during the call: each entry is judged by its content at that moment. A
     cancelled call stops soon, but perhaps not at once.
     """
-    queries, stop = wanted.queries(), threading.Event()
+    queries, stop = targets.queries(), threading.Event()
     if not queries:
-        return Cleaned(0, {}, 0.0)
+        return CleanupResult(0, {}, 0.0)
     try:
-        return await asyncio.to_thread(_clean, _Run(wanted, connect, most_deletions, stop), queries)
+        return await asyncio.to_thread(_clean, _Run(targets, connect, max_deletions, stop), queries)
     finally:
         stop.set()
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    wanted: Wanted
+    targets: FlowTargets
     connect: Connect
-    most_deletions: int
+    max_deletions: int
     stop: threading.Event
 
 
-def _clean(run: _Run, queries: tuple[Query, ...]) -> Cleaned:
+def _clean(run: _Run, queries: tuple[Query, ...]) -> CleanupResult:
     began, examined, deleted = time.monotonic(), 0, Counter[Reason]()
-    left = run.most_deletions
+    budget = run.max_deletions
     for query in queries:
-        stale, seen = _find(run, query, left)
+        stale, seen = _find(run, query, budget)
         examined += seen
-        left -= len(stale)
+        budget -= len(stale)
         with Conntrack(run.connect()) as table:
             for reason in Reason:
                 entries = [entry for entry, why in stale.values() if why is reason]
                 deleted[reason] += table.delete(entries) if not run.stop.is_set() else 0
-    return Cleaned(
+    return CleanupResult(
         examined,
         {reason: count for reason, count in deleted.items() if count},
         time.monotonic() - began,
-        complete=left > 0,
+        complete=budget > 0,
     )
 
 
-def _find(run: _Run, query: Query, most: int) -> tuple[dict[bytes, tuple[Entry, Reason]], int]:
+def _find(run: _Run, query: Query, limit: int) -> tuple[dict[bytes, tuple[Entry, Reason]], int]:
     """Stale entries by their identity, up to `most`; and the number of examined entries."""
     stale, seen = dict[bytes, tuple[Entry, Reason]](), 0
     with Conntrack(run.connect()) as table:
         for chunk in table.dump(query):
             seen += len(chunk)
             for entry in chunk:
-                reason = judge(entry, run.wanted)
-                if reason and len(stale) < most:
+                reason = stale_reason(entry, run.targets)
+                if reason and len(stale) < limit:
                     stale[entry.identity] = entry, reason
-            if run.stop.is_set() or len(stale) >= most:
+            if run.stop.is_set() or len(stale) >= limit:
                 break
     return stale, seen

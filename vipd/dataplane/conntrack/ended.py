@@ -31,7 +31,7 @@ from vipd.model.service import Family, Protocol
 
 GROUP_DESTROY = 3
 """NFNLGRP_CONNTRACK_DESTROY of the kernel's include/uapi/linux/netfilter/nfnetlink.h."""
-ENDED = 0x102
+CT_DELETE = 0x102
 """IPCTNL_MSG_CT_DELETE, with the number of the subsystem."""
 DESTINATION_TRANSLATED = 1 << 5
 """IPS_DST_NAT: bit of an entry's status."""
@@ -40,7 +40,7 @@ _Instruction = tuple[int, int, int, int]
 """Code, how many instructions to skip if true and if false, number."""
 
 
-class Way(NamedTuple):
+class FlowTuple(NamedTuple):
     """The common part of all flows from a service's frontend to one of its backends."""
 
     family: Family
@@ -50,29 +50,29 @@ class Way(NamedTuple):
     backend: SocketAddress
 
     @classmethod
-    def of(cls, entry: Entry) -> Way:
+    def of(cls, entry: Entry) -> FlowTuple:
         """An entry's."""
         return cls(entry.family, entry.protocol, entry.destination, entry.reply_source)
 
 
-class Ended(NamedTuple):
+class FlowEnd(NamedTuple):
     """A flow that has ended."""
 
-    way: Way
+    flow: FlowTuple
     traffic: Traffic
     """All that has passed in it."""
     identity: bytes
     """As `Entry.identity`."""
 
 
-def ended_flow(message: bytes) -> Ended | None:
+def parse_flow_end(message: bytes) -> FlowEnd | None:
     """The flow in a message; None for other messages, and for a flow whose traffic was not counted.
 
     Raises MalformedMessageError.
     """
     if len(message) < ATTRIBUTES:
         raise MalformedMessageError(f"a message of {len(message)} bytes")
-    if HEADER.unpack_from(message)[1] != ENDED:
+    if HEADER.unpack_from(message)[1] != CT_DELETE:
         return None
     layout = _LAYOUTS.get(message[CONTENT])
     if layout and (found := layout.read(message)):
@@ -80,7 +80,7 @@ def ended_flow(message: bytes) -> Ended | None:
     entry = parse(message)
     if entry is None or entry.traffic is None:
         return None
-    return Ended(Way.of(entry), entry.traffic, entry.identity)
+    return FlowEnd(FlowTuple.of(entry), entry.traffic, entry.identity)
 
 
 def kernel_filter() -> bytes:
@@ -123,7 +123,7 @@ class _Layout:
         self._counted_reply = head(28, entries.CTA_COUNTERS_REPLY | NESTED) + _PACKETS_HEAD
         self._ends = struct.Struct(f">{16 + size}x{size}s8xB15xH2x12x{size}s{size + 20}xH").unpack_from
 
-    def read(self, message: bytes) -> Ended | None:
+    def read(self, message: bytes) -> FlowEnd | None:
         """The flow, if the message is laid out like this."""
         reply, at_id = self._reply, self._id
         if (
@@ -145,11 +145,11 @@ class _Layout:
         protocol = PROTOCOLS.get(number)
         if protocol is None:
             return None
-        way = Way(
+        way = FlowTuple(
             self._family, protocol, (address_text(destination), port), (address_text(backend), backend_port)
         )
         traffic = Traffic(packets_in, bytes_in, packets_out, bytes_out)
-        return Ended(way, traffic, message[ATTRIBUTES:reply] + message[at_id : at_id + 8])
+        return FlowEnd(way, traffic, message[ATTRIBUTES:reply] + message[at_id : at_id + 8])
 
 
 _PACKETS_HEAD = ATTRIBUTE_HEADER.pack(12, entries.CTA_COUNTERS_PACKETS)

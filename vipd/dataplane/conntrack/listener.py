@@ -7,7 +7,7 @@ import errno
 import socket
 import struct
 
-from vipd.dataplane.conntrack.ended import GROUP_DESTROY, Ended, ended_flow, kernel_filter
+from vipd.dataplane.conntrack.ended import GROUP_DESTROY, FlowEnd, parse_flow_end, kernel_filter
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.host.netlink import MalformedMessageError
 from vipd.host.netlink_socket import open_multicast
@@ -21,7 +21,7 @@ _DROPS = 8
 """SK_MEMINFO_DROPS of the kernel's include/uapi/linux/sock_diag.h."""
 
 
-class EndedFlows:
+class FlowEndListener:
     """The translated flows that end in one network namespace, from its making until it is closed."""
 
     def __init__(self, listening: socket.socket) -> None:
@@ -36,13 +36,13 @@ class EndedFlows:
         """Stop listening; safe to call twice."""
         self._socket.close()
 
-    def read(self, most: int) -> list[Ended]:
+    def read(self, most: int) -> list[FlowEnd]:
         """The waiting ends, from at most `most` messages. Raises ConntrackError."""
-        found: list[Ended] = []
+        found: list[FlowEnd] = []
         receive, append = self._socket.recv, found.append
         for _ in range(most):
             try:
-                ended = ended_flow(receive(_DATAGRAM_BYTES))
+                ended = parse_flow_end(receive(_DATAGRAM_BYTES))
             except BlockingIOError:
                 break
             except MalformedMessageError:
@@ -67,9 +67,9 @@ class EndedFlows:
         return drops + self._garbled
 
 
-def open_ended_flows() -> EndedFlows:
+def open_flow_end_listener() -> FlowEndListener:
     """Listens in the network namespace that the calling thread is in. Raises ConntrackError."""
     try:
-        return EndedFlows(open_multicast(GROUP_DESTROY, kernel_filter()))
+        return FlowEndListener(open_multicast(GROUP_DESTROY, kernel_filter()))
     except OSError as error:
         raise ConntrackError.of("cannot hear of flows that end", error) from error

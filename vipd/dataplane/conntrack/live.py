@@ -9,10 +9,10 @@ from vipd.dataplane.conntrack.cleaner import Connect
 from vipd.dataplane.conntrack.entries import TCP_CLOSE, TCP_TIME_WAIT, Entry, SocketAddress
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, open_socket
-from vipd.dataplane.conntrack.stale import wanted_from
+from vipd.dataplane.conntrack.stale import flow_targets
 from vipd.model.forwarding import Forwarding
 
-ENDED = frozenset({TCP_TIME_WAIT, TCP_CLOSE})
+CLOSED_STATES = frozenset({TCP_TIME_WAIT, TCP_CLOSE})
 """TCP states of connections that both sides have closed: nothing depends on the backend any more."""
 
 
@@ -26,11 +26,11 @@ async def live_flows(
 
     UDP flows count until they expire in the kernel. Raises ConntrackError.
     """
-    wanted = wanted_from(forwardings, host_addresses)
+    wanted = flow_targets(forwardings, host_addresses)
     parts = {(destination.family, destination.protocol) for destination in wanted.targets}
 
     def counts(entry: Entry) -> bool:
-        live = entry.reply_source in backends and entry.tcp_state not in ENDED
+        live = entry.reply_source in backends and entry.tcp_state not in CLOSED_STATES
         return live and wanted.target(entry) is not None
 
     def count() -> int:

@@ -7,19 +7,19 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from vipd.dataplane.conntrack.checkpoint import Checkpoint, Former
-from vipd.dataplane.conntrack.cleaner import Cleaned, Connect, clean
+from vipd.dataplane.conntrack.checkpoint import Checkpoint, SavedTargets
+from vipd.dataplane.conntrack.cleaner import CleanupResult, Connect, clean
 from vipd.dataplane.conntrack.entries import SocketAddress
 from vipd.dataplane.conntrack.netlink import open_socket
 from vipd.dataplane.conntrack.stale import (
     Destination,
-    Kind,
-    Target,
+    TablePart,
+    FlowTarget,
     TargetOf,
-    Wanted,
+    FlowTargets,
     default_target,
     destinations,
-    kind_of,
+    table_part_of,
 )
 from vipd.host.observer import Observer
 from vipd.model.forwarding import Forwarding, ForwardingKey
@@ -27,19 +27,19 @@ from vipd.model.service import Protocol
 
 INTERVAL_SECONDS = 60.0
 """Between runs without a change."""
-REMEMBERED_SECONDS = 60.0
+KEEP_REMOVED_SECONDS = 60.0
 """How long flows to a removed frontend are searched for, counted from the write of the rules without it.
 No new ones can begin then; this covers packets in transit, and a run that missed an entry."""
 
 RESET_SECONDS = 600.0
 """How long packets of TCP flows to a removed frontend get a reset, counted from the same moment."""
-MOST_RESETS = 10_000
+MAX_RESETS = 10_000
 """Maximum number of removed frontends with resets; beyond it the earliest removed ones are dropped."""
 
-MOST_REMOVED = 50_000
+MAX_REMOVED = 50_000
 """Removed destinations whose flows must still be ended. There may be more only while runs fail;
 then the flows of the oldest are left to end by themselves."""
-MOST_FORMER = 10_000
+MAX_FORMER_BACKENDS = 10_000
 """Backends that a destination had since the last good run."""
 
 
@@ -67,10 +67,10 @@ class ConntrackScheduler(Observer):
         self._checkpoint, self._restored = checkpoint, False
         self._saved = False
         """The checkpoint contains every destination whose flows may have to end."""
-        self._places: dict[ForwardingKey, list[Destination]] = {}
+        self._destinations: dict[ForwardingKey, list[Destination]] = {}
         self._owners: dict[Destination, ForwardingKey] = {}
-        self._targets: dict[Destination, Target] = {}
-        self._kinds: Counter[Kind] = Counter()
+        self._targets: dict[Destination, FlowTarget] = {}
+        self._kinds: Counter[TablePart] = Counter()
         """Number of targets by the part of the table in which their flows may have to end."""
         self._former: dict[Destination, frozenset[SocketAddress]] = {}
         """Backends that a destination had since the last good run."""
@@ -84,9 +84,9 @@ class ConntrackScheduler(Observer):
         self._next_run = clock()
 
     @property
-    def wanted(self) -> Wanted:
+    def flow_targets(self) -> FlowTargets:
         """The input for judging flows. Later updates change its mapping."""
-        return Wanted(self._targets, self._host_addresses, tuple(self._kinds))
+        return FlowTargets(self._targets, self._host_addresses, tuple(self._kinds))
 
     def resets(self) -> tuple[Destination, ...]:
         """Removed TCP frontends of services with `on_remove: reset`. Their flows have been ended here, and
@@ -107,12 +107,12 @@ class ConntrackScheduler(Observer):
         # A run in progress reads the targets: one that stays must not be missing for a moment.
         staying = {place for places in new.values() for place in places}
         for key in changes:
-            for place in self._places.pop(key, ()):
+            for place in self._destinations.pop(key, ()):
                 if place not in staying and self._owners[place] == key:
                     self._remove(place)
         for key, forwarding in changes.items():
             if forwarding is not None:
-                self._places[key] = new[key]
+                self._destinations[key] = new[key]
                 self._add(key, self._target_of(forwarding))
 
     def host_changed(self, addresses: frozenset[str]) -> None:
@@ -126,7 +126,7 @@ class ConntrackScheduler(Observer):
         with contextlib.suppress(Exception):
             await self._read_checkpoint()
 
-    def _restore(self, former: Former) -> None:
+    def _restore(self, former: SavedTargets) -> None:
         """Schedule the cleaning of an earlier process's destinations, except those in use."""
         now = self._clock()
         since = now if self._applied else None
@@ -137,7 +137,7 @@ class ConntrackScheduler(Observer):
             if place.protocol is Protocol.TCP and (left.since is None or now - left.since >= 0):
                 self._reset(place, since if left.since is None else left.since)
             if left.backends:
-                self._judge_by(place, Target(frozenset(), ends_flows=True, former=left.backends))
+                self._set_target(place, FlowTarget(frozenset(), end_stale_flows=True, former_backends=left.backends))
                 self._former[place], self._removed[place] = left.backends, since
         self._expire_resets(now)
 
@@ -156,19 +156,19 @@ class ConntrackScheduler(Observer):
             self._saved = self._saved and since is not None
             self._resets[place] = now if since is None else since
 
-    async def clean(self) -> Cleaned:
+    async def clean(self) -> CleanupResult:
         """End flows that must end. Raises ConntrackError, and is then due again, as after a cancellation."""
         await self._read_checkpoint()
         began, self._changed = self._clock(), False
         try:
-            cleaned = await clean(self.wanted, self._connect)
+            cleaned = await clean(self.flow_targets, self._connect)
         except BaseException:
             self._changed = True
             raise
         self._changed = self._changed or not cleaned.complete
         self._next_run = self._clock() + self._interval
         if cleaned.complete:
-            self._forget(began)
+            self._expire(began)
         return cleaned
 
     async def save(self) -> None:
@@ -191,10 +191,10 @@ class ConntrackScheduler(Observer):
                 self._restored = True
                 self._restore(former)
 
-    def _add(self, key: ForwardingKey, target: Target) -> None:
-        for place in self._places[key]:
+    def _add(self, key: ForwardingKey, target: FlowTarget) -> None:
+        for place in self._destinations[key]:
             self._keep_former(place)
-            self._judge_by(place, target)
+            self._set_target(place, target)
             self._owners[place] = key
             self._removed.pop(place, None)
             self._resets.pop(place, None)
@@ -202,21 +202,21 @@ class ConntrackScheduler(Observer):
     def _remove(self, place: Destination) -> None:
         self._keep_former(place)
         self._owners.pop(place, None)
-        ends_flows = self._targets[place].ends_flows
+        ends_flows = self._targets[place].end_stale_flows
         if ends_flows and self._former[place] and place.protocol is Protocol.TCP:
             self._reset(place, None)
-        self._judge_by(place, Target(frozenset(), ends_flows, self._former[place]))
+        self._set_target(place, FlowTarget(frozenset(), ends_flows, self._former[place]))
         self._removed.pop(place, None)
         self._removed[place] = None
-        while len(self._removed) > MOST_REMOVED:
-            self._let_go(next(iter(self._removed)))
+        while len(self._removed) > MAX_REMOVED:
+            self._drop(next(iter(self._removed)))
 
     def _reset(self, place: Destination, since: float | None) -> None:
         """The clients of a removed destination get a reset."""
         self._resets.pop(place, None)
         self._resets[place] = since
         self._saved = False
-        if len(self._resets) > MOST_RESETS:
+        if len(self._resets) > MAX_RESETS:
             del self._resets[next(iter(self._resets))]
 
     def _expire_resets(self, now: float) -> None:
@@ -226,11 +226,11 @@ class ConntrackScheduler(Observer):
         if ended:
             self._saved = False
 
-    def _judge_by(self, place: Destination, target: Target | None) -> None:
+    def _set_target(self, place: Destination, target: FlowTarget | None) -> None:
         """Set the target for flows to a destination; None: they no longer belong to vipd."""
         before = self._targets.get(place)
         self._saved = self._saved and before == target
-        if before is not None and (kind := kind_of(place, before)):
+        if before is not None and (kind := table_part_of(place, before)):
             self._kinds[kind] -= 1
             if not self._kinds[kind]:
                 del self._kinds[kind]
@@ -238,27 +238,27 @@ class ConntrackScheduler(Observer):
             del self._targets[place]
             return
         self._targets[place] = target
-        if kind := kind_of(place, target):
+        if kind := table_part_of(place, target):
             self._kinds[kind] += 1
 
     def _keep_former(self, place: Destination) -> None:
         before = self._targets.get(place)
         if before is not None:
             known = self._former.get(place, frozenset())
-            last = before.serving | (before.former or frozenset())
+            last = before.serving | (before.former_backends or frozenset())
             # The older ones are dropped if no run has succeeded for that long.
-            self._former[place] = last if len(known | last) > MOST_FORMER else known | last
+            self._former[place] = last if len(known | last) > MAX_FORMER_BACKENDS else known | last
 
-    def _forget(self, began: float) -> None:
+    def _expire(self, began: float) -> None:
         """Drop what a successful run, begun then, has made unnecessary."""
         if self._applied and not self._changed:
             self._former = {place: self._former[place] for place in self._removed}
         self._expire_resets(began)
         for place, since in list(self._removed.items()):
-            if since is not None and began >= since + REMEMBERED_SECONDS:
-                self._let_go(place)
+            if since is not None and began >= since + KEEP_REMOVED_SECONDS:
+                self._drop(place)
 
-    def _let_go(self, place: Destination) -> None:
+    def _drop(self, place: Destination) -> None:
         """A destination is not vipd's any more."""
-        self._judge_by(place, None)
+        self._set_target(place, None)
         del self._removed[place], self._former[place]

@@ -37,19 +37,19 @@ class Destination(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FlowTarget:
     """Backends that flows to one destination may lead to."""
 
     serving: frozenset[SocketAddress]
     """Backends that may keep flows, whether or not they take new ones."""
-    ends_flows: bool
+    end_stale_flows: bool
     """Flows to other backends are ended. Always true for UDP; else the service must declare it."""
-    former: frozenset[SocketAddress] | None = None
+    former_backends: frozenset[SocketAddress] | None = None
     """For a destination that is no longer a frontend: the backends that it had. Flows to anything else then
     belong to others. None while it is a frontend."""
 
 
-class Kind(NamedTuple):
+class TablePart(NamedTuple):
     """A part of the table."""
 
     family: Family
@@ -58,21 +58,21 @@ class Kind(NamedTuple):
     """Whether it includes answered flows."""
 
 
-TargetOf = Callable[[Forwarding], Target]
+TargetOf = Callable[[Forwarding], FlowTarget]
 """Returns the target for a forwarding's flows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FlowTargets:
     """All destinations that are vipd's, or recently were."""
 
-    targets: Mapping[Destination, Target] = field(default_factory=dict)
+    targets: Mapping[Destination, FlowTarget] = field(default_factory=dict)
     host_addresses: frozenset[str] = frozenset()
     """Canonical text. Node ports are vipd's at these."""
-    kinds: Collection[Kind] | None = field(default=None, compare=False)
+    table_parts: Collection[TablePart] | None = field(default=None, compare=False)
     """The parts of the table that the targets are in, if known; None: they are computed."""
 
-    def target(self, entry: Entry) -> Target | None:
+    def target(self, entry: Entry) -> FlowTarget | None:
         """The target of an entry; None if the entry is not vipd's."""
         address, port = entry.destination
         target = self.targets.get(Destination(entry.family, entry.protocol, address, port))
@@ -85,41 +85,41 @@ class Wanted:
 
         If established flows are left alone, only unanswered ones must be read.
         """
-        kinds = self.kinds
+        kinds = self.table_parts
         if kinds is None:
-            kinds = {kind for d, target in self.targets.items() if (kind := kind_of(d, target))}
+            kinds = {kind for d, target in self.targets.items() if (kind := table_part_of(d, target))}
         whole = {(kind.family, kind.protocol) for kind in kinds if kind.whole}
         parts = {(kind.family, kind.protocol) for kind in kinds}
         return tuple(Query(*part, unreplied=part not in whole) for part in sorted(parts))
 
 
-def kind_of(destination: Destination, target: Target) -> Kind | None:
+def table_part_of(destination: Destination, target: FlowTarget) -> TablePart | None:
     """The part of the table in which flows to a destination may have to end; None if there is none."""
-    if target.ends_flows:
-        return Kind(destination.family, destination.protocol, whole=True)
+    if target.end_stale_flows:
+        return TablePart(destination.family, destination.protocol, whole=True)
     if destination.protocol is Protocol.TCP and target.serving:
-        return Kind(destination.family, destination.protocol, whole=False)
+        return TablePart(destination.family, destination.protocol, whole=False)
     return None
 
 
-def judge(entry: Entry, wanted: Wanted) -> Reason | None:
+def stale_reason(entry: Entry, targets: FlowTargets) -> Reason | None:
     """Why an entry must end; None if it must stay."""
-    target = wanted.target(entry)
+    target = targets.target(entry)
     if target is None or entry.reply_source in target.serving:
         return None
     if entry.translated:
-        ours = target.former is None or entry.reply_source in target.former
-        return Reason.BACKEND_GONE if target.ends_flows and ours else None
-    return Reason.UNTRANSLATED if target.serving and _lost(entry, target) else None
+        ours = target.former_backends is None or entry.reply_source in target.former_backends
+        return Reason.BACKEND_GONE if target.end_stale_flows and ours else None
+    return Reason.UNTRANSLATED if target.serving and _unanswered(entry, target) else None
 
 
-def default_target(forwarding: Forwarding) -> Target:
+def default_target(forwarding: Forwarding) -> FlowTarget:
     """Every known backend that is not down keeps its flows, also without new ones. UDP flows to others are
     ended, TCP and SCTP flows if the service declares it."""
-    known = (*forwarding.reachable(), *forwarding.resting)
-    return Target(
+    known = (*forwarding.reachable(), *forwarding.without_new_flows)
+    return FlowTarget(
         frozenset((endpoint.address, endpoint.port) for endpoint in known),
-        ends_flows=forwarding.ends_flows or forwarding.key.protocol is Protocol.UDP,
+        end_stale_flows=forwarding.ends_flows or forwarding.key.protocol is Protocol.UDP,
     )
 
 
@@ -136,20 +136,20 @@ def destinations(forwarding: Forwarding) -> list[Destination]:
     return found
 
 
-def wanted_from(
+def flow_targets(
     forwardings: Iterable[Forwarding], host_addresses: Iterable[str], target_of: TargetOf = default_target
-) -> Wanted:
+) -> FlowTargets:
     """The targets of these forwardings on a host with these addresses, without memory of earlier ones."""
-    targets = dict[Destination, Target]()
+    targets = dict[Destination, FlowTarget]()
     for forwarding in forwardings:
         targets.update(dict.fromkeys(destinations(forwarding), target_of(forwarding)))
-    return Wanted(targets, frozenset(host_addresses))
+    return FlowTargets(targets, frozenset(host_addresses))
 
 
-def _lost(entry: Entry, target: Target) -> bool:
+def _unanswered(entry: Entry, target: FlowTarget) -> bool:
     """Whether an untranslated flow has no answer, rather than one that works without vipd."""
     if entry.replied:
         return False
     if entry.protocol is Protocol.TCP:
         return entry.tcp_state == TCP_SYN_SENT
-    return entry.protocol is Protocol.UDP or target.ends_flows
+    return entry.protocol is Protocol.UDP or target.end_stale_flows

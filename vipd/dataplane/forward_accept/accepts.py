@@ -20,7 +20,7 @@ from vipd.dataplane.nftables.saved_table import rules_by_chain
 from vipd.model.service import Family
 
 FORWARD = "FORWARD"
-WORDS = {Family.IPV4: "ip", Family.IPV6: "ip6"}
+NFT_FAMILIES = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 """nft's words for the address families; tables of `inet` see both."""
 _STEMS = {"ip": "iptables", "ip6": "ip6tables"}
 _ACCEPT_TRANSLATED = "-m conntrack --ctstate DNAT -j ACCEPT"
@@ -29,7 +29,7 @@ _NO_ACCEPTS = {"", "DROP", "REJECT", "LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ForwardChain:
     """A base chain of the hook forward that is not vipd's."""
 
     family: str
@@ -40,12 +40,12 @@ class Place:
     """`nft` or `legacy` for the chain FORWARD of iptables; empty for a chain that nft writes."""
 
     @classmethod
-    def of_iptables(cls, family: Family, variant: str, table: str = "filter") -> Place:
+    def of_iptables(cls, family: Family, variant: str, table: str = "filter") -> ForwardChain:
         """FORWARD of an iptables variant."""
-        return cls(WORDS[family], table, FORWARD, variant)
+        return cls(NFT_FAMILIES[family], table, FORWARD, variant)
 
     @property
-    def ours_to_write(self) -> bool:
+    def writable(self) -> bool:
         """Whether vipd may write its accept there. It does not in tables of iptables other than filter:
         other programs do not accept there either."""
         return not self.variant or self.table == "filter"
@@ -62,51 +62,51 @@ class Place:
 
     def serves(self, families: Collection[Family]) -> bool:
         """Whether packets of one of these families pass here."""
-        return any(self.family in ("inet", WORDS[family]) for family in families)
+        return any(self.family in ("inet", NFT_FAMILIES[family]) for family in families)
 
     def __str__(self) -> str:
         if self.variant:
-            table = "" if self.ours_to_write else f"-t {self.table}, "
+            table = "" if self.writable else f"-t {self.table}, "
             return f"chain {self.chain} of {table}{self.program}"
         return f"chain {self.chain} of table {self.family} {self.table}"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ForwardChainState:
     """Current state of one such chain."""
 
-    place: Place
+    forward_chain: ForwardChain
     drops: bool
     """Without vipd's rules, flows that vipd translated are dropped there, or may be."""
     accepted: bool = False
     """vipd's rules are there, and have their effect."""
     present: bool = False
     """Something of vipd's is there."""
-    writing: str = ""
+    write_text: str = ""
     """Input for `place.program` that replaces vipd's rules there."""
-    removing: str = ""
+    remove_text: str = ""
     """The input that deletes them."""
     obstacle: str = ""
     """Why they cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AcceptStep:
     """One chain's rules to be written or deleted."""
 
-    found: Found
+    found: ForwardChainState
     writes: bool
 
     def __str__(self) -> str:
         sign = "+" if self.writes else "-"
-        return f"{sign} {self.found.place}: accept flows that vipd translated"
+        return f"{sign} {self.found.forward_chain}: accept flows that vipd translated"
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptPlan:
     """Steps to run. False when the kernel is as wanted."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[AcceptStep, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.steps)
@@ -150,22 +150,22 @@ def comment_start(prefix: str) -> str:
     return f"{prefix}-FORWARD: "
 
 
-def make_plan(found: Collection[Found], families: Collection[Family]) -> tuple[AcceptPlan, tuple[str, ...]]:
+def make_plan(found: Collection[ForwardChainState], families: Collection[Family]) -> tuple[AcceptPlan, tuple[str, ...]]:
     """The changes that let translated flows of these families pass, and the obstacles to
     them."""
     steps, problems = [], []
     for each in found:
-        wanted = each.drops and each.place.serves(families)
+        wanted = each.drops and each.forward_chain.serves(families)
         if wanted and not each.accepted and each.obstacle:
-            problems.append(f"{each.place} drops flows that vipd translated: {each.obstacle}")
+            problems.append(f"{each.forward_chain} drops flows that vipd translated: {each.obstacle}")
         elif wanted and not each.accepted:
-            steps.append(Step(each, writes=True))
+            steps.append(AcceptStep(each, writes=True))
         elif each.present and not wanted:
-            steps.append(Step(each, writes=False))
+            steps.append(AcceptStep(each, writes=False))
     return AcceptPlan(tuple(steps)), tuple(problems)
 
 
-def found_in_iptables(place: Place, listed: str, own: Rules | None, options: AcceptOptions) -> Found:
+def found_in_iptables(place: ForwardChain, listed: str, own: Rules | None, options: AcceptOptions) -> ForwardChainState:
     """FORWARD of an iptables variant, from the output of `-S FORWARD` and the rules of vipd's chain (None:
     there is none).
 
@@ -182,28 +182,28 @@ def found_in_iptables(place: Place, listed: str, own: Rules | None, options: Acc
     deleted = "".join(f"-D {FORWARD} {rule}\n" for rule in jumps)
     written = "".join(f"-A {chain} {rule}\n" for rule in wanted)
     declared = f":{chain} - [0:0]\n"
-    return Found(
+    return ForwardChainState(
         place,
         drops=listed_policy(listed, FORWARD) != "ACCEPT" or not all(ours),
         accepted=own == wanted and jumps == [jump] and jump in rules[:first],
         present=own is not None or bool(jumps),
-        writing=f"*filter\n{declared}{written}{deleted}-I {FORWARD} 1 {jump}\nCOMMIT\n",
-        removing=f"*filter\n{declared}{deleted}-X {chain}\nCOMMIT\n",
+        write_text=f"*filter\n{declared}{written}{deleted}-I {FORWARD} 1 {jump}\nCOMMIT\n",
+        remove_text=f"*filter\n{declared}{deleted}-X {chain}\nCOMMIT\n",
     )
 
 
-def found_in_other_table(place: Place, listed: str) -> Found:
+def found_in_other_table(place: ForwardChain, listed: str) -> ForwardChainState:
     """FORWARD of iptables' table mangle or security, from the output of `-S FORWARD`. It counts as dropping
     only if no rule can accept a flow that vipd translated: a chain of another program may."""
     rules = [rule for rule in listed_rules(listed, FORWARD) if "RELATED,ESTABLISHED" not in rule]
     drops = listed_policy(listed, FORWARD) == "DROP" and all(target_of(rule) in _NO_ACCEPTS for rule in rules)
     written = f"{place.program} -t {place.table} -I {FORWARD} {_ACCEPT_TRANSLATED}"
-    return Found(place, drops, obstacle=f"vipd writes no rules into this table; hint: {written}")
+    return ForwardChainState(place, drops, obstacle=f"vipd writes no rules into this table; hint: {written}")
 
 
 def found_by_nft(
-    place: Place, policy: str, listed: Sequence[Mapping[str, Any]], options: AcceptOptions
-) -> Found:
+    place: ForwardChain, policy: str, listed: Sequence[Mapping[str, Any]], options: AcceptOptions
+) -> ForwardChainState:
     """A chain that nft writes, from the objects that `nft -j list table` prints of its table."""
     start = comment_start(options.prefix)
     others = [item for item in listed if not _is_ours(item, place, start)]
@@ -217,17 +217,17 @@ def found_by_nft(
 
     deleted = "".join(f"delete rule {place.nft_words} handle {handle}\n" for handle in handles)
     inserted = "".join(f"insert rule {place.nft_words} {rule}\n" for rule in reversed(rules))
-    return Found(
+    return ForwardChainState(
         place,
         drops=forward_verdict(others) is not ForwardVerdict.PASSES,
         accepted=comments == [options.comment] * len(rules)
         and forward_verdict(listed) is ForwardVerdict.PASSES,
         present=bool(handles),
-        writing=deleted + inserted,
-        removing=deleted,
+        write_text=deleted + inserted,
+        remove_text=deleted,
     )
 
 
-def _is_ours(item: Mapping[str, Any], place: Place, start: str) -> bool:
+def _is_ours(item: Mapping[str, Any], place: ForwardChain, start: str) -> bool:
     rule = item.get("rule", {})
     return rule.get("chain") == place.chain and str(rule.get("comment", "")).startswith(start)

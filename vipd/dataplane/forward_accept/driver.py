@@ -13,20 +13,20 @@ from pathlib import Path
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import (
     FORWARD,
-    WORDS,
+    NFT_FAMILIES,
     AcceptOptions,
     AcceptPlan,
-    Found,
-    Place,
-    Step,
+    ForwardChainState,
+    ForwardChain,
+    AcceptStep,
     make_plan,
 )
 from vipd.dataplane.forward_accept.reading import ForwardReader, is_of_iptables, tools_of
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import find_tools, restore
-from vipd.dataplane.iptables.watch.messages import Change, Kind, adds_chain_at_hook
-from vipd.dataplane.nftables.tools import transact
-from vipd.host.changes import HostRecord
+from vipd.dataplane.iptables.watch.messages import Change, MessageKind, adds_chain_at_hook
+from vipd.dataplane.nftables.tools import apply_transaction
+from vipd.host.changes import HostChanges
 from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
@@ -43,7 +43,7 @@ class ForwardAccepts:
     def __init__(
         self,
         settings: Settings,
-        record: HostRecord,
+        record: HostChanges,
         run: Runner,
         open_socket: OpenSocket = open_netlink,
         proc: Path = Path("/proc"),
@@ -59,17 +59,17 @@ class ForwardAccepts:
         self._own_chain = Names(settings.chain_prefix).fixed(FORWARD)
         self._wanted: tuple[str, frozenset[Family]] | None = None
         """The dataplane and the families that were planned for last."""
-        self._doubted = True
+        self._in_doubt = True
         self._looked = False
         """Whether foreign chains were read for the last plan: accepts of an earlier vipd there may have to be
         removed."""
-        self._skipped: frozenset[Place] = frozenset()
-        self._found: tuple[Found, ...] = ()
+        self._skipped: frozenset[ForwardChain] = frozenset()
+        self._found: tuple[ForwardChainState, ...] = ()
         self._problems: tuple[str, ...] = ()
 
     def invalidate(self) -> None:
         """Chains of the forward hook may have changed: the next plan reads them."""
-        self._doubted = True
+        self._in_doubt = True
 
     def warnings(self) -> tuple[str, ...]:
         """Where translated flows are dropped, and why."""
@@ -79,9 +79,9 @@ class ForwardAccepts:
         """The changes that let flows of these families pass. Raises ApplyError."""
         used = frozenset(families) if self._settings.accept_forwarded else frozenset()
         look = bool(families or self._record.read().accepts)
-        if self._wanted == (dataplane, used) and not self._doubted and look == self._looked:
+        if self._wanted == (dataplane, used) and not self._in_doubt and look == self._looked:
             return NOTHING
-        self._doubted = True
+        self._in_doubt = True
         self._looked = look
         if look:
             self._skipped = await self._of_dataplane(dataplane)
@@ -89,7 +89,7 @@ class ForwardAccepts:
         else:
             self._found = ()
         plan, self._problems = make_plan(self._found, used)
-        self._wanted, self._doubted = (dataplane, used), bool(plan)
+        self._wanted, self._in_doubt = (dataplane, used), bool(plan)
         return plan
 
     async def apply(self, plan: AcceptPlan) -> None:
@@ -99,7 +99,7 @@ class ForwardAccepts:
         for step in plan.steps:
             await self._do(step)
         assert self._wanted is not None  # noqa: S101 (a plan was made)
-        self._doubted = True
+        self._in_doubt = True
         if left := await self.plan(*self._wanted):
             raise ApplyError(
                 "flows that vipd translated are not accepted", f"still to do: {str(left).strip()}"
@@ -112,8 +112,8 @@ class ForwardAccepts:
         Raises ApplyError if that is impossible; `plan` and `apply` for the one in use undo the rest.
         """
         plan = await self.plan(dataplane, families)
-        self._doubted = True
-        if problems := _of_this_choice(self._found, self._wanted[1] if self._wanted else ()):
+        self._in_doubt = True
+        if problems := _obstacles_of_dataplane(self._found, self._wanted[1] if self._wanted else ()):
             raise ApplyError(f"with {dataplane} connections would fail", problems[0])
         for step in plan.steps:
             if step.writes:
@@ -124,43 +124,43 @@ class ForwardAccepts:
         if not self._settings.accept_forwarded:
             return ()
         found = await self._reader.read(await self._of_dataplane(dataplane))
-        return _of_this_choice(found, frozenset(Family))
+        return _obstacles_of_dataplane(found, frozenset(Family))
 
-    def kept(self) -> frozenset[tuple[Family, str]]:
+    def variants_to_keep(self) -> frozenset[tuple[Family, str]]:
         """The iptables variants in which the accept has to stay when the iptables dataplane ends."""
         if self._wanted is None:
             return frozenset((family, variant) for family in Family for variant in ("nft", "legacy"))
         families = self._wanted[1]
         return frozenset(
-            (family, found.place.variant)
+            (family, found.forward_chain.variant)
             for family in families
             for found in self._found
-            if found.drops and found.place.variant and found.place.family == WORDS[family]
+            if found.drops and found.forward_chain.variant and found.forward_chain.family == NFT_FAMILIES[family]
         )
 
     def concerns(self, change: Change) -> bool:
         """Whether a foreign change of nf_tables may matter here. Raises ValueError (malformed)."""
-        if change.kind is Kind.TABLE_DELETED or not (self._wanted and self._wanted[1]):
+        if change.kind is MessageKind.TABLE_DELETED or not (self._wanted and self._wanted[1]):
             return False  # a table's chains are reported one by one
         family, _, table = change.table.rpartition(" ")
-        family = family or WORDS[change.family]
+        family = family or NFT_FAMILIES[change.family]
         if is_of_iptables(family, table, change.chain) or change.chain == self._own_chain:
-            return Place(family, table, FORWARD, "nft") not in self._skipped
-        places = [found.place for found in self._found if not found.place.variant]
+            return ForwardChain(family, table, FORWARD, "nft") not in self._skipped
+        places = [found.forward_chain for found in self._found if not found.forward_chain.variant]
         known = any((place.family, place.table) == (family, table) for place in places)
         return known or adds_chain_at_hook(change)
 
     async def differs(self) -> bool:
         """Whether anything changed since it was read, for which the kernel sends no events:
         a chain FORWARD of iptables-legacy, or an obstacle. Raises ApplyError."""
-        if self._doubted or not (self._wanted and self._wanted[1]):
+        if self._in_doubt or not (self._wanted and self._wanted[1]):
             return False
         if self._problems:
             return await self._reader.read(self._skipped) != self._found
-        known = tuple(found for found in self._found if found.place.variant == "legacy")
+        known = tuple(found for found in self._found if found.forward_chain.variant == "legacy")
         return await self._reader.read_legacy(self._skipped) != known
 
-    async def _of_dataplane(self, dataplane: str) -> frozenset[Place]:
+    async def _of_dataplane(self, dataplane: str) -> frozenset[ForwardChain]:
         """The chains that already have an accept of the dataplane."""
         if dataplane != "iptables":
             return frozenset()
@@ -170,18 +170,18 @@ class ForwardAccepts:
                 tools = await find_tools(family, self._settings.iptables_variant, self._run)
             except ApplyError:
                 continue  # the dataplane reports it
-            places.add(Place.of_iptables(family, "legacy" if tools.legacy else "nft"))
+            places.add(ForwardChain.of_iptables(family, "legacy" if tools.legacy else "nft"))
         return frozenset(places)
 
-    async def _do(self, step: Step) -> None:
-        found, place = step.found, step.found.place
+    async def _do(self, step: AcceptStep) -> None:
+        found, place = step.found, step.found.forward_chain
         if step.writes:
             try:
-                self._record.accept(self._settings.chain_prefix, str(place))
+                self._record.record_accept(self._settings.chain_prefix, str(place))
             except OSError as error:
                 what = "what is done to this host cannot be recorded"
                 raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
-        await write(place, found.writing if step.writes else found.removing, self._run)
+        await write(place, found.write_text if step.writes else found.remove_text, self._run)
         if step.writes:
             log.info("%s accepts flows that vipd translated from now on", place)
         else:
@@ -189,14 +189,14 @@ class ForwardAccepts:
             log.info("%s: vipd's accept is removed", place)
 
 
-def _of_this_choice(found: Collection[Found], families: Collection[Family]) -> tuple[str, ...]:
+def _obstacles_of_dataplane(found: Collection[ForwardChainState], families: Collection[Family]) -> tuple[str, ...]:
     """The obstacles with one dataplane, without those that exist with each."""
-    return make_plan([each for each in found if each.place.ours_to_write], families)[1]
+    return make_plan([each for each in found if each.forward_chain.writable], families)[1]
 
 
-async def write(place: Place, text: str, run: Runner) -> None:
+async def write(place: ForwardChain, text: str, run: Runner) -> None:
     """Give a place's program its input. Raises ApplyError."""
     if place.variant:
         await restore(await tools_of(place, run), text, run)
     else:
-        await transact(text, run)
+        await apply_transaction(text, run)

@@ -11,10 +11,10 @@ from typing import Any
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import (
     FORWARD,
-    WORDS,
+    NFT_FAMILIES,
     AcceptOptions,
-    Found,
-    Place,
+    ForwardChainState,
+    ForwardChain,
     found_by_nft,
     found_in_iptables,
     found_in_other_table,
@@ -27,7 +27,7 @@ from vipd.dataplane.nftables.reader import DORMANT, OWNED, BaseChain, TableReade
 from vipd.dataplane.nftables.saved_table import MalformedListingError, read_objects
 from vipd.dataplane.programs import finish
 from vipd.host.netlink_socket import OpenSocket
-from vipd.host.process import Finished, Runner
+from vipd.host.process import ProgramResult, Runner
 from vipd.model.service import Family
 
 HOOK = 2
@@ -52,7 +52,7 @@ class ForwardReader:
         self._options, self._run, self._open, self._proc = options, run, open_socket, proc
         self._chain = Names(options.prefix).fixed(FORWARD)
 
-    async def read(self, skipped: Collection[Place]) -> tuple[Found, ...]:
+    async def read(self, skipped: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
         """Every chain but those skipped. Raises ApplyError."""
         for attempt in range(_ATTEMPTS):
             try:
@@ -62,22 +62,22 @@ class ForwardReader:
                     raise
         raise AssertionError("unreachable")
 
-    async def read_legacy(self, skipped: Collection[Place]) -> tuple[Found, ...]:
+    async def read_legacy(self, skipped: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
         """Those of iptables-legacy, of which the kernel gives no events. Raises ApplyError."""
         places = [
-            Place.of_iptables(family, "legacy", table)
+            ForwardChain.of_iptables(family, "legacy", table)
             for family in Family
             for table in ("filter", *OTHER_TABLES)
             if has_legacy_tables(family, self._proc, table)
         ]
-        found = [await self._iptables(p) for p in places if p.ours_to_write and p not in skipped]
-        return (*found, *[await self._other_table(place) for place in places if not place.ours_to_write])
+        found = [await self._iptables(p) for p in places if p.writable and p not in skipped]
+        return (*found, *[await self._other_table(place) for place in places if not place.writable])
 
-    async def read_native(self) -> tuple[Found, ...]:
+    async def read_native(self) -> tuple[ForwardChainState, ...]:
         """Those that nft writes, or has written into. Raises ApplyError."""
         found = []
         for each in await asyncio.to_thread(self._chains):
-            place = Place(each.chain.family, each.chain.table, each.chain.name)
+            place = ForwardChain(each.chain.family, each.chain.table, each.chain.name)
             try:
                 found.append(await self._native(place, each))
             except ApplyError:
@@ -85,16 +85,16 @@ class ForwardReader:
                     raise
         return tuple(found)
 
-    async def _read(self, skipped: Collection[Place]) -> tuple[Found, ...]:
+    async def _read(self, skipped: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
         found = list(await self.read_legacy(skipped))
         for each in await asyncio.to_thread(self._chains):
             chain = each.chain
-            place = Place(chain.family, chain.table, chain.name)
+            place = ForwardChain(chain.family, chain.table, chain.name)
             if is_of_iptables(chain.family, chain.table, chain.name):
                 place = replace(place, variant="nft")
                 if chain.table == "filter" and place not in skipped:
                     found.append(await self._iptables(place, chain))
-                elif not (place.ours_to_write or chain.accepts):
+                elif not (place.writable or chain.accepts):
                     found.append(await self._other_table(place))
             else:
                 found.append(await self._native(place, each))
@@ -108,12 +108,12 @@ class ForwardReader:
             if "modprobe" in error.hint:
                 return []  # this kernel has no nf_tables
             raise
-        families = {*WORDS.values(), "inet"}
+        families = {*NFT_FAMILIES.values(), "inet"}
         here = [c for c in chains if c.hook == HOOK and c.family in families]
         found = [NftChain(chain, flags.get((chain.family, chain.table), 0)) for chain in here]
         return [each for each in found if not each.flags & DORMANT]
 
-    async def _native(self, place: Place, each: NftChain) -> Found:
+    async def _native(self, place: ForwardChain, each: NftChain) -> ForwardChainState:
         words = ["nft", "-t", "-j", "list", "table", place.family, place.table]
         policy = "accept" if each.chain.accepts else "drop"
         listed = _objects(await finish(words, "", self._run), place)
@@ -123,40 +123,40 @@ class ForwardReader:
             raise ApplyError(f"{place} cannot be read", "what nft prints is not understood") from None
         return replace(found, obstacle=_OWNER) if each.flags & OWNED else found
 
-    async def _iptables(self, place: Place, chain: BaseChain | None = None) -> Found:
+    async def _iptables(self, place: ForwardChain, chain: BaseChain | None = None) -> ForwardChainState:
         try:
             tools = await tools_of(place, self._run)
         except ApplyError as error:
             drops = chain is not None and not chain.accepts
             why = f"it is to be written by {place.program}, which is not here; hint: apt install iptables"
-            return Found(place, drops, obstacle=f"{why} ({error.why})")
+            return ForwardChainState(place, drops, obstacle=f"{why} ({error.why})")
         said = await self._list(tools, FORWARD)
-        if "incompatible" in said.errors and chain is not None:
+        if "incompatible" in said.stderr and chain is not None:
             # It already has rules of nft, which iptables cannot read; another one does no harm.
             return await self._native(replace(place, variant=""), NftChain(chain, 0))
-        if said.code:
-            raise ApplyError(f"{place} cannot be read", " ".join(said.errors.split()))
+        if said.exit_code:
+            raise ApplyError(f"{place} cannot be read", " ".join(said.stderr.split()))
         own = await self._list(tools, self._chain)
-        if own.code not in (0, 1):  # 1: there is no such chain
-            raise ApplyError(f"{place} cannot be read", " ".join(own.errors.split()))
-        rules = None if own.code else listed_rules(own.output, self._chain)
-        return found_in_iptables(place, said.output, rules, self._options)
+        if own.exit_code not in (0, 1):  # 1: there is no such chain
+            raise ApplyError(f"{place} cannot be read", " ".join(own.stderr.split()))
+        rules = None if own.exit_code else listed_rules(own.stdout, self._chain)
+        return found_in_iptables(place, said.stdout, rules, self._options)
 
-    async def _other_table(self, place: Place) -> Found:
+    async def _other_table(self, place: ForwardChain) -> ForwardChainState:
         """It is only reported, so an unreadable one is no fault."""
         try:
             said = await self._list(await tools_of(place, self._run), FORWARD, place.table)
         except ApplyError:
-            return Found(place, drops=False)
-        return found_in_other_table(place, said.output)
+            return ForwardChainState(place, drops=False)
+        return found_in_other_table(place, said.stdout)
 
-    async def _list(self, tools: Tools, chain: str, table: str = "filter") -> Finished:
+    async def _list(self, tools: Tools, chain: str, table: str = "filter") -> ProgramResult:
         program = tools.save.removesuffix("-save")
         argv = [program, "-w", str(LOCK_WAIT_SECONDS), "-t", table, "-S", chain]
         return await finish(argv, "", self._run)
 
 
-async def tools_of(place: Place, run: Runner) -> Tools:
+async def tools_of(place: ForwardChain, run: Runner) -> Tools:
     """The programs that write an iptables variant's FORWARD. Raises ApplyError."""
     family = Family.IPV4 if place.family == "ip" else Family.IPV6
     try:
@@ -170,14 +170,14 @@ async def tools_of(place: Place, run: Runner) -> Tools:
 
 def is_of_iptables(family: str, table: str, chain: str) -> bool:
     """Whether iptables-nft writes a chain, by the names that it uses."""
-    return family in WORDS.values() and chain == FORWARD and table in ("filter", *OTHER_TABLES)
+    return family in NFT_FAMILIES.values() and chain == FORWARD and table in ("filter", *OTHER_TABLES)
 
 
-def _objects(said: Finished, place: Place) -> list[Mapping[str, Any]]:
-    why = " ".join(said.errors.split()) or "what nft prints is not understood"
+def _objects(said: ProgramResult, place: ForwardChain) -> list[Mapping[str, Any]]:
+    why = " ".join(said.stderr.split()) or "what nft prints is not understood"
     try:
-        if said.code == 0:
-            return read_objects(said.output)
+        if said.exit_code == 0:
+            return read_objects(said.stdout)
     except MalformedListingError as error:
         why = str(error)
     raise ApplyError(f"{place} cannot be read", why)

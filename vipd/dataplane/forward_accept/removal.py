@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from vipd.dataplane.base import MissingProgramError
-from vipd.dataplane.forward_accept.accepts import AcceptOptions, Found
+from vipd.dataplane.forward_accept.accepts import AcceptOptions, ForwardChainState
 from vipd.dataplane.forward_accept.driver import write
 from vipd.dataplane.forward_accept.reading import ForwardReader
 from vipd.host.netlink_socket import OpenSocket, open_netlink
@@ -19,12 +19,12 @@ from vipd.host.process import Runner
 
 async def find_leftovers(
     prefixes: Iterable[str], recorded: Collection[str], run: Runner, open_socket: OpenSocket = open_netlink
-) -> list[Found]:
+) -> list[ForwardChainState]:
     """Foreign chains that contain rules of these prefixes. Raises ApplyError.
 
     Without nft this fails only if there are `recorded` ones.
     """
-    found: list[Found] = []
+    found: list[ForwardChainState] = []
     for prefix in prefixes:
         reader = ForwardReader(AcceptOptions(prefix, 0, 0), run, open_socket, Path("/proc"))
         try:
@@ -35,7 +35,7 @@ async def find_leftovers(
     return found
 
 
-async def remove(leftovers: Iterable[Found], run: Runner) -> None:
+async def remove(leftovers: Iterable[ForwardChainState], run: Runner) -> None:
     """Delete these rules. Raises ApplyError."""
     for each in leftovers:
-        await write(each.place, each.removing, run)
+        await write(each.forward_chain, each.remove_text, run)

@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from vipd.dataplane.forward_accept.accepts import FORWARD
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.iptables.names import ChainId
-from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange, Scope
+from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange, OwnershipFilter
 from vipd.dataplane.iptables.watch.messages import Change
 from vipd.model.service import Family
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """Pause between two polls of iptables-legacy; if it has no tables, a poll reads one small file."""
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardScope(Scope):
+class ForwardOwnershipFilter(OwnershipFilter):
     """The scope of a dataplane, extended to changes of chains in which vipd's accept may be needed."""
 
-    own: Scope
+    own: OwnershipFilter
     accepts: ForwardAccepts
 
-    def touched(self, change: Change) -> ChangeKind | None:
+    def classify(self, change: Change) -> ChangeKind | None:
         """The effect of a change on vipd; None if it has none. Raises ValueError (malformed)."""
-        if kind_of_change := self.own.touched(change):
+        if kind_of_change := self.own.classify(change):
             return kind_of_change
         concerns = not change.of_set and self.accepts.concerns(change)
         return ChangeKind[change.kind.name] if concerns else None
@@ -35,7 +35,7 @@ class ForwardScope(Scope):
 class ForwardPoll:
     """Polls everything for which the kernel sends no events, mainly iptables-legacy."""
 
-    def __init__(self, accepts: ForwardAccepts, interval: float = LOOK_SECONDS) -> None:
+    def __init__(self, accepts: ForwardAccepts, interval: float = POLL_SECONDS) -> None:
         self._accepts, self._interval = accepts, interval
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vipd.dataplane.iptables.dispatch import NO_ADDRESS, ByAddress
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.service_chains import LeafRules
+from vipd.dataplane.iptables.service_chains import ServiceChainRules
 from vipd.dataplane.iptables.syntax import (
     REMOVED,
     UNUSED_PORTS,
@@ -22,7 +22,7 @@ from vipd.dataplane.iptables.syntax import (
     to_port,
 )
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import ExternalAddress, Family, Policy, Protocol, Refusal
+from vipd.model.service import ExternalAddress, Family, TrafficPolicy, Protocol, RejectAction
 
 _RESET = "-j REJECT --reject-with tcp-reset"
 _UNDER_WAY = "! --tcp-flags FIN,SYN,RST,ACK SYN"
@@ -55,7 +55,7 @@ class Compiler:
     def __init__(self, options: RuleOptions, terse: bool = False) -> None:
         self._options = options
         self._names = options.names
-        self._leaves = LeafRules(options, terse)
+        self._leaves = ServiceChainRules(options, terse)
         version = "icmp" if options.family is Family.IPV4 else "icmp6"
         self._reject = f"-j REJECT --reject-with {version}-port-unreachable"
         self._unused = ((Protocol.TCP, _RESET), (Protocol.UDP, self._reject), (Protocol.SCTP, self._reject))
@@ -63,7 +63,7 @@ class Compiler:
     def compile(self, forwarding: Forwarding) -> Fragment:
         """The rules of one forwarding. Equal input gives equal rules."""
         lines = _Lines()
-        if forwarding.ended:
+        if forwarding.frontend_removed:
             self._reset(forwarding, lines)
             return Fragment({}, lines.found)
         self._dispatch_internal(forwarding, lines)
@@ -82,14 +82,14 @@ class Compiler:
     def _chains(self, forwarding: Forwarding) -> Iterator[tuple[str, Rules]]:
         key, leaves = forwarding.key, self._leaves
         if forwarding.endpoints:
-            yield self._names.service(key), leaves.balance(forwarding, Policy.CLUSTER)
+            yield self._names.service(key), leaves.balance(forwarding, TrafficPolicy.CLUSTER)
         if forwarding.local_endpoints:
-            yield self._names.service(key, "SVL"), leaves.balance(forwarding, Policy.LOCAL)
-        if forwarding.served and forwarding.externally_accessible:
+            yield self._names.service(key, "SVL"), leaves.balance(forwarding, TrafficPolicy.LOCAL)
+        if forwarding.has_endpoints and forwarding.externally_exposed:
             yield self._names.service(key, "EXT"), leaves.external(forwarding)
             for networks, (name, addresses) in self._firewalls(forwarding).items():
                 yield name, leaves.firewall(forwarding, addresses, networks)
-        pinned = forwarding.pinned if forwarding.endpoints and self._options.affinity else ()
+        pinned = forwarding.affinity_only if forwarding.endpoints and self._options.affinity else ()
         for endpoint in (*forwarding.reachable(), *pinned):
             yield self._names.endpoint(key, endpoint), leaves.translate(forwarding, endpoint)
 
@@ -109,7 +109,7 @@ class Compiler:
             if endpoints:
                 note = comment(f"{key.service_port} cluster IP")
                 match = to_address(address, key.family, key.protocol, note, forwarding.port)
-                chain = self._names.service(key, "SVL" if policy is Policy.LOCAL else "SVC")
+                chain = self._names.service(key, "SVL" if policy is TrafficPolicy.LOCAL else "SVC")
                 lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}", address)
             else:
                 for note, target in self._refusals(forwarding):
@@ -134,7 +134,7 @@ class Compiler:
         refused = not forwarding.endpoints_under(forwarding.external_policy)
         firewalls = self._firewalls(forwarding)
         for external in forwarding.external_addresses:
-            if forwarding.served:
+            if forwarding.has_endpoints:
                 firewall = firewalls[external.allow_from][0] if external.allow_from else ""
                 self._dispatch_address(forwarding, external, firewall, lines)
             if refused:
@@ -162,7 +162,7 @@ class Compiler:
     def _dispatch_node_port(self, forwarding: Forwarding, port: int, refused: bool, lines: _Lines) -> None:
         """Node ports are not subject to source ranges, as for kube-proxy (contract 1.4)."""
         key = forwarding.key
-        if forwarding.served:
+        if forwarding.has_endpoints:
             match = to_port(key.protocol, comment(key.service_port), port)
             chain = self._names.service(key, "EXT")
             lines.add(self._shared("nat", "NODEPORTS"), f"{match} -j {chain}")
@@ -194,10 +194,10 @@ class Compiler:
 
         If all endpoints are on other hosts, it drops: a client behind a load balancer then tries another.
         """
-        if forwarding.served:
+        if forwarding.has_endpoints:
             return comment(f"{forwarding.key.service_port} has no local endpoints"), "-j DROP"
         note = comment(f"{forwarding.key.service_port} has no endpoints")
-        if forwarding.refusal is Refusal.DROP:
+        if forwarding.refusal is RejectAction.DROP:
             return note, "-j DROP"
         # A reset is always effective at once; an ICMPv6 error for a busy socket is lost, and the
         # client retries a second later (measured on 6.18, client on the same machine).

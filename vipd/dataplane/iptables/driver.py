@@ -9,13 +9,13 @@ from dataclasses import replace
 from vipd.dataplane.dual_stack import DualStackDataplane
 from vipd.dataplane.iptables.counters.counter import RuleCounter
 from vipd.dataplane.iptables.family import FamilyRules
-from vipd.dataplane.iptables.former import Kept
+from vipd.dataplane.iptables.former import KeptVariants
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Plan
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
 from vipd.dataplane.iptables.watch.stream import WatchOptions
-from vipd.dataplane.iptables.watch.watcher import Watch
-from vipd.host.changes import HostRecord
+from vipd.dataplane.iptables.watch.watcher import RuleWatch
+from vipd.host.changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Endpoint, Forwarding
@@ -35,7 +35,7 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
 
     @classmethod
     async def start(
-        cls, settings: Settings, record: HostRecord, run: Runner, kept: Kept = tuple
+        cls, settings: Settings, record: HostChanges, run: Runner, kept: KeptVariants = tuple
     ) -> IptablesDataplane:
         """Find the tools of both families. Writes nothing. A family without tools fails when it is needed,
         and looks for them again then."""
@@ -55,9 +55,9 @@ class IptablesDataplane(DualStackDataplane[FamilyRules, Plan]):
         key = forwarding.key
         return self._names.service(key), {e: self._names.endpoint(key, e) for e in forwarding.reachable()}
 
-    def watch(self, options: WatchOptions) -> Watch:
+    def watch(self, options: WatchOptions) -> RuleWatch:
         """Watches for changes by other programs; the counter receives the counts of deleted rules."""
-        return Watch(self.watched(), self._names, replace(options, on_message=self.counter.on_message))
+        return RuleWatch(self.watched(), self._names, replace(options, on_message=self.counter.on_message))
 
     def watched(self) -> tuple[WatchedFamily, ...]:
         """How to watch for foreign changes of vipd's rules, for each family that has tools."""

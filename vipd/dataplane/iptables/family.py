@@ -16,19 +16,19 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect
 from vipd.dataplane.iptables.base_chains import entry_jumps
 from vipd.dataplane.iptables.counters.counter import RuleCounter
-from vipd.dataplane.iptables.former import FormerRules, Kept
+from vipd.dataplane.iptables.former import OtherVariantRules, KeptVariants
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
-from vipd.dataplane.iptables.probe import Abilities, probe, shortcomings
+from vipd.dataplane.iptables.probe import Capabilities, probe, shortcomings
 from vipd.dataplane.iptables.reading import absent_tables, read_all, read_chain
 from vipd.dataplane.iptables.restore_text import Batches
-from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
-from vipd.dataplane.iptables.saved_rules import recognise
+from vipd.dataplane.iptables.ruleset import Ruleset, DesiredChains
+from vipd.dataplane.iptables.saved_rules import normalise
 from vipd.dataplane.iptables.tools import Tools, find_tools, program_names, restore, save
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
-from vipd.dataplane.programs import Programs, usable
-from vipd.host.changes import HostRecord
+from vipd.dataplane.programs import Programs, require_found
+from vipd.host.changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey
@@ -54,10 +54,10 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         self,
         family: Family,
         settings: Settings,
-        record: HostRecord,
+        record: HostChanges,
         run: Runner,
         counter: RuleCounter,
-        kept: Kept = tuple,
+        kept: KeptVariants = tuple,
     ) -> None:
         """`counter` counts the flows of these rules: before a write it reads the counts that would be
         lost."""
@@ -66,7 +66,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         variant = settings.iptables_variant
         self.programs = Programs(program_names(family, variant), lambda: find_tools(family, variant, run))
         self.desired = Ruleset(RuleOptions.of(settings, family, random_fully=False))
-        self._former = FormerRules(family, settings.chain_prefix, run, kept)
+        self._other_variant = OtherVariantRules(family, settings.chain_prefix, run, kept)
         self._names = Names(settings.chain_prefix)
         self._installed: Installed | None = None
         """None: unknown, so the next plan reads the kernel."""
@@ -80,7 +80,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         """Chains that are still there although nothing reaches them."""
         self._writes = 0
         self._writing = False
-        self._abilities: Abilities | None = None
+        self._capabilities: Capabilities | None = None
         self._wrote = False
 
     @property
@@ -106,10 +106,10 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
 
     def warnings(self) -> list[str]:
         """The effects on services of features that the kernel lacks."""
-        found = [self._former.warning] if self._former.warning else []
-        if self._abilities:
+        found = [self._other_variant.warning] if self._other_variant.warning else []
+        if self._capabilities:
             pinned, accepts = self.desired.services_with_affinity(), self._settings.accept_forwarded
-            found += shortcomings(self._abilities, self._family, pinned, accepts=accepts)
+            found += shortcomings(self._capabilities, self._family, pinned, accepts=accepts)
         return found
 
     def watched(self) -> WatchedFamily | None:
@@ -127,7 +127,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
     async def find_tools(self) -> None:
         """Look for the programs, if that is due. After a change of programs the kernel's state is unknown."""
         wanted = self._wrote or bool(self.desired.shared())
-        if not await self.programs.look(needed=wanted):
+        if not await self.programs.refresh(needed=wanted):
             return
         if not isinstance(self.tools, Tools):
             self._counter.stop(self._family)
@@ -137,7 +137,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         addresses = self.desired.options.node_port_addresses
         options = RuleOptions.of(self._settings, self._family, self.tools.random_fully)
         self.desired.reconfigure(replace(options, node_port_addresses=addresses))
-        self._installed = self._abilities = None
+        self._installed = self._capabilities = None
         self._writes += 1
 
     async def plan(self) -> Plan:
@@ -145,9 +145,9 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         await self.find_tools()
         if isinstance(self.tools, ApplyError) and not (self._wrote or self.desired.shared()):
             return Plan()
-        tools = usable(self.tools)
+        tools = require_found(self.tools)
         if self._invalid:
-            self._start_anew()
+            self._reset()
         fresh = self._installed is None or self._unwritten
         installed = self._installed or await self._observe(tools)
         large = self.desired.changes > LARGE
@@ -163,9 +163,9 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             await self._read_in_doubt(tools, installed)
         compare = partial(self._compare, installed, everything=fresh)
         plan = await asyncio.to_thread(compare) if large else compare()
-        plan = replace(plan, former=self._former.plan)
+        plan = replace(plan, other_variant=self._other_variant.plan)
         if not plan:
-            self.desired.written()
+            self.desired.mark_clean()
         self._unwritten = bool(plan) if fresh else self._unwritten
         return plan
 
@@ -173,10 +173,10 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         """The plan for everything, or for what is dirty."""
         if everything:
             wanted = self.desired.whole(installed.chains)
-            for group in (*wanted.leaves, wanted.shared):
-                recognise(installed, group)
+            for group in (*wanted.service_chains, wanted.shared):
+                normalise(installed, group)
         else:
-            wanted = self._without_deletions(self.desired.touched(), installed)
+            wanted = self._without_deletions(self.desired.dirty(), installed)
         return make_plan(wanted, installed, self._names, self._batches())
 
     async def survey(self) -> Installed | None:
@@ -184,7 +184,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         wanted. Raises ApplyError."""
         if isinstance(self.tools, ApplyError) and not self.desired.shared():
             return None
-        tools = usable(self.tools)
+        tools = require_found(self.tools)
         return await self._read(await save(tools, self._run), tools)
 
     def difference(self, surveyed: Installed | None) -> Plan:
@@ -197,26 +197,26 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             return
         gone = frozenset(self._garbage - self.desired.chains_in_use())
         self._garbage.clear()
-        wanted = Wanted((), {}, entry_jumps(self.desired.options), gone)
+        wanted = DesiredChains((), {}, entry_jumps(self.desired.options), gone)
         plan = make_plan(wanted, self._installed, self._names, self._batches())
         if plan:
-            await self._write(plan, settles=False)
+            await self._write(plan, marks_clean=False)
 
     def _batches(self) -> Batches:
         return Batches.of(legacy=not isinstance(self.tools, ApplyError) and self.tools.legacy)
 
-    def _without_deletions(self, wanted: Wanted, installed: Installed) -> Wanted:
+    def _without_deletions(self, wanted: DesiredChains, installed: Installed) -> DesiredChains:
         """In a large table one deletion makes iptables-nft-restore read every chain: 0.2 s of 0.25 s for one
         changed backend among 10,000 services. No packet reaches those chains, so they can wait for
         `collect_garbage`."""
         if len(installed.chains) <= COLLECT_LATER_ABOVE or not self.desired.shared():
             return wanted
-        self._garbage |= wanted.gone
-        return replace(wanted, gone=frozenset())
+        self._garbage |= wanted.obsolete
+        return replace(wanted, obsolete=frozenset())
 
     async def apply(self, plan: Plan) -> None:
         """Write a plan. Raises ApplyError when no single forwarding is to blame."""
-        await self._counter.before(self._family, plan.changes)
+        await self._counter.before_write(self._family, plan.changes)
         try:
             if plan:
                 await self._write(plan)
@@ -224,7 +224,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             if not error.rules_at_fault:
                 raise
             await self._bisect(error)
-        self._counter.written(self._family, plan.changes)
+        self._counter.after_write(self._family, plan.changes)
 
     async def _read_in_doubt(self, tools: Tools, installed: Installed) -> None:
         chains, self._in_doubt = self._in_doubt, set()
@@ -240,17 +240,17 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             if rules is not None:
                 holder[chain] = rules
         if chains:
-            self.desired.touch(chains)
-            wanted = self.desired.touched()
-            for group in (*wanted.leaves, wanted.shared):
-                recognise(installed, {chain: group[chain] for chain in chains & group.keys()})
+            self.desired.invalidate(chains)
+            wanted = self.desired.dirty()
+            for group in (*wanted.service_chains, wanted.shared):
+                normalise(installed, {chain: group[chain] for chain in chains & group.keys()})
 
     async def _observe(self, tools: Tools) -> Installed:
         text = await save(tools, self._run)
         if self._settings.chain_prefix == KUBE_PREFIX and not self._settings.force_chain_prefix:
             _refuse_beside_kube_proxy(text, self._family)
         self._missing_tables = [f"{self._family} {table}" for table in absent_tables(text)]
-        await self._former.look(tools)
+        await self._other_variant.refresh(tools)
         return await self._read(text, tools)
 
     async def _read(self, saved: str, tools: Tools) -> Installed:
@@ -261,11 +261,11 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         """Before the first write: record on disk that rules will exist, and probe this host's features."""
         self._record_rules(self._missing_tables)
         self._missing_tables = []
-        if self._abilities is None:
+        if self._capabilities is None:
             await self._probe(tools)
 
     async def _probe(self, tools: Tools) -> None:
-        self._abilities = abilities = await probe(tools, self._names, self._family, self._run)
+        self._capabilities = abilities = await probe(tools, self._names, self._family, self._run)
         options = self.desired.options
         self.desired.reconfigure(
             replace(
@@ -278,15 +278,15 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             )
         )
 
-    async def _write(self, plan: Plan, settles: bool = True) -> None:
+    async def _write(self, plan: Plan, marks_clean: bool = True) -> None:
         assert isinstance(self.tools, Tools)  # noqa: S101 (a plan with work exists only where tools do)
         assert self._installed is not None  # noqa: S101
         self._writing = self._wrote = True
         try:
             for text in plan.restores:
                 await restore(self.tools, text, self._run)
-            if plan.former:
-                await self._former.remove(plan.former)
+            if plan.other_variant:
+                await self._other_variant.remove(plan.other_variant)
         except BaseException:
             # Some restores may have been applied, also if this task was cancelled: read again first.
             self._installed = None
@@ -294,21 +294,21 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         finally:
             self._writing = False
             self._writes += 1
-        plan.settle(self._installed)
-        if settles:
+        plan.record_applied(self._installed)
+        if marks_clean:
             self._unwritten = False
-            self.desired.written()
+            self.desired.mark_clean()
 
     async def _bisect(self, error: ApplyError) -> None:
         """Find which forwardings the kernel rejects, and program all others."""
-        suspects = list(self.desired.hold_back().items())
+        suspects = list(self.desired.revert().items())
         admitted = 0
         try:
             await self._rewrite()
             await self._require_tools(error)
             log.warning("%s; looking for the service at fault among %d", error, len(suspects))
             for (key, forwarding), why in await bisect(suspects, self._reapply):
-                self._hold(key, forwarding, why)
+                self._quarantine_forwarding(key, forwarding, why)
             admitted = len(suspects)
         finally:
             if not admitted:
@@ -331,7 +331,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             await self._rewrite()
         except ApplyError as error:
             if error.rules_at_fault:
-                self.desired.hold_back()
+                self.desired.revert()
                 await self._rewrite()
             raise
 

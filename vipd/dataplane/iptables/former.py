@@ -21,13 +21,13 @@ from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 
-AGAIN_SECONDS = 60.0
+RETRY_SECONDS = 60.0
 """Pause after which a variant that could not be read is tried again."""
 _NO_NFTABLES = ("Failed to initialize nft", "Could not fetch rule set generation id")
 """Messages of iptables-nft if the kernel has no nf_tables, and thus no rules in it."""
 
 
-Kept = Callable[[], Collection[tuple[Family, str]]]
+KeptVariants = Callable[[], Collection[tuple[Family, str]]]
 """The families and variants in which the chain that accepts translated flows stays: it is not the
 dataplane's."""
 
@@ -53,11 +53,11 @@ def _chains_of_services(saved: str, prefix: str) -> list[str]:
     return [line for line in saved.splitlines() if line.startswith(start) and not line.startswith(accept)]
 
 
-class FormerRules:
+class OtherVariantRules:
     """Finds and removes them."""
 
     def __init__(
-        self, family: Family, prefix: str, run: Runner, kept: Kept = tuple, proc: Path = Path("/proc")
+        self, family: Family, prefix: str, run: Runner, kept: KeptVariants = tuple, proc: Path = Path("/proc")
     ) -> None:
         self._family, self._prefix, self._run, self._kept, self._proc = family, prefix, run, kept, proc
         self._tools: Tools | None = None
@@ -68,7 +68,7 @@ class FormerRules:
         self.warning = ""
         """Why they could not be read."""
 
-    async def look(self, tools: Tools) -> None:
+    async def refresh(self, tools: Tools) -> None:
         """Look for them; `tools` are those in use. A failed read is a warning, and does not delay the
         caller."""
         clock = asyncio.get_running_loop().time
@@ -87,7 +87,7 @@ class FormerRules:
         except ApplyError as error:
             if any(word in error.why for word in _NO_NFTABLES) and not error.hint:
                 return
-            self._not_before = clock() + AGAIN_SECONDS
+            self._not_before = clock() + RETRY_SECONDS
             self.warning = f"whether iptables-{variant} holds old rules of vipd's cannot be seen: {error}"
             return
         if holds_own(saved, self._prefix):

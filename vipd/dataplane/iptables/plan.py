@@ -25,10 +25,10 @@ from vipd.dataplane.iptables.restore_text import (
     load_blocks,
     write_block,
 )
-from vipd.dataplane.iptables.ruleset import Wanted
+from vipd.dataplane.iptables.ruleset import DesiredChains
 from vipd.dataplane.iptables.words import target_of
 
-NEAR_RULES = 200
+ORDERED_DIFF_MAX_RULES = 200
 """Rules of a chain, before and after, above which a difference does not show their old order."""
 
 _DISPATCH = re.compile(r"-(SERVICES|NODEPORTS|GRP-\w+)$")
@@ -62,17 +62,17 @@ class Plan:
     restores: tuple[str, ...] = ()
     """Complete inputs for `iptables-restore --noflush`."""
     changes: tuple[Change, ...] = ()
-    former: Plan | None = None
+    other_variant: Plan | None = None
     """Then removes vipd's rules in the iptables variant that is not in use."""
 
     def __bool__(self) -> bool:
-        return bool(self.changes or self.former)
+        return bool(self.changes or self.other_variant)
 
     def __str__(self) -> str:
-        former = f"# in the other iptables variant\n{self.former}" if self.former else ""
+        former = f"# in the other iptables variant\n{self.other_variant}" if self.other_variant else ""
         return "".join(f"{line}\n" for change in self.changes for line in _difference(change)) + former
 
-    def settle(self, installed: Installed) -> None:
+    def record_applied(self, installed: Installed) -> None:
         """Record in `installed` that this plan was written."""
         for change in self.changes:
             holder = installed.builtins if change.builtin else installed.chains
@@ -82,20 +82,20 @@ class Plan:
                 holder[change.chain] = change.after
 
 
-def make_plan(wanted: Wanted, installed: Installed, names: Names, batches: Batches = NFT_BATCHES) -> Plan:
+def make_plan(desired: DesiredChains, installed: Installed, names: Names, batches: Batches = NFT_BATCHES) -> Plan:
     """The plan that makes `installed` equal to `wanted`, in as few restores as is safe."""
     chains = installed.chains
-    groups = tuple(changed for group in wanted.leaves if (changed := _changed(group, chains)))
-    shared = _changed(wanted.shared, chains)
-    gone = tuple(sorted(chain for chain in wanted.gone if chain in chains))
-    jumps = tuple(_jump_changes(wanted.jumps, installed.builtins, names))
+    groups = tuple(changed for group in desired.service_chains if (changed := _changed_chains(group, chains)))
+    shared = _changed_chains(desired.shared, chains)
+    gone = tuple(sorted(chain for chain in desired.obsolete if chain in chains))
+    jumps = tuple(_jump_changes(desired.jumps, installed.builtins, names))
     written = [item for group in (*groups, shared) for item in group.items()]
     changes = (
         *(Change(chain, chains.get(chain), rules) for chain, rules in written),
         *(Change(chain, chains[chain], None) for chain in gone),
         *(jump.change for jump in jumps),
     )
-    steps = _Steps(groups, shared, wanted.shared, gone, jumps, chains, batches)
+    steps = _RestoreBuilder(groups, shared, desired.shared, gone, jumps, chains, batches)
     return Plan(steps.restores(), changes)
 
 
@@ -104,40 +104,40 @@ class _JumpChange:
     change: Change
     lines: tuple[str, ...]
     """Deletions of our old jumps, then insertions at the head."""
-    wanted: bool
+    has_jumps: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
+class _RestoreBuilder:
     """The parts of a plan, laid out as restore inputs."""
 
     groups: Sequence[Mapping[ChainId, Rules]]
     shared: Mapping[ChainId, Rules]
     """Those shared chains that change."""
     all_shared: Mapping[ChainId, Rules]
-    gone: Sequence[ChainId]
+    obsolete: Sequence[ChainId]
     jumps: Sequence[_JumpChange]
     installed: Mapping[ChainId, Rules]
     batches: Batches
 
     def restores(self) -> tuple[str, ...]:
         nat = _table("nat", self.shared)
-        jumps = self._jump_lines("nat", wanted=True) + self._jump_lines("nat", wanted=False)
-        deletions = delete_blocks(self._gone_in("nat"), self.batches.deletions)
+        jumps = self._jump_lines("nat", has_jumps=True) + self._jump_lines("nat", has_jumps=False)
+        deletions = delete_blocks(self._obsolete_in("nat"), self.batches.deletions)
         before, after = self._refusals_before(), self._refusals_after()
         if sum(map(line_count, self.groups)) <= self.batches.lines:
             # One process for the usual small change; each block is still a separate transaction.
             reachable = write_block("nat", {**joined(self.groups), **nat}, jumps)
             return _nonempty(["".join([before, reachable, *deletions, after])])
-        early, late = self._apart()
+        early, late = self._split_by_reachability()
         batches = load_blocks(early, self.installed, self.batches)
         commit = write_block("nat", {**joined(late), **nat}, jumps)
         return _nonempty([before, *batches, commit, *deletions, after])
 
-    def _apart(self) -> tuple[list[Mapping[ChainId, Rules]], list[Mapping[ChainId, Rules]]]:
+    def _split_by_reachability(self) -> tuple[list[Mapping[ChainId, Rules]], list[Mapping[ChainId, Rules]]]:
         """The groups to write before the dispatch, and those that must change in one step with it: those that
         other frontends reach already. They are few, so that this last restore stays small."""
-        reached, wanted = _ways_in(self.installed), _ways_in(self.all_shared)
+        reached, wanted = _incoming_rules(self.installed), _incoming_rules(self.all_shared)
         early: list[Mapping[ChainId, Rules]] = []
         late: list[Mapping[ChainId, Rules]] = []
         for group in self.groups:
@@ -148,39 +148,39 @@ class _Steps:
     def _refusals_before(self) -> str:
         """Filter chains with the rules that they gain, and still with those that they will lose."""
         gaining = {
-            chain: (*rules, *self._lost(chain, rules))
+            chain: (*rules, *self._lost_rules(chain, rules))
             for chain, rules in _table("filter", self.shared).items()
             if chain not in self.installed or not set(rules) <= set(self.installed[chain])
         }
-        return write_block("filter", gaining, self._jump_lines("filter", wanted=True))
+        return write_block("filter", gaining, self._jump_lines("filter", has_jumps=True))
 
     def _refusals_after(self) -> str:
         """Filter chains in their final form, where the first one was not final yet."""
         losing = {
             chain: rules
             for chain, rules in _table("filter", self.shared).items()
-            if self._lost(chain, rules) or set(rules) == set(self.installed.get(chain, ()))
+            if self._lost_rules(chain, rules) or set(rules) == set(self.installed.get(chain, ()))
         }
-        last = self._jump_lines("filter", wanted=False)
-        return write_block("filter", losing, last) + delete_block(self._gone_in("filter"))
+        last = self._jump_lines("filter", has_jumps=False)
+        return write_block("filter", losing, last) + delete_block(self._obsolete_in("filter"))
 
-    def _lost(self, chain: ChainId, rules: Rules) -> Rules:
+    def _lost_rules(self, chain: ChainId, rules: Rules) -> Rules:
         kept = frozenset(rules)
         return tuple(rule for rule in self.installed.get(chain, ()) if rule not in kept)
 
-    def _jump_lines(self, table: str, wanted: bool) -> tuple[str, ...]:
+    def _jump_lines(self, table: str, has_jumps: bool) -> tuple[str, ...]:
         return tuple(
             line
             for jump in self.jumps
-            if jump.change.chain.table == table and jump.wanted is wanted
+            if jump.change.chain.table == table and jump.has_jumps is has_jumps
             for line in jump.lines
         )
 
-    def _gone_in(self, table: str) -> list[ChainId]:
-        return [chain for chain in self.gone if chain.table == table]
+    def _obsolete_in(self, table: str) -> list[ChainId]:
+        return [chain for chain in self.obsolete if chain.table == table]
 
 
-def _changed(wanted: Mapping[ChainId, Rules], installed: Mapping[ChainId, Rules]) -> Mapping[ChainId, Rules]:
+def _changed_chains(wanted: Mapping[ChainId, Rules], installed: Mapping[ChainId, Rules]) -> Mapping[ChainId, Rules]:
     return {chain: rules for chain, rules in wanted.items() if installed.get(chain) != rules}
 
 
@@ -201,7 +201,7 @@ def _jump_changes(
         yield _JumpChange(Change(builtin, rules, after, builtin=True), lines, bool(jumps))
 
 
-def _ways_in(chains: Mapping[ChainId, Rules]) -> Mapping[str, frozenset[str]]:
+def _incoming_rules(chains: Mapping[ChainId, Rules]) -> Mapping[str, frozenset[str]]:
     """The rules of the nat dispatch that lead to each chain, by that chain's name."""
     ways: dict[str, set[str]] = {}
     for chain, rules in chains.items():
@@ -226,7 +226,7 @@ def _difference(change: Change) -> Iterator[str]:
         " (new)" if change.before is None else " (removed)" if change.after is None else ""
     )
     before, after = change.before or (), change.after or ()
-    if len(before) + len(after) <= NEAR_RULES:
+    if len(before) + len(after) <= ORDERED_DIFF_MAX_RULES:
         lines = difflib.ndiff(before, after)
         yield from (f"{line[0]} -A {name} {line[2:]}" for line in lines if line[0] in "+-")
         return

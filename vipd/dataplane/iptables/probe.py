@@ -28,7 +28,7 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class Capabilities:
     """Which optional features work."""
 
     affinity: bool = True
@@ -37,23 +37,23 @@ class Abilities:
     ping: bool = True
 
 
-def shortcomings(abilities: Abilities, family: Family, pinned: Sequence[str], *, accepts: bool) -> list[str]:
+def shortcomings(capabilities: Capabilities, family: Family, affinity_services: Sequence[str], *, accepts: bool) -> list[str]:
     """The effects of missing features. `pinned`: the services that require affinity; `accepts`: translated
     flows must be accepted in FORWARD."""
     found = []
-    if not abilities.affinity and pinned:
+    if not capabilities.affinity and affinity_services:
         why = "the kernel lacks xt_recent; modprobe xt_recent"
-        found.append(f"{family}: no affinity for {', '.join(pinned)}: {why}")
-    if not abilities.ping:
+        found.append(f"{family}: no affinity for {', '.join(affinity_services)}: {why}")
+    if not capabilities.ping:
         why = "the kernel lacks xt_REDIRECT; modprobe xt_REDIRECT"
         found.append(f"{family}: VIPs do not answer ping: {why}")
-    if not abilities.flow_marks and accepts:
+    if not capabilities.flow_marks and accepts:
         why = "the kernel lacks xt_connmark; modprobe xt_connmark"
         found.append(f"{family}: translated flows are not accepted in FORWARD: {why}")
     return found
 
 
-async def probe(tools: Tools, names: Names, family: Family, run: Runner) -> Abilities:
+async def probe(tools: Tools, names: Names, family: Family, run: Runner) -> Capabilities:
     """Try every feature. Raises ApplyError for a missing one that no service can do without, or when busy."""
     features = _features(family, names.fixed("PROBE"))
     try:
@@ -62,10 +62,10 @@ async def probe(tools: Tools, names: Names, family: Family, run: Runner) -> Abil
         if not error.rules_at_fault:
             raise
         return await _try_each(features, tools, names, run)
-    return Abilities()
+    return Capabilities()
 
 
-async def _try_each(features: tuple[Feature, ...], tools: Tools, names: Names, run: Runner) -> Abilities:
+async def _try_each(features: tuple[Feature, ...], tools: Tools, names: Names, run: Runner) -> Capabilities:
     missing: dict[str, str] = {}
     for feature in features:
         try:
@@ -75,7 +75,7 @@ async def _try_each(features: tuple[Feature, ...], tools: Tools, names: Names, r
                 what = f"{tools.version_text} cannot do {feature.name} on this kernel"
                 raise ApplyError(what, error.why, f"modprobe {feature.module}") from None
             missing[feature.name] = error.why
-    return Abilities(
+    return Capabilities(
         affinity="affinity" not in missing,
         flow_marks="flow marks" not in missing,
         random_fully="random ports" not in missing,

@@ -19,7 +19,7 @@ from vipd.dataplane.iptables.saved_rules import left_out_tables, read_saved
 from vipd.dataplane.iptables.tools import IncompatibleError, Tools, has_rule, list_chain
 from vipd.host.process import Runner
 
-MOST_CHAINS = 64
+MAX_CHAINS = 64
 """Chains above which a table that iptables-save does not show is not read one by one: a process for each."""
 UNREADABLE: Rules = ("(unreadable)",)
 """Placeholder for rules of a chain of vipd's that iptables cannot show. Differs from all wanted rules."""
@@ -47,7 +47,7 @@ async def read_all(
         raise ApplyError(f"{tools.save} is not understood", str(error), "vipd tries again") from None
     for table in left_out_tables(saved):
         asked = [chain for chain in {**dict.fromkeys(chains), **jumps} if chain.table == table]
-        if len(asked) > MOST_CHAINS:
+        if len(asked) > MAX_CHAINS:
             why = f"another program has put a rule into table {table} that only nft can show"
             raise ApplyError(f"{tools.save} does not show all rules", why, "look: nft list ruleset")
         for chain in asked:

@@ -14,7 +14,7 @@ from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
 from vipd.dataplane.iptables.restore_text import Batches
-from vipd.dataplane.iptables.ruleset import Ruleset, Wanted
+from vipd.dataplane.iptables.ruleset import Ruleset, DesiredChains
 from vipd.dataplane.iptables.saved_rules import read_saved
 from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
 from vipd.dataplane.iptables.words import target_of
@@ -84,9 +84,9 @@ async def remove_empty_tables(
             listed = await finish(["nft", "list", "table", kind, table], "", run)
         except MissingProgramError:
             return deleted
-        if listed.code != 0 or not _only_empty_base_chains(listed.output, foretold or ()):
+        if listed.exit_code != 0 or not _only_empty_base_chains(listed.stdout, foretold or ()):
             continue
-        if foretold is None and (await finish(["nft", "delete", "table", kind, table], "", run)).code:
+        if foretold is None and (await finish(["nft", "delete", "table", kind, table], "", run)).exit_code:
             continue
         deleted.append(f"{kind} {table}")
     return deleted
@@ -101,14 +101,14 @@ def removal_plan(saved: str, names: Names, family: Family, tools: Tools, *, acce
     return make_plan(wanted, installed, names, Batches.of(legacy=tools.legacy))
 
 
-def _but_the_accept(wanted: Wanted, installed: Installed, names: Names) -> Wanted:
+def _but_the_accept(wanted: DesiredChains, installed: Installed, names: Names) -> DesiredChains:
     """Without the end of the chain that accepts translated flows, and of the jumps to it."""
     chain, builtin = ChainId("filter", names.fixed("FORWARD")), ChainId("filter", "FORWARD")
     if chain not in installed.chains:
         return wanted
     jumps = tuple(rule for rule in installed.builtins.get(builtin, ()) if target_of(rule) == chain.name)
     return replace(
-        wanted, shared={chain: installed.chains[chain]}, jumps={builtin: jumps}, gone=wanted.gone - {chain}
+        wanted, shared={chain: installed.chains[chain]}, jumps={builtin: jumps}, obsolete=wanted.obsolete - {chain}
     )
 
 

@@ -20,15 +20,15 @@ KUBE_PROXY_TERSE_ABOVE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DesiredChains:
     """The wanted content of the kernel, as far as it must be compared."""
 
-    leaves: tuple[Mapping[ChainId, Rules], ...]
+    service_chains: tuple[Mapping[ChainId, Rules], ...]
     """Chains of one forwarding each, written together. The first may be chains that the others jump to."""
     shared: Mapping[ChainId, Rules]
     jumps: Mapping[ChainId, Rules]
     """Rules at the head of built-in chains; empty if no rule of vipd's should remain."""
-    gone: frozenset[ChainId]
+    obsolete: frozenset[ChainId]
     """Chains that no forwarding has any more."""
 
 
@@ -47,8 +47,8 @@ class Ruleset:
         self._ahead: dict[ForwardingKey, tuple[Forwarding, Compiler, Fragment]] = {}
         """Fragments compiled in advance for the next update, and their compiler."""
         self._endpoints = 0
-        self._touched: dict[ForwardingKey, None] = {}
-        self._gone: set[ChainId] = set()
+        self._dirty: dict[ForwardingKey, None] = {}
+        self._obsolete: set[ChainId] = set()
         self._shared: Mapping[ChainId, Rules] | None = None
         self._shared_before: frozenset[ChainId] = frozenset()
         self._dispatch: dict[ChainId, Dispatch] = {}
@@ -56,13 +56,13 @@ class Ruleset:
     @property
     def changes(self) -> int:
         """Number of forwardings that may differ from what was last written, with the work for each."""
-        known = (self._forwardings.get(key) or self._committed.get(key) for key in self._touched)
-        work = sum(forwarding.work() for forwarding in known if forwarding)
-        return len(self._touched) + work + sum(each.unsettled for each in self._dispatch.values())
+        known = (self._forwardings.get(key) or self._committed.get(key) for key in self._dirty)
+        work = sum(forwarding.compile_cost() for forwarding in known if forwarding)
+        return len(self._dirty) + work + sum(each.unsettled for each in self._dispatch.values())
 
     def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
         """The work for this change: of the forwarding or the one in its place, whichever is larger."""
-        return max((f.work() for f in (forwarding, self._forwardings.get(key)) if f), default=0)
+        return max((f.compile_cost() for f in (forwarding, self._forwardings.get(key)) if f), default=0)
 
     def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Compile what the next `update` of this key requires. May run in a thread."""
@@ -76,10 +76,10 @@ class Ruleset:
         if known is not forwarding or compiler is not self._compiler:
             fragment = self._compiler.compile(forwarding) if forwarding else None
         before = self._forwardings.pop(key, None)
-        self._endpoints -= before.known() if before else 0
+        self._endpoints -= before.endpoint_count() if before else 0
         if forwarding is not None:
             self._forwardings[key] = forwarding
-            self._endpoints += forwarding.known()
+            self._endpoints += forwarding.endpoint_count()
         self._replace(key, fragment)
 
     def reconfigure(self, options: RuleOptions) -> None:
@@ -88,9 +88,9 @@ class Ruleset:
             self.options = options
             self._recompile()
 
-    def hold_back(self) -> dict[ForwardingKey, Forwarding | None]:
+    def revert(self) -> dict[ForwardingKey, Forwarding | None]:
         """Revert to what was last written, and return the changes that this drops."""
-        held = {key: self._forwardings.get(key) for key in self._touched}
+        held = {key: self._forwardings.get(key) for key in self._dirty}
         for key in held:
             self.update(key, self._committed.get(key))
         return held
@@ -99,48 +99,48 @@ class Ruleset:
         """The services that require affinity, sorted."""
         return sorted({f.key.service for f in self._forwardings.values() if f.affinity_timeout is not None})
 
-    def touch(self, chains: Collection[ChainId]) -> None:
+    def invalidate(self, chains: Collection[ChainId]) -> None:
         """Mark the forwardings that own some of these chains as changed."""
         wanted = frozenset(chains)
         for key, fragment in self._fragments.items():
             if not wanted.isdisjoint(fragment.chains):
-                self._touched[key] = None
+                self._dirty[key] = None
 
     def chains_in_use(self) -> set[ChainId]:
         """Every wanted chain."""
         leaves = {chain for fragment in self._fragments.values() for chain in fragment.chains}
         return leaves.union(self.shared(), marking_chains(self.options))
 
-    def touched(self) -> Wanted:
+    def dirty(self) -> DesiredChains:
         """The changes since `written`: enough if the rest of the kernel is known to be right."""
         self._settle_comments()
         self.shared()
-        changed = (self._fragments.get(key) for key in self._touched)
-        return self._wanted((f for f in changed if f), frozenset(self._gone))
+        changed = (self._fragments.get(key) for key in self._dirty)
+        return self._wanted((f for f in changed if f), frozenset(self._obsolete))
 
-    def whole(self, present: Iterable[ChainId]) -> Wanted:
+    def whole(self, present: Iterable[ChainId]) -> DesiredChains:
         """Everything, and the deletion of every present chain of vipd's that is not wanted."""
         self._settle_comments()
         fragments = self._fragments.values()
         keep = self.chains_in_use() if self._in_use() else set()
         return self._wanted(fragments, frozenset(present) - keep)
 
-    def written(self) -> None:
+    def mark_clean(self) -> None:
         """The kernel contains everything wanted."""
-        for key in self._touched:
+        for key in self._dirty:
             if key in self._forwardings:
                 self._committed[key] = self._forwardings[key]
             else:
                 self._committed.pop(key, None)
-        self._touched.clear()
-        self._gone.clear()
+        self._dirty.clear()
+        self._obsolete.clear()
 
     def shared(self) -> Mapping[ChainId, Rules]:
         """The chains that all forwardings share, and the groups that they fan out into."""
         if self._shared is None:
             self._shared = self._assemble() if self._in_use() else {}
-            self._gone.update(self._shared_before - self._shared.keys())
-            self._gone.difference_update(self._shared)
+            self._obsolete.update(self._shared_before - self._shared.keys())
+            self._obsolete.difference_update(self._shared)
             self._shared_before = frozenset(self._shared)
         return self._shared
 
@@ -148,10 +148,10 @@ class Ruleset:
         old = self._fragments.pop(key, None)
         if new is not None:
             self._fragments[key] = new
-            self._gone.difference_update(new.chains)
+            self._obsolete.difference_update(new.chains)
         if old is not None:
-            self._gone.update(chain for chain in old.chains if new is None or chain not in new.chains)
-        self._touched[key] = None
+            self._obsolete.update(chain for chain in old.chains if new is None or chain not in new.chains)
+        self._dirty[key] = None
         before, after = old.shared if old else {}, new.shared if new else {}
         for chain in before.keys() | after.keys():
             self._dispatch_of(chain).replace(key, after.get(chain, {}))
@@ -190,9 +190,9 @@ class Ruleset:
     def _in_use(self) -> bool:
         return bool(self._fragments) or self.options.kube_proxy
 
-    def _wanted(self, fragments: Iterable[Fragment], gone: frozenset[ChainId]) -> Wanted:
+    def _wanted(self, fragments: Iterable[Fragment], gone: frozenset[ChainId]) -> DesiredChains:
         fixed = marking_chains(self.options)
         if not self._in_use():
-            return Wanted((), {}, {}, gone | frozenset(entry_chains(self.options)) | frozenset(fixed))
+            return DesiredChains((), {}, {}, gone | frozenset(entry_chains(self.options)) | frozenset(fixed))
         leaves = (fixed, *(f.chains for f in fragments if f.chains))
-        return Wanted(leaves, self.shared(), entry_jumps(self.options), gone)
+        return DesiredChains(leaves, self.shared(), entry_jumps(self.options), gone)

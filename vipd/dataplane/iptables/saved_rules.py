@@ -179,7 +179,7 @@ def read_saved(text: str, names: Names) -> Installed:
     return installed
 
 
-def recognise(installed: Installed, wanted: Mapping[ChainId, Rules]) -> None:
+def normalise(installed: Installed, wanted: Mapping[ChainId, Rules]) -> None:
     """Use vipd's own spelling for chains that are in the kernel as wanted.
 
     The kernel prints a probability as it stored it (0.3333333333 becomes 0.33333333349); after this,

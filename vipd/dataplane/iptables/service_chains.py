@@ -13,12 +13,12 @@ from vipd.dataplane.iptables.syntax import comment, joined, source, to_address
 from vipd.dataplane.options import LOOPBACK
 from vipd.dataplane.slots import interleaved, slot_counts
 from vipd.model.forwarding import Endpoint, Forwarding
-from vipd.model.service import Balance, Family, Masquerade, Policy
+from vipd.model.service import Balance, Family, Masquerade, TrafficPolicy
 
 LOCAL_SOURCE = "-m addrtype --src-type LOCAL"
 
 
-class LeafRules:
+class ServiceChainRules:
     """Writes the leaf chains' rules. `terse`: without comments on ladder, affinity and SEP rules."""
 
     def __init__(self, options: RuleOptions, terse: bool = False) -> None:
@@ -28,13 +28,13 @@ class LeafRules:
         self._mark = f"-j {self._names.fixed('MARK-MASQ')}"
         self._mask = "255.255.255.255" if options.family is Family.IPV4 else ":".join(["ffff"] * 8)
 
-    def balance(self, forwarding: Forwarding, policy: Policy) -> Rules:
+    def balance(self, forwarding: Forwarding, policy: TrafficPolicy) -> Rules:
         """The SVC or SVL chain: masquerade rules, then affinity, then the probability chain."""
         rules = list(self._internal_masquerade(forwarding)) if policy is forwarding.internal_policy else []
         endpoints = forwarding.endpoints_under(policy)
         steps = [self._step(forwarding, endpoint) for endpoint in endpoints]
-        if (seconds := self._pinned(forwarding)) is not None:
-            leaving = forwarding.pinned if policy is Policy.CLUSTER else ()
+        if (seconds := self._affinity_rules(forwarding)) is not None:
+            leaving = forwarding.affinity_only if policy is TrafficPolicy.CLUSTER else ()
             for note, chain in (*steps, *(self._step(forwarding, endpoint) for endpoint in leaving)):
                 pinned = f"-m recent --rcheck --seconds {seconds} --reap {self._list(chain)}"
                 rules.append(joined(note, pinned, f"-j {chain}"))
@@ -51,7 +51,7 @@ class LeafRules:
         """The SEP chain: hairpin flows are masqueraded, then the destination is rewritten."""
         key, note = forwarding.key, self._note(forwarding.key.service_port)
         chain = self._names.endpoint(key, endpoint)
-        remember = f"-m recent --set {self._list(chain)}" if self._pinned(forwarding) is not None else ""
+        remember = f"-m recent --set {self._list(chain)}" if self._affinity_rules(forwarding) is not None else ""
         target = f"-m {key.protocol} -j DNAT --to-destination {endpoint}"
         return (
             joined(f"-s {endpoint.address}/{self._options.family.bits}", note, self._mark),
@@ -60,7 +60,7 @@ class LeafRules:
 
     def external(self, forwarding: Forwarding) -> Rules:
         """The EXT chain: traffic for node ports, external and load balancer addresses."""
-        local = forwarding.external_policy is Policy.LOCAL
+        local = forwarding.external_policy is TrafficPolicy.LOCAL
         rules = list(self._external_local(forwarding) if local else self._external_masquerade(forwarding))
         if forwarding.endpoints_under(forwarding.external_policy):
             kind = "SVL" if local else "SVC"
@@ -116,7 +116,7 @@ class LeafRules:
         yield f"{self._about('masquerade LOCAL traffic', forwarding)} {LOCAL_SOURCE} {self._mark}"
         yield f"{self._about('route LOCAL traffic', forwarding)} {LOCAL_SOURCE} {cluster}"
 
-    def _pinned(self, forwarding: Forwarding) -> int | None:
+    def _affinity_rules(self, forwarding: Forwarding) -> int | None:
         return forwarding.affinity_timeout if self._options.affinity else None
 
     def _about(self, what: str, forwarding: Forwarding) -> str:

@@ -11,7 +11,7 @@ from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.saved_rules import MalformedRulesError, check_saved, listed_rules
 from vipd.dataplane.programs import VERSION_SECONDS, finish
-from vipd.host.process import Finished, Runner
+from vipd.host.process import ProgramResult, Runner
 from vipd.model.service import Family
 
 LOCK_WAIT_SECONDS = 5
@@ -88,15 +88,15 @@ async def find_tools(family: Family, variant: str, run: Runner) -> Tools:
     except MissingProgramError as error:
         hint = error.hint if variant == "auto" else "set iptables_variant: auto"
         raise MissingProgramError(error.what, error.why, hint) from None
-    match = _VERSION.search(said.output)
+    match = _VERSION.search(said.stdout)
     if not match:
-        raise ApplyError(f"{base} --version is not understood", (said.output + said.errors).strip())
+        raise ApplyError(f"{base} --version is not understood", (said.stdout + said.stderr).strip())
     version = tuple(int(part) for part in match.groups()[:3])
     if (1, 8, 0) <= version < BROKEN_BEFORE:
         raise MissingProgramError(
-            f"{said.output.strip()} is unusable", "it duplicates rules", "install 1.8.3 or later"
+            f"{said.stdout.strip()} is unusable", "it duplicates rules", "install 1.8.3 or later"
         )
-    return Tools(restoring, saving, said.output.strip(), version)
+    return Tools(restoring, saving, said.stdout.strip(), version)
 
 
 async def save(tools: Tools, run: Runner, *, counters: bool = False) -> str:
@@ -108,10 +108,10 @@ async def save(tools: Tools, run: Runner, *, counters: bool = False) -> str:
     finished = await finish([tools.save, *(("-c",) if counters else ())], "", run)
     _check(finished, tools.save)
     try:
-        check_saved(finished.output)
+        check_saved(finished.stdout)
     except MalformedRulesError as error:
         raise ApplyError(f"{tools.save} is not understood", str(error), "vipd tries again") from None
-    return finished.output
+    return finished.stdout
 
 
 async def list_chain(
@@ -125,20 +125,20 @@ async def list_chain(
     """
     listing = (*(("-v",) if counters else ()), "-S", chain.name)
     finished = await _command(tools, chain.table, listing, run)
-    if finished.code:
-        if _NO_CHAIN in finished.errors or await _is_absent(tools, chain, finished, run):
+    if finished.exit_code:
+        if _NO_CHAIN in finished.stderr or await _is_absent(tools, chain, finished, run):
             return None
         _check(finished, tools.program)
-    return listed_rules(finished.output, chain.name)
+    return listed_rules(finished.stdout, chain.name)
 
 
 async def has_rule(tools: Tools, chain: ChainId, rule: Sequence[str], run: Runner) -> bool:
     """Whether a chain has a rule, given in words; works for chains that iptables cannot show. Raises
     ApplyError."""
     finished = await _command(tools, chain.table, ("-C", chain.name, *rule), run)
-    if finished.code and not any(word in finished.errors for word in (_NO_RULE, _NO_CHAIN, *_NO_TARGET)):
+    if finished.exit_code and not any(word in finished.stderr for word in (_NO_RULE, _NO_CHAIN, *_NO_TARGET)):
         _check(finished, tools.program)
-    return finished.code == 0
+    return finished.exit_code == 0
 
 
 async def restore(tools: Tools, text: str, run: Runner) -> None:
@@ -148,40 +148,40 @@ async def restore(tools: Tools, text: str, run: Runner) -> None:
     _check(finished, tools.restore, text)
 
 
-async def _command(tools: Tools, table: str, words: Sequence[str], run: Runner) -> Finished:
+async def _command(tools: Tools, table: str, words: Sequence[str], run: Runner) -> ProgramResult:
     return await finish([tools.program, "-w", str(LOCK_WAIT_SECONDS), "-t", table, *words], "", run)
 
 
-async def _is_absent(tools: Tools, chain: ChainId, listed: Finished, run: Runner) -> bool:
+async def _is_absent(tools: Tools, chain: ChainId, listed: ProgramResult, run: Runner) -> bool:
     """Whether a chain that could not be listed does not exist. iptables-nft reports the same error for a
     missing chain and one with rules that only nft can show; so this checks whether a rule could jump
     there."""
-    if INCOMPATIBLE not in listed.errors:
+    if INCOMPATIBLE not in listed.stderr:
         return False
     asked = await _command(tools, chain.table, ("-C", "OUTPUT", "-j", chain.name), run)
-    if asked.code and any(word in asked.errors for word in _NO_TARGET):
+    if asked.exit_code and any(word in asked.stderr for word in _NO_TARGET):
         return True
     raise IncompatibleError(chain)
 
 
-def _check(finished: Finished, what: str, text: str = "") -> None:
-    if finished.code == 0:
+def _check(finished: ProgramResult, what: str, text: str = "") -> None:
+    if finished.exit_code == 0:
         return
-    why = " ".join(finished.errors.split()) or f"exit code {finished.code}"
-    line = re.search(r"line:? (\d+)", finished.errors)
+    why = " ".join(finished.stderr.split()) or f"exit code {finished.exit_code}"
+    line = re.search(r"line:? (\d+)", finished.stderr)
     lines = text.splitlines()
     if line and 0 < int(line[1]) <= len(lines):
         why = f"{why} (line {line[1]}: {lines[int(line[1]) - 1]})"
     hint = _hint(finished)
     raise ApplyError(
-        f"{what} failed with exit code {finished.code}", why, hint, rules_at_fault=bool(text) and not hint
+        f"{what} failed with exit code {finished.exit_code}", why, hint, rules_at_fault=bool(text) and not hint
     )
 
 
-def _hint(finished: Finished) -> str:
-    said = finished.errors.lower()
+def _hint(finished: ProgramResult) -> str:
+    said = finished.stderr.lower()
     if "permission" in said or "must be root" in said:
         return "vipd needs root, or CAP_NET_ADMIN; for legacy iptables the drop-in legacy-iptables.conf"
-    if finished.code == 4 and "lock" in said:
+    if finished.exit_code == 4 and "lock" in said:
         return "another program holds the xtables lock; vipd tries again"
     return ""

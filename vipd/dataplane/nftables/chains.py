@@ -17,13 +17,13 @@ from vipd.dataplane.nftables.layout import (
     NODE_PORTS,
     RESERVED,
     UNUSED,
-    Place,
+    FrontendKind,
     Rules,
-    allowed,
+    allowed_sources,
     name_address,
 )
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.spread import Spread
+from vipd.dataplane.nftables.spread import BalanceChain
 from vipd.dataplane.options import LOOPBACK
 from vipd.model.service import Family, Masquerade
 
@@ -42,44 +42,44 @@ class Chain(Protocol):
     def rules(self, options: TableOptions) -> Rules:
         """Its rules in order."""
 
-    def needs(self) -> tuple[Chain, ...]:
+    def targets(self) -> tuple[Chain, ...]:
         """The chains that it leads to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RejectChain:
     """Answers that no backend serves here, or drops."""
 
-    silent: bool = False
-    resets: bool = False
+    drop: bool = False
+    resets_old_flows: bool = False
     """Only new flows are dropped; older ones get a TCP reset."""
 
     @property
     def name(self) -> str:
         """`refuse`, `silence` or `silence-reset`; drop is a keyword of nft."""
-        return f"silence{'-reset' if self.resets else ''}" if self.silent else "refuse"
+        return f"silence{'-reset' if self.resets_old_flows else ''}" if self.drop else "refuse"
 
     def rules(self, options: TableOptions) -> Rules:
         """TCP gets a reset, which is effective at once everywhere. The answer must come from the original
         destination address, which the dispatch has overwritten."""
-        if self.silent and not self.resets:
+        if self.drop and not self.resets_old_flows:
             return ("drop",)
         restore = f"{options.ip} daddr set ct original {options.ip} daddr"
-        if self.silent:
+        if self.drop:
             return restore, _RESET, "drop"
         return restore, "meta l4proto tcp reject with tcp reset", "reject"
 
-    def needs(self) -> tuple[Chain, ...]:
+    def targets(self) -> tuple[Chain, ...]:
         """Returns an empty tuple."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class ResetChain:
     """Resets TCP flows that began while their frontend was served; all others pass as if this element
     did not exist."""
 
-    place: Place = Place.ADDRESS
+    place: FrontendKind = FrontendKind.ADDRESS
 
     @property
     def name(self) -> str:
@@ -89,25 +89,25 @@ class Reset:
     def rules(self, options: TableOptions) -> Rules:
         """Connection tracking has forgotten the flow, so its next packet starts a new one, but is no SYN. The
         other rules are those of the dispatch for an address and port of no service."""
-        if self.place is Place.NODE:
+        if self.place is FrontendKind.NODE:
             return ("fib daddr type != local return", _RESET)
         daddr = f"{options.ip} daddr"
         restore = f"{daddr} set ct original {daddr}"
         on_host = f"meta l4proto . th dport vmap @{NODE_PORTS.name}"
         return restore, _RESET, on_host, f"{daddr} @{CLAIMED.name} goto {UNUSED}", "accept"
 
-    def needs(self) -> tuple[Chain, ...]:
+    def targets(self) -> tuple[Chain, ...]:
         """Returns an empty tuple."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
-class Masqueraded:
+class MasqueradeChain:
     """Marks flows that require masquerade, and passes all on. With `hairpin` these are
     only the flows of IPv4 loopback addresses."""
 
     which: Masquerade
-    target: Spread
+    target: BalanceChain
 
     @property
     def name(self) -> str:
@@ -117,29 +117,29 @@ class Masqueraded:
     def rules(self, options: TableOptions) -> Rules:
         """One mark, if any, and the way on."""
         mark, cidrs = _mark(options), options.cluster_cidrs
-        onward = f"goto {self.target.name}"
+        goto_target = f"goto {self.target.name}"
         if self.which is Masquerade.HAIRPIN:
-            return f"{options.ip} saddr {LOOPBACK} {mark}", onward
+            return f"{options.ip} saddr {LOOPBACK} {mark}", goto_target
         if self.which is Masquerade.FORWARDED:
-            return f"fib saddr type != local {mark}", onward
+            return f"fib saddr type != local {mark}", goto_target
         if self.which is Masquerade.OFF_CLUSTER and cidrs:
-            return f"{options.ip} saddr != {{ {', '.join(cidrs)} }} {mark}", onward
+            return f"{options.ip} saddr != {{ {', '.join(cidrs)} }} {mark}", goto_target
         # If no network of the family is in the cluster, all sources are outside.
-        return mark, onward
+        return mark, goto_target
 
-    def needs(self) -> tuple[Chain, ...]:
+    def targets(self) -> tuple[Chain, ...]:
         """The next chain."""
         return (self.target,)
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class ExternalLocalChain:
     """Traffic from outside under the local policy: clients in the cluster or on this host are not limited to
     this host's endpoints; they are treated as if their traffic came back from a load balancer."""
 
-    cluster: Spread
-    local: Spread | None
-    resets: bool = False
+    cluster: BalanceChain
+    local: BalanceChain | None
+    resets_old_flows: bool = False
     """As in `Refuse`, where there is none on this host."""
 
     @property
@@ -151,20 +151,20 @@ class Edge:
         """Pods, this host, then all other sources."""
         cidrs = ", ".join(options.cluster_cidrs)
         inside = (f"{options.ip} saddr {{ {cidrs} }} goto {self.cluster.name}",) if cidrs else ()
-        own = f"fib saddr type local {_mark(options)} goto {self.cluster.name}"
-        return (*inside, own, f"goto {self._local.name}")
+        from_host = f"fib saddr type local {_mark(options)} goto {self.cluster.name}"
+        return (*inside, from_host, f"goto {self._local.name}")
 
-    def needs(self) -> tuple[Chain, ...]:
+    def targets(self) -> tuple[Chain, ...]:
         """Both ways."""
         return (self.cluster, self._local)
 
     @property
     def _local(self) -> Chain:
-        return self.local or Refuse(silent=True, resets=self.resets)
+        return self.local or RejectChain(drop=True, resets_old_flows=self.resets_old_flows)
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class NodePortChain:
     """A node port: only packets for an address of this host continue."""
 
     target: Chain
@@ -177,28 +177,28 @@ class Gate:
     def rules(self, options: TableOptions) -> Rules:
         """Other packets return to the dispatch. A refusal applies to every address of this host."""
         daddr, answering = f"{options.ip} daddr", options.node_port_addresses
-        onward = f"goto {self.target.name}"
+        goto_target = f"goto {self.target.name}"
         elsewhere = "fib daddr type != local return"
-        if isinstance(self.target, Refuse):
-            return elsewhere, onward
+        if isinstance(self.target, RejectChain):
+            return elsewhere, goto_target
         if answering is not None:
             listed = f"{daddr} != {{ {', '.join(answering)} }} return" if answering else "return"
-            return listed, onward
+            return listed, goto_target
         if options.family is Family.IPV6:
-            return elsewhere, f"{daddr} ::1 return", onward
+            return elsewhere, f"{daddr} ::1 return", goto_target
         return (
             elsewhere,
             *(() if options.localhost_node_ports else (f"{daddr} 127.0.0.0/8 return",)),
-            onward,
+            goto_target,
         )
 
-    def needs(self) -> tuple[Chain, ...]:
+    def targets(self) -> tuple[Chain, ...]:
         """The next chain."""
         return (self.target,)
 
 
 @dataclass(frozen=True, slots=True)
-class Limited:
+class SourceRangeChain:
     """Admits sources of these prefix lengths, each to the chain that its map names, and drops others."""
 
     lengths: tuple[int, ...]
@@ -213,17 +213,17 @@ class Limited:
         """Longest first; it makes no difference but to the eye."""
         rest = f"ct original {options.ip} daddr . meta l4proto . th dport vmap"
         found = [
-            f"{_masked(options, length)} . {rest} @{allowed(length).name}"
+            f"{_masked(options, length)} . {rest} @{allowed_sources(length).name}"
             for length in reversed(self.lengths)
         ]
         return (*found, "drop")
 
-    def needs(self) -> tuple[Chain, ...]:
+    def targets(self) -> tuple[Chain, ...]:
         """Returns an empty tuple: the elements of the maps require their chains."""
         return ()
 
 
-class Handlers:
+class ChainNumbers:
     """Gives each chain a number, as an address, different from all other chains, slots and endpoints.
 
     It derives from the chain's name, so it is the same after a restart. On a collision the second chain
@@ -264,7 +264,7 @@ def limits_sources(chain: str) -> bool:
 def closure(chain: Chain) -> Iterator[Chain]:
     """A chain and all that it leads to."""
     yield chain
-    for needed in chain.needs():
+    for needed in chain.targets():
         yield from closure(needed)
 
 

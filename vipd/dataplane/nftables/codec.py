@@ -12,8 +12,8 @@ from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import NamedTuple
 
-from vipd.dataplane.nftables.compile import Slot
-from vipd.dataplane.nftables.layout import Field, Holder
+from vipd.dataplane.nftables.compile import ElementKey
+from vipd.dataplane.nftables.layout import Field, NftSet
 from vipd.host.netlink import (
     ATTRIBUTES,
     CONTENT,
@@ -85,7 +85,7 @@ def comment(user_data: bytes | None, kind: int = 0) -> str:
     return ""
 
 
-def elements(body: bytes, holder: Holder, family: Family) -> Iterator[tuple[Slot, str]]:
+def elements(body: bytes, holder: NftSet, family: Family) -> Iterator[tuple[ElementKey, str]]:
     """The elements in one answer, as text. Raises MalformedMessageError."""
     key_of, value_of = _reader(holder.key, family), _reader(holder.value, family)
     for element in element_attributes(body):
@@ -93,7 +93,7 @@ def elements(body: bytes, holder: Holder, family: Family) -> Iterator[tuple[Slot
         if key is None:
             raise MalformedMessageError(f"an element of {holder.name} without a key")
         value = value_of(element[2]) if holder.value and 2 in element else ""
-        yield Slot(holder.name, key_of(key)), value
+        yield ElementKey(holder.name, key_of(key)), value
 
 
 def element_attributes(body: bytes) -> Iterator[dict[int, bytes]]:

@@ -12,22 +12,22 @@ from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import NamedTuple
 
-from vipd.dataplane.nftables.chains import Chain, Edge, Gate, Handlers, Limited, Masqueraded, Refuse, Reset
+from vipd.dataplane.nftables.chains import Chain, ExternalLocalChain, NodePortChain, ChainNumbers, SourceRangeChain, MasqueradeChain, RejectChain, ResetChain
 from vipd.dataplane.nftables.layout import (
     FRONTENDS,
     LOCAL_OFFSET,
     NODE_PORTS,
-    Place,
-    allowed,
+    FrontendKind,
+    allowed_sources,
     name_address,
     number_address,
 )
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.spread import Spread
+from vipd.dataplane.nftables.spread import BalanceChain
 from vipd.dataplane.slots import interleaved, slot_counts, slots
 from vipd.model.forwarding import Endpoint, Forwarding
-from vipd.model.service import Balance, ExternalAddress, Masquerade, Policy, Refusal, socket_text
+from vipd.model.service import Balance, ExternalAddress, Masquerade, TrafficPolicy, RejectAction, socket_text
 
 Network = IPv4Network | IPv6Network
 
@@ -37,10 +37,10 @@ NUMBER_BITS = 23
 """Bits of an endpoint's number."""
 
 
-class Slot(NamedTuple):
+class ElementKey(NamedTuple):
     """Identifies an element: its holder and its key."""
 
-    holder: str
+    set_name: str
     key: str
 
 
@@ -48,13 +48,13 @@ class Slot(NamedTuple):
 class Fragment:
     """One forwarding's part of the table."""
 
-    elements: dict[Slot, str] = field(default_factory=dict)
+    elements: dict[ElementKey, str] = field(default_factory=dict)
     """Its own elements: place -> value."""
     chains: dict[Chain, None] = field(default_factory=dict)
     """The chains that its elements lead to."""
-    handlers: dict[str, str] = field(default_factory=dict)
+    chain_numbers: dict[str, str] = field(default_factory=dict)
     """Those of its frontends' elements: number -> chain."""
-    lengths: set[int] = field(default_factory=set)
+    source_prefix_lengths: set[int] = field(default_factory=set)
     """Prefix lengths of the networks that it is limited to."""
     pings: frozenset[str] = frozenset()
     """Its addresses, if they answer ping."""
@@ -69,23 +69,23 @@ class Fragment:
         If these stay, a packet in the chains from before the change finds elements from after
         it."""
         words = {_NUMBER.sub("", chain.name) for chain in self.chains}
-        return frozenset({*words, *map(str, self.lengths)})
+        return frozenset({*words, *map(str, self.source_prefix_lengths)})
 
 
-def compile_forwarding(forwarding: Forwarding, options: TableOptions, handlers: Handlers) -> Fragment:
+def compile_forwarding(forwarding: Forwarding, options: TableOptions, handlers: ChainNumbers) -> Fragment:
     """One forwarding's part of the table. Equal input gives equal elements."""
     return _Compilation(forwarding, options, handlers).run()
 
 
 def first_chain(forwarding: Forwarding, options: TableOptions) -> str:
     """The chain that a forwarding's first frontend leads to. It costs little for any forwarding."""
-    return _Compilation(forwarding, options, Handlers(options.family)).first()
+    return _Compilation(forwarding, options, ChainNumbers(options.family)).first()
 
 
-def fill_tables(forwardings: Iterable[Forwarding]) -> None:
+def prefill_lookup_tables(forwardings: Iterable[Forwarding]) -> None:
     """Fill the lookup tables that compilation uses: with many backends they take a second."""
     for forwarding in forwardings:
-        for policy in (Policy.CLUSTER, Policy.LOCAL):
+        for policy in (TrafficPolicy.CLUSTER, TrafficPolicy.LOCAL):
             if forwarding.endpoints_under(policy):
                 _slots(forwarding, policy)
 
@@ -93,10 +93,10 @@ def fill_tables(forwardings: Iterable[Forwarding]) -> None:
 class _Compilation:
     """The work on one forwarding."""
 
-    def __init__(self, forwarding: Forwarding, options: TableOptions, handlers: Handlers) -> None:
-        self._f, self._options, self._handlers = forwarding, options, handlers
+    def __init__(self, forwarding: Forwarding, options: TableOptions, handlers: ChainNumbers) -> None:
+        self._f, self._options, self._chain_numbers = forwarding, options, handlers
         self._found = Fragment()
-        self._pinnable = {*forwarding.endpoints, *forwarding.local_endpoints, *forwarding.pinned}
+        self._affinity_endpoints = {*forwarding.endpoints, *forwarding.local_endpoints, *forwarding.affinity_only}
         self._numbers: Mapping[tuple[str, int], int] = {}
 
     def first(self) -> str:
@@ -105,15 +105,15 @@ class _Compilation:
         if f.addresses:
             return self._internal().name
         if f.external_addresses:
-            return self._entry(Place.ADDRESS).name
-        return Gate(self._entry(Place.NODE)).name if f.node_port else ""
+            return self._external_chain(FrontendKind.ADDRESS).name
+        return NodePortChain(self._external_chain(FrontendKind.NODE)).name if f.node_port else ""
 
     def run(self) -> Fragment:
         f, found = self._f, self._found
-        if f.ended:
+        if f.frontend_removed:
             self._reset()
             return found
-        self._numbers = _numbers(self._pinnable) if self._timeout() is not None else {}
+        self._numbers = _numbers(self._affinity_endpoints) if self._timeout() is not None else {}
         self._inside()
         for external in f.external_addresses:
             self._outside(external)
@@ -131,123 +131,123 @@ class _Compilation:
         """Whether a flow of an endpoint to itself can pass without the mark for masquerade: in the usual
         modes all forwarded flows have the mark, and on this host itself none is needed."""
         f = self._f
-        outside = f.externally_accessible and f.external_policy is Policy.LOCAL
+        outside = f.externally_exposed and f.external_policy is TrafficPolicy.LOCAL
         return outside or f.masquerade in (Masquerade.HAIRPIN, Masquerade.OFF_CLUSTER)
 
     def _reset(self) -> None:
         for address in self._f.addresses:
-            self._found.elements[Slot(FRONTENDS.name, self._frontend(address))] = self._handler(Reset())
+            self._found.elements[ElementKey(FRONTENDS.name, self._frontend(address))] = self._dispatch_number(ResetChain())
         if self._f.node_port:
-            chain = Reset(Place.NODE)
+            chain = ResetChain(FrontendKind.NODE)
             self._found.chains[chain] = None
             frontend = f"{self._f.key.protocol} . {self._f.node_port}"
-            self._found.elements[Slot(NODE_PORTS.name, frontend)] = f"jump {chain.name}"
+            self._found.elements[ElementKey(NODE_PORTS.name, frontend)] = f"jump {chain.name}"
 
     def _internal(self) -> Chain:
         """The chain for flows to an address of the service."""
         f = self._f
         if not f.endpoints_under(f.internal_policy):
             return self._refusal()
-        spread = self._spread(Place.ADDRESS, f.internal_policy)
+        spread = self._balance_chain(FrontendKind.ADDRESS, f.internal_policy)
         # Every endpoint's flows to itself are masqueraded elsewhere.
-        return spread if f.masquerade is Masquerade.HAIRPIN else Masqueraded(f.masquerade, spread)
+        return spread if f.masquerade is Masquerade.HAIRPIN else MasqueradeChain(f.masquerade, spread)
 
     def _inside(self) -> None:
         f = self._f
         policy, chain = f.internal_policy, self._internal()
         for address in f.addresses:
             frontend = self._frontend(address)
-            self._found.elements[Slot(FRONTENDS.name, frontend)] = self._handler(chain)
-            self._fill(Place.ADDRESS, frontend, policy)
+            self._found.elements[ElementKey(FRONTENDS.name, frontend)] = self._dispatch_number(chain)
+            self._fill(FrontendKind.ADDRESS, frontend, policy)
 
     def _outside(self, external: ExternalAddress) -> None:
         f, frontend = self._f, self._frontend(external.address)
         networks = _limits(external)
-        chain = self._entry(Place.ADDRESS)
-        if f.served and networks:
+        chain = self._external_chain(FrontendKind.ADDRESS)
+        if f.has_endpoints and networks:
             own = (ip_network(external.address),) if f.allow_host else ()
-            chain = self._limited((*networks, *own), frontend, chain)
-        self._found.elements[Slot(FRONTENDS.name, frontend)] = self._handler(chain)
-        if f.served:
-            self._fill_outside(Place.ADDRESS, frontend)
+            chain = self._source_range_chain((*networks, *own), frontend, chain)
+        self._found.elements[ElementKey(FRONTENDS.name, frontend)] = self._dispatch_number(chain)
+        if f.has_endpoints:
+            self._fill_outside(FrontendKind.ADDRESS, frontend)
 
-    def _limited(self, networks: Collection[Network], frontend: str, onward: Chain) -> Limited:
+    def _source_range_chain(self, networks: Collection[Network], frontend: str, onward: Chain) -> SourceRangeChain:
         """The way into a chain for sources in these networks."""
         self._found.chains[onward] = None
         for network in networks:
-            self._found.lengths.add(network.prefixlen)
-            source = Slot(allowed(network.prefixlen).name, f"{network.network_address} . {frontend}")
+            self._found.source_prefix_lengths.add(network.prefixlen)
+            source = ElementKey(allowed_sources(network.prefixlen).name, f"{network.network_address} . {frontend}")
             self._found.elements[source] = f"goto {onward.name}"
-        return Limited(tuple(sorted({network.prefixlen for network in networks})))
+        return SourceRangeChain(tuple(sorted({network.prefixlen for network in networks})))
 
     def _node_port(self, port: int) -> None:
         """Node ports are not subject to source ranges, as for kube-proxy (contract 1.4)."""
         frontend = f"{self._f.key.protocol} . {port}"
-        gate = Gate(self._entry(Place.NODE))
+        gate = NodePortChain(self._external_chain(FrontendKind.NODE))
         self._found.chains[gate] = None
         # Other packets return to the dispatch.
-        self._found.elements[Slot(NODE_PORTS.name, frontend)] = f"jump {gate.name}"
-        if self._f.served:
-            self._fill_outside(Place.NODE, frontend)
+        self._found.elements[ElementKey(NODE_PORTS.name, frontend)] = f"jump {gate.name}"
+        if self._f.has_endpoints:
+            self._fill_outside(FrontendKind.NODE, frontend)
 
-    def _entry(self, place: Place) -> Chain:
+    def _external_chain(self, place: FrontendKind) -> Chain:
         """The chain for traffic from outside, after the check of its source."""
         f = self._f
-        if not f.served or not f.endpoints:
+        if not f.has_endpoints or not f.endpoints:
             return self._refusal()
-        cluster = self._spread(place, Policy.CLUSTER)
-        if f.external_policy is Policy.LOCAL:
+        cluster = self._balance_chain(place, TrafficPolicy.CLUSTER)
+        if f.external_policy is TrafficPolicy.LOCAL:
             if not f.local_endpoints:
-                return Edge(cluster, None, f.resets_flows)
-            return Edge(cluster, self._spread(place, Policy.LOCAL))
+                return ExternalLocalChain(cluster, None, f.resets_flows)
+            return ExternalLocalChain(cluster, self._balance_chain(place, TrafficPolicy.LOCAL))
         # The backend may be on another host, so replies must return through this host, unless the service
         # declares that they do; kube-proxy has no such option.
         if f.masquerade is not Masquerade.HAIRPIN or self._options.kube_proxy:
-            return Masqueraded(Masquerade.ALWAYS, cluster)
-        return Masqueraded(f.masquerade, cluster) if self._options.loopback_clients else cluster
+            return MasqueradeChain(Masquerade.ALWAYS, cluster)
+        return MasqueradeChain(f.masquerade, cluster) if self._options.loopback_clients else cluster
 
-    def _fill_outside(self, place: Place, frontend: str) -> None:
-        self._fill(place, frontend, Policy.CLUSTER)
-        if self._f.external_policy is Policy.LOCAL:
-            self._fill(place, frontend, Policy.LOCAL)
+    def _fill_outside(self, place: FrontendKind, frontend: str) -> None:
+        self._fill(place, frontend, TrafficPolicy.CLUSTER)
+        if self._f.external_policy is TrafficPolicy.LOCAL:
+            self._fill(place, frontend, TrafficPolicy.LOCAL)
 
-    def _handler(self, chain: Chain) -> str:
+    def _dispatch_number(self, chain: Chain) -> str:
         self._found.chains[chain] = None
-        number = self._handlers.number(chain.name)
-        self._found.handlers[number] = chain.name
+        number = self._chain_numbers.number(chain.name)
+        self._found.chain_numbers[number] = chain.name
         return number
 
-    def _spread(self, place: Place, policy: Policy) -> Spread:
+    def _balance_chain(self, place: FrontendKind, policy: TrafficPolicy) -> BalanceChain:
         f = self._f
         turns = f.balance is Balance.ROUND_ROBIN
-        return Spread(
+        return BalanceChain(
             len(_slots(f, policy)),
             f.balance,
             place,
-            local=policy is Policy.LOCAL,
+            local=policy is TrafficPolicy.LOCAL,
             timeout=self._timeout(),
             owner=_short(self._name()) if turns else "",
         )
 
-    def _fill(self, place: Place, frontend: str, policy: Policy) -> None:
+    def _fill(self, place: FrontendKind, frontend: str, policy: TrafficPolicy) -> None:
         """Add the slots of one frontend under one policy, and their endpoints."""
-        endpoints, local = self._f.endpoints_under(policy), policy is Policy.LOCAL
+        endpoints, local = self._f.endpoints_under(policy), policy is TrafficPolicy.LOCAL
         if not endpoints:
             return
         elements, offset = self._found.elements, LOCAL_OFFSET if local else 0
         family = self._options.family
         # A draining endpoint may keep its pinned clients: it has a number, and no slot.
-        everyone = endpoints if local else (*endpoints, *self._f.pinned)
+        everyone = endpoints if local else (*endpoints, *self._f.affinity_only)
         texts = [f"{endpoint.address} . {endpoint.port}" for endpoint in everyone]
         holder = place.endpoints.name
         if self._timeout() is not None:
-            elements[Slot(place.services.name, frontend)] = name_address(family, self._name())
+            elements[ElementKey(place.service_numbers.name, frontend)] = name_address(family, self._name())
             numbers = [number_address(family, self._numbers[endpoint[:2]]) for endpoint in everyone]
             for number, text in zip(numbers, texts, strict=True):
-                elements[Slot(place.numbered(local).name, f"{frontend} . {number}")] = text
-            holder, texts = place.picks.name, numbers
+                elements[ElementKey(place.numbered_endpoints(local).name, f"{frontend} . {number}")] = text
+            holder, texts = place.slot_endpoints.name, numbers
         for slot, index in enumerate(_slots(self._f, policy)):
-            elements[Slot(holder, f"{frontend} . {number_address(family, slot + offset)}")] = texts[index]
+            elements[ElementKey(holder, f"{frontend} . {number_address(family, slot + offset)}")] = texts[index]
 
     def _name(self) -> str:
         """Identifies the service port independently of its frontends."""
@@ -259,14 +259,14 @@ class _Compilation:
     def _frontend(self, address: str) -> str:
         return f"{address} . {self._f.key.protocol} . {self._f.port}"
 
-    def _refusal(self) -> Refuse:
+    def _refusal(self) -> RejectChain:
         """If all endpoints are on other hosts, it drops: a client behind a load balancer then tries
         another."""
-        silent = self._f.served or self._f.refusal is Refusal.DROP
-        return Refuse(silent, resets=silent and self._f.resets_flows)
+        silent = self._f.has_endpoints or self._f.refusal is RejectAction.DROP
+        return RejectChain(silent, resets_old_flows=silent and self._f.resets_flows)
 
 
-def _slots(forwarding: Forwarding, policy: Policy) -> tuple[int, ...]:
+def _slots(forwarding: Forwarding, policy: TrafficPolicy) -> tuple[int, ...]:
     """The index of the endpoint in each slot."""
     endpoints = forwarding.endpoints_under(policy)
     weights = tuple(endpoint.weight for endpoint in endpoints)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 
-from vipd.dataplane.nftables.chains import Refuse, limits_sources
-from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, HANDLERS, NODE_PORTS, PINGED, UNUSED
+from vipd.dataplane.nftables.chains import RejectChain, limits_sources
+from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, DISPATCH_MAP, NODE_PORTS, PINGED, UNUSED
 from vipd.declaration.syntax import duration_text
 from vipd.model.service import Frontend, Protocol, socket_text
 
 _WHY = {
-    Refuse().name: "no backend is ready",
-    Refuse(silent=True).name: "no backend is ready, or none on this host",
-    Refuse(silent=True, resets=True).name: "no backend is ready, or none on this host",
+    RejectChain().name: "no backend is ready",
+    RejectChain(drop=True).name: "no backend is ready, or none on this host",
+    RejectChain(drop=True, resets_old_flows=True).name: "no backend is ready, or none on this host",
     UNUSED: "no service has this port",
 }
 """Chains that end flows, and why."""
@@ -30,7 +30,7 @@ _PATTERNS = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
         (rf"map @{FRONTENDS.name} goto", "by address and port"),
-        (rf"vmap @{HANDLERS.name}$", "the chain for services of its kind"),
+        (rf"vmap @{DISPATCH_MAP.name}$", "the chain for services of its kind"),
         (rf"vmap @{NODE_PORTS.name}$", "node ports"),
         (rf"@{PINGED.name} .* redirect", "ping: answered by this host"),
         (rf"@{CLAIMED.name} goto \S+$", "other ports of virtual IPs"),
@@ -105,7 +105,7 @@ def describe_element(holder: str, element: str, service_port: str = "") -> str:
     fields, owner = key.split(" . "), f" of {service_port}" if service_port else ""
     if holder in (FRONTENDS.name, NODE_PORTS.name):
         return frontend_of(key) + owner
-    if holder == HANDLERS.name:
+    if holder == DISPATCH_MAP.name:
         return (value or key).rpartition(" ")[2]
     if holder.startswith("allowed_"):
         return f"{fields[0]}/{holder.removeprefix('allowed_')}"

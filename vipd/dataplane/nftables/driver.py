@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterator, Mapping
 from vipd.dataplane.dual_stack import DualStackDataplane
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.watch.stream import WatchOptions
-from vipd.dataplane.nftables.compile import fill_tables, first_chain
+from vipd.dataplane.nftables.compile import prefill_lookup_tables, first_chain
 from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
 from vipd.dataplane.nftables.plan import Plan
 from vipd.dataplane.nftables.tools import NFT, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
 from vipd.dataplane.programs import Programs
-from vipd.host.changes import HostRecord
+from vipd.host.changes import HostChanges
 from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
@@ -35,19 +35,19 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
 
     @classmethod
     async def start(
-        cls, settings: Settings, record: HostRecord, run: Runner, open_socket: OpenSocket = open_netlink
+        cls, settings: Settings, record: HostChanges, run: Runner, open_socket: OpenSocket = open_netlink
     ) -> NftablesDataplane:
         """Find nft. Writes nothing. Without nft a family fails when it is needed, and looks for it again
         then. `open_socket` creates netlink sockets in the network namespace in which `run` runs programs."""
         nft = Programs((NFT,), lambda: find_nft(run))
-        await nft.look()
+        await nft.refresh()
         families = {f: FamilyTable(f, nft, settings, record, run, open_socket) for f in Family}
         return cls(families, Names(settings.chain_prefix))
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Fill the lookup tables of `source-hash`, then compile what is large."""
         if hashed := [f for f in changes.values() if f is not None and f.balance is Balance.SOURCE_HASH]:
-            await asyncio.to_thread(fill_tables, hashed)
+            await asyncio.to_thread(prefill_lookup_tables, hashed)
         await super().prepare(changes)
 
     def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:

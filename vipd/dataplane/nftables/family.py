@@ -26,13 +26,13 @@ from vipd.dataplane.nftables.plan import (
     must_replace,
     removals,
 )
-from vipd.dataplane.nftables.probe import Abilities, probe, shortcomings
+from vipd.dataplane.nftables.probe import Capabilities, probe, shortcomings
 from vipd.dataplane.nftables.reader import TableReader
-from vipd.dataplane.nftables.survey import Survey, difference, read_survey, service_holders
-from vipd.dataplane.nftables.table import Elements, Step, WantedTable
-from vipd.dataplane.nftables.tools import Nft, transact
-from vipd.dataplane.programs import Programs, usable
-from vipd.host.changes import HostRecord
+from vipd.dataplane.nftables.survey import Survey, difference, read_survey, service_sets
+from vipd.dataplane.nftables.table import Elements, Step, DesiredTable
+from vipd.dataplane.nftables.tools import Nft, apply_transaction
+from vipd.dataplane.programs import Programs, require_found
+from vipd.host.changes import HostChanges
 from vipd.host.netlink_socket import OpenSocket
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
@@ -47,7 +47,7 @@ _IN_DOUBT = FoundChain(None, ("doubted",))
 """Differs from every wanted chain, except in its hook."""
 
 
-class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
+class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
     """The table of one family. Without nft it fails only when something is wanted."""
 
     def __init__(
@@ -55,20 +55,20 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         family: Family,
         nft: Programs[Nft],
         settings: Settings,
-        record: HostRecord,
+        record: HostChanges,
         run: Runner,
         open_socket: OpenSocket,
     ) -> None:
         super().__init__(family, settings, record, run)
         self._nft, self._open = nft, open_socket
-        self.desired = WantedTable(TableOptions.of(settings, family))
+        self.desired = DesiredTable(TableOptions.of(settings, family))
         self._installed: Installed | None = None
         """Excludes elements. None: unknown, so the next plan reads all."""
         self._elements_known = False
         """The elements are those that were last written."""
         self._in_doubt: set[str] = set()
         """Chains and holders that another program may have changed."""
-        self._abilities: Abilities | None = None
+        self._abilities: Capabilities | None = None
         self._probed: Nft | None = None
         """The program with which the features were probed."""
 
@@ -92,12 +92,12 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
     async def plan(self) -> Plan:
         """The plan of what must be written now. Raises ApplyError."""
         needed = len(self.desired) > 0 or self._installed is not None
-        await self._nft.look(needed=needed)
+        await self._nft.refresh(needed=needed)
         if isinstance(self._nft.found, ApplyError) and not needed:
             return Plan(self.desired.options.table)
-        nft = usable(self._nft.found)
+        nft = require_found(self._nft.found)
         if self._invalid:
-            self._start_anew()
+            self._reset()
         if len(self.desired):
             await self._prepare(nft)
         if self._must_read():
@@ -114,7 +114,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         wanted. Raises ApplyError."""
         if isinstance(self._nft.found, ApplyError) and not len(self.desired):
             return None
-        holders = service_holders(self.desired)
+        holders = service_sets(self.desired)
         return await asyncio.to_thread(self._with_reader, lambda reader: read_survey(reader, holders))
 
     def difference(self, surveyed: Survey | None) -> Plan:
@@ -136,7 +136,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
             return
         held = self.desired.revert(failed)
         for key, why in failed.items():
-            self._hold(key, held[key], why)
+            self._quarantine_forwarding(key, held[key], why)
         # Elements that the failed ones shared with others may be missing now.
         self._installed = None
         again = await self.plan()
@@ -153,15 +153,15 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
             return
         texts = removals(self.desired.options, wanted, installed)
         for text in texts:
-            await transact(text, self._run)
+            await apply_transaction(text, self._run)
         if texts:
             installed.chains = {n: c for n, c in installed.chains.items() if n in wanted.chains}
-            installed.holders = {n: d for n, d in installed.holders.items() if n in wanted.holders}
-            installed.handlers = {n: v for n, v in installed.handlers.items() if n in wanted.handlers}
+            installed.sets = {n: d for n, d in installed.sets.items() if n in wanted.sets}
+            installed.dispatch_map = {n: v for n, v in installed.dispatch_map.items() if n in wanted.dispatch_map}
 
     async def counters(self) -> dict[tuple[str, ...], int]:
         """New flows by frontend (address, protocol, port) and endpoint (address, port)."""
-        if self._installed is None or FLOWS.name not in self._installed.holders:
+        if self._installed is None or FLOWS.name not in self._installed.sets:
             return {}
         return await asyncio.to_thread(self._with_reader, lambda reader: reader.counters(FLOWS))
 
@@ -197,33 +197,33 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         installed = self._installed = reader.structure()
         for name in installed.chains.keys() & doubtful:
             installed.chains[name] = replace(_IN_DOUBT, hook=installed.chains[name].hook)
-        ours = service_holders(self.desired)
+        ours = service_sets(self.desired)
         if must_replace(options, wanted, installed) or installed.comment is None:
             self._elements_known = False
-            return make_plan(options, wanted, installed, *self.desired.against({}, ours))
+            return make_plan(options, wanted, installed, *self.desired.compare({}, ours))
         if not wanted.chains:
             return make_plan(options, wanted, installed, (), Step((), {}, {}))
         looked_at = ours if everything else {n: h for n, h in ours.items() if n in doubtful}
         self._elements_known = False  # until the difference is written
-        found = reader.elements([h for n, h in looked_at.items() if n in installed.holders])
-        steps, shared = self.desired.against(found, looked_at)
+        found = reader.elements([h for n, h in looked_at.items() if n in installed.sets])
+        steps, shared = self.desired.compare(found, looked_at)
         if not everything:
-            steps, shared = _joined(*self.desired.touched(), steps, shared, looked_at)
+            steps, shared = _joined(*self.desired.dirty(), steps, shared, looked_at)
         return make_plan(options, wanted, installed, steps, shared)
 
     def _compare(self) -> Plan:
         """The difference from what was last written."""
         assert self._installed is not None  # noqa: S101 (else the kernel is read)
         return make_plan(
-            self.desired.options, self.desired.structure(), self._installed, *self.desired.touched()
+            self.desired.options, self.desired.structure(), self._installed, *self.desired.dirty()
         )
 
     def _settle(self, plan: Plan) -> None:
         """Everything wanted is in the kernel."""
-        if plan.leaves is not None:
-            self._installed = plan.leaves
+        if plan.installed_after is not None:
+            self._installed = plan.installed_after
         self._elements_known = True
-        self.desired.written()
+        self.desired.mark_clean()
 
     async def _prepare(self, nft: Nft) -> None:
         """Before the first write: record on disk that rules will exist, and probe this host's features."""
@@ -244,7 +244,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
 
     async def _write(self, plan: Plan) -> dict[ForwardingKey, str]:
         """Write a plan; the forwardings that were not taken, and why. Raises ApplyError."""
-        nft = usable(self._nft.found)
+        nft = require_found(self._nft.found)
         written, transactions = 0, plan.transactions()
         for number in count():
             # Beside the event loop: sixty thousand elements take half a second to spell.
@@ -254,14 +254,14 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
                 break
             text, steps = found
             try:
-                await transact(text, self._run)
+                await apply_transaction(text, self._run)
             except ApplyError as error:
                 if not error.rules_at_fault or not any(step.keys for step in steps):
                     raise
                 # When nft takes nothing at all, no service is to blame.
                 await self._require_nft(nft, error)
                 if number == 0 and (common := plan.without_steps()):
-                    await transact(common, self._run)
+                    await apply_transaction(common, self._run)
                 log.warning("%s; looking for the service at fault", error)
                 transact_steps = partial(self._transact_steps, plan.table)
                 if failed := await bisect(plan.steps[written:], transact_steps):
@@ -269,7 +269,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
                 break
             written += len(steps)
         for text in plan.deferred_deletes():
-            await transact(text, self._run)
+            await apply_transaction(text, self._run)
         return {}
 
     async def _require_nft(self, nft: Nft, error: ApplyError) -> None:
@@ -281,7 +281,7 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
     async def _transact_steps(self, table: str, steps: Sequence[Step]) -> None:
         """Write some steps in one transaction. A second plan does the rest."""
         if text := elements_text(table, steps):
-            await transact(text, self._run)
+            await apply_transaction(text, self._run)
 
 
 def _joined(
@@ -290,17 +290,17 @@ def _joined(
     """Differences from what was written, without those of holders that were read, which have current ones."""
 
     def unread(elements: Elements) -> Elements:
-        return {slot: value for slot, value in elements.items() if slot.holder not in looked_at}
+        return {slot: value for slot, value in elements.items() if slot.set_name not in looked_at}
 
     def others(step: Step) -> Step:
-        return Step(step.keys, unread(step.deleted), unread(step.added), unread(step.parting))
+        return Step(step.keys, unread(step.deleted), unread(step.added), unread(step.deferred_deletes))
 
     def merged(one: Step, other: Step) -> Step:
         return Step(
             one.keys,
             {**one.deleted, **other.deleted},
             {**one.added, **other.added},
-            {**one.parting, **other.parting},
+            {**one.deferred_deletes, **other.deferred_deletes},
         )
 
     by_key: dict[tuple[ForwardingKey, ...], Step] = {}

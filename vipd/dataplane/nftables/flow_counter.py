@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-from vipd.dataplane.counting import Place
+from vipd.dataplane.counting import BackendKey
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, family_of
 
@@ -19,7 +19,7 @@ Frontend = tuple[str, ...]
 """The first three of these."""
 
 
-MOST_FORMER = 10_000
+MAX_FORMER_ELEMENTS = 10_000
 """Removed elements that are still known."""
 
 
@@ -46,13 +46,13 @@ class ElementCounter:
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Does nothing: `take` reads the forwardings."""
 
-    async def take(self) -> Mapping[Place, int]:
+    async def take(self) -> Mapping[BackendKey, int]:
         """The new flows since the last call. A count that decreased restarted at zero."""
         began, cpu = time.monotonic(), time.process_time()
         counted = await self._counted()
         # Each is too much when there is other work on this host, or in this process.
         self._seconds = min(time.monotonic() - began, time.process_time() - cpu)
-        taken: dict[Place, int] = {}
+        taken: dict[BackendKey, int] = {}
         self._forget_gone(counted)
         owners = _Frontends(self._forwardings())
         for element, flows in counted.items():
@@ -63,7 +63,7 @@ class ElementCounter:
             if key is None:
                 continue  # its service may be missing only temporarily
             self._known[element], self._owners[frontend] = flows, key
-            place = Place(key, element[3], int(element[4]))
+            place = BackendKey(key, element[3], int(element[4]))
             taken[place] = taken.get(place, 0) + (flows - known if flows > known else flows)
         return taken
 
@@ -72,7 +72,7 @@ class ElementCounter:
 
         A family without any report is only unreadable now: its counts continue.
         """
-        if len(self._known) <= len(counted) + MOST_FORMER:
+        if len(self._known) <= len(counted) + MAX_FORMER_ELEMENTS:
             return
         told = {family_of(element[0]) for element in counted}
         self._known = {
@@ -83,7 +83,7 @@ class ElementCounter:
         there = {element[:3] for element in self._known}
         self._owners = {frontend: key for frontend, key in self._owners.items() if frontend in there}
 
-    def memory(self) -> object:
+    def saved_state(self) -> object:
         """A row for each element: its owner, itself, and its count."""
         return [
             [*self._owners[element[:3]], *element, flows]
@@ -91,11 +91,11 @@ class ElementCounter:
             if element[:3] in self._owners
         ]
 
-    def remember(self, memory: object) -> None:
+    def restore(self, memory: object) -> None:
         """Rows of an earlier run."""
         for row in memory if isinstance(memory, list) else ():
             try:
-                place = Place.of_row([*row[:4], *row[7:9]])
+                place = BackendKey.of_row([*row[:4], *row[7:9]])
                 element, flows = tuple(map(str, row[4:9])), int(row[9])
             except (TypeError, ValueError, LookupError, OverflowError):
                 continue

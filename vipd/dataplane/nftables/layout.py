@@ -44,13 +44,13 @@ _ENDPOINT = (Field.ADDRESS, Field.PORT)
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class NftSet:
     """A map, or a set where there is no value."""
 
     name: str
     key: tuple[Field, ...]
     value: tuple[Field, ...] = ()
-    learnt: str = ""
+    dynamic_flags: str = ""
     """Flags of a holder that packets fill, so that vipd does not write its elements. Empty for all others."""
     size: int = 0
 
@@ -63,12 +63,12 @@ class Holder:
         """The declaration for nft, between the braces; with the comment by which it is recognised."""
         words = [self._typed(family)]
         words += [f"size {self.size};"] if self.size else []
-        words += [f"flags {self.learnt};"] if self.learnt else []
+        words += [f"flags {self.dynamic_flags};"] if self.dynamic_flags else []
         return " ".join([*words, f'comment "{self.digest(family)}";'])
 
     def digest(self, family: Family) -> str:
         """Equal for equal declarations."""
-        return digest(f"{self._typed(family)} {self.size} {self.learnt}")
+        return digest(f"{self._typed(family)} {self.size} {self.dynamic_flags}")
 
     def _typed(self, family: Family) -> str:
         """By names of types, or by examples if one has no name. A value of two fields must not be declared by
@@ -81,46 +81,46 @@ class Holder:
         return f"{words} {key} : {value};" if value else f"{words} {key};"
 
 
-FRONTENDS = Holder("frontends", _FRONTEND, (Field.ADDRESS,))
+FRONTENDS = NftSet("frontends", _FRONTEND, (Field.ADDRESS,))
 """Address, protocol and port of a service -> number of the chain that handles it.
 
 Not the chain itself: the kernel checks every verdict of a table whenever one of them changes. With
 100,000 of them a new virtual IP took 55 ms, instead of 9 ms (Linux 6.18).
 """
-HANDLERS = Holder("handlers", (Field.ADDRESS,), (Field.VERDICT,))
+DISPATCH_MAP = NftSet("handlers", (Field.ADDRESS,), (Field.VERDICT,))
 """Number -> chain; one for each kind of services. They are added and removed with the chains."""
-NODE_PORTS = Holder("node_ports", _HOST_PORT, (Field.VERDICT,))
+NODE_PORTS = NftSet("node_ports", _HOST_PORT, (Field.VERDICT,))
 """Protocol and port of this host itself -> the chain."""
-PINGED = Holder("pinged", (Field.ADDRESS,))
+PINGED = NftSet("pinged", (Field.ADDRESS,))
 """VIPs that answer ping."""
-CLAIMED = Holder("claimed", (Field.ADDRESS,))
+CLAIMED = NftSet("claimed", (Field.ADDRESS,))
 """VIPs whose unused ports are refused."""
-HAIRPIN = Holder("hairpin", (Field.ADDRESS, Field.ADDRESS))
+HAIRPIN = NftSet("hairpin", (Field.ADDRESS, Field.ADDRESS))
 """An endpoint's address, twice: a translated flow from there to there needs masquerade."""
 
-NUMBERS = Holder("numbers", (Field.NUMBER,), (Field.ADDRESS,))
+NUMBER_TO_IPV6 = NftSet("numbers", (Field.NUMBER,), (Field.ADDRESS,))
 """Number -> the same as an address; for IPv6 alone, where nft cannot write a number into an address."""
 
 UNUSED = "unused"
 """The chain that refuses packets for a virtual IP and no service."""
 
-_LEARNT = "dynamic,timeout"
+_DYNAMIC_FLAGS = "dynamic,timeout"
 
 
-def pins(family: Family, size: int) -> Holder:
+def affinity_map(family: Family, size: int) -> NftSet:
     """Client and service port -> number of the endpoint that the client keeps; filled by packets.
 
     IPv6 keys are two hashes of those: nft 1.0.6 aborts on dynamic maps with keys of more than 16 bytes.
     """
     part = Field.ADDRESS if family is Family.IPV4 else Field.NUMBER
-    return Holder("pins", (part, part), (Field.ADDRESS,), _LEARNT, size)
+    return NftSet("pins", (part, part), (Field.ADDRESS,), _DYNAMIC_FLAGS, size)
 
 
-FLOWS = Holder("flows", (*_FRONTEND, *_ENDPOINT), learnt="dynamic", size=1_000_000)
+FLOWS = NftSet("flows", (*_FRONTEND, *_ENDPOINT), dynamic_flags="dynamic", size=1_000_000)
 """Frontend as the client named it, and endpoint, with a counter of new flows; filled by packets."""
 
 
-class Place(Enum):
+class FrontendKind(Enum):
     """The part of a packet that identifies the service: address and port, or only the port of this host."""
 
     ADDRESS = ""
@@ -129,53 +129,53 @@ class Place(Enum):
     @property
     def frontend(self) -> tuple[Field, ...]:
         """The fields that identify the frontend."""
-        return _FRONTEND if self is Place.ADDRESS else _HOST_PORT
+        return _FRONTEND if self is FrontendKind.ADDRESS else _HOST_PORT
 
     @property
-    def endpoints(self) -> Holder:
+    def endpoints(self) -> NftSet:
         """Frontend and slot -> endpoint."""
         return _ENDPOINTS[self]
 
     @property
-    def picks(self) -> Holder:
+    def slot_endpoints(self) -> NftSet:
         """Frontend and slot -> number of an endpoint, for services with affinity."""
-        return _PICKS[self]
+        return _SLOT_ENDPOINTS[self]
 
     @property
-    def services(self) -> Holder:
+    def service_numbers(self) -> NftSet:
         """Frontend -> number of the service port, for services with affinity."""
         return _SERVICES[self]
 
-    def numbered(self, local: bool) -> Holder:
+    def numbered_endpoints(self, local: bool) -> NftSet:
         """Frontend and number -> endpoint, or endpoint on this host, for services with affinity: an endpoint
         without an entry has no clients."""
-        return _NUMBERED[self, local]
+        return _NUMBERED_ENDPOINTS[self, local]
 
 
-_ENDPOINTS = {p: Holder(f"{p.value}endpoints", (*p.frontend, Field.ADDRESS), _ENDPOINT) for p in Place}
-_PICKS = {p: Holder(f"{p.value}picks", (*p.frontend, Field.ADDRESS), (Field.ADDRESS,)) for p in Place}
-_SERVICES = {p: Holder(f"{p.value}services", p.frontend, (Field.ADDRESS,)) for p in Place}
-_NUMBERED = {
-    (p, local): Holder(
+_ENDPOINTS = {p: NftSet(f"{p.value}endpoints", (*p.frontend, Field.ADDRESS), _ENDPOINT) for p in FrontendKind}
+_SLOT_ENDPOINTS = {p: NftSet(f"{p.value}picks", (*p.frontend, Field.ADDRESS), (Field.ADDRESS,)) for p in FrontendKind}
+_SERVICES = {p: NftSet(f"{p.value}services", p.frontend, (Field.ADDRESS,)) for p in FrontendKind}
+_NUMBERED_ENDPOINTS = {
+    (p, local): NftSet(
         f"{p.value}{'local_' if local else ''}numbered", (*p.frontend, Field.ADDRESS), _ENDPOINT
     )
-    for p in Place
+    for p in FrontendKind
     for local in (False, True)
 }
 
 
-def allowed(length: int) -> Holder:
+def allowed_sources(length: int) -> NftSet:
     """Source network of this prefix length and frontend -> chain, for limited sources. One map for each
     length keeps them hash tables: a map with ranges would be copied completely at each change."""
-    return Holder(f"allowed_{length}", (Field.ADDRESS, *_FRONTEND), (Field.VERDICT,))
+    return NftSet(f"allowed_{length}", (Field.ADDRESS, *_FRONTEND), (Field.VERDICT,))
 
 
-def fixed_holders(family: Family, size_of_pins: int) -> tuple[Holder, ...]:
+def fixed_sets(family: Family, affinity_map_size: int) -> tuple[NftSet, ...]:
     """Every holder but those of limits, which are there for the lengths in use."""
-    written = (FRONTENDS, HANDLERS, NODE_PORTS, PINGED, CLAIMED, HAIRPIN)
-    by_place = (*_ENDPOINTS.values(), *_PICKS.values(), *_SERVICES.values(), *_NUMBERED.values())
-    wide = (NUMBERS,) if family is Family.IPV6 else ()
-    return (*written, *wide, *by_place, pins(family, size_of_pins), FLOWS)
+    written = (FRONTENDS, DISPATCH_MAP, NODE_PORTS, PINGED, CLAIMED, HAIRPIN)
+    by_place = (*_ENDPOINTS.values(), *_SLOT_ENDPOINTS.values(), *_SERVICES.values(), *_NUMBERED_ENDPOINTS.values())
+    wide = (NUMBER_TO_IPV6,) if family is Family.IPV6 else ()
+    return (*written, *wide, *by_place, affinity_map(family, affinity_map_size), FLOWS)
 
 
 @lru_cache(maxsize=4096)

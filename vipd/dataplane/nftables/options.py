@@ -11,7 +11,7 @@ from vipd.model.service import Family
 if TYPE_CHECKING:  # pydantic is slow to import and not needed to compile
     from vipd.host.settings.settings import Settings
 
-DEFAULT_PINS = 1_000_000
+DEFAULT_AFFINITY_MAP_SIZE = 1_000_000
 """Clients whose backend is remembered, in all services of a family together."""
 
 
@@ -21,7 +21,7 @@ class TableOptions(FamilyOptions):
 
     counts: bool = True
     """The kernel can count in sets."""
-    pins: int = DEFAULT_PINS
+    affinity_map_size: int = DEFAULT_AFFINITY_MAP_SIZE
 
     @classmethod
     def of(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 from vipd.dataplane.nftables.base_chains import HOOKS, Hook
-from vipd.dataplane.nftables.compile import Slot
-from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, HANDLERS, NUMBERS, UNUSED, Rules, digest
+from vipd.dataplane.nftables.compile import ElementKey
+from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, DISPATCH_MAP, NUMBER_TO_IPV6, UNUSED, Rules, digest
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import Step, Structure
 
@@ -42,10 +42,10 @@ class Installed:
 
     comment: str | None = None
     """The table's comment; None while there is no table."""
-    holders: dict[str, str] = field(default_factory=dict)
+    sets: dict[str, str] = field(default_factory=dict)
     """Digest of each holder's declaration."""
     chains: dict[str, FoundChain] = field(default_factory=dict)
-    handlers: dict[str, str] = field(default_factory=dict)
+    dispatch_map: dict[str, str] = field(default_factory=dict)
     """Number -> verdict."""
 
 
@@ -68,7 +68,7 @@ class Plan:
     prepares: bool = False
     """The structure is a separate transaction. A packet that meets the new chains when it ends finds them
     empty, so nothing must lead there yet."""
-    leaves: Installed | None = None
+    installed_after: Installed | None = None
     """The state afterwards, without elements. None: unchanged."""
 
     def __bool__(self) -> bool:
@@ -79,7 +79,7 @@ class Plan:
         for step in (self.early, *self.steps, self.late):
             lines += [f"-{_slot_text(slot, value)}\n" for slot, value in step.deleted.items()]
             lines += [f"+{_slot_text(slot, value)}\n" for slot, value in step.added.items()]
-            lines += [f"-{_slot_text(slot, value)}\n" for slot, value in step.parting.items()]
+            lines += [f"-{_slot_text(slot, value)}\n" for slot, value in step.deferred_deletes.items()]
         return "".join(lines)
 
     def transactions(self) -> Iterator[tuple[str, Sequence[Step]]]:
@@ -100,7 +100,7 @@ class Plan:
 
     def deferred_deletes(self) -> Iterator[str]:
         """The transactions that delete chains which packets may have been about to enter."""
-        parting = chain.from_iterable(step.parting.items() for step in self.steps)
+        parting = chain.from_iterable(step.deferred_deletes.items() for step in self.steps)
         while found := dict(islice(parting, BATCH_ELEMENTS)):
             yield elements_text(self.table, [Step((), found, {})])
 
@@ -111,31 +111,31 @@ class Plan:
 
 
 def make_plan(
-    options: TableOptions, wanted: Structure, installed: Installed, steps: Sequence[Step], shared: Step
+    options: TableOptions, desired: Structure, installed: Installed, steps: Sequence[Step], shared: Step
 ) -> Plan:
     """The plan that makes the kernel as wanted. `steps` and `shared` are differences of elements; if the
     table must be replaced (see `must_replace`) they must be relative to an empty one."""
     table = options.table
-    if not wanted.chains:
+    if not desired.chains:
         gone = (f"delete table {table}",) if installed.comment is not None else ()
-        return Plan(table, gone, leaves=Installed())
-    replaces = must_replace(options, wanted, installed)
+        return Plan(table, gone, installed_after=Installed())
+    replaces = must_replace(options, desired, installed)
     base = Installed() if replaces else installed
     commands = [f"delete table {table}"] if replaces else []
-    commands += structure_commands(options, wanted, base)
-    needed = {slot: v for slot, v in shared.added.items() if slot.holder in (HAIRPIN.name, NUMBERS.name)}
+    commands += structure_commands(options, desired, base)
+    needed = {slot: v for slot, v in shared.added.items() if slot.set_name in (HAIRPIN.name, NUMBER_TO_IPV6.name)}
     rest = {slot: value for slot, value in shared.added.items() if slot not in needed}
     in_place = installed.comment is not None and not replaces
     return Plan(
         table,
         tuple(commands),
         Step((), {}, needed),
-        tuple(together(steps)),
+        tuple(merge_dependent_steps(steps)),
         Step((), shared.deleted, rest),
         replaces,
         _drop_during_replace(table, installed) if replaces else "",
-        prepares=in_place and bool(steps) and bool(wanted.chains.keys() - installed.chains.keys()),
-        leaves=_afterwards(options, wanted, base),
+        prepares=in_place and bool(steps) and bool(desired.chains.keys() - installed.chains.keys()),
+        installed_after=_afterwards(options, desired, base),
     )
 
 
@@ -150,8 +150,8 @@ def must_replace(options: TableOptions, wanted: Structure, installed: Installed)
     """Whether there is a table that cannot be repaired piece by piece."""
     if installed.comment is None:
         return False
-    digests = {name: holder.digest(options.family) for name, holder in wanted.holders.items()}
-    other = any(installed.holders.get(name, right) != right for name, right in digests.items())
+    digests = {name: holder.digest(options.family) for name, holder in wanted.sets.items()}
+    other = any(installed.sets.get(name, right) != right for name, right in digests.items())
     hooks = any(
         name in installed.chains and installed.chains[name].hook != _hooked(HOOKS.get(name))
         for name in wanted.chains
@@ -164,8 +164,8 @@ def structure_commands(options: TableOptions, wanted: Structure, installed: Inst
     table, commands = options.table, []
     if installed.comment is None:
         commands.append(f'add table {table} {{ comment "{TABLE_COMMENT}"; }}')
-    for name, holder in wanted.holders.items():
-        if name not in installed.holders:
+    for name, holder in wanted.sets.items():
+        if name not in installed.sets:
             commands.append(f"add {holder.kind} {table} {name} {{ {holder.declaration(options.family)} }}")
     wrong = {name: rules for name, rules in wanted.chains.items() if not _right(name, rules, installed)}
     for name in wrong:
@@ -179,13 +179,13 @@ def structure_commands(options: TableOptions, wanted: Structure, installed: Inst
         for name, rules in wrong.items()
         for rule in rules
     ]
-    return commands + _handler_commands(options, wanted, installed)
+    return commands + _dispatch_commands(options, wanted, installed)
 
 
-def _handler_commands(options: TableOptions, wanted: Structure, installed: Installed) -> list[str]:
-    wrong = {n: verdict for n, verdict in wanted.handlers.items() if installed.handlers.get(n) != verdict}
-    place = f"element {options.table} {HANDLERS.name}"
-    commands = [f"delete {place} {{ {number} }}" for number in wrong if number in installed.handlers]
+def _dispatch_commands(options: TableOptions, wanted: Structure, installed: Installed) -> list[str]:
+    wrong = {n: verdict for n, verdict in wanted.dispatch_map.items() if installed.dispatch_map.get(n) != verdict}
+    place = f"element {options.table} {DISPATCH_MAP.name}"
+    commands = [f"delete {place} {{ {number} }}" for number in wrong if number in installed.dispatch_map]
     return commands + [f"add {place} {{ {number} : {verdict} }}" for number, verdict in wrong.items()]
 
 
@@ -194,9 +194,9 @@ def removals(options: TableOptions, wanted: Structure, installed: Installed) -> 
     those chains, then they themselves."""
     table = options.table
     chains = sorted(installed.chains.keys() - wanted.chains.keys())
-    holders = sorted(installed.holders.keys() - wanted.holders.keys())
-    numbers = ", ".join(sorted(installed.handlers.keys() - wanted.handlers.keys()))
-    emptied = [f"delete element {table} {HANDLERS.name} {{ {numbers} }}\n"] if numbers else []
+    holders = sorted(installed.sets.keys() - wanted.sets.keys())
+    numbers = ", ".join(sorted(installed.dispatch_map.keys() - wanted.dispatch_map.keys()))
+    emptied = [f"delete element {table} {DISPATCH_MAP.name} {{ {numbers} }}\n"] if numbers else []
     emptied += [f"flush chain {table} {name}\n" for name in chains]
     emptied += [f"delete set {table} {name}\n" for name in holders]
     return tuple(
@@ -206,9 +206,9 @@ def removals(options: TableOptions, wanted: Structure, installed: Installed) -> 
     )
 
 
-def together(steps: Sequence[Step]) -> Iterator[Step]:
+def merge_dependent_steps(steps: Sequence[Step]) -> Iterator[Step]:
     """The same steps; steps that move an element between forwardings are merged into one."""
-    leaving = {slot: number for number, step in enumerate(steps) for slot in (*step.deleted, *step.parting)}
+    leaving = {slot: number for number, step in enumerate(steps) for slot in (*step.deleted, *step.deferred_deletes)}
     tied = {
         tie
         for number, step in enumerate(steps)
@@ -222,12 +222,12 @@ def together(steps: Sequence[Step]) -> Iterator[Step]:
     if tied:
         parts = [steps[number] for number in sorted(tied)]
         added = {slot: value for step in parts for slot, value in step.added.items()}
-        parting = {slot: value for step in parts for slot, value in step.parting.items()}
+        parting = {slot: value for step in parts for slot, value in step.deferred_deletes.items()}
         deleted = {slot: value for slot, value in parting.items() if slot in added}
         deleted.update({slot: value for step in parts for slot, value in step.deleted.items()})
         keys = tuple(key for step in parts for key in step.keys)
         late = {slot: value for slot, value in parting.items() if slot not in added}
-        yield replace(Step.between(keys, deleted, added), parting=late)
+        yield replace(Step.between(keys, deleted, added), deferred_deletes=late)
 
 
 def elements_text(table: str, steps: Iterable[Step]) -> str:
@@ -236,9 +236,9 @@ def elements_text(table: str, steps: Iterable[Step]) -> str:
     added: dict[str, list[str]] = {}
     for step in steps:
         for slot in step.deleted:
-            deleted.setdefault(slot.holder, []).append(slot.key)
+            deleted.setdefault(slot.set_name, []).append(slot.key)
         for slot, value in step.added.items():
-            added.setdefault(slot.holder, []).append(f"{slot.key} : {value}" if value else slot.key)
+            added.setdefault(slot.set_name, []).append(f"{slot.key} : {value}" if value else slot.key)
     return "".join((*_commands("delete", table, deleted), *_commands("add", table, added)))
 
 
@@ -263,13 +263,13 @@ def _batches(steps: Iterable[Step]) -> Iterator[list[Step]]:
 
 
 def _afterwards(options: TableOptions, wanted: Structure, installed: Installed) -> Installed:
-    holders = {name: holder.digest(options.family) for name, holder in wanted.holders.items()}
+    holders = {name: holder.digest(options.family) for name, holder in wanted.sets.items()}
     chains = {name: found_chain(name, rules) for name, rules in wanted.chains.items()}
     return Installed(
         TABLE_COMMENT,
-        {**installed.holders, **holders},
+        {**installed.sets, **holders},
         {**installed.chains, **chains},
-        {**installed.handlers, **wanted.handlers},
+        {**installed.dispatch_map, **wanted.dispatch_map},
     )
 
 
@@ -286,5 +286,5 @@ def _hooked(hook: Hook | None) -> tuple[int, int] | None:
     return (hook.number, hook.priority) if hook else None
 
 
-def _slot_text(slot: Slot, value: str) -> str:
-    return f"{slot.holder} {slot.key}" + (f" : {value}" if value else "")
+def _slot_text(slot: ElementKey, value: str) -> str:
+    return f"{slot.set_name} {slot.key}" + (f" : {value}" if value else "")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.nftables.base_chains import HOOKS, fixed_chains
-from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, Holder, Rules, fixed_holders, pins
+from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, NftSet, Rules, fixed_sets, affinity_map
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.spread import Spread
-from vipd.dataplane.nftables.tools import Nft, rehearse
+from vipd.dataplane.nftables.spread import BalanceChain
+from vipd.dataplane.nftables.tools import Nft, check_transaction
 from vipd.host.process import Runner
 from vipd.model.service import Balance, Family
 
@@ -27,13 +27,13 @@ class Feature:
     name: str
     module: str
     rules: Rules
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[NftSet, ...] = ()
     hook: str = "prerouting"
     required: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class Capabilities:
     """Which optional features work."""
 
     affinity: bool = True
@@ -42,40 +42,40 @@ class Abilities:
     counts: bool = True
 
 
-def shortcomings(abilities: Abilities, family: Family, pinned: Sequence[str]) -> list[str]:
+def shortcomings(capabilities: Capabilities, family: Family, affinity_services: Sequence[str]) -> list[str]:
     """The effects of missing features; `pinned`: the services that require affinity."""
     found = []
-    if not abilities.affinity and pinned:
-        found.append(f"{family}: no affinity for {', '.join(pinned)}: nft or the kernel lacks dynamic maps")
-    if not abilities.ping:
+    if not capabilities.affinity and affinity_services:
+        found.append(f"{family}: no affinity for {', '.join(affinity_services)}: nft or the kernel lacks dynamic maps")
+    if not capabilities.ping:
         why = "the kernel lacks nft_redir; modprobe nft_redir"
         found.append(f"{family}: VIPs do not answer ping: {why}")
     return found
 
 
-async def probe(nft: Nft, options: TableOptions, run: Runner) -> Abilities:
+async def probe(nft: Nft, options: TableOptions, run: Runner) -> Capabilities:
     """Try every feature. Raises ApplyError for a missing one that no service can do without."""
     features = _features(options)
     try:
-        await rehearse("".join(_text(feature, options) for feature in features), run)
+        await check_transaction("".join(_text(feature, options) for feature in features), run)
     except ApplyError as error:
         if not error.rules_at_fault:
             raise
         return await _try_each(features, nft, options, run)
-    return Abilities()
+    return Capabilities()
 
 
-async def _try_each(features: tuple[Feature, ...], nft: Nft, options: TableOptions, run: Runner) -> Abilities:
+async def _try_each(features: tuple[Feature, ...], nft: Nft, options: TableOptions, run: Runner) -> Capabilities:
     missing: set[str] = set()
     for feature in features:
         try:
-            await rehearse(_text(feature, options), run)
+            await check_transaction(_text(feature, options), run)
         except ApplyError as error:
             if feature.required:
                 what = f"{nft.version_text} cannot do {feature.name} on this kernel"
                 raise ApplyError(what, error.why, f"modprobe {feature.module}") from None
             missing.add(feature.name)
-    return Abilities(
+    return Capabilities(
         affinity="affinity" not in missing,
         random_fully="random ports" not in missing,
         ping="ping" not in missing,
@@ -100,10 +100,10 @@ def _echo(fixed: Mapping[str, Rules]) -> str:
 
 def _features(options: TableOptions) -> tuple[Feature, ...]:
     ip, fixed = options.ip, fixed_chains(options)
-    plain, pinned = Spread(2, Balance.RANDOM), Spread(2, Balance.RANDOM, timeout=60)
-    by_hash = Spread(2, Balance.SOURCE_HASH, local=True)
+    plain, pinned = BalanceChain(2, Balance.RANDOM), BalanceChain(2, Balance.RANDOM, timeout=60)
+    by_hash = BalanceChain(2, Balance.SOURCE_HASH, local=True)
     dispatch = fixed["dispatch"][0].partition(" goto ")[0], fixed["handover"][0]
-    maps = tuple(holder for holder in fixed_holders(options.family, 1000) if not holder.learnt)
+    maps = tuple(holder for holder in fixed_sets(options.family, 1000) if not holder.dynamic_flags)
     return (
         Feature("maps and translation", "nft_nat", (*dispatch, *plain.rules(options)), maps),
         Feature("source hashes", "nft_hash", by_hash.rules(options), maps),
@@ -117,7 +117,7 @@ def _features(options: TableOptions) -> tuple[Feature, ...]:
             "affinity",
             "nf_tables",
             pinned.rules(options),
-            (*maps, pins(options.family, 1000)),
+            (*maps, affinity_map(options.family, 1000)),
             required=False,
         ),
         Feature("counters", "nf_tables", fixed["counting"], (FLOWS,), "postrouting", required=False),

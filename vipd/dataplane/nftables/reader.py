@@ -12,10 +12,10 @@ from typing import NamedTuple
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.codec import FAMILIES
-from vipd.dataplane.nftables.compile import Slot
-from vipd.dataplane.nftables.layout import HANDLERS, Holder
+from vipd.dataplane.nftables.compile import ElementKey
+from vipd.dataplane.nftables.layout import DISPATCH_MAP, NftSet
 from vipd.dataplane.nftables.plan import FoundChain, Installed
-from vipd.dataplane.programs import own_limit
+from vipd.dataplane.programs import local_limit_hint
 from vipd.host import netlink_socket
 from vipd.host.netlink import MalformedMessageError, attributes, text
 from vipd.host.netlink_socket import OpenSocket, dump
@@ -78,8 +78,8 @@ class TableReader:
         if not tables:
             return Installed()
         found = Installed(codec.comment(tables[0].get(6)), self._holders())
-        if found.holders.get(HANDLERS.name) == HANDLERS.digest(self._of):
-            found.handlers = {slot.key: verdict for slot, verdict in self.elements([HANDLERS]).items()}
+        if found.sets.get(DISPATCH_MAP.name) == DISPATCH_MAP.digest(self._of):
+            found.dispatch_map = {slot.key: verdict for slot, verdict in self.elements([DISPATCH_MAP]).items()}
         rules: dict[str, list[str]] = {}
         for each in self._dump(codec.GET_RULE, self._table):
             if text(each.get(1)) == self._table:
@@ -99,7 +99,7 @@ class TableReader:
                 found[name] = codec.comment(each.get(13), _COMMENT_OF_SET)
         return found
 
-    def elements(self, holders: Collection[Holder]) -> dict[Slot, str]:
+    def elements(self, holders: Collection[NftSet]) -> dict[ElementKey, str]:
         """Every element of some holders, as text."""
         with self.understood():
             return {
@@ -109,7 +109,7 @@ class TableReader:
                 for slot, value in codec.elements(message.attributes, holder, self._of)
             }
 
-    def counters(self, holder: Holder) -> dict[tuple[str, ...], int]:
+    def counters(self, holder: NftSet) -> dict[tuple[str, ...], int]:
         """The counter of every element of a holder, by its key's fields."""
         with self.understood():
             return {
@@ -190,7 +190,7 @@ class TableReader:
         return f"cannot read the {self._family} table {self._table}" if self._table else "cannot read chains"
 
     def _failed(self, number: int, why: str = "") -> ApplyError:
-        hint = own_limit(number)
+        hint = local_limit_hint(number)
         if number in (errno.EPERM, errno.EACCES):
             hint = "vipd needs root, or CAP_NET_ADMIN"
         if number in (errno.EPROTONOSUPPORT, errno.EOPNOTSUPP, errno.EINVAL):

@@ -12,7 +12,7 @@ from vipd.dataplane.nftables.base_chains import ENTRANCES
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import COMMENT_START, Installed
 from vipd.dataplane.nftables.reader import TableReader
-from vipd.dataplane.nftables.tools import transact
+from vipd.dataplane.nftables.tools import apply_transaction
 from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 from vipd.model.service import Family
@@ -49,7 +49,7 @@ async def find_leftovers(prefixes: Iterable[str], open_socket: OpenSocket = open
             if there.comment is not None and there.comment.startswith(COMMENT_START):
                 table = TableOptions(family, prefix).table
                 entrances = tuple(name for name in ENTRANCES if name in there.chains)
-                found.append(Leftover(table, len(there.chains), len(there.holders), entrances))
+                found.append(Leftover(table, len(there.chains), len(there.sets), entrances))
     return found
 
 
@@ -63,8 +63,8 @@ async def remove(leftovers: Iterable[Leftover], run: Runner) -> None:
         closed = "".join(f"flush chain {leftover.table} {name}\n" for name in leftover.entrances)
         try:
             if closed:
-                await transact(closed, run)
-            await transact(f"delete table {leftover.table}\n", run)
+                await apply_transaction(closed, run)
+            await apply_transaction(f"delete table {leftover.table}\n", run)
         except ApplyError as error:
             what = f"table {leftover.table} cannot be deleted"
             raise ApplyError(what, f"{error.what}: {error.why}", error.hint) from None

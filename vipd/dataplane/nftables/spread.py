@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vipd.dataplane.nftables.layout import LOCAL_OFFSET, NUMBERS, RESERVED, Place, Rules
+from vipd.dataplane.nftables.layout import LOCAL_OFFSET, NUMBER_TO_IPV6, RESERVED, FrontendKind, Rules
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model.service import Balance, Family
 
@@ -14,7 +14,7 @@ HASH_SEED = 0x76697064
 
 
 @dataclass(frozen=True, slots=True)
-class _PinRules:
+class _AffinityRules:
     """The rules of affinity by function; `Spread._pinned` has their order."""
 
     look_up: str
@@ -27,19 +27,19 @@ class _PinRules:
     """Translate to the endpoint."""
     forget: str
     """Delete the pin."""
-    pick: str
+    endpoint_of_slot: str
     """Map a slot to its endpoint."""
-    agree: str
+    use_stored_entry: str
     """Use the endpoint of the existing pin."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class BalanceChain:
     """Gives a flow one of a frontend's slots, and sends it to the endpoint there."""
 
     slots: int
     balance: Balance
-    place: Place = Place.ADDRESS
+    place: FrontendKind = FrontendKind.ADDRESS
     local: bool = False
     """The slots of endpoints on this host."""
     timeout: int | None = None
@@ -62,10 +62,10 @@ class Spread:
         when a change happens between them; slot 0 then exists.
         """
         mark = f"ct mark set ct mark | {options.flow_mark:#x}"
-        pinned = self.timeout is not None and options.affinity
-        return (mark, *(self._pinned(options) if pinned else self._plain(options)), "drop")
+        with_affinity = self.timeout is not None and options.affinity
+        return (mark, *(self._affinity(options) if with_affinity else self._plain(options)), "drop")
 
-    def needs(self) -> tuple[()]:
+    def targets(self) -> tuple[()]:
         """Returns an empty tuple."""
         return ()
 
@@ -75,7 +75,7 @@ class Spread:
             yield choice
             yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.place.endpoints.name}"
 
-    def _pinned(self, options: TableOptions) -> Iterator[str]:
+    def _affinity(self, options: TableOptions) -> Iterator[str]:
         """The rules of a service with affinity. The packet's two addresses serve as registers, since rules
         have no other way to pass on values:
 
@@ -106,36 +106,36 @@ class Spread:
         the first one's pin stays, and the others follow it. Rules 13 to 17 are for a slot that a change has
         just removed; slot 0 exists.
         """
-        rule = self._pin_rules(options)
+        rule = self._affinity_rules(options)
         choose, first_slot = self._choices(options)
         yield from (rule.look_up, rule.remember, rule.restore, rule.translate, rule.forget)  # 1 to 5
-        yield from (choose, rule.pick, rule.remember, rule.agree)  # 6 to 9
+        yield from (choose, rule.endpoint_of_slot, rule.remember, rule.use_stored_entry)  # 6 to 9
         yield from (rule.restore, rule.translate, rule.forget)  # 10 to 12
-        yield from (first_slot, rule.pick, rule.remember, rule.restore, rule.translate)  # 13 to 17
+        yield from (first_slot, rule.endpoint_of_slot, rule.remember, rule.restore, rule.translate)  # 13 to 17
 
-    def _pin_rules(self, options: TableOptions) -> _PinRules:
-        ip, frontend, client = options.ip, self._frontend(options), pin_key(options)
+    def _affinity_rules(self, options: TableOptions) -> _AffinityRules:
+        ip, frontend, client = options.ip, self._frontend(options), affinity_key(options)
         numbered = f"{ip} daddr {RESERVED[options.family]}"
-        to_service = f"{ip} saddr set {frontend} map @{self.place.services.name}"
-        endpoints = self.place.numbered(self.local).name
+        to_service = f"{ip} saddr set {frontend} map @{self.place.service_numbers.name}"
+        endpoints = self.place.numbered_endpoints(self.local).name
         pin = f"{client} timeout {self.timeout}s : {ip} daddr"
-        return _PinRules(
+        return _AffinityRules(
             look_up=f"{to_service} {ip} daddr set {client} map @pins",
             remember=f"{numbered} {to_service} update @pins {{ {pin} }}",
             restore=f"{ip} saddr set ct original {ip} saddr",
             translate=f"{numbered} dnat {ip} to {frontend} . {ip} daddr map @{endpoints}",
             forget=f"{numbered} {to_service} delete @pins {{ {client} : {ip} daddr }}",
-            pick=f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.picks.name}",
-            agree=f"{numbered} {ip} daddr set {client} map @pins",
+            endpoint_of_slot=f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.slot_endpoints.name}",
+            use_stored_entry=f"{numbered} {ip} daddr set {client} map @pins",
         )
 
     def _frontend(self, options: TableOptions) -> str:
         rest = "meta l4proto . th dport"
-        return rest if self.place is Place.NODE else f"ct original {options.ip} daddr . {rest}"
+        return rest if self.place is FrontendKind.NODE else f"ct original {options.ip} daddr . {rest}"
 
     def _choices(self, options: TableOptions) -> Iterator[str]:
         """Choose a slot; if it is empty, the first one."""
-        wide = f" map @{NUMBERS.name}" if options.family is Family.IPV6 else ""
+        wide = f" map @{NUMBER_TO_IPV6.name}" if options.family is Family.IPV6 else ""
         offset = f" offset {LOCAL_OFFSET}" if self.local else ""
         for choice in (self._choice(options), "numgen inc mod 1"):
             yield f"{options.ip} daddr set {choice}{offset}{wide}"
@@ -147,7 +147,7 @@ class Spread:
         return f"numgen {kind} mod {self.slots}"
 
 
-def pin_key(options: TableOptions) -> str:
+def affinity_key(options: TableOptions) -> str:
     """The key of `pins` for a packet whose source address contains the number of the service port."""
     ip = options.ip
     plain = f"ct original {ip} saddr . {ip} saddr"

@@ -10,30 +10,30 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from vipd.dataplane.nftables.base_chains import fixed_chains
-from vipd.dataplane.nftables.chains import Chain, Handlers, closure
-from vipd.dataplane.nftables.compile import Fragment, Slot, compile_forwarding
+from vipd.dataplane.nftables.chains import Chain, ChainNumbers, closure
+from vipd.dataplane.nftables.compile import Fragment, ElementKey, compile_forwarding
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
     FRONTENDS,
     HAIRPIN,
     LOCAL_OFFSET,
     NODE_PORTS,
-    NUMBERS,
+    NUMBER_TO_IPV6,
     PINGED,
-    Holder,
+    NftSet,
     Rules,
-    allowed,
-    fixed_holders,
+    allowed_sources,
+    fixed_sets,
     number_address,
 )
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.spread import Spread
+from vipd.dataplane.nftables.spread import BalanceChain
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
 
-Elements = Mapping[Slot, str]
+Elements = Mapping[ElementKey, str]
 
-SHARED = (PINGED.name, CLAIMED.name, HAIRPIN.name, NUMBERS.name)
+SHARED = (PINGED.name, CLAIMED.name, HAIRPIN.name, NUMBER_TO_IPV6.name)
 """Holders of elements that several forwardings may require."""
 
 _LEADING = (FRONTENDS.name, NODE_PORTS.name)
@@ -46,10 +46,10 @@ Numbers = tuple[int, int]
 class Structure:
     """A table without the elements of services."""
 
-    holders: Mapping[str, Holder]
+    sets: Mapping[str, NftSet]
     """By name."""
     chains: Mapping[str, Rules]
-    handlers: Mapping[str, str]
+    dispatch_map: Mapping[str, str]
     """Number -> verdict: the elements of the map `handlers`, which are as the chains are."""
 
 
@@ -61,11 +61,11 @@ class Step:
     """The forwardings that it changes. Empty: shared elements, or those of no forwarding."""
     deleted: Elements
     added: Elements
-    parting: Elements = field(default_factory=dict)
+    deferred_deletes: Elements = field(default_factory=dict)
     """Elements to delete afterwards, in a separate transaction: packets may still look them up."""
 
     def __bool__(self) -> bool:
-        return bool(self.deleted or self.added or self.parting)
+        return bool(self.deleted or self.added or self.deferred_deletes)
 
     @classmethod
     def between(cls, keys: tuple[ForwardingKey, ...], before: Elements, after: Elements) -> Step:
@@ -74,19 +74,19 @@ class Step:
         added = {slot: value for slot, value in after.items() if before.get(slot) != value}
         return cls(keys, deleted, added)
 
-    def in_two(self) -> Step:
+    def with_deferred_deletes(self) -> Step:
         """The same in two transactions. The first redirects packets; the second deletes elements that only
         packets from before, between two lookups, still look up."""
         parting = {
             slot: value
             for slot, value in self.deleted.items()
-            if slot.holder not in _LEADING and slot not in self.added
+            if slot.set_name not in _LEADING and slot not in self.added
         }
         deleted = {slot: value for slot, value in self.deleted.items() if slot not in parting}
-        return replace(self, deleted=deleted, parting={**self.parting, **parting})
+        return replace(self, deleted=deleted, deferred_deletes={**self.deferred_deletes, **parting})
 
 
-class WantedTable:
+class DesiredTable:
     """The forwardings of one family, and those recorded as written."""
 
     def __init__(self, options: TableOptions) -> None:
@@ -94,7 +94,7 @@ class WantedTable:
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
         self._committed: dict[ForwardingKey, Forwarding] = {}
         """The kernel's content when everything was last written."""
-        self._touched: dict[ForwardingKey, None] = {}
+        self._dirty: dict[ForwardingKey, None] = {}
         self._fragments: dict[ForwardingKey, Fragment] = {}
         """Fragments of changed forwardings, until they are written."""
         self._written: dict[ForwardingKey, Fragment] = {}
@@ -102,14 +102,14 @@ class WantedTable:
         self._ahead: dict[ForwardingKey, tuple[tuple[Forwarding, Fragment], ...]] = {}
         """Fragments compiled in advance for the next update: the new one, and the one in its place."""
         self._chains: Counter[Chain] = Counter()
-        self._handlers = Handlers(options.family)
+        self._chain_numbers = ChainNumbers(options.family)
         self._entries: Counter[str] = Counter()
         """Names of the chains that have a number."""
         self._lengths: Counter[int] = Counter()
         self._hairpins: Counter[str] = Counter()
         self._users: Counter[str] = Counter()
         self._pingers: Counter[str] = Counter()
-        self._shared_before: dict[Slot, str | None] = {}
+        self._shared_before: dict[ElementKey, str | None] = {}
         """Changed shared elements, as they were when everything was last written."""
         self._numbers_before: Numbers = (0, 0)
         self._structure: Structure | None = None
@@ -120,12 +120,12 @@ class WantedTable:
     @property
     def changes(self) -> int:
         """Number of forwardings that may differ from what was last written, with the work for each."""
-        known = (self._forwardings.get(key) or self._committed.get(key) for key in self._touched)
-        return len(self._touched) + sum(forwarding.work() for forwarding in known if forwarding)
+        known = (self._forwardings.get(key) or self._committed.get(key) for key in self._dirty)
+        return len(self._dirty) + sum(forwarding.compile_cost() for forwarding in known if forwarding)
 
     def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
         """The work for this change: of the forwarding or the one in its place, whichever is larger."""
-        return max((f.work() for f in (forwarding, self._forwardings.get(key)) if f), default=0)
+        return max((f.compile_cost() for f in (forwarding, self._forwardings.get(key)) if f), default=0)
 
     def compile_ahead(self, key: ForwardingKey, forwarding: Forwarding | None) -> None:
         """Compile what the next `update` of this key requires. May run in a thread."""
@@ -146,11 +146,11 @@ class WantedTable:
             self._forwardings[key] = forwarding
             self._fragments[key] = fragment
             self._count(fragment, 1)
-        self._touched[key] = None
+        self._dirty[key] = None
 
-    def reconfigured(self, options: TableOptions) -> WantedTable:
+    def reconfigured(self, options: TableOptions) -> DesiredTable:
         """The same forwardings under other options; the kernel's state must be read again."""
-        made = WantedTable(options)
+        made = DesiredTable(options)
         for key, forwarding in self._forwardings.items():
             made.update(key, forwarding)
         made._committed = dict(self._committed)
@@ -162,9 +162,9 @@ class WantedTable:
             self._structure = self._assemble() if self._forwardings else Structure({}, {}, {})
         return self._structure
 
-    def touched(self) -> tuple[list[Step], Step]:
+    def dirty(self) -> tuple[list[Step], Step]:
         """The differences from what was written: of each forwarding, and of shared elements."""
-        steps = [self._changed(key) for key in self._touched]
+        steps = [self._changed(key) for key in self._dirty]
         shared = {slot: self._shared(slot) for slot in self._shared_before}
         before = {slot: value for slot, value in self._shared_before.items() if value is not None}
         after = {slot: value for slot, value in shared.items() if value is not None}
@@ -173,30 +173,30 @@ class WantedTable:
             after.update(self._number_elements(self._numbers()))
         return [step for step in steps if step], Step.between((), before, after)
 
-    def against(self, installed: Elements, holders: Collection[str]) -> tuple[list[Step], Step]:
+    def compare(self, installed: Elements, holders: Collection[str]) -> tuple[list[Step], Step]:
         """The same relative to the real content of these holders, leftovers included."""
         left, steps = dict(installed), []
         for key in self._forwardings:
-            wanted = {slot: value for slot, value in self._elements(key).items() if slot.holder in holders}
+            wanted = {slot: value for slot, value in self._elements(key).items() if slot.set_name in holders}
             found = {slot: left.pop(slot) for slot in wanted if slot in left}
             step = Step.between((key,), found, wanted)
             steps += [step] if step else []
-        shared = {s: v for s, v in self.shared_elements() if s.holder in holders}
-        before = {slot: left.pop(slot) for slot in list(left) if slot.holder in SHARED}
-        steps += [Step((), left, {}).in_two()] if left else []
+        shared = {s: v for s, v in self.shared_elements() if s.set_name in holders}
+        before = {slot: left.pop(slot) for slot in list(left) if slot.set_name in SHARED}
+        steps += [Step((), left, {}).with_deferred_deletes()] if left else []
         return steps, Step.between((), before, shared)
 
-    def elements(self) -> Iterator[tuple[Slot, str]]:
+    def elements(self) -> Iterator[tuple[ElementKey, str]]:
         """Every wanted element."""
         for key in self._forwardings:
             yield from self._elements(key).items()
         yield from self.shared_elements()
 
-    def shared_elements(self) -> Iterator[tuple[Slot, str]]:
+    def shared_elements(self) -> Iterator[tuple[ElementKey, str]]:
         """The elements that several forwardings may require."""
-        hairpins = (Slot(HAIRPIN.name, f"{address} . {address}") for address in self._hairpins)
-        claimed = (Slot(CLAIMED.name, address) for address in self._users)
-        pinged = (Slot(PINGED.name, address) for address in self._pingers)
+        hairpins = (ElementKey(HAIRPIN.name, f"{address} . {address}") for address in self._hairpins)
+        claimed = (ElementKey(CLAIMED.name, address) for address in self._users)
+        pinged = (ElementKey(PINGED.name, address) for address in self._pingers)
         for slot in (*hairpins, *claimed, *pinged):
             value = self._shared(slot)
             if value is not None:
@@ -214,26 +214,26 @@ class WantedTable:
             self.update(key, self._committed.get(key))
         return held
 
-    def written(self) -> None:
+    def mark_clean(self) -> None:
         """The kernel contains everything wanted."""
-        for key in self._touched:
+        for key in self._dirty:
             if key in self._forwardings:
                 self._committed[key] = self._forwardings[key]
             else:
                 self._committed.pop(key, None)
-        self._touched.clear()
+        self._dirty.clear()
         self._fragments.clear()
         self._written.clear()
         self._shared_before.clear()
         self._numbers_before = self._numbers()
-        self._handlers.keep(self._entries)
+        self._chain_numbers.keep(self._entries)
 
     def _compile(self, forwarding: Forwarding, ahead: Iterable[tuple[Forwarding, Fragment]] = ()) -> Fragment:
         """The fragment of a forwarding, of those that are compiled already if it is among them."""
         for known, fragment in ahead:
             if known is forwarding:
                 return fragment
-        return compile_forwarding(forwarding, self.options, self._handlers)
+        return compile_forwarding(forwarding, self.options, self._chain_numbers)
 
     def _changed(self, key: ForwardingKey) -> Step:
         """The difference of one forwarding from what was written."""
@@ -242,7 +242,7 @@ class WantedTable:
         after = self._fragments[key] if key in self._forwardings else Fragment()
         step = Step.between((key,), before.elements, after.elements)
         goes_on = step.deleted and after.elements
-        return step.in_two() if goes_on and before.kinds() != after.kinds() else step
+        return step.with_deferred_deletes() if goes_on and before.kinds() != after.kinds() else step
 
     def _elements(self, key: ForwardingKey) -> Elements:
         known = self._fragments.get(key)
@@ -253,31 +253,31 @@ class WantedTable:
         self._count_shared(fragment, one)
         needed = {each: None for chain in fragment.chains for each in closure(chain)}
         changed = [_add(self._chains, each, one) for each in needed]
-        changed += [_add(self._entries, chain, one) for chain in fragment.handlers.values()]
-        changed += [_add(self._lengths, length, one) for length in fragment.lengths]
+        changed += [_add(self._entries, chain, one) for chain in fragment.chain_numbers.values()]
+        changed += [_add(self._lengths, length, one) for length in fragment.source_prefix_lengths]
         if any(changed) or len(self._forwardings) <= 1:
             self._structure = None
 
     def _count_shared(self, fragment: Fragment, one: int) -> None:
         for address in fragment.hairpins:
-            self._remember(Slot(HAIRPIN.name, f"{address} . {address}"))
+            self._remember(ElementKey(HAIRPIN.name, f"{address} . {address}"))
             _add(self._hairpins, address, one)
         for address in fragment.addresses:
-            self._remember(Slot(CLAIMED.name, address))
+            self._remember(ElementKey(CLAIMED.name, address))
             _add(self._users, address, one)
         for address in fragment.pings:
-            self._remember(Slot(PINGED.name, address))
+            self._remember(ElementKey(PINGED.name, address))
             _add(self._pingers, address, one)
 
-    def _remember(self, slot: Slot) -> None:
+    def _remember(self, slot: ElementKey) -> None:
         if slot not in self._shared_before:
             self._shared_before[slot] = self._shared(slot)
 
-    def _shared(self, slot: Slot) -> str | None:
+    def _shared(self, slot: ElementKey) -> str | None:
         """Current value of a shared element; None: there is none."""
-        if slot.holder == HAIRPIN.name:
+        if slot.set_name == HAIRPIN.name:
             return "" if self._hairpins.get(slot.key.partition(" ")[0]) else None
-        if slot.holder == PINGED.name:
+        if slot.set_name == PINGED.name:
             return "" if self._pingers.get(slot.key) else None
         return "" if self._users.get(slot.key) and self.options.reject_unused_ports else None
 
@@ -285,24 +285,24 @@ class WantedTable:
         """Number of slots that need an address, for the cluster's and the local policy."""
         if self.options.family is Family.IPV4:
             return 0, 0
-        spreads = [chain for chain in self._chains if isinstance(chain, Spread)]
+        spreads = [chain for chain in self._chains if isinstance(chain, BalanceChain)]
         cluster = max((spread.slots for spread in spreads if not spread.local), default=0)
         local = max((spread.slots for spread in spreads if spread.local), default=0)
         return _room(cluster), _room(local)
 
-    def _number_elements(self, numbers: Numbers) -> Iterator[tuple[Slot, str]]:
+    def _number_elements(self, numbers: Numbers) -> Iterator[tuple[ElementKey, str]]:
         for many, offset in zip(numbers, (0, LOCAL_OFFSET), strict=True):
             for number in range(offset, offset + many):
-                yield Slot(NUMBERS.name, str(number)), number_address(self.options.family, number)
+                yield ElementKey(NUMBER_TO_IPV6.name, str(number)), number_address(self.options.family, number)
 
     def _assemble(self) -> Structure:
         options = self.options
-        holders = fixed_holders(options.family, options.pins if options.affinity else 0)
-        limits = tuple(allowed(length) for length in sorted(self._lengths))
+        holders = fixed_sets(options.family, options.affinity_map_size if options.affinity else 0)
+        limits = tuple(allowed_sources(length) for length in sorted(self._lengths))
         chains = {chain.name: chain.rules(options) for chain in self._chains}
         present = (each for each in (*holders, *limits) if options.affinity or each.name != "pins")
         # Not by goto: a packet that returns from a chain must not leave with a number as its address.
-        handlers = {self._handlers.number(chain): f"jump {chain}" for chain in self._entries}
+        handlers = {self._chain_numbers.number(chain): f"jump {chain}" for chain in self._entries}
         return Structure({each.name: each for each in present}, {**fixed_chains(options), **chains}, handlers)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.programs import PROBE_SECONDS, VERSION_SECONDS, finish
-from vipd.host.process import Finished, Runner
+from vipd.host.process import ProgramResult, Runner
 
 NFT = "nft"
 OLDEST = (1, 0, 1)
@@ -32,32 +32,32 @@ class Nft:
 async def find_nft(run: Runner) -> Nft:
     """The nft program. Raises ApplyError when there is none that can be used."""
     said = await finish([NFT, "--version"], "", run, VERSION_SECONDS)
-    match = _VERSION.search(said.output)
+    match = _VERSION.search(said.stdout)
     if not match:
-        raise ApplyError("nft --version is not understood", (said.output + said.errors).strip())
+        raise ApplyError("nft --version is not understood", (said.stdout + said.stderr).strip())
     if tuple(int(part) for part in match.groups()) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise ApplyError(f"{said.output.strip()} is too old", f"{oldest} or later is needed")
-    return Nft(said.output.strip())
+        raise ApplyError(f"{said.stdout.strip()} is too old", f"{oldest} or later is needed")
+    return Nft(said.stdout.strip())
 
 
-async def transact(text: str, run: Runner) -> None:
+async def apply_transaction(text: str, run: Runner) -> None:
     """Write one transaction: all of it, or nothing. Raises ApplyError."""
-    check(await finish([NFT, "-f", "-"], text, run), NFT)
+    require_success(await finish([NFT, "-f", "-"], text, run), NFT)
 
 
-async def rehearse(text: str, run: Runner) -> None:
+async def check_transaction(text: str, run: Runner) -> None:
     """Check whether nft and the kernel accept a transaction, without applying it. Raises ApplyError."""
-    check(await finish([NFT, "--check", "-f", "-"], text, run, PROBE_SECONDS), "nft --check")
+    require_success(await finish([NFT, "--check", "-f", "-"], text, run, PROBE_SECONDS), "nft --check")
 
 
-def check(finished: Finished, what: str) -> None:
+def require_success(finished: ProgramResult, what: str) -> None:
     """Raise ApplyError unless a program ended well."""
-    if finished.code == 0:
+    if finished.exit_code == 0:
         return
-    why = _why(finished.errors) or f"exit code {finished.code}"
-    environment = any(word in finished.errors for word in _ENVIRONMENT)
-    hint = "vipd needs root, or CAP_NET_ADMIN" if "not permitted" in finished.errors else ""
+    why = _why(finished.stderr) or f"exit code {finished.exit_code}"
+    environment = any(word in finished.stderr for word in _ENVIRONMENT)
+    hint = "vipd needs root, or CAP_NET_ADMIN" if "not permitted" in finished.stderr else ""
     raise ApplyError(f"{what} failed", why, hint, rules_at_fault=not environment)
 
 

@@ -12,26 +12,26 @@ from socket import socket
 
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
-from vipd.dataplane.iptables.watch.external_change import ChangeKind, Scope
-from vipd.dataplane.iptables.watch.messages import KINDS_WITH_SETS, Change, Kind
-from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
+from vipd.dataplane.iptables.watch.external_change import ChangeKind, OwnershipFilter
+from vipd.dataplane.iptables.watch.messages import KINDS_WITH_SETS, Change, MessageKind
+from vipd.dataplane.iptables.watch.stream import ExternalChangeStream, WatchOptions
 from vipd.dataplane.nftables.options import table_name
 from vipd.model.service import Family
 
-_DEEDS = {kind: ChangeKind[kind.name] for kind in Kind}
+_CHANGE_KINDS = {kind: ChangeKind[kind.name] for kind in MessageKind}
 
 
-class TableScope(Scope):
+class TableOwnershipFilter(OwnershipFilter):
     """Everything in the table of a prefix concerns us."""
 
-    def touched(self, change: Change) -> ChangeKind | None:
+    def classify(self, change: Change) -> ChangeKind | None:
         """The effect of a change on vipd's table; None if it is in another table."""
         if change.family not in self.families or change.table != table_name(self.names.prefix):
             return None
-        return _DEEDS[change.kind]
+        return _CHANGE_KINDS[change.kind]
 
 
-class TableWatch(Disturbances):
+class TableWatch(ExternalChangeStream):
     """Listens from entry to exit. Enter it before the first write, so that no change is missed.
 
     It belongs to the network namespace of the thread that enters it. Raises OSError on entry if the kernel
@@ -48,6 +48,6 @@ class TableWatch(Disturbances):
 
     def _begin(self) -> None:
         clock = asyncio.get_running_loop().time
-        options, scope = self._options, self._options.scope(TableScope(self._names, frozenset(Family)))
+        options, scope = self._options, self._options.scope(TableOwnershipFilter(self._names, frozenset(Family)))
         events = RuleEvents(self._open(), scope, options.own, clock, options.on_message, KINDS_WITH_SETS)
         self._start(events, "table events")

@@ -11,14 +11,14 @@ from typing import Protocol
 
 from vipd.declaration.problems import PLEASE_REPORT
 from vipd.health.lag import LoopLag
-from vipd.health.result import Result
+from vipd.health.result import ProbeResult
 from vipd.host.containment import log_once
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 
-Done = Callable[[Result], None]
+ProbeCallback = Callable[[ProbeResult], None]
 """Called once with the result, unless the attempt was cancelled; possibly before `start` returns."""
 
-OWN_ERRORS = frozenset(
+LOCAL_ERRORS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.EADDRNOTAVAIL}
 )
 """Errors that show that this host cannot probe. They have no meaning for the backend."""
@@ -43,35 +43,35 @@ class Attempt(Protocol):
 class Prober(Protocol):
     """Probes targets of one or more kinds."""
 
-    def start(self, target: Target, done: Done) -> Attempt:
+    def start(self, target: CheckTarget, done: ProbeCallback) -> Attempt:
         """Probe once, within the target's timeout. An exception from it is a fault in vipd."""
 
 
-def failure(error: OSError | int, seconds: float = 0.0) -> Result:
+def error_result(error: OSError | int, seconds: float = 0.0) -> ProbeResult:
     """The result for a network error, or its number."""
     number = error if isinstance(error, int) else error.errno or 0
     words = _WORDS.get(number) or (os.strerror(number) if number > 0 else str(error))
     words = words[:1].lower() + words[1:]
-    return Result.unasked(words) if number in OWN_ERRORS else Result.bad(words, seconds)
+    return ProbeResult.not_probed(words) if number in LOCAL_ERRORS else ProbeResult.failure(words, seconds)
 
 
-def unexpected(target: Target, error: Exception) -> Result:
+def internal_error_result(target: CheckTarget, error: Exception) -> ProbeResult:
     """The result for an unexpected exception: a problem of this target alone."""
-    return Result.unasked(f"{log_once(error, f'checking {target}')}; {PLEASE_REPORT}")
+    return ProbeResult.not_probed(f"{log_once(error, f'checking {target}')}; {PLEASE_REPORT}")
 
 
 @dataclass(slots=True)
-class Asking:
+class ProbeContext:
     """The arguments of a probing coroutine."""
 
-    target: Target
+    target: CheckTarget
     doing: str = ""
     """The current activity, such as `while connecting`; it is reported with a timeout."""
-    silence: Result | None = None
+    timeout_result: ProbeResult | None = None
     """The result if nothing arrives in time; None: a timeout, which is a failure."""
 
 
-Ask = Callable[[Asking], Awaitable[Result]]
+ProbeFunction = Callable[[ProbeContext], Awaitable[ProbeResult]]
 """Probes once. Raises OSError for a network error; need not enforce the timeout."""
 
 
@@ -106,10 +106,10 @@ class Deadline:
 class CoroutineProber:
     """Runs a coroutine for each probe."""
 
-    def __init__(self, ask: Ask, lag: LoopLag) -> None:
+    def __init__(self, ask: ProbeFunction, lag: LoopLag) -> None:
         self._ask, self._lag = ask, lag
 
-    def start(self, target: Target, done: Done) -> Attempt:
+    def start(self, target: CheckTarget, done: ProbeCallback) -> Attempt:
         """Probe once."""
         return _Running(self._ask, self._lag, target, done)
 
@@ -119,40 +119,40 @@ class _Running:
 
     __slots__ = ("_asking", "_deadline", "_done", "_task")
 
-    def __init__(self, ask: Ask, lag: LoopLag, target: Target, done: Done) -> None:
+    def __init__(self, ask: ProbeFunction, lag: LoopLag, target: CheckTarget, done: ProbeCallback) -> None:
         loop = asyncio.get_running_loop()
-        self._asking, self._done = Asking(target), done
+        self._asking, self._done = ProbeContext(target), done
         self._task = loop.create_task(_answer(ask, self._asking), name=f"ask {target}")
         self._task.add_done_callback(self._finished)
         self._deadline = Deadline(loop, lag, target.timing.timeout, self._expire)
 
     def cancel(self) -> None:
         """End it."""
-        self._done = _nobody
+        self._done = _ignore_result
         self._task.cancel()
 
     def _expire(self) -> None:
         self._task.cancel()
 
-    def _finished(self, task: asyncio.Task[Result]) -> None:
+    def _finished(self, task: asyncio.Task[ProbeResult]) -> None:
         self._deadline.cancel()
         if task.cancelled():
             asking = self._asking
-            self._done(asking.silence or Result.timeout(asking.target.timing.timeout, asking.doing))
+            self._done(asking.timeout_result or ProbeResult.timeout(asking.target.timing.timeout, asking.doing))
         else:
             self._done(task.result())
 
 
-async def _answer(ask: Ask, asking: Asking) -> Result:
+async def _answer(ask: ProbeFunction, asking: ProbeContext) -> ProbeResult:
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
         return await ask(asking)
     except OSError as error:
-        return failure(error, loop.time() - began)
+        return error_result(error, loop.time() - began)
     except Exception as error:  # a probe's own fault must end neither the other probes nor the daemon
-        return unexpected(asking.target, error)
+        return internal_error_result(asking.target, error)
 
 
-def _nobody(result: Result) -> None:
+def _ignore_result(result: ProbeResult) -> None:
     """Receives the result of a cancelled attempt, and drops it."""

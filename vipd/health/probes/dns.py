@@ -6,10 +6,10 @@ import asyncio
 import secrets
 from typing import cast
 
-from vipd.health.probes.base import Asking
+from vipd.health.probes.base import ProbeContext
 from vipd.health.probes.dns_message import MalformedError, Reply, encode_query, read_reply, same_record
 from vipd.health.probes.udp import MOST_ANSWER, connected
-from vipd.health.result import Result
+from vipd.health.result import ProbeResult
 from vipd.model.check import DnsProbe
 
 MOST_OTHERS = 100
@@ -17,7 +17,7 @@ MOST_OTHERS = 100
 _MOST_SHOWN = 2
 
 
-async def ask_dns(asking: Asking) -> Result:
+async def probe_dns(asking: ProbeContext) -> ProbeResult:
     """Probe a target that has a DnsProbe. Raises OSError for a network error.
 
     Datagrams that do not answer this query are ignored, as by a resolver, up to the timeout or a maximum
@@ -31,7 +31,7 @@ async def ask_dns(asking: Asking) -> Result:
     try:
         query = encode_query(number, probe.query, probe.type)
     except ValueError as error:
-        return Result.unasked(str(error))
+        return ProbeResult.not_probed(str(error))
     with connected(asking.target.address, asking.target.port) as connection:
         connection.send(query)
         for _ in range(MOST_OTHERS + 1):
@@ -39,21 +39,21 @@ async def ask_dns(asking: Asking) -> Result:
             try:
                 reply = read_reply(data, query)
             except MalformedError as error:
-                return Result.bad(f"no DNS: {error}", loop.time() - began)
+                return ProbeResult.failure(f"no DNS: {error}", loop.time() - began)
             if reply is not None:
                 return _judged(probe, reply, loop.time() - began)
             asking.doing = "with answers to other queries only"
             await asyncio.sleep(0)  # receiving does not wait while there is something to receive
-        return Result.bad(f"more than {MOST_OTHERS} answers to other queries", loop.time() - began)
+        return ProbeResult.failure(f"more than {MOST_OTHERS} answers to other queries", loop.time() - began)
 
 
-def _judged(probe: DnsProbe, reply: Reply, seconds: float) -> Result:
+def _judged(probe: DnsProbe, reply: Reply, seconds: float) -> ProbeResult:
     if reply.rcode != probe.rcode:
-        return Result.bad(reply.rcode, seconds)
+        return ProbeResult.failure(reply.rcode, seconds)
     if not probe.answer or any(same_record(record, probe.answer) for record in reply.records):
-        return Result.answered(seconds)
+        return ProbeResult.success(seconds)
     if reply.truncated:
-        return Result.bad("the wanted record is not in the answer, which is truncated", seconds)
+        return ProbeResult.failure("the wanted record is not in the answer, which is truncated", seconds)
     shown = ", ".join(reply.records[:_MOST_SHOWN]) or "no record"
     more = ", …" if len(reply.records) > _MOST_SHOWN else ""
-    return Result.bad(f"the answer is {shown}{more}", seconds)
+    return ProbeResult.failure(f"the answer is {shown}{more}", seconds)

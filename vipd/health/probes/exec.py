@@ -21,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from vipd.health.probes import program_runner as keeper
-from vipd.health.probes.base import Attempt, Done, unexpected
-from vipd.health.result import Result, one_line
+from vipd.health.probes.base import Attempt, ProbeCallback, internal_error_result
+from vipd.health.result import ProbeResult, one_line
 from vipd.host.accounts import CHECK_USER, CheckUsers, UserRefusedError
 from vipd.model.check import ExecProbe
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 
 PROGRAMS_AT_ONCE = 32
 PATIENCE_SECONDS = 2 * keeper.KILLED_SECONDS
@@ -55,22 +55,22 @@ class ExecProber:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._keepers.close()
 
-    def start(self, target: Target, done: Done) -> Attempt:
+    def start(self, target: CheckTarget, done: ProbeCallback) -> Attempt:
         """Probe once; the timeout begins when the program starts."""
         run = _Run(target, self._users, self._keepers)
         try:
             future = self._loop.run_in_executor(self._threads, run.to_end)
         except RuntimeError as error:
-            done(Result.unasked(f"no thread for it: {error}; hint: raise TasksMax of the unit"))
+            done(ProbeResult.not_probed(f"no thread for it: {error}; hint: raise TasksMax of the unit"))
             return run
         self._runs.add(run)
 
-        def finished(future: asyncio.Future[Result]) -> None:
+        def finished(future: asyncio.Future[ProbeResult]) -> None:
             self._runs.discard(run)
             if future.cancelled() or run.cancelled.is_set():
                 return
             error = future.exception()
-            done(unexpected(target, error) if isinstance(error, Exception) else future.result())
+            done(internal_error_result(target, error) if isinstance(error, Exception) else future.result())
 
         future.add_done_callback(finished)
         return run
@@ -160,7 +160,7 @@ class _Keepers:
 class _Run:
     """One run of a program. `to_end` belongs to a thread of the pool, `cancel` to the loop's."""
 
-    def __init__(self, target: Target, users: CheckUsers, keepers: _Keepers) -> None:
+    def __init__(self, target: CheckTarget, users: CheckUsers, keepers: _Keepers) -> None:
         self._target, self._probe = target, cast("ExecProbe", target.probe)
         self._users, self._keepers = users, keepers
         self.cancelled = threading.Event()
@@ -177,12 +177,12 @@ class _Run:
             if self._connection is not None:
                 self._connection.shutdown(socket.SHUT_WR)
 
-    def to_end(self) -> Result:
+    def to_end(self) -> ProbeResult:
         """Run the program."""
         if self.cancelled.is_set():
-            return Result.unasked("stopped")
+            return ProbeResult.not_probed("stopped")
         if not self._probe.command:
-            return Result.unasked("it has no command")
+            return ProbeResult.not_probed("it has no command")
         timeout = self._target.timing.timeout
         try:
             self._keepers.require_few_left()
@@ -200,9 +200,9 @@ class _Run:
             if "failed" in answer:
                 raise _failure(answer)
         except (OSError, subprocess.SubprocessError, UserRefusedError, KeyError, ValueError) as error:
-            return Result.unasked(trouble(self._probe, error))
+            return ProbeResult.not_probed(trouble(self._probe, error))
         if "timeout" in answer:
-            return Result.timeout(timeout)
+            return ProbeResult.timeout(timeout)
         return _judged(answer["code"], answer["told"].encode("latin-1"), answer["seconds"])
 
     def _kept(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def _failure(answer: dict[str, Any]) -> Exception:
     return OSError(number, answer["failed"]) if number else ValueError(answer["failed"])
 
 
-def environment(target: Target) -> dict[str, str]:
+def environment(target: CheckTarget) -> dict[str, str]:
     """All that a program is given."""
     return {
         "PATH": PATH,
@@ -269,12 +269,12 @@ class NotEndedError(subprocess.SubprocessError):
     """A program that does not end: which, why; hint."""
 
 
-def _judged(code: int, told: bytes, seconds: float) -> Result:
+def _judged(code: int, told: bytes, seconds: float) -> ProbeResult:
     first = one_line(told.decode(errors="replace").strip().partition("\n")[0])
     if code == 0:
-        return Result.answered(seconds, note=first)
+        return ProbeResult.success(seconds, note=first)
     how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-    return Result.bad(f"{how}{first and f': {first}'}", seconds)
+    return ProbeResult.failure(f"{how}{first and f': {first}'}", seconds)
 
 
 def _signal_name(number: int) -> str:

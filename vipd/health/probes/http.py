@@ -18,14 +18,14 @@ from functools import cache
 from typing import cast
 
 from vipd.declaration.body_pattern import PatternError, body_pattern
-from vipd.health.probes.base import Asking
+from vipd.health.probes.base import ProbeContext
 from vipd.health.probes.chunked import ChunkedBody
 from vipd.health.probes.tcp import tcp_socket
 from vipd.health.probes.tls import tls_context, tls_trouble
-from vipd.health.result import Result, SaidWeight, one_line, parse_weight
+from vipd.health.result import ProbeResult, ReportedWeight, one_line, parse_weight
 from vipd.host.file_calls import file_calls
 from vipd.model.check import WEIGHT_HEADER, HttpProbe
-from vipd.model.check_target import Target
+from vipd.model.check_target import CheckTarget
 from vipd.model.service import socket_text
 
 MOST_BODY = 64 * 1024
@@ -43,14 +43,14 @@ _ENDS_OF_HEAD = (b"\r\n", b"\n")
 """An empty line. A recipient may take LF alone for the end of a line (RFC 9112, 2.2)."""
 
 
-async def ask_http(asking: Asking) -> Result:
+async def probe_http(asking: ProbeContext) -> ProbeResult:
     """Probe a target that has an HttpProbe. Raises OSError for a network error."""
     target, probe = asking.target, cast("HttpProbe", asking.target.probe)
     loop = asyncio.get_running_loop()
     try:
         context = await _context(asking, probe) if probe.tls else None
     except OSError as error:
-        return Result.unasked(f"{probe.ca}: {error.strerror or error}")
+        return ProbeResult.not_probed(f"{probe.ca}: {error.strerror or error}")
     began = loop.time()
     with tcp_socket(target.address) as connection:
         asking.doing = "while connecting"
@@ -63,21 +63,21 @@ async def ask_http(asking: Asking) -> Result:
                 writer.write(request(target, probe))
                 answer = await read_answer(reader, probe)
         except ssl.SSLError as error:
-            return Result.bad(tls_trouble(error), loop.time() - began)
+            return ProbeResult.failure(tls_trouble(error), loop.time() - began)
         except (http.client.HTTPException, asyncio.LimitOverrunError, ValueError) as error:
-            return Result.bad(f"no HTTP: {_error_text(error)}", loop.time() - began)
+            return ProbeResult.failure(f"no HTTP: {_error_text(error)}", loop.time() - began)
     return await _judged(asking, answer, began)
 
 
-async def _context(asking: Asking, probe: HttpProbe) -> ssl.SSLContext:
+async def _context(asking: ProbeContext, probe: HttpProbe) -> ssl.SSLContext:
     """The TLS context of the probe; its file is read in a thread. Raises OSError."""
-    asking.silence = Result.unasked(f"{probe.ca or 'what this host trusts'}: it takes too long to be read")
+    asking.timeout_result = ProbeResult.not_probed(f"{probe.ca or 'what this host trusts'}: it takes too long to be read")
     context = await file_calls.run((probe.ca, probe.verify), lambda: tls_context(probe))
-    asking.silence = None
+    asking.timeout_result = None
     return context
 
 
-def request(target: Target, probe: HttpProbe) -> bytes:
+def request(target: CheckTarget, probe: HttpProbe) -> bytes:
     """The bytes of the request."""
     host = probe.host or socket_text(target.address, target.port)
     head = f"{probe.method} {probe.path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: vipd-health\r\n"
@@ -86,7 +86,7 @@ def request(target: Target, probe: HttpProbe) -> bytes:
 
 
 async def _streams(
-    connection: socket.socket, context: ssl.SSLContext | None, asking: Asking
+    connection: socket.socket, context: ssl.SSLContext | None, asking: ProbeContext
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if context is None:
         return await asyncio.open_connection(sock=connection, limit=MOST_HEAD)
@@ -186,31 +186,31 @@ class _Received:
         return io.BytesIO(self._data)
 
 
-async def _judged(asking: Asking, answer: tuple[http.client.HTTPResponse, bytes], began: float) -> Result:
+async def _judged(asking: ProbeContext, answer: tuple[http.client.HTTPResponse, bytes], began: float) -> ProbeResult:
     """The result for an answer; its body is matched last."""
     response, body = answer
     probe, loop = cast("HttpProbe", asking.target.probe), asyncio.get_running_loop()
     seconds = loop.time() - began
     if not any(low <= response.status <= high for low, high in probe.status):
-        return Result.bad(f"status {response.status}", seconds)
+        return ProbeResult.failure(f"status {response.status}", seconds)
     try:
         if probe.body and not await _matches(asking, probe.body, body):
-            return Result.bad(f"status {response.status}, but the body does not match", seconds)
+            return ProbeResult.failure(f"status {response.status}, but the body does not match", seconds)
     except PatternError as error:
-        return Result.unasked(f"{error.what}; hint: {error.hint}")
+        return ProbeResult.not_probed(f"{error.what}; hint: {error.hint}")
     weight, note = _said_weight(response)
-    return Result.answered(seconds, weight, note)
+    return ProbeResult.success(seconds, weight, note)
 
 
-async def _matches(asking: Asking, pattern: str, body: bytes) -> bool:
+async def _matches(asking: ProbeContext, pattern: str, body: bytes) -> bool:
     """Whether the pattern matches the body. Raises PatternError."""
     # The replacement of bytes that are no UTF-8 takes three times their space.
     wanted, text = body_pattern(pattern), body.decode(errors="replace").encode()[:MOST_BODY]
-    if wanted.work(len(text)) <= _WORK_AT_ONCE:
-        return wanted.found_in(text)
+    if wanted.match_cost(len(text)) <= _WORK_AT_ONCE:
+        return wanted.matches(text)
     # A match that is too slow for vipd is no fault of the backend.
-    asking.silence = Result.unasked("its body takes too long to match; hint: a shorter or plainer pattern")
-    return await asyncio.get_running_loop().run_in_executor(_matcher(), wanted.found_in, text)
+    asking.timeout_result = ProbeResult.not_probed("its body takes too long to match; hint: a shorter or plainer pattern")
+    return await asyncio.get_running_loop().run_in_executor(_matcher(), wanted.matches, text)
 
 
 @cache
@@ -219,7 +219,7 @@ def _matcher() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "vipd body pattern")
 
 
-def _said_weight(response: http.client.HTTPResponse) -> tuple[SaidWeight | None, str]:
+def _said_weight(response: http.client.HTTPResponse) -> tuple[ReportedWeight | None, str]:
     text = response.getheader(WEIGHT_HEADER)
     if text is None:
         return None, ""

@@ -16,9 +16,9 @@ import struct
 from collections.abc import Callable
 
 from vipd.health.lag import LoopLag
-from vipd.health.probes.base import Attempt, Deadline, Done, failure, unexpected
-from vipd.health.result import Result
-from vipd.model.check_target import Target
+from vipd.health.probes.base import Attempt, Deadline, ProbeCallback, error_result, internal_error_result
+from vipd.health.result import ProbeResult
+from vipd.model.check_target import CheckTarget
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: close sends a reset."""
@@ -45,13 +45,13 @@ class TcpProber:
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
-    def start(self, target: Target, done: Done) -> Attempt:
+    def start(self, target: CheckTarget, done: ProbeCallback) -> Attempt:
         """Probe once."""
         began = self._loop.time()
         try:
             connection = tcp_socket(target.address)
         except OSError as error:
-            done(failure(error))
+            done(error_result(error))
             return _NOTHING
         try:
             connection.setsockopt(socket.IPPROTO_TCP, _TCP_QUICKACK, 0)
@@ -94,9 +94,9 @@ class _Connecting:
     def __init__(
         self,
         connection: socket.socket,
-        target: Target,
+        target: CheckTarget,
         began: float,
-        done: Done,
+        done: ProbeCallback,
         forget: Callable[[int], None],
     ) -> None:
         self._connection, self._target, self._began = connection, target, began
@@ -112,12 +112,12 @@ class _Connecting:
     def fail(self, error: Exception) -> None:
         """vipd itself cannot determine the result."""
         self.cancel()
-        self._done(unexpected(self._target, error))
+        self._done(internal_error_result(self._target, error))
 
     def expire(self) -> None:
         """It took too long."""
         self.cancel()
-        self._done(Result.timeout(self._target.timing.timeout))
+        self._done(ProbeResult.timeout(self._target.timing.timeout))
 
     def cancel(self) -> None:
         """Close it, whatever has become of it."""
@@ -147,5 +147,5 @@ def tcp_socket(address: str) -> socket.socket:
     return made
 
 
-def _result(number: int, seconds: float) -> Result:
-    return failure(number, seconds) if number else Result.answered(seconds)
+def _result(number: int, seconds: float) -> ProbeResult:
+    return error_result(number, seconds) if number else ProbeResult.success(seconds)

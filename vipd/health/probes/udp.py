@@ -8,14 +8,14 @@ import socket
 from collections.abc import Iterator
 from typing import cast
 
-from vipd.health.probes.base import Asking
-from vipd.health.result import Result
+from vipd.health.probes.base import ProbeContext
+from vipd.health.result import ProbeResult
 from vipd.model.check import UdpProbe
 
 MOST_ANSWER = 65535
 
 
-async def ask_udp(asking: Asking) -> Result:
+async def probe_udp(asking: ProbeContext) -> ProbeResult:
     """Probe a target that has a UdpProbe. Raises OSError for a network error, including ICMP errors."""
     probe = cast("UdpProbe", asking.target.probe)
     loop = asyncio.get_running_loop()
@@ -25,12 +25,12 @@ async def ask_udp(asking: Asking) -> Result:
         connection.send(probe.send)
         if probe.expect is None:
             patience = asking.target.timing.timeout
-            asking.silence = Result(True, f"not refused within {patience:g} s", patience)
+            asking.timeout_result = ProbeResult(True, f"not refused within {patience:g} s", patience)
         answer = await loop.sock_recv(connection, MOST_ANSWER)
     seconds = loop.time() - began
     if probe.expect is None or answer.startswith(probe.expect):
-        return Result.answered(seconds)
-    return Result.bad(f"the answer begins with {answer[: max(len(probe.expect), 8)]!r}", seconds)
+        return ProbeResult.success(seconds)
+    return ProbeResult.failure(f"the answer begins with {answer[: max(len(probe.expect), 8)]!r}", seconds)
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ from typing import Protocol, cast
 
 from aiohttp import web
 
-from vipd.host.connections.limits import Limits, Source
+from vipd.host.connections.limits import ConnectionLimits, ClientSource
 
-MOST_HEAD = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's head."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -36,8 +36,8 @@ class Connection(asyncio.Protocol):
     """One connection. It *waits* while its client must act: send a request, the rest of one, or
     read what was written. Each wait has a time limit."""
 
-    def __init__(self, owner: Owner, limits: Limits, handler: web.RequestHandler, source: Source) -> None:
-        self._owner, self._limits, self.handler, self.source = owner, limits, handler, source
+    def __init__(self, owner: Owner, limits: ConnectionLimits, handler: web.RequestHandler, source: ClientSource) -> None:
+        self._owner, self._limits, self.handler, self.client = owner, limits, handler, source
         self._transport: asyncio.Transport | None = None
         self._over = False
         self._request: web.BaseRequest | None = None
@@ -50,14 +50,14 @@ class Connection(asyncio.Protocol):
         """Bytes of the long answer that is being sent."""
         self._asks.begin(limits.head_seconds)
         if limits.life_seconds is not None:
-            self.live(limits.life_seconds)
+            self.end_after(limits.life_seconds)
 
     @property
     def waiting_since(self) -> float | None:
         """Since when the client must act, by the loop's clock; None: vipd must."""
         return min((w.since for w in (self._asks, self._takes) if w.since is not None), default=None)
 
-    def live(self, seconds: float) -> None:
+    def end_after(self, seconds: float) -> None:
         """End after so long, whatever happens."""
         if not self._over:
             self._life.begin(seconds)
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         if self._head_bytes is None or self._fits(data):
             self.handler.data_received(data)
         elif self._transport is not None:
-            self._asks.begin(self._limits.stuck_seconds)
+            self._asks.begin(self._limits.send_seconds)
             self._transport.pause_reading()
             self._transport.write(_TOO_LONG)
             self._transport.close()
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
             return True
         self._head = known[1 - len(_END_OF_HEAD) :]
         self._head_bytes = (self._head_bytes or 0) + len(data)
-        return self._head_bytes <= MOST_HEAD
+        return self._head_bytes <= MAX_HEAD_BYTES
 
     def eof_received(self) -> None:
         """Called by the event loop, which then closes the connection."""
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Called by the event loop: the client reads more slowly than vipd writes."""
         if not self._over:
-            self._takes.begin(self._limits.stuck_seconds)
+            self._takes.begin(self._limits.send_seconds)
         self.handler.pause_writing()
 
     def resume_writing(self) -> None:

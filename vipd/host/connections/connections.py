@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from aiohttp import web
 
 from vipd.host.connections.connection import Connection
-from vipd.host.connections.http import long_body, send_in_pieces
-from vipd.host.connections.limits import Limits, Source, SourceOf, tcp_source
+from vipd.host.connections.http import long_body, send_in_chunks
+from vipd.host.connections.limits import ConnectionLimits, ClientSource, ClientOf, tcp_client
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,11 @@ _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 
 Handler = Callable[[], Awaitable[web.StreamResponse]]
 NewHandler = Callable[[], web.RequestHandler]
-Refusal = Callable[[Source, Limits, bool], bytes]
+RejectResponse = Callable[[ClientSource, ConnectionLimits, bool], bytes]
 """The answer to a source whose connection is refused; True: because of its own connections."""
 
 
-def no_words(source: Source, limits: Limits, own: bool) -> bytes:
+def no_response(source: ClientSource, limits: ConnectionLimits, own: bool) -> bytes:
     """The connection is closed without a word."""
     return b""
 
@@ -44,7 +44,7 @@ class Connections:
     asyncio's own servers accept a connection, and so use a descriptor, before a limit can be checked.
     """
 
-    def __init__(self, limits: Limits, source_of: SourceOf = tcp_source, refusal: Refusal = no_words) -> None:
+    def __init__(self, limits: ConnectionLimits, source_of: ClientOf = tcp_client, refusal: RejectResponse = no_response) -> None:
         self._limits, self._source_of, self._refusal = limits, source_of, refusal
         self._open: dict[web.RequestHandler, Connection] = {}
         self._listening: dict[socket.socket, NewHandler] = {}
@@ -60,26 +60,26 @@ class Connections:
         self._listening[listener] = new_handler
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
-    def leave(self, listener: socket.socket) -> None:
+    def stop_listening(self, listener: socket.socket) -> None:
         """Close a listening socket; its connections continue."""
         del self._listening[listener]
         asyncio.get_running_loop().remove_reader(listener.fileno())
         listener.close()
 
-    def leave_all(self) -> None:
+    def stop_listening_all(self) -> None:
         """Close every listening socket."""
         for listener in list(self._listening):
-            self.leave(listener)
+            self.stop_listening(listener)
 
     def end_all(self) -> None:
         """End every connection at once."""
         for connection in list(self._open.values()):
             connection.end()
 
-    def prolong(self, request: web.BaseRequest, seconds: float) -> None:
+    def extend_lifetime(self, request: web.BaseRequest, seconds: float) -> None:
         """Let the connection of a request last this long from now on."""
         if found := self._open.get(request.protocol):
-            found.live(seconds)
+            found.end_after(seconds)
 
     async def answer(self, request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
         """The handler's answer; a long one is already sent."""
@@ -95,7 +95,7 @@ class Connections:
             connection.unsent = len(body)
             self._bound_unsent(connection)
             with contextlib.suppress(ConnectionError):  # aiohttp detects this itself, and logs nothing
-                return await send_in_pieces(request, response, body)
+                return await send_in_chunks(request, response, body)
             return response
         finally:
             connection.finish(request)
@@ -157,18 +157,18 @@ class Connections:
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    def _has_room(self, source: Source) -> bool:
+    def _has_room(self, source: ClientSource) -> bool:
         """Whether there is room for one more connection; makes room if necessary."""
         everybody, limits = self._open.values(), self._limits
-        mine = [c for c in everybody if c.source == source]
-        alike = [c for c in everybody if c.source.privileged == source.privileged]
-        if not source.privileged and len(mine) >= limits.by_source:
+        mine = [c for c in everybody if c.client == source]
+        alike = [c for c in everybody if c.client.privileged == source.privileged]
+        if not source.privileged and len(mine) >= limits.per_client:
             return _end_one(mine)
         most = limits.privileged if source.privileged else limits.connections
         return len(alike) < most or _end_one(alike)
 
-    def _refuse(self, taken: socket.socket, source: Source) -> None:
-        own = sum(c.source == source for c in self._open.values()) >= self._limits.by_source
+    def _refuse(self, taken: socket.socket, source: ClientSource) -> None:
+        own = sum(c.client == source for c in self._open.values()) >= self._limits.per_client
         self._warn("too many connections: further ones are refused, as one of %s is now", source)
         with taken, contextlib.suppress(OSError):
             if words := self._refusal(source, self._limits, own):

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import http_exceptions, web, web_response
 
-PIECE = 64 * 1024
+CHUNK_BYTES = 64 * 1024
 """A longer body is sent in pieces of this size: little unread data is kept twice."""
 
 log = logging.getLogger("vipd.http")
@@ -34,10 +34,10 @@ SERVER_OPTIONS: dict[str, Any] = {"access_log": None, "logger": log, "auto_decom
 def long_body(response: web.StreamResponse) -> bytes | None:
     """The body of an answer that must be sent in pieces; None: it need not."""
     body = response.body if isinstance(response, web.Response) and not response.prepared else None
-    return body if isinstance(body, bytes) and len(body) > PIECE else None
+    return body if isinstance(body, bytes) and len(body) > CHUNK_BYTES else None
 
 
-async def send_in_pieces(
+async def send_in_chunks(
     request: web.BaseRequest, response: web.StreamResponse, body: bytes
 ) -> web.StreamResponse:
     """Send an answer, each piece of its body after the previous one was read. Raises ConnectionError."""
@@ -47,7 +47,7 @@ async def send_in_pieces(
         sent.force_close()
     await sent.prepare(request)
     if request.method != "HEAD":
-        for start in range(0, len(body), PIECE):
-            await sent.write(body[start : start + PIECE])
+        for start in range(0, len(body), CHUNK_BYTES):
+            await sent.write(body[start : start + CHUNK_BYTES])
     await sent.write_eof()
     return sent

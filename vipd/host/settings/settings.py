@@ -191,15 +191,15 @@ class Settings(BaseSettings):
         """The cluster networks of one family."""
         return tuple(cidr for cidr in self.cluster_cidrs if family_of(cidr) is family)
 
-    def health_place(self) -> tuple[str, int] | None:
+    def health_socket_address(self) -> tuple[str, int] | None:
         """Address and port of `health_address`; None when it is unset."""
         return _place(self.health_address)
 
-    def metrics_place(self) -> tuple[str, int] | None:
+    def metrics_socket_address(self) -> tuple[str, int] | None:
         """Address and port of `metrics_address`; None when it is unset."""
         return _place(self.metrics_address)
 
-    def page_place(self) -> tuple[str, int] | None:
+    def page_socket_address(self) -> tuple[str, int] | None:
         """Address and port of `status_page`; None when it is unset."""
         return _place(self.status_page)
 

@@ -12,7 +12,7 @@ import socket
 from collections.abc import MutableMapping
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
-from vipd.model.text import in_words
+from vipd.model.text import shortened
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Notifier:
 
 def one_line(text: str, limit: int = 240) -> str:
     """A text as a value of an assignment: in one line, and cut."""
-    return in_words(text, limit)
+    return shortened(text, limit)
 
 
 def _watchdog_seconds(microseconds: str, pid: str) -> float | None:

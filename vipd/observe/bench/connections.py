@@ -18,19 +18,19 @@ from vipd.observe.bench.declared import PORT, TARGET
 
 CLIENT, TOWARDS_CLIENT = "198.18.0.2", "198.18.0.1"
 BACKEND, TOWARDS_BACKEND = "198.18.1.2", "198.18.1.1"
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 _PIPE = subprocess.PIPE
 
 End = subprocess.Popen[str]
 
 
-class Connecting:
+class ConnectionBenchmark:
     """Makes the two namespaces on entry; they end with their processes. Raises OSError where that fails."""
 
     backend = BACKEND
     """The address of the backend, which listens on `declared.TARGET`."""
 
-    def __enter__(self) -> Connecting:
+    def __enter__(self) -> ConnectionBenchmark:
         with ExitStack() as stack:
             _run("ip", "link", "set", "lo", "up")
             Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
@@ -46,11 +46,11 @@ class Connecting:
     ) -> None:
         self._stack.close()
 
-    def directly(self, count: int) -> float:
+    def direct_rate(self, count: int) -> float:
         """Connections a second to the backend's own address. Raises OSError."""
         return self._rate(f"{BACKEND} {TARGET} {count}", count)
 
-    def through(self, address: str, count: int) -> float:
+    def service_rate(self, address: str, count: int) -> float:
         """Connections a second to a service's address. Raises OSError."""
         return self._rate(f"{address} {PORT} {count}", count)
 
@@ -73,7 +73,7 @@ def _end(*words: str) -> End:
 def _read(end: End) -> str:
     """Its next line. Raises OSError when there is none."""
     assert end.stdout is not None  # noqa: S101 (a pipe)
-    ready, _, _ = select.select([end.stdout], [], [], PATIENCE)
+    ready, _, _ = select.select([end.stdout], [], [], TIMEOUT_SECONDS)
     line = end.stdout.readline().strip() if ready else ""
     if not line:
         raise OSError("the other end ended or kept silent")
@@ -94,6 +94,6 @@ def _wire(end: End, name: str, here: str, there: str) -> None:
 
 
 def _run(*argv: str) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(argv)}: {done.stderr.strip()}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from vipd import __version__
 from vipd.host.process import SYSTEM_PATH
 
-_PATIENCE = 5.0
+_TIMEOUT_SECONDS = 5.0
 
 PROGRAMS = {
     "iptables-nft": ["iptables-nft", "--version"],
@@ -40,7 +40,7 @@ def machine_facts(more: dict[str, list[str]] | None = None) -> dict[str, object]
     }
 
 
-def found(program: str) -> bool:
+def is_installed(program: str) -> bool:
     """Whether this host has a program."""
     return shutil.which(program, path=_path()) is not None
 
@@ -51,12 +51,12 @@ def _path() -> str:
 
 def _version(argv: list[str]) -> str:
     """The first version number that a program prints; empty when there is none."""
-    if not found(argv[0]):
+    if not is_installed(argv[0]):
         return ""
     environment = {**os.environ, "PATH": _path(), "LC_ALL": "C"}
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_PATIENCE, check=False, env=environment
+            argv, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False, env=environment
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

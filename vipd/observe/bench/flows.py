@@ -19,12 +19,12 @@ import sys
 import threading
 import time
 
-PATIENCE = 3.0
+TIMEOUT_SECONDS = 3.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Make the kernel end this process when its parent ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
@@ -55,7 +55,7 @@ def seconds_for(address: str, port: int, count: int) -> float:
     began = time.perf_counter()
     for _ in range(count):
         with socket.socket() as made:
-            made.settimeout(PATIENCE)
+            made.settimeout(TIMEOUT_SECONDS)
             # A reset leaves no port behind that waits: any number can follow.
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             made.connect((address, port))
@@ -81,7 +81,7 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    end_with(int(sys.argv[1]))
+    exit_with_parent(int(sys.argv[1]))
     try:
         if sys.argv[2] == "serve":
             serve(sys.argv[3], int(sys.argv[4]))

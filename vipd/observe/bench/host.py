@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from vipd.observe.bench.facts import found
-from vipd.observe.bench.namespace import TrialError, carried_out
+from vipd.observe.bench.facts import is_installed
+from vipd.observe.bench.namespace import TrialError, run_trial
 from vipd.observe.bench.trial import Outcome, Trial
 
 ROUNDS = 5
@@ -25,7 +25,7 @@ _NEEDS = (
 
 
 @dataclass(slots=True)
-class Measured:
+class Measurement:
     """Results of one subject in all rounds. Lists of one value for each round."""
 
     subject: str
@@ -41,14 +41,14 @@ class Measured:
     problem: str = ""
     """Why there is nothing more."""
 
-    def take(self, outcome: Outcome, limit: float) -> None:
+    def add_round(self, outcome: Outcome, limit: float) -> None:
         """Add a round."""
         if not outcome.loads or not outcome.changes:
             self.problem = outcome.problem or f"more than {limit:.0f} s"
         self.load_seconds += [usage.seconds for usage in outcome.loads]
         self.memory_mib += [usage.own_mib + usage.program_mib for usage in outcome.loads]
         if outcome.changes:
-            self.change_seconds.append(middle([usage.seconds for usage in outcome.changes]))
+            self.change_seconds.append(upper_median([usage.seconds for usage in outcome.changes]))
         for name, rates in (("direct", self.direct), ("vip", self.vip)):
             if name in outcome.connections:
                 rates.append(outcome.connections[name])
@@ -57,18 +57,18 @@ class Measured:
 def subjects_here(dataplane: str = "") -> tuple[str, ...]:
     """The subjects that can be measured on this host: of a dataplane, or all."""
     wanted = [(name, program) for name, of, program in _NEEDS if dataplane in ("", of)]
-    here = [name for name, program in wanted if found(program)]
+    here = [name for name, program in wanted if is_installed(program)]
     lacks_variants = not any("iptables" in name for name in here)
-    if dataplane != "nftables" and lacks_variants and found("iptables-restore"):
+    if dataplane != "nftables" and lacks_variants and is_installed("iptables-restore"):
         here.insert(0, "vipd iptables")
     return tuple(here)
 
 
 def measure_host(
     subjects: Sequence[str], services: int, clock: Callable[[], float] = time.monotonic
-) -> Iterator[tuple[int, Measured]]:
+) -> Iterator[tuple[int, Measurement]]:
     """Measure in turn; after each trial yields the round, from 1, and the subject's results so far."""
-    measured = {subject: Measured(subject) for subject in subjects}
+    measured = {subject: Measurement(subject) for subject in subjects}
     began = clock()
     for number in range(1, ROUNDS + 1):
         round_began = clock()
@@ -77,7 +77,7 @@ def measure_host(
                 continue
             trial = Trial(each.subject, services, connections=CONNECTIONS, limit=LIMIT_SECONDS)
             try:
-                each.take(carried_out(trial), LIMIT_SECONDS)
+                each.add_round(run_trial(trial), LIMIT_SECONDS)
             except TrialError as error:
                 each.problem = str(error)
             yield number, each
@@ -86,6 +86,6 @@ def measure_host(
             return
 
 
-def middle(values: Sequence[float]) -> float:
+def upper_median(values: Sequence[float]) -> float:
     """The median; of two values the larger."""
     return sorted(values)[len(values) // 2]

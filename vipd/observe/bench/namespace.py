@@ -12,7 +12,7 @@ from pathlib import Path
 from vipd.observe.bench.trial import Outcome, Trial
 
 WORKER = "vipd.observe.bench.worker"
-AROUND_SECONDS = 120.0
+OVERHEAD_SECONDS = 120.0
 """Time for a worker besides the trial's own limits: preparing, counting, connecting, removing."""
 
 
@@ -20,7 +20,7 @@ class TrialError(RuntimeError):
     """A trial failed; the text is the worker's output."""
 
 
-def carried_out(trial: Trial, worker: str = WORKER) -> Outcome:
+def run_trial(trial: Trial, worker: str = WORKER) -> Outcome:
     """Carry out a trial by a worker module, to its end. Raises TrialError.
 
     Nothing of it is left, neither when this is interrupted nor when this process is killed: the namespaces
@@ -32,7 +32,7 @@ def carried_out(trial: Trial, worker: str = WORKER) -> Outcome:
         process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=_environment(Path(directory))
         )
-        limit = trial.limit * (2 + trial.changes) + AROUND_SECONDS
+        limit = trial.limit * (2 + trial.changes) + OVERHEAD_SECONDS
         try:
             said, complained = process.communicate(json.dumps(trial.view()), timeout=limit)
         except subprocess.TimeoutExpired:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.nftables.driver import NftablesDataplane
-from vipd.host.changes import HostRecord
-from vipd.host.gc_control import loading
+from vipd.host.changes import HostChanges
+from vipd.host.gc_control import gc_paused
 from vipd.host.process import Runner, run
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Service
@@ -33,7 +33,7 @@ class Subject(Protocol):
     async def change(self, meter: Meter) -> None:
         """Program that change. Raises as `load`."""
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Delete the leftovers of the change. Raises as `load`."""
 
     async def counts(self) -> dict[str, int]:
@@ -56,9 +56,9 @@ class Vipd:
 
     async def load(self, meter: Meter) -> None:
         """Everything that a cold start does once it has read its files."""
-        record = HostRecord(self._settings.state_dir)
+        record = HostChanges(self._settings.state_dir)
         kind = NftablesDataplane if self._name == "nftables" else IptablesDataplane
-        with loading():
+        with gc_paused():
             self._dataplane = await kind.start(self._settings, record, meter.run)
             await self._step(self._services)
 
@@ -70,7 +70,7 @@ class Vipd:
         """Like the reconciler for a changed service; `meter` is the one of the load."""
         await self._step(self._services)
 
-    async def sweep(self) -> None:
+    async def collect_garbage(self) -> None:
         """Like the daemon a second after the last change."""
         assert self._dataplane is not None  # noqa: S101 (`load` comes first)
         await self._dataplane.collect_garbage()
@@ -83,7 +83,7 @@ class Vipd:
 
     async def _step(self, services: Sequence[Service]) -> None:
         assert self._dataplane is not None  # noqa: S101 (`load` comes first)
-        chosen = [forwarding for service in services for forwarding in choose(service, self._policy)]
+        chosen = [forwarding for service in services for forwarding in select_backends(service, self._policy)]
         self._dataplane.update({forwarding.key: forwarding for forwarding in chosen})
         await self._dataplane.apply(await self._dataplane.plan())
 
@@ -91,7 +91,7 @@ class Vipd:
 async def count_iptables(variant: str, run: Runner) -> dict[str, int]:
     """Chains and rules of all IPv4 tables of an iptables variant, built-in chains included."""
     program = "iptables-save" if variant == "auto" else f"iptables-{variant}-save"
-    lines = (await run([program], "")).output.splitlines()
+    lines = (await run([program], "")).stdout.splitlines()
     return {
         "chains": sum(line.startswith(":") for line in lines),
         "rules": sum(line.startswith("-A ") for line in lines),
@@ -101,7 +101,7 @@ async def count_iptables(variant: str, run: Runner) -> dict[str, int]:
 
 async def count_nft(run: Runner) -> dict[str, int]:
     """Chains, rules and elements of sets and maps of all nftables tables."""
-    listed = json.loads((await run(["nft", "-j", "list", "ruleset"], "")).output)["nftables"]
+    listed = json.loads((await run(["nft", "-j", "list", "ruleset"], "")).stdout)["nftables"]
     holders = [each.get("map") or each.get("set") for each in listed]
     return {
         "chains": sum("chain" in each for each in listed),

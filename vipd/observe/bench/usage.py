@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vipd.host.process import Finished, run
+from vipd.host.process import ProgramResult, run
 
 SAMPLE_SECONDS = 0.005
 _KIB = 1024
@@ -48,7 +48,7 @@ class Meter:
         self._sent = self._programs = 0
         self._program_kib = 0
 
-    async def run(self, argv: Sequence[str], stdin: str) -> Finished:
+    async def run(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """Run a program, as `vipd.host.process.Runner` promises."""
         self._programs += 1
         self._sent += len(stdin.encode())
@@ -88,7 +88,7 @@ def peak_kib(pid: str) -> int:
     return 0
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     """Reset this process's peak to its current memory."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

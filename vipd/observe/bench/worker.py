@@ -16,12 +16,12 @@ from pathlib import Path
 from vipd.dataplane.base import ApplyError
 from vipd.host.process import ProgramTimeoutError
 from vipd.model.service import Service
-from vipd.observe.bench.connections import Connecting
+from vipd.observe.bench.connections import ConnectionBenchmark
 from vipd.observe.bench.declared import many_services, with_backends, with_one_backend_changed
-from vipd.observe.bench.flows import end_with
+from vipd.observe.bench.flows import exit_with_parent
 from vipd.observe.bench.subjects import Subject, vipd_subject
 from vipd.observe.bench.trial import Outcome, Trial
-from vipd.observe.bench.usage import Meter, Usage, forget_peak
+from vipd.observe.bench.usage import Meter, Usage, reset_peak
 
 INTERRUPTED = 130
 
@@ -30,7 +30,7 @@ MakeSubject = Callable[[str, Path], Subject]
 
 def main(make: MakeSubject = vipd_subject) -> None:
     """Run the trial on standard input; the argument is the pid of the parent."""
-    end_with(int(sys.argv[1]))
+    exit_with_parent(int(sys.argv[1]))
     trial = Trial.read(json.load(sys.stdin))
     with tempfile.TemporaryDirectory(prefix="vipd-bench-") as directory:
         try:
@@ -47,14 +47,14 @@ def carry_out(subject: Subject, trial: Trial) -> Outcome:
         return asyncio.run(programmed(subject, trial, services))
     with ExitStack() as stack:
         try:
-            connecting = stack.enter_context(Connecting())
+            connecting = stack.enter_context(ConnectionBenchmark())
         except OSError as error:
             return Outcome(problem=f"no connections can be made between namespaces here: {error}")
         services[-1] = with_backends(services[-1], [connecting.backend])
-        rates = {"direct": connecting.directly(trial.connections)}
+        rates = {"direct": connecting.direct_rate(trial.connections)}
         outcome = asyncio.run(programmed(subject, trial, services))
         if outcome.loads and not outcome.problem:
-            rates["vip"] = connecting.through(services[-1].addresses[0], trial.connections)
+            rates["vip"] = connecting.service_rate(services[-1].addresses[0], trial.connections)
     return replace(outcome, connections=rates)
 
 
@@ -67,7 +67,7 @@ async def programmed(subject: Subject, trial: Trial, services: Sequence[Service]
     problem = ""
     meter = Meter(trial.limit)
     subject.prepare(services)
-    forget_peak()
+    reset_peak()
     try:
         async with asyncio.timeout(trial.limit):
             with meter.measured(loads):
@@ -82,7 +82,7 @@ async def programmed(subject: Subject, trial: Trial, services: Sequence[Service]
                 with meter.measured(changes):
                     await subject.change(meter)
                 with meter.measured(sweeps):
-                    await subject.sweep()
+                    await subject.collect_garbage()
     except ApplyError as error:
         problem = str(error)
     except (TimeoutError, ProgramTimeoutError):

@@ -22,10 +22,10 @@ from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import (
     Check,
     Finding,
-    Judgement,
+    CheckResult,
     Severity,
-    fault_of_ours,
-    fine,
+    internal_error_text,
+    ok,
     unchecked,
 )
 
@@ -75,23 +75,23 @@ def diagnose(facts: Facts) -> Diagnosis:
 
 
 def _run(check: Check, facts: Facts) -> Iterator[Finding]:
-    judgements: list[Judgement] = []
+    judgements: list[CheckResult] = []
     try:
-        for judgement in check.judge(facts):
+        for judgement in check.check(facts):
             judgements.append(judgement)
-        judgements = judgements or [_nothing_wrong(check, facts)]
+        judgements = judgements or [_ok_or_unchecked(check, facts)]
     except Exception as error:
-        judgements.append(unchecked(f"whether {check.fine}", fault_of_ours("check", error)))
+        judgements.append(unchecked(f"whether {check.ok_text}", internal_error_text("check", error)))
     yield from (Finding(check.id, check.group, judgement) for judgement in judgements)
 
 
-def _nothing_wrong(check: Check, facts: Facts) -> Judgement:
-    why = check.blind(facts)
-    return unchecked(f"whether {check.fine}", why) if why else fine(check.fine)
+def _ok_or_unchecked(check: Check, facts: Facts) -> CheckResult:
+    why = check.skipped_because(facts)
+    return unchecked(f"whether {check.ok_text}", why) if why else ok(check.ok_text)
 
 
 def _finding_view(finding: Finding) -> dict[str, object]:
-    judgement = finding.judgement
+    judgement = finding.result
     return {
         "id": finding.id,
         "group": finding.group,
@@ -99,5 +99,5 @@ def _finding_view(finding: Finding) -> dict[str, object]:
         "title": judgement.title,
         "cause": judgement.cause,
         "hint": judgement.hint,
-        "mend": list(judgement.repair),
+        "mend": list(judgement.fix),
     }

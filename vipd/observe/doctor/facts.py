@@ -41,7 +41,7 @@ class Program:
     variant: str = ""
     """`nft` or `legacy`."""
     fault: str = ""
-    repair: str = ""
+    fix: str = ""
     """A command against the fault."""
 
 
@@ -54,7 +54,7 @@ class Feature:
     """`affinity`, `flow_marks`, `ping`, `random_fully`, or a required and missing feature, as reported."""
     required: bool
     why: str = ""
-    repair: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Programs:
     """Its version; empty when it cannot be run."""
     nft_fault: str = "there is no such program"
     """Why it cannot be run, where it cannot."""
-    lacks: tuple[Feature, ...] = ()
+    missing_features: tuple[Feature, ...] = ()
     probe_fault: str = ""
     """Why features could not be tried."""
     fault: str = ""
@@ -125,12 +125,12 @@ class Link:
     master: str = ""
     hairpin: bool | None = None
     """For a bridge's port: whether it may send packets back by the port on which they arrived."""
-    asks: bool = True
+    uses_neighbour_discovery: bool = True
     """Hosts there find each other by ARP or neighbour discovery."""
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class HostAddress:
     """An address of this host."""
 
     address: str
@@ -139,7 +139,7 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Route:
     """This host's way to an address."""
 
     device: str = ""
@@ -167,12 +167,12 @@ class Network:
     """Devices, addresses and routes."""
 
     links: tuple[Link, ...] = ()
-    addresses: tuple[Assigned, ...] = ()
-    ways: Mapping[str, Way] = field(default_factory=dict)
+    addresses: tuple[HostAddress, ...] = ()
+    routes: Mapping[str, Route] = field(default_factory=dict)
     """For each virtual IP and backend that was looked up."""
-    proxied: frozenset[tuple[str, str]] = frozenset()
+    proxy_neighbours: frozenset[tuple[str, str]] = frozenset()
     """(address, device): this host answers neighbours' requests for the address there."""
-    others: Mapping[str, str] = field(default_factory=dict)
+    foreign_addresses: Mapping[str, str] = field(default_factory=dict)
     """Addresses of other hosts, or of whole networks -> description: `the next hop of a route`."""
     listeners: tuple[Listener, ...] = ()
     fault: str = ""
@@ -193,13 +193,13 @@ class Daemon:
     """Its status (docs/api.md); empty when it did not answer."""
     fault: str = ""
     """Why it did not answer."""
-    holder: bool = False
+    prefix_in_use: bool = False
     """Some vipd with our chain prefix is at work in this network namespace."""
     other_prefixes: tuple[str, ...] = ()
     """Chain prefixes of other vipds that are at work in this network namespace."""
-    unseen: str = ""
+    prefixes_fault: str = ""
     """Why the running vipds are unknown."""
-    elsewhere: bool = False
+    in_other_namespace: bool = False
     """The one that answers serves another network namespace."""
     vipctl: str = ""
     """Our own version."""
@@ -207,7 +207,7 @@ class Daemon:
     @property
     def runs(self) -> bool:
         """Whether a daemon serves this namespace with the same prefix."""
-        return self.holder or bool(self.status)
+        return self.prefix_in_use or bool(self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,7 @@ class Facts:
 
     def routes_unread(self) -> str:
         """Why it is unknown whether vipd's rules exist, or which routes they require."""
-        return self.work_unread() or self.network_unread()
+        return self.vipd_rules_unread() or self.network_unread()
 
     def listeners_unread(self) -> str:
         """Why listeners on the services' ports are unknown; empty if they are known."""
@@ -304,7 +304,7 @@ class Facts:
         """Why chains that are not iptables' are unknown; empty if they are known."""
         return self.skipped_as_user() or self.nft_fault or self.services_fault
 
-    def work_unread(self) -> str:
+    def vipd_rules_unread(self) -> str:
         """Why it is unknown whether vipd's rules are in the kernel; empty if it is known."""
         unsure = not self.daemon.status and self.settings.dataplane != "iptables"
         faults = [self.rules_fault] if self.dataplane == "iptables" else []
@@ -313,8 +313,8 @@ class Facts:
 
     def daemon_unread(self) -> str:
         """Why the running daemon did not answer; empty if it did, or if there is none."""
-        unasked = self.daemon.holder and not self.daemon.status
-        return self.daemon.fault if unasked else self.daemon.unseen if not self.daemon.status else ""
+        unasked = self.daemon.prefix_in_use and not self.daemon.status
+        return self.daemon.fault if unasked else self.daemon.prefixes_fault if not self.daemon.status else ""
 
     def settings_unread(self, *names: str) -> str:
         """Why some of these kernel settings are unknown; empty if they are known."""
@@ -346,7 +346,7 @@ class Facts:
         variant = self.programs.variant(family)
         return next((r for r in self.rulesets if (r.family, r.variant) == (family, variant)), None)
 
-    def at_work(self, family: Family) -> bool:
+    def has_vipd_rules(self, family: Family) -> bool:
         """Whether vipd's rules are in the kernel."""
         if self.dataplane == "nftables":
             return family in self.tables
@@ -363,5 +363,5 @@ class Facts:
 
     def devices_to_backends(self, family: Family) -> tuple[str, ...]:
         """The devices by which backends of a family are reached."""
-        ways = (self.network.ways.get(a) for a, port in self.backends().items() if port.family is family)
+        ways = (self.network.routes.get(a) for a, port in self.backends().items() if port.family is family)
         return tuple(sorted({way.device for way in ways if way and way.device and not way.local}))

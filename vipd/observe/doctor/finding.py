@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vipd.observe.doctor.facts import Facts
 
-NAMED = 3
+MAX_NAMED = 3
 """Maximum number of things that a sentence names before it counts the rest."""
-MENDED = 10
+MAX_FIXES = 10
 """Maximum number of things of one kind for which commands are shown; once those are fixed, the others
 appear."""
 
@@ -33,7 +33,7 @@ class Severity(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class CheckResult:
     """One result of a check."""
 
     severity: Severity
@@ -41,7 +41,7 @@ class Judgement:
     """The finding in one line."""
     cause: str = ""
     """Its cause, and its effect on traffic."""
-    repair: tuple[str, ...] = ()
+    fix: tuple[str, ...] = ()
     """Commands for a root shell, to run in this order."""
     hint: str = ""
     """Advice if no command can be given."""
@@ -54,10 +54,10 @@ class Check:
     id: str
     """Stable: scripts may rely on it."""
     group: str
-    fine: str
+    ok_text: str
     """The finding if there is no fault."""
-    judge: Callable[[Facts], Iterable[Judgement]]
-    blind: Callable[[Facts], str] = lambda facts: ""
+    check: Callable[[Facts], Iterable[CheckResult]]
+    skipped_because: Callable[[Facts], str] = lambda facts: ""
     """Why the facts are insufficient to exclude a fault; empty if they suffice."""
 
 
@@ -67,41 +67,41 @@ class Finding:
 
     id: str
     group: str
-    judgement: Judgement
+    result: CheckResult
 
     @property
     def severity(self) -> Severity:
         """How bad it is."""
-        return self.judgement.severity
+        return self.result.severity
 
 
-def problem(title: str, cause: str, *repair: str, hint: str = "") -> Judgement:
+def problem(title: str, cause: str, *fix: str, hint: str = "") -> CheckResult:
     """Something that breaks traffic."""
-    return Judgement(Severity.PROBLEM, title, cause, repair, hint)
+    return CheckResult(Severity.PROBLEM, title, cause, fix, hint)
 
 
-def warning(title: str, cause: str, *repair: str, hint: str = "") -> Judgement:
+def warning(title: str, cause: str, *fix: str, hint: str = "") -> CheckResult:
     """Something that works, but not for all, or not for long."""
-    return Judgement(Severity.WARNING, title, cause, repair, hint)
+    return CheckResult(Severity.WARNING, title, cause, fix, hint)
 
 
-def unchecked(title: str, cause: str, *repair: str) -> Judgement:
+def unchecked(title: str, cause: str, *fix: str) -> CheckResult:
     """A part that could not be checked, and the remedy."""
-    return Judgement(Severity.UNCHECKED, title, cause, repair)
+    return CheckResult(Severity.UNCHECKED, title, cause, fix)
 
 
-def fine(title: str, cause: str = "") -> Judgement:
+def ok(title: str, cause: str = "") -> CheckResult:
     """A part without fault that is worth mentioning."""
-    return Judgement(Severity.OK, title, cause)
+    return CheckResult(Severity.OK, title, cause)
 
 
-def fault_of_ours(what: str, error: Exception) -> str:
+def internal_error_text(what: str, error: Exception) -> str:
     """The result for an unexpected exception of a check or collector."""
     return f"this {what} itself failed: {type(error).__name__}: {error}; please report it"
 
 
 def listed(names: Collection[str]) -> str:
     """`a, b, c and 2 more`."""
-    first = list(names)[:NAMED]
+    first = list(names)[:MAX_NAMED]
     more = len(names) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")

@@ -51,11 +51,11 @@ def _order(finding: Finding, diagnosis: Diagnosis) -> int:
 
 
 def _finding_lines(finding: Finding, paint: Paint, width: int) -> Iterator[str]:
-    judgement = finding.judgement
+    judgement = finding.result
     text = one_line(f"{judgement.title} [{finding.id}]")
     yield from wrap(text, width, initial_indent=" " * 4, subsequent_indent=_DEEPER, break_on_hyphens=False)
     yield from _deeper(judgement.cause, width)
-    for command in judgement.repair:
+    for command in judgement.fix:
         for number, line in enumerate(folded(one_line(command), width - 12)):
             yield _DEEPER + paint(f"{'# ' if not number else '    '}{line}", "bold")
     yield from _deeper(judgement.hint and f"hint: {judgement.hint}", width)

@@ -15,12 +15,12 @@ from vipd.observe.events.event import EventRecord
 
 WINDOW = timedelta(seconds=60)
 """An event later than this after the last of its kind is a separate event."""
-LONGEST = timedelta(hours=1)
+MAX_DURATION = timedelta(hours=1)
 """After this time a repeated event is reported again."""
-TOLD_APART = 5
+MAX_SEPARATE = 5
 """Number of equal events of these kinds that are reported singly: each was intended, or changed a state.
 Other events are folded from the second on."""
-SINGLE = frozenset(
+SEPARATE_EVENTS = frozenset(
     {
         "backend-health",
         "service-quarantined",
@@ -40,7 +40,7 @@ SINGLE = frozenset(
         "reloaded",
     }
 )
-MOST_KINDS = 1000
+MAX_KEYS = 1000
 """Maximum number of kinds that are remembered."""
 
 _PID = re.compile(r" ?\(pid \d+\)|:\d+$")
@@ -48,46 +48,46 @@ _PID = re.compile(r" ?\(pid \d+\)|:\d+$")
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 """The variable part of the same reason: durations and counts."""
 
-Kind = tuple[str, str, tuple[str, ...], tuple[str, ...], str, str, str]
+DedupKey = tuple[str, str, tuple[str, ...], tuple[str, ...], str, str, str]
 
 
 @dataclass(slots=True)
-class _Fold:
-    told: EventRecord
+class _Group:
+    reported: EventRecord
     """The event as last reported."""
-    apart: int = 1
+    separate: int = 1
     """Number of events reported singly."""
 
 
-class Folds:
+class Deduplicator:
     """Takes events in order, and returns what to report about each."""
 
     def __init__(self) -> None:
-        self._folds: OrderedDict[Kind, _Fold] = OrderedDict()
+        self._folds: OrderedDict[DedupKey, _Group] = OrderedDict()
 
-    def take_in(self, occurrence: EventRecord) -> EventRecord:
+    def deduplicate(self, event: EventRecord) -> EventRecord:
         """The event itself, or, with its id, the event that it and some before it are reported as."""
-        kind = _kind(occurrence)
+        kind = _dedup_key(event)
         fold = self._folds.get(kind)
-        if fold is None or _over(fold.told, occurrence):
-            fold = self._folds[kind] = _Fold(occurrence)
-        elif fold.apart < (TOLD_APART if occurrence.event in SINGLE else 1):
-            fold.told, fold.apart = occurrence, fold.apart + 1
+        if fold is None or _is_over(fold.reported, event):
+            fold = self._folds[kind] = _Group(event)
+        elif fold.separate < (MAX_SEPARATE if event.event in SEPARATE_EVENTS else 1):
+            fold.reported, fold.separate = event, fold.separate + 1
         else:
-            before = fold.told
-            since = min(before.since or before.at, occurrence.at)
-            fold.told = replace(occurrence, count=before.count + 1, first=before.place, since=since)
+            before = fold.reported
+            since = min(before.since or before.at, event.at)
+            fold.reported = replace(event, count=before.count + 1, first=before.group_id, since=since)
         self._folds.move_to_end(kind)
-        if len(self._folds) > MOST_KINDS:
+        if len(self._folds) > MAX_KEYS:
             self._folds.popitem(last=False)
-        return fold.told
+        return fold.reported
 
 
-def _kind(o: EventRecord) -> Kind:
+def _dedup_key(o: EventRecord) -> DedupKey:
     cause, reason = _PID.sub("", o.cause), _NUMBER.sub("#", o.reason)
     return o.event, o.level, o.services, o.backends, o.unit, cause, reason
 
 
-def _over(before: EventRecord, now: EventRecord) -> bool:
+def _is_over(before: EventRecord, now: EventRecord) -> bool:
     """True also if the clock was set back by more than that."""
-    return abs(now.at - before.at) > WINDOW or abs(now.at - (before.since or before.at)) > LONGEST
+    return abs(now.at - before.at) > WINDOW or abs(now.at - (before.since or before.at)) > MAX_DURATION

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from vipd.model.formatting import time_text
-from vipd.model.text import in_words
+from vipd.model.text import shortened
 
-LONGEST_TEXT = 1000
+MAX_TEXT_LENGTH = 1000
 """Characters of a reason or a cause."""
 _END_OF_IDS = 2**63
-MOST_NAMES = 100
+MAX_NAMES = 100
 """Services or backends that one event names."""
 
 Level = Literal["info", "warning", "error"]
@@ -44,14 +44,14 @@ class EventRecord:
     """When the first of several happened."""
 
     @property
-    def place(self) -> int:
+    def group_id(self) -> int:
         """Common id of events that replace each other: the first one's."""
         return self.first or self.id
 
 
-def encode(occurrence: EventRecord) -> bytes:
+def encode(event: EventRecord) -> bytes:
     """The event as a line of JSON, with its line end: the form on disk and in the API."""
-    o = occurrence
+    o = event
     value = {
         "id": o.id,
         "time": time_text(o.at, milliseconds=True),
@@ -63,7 +63,7 @@ def encode(occurrence: EventRecord) -> bytes:
         "cause": o.cause,
         "reason": o.reason,
         "count": o.count,
-        "first": o.place,
+        "first": o.group_id,
         "since": time_text(o.since or o.at, milliseconds=True),
     }
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
@@ -93,7 +93,7 @@ def decode(line: bytes) -> EventRecord:
 
 def clean(text: str) -> str:
     """One line without control characters, of limited length: text of files is printed on terminals."""
-    return in_words(text, LONGEST_TEXT)
+    return shortened(text, MAX_TEXT_LENGTH)
 
 
 def _whole(value: object) -> int:
@@ -105,7 +105,7 @@ def _whole(value: object) -> int:
 def _names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError("names must be a list")
-    return tuple(clean(str(name)) for name in value[:MOST_NAMES])
+    return tuple(clean(str(name)) for name in value[:MAX_NAMES])
 
 
 def _time(value: str) -> datetime:

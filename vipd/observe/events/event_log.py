@@ -10,17 +10,17 @@ import contextlib
 import os
 from pathlib import Path
 
-from vipd.host.durable import keep_aside, open_own, read_own, rename_own, why
+from vipd.host.durable import move_aside, open_own, read_own, rename_own, error_text
 
 SEGMENT_BYTES = 1 << 20
-MOST_BYTES = 16 * SEGMENT_BYTES
+MAX_BYTES = 16 * SEGMENT_BYTES
 """Maximum size of a file that is read: vipd writes none that is larger."""
 CURRENT = "events.jsonl"
 OLDER = "events.1.jsonl"
 _MODE = 0o640
 
 
-class Ring:
+class EventLog:
     """The lines in one directory. Not thread-safe."""
 
     def __init__(self, directory: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -48,7 +48,7 @@ class Ring:
             try:
                 _content(path)
             except OSError as error:
-                done.append(f"{path}: events cannot be read: {why(error)}; {keep_aside(path)}")
+                done.append(f"{path}: events cannot be read: {error_text(error)}; {move_aside(path)}")
         return done
 
     def data(self) -> bytes:
@@ -78,5 +78,5 @@ class Ring:
 
 def _content(path: Path) -> bytes:
     with contextlib.suppress(FileNotFoundError):
-        return read_own(path, MOST_BYTES)
+        return read_own(path, MAX_BYTES)
     return b""

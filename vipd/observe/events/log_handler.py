@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vipd.host.systemd.fields import ATTRIBUTE, Event, Fields
-from vipd.observe.events.event import MOST_NAMES, EventRecord, Level, clean
-from vipd.observe.events.event_log import Ring
-from vipd.observe.events.recorder import Recorder, moment
+from vipd.observe.events.event import MAX_NAMES, EventRecord, Level, clean
+from vipd.observe.events.event_log import EventLog
+from vipd.observe.events.recorder import Recorder, utc_time
 
-NOT_KEPT = frozenset({Event.CHANGE_STORED, Event.RULES_APPLIED, Event.FLOWS_ENDED, Event.START_FAILED})
+NOT_RECORDED = frozenset({Event.CHANGE_STORED, Event.RULES_APPLIED, Event.FLOWS_ENDED, Event.START_FAILED})
 """Steps of a change that has an event itself; and events from before the recorder exists."""
 
 
@@ -31,7 +31,7 @@ class EventHandler(logging.Handler):
         """Record an event; ignores other records."""
         carried: Fields = getattr(record, ATTRIBUTE, {})
         event = _one(carried, "VIPD_EVENT")
-        if not event or event in NOT_KEPT:
+        if not event or event in NOT_RECORDED:
             return
         try:
             self._recorder.record(_event_record(event, carried, record))
@@ -42,7 +42,7 @@ class EventHandler(logging.Handler):
 def _event_record(event: str, carried: Fields, record: logging.LogRecord) -> EventRecord:
     return EventRecord(
         id=0,
-        at=moment(record.created),
+        at=utc_time(record.created),
         event=event,
         level=_level(record.levelno),
         services=_names(carried, "VIPD_SERVICE"),
@@ -58,7 +58,7 @@ def _one(carried: Fields, name: str) -> str:
 
 
 def _names(carried: Fields, name: str) -> tuple[str, ...]:
-    return tuple(map(clean, carried.get(name, ())[:MOST_NAMES]))
+    return tuple(map(clean, carried.get(name, ())[:MAX_NAMES]))
 
 
 def _level(number: int) -> Level:
@@ -70,7 +70,7 @@ def _level(number: int) -> Level:
 @contextlib.contextmanager
 def recording(directory: Path) -> Iterator[Recorder]:
     """Record vipd's log as events in a directory, until the end. Must run in an event loop."""
-    recorder = Recorder(Ring(directory), asyncio.get_running_loop())
+    recorder = Recorder(EventLog(directory), asyncio.get_running_loop())
     handler, logger = EventHandler(recorder), logging.getLogger("vipd")
     before = logger.level
     if logger.getEffectiveLevel() > logging.INFO:

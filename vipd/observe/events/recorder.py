@@ -17,31 +17,31 @@ from datetime import UTC, datetime
 from functools import partial
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
-from vipd.observe.events.dedup import Folds
+from vipd.observe.events.dedup import Deduplicator
 from vipd.observe.events.event import EventRecord, decode, encode
-from vipd.observe.events.event_log import Ring
+from vipd.observe.events.event_log import EventLog
 
-MOST_WAITING = 500
+MAX_QUEUED = 500
 """A follower with more unread events gets no further ones."""
 
 
-class Follower:
+class Subscription:
     """The queue of one reader. Belongs to one event loop."""
 
-    def __init__(self, limit: int = MOST_WAITING) -> None:
+    def __init__(self, limit: int = MAX_QUEUED) -> None:
         self._waiting: deque[EventRecord] = deque()
         self._limit = limit
         self._news = asyncio.Event()
-        self.behind = False
+        self.overflowed = False
         """It was too slow: events after the waiting ones are not reported."""
         self.ended = False
         """No further events: vipd stops."""
 
-    def notify(self, occurrence: EventRecord) -> None:
+    def put(self, event: EventRecord) -> None:
         """Queue an event, unless the reader is behind."""
-        self.behind = self.behind or len(self._waiting) >= self._limit
-        if not self.behind:
-            self._waiting.append(occurrence)
+        self.overflowed = self.overflowed or len(self._waiting) >= self._limit
+        if not self.overflowed:
+            self._waiting.append(event)
         self._news.set()
 
     def end(self) -> None:
@@ -51,25 +51,25 @@ class Follower:
 
     async def next(self, seconds: float) -> EventRecord | None:
         """The next event; None if none arrives in this time, or no further ones follow."""
-        if not self._waiting and not self.behind and not self.ended:
+        if not self._waiting and not self.overflowed and not self.ended:
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), seconds)
         return self._waiting.popleft() if self._waiting else None
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Everything was read that this reader gets."""
-        return not self._waiting and (self.behind or self.ended)
+        return not self._waiting and (self.overflowed or self.ended)
 
 
 log = logging.getLogger(__name__)
 
-SHORTEST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 60.0
-PAUSE_PART = 0.1
+MIN_PAUSE_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 60.0
+PAUSE_FRACTION = 0.1
 """Updates of a folded event are reported after this part of the time that it has lasted."""
-MOST_PACED = 2000
+MAX_THROTTLED = 2000
 """With more folded events than this, updates are reported at once."""
 
 
@@ -77,37 +77,37 @@ class Recorder:
     """The events of one daemon. `loop` runs the followers; `clock` returns seconds since 1970."""
 
     def __init__(
-        self, ring: Ring, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.time
+        self, event_log: EventLog, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.time
     ) -> None:
-        self._ring, self._loop, self._clock = ring, loop, clock
+        self._event_log, self._loop, self._clock = event_log, loop, clock
         self._lock = threading.RLock()
-        self._folds = Folds()
+        self._deduplicator = Deduplicator()
         self._unpublished: dict[int, EventRecord] = {}
         """The latest state of folded events, by the first one's id, while they wait to be reported."""
         self._published_at: OrderedDict[int, float] = OrderedDict()
-        self._followers: set[Follower] = set()
+        self._subscriptions: set[Subscription] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._unreadable = 0
         """Lines that were left out at the last reading."""
         self._fault = ""
-        for fault in ring.repair():
+        for fault in event_log.repair():
             log.warning("%s", fault)
         self._last = max((o.id for o in self._kept()), default=0)
         if self._unreadable:
             log.info("%d lines of the kept events cannot be read, and are left out", self._unreadable)
 
-    def record(self, occurrence: EventRecord) -> None:
+    def record(self, event: EventRecord) -> None:
         """Store an event; it gets its id here."""
         with self._lock:
-            found = self._folds.take_in(replace(occurrence, id=self._next_id()))
+            found = self._deduplicator.deduplicate(replace(event, id=self._next_id()))
             if found.count == 1:
                 self._publish(found)
                 return
-            self._unpublished[found.place] = found
+            self._unpublished[found.group_id] = found
             if self._due(found):
-                self._publish_waiting(found.place)
+                self._publish_waiting(found.group_id)
             else:
-                self._loop.call_soon_threadsafe(self._arm)
+                self._loop.call_soon_threadsafe(self._start_timer)
 
     def failed(self, error: Exception) -> None:
         """An event is not kept because of this; logged once."""
@@ -132,14 +132,14 @@ class Recorder:
         return self._kept()
 
     @contextlib.contextmanager
-    def following(self, limit: int | None = None) -> Iterator[Follower]:
+    def subscribe(self, limit: int | None = None) -> Iterator[Subscription]:
         """A follower of all future events. From the loop's thread only."""
-        follower = Follower() if limit is None else Follower(limit)
-        self._followers.add(follower)
+        follower = Subscription() if limit is None else Subscription(limit)
+        self._subscriptions.add(follower)
         try:
             yield follower
         finally:
-            self._followers.discard(follower)
+            self._subscriptions.discard(follower)
 
     @property
     def last(self) -> int:
@@ -147,13 +147,13 @@ class Recorder:
         return self._last
 
     @property
-    def followers(self) -> int:
+    def subscriptions(self) -> int:
         """Number of followers."""
-        return len(self._followers)
+        return len(self._subscriptions)
 
-    def end_followers(self) -> None:
+    def end_subscriptions(self) -> None:
         """Let every follower read its waiting events, and no more."""
-        for follower in self._followers:
+        for follower in self._subscriptions:
             follower.end()
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class Recorder:
         with self._lock:
             for place in list(self._unpublished):
                 self._publish_waiting(place)
-            self._ring.close()
+            self._event_log.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -172,33 +172,33 @@ class Recorder:
 
     def _due(self, found: EventRecord) -> bool:
         lasted = (found.at - (found.since or found.at)).total_seconds()
-        pause = min(max(SHORTEST_PAUSE_SECONDS, PAUSE_PART * lasted), LONGEST_PAUSE_SECONDS)
-        passed = self._clock() - self._published_at.get(found.place, 0.0)
+        pause = min(max(MIN_PAUSE_SECONDS, PAUSE_FRACTION * lasted), MAX_PAUSE_SECONDS)
+        passed = self._clock() - self._published_at.get(found.group_id, 0.0)
         return passed >= pause or passed < 0  # the clock was set back
 
     def _publish_waiting(self, place: int) -> None:
         self._publish(replace(self._unpublished.pop(place), id=self._next_id()))
 
-    def _publish(self, occurrence: EventRecord) -> None:
-        if occurrence.count > 1:
-            self._published_at[occurrence.place] = self._clock()
-            self._published_at.move_to_end(occurrence.place)
-            if len(self._published_at) > MOST_PACED:
+    def _publish(self, event: EventRecord) -> None:
+        if event.count > 1:
+            self._published_at[event.group_id] = self._clock()
+            self._published_at.move_to_end(event.group_id)
+            if len(self._published_at) > MAX_THROTTLED:
                 self._published_at.popitem(last=False)
         try:
-            self._ring.append(encode(occurrence))
+            self._event_log.append(encode(event))
             self._fault = ""
         except Exception as error:
             self.failed(error)
-        self._loop.call_soon_threadsafe(self._pass_on, occurrence)
+        self._loop.call_soon_threadsafe(self._broadcast, event)
 
-    def _pass_on(self, occurrence: EventRecord) -> None:
-        for follower in self._followers:
-            follower.notify(occurrence)
+    def _broadcast(self, event: EventRecord) -> None:
+        for follower in self._subscriptions:
+            follower.put(event)
 
-    def _arm(self) -> None:
+    def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(SHORTEST_PAUSE_SECONDS, self._publish_due)
+            self._timer = self._loop.call_later(MIN_PAUSE_SECONDS, self._publish_due)
 
     def _publish_due(self) -> None:
         self._timer = None
@@ -206,12 +206,12 @@ class Recorder:
             for place in [place for place, found in self._unpublished.items() if self._due(found)]:
                 self._publish_waiting(place)
             if self._unpublished:
-                self._arm()
+                self._start_timer()
 
     def _kept(self) -> list[EventRecord]:
         try:
             with self._lock:
-                data = self._ring.data()
+                data = self._event_log.data()
         except OSError as error:
             log.warning("events cannot be read: %s", error)
             return []
@@ -220,12 +220,12 @@ class Recorder:
         for line in filter(None, data.split(b"\n")):
             try:
                 found = decode(line)
-                kept[found.place] = found
+                kept[found.group_id] = found
             except ValueError:  # torn by a crash, or by a full disk
                 self._unreadable += 1
         return sorted(kept.values(), key=lambda o: o.id)
 
 
-def moment(seconds: float) -> datetime:
+def utc_time(seconds: float) -> datetime:
     """Seconds since 1970 as a time in UTC."""
     return datetime.fromtimestamp(seconds, UTC)

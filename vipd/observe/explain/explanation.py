@@ -25,7 +25,7 @@ from vipd.observe.explain.explanation_text import (
 )
 from vipd.observe.explain.query import Query, is_own
 from vipd.observe.explain.rule_words import step_words
-from vipd.observe.simulator import Host, Outcome, Packet, Trace, Verdict, parse_ruleset, parse_tables, trace
+from vipd.observe.simulator import Host, Outcome, Packet, Trace, PacketVerdict, parse_ruleset, parse_tables, trace
 
 Json = dict[str, object]
 
@@ -189,8 +189,8 @@ def _place(packet: Packet) -> str:
 
 def _outcome_texts(found: Trace, situation: Situation) -> OutcomeText:
     """The outcome of the packet; several with the probability of each."""
-    delivered = found.probability(Verdict.DELIVERED)
-    others = [outcome for outcome in found.outcomes if outcome.verdict is not Verdict.DELIVERED]
+    delivered = found.probability(PacketVerdict.DELIVERED)
+    others = [outcome for outcome in found.outcomes if outcome.verdict is not PacketVerdict.DELIVERED]
     if not others:
         return OutcomeText(_delivery(found))
     texts = [outcome_text(outcome, situation) for outcome in others]
@@ -213,14 +213,14 @@ def _delivery(found: Trace) -> str:
 
 def _reached(found: Trace) -> Iterator[Reached]:
     for outcome in found.outcomes:
-        if outcome.verdict is Verdict.DELIVERED and outcome.backend is not None:
+        if outcome.verdict is PacketVerdict.DELIVERED and outcome.backend is not None:
             yield Reached(outcome.backend, outcome.probability, outcome.masqueraded)
 
 
 def _unserved(found: Trace) -> bool:
     """No service has the packet's address and port."""
     last = found.outcomes[0].steps[-1:] if found.outcomes else ()
-    return _verdict(found) == Verdict.UNCHANGED or any(map(of_unused_port, last))
+    return _verdict(found) == PacketVerdict.UNCHANGED or any(map(of_unused_port, last))
 
 
 def _verdict(found: Trace) -> str:

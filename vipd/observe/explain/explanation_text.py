@@ -18,9 +18,9 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.service import Balance, Frontend, Protocol, socket_text
 from vipd.observe.explain.query import Query
 from vipd.observe.explain.rule_words import in_table
-from vipd.observe.simulator import Outcome, Packet, Step, Verdict
+from vipd.observe.simulator import Outcome, Packet, Step, PacketVerdict
 
-_MOST_NAMED = 6
+_MAX_NAMED = 6
 """More ports or networks than these are not listed."""
 
 Options: TypeAlias = RuleOptions | TableOptions
@@ -59,11 +59,11 @@ class OutcomeText(NamedTuple):
 
 def outcome_text(outcome: Outcome, situation: Situation) -> OutcomeText:
     """The outcome of a packet that is not delivered, and the reason."""
-    if outcome.verdict is Verdict.UNCHANGED:
+    if outcome.verdict is PacketVerdict.UNCHANGED:
         return OutcomeText(_left_alone(situation))
     last = outcome.steps[-1]
     owner = situation.owner(outcome.backend or "")
-    refused = "refused" if outcome.verdict is Verdict.REJECTED else "dropped"
+    refused = "refused" if outcome.verdict is PacketVerdict.REJECTED else "dropped"
     does = f"is translated to {outcome.backend}, then {refused}" if outcome.backend else f"is {refused}"
     if owner is None and of_unused_port(last):
         return OutcomeText(
@@ -77,7 +77,7 @@ def outcome_text(outcome: Outcome, situation: Situation) -> OutcomeText:
     name = owner.key.service_port
     if _at_limit(last, situation.options) and not _may_come(owner, situation):
         return OutcomeText(f"{does}: this source may not use {name}", _allowed(owner, situation))
-    if owner.served:
+    if owner.has_endpoints:
         return OutcomeText(
             f"{does}: {name} has no backends on this host",
             "its traffic policy is local; a client behind a load balancer tries another host",
@@ -99,7 +99,7 @@ def _at_limit(step: Step, options: Options) -> bool:
 
 def _refusal(outcome: Outcome) -> str:
     """What a client of a service without backends sees."""
-    if outcome.verdict is Verdict.DROPPED:
+    if outcome.verdict is PacketVerdict.DROPPED:
         return "its fallback is drop: clients wait until they give up"
     if "tcp reset" in outcome.steps[-1].rule.replace("-", " "):
         return "refused by a TCP reset: clients see connection refused"
@@ -183,6 +183,6 @@ def _has_address(forwarding: Forwarding, address: str) -> bool:
 
 
 def _listed(words: Sequence[str]) -> str:
-    shown = ", ".join(list(dict.fromkeys(words))[:_MOST_NAMED])
-    more = len(set(words)) - _MOST_NAMED
+    shown = ", ".join(list(dict.fromkeys(words))[:_MAX_NAMED])
+    more = len(set(words)) - _MAX_NAMED
     return f"{shown} and {more} more" if more > 0 else shown

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.counting import FlowCounter, Place
-from vipd.host.durable import keep_aside, why
+from vipd.dataplane.counting import FlowCounter, BackendKey
+from vipd.host.durable import move_aside, error_text
 from vipd.model.forwarding import Forwarding
 from vipd.observe.flow_stats import totals_file
 from vipd.observe.flow_stats.totals import FlowTotals
@@ -24,15 +24,15 @@ from vipd.observe.flow_stats.traffic_counting import TrafficCounting
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 10.0
-SHARE_OF_A_CPU = 0.01
+PERIODIC_CPU_SHARE = 0.01
 """CPU limit of readings without a request."""
-SHARE_WHILE_ASKED = 0.05
-LEAST_PAUSE_SECONDS = 0.5
+ON_REQUEST_CPU_SHARE = 0.05
+MIN_PAUSE_SECONDS = 0.5
 """Minimum time between two requested readings."""
 WRITE_EVERY_SECONDS = 8.0
 """So that each unrequested reading is written, unless that would take more than `SHARE_OF_TIME`."""
-SHARE_OF_TIME = 0.01
-AGE_EVERY_SECONDS = 30.0
+WRITE_TIME_SHARE = 0.01
+EXPIRE_EVERY_SECONDS = 30.0
 CLOSE_SECONDS = 3.0
 
 
@@ -44,15 +44,15 @@ class FlowCollector:
     ) -> None:
         """Reads the file. One that cannot be used is reported in the log, and left behind."""
         self._counter, self._path, self._forwardings = counter, path, forwardings
-        self.totals, memory = self._read()
-        if memory is not None:
-            counter.remember(memory)
-        self.at = datetime.now(UTC)
+        self.totals, counter_state = self._read()
+        if counter_state is not None:
+            counter.restore(counter_state)
+        self.read_at = datetime.now(UTC)
         """When the kernel's counts were taken last."""
-        self._one_at_a_time = asyncio.Lock()
-        self._taken = self._written = float("-inf")
-        self._aged = time.monotonic()  # not at once: at first no service is known
-        self._writing = 0.0
+        self._lock = asyncio.Lock()
+        self._last_read_at = self._last_write_at = float("-inf")
+        self._last_expired_at = time.monotonic()  # not at once: at first no service is known
+        self._write_seconds = 0.0
         """Seconds that the last writing took."""
         self._failed = False
         """The last reading did not succeed."""
@@ -60,25 +60,25 @@ class FlowCollector:
     async def run(self) -> None:
         """Take counts for ever. Raises ApplyError and OSError."""
         while True:
-            await self._take(0.0)
-            await asyncio.sleep(max(EVERY_SECONDS, self._counter.seconds / SHARE_OF_A_CPU))
+            await self._collect(0.0)
+            await asyncio.sleep(max(EVERY_SECONDS, self._counter.seconds / PERIODIC_CPU_SHARE))
 
     async def refresh(self) -> None:
         """Take counts if the last are old enough for it. A failure is for `run` to report."""
         with contextlib.suppress(ApplyError, OSError):
-            await self._take(max(LEAST_PAUSE_SECONDS, self._counter.seconds / SHARE_WHILE_ASKED))
+            await self._collect(max(MIN_PAUSE_SECONDS, self._counter.seconds / ON_REQUEST_CPU_SHARE))
 
-    async def take_now(self) -> None:
+    async def collect_now(self) -> None:
         """Read the counts, however recent the last reading is: counters are about to be deleted. `run`
         reports a failure."""
         with contextlib.suppress(ApplyError, OSError):
-            await self._take(0.0)
+            await self._collect(0.0)
 
     async def close(self) -> None:
         """Take counts a last time, and write. Takes a few seconds at most."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self._take(0.0)
+                await self._collect(0.0)
         except (TimeoutError, ApplyError, OSError):
             log.warning("the last flows are not counted: the kernel or the disk does not answer")
         try:
@@ -86,28 +86,28 @@ class FlowCollector:
         except OSError as error:
             log.warning("%s", error)
 
-    async def _take(self, least_pause: float) -> None:
+    async def _collect(self, min_pause: float) -> None:
         """Take counts unless that was done a moment ago. Raises ApplyError and OSError."""
-        async with self._one_at_a_time:
+        async with self._lock:
             began = time.monotonic()
-            if began - self._taken < least_pause:
+            if began - self._last_read_at < min_pause:
                 return
-            if began - self._aged >= AGE_EVERY_SECONDS:
-                self._aged = began
-                await self._age()
-            self._taken, self._failed = began, True
+            if began - self._last_expired_at >= EXPIRE_EVERY_SECONDS:
+                self._last_expired_at = began
+                await self._expire_old()
+            self._last_read_at, self._failed = began, True
             # After a failure the next reading includes its counts: the rates are of all that time.
             flows = await self._counter.take()
             self.totals.add(flows)
-            self._failed, self.at = False, datetime.now(UTC)
-            if began - self._written >= max(WRITE_EVERY_SECONDS, self._writing / SHARE_OF_TIME):
+            self._failed, self.read_at = False, datetime.now(UTC)
+            if began - self._last_write_at >= max(WRITE_EVERY_SECONDS, self._write_seconds / WRITE_TIME_SHARE):
                 await self._write()
 
-    async def _age(self) -> None:
+    async def _expire_old(self) -> None:
         """Drop entries that have been gone for long."""
         # In a thread: with 100,000 services it takes a second.
-        known = await asyncio.to_thread(_places, list(self._forwardings()))
-        self.totals.age(known, time.time())
+        known = await asyncio.to_thread(_backend_keys, list(self._forwardings()))
+        self.totals.expire(known, time.time())
 
     async def _write(self) -> None:
         """Write the totals if they changed. After a failed reading they lack its counts.
@@ -115,30 +115,30 @@ class FlowCollector:
         if not self.totals.changed or self._failed:
             return
         self.totals.changed = False
-        self._written = began = time.monotonic()
+        self._last_write_at = began = time.monotonic()
         # No await is between the last `take` and this: both report the same moment.
-        value = totals_file.value_of(totals_file.SavedTotals(self.totals, self._counter.memory()))
+        value = totals_file.value_of(totals_file.SavedTotals(self.totals, self._counter.saved_state()))
         try:
             await asyncio.to_thread(totals_file.write, self._path, value)
         except OSError as error:
             self.totals.changed = True
-            raise OSError(f"{self._path} cannot be written: {why(error)}") from None
+            raise OSError(f"{self._path} cannot be written: {error_text(error)}") from None
         finally:
-            self._writing = time.monotonic() - began
+            self._write_seconds = time.monotonic() - began
 
     def _read(self) -> totals_file.SavedTotals:
         try:
             return totals_file.read(self._path)
         except (OSError, ValueError) as error:
-            what, aside = "cannot be read, so flows are counted from zero", keep_aside(self._path)
-            log.warning("%s %s: %s; %s", self._path, what, why(error), aside)
+            what, aside = "cannot be read, so flows are counted from zero", move_aside(self._path)
+            log.warning("%s %s: %s; %s", self._path, what, error_text(error), aside)
             return totals_file.SavedTotals(FlowTotals(), None)
 
 
-def _places(forwardings: Iterable[Forwarding]) -> set[Place]:
+def _backend_keys(forwardings: Iterable[Forwarding]) -> set[BackendKey]:
     """Every backend, whether it serves or not."""
     return {
-        Place(f.key, e.address, e.port) for f in forwardings for e in (*f.reachable(), *f.resting, *f.down)
+        BackendKey(f.key, e.address, e.port) for f in forwardings for e in (*f.reachable(), *f.without_new_flows, *f.unavailable)
     }
 
 
@@ -146,7 +146,7 @@ def _places(forwardings: Iterable[Forwarding]) -> set[Place]:
 class FlowStats:
     """The parts that count flows."""
 
-    counting: FlowCollector
+    collector: FlowCollector
     table: FlowTable
     traffic: TrafficCounting
 
@@ -157,23 +157,23 @@ class FlowStats:
         def forwardings() -> list[Forwarding]:
             return [f for part in reconciler.forwardings.values() for f in part]
 
-        counting = FlowCollector(counter, path, forwardings)
+        collector = FlowCollector(counter, path, forwardings)
         table = FlowTable(
-            lambda: reconciler.forwardings, lambda: reconciler.host_addresses, totals=counting.totals
+            lambda: reconciler.forwardings, lambda: reconciler.host_addresses, totals=collector.totals
         )
         reconciler.observers.add(table)
-        return cls(counting, table, TrafficCounting(table, counting.totals, wanted=traffic))
+        return cls(collector, table, TrafficCounting(table, collector.totals, wanted=traffic))
 
     def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
         """The loops that count, for ever."""
-        return {"counting flows": self.counting.run, "counting traffic": self.traffic.run}
+        return {"counting flows": self.collector.run, "counting traffic": self.traffic.run}
 
     async def refresh(self) -> None:
         """Have numbers of now, as far as that can be afforded."""
-        await self.counting.refresh()
+        await self.collector.refresh()
         await self.traffic.refresh()
 
     async def close(self) -> None:
         """Count a last time, and write. Takes a few seconds at most."""
         await self.traffic.close()
-        await self.counting.close()
+        await self.collector.close()

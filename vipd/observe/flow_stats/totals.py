@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vipd.dataplane.conntrack.entries import Traffic
-from vipd.dataplane.counting import Place
+from vipd.dataplane.counting import BackendKey
 
 KEPT_SECONDS = 3600.0
 """A backend or service is dropped after this time without it; if it is added again later it begins at
 zero."""
 
 
-NOTHING = Traffic(0, 0, 0, 0)
+NO_TRAFFIC = Traffic(0, 0, 0, 0)
 
 
 def added(one: Traffic, other: Traffic) -> Traffic:
@@ -28,31 +28,31 @@ def added(one: Traffic, other: Traffic) -> Traffic:
 
 
 @dataclass(slots=True)
-class Volume:
+class TrafficTotals:
     """Traffic of one backend."""
 
-    settled: Traffic = NOTHING
+    settled: Traffic = NO_TRAFFIC
     """As of the last reading."""
-    open: Traffic = NOTHING
+    open: Traffic = NO_TRAFFIC
     """Traffic of the flows that were open at the last reading."""
-    ended: Traffic = NOTHING
+    ended: Traffic = NO_TRAFFIC
     """Traffic of all flows that have ended since."""
 
     @property
     def now(self) -> Traffic:
         """The known total."""
-        return self.settled if self.ended is NOTHING else _grown(self.settled, self.ended, self.open)
+        return self.settled if self.ended is NO_TRAFFIC else _grown(self.settled, self.ended, self.open)
 
-    def end(self, traffic: Traffic) -> None:
+    def add_ended(self, traffic: Traffic) -> None:
         """Flows have ended, with this traffic in all."""
         self.ended = added(self.ended, traffic)
 
-    def read(self, traffic: Traffic) -> None:
+    def set_open(self, traffic: Traffic) -> None:
         """Open flows have this traffic, without those that `end` reported."""
-        if self.ended is NOTHING and traffic == self.open:
+        if self.ended is NO_TRAFFIC and traffic == self.open:
             return  # nearly all of very many
         self.settled = _grown(self.settled, added(self.ended, traffic), self.open)
-        self.open, self.ended = traffic, NOTHING
+        self.open, self.ended = traffic, NO_TRAFFIC
 
 
 def _grown(settled: Traffic, known: Traffic, before: Traffic) -> Traffic:
@@ -65,87 +65,87 @@ def _grown(settled: Traffic, known: Traffic, before: Traffic) -> Traffic:
 
 
 @dataclass(slots=True)
-class _Account:
+class _BackendTotals:
     flows: int = 0
     gone_since: float | None = None
-    volume: Volume | None = None
+    traffic: TrafficTotals | None = None
     """None until there is any."""
 
 
 @dataclass(slots=True)
-class _Service:
-    former: int = 0
+class _ServiceTotals:
+    removed_flows: int = 0
     """New flows of backends that are forgotten."""
-    former_traffic: Traffic = NOTHING
-    backends: dict[Place, _Account] = field(default_factory=dict)
+    removed_traffic: Traffic = NO_TRAFFIC
+    backends: dict[BackendKey, _BackendTotals] = field(default_factory=dict)
 
 
 class FlowTotals:
     """Totals of flows and traffic."""
 
     def __init__(self) -> None:
-        self._services: dict[str, _Service] = {}
-        self._moving: dict[Place, Volume] = {}
+        self._services: dict[str, _ServiceTotals] = {}
+        self._active: dict[BackendKey, TrafficTotals] = {}
         """Backends that had open flows at the last reading, or ended ones since."""
         self.changed = False
         """The totals changed since the writer last set this to False."""
         self.lost = 0
         """Total number of flows whose end the kernel could not report: their traffic is not fully counted."""
 
-    def add(self, flows: Mapping[Place, int]) -> None:
+    def add(self, flows: Mapping[BackendKey, int]) -> None:
         """Enter new flows."""
         for place, number in flows.items():
             self._account(place).flows += number
         self.changed = self.changed or bool(flows)
 
-    def end(self, traffic: Mapping[Place, Traffic]) -> None:
+    def add_ended(self, traffic: Mapping[BackendKey, Traffic]) -> None:
         """Add the traffic of flows that have ended."""
         for place, each in traffic.items():
-            self._volume(place).end(each)
+            self._volume(place).add_ended(each)
         self.changed = self.changed or bool(traffic)
 
-    def read(self, traffic: Mapping[Place, Traffic]) -> None:
+    def set_open(self, traffic: Mapping[BackendKey, Traffic]) -> None:
         """Set the traffic of open flows: of all backends, so that those left out have none."""
-        for place in traffic.keys() - self._moving.keys():
+        for place in traffic.keys() - self._active.keys():
             self._volume(place)
-        self.changed = self.changed or bool(self._moving)
-        for place, volume in self._moving.items():
-            volume.read(traffic.get(place, NOTHING))
-        self._moving = {place: volume for place, volume in self._moving.items() if volume.open != NOTHING}
+        self.changed = self.changed or bool(self._active)
+        for place, volume in self._active.items():
+            volume.set_open(traffic.get(place, NO_TRAFFIC))
+        self._active = {place: volume for place, volume in self._active.items() if volume.open != NO_TRAFFIC}
 
-    def lose(self, flows: int) -> None:
+    def add_lost(self, flows: int) -> None:
         """The ends of so many flows were missed."""
         self.lost += flows
         self.changed = self.changed or bool(flows)
 
     def forget_open_flows(self) -> None:
         """No earlier flow is open any more: the kernel restarted."""
-        self.read({})
+        self.set_open({})
 
-    def age(self, known: Collection[Place], now: float) -> None:
+    def expire(self, current: Collection[BackendKey], now: float) -> None:
         """These backends exist now; drop others that have been gone for long and have no flows."""
         for service in self._services.values():
             for place, account in list(service.backends.items()):
-                if place in known:
+                if place in current:
                     account.gone_since = None
                 elif account.gone_since is None or account.gone_since > now:
                     account.gone_since = now  # a later moment is of a clock that was set back
-                elif now - account.gone_since > KEPT_SECONDS and place not in self._moving:
-                    service.former += account.flows
-                    service.former_traffic = added(service.former_traffic, _traffic(account))
+                elif now - account.gone_since > KEPT_SECONDS and place not in self._active:
+                    service.removed_flows += account.flows
+                    service.removed_traffic = added(service.removed_traffic, _traffic(account))
                     del service.backends[place]
-        served = {place.key.service for place in known}
+        served = {place.key.service for place in current}
         for name in [n for n, s in self._services.items() if not s.backends and n not in served]:
             del self._services[name]
 
-    def of_service(self, name: str) -> int:
+    def flows_of_service(self, name: str) -> int:
         """New flows of a service, whichever backend they went to."""
         service = self._services.get(name)
         if service is None:
             return 0
-        return service.former + sum(account.flows for account in service.backends.values())
+        return service.removed_flows + sum(account.flows for account in service.backends.values())
 
-    def of_backend(self, place: Place) -> int:
+    def flows_of_backend(self, place: BackendKey) -> int:
         """New flows that went to a backend."""
         account = self._known(place)
         return account.flows if account else 0
@@ -154,19 +154,19 @@ class FlowTotals:
         """Traffic of a service's flows, whichever backend they went to."""
         service = self._services.get(name)
         if service is None:
-            return NOTHING
-        total = service.former_traffic
+            return NO_TRAFFIC
+        total = service.removed_traffic
         for account in service.backends.values():
-            if account.volume is not None:
-                total = added(total, account.volume.now)
+            if account.traffic is not None:
+                total = added(total, account.traffic.now)
         return total
 
-    def traffic_of_backend(self, place: Place) -> Traffic:
+    def traffic_of_backend(self, place: BackendKey) -> Traffic:
         """Traffic of the flows to a backend."""
         account = self._known(place)
-        return _traffic(account) if account else NOTHING
+        return _traffic(account) if account else NO_TRAFFIC
 
-    def backends_of(self, name: str) -> Iterator[Place]:
+    def backends_of(self, name: str) -> Iterator[BackendKey]:
         """The backends of a service that had flows, including recently removed ones."""
         service = self._services.get(name)
         return iter(service.backends) if service else iter(())
@@ -177,7 +177,7 @@ class FlowTotals:
             "lost": self.lost,
             "services": {
                 name: {
-                    "former": [service.former, *service.former_traffic],
+                    "former": [service.removed_flows, *service.removed_traffic],
                     "backends": [[*p.row(), *_row(a)] for p, a in service.backends.items()],
                 }
                 for name, service in self._services.items()
@@ -192,29 +192,29 @@ class FlowTotals:
             totals.lost = _count(value["lost"])  # type: ignore[index]  # a fault is caught below
             for name, told in value["services"].items():  # type: ignore[index]
                 flows, *traffic = map(_count, told["former"])
-                service = totals._services[str(name)] = _Service(flows, Traffic(*traffic))
+                service = totals._services[str(name)] = _ServiceTotals(flows, Traffic(*traffic))
                 for row in told["backends"]:
-                    place = Place.of_row(row[:_PLACE])
+                    place = BackendKey.of_row(row[:_PLACE])
                     service.backends[place] = account = _account(row[_PLACE:])
-                    if account.volume is not None:
-                        totals._moving[place] = account.volume
+                    if account.traffic is not None:
+                        totals._active[place] = account.traffic
         except (AttributeError, TypeError, LookupError, OverflowError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         return totals
 
-    def _known(self, place: Place) -> _Account | None:
+    def _known(self, place: BackendKey) -> _BackendTotals | None:
         service = self._services.get(place.key.service)
         return service.backends.get(place) if service else None
 
-    def _account(self, place: Place) -> _Account:
-        return self._services.setdefault(place.key.service, _Service()).backends.setdefault(place, _Account())
+    def _account(self, place: BackendKey) -> _BackendTotals:
+        return self._services.setdefault(place.key.service, _ServiceTotals()).backends.setdefault(place, _BackendTotals())
 
-    def _volume(self, place: Place) -> Volume:
+    def _volume(self, place: BackendKey) -> TrafficTotals:
         account = self._account(place)
-        if account.volume is None:
-            account.volume = Volume()
-        self._moving[place] = account.volume
-        return account.volume
+        if account.traffic is None:
+            account.traffic = TrafficTotals()
+        self._active[place] = account.traffic
+        return account.traffic
 
 
 _END_OF_COUNTING = 2**80
@@ -223,8 +223,8 @@ _PLACE = 6
 """Number of values of a row that are `Place.row`."""
 
 
-def _traffic(account: _Account) -> Traffic:
-    return account.volume.now if account.volume is not None else NOTHING
+def _traffic(account: _BackendTotals) -> Traffic:
+    return account.traffic.now if account.traffic is not None else NO_TRAFFIC
 
 
 def _count(value: object) -> int:
@@ -234,15 +234,15 @@ def _count(value: object) -> int:
     return value
 
 
-def _row(account: _Account) -> list[object]:
+def _row(account: _BackendTotals) -> list[object]:
     """The numbers, after them twelve more where there was any traffic."""
-    volume = account.volume
+    volume = account.traffic
     traffic = [*volume.settled, *volume.open, *volume.ended] if volume else []
     return [account.flows, account.gone_since, *traffic]
 
 
-def _account(row: list[object]) -> _Account:
+def _account(row: list[object]) -> _BackendTotals:
     flows, gone_since, *traffic = row
     numbers = [_count(each) for each in traffic]
-    volume = Volume(*(Traffic(*numbers[at : at + 4]) for at in (0, 4, 8))) if numbers else None
-    return _Account(_count(flows), None if gone_since is None else float(str(gone_since)), volume)
+    volume = TrafficTotals(*(Traffic(*numbers[at : at + 4]) for at in (0, 4, 8))) if numbers else None
+    return _BackendTotals(_count(flows), None if gone_since is None else float(str(gone_since)), volume)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vipd.host.durable import read_own, write_aside
+from vipd.host.durable import read_own, write_atomically
 from vipd.observe.flow_stats.totals import FlowTotals
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -17,7 +17,7 @@ class SavedTotals(NamedTuple):
     """The content of the file."""
 
     totals: FlowTotals
-    memory: object
+    counter_state: object
     """The dataplane's: the kernel's counts that the totals include. None after a reboot."""
 
 
@@ -42,12 +42,12 @@ def read(path: Path, boot: Path = _BOOT) -> SavedTotals:
 
 def value_of(saved: SavedTotals, boot: Path = _BOOT) -> dict[str, object]:
     """The input of `write`: a copy of the current state."""
-    return {"boot": _boot(boot), "ledger": saved.totals.to_json(), "memory": saved.memory}
+    return {"boot": _boot(boot), "ledger": saved.totals.to_json(), "memory": saved.counter_state}
 
 
 def write(path: Path, value: Mapping[str, object]) -> None:
     """Replace the file in one step, not synced: a power cut may bring an older one back. Raises OSError."""
-    write_aside(path, json.dumps(value).encode())
+    write_atomically(path, json.dumps(value).encode())
 
 
 def _boot(path: Path) -> str:

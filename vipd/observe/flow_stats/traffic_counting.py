@@ -8,35 +8,35 @@ import logging
 import time
 from typing import NamedTuple
 
-from vipd.dataplane.conntrack.listener import EndedFlows
+from vipd.dataplane.conntrack.listener import FlowEndListener
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.observe.flow_stats.totals import FlowTotals
-from vipd.observe.flow_stats.traffic import FlowTable, Table
+from vipd.observe.flow_stats.traffic import FlowTable, ConntrackTable
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """How often to check whether the kernel counts traffic."""
-GATHER_SECONDS = 0.25
+BATCH_SECONDS = 0.25
 """Ends are read together, some thousand at once on a busy host."""
 READ_EVERY_SECONDS = 60.0
 """Open flows are read so often, or less often where that would take more than `SHARE_OF_A_CPU`."""
-SHARE_OF_A_CPU = 0.01
+MAX_CPU_SHARE = 0.01
 CLOSE_SECONDS = 2.0
 """When vipd stops, open flows are read once more unless that takes longer."""
 LOG_EVERY_SECONDS = 3600.0
 
 
-class Uncounted(NamedTuple):
+class UncountedReason(NamedTuple):
     """Why traffic is not counted, and the remedy."""
 
     why: str
     hint: str
 
 
-NOT_WANTED = Uncounted("the setting traffic_accounting is false", "traffic_accounting: true in vipd.yaml")
-NOT_COUNTED = Uncounted("the kernel does not count it", "sysctl -w net.netfilter.nf_conntrack_acct=1")
-NOT_TOLD = Uncounted(
+TURNED_OFF = UncountedReason("the setting traffic_accounting is false", "traffic_accounting: true in vipd.yaml")
+NO_ACCOUNTING = UncountedReason("the kernel does not count it", "sysctl -w net.netfilter.nf_conntrack_acct=1")
+NO_END_EVENTS = UncountedReason(
     "the kernel does not tell of flows that end", "sysctl -w net.netfilter.nf_conntrack_events=1"
 )
 
@@ -56,9 +56,9 @@ class TrafficCounting:
         self._read_at = self._logged_at = float("-inf")
         self._fault = ""
 
-    def uncounted(self, table: Table) -> Uncounted | None:
+    def uncounted(self, table: ConntrackTable) -> UncountedReason | None:
         """Why traffic is not counted, given this connection tracking table; None if it is."""
-        return self._reason(table) or (Uncounted(self._fault, "") if self._fault else None)
+        return self._reason(table) or (UncountedReason(self._fault, "") if self._fault else None)
 
     async def run(self) -> None:
         """Count for ever. Raises ConntrackError when the kernel does not report flows that end."""
@@ -68,12 +68,12 @@ class TrafficCounting:
                     await self._table.stop_listening()
                 self._start()
                 if (listening := self._table.listening) is None:
-                    await asyncio.sleep(LOOK_SECONDS)
+                    await asyncio.sleep(POLL_SECONDS)
                     continue
                 await _readable(listening)
-                await asyncio.sleep(GATHER_SECONDS)
+                await asyncio.sleep(BATCH_SECONDS)
                 await self._take()
-                pause = max(READ_EVERY_SECONDS, self._table.seconds / SHARE_OF_A_CPU)
+                pause = max(READ_EVERY_SECONDS, self._table.seconds / MAX_CPU_SHARE)
                 if time.monotonic() - self._read_at >= pause:
                     await self._read()
         finally:
@@ -92,13 +92,13 @@ class TrafficCounting:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self._read()
 
-    def _reason(self, table: Table) -> Uncounted | None:
+    def _reason(self, table: ConntrackTable) -> UncountedReason | None:
         """Why there is nothing to count."""
         if not self._wanted:
-            return NOT_WANTED
+            return TURNED_OFF
         if not table.accounting:
-            return NOT_COUNTED
-        return None if table.events else NOT_TOLD
+            return NO_ACCOUNTING
+        return None if table.events else NO_END_EVENTS
 
     def _start(self) -> None:
         """Listen only if there are flows to report: it costs the kernel time."""
@@ -113,7 +113,7 @@ class TrafficCounting:
 
     async def _take(self) -> None:
         try:
-            await self._table.take_ended()
+            await self._table.count_ended()
         except ConntrackError as error:
             self._fault = str(error)  # only `run` may stop listening, as it waits for this socket
             raise
@@ -123,7 +123,7 @@ class TrafficCounting:
     async def _read(self) -> None:
         self._read_at = time.monotonic()
         try:
-            await self._table.sums(anew=True)
+            await self._table.sums(force=True)
         except ConntrackError as error:
             # Not raised: ends of flows are still received, and only the open ones are outdated for a while.
             log.debug("open flows cannot be read: %s; trying again", error)
@@ -134,20 +134,20 @@ class TrafficCounting:
         if listening is None or listening.lost == self._lost:
             return
         lost, self._lost = listening.lost - self._lost, listening.lost
-        self._totals.lose(lost)
+        self._totals.add_lost(lost)
         now = time.monotonic()
         if now - self._logged_at >= LOG_EVERY_SECONDS:
             self._logged_at = now
             log.warning("the kernel could not tell of the end of %d flows: traffic is a lower bound", lost)
 
 
-async def _readable(listening: EndedFlows) -> None:
+async def _readable(listening: FlowEndListener) -> None:
     """Wait for something to read, for some seconds at most."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(listening.fileno(), readable.set)
     try:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(POLL_SECONDS):
                 await readable.wait()
     finally:
         loop.remove_reader(listening.fileno())

@@ -29,7 +29,7 @@ _LINE = re.compile(
 )
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """Kind of an event."""
 
     RULE = "rule"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
     """A base chain ended."""
 
 
-class Verdict(StrEnum):
+class TraceVerdict(StrEnum):
     """The decision of a rule or policy."""
 
     DROP = "drop"
@@ -56,16 +56,16 @@ class Verdict(StrEnum):
     """Legacy iptables does not report it."""
 
 
-_KINDS = {1: Kind.POLICY, 2: Kind.RETURN, 3: Kind.RULE}
+_KINDS = {1: EventKind.POLICY, 2: EventKind.RETURN, 3: EventKind.RULE}
 _VERDICTS = {
-    0: Verdict.DROP,
-    1: Verdict.ACCEPT,
-    2: Verdict.STOLEN,
-    3: Verdict.QUEUE,
-    -1: Verdict.CONTINUE,
-    -3: Verdict.JUMP,
-    -4: Verdict.GOTO,
-    -5: Verdict.RETURN,
+    0: TraceVerdict.DROP,
+    1: TraceVerdict.ACCEPT,
+    2: TraceVerdict.STOLEN,
+    3: TraceVerdict.QUEUE,
+    -1: TraceVerdict.CONTINUE,
+    -3: TraceVerdict.JUMP,
+    -4: TraceVerdict.GOTO,
+    -5: TraceVerdict.RETURN,
 }
 
 
@@ -82,18 +82,18 @@ class Chain(NamedTuple):
         return self.family.startswith(LEGACY)
 
 
-class Event(NamedTuple):
+class KernelEvent(NamedTuple):
     """One thing that happened to a traced packet."""
 
     id: int
     """The kernel's number of the packet, which changes on the way over `lo`; 0 if there is none."""
     chain: Chain
-    kind: Kind
+    kind: EventKind
     rule: int
     """The rule's handle; 0 if it is no rule. In legacy tables its number in the chain, from 1; a rule that
     always accepts, drops or returns is reported as the chain's end, and the end itself as one rule more."""
-    verdict: Verdict
-    leads: str
+    verdict: TraceVerdict
+    jump_target: str
     """The chain that a jump or goto leads to."""
     mark: int
     """The packet's mark after it (legacy: before it)."""
@@ -104,22 +104,22 @@ class Event(NamedTuple):
     outbound: int
 
 
-def trace_events(datagram: bytes) -> Iterator[Event]:
+def trace_events(datagram: bytes) -> Iterator[KernelEvent]:
     """The events of nf_tables in a datagram. Raises MalformedMessageError."""
     for kind, family, body in _messages(datagram):
         if kind == _TRACE:
             found = attributes(body)
             verdict = attributes(found.get(5, b""))
-            decided = _VERDICTS.get(number(verdict.get(1)), Verdict.UNSAID) if verdict else Verdict.UNSAID
+            decided = _VERDICTS.get(number(verdict.get(1)), TraceVerdict.UNSAID) if verdict else TraceVerdict.UNSAID
             if 16 in found:
-                decided = _VERDICTS.get(number(found[16]), Verdict.UNSAID)
+                decided = _VERDICTS.get(number(found[16]), TraceVerdict.UNSAID)
             rule = unsigned(found.get(3))
-            what = _KINDS.get(number(found.get(4)), Kind.RETURN)
-            yield Event(
+            what = _KINDS.get(number(found.get(4)), EventKind.RETURN)
+            yield KernelEvent(
                 unsigned(found.get(6)),
                 Chain(FAMILIES.get(family, str(family)), text(found.get(1)), text(found.get(2))),
                 # Kernels report the end of a chain as of a rule that has no handle.
-                Kind.RETURN if what is Kind.RULE and not rule else what,
+                EventKind.RETURN if what is EventKind.RULE and not rule else what,
                 rule,
                 decided,
                 text(verdict.get(2)),
@@ -130,7 +130,7 @@ def trace_events(datagram: bytes) -> Iterator[Event]:
             )
 
 
-def logged_events(datagram: bytes) -> Iterator[Event]:
+def logged_events(datagram: bytes) -> Iterator[KernelEvent]:
     """The traces of legacy iptables in a datagram of nfnetlink_log; other logs are left out.
 
     Raises MalformedMessageError.
@@ -142,12 +142,12 @@ def logged_events(datagram: bytes) -> Iterator[Event]:
         line = _LINE.fullmatch(text(found.get(10)))
         if line is not None:
             chain = Chain(LEGACY + ("6" if family == 10 else ""), line["table"], line["chain"])
-            yield Event(
+            yield KernelEvent(
                 0,
                 chain,
-                Kind(line["kind"]),
+                EventKind(line["kind"]),
                 int(line["number"]),
-                Verdict.UNSAID,
+                TraceVerdict.UNSAID,
                 "",
                 unsigned(found.get(2)),
                 read_packet(found.get(9, b"")),

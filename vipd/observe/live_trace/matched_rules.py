@@ -13,8 +13,8 @@ from vipd.dataplane.iptables.words import split_words
 from vipd.dataplane.nftables.chains import limits_sources
 from vipd.dataplane.nftables.options import table_name
 from vipd.observe.explain.rule_words import step_words
-from vipd.observe.live_trace.events import Chain, Verdict
-from vipd.observe.live_trace.matching import ChainRules, Match, match_rules
+from vipd.observe.live_trace.events import Chain, TraceVerdict
+from vipd.observe.live_trace.matching import ChainRules, RuleMatch, match_rules
 from vipd.observe.live_trace.packet_trace import PacketTrace
 from vipd.observe.simulator import Step
 
@@ -76,8 +76,8 @@ class MatchedRule:
     """The effect of the rule, in words; the text of a rule that is not vipd's."""
     ours: bool
     """It is vipd's."""
-    verdict: Verdict
-    leads: str
+    verdict: TraceVerdict
+    jump_target: str
     destination: str
     """`ip:port` that the packet had for its destination then."""
     mark: int | None = None
@@ -98,25 +98,25 @@ def matched_rules(
     )
 
 
-def _of_table(match: Match, prefix: str, service_port: str) -> MatchedRule:
+def _of_table(match: RuleMatch, prefix: str, service_port: str) -> MatchedRule:
     ours = match.listed is not None and match.listed.ours and match.chain.table == table_name(prefix)
     does = _table_words(match, service_port) if ours else match.rule
     return _matched(match, table_chain_role(match.chain.name) if ours else "", does, ours)
 
 
-def _of_iptables(match: Match, names: Names) -> MatchedRule:
+def _of_iptables(match: RuleMatch, names: Names) -> MatchedRule:
     chain, rule = match.chain, match.rule
     role = chain_role(chain, match.listed.rules if match.listed else {}, names)
-    ours = bool(role) or names.owns(ChainId(chain.table, match.leads))
+    ours = bool(role) or names.owns(ChainId(chain.table, match.jump_target))
     does = step_words(Step(chain.table, chain.name, rule)) if ours and rule else rule
     return _matched(match, role, does if rule or match.listed else UNREADABLE, ours)
 
 
-def _matched(match: Match, role: str, does: str, ours: bool) -> MatchedRule:
+def _matched(match: RuleMatch, role: str, does: str, ours: bool) -> MatchedRule:
     destination = match.traced.headers.receiver
     return MatchedRule(
         match.chain, role, match.rule, match.target, does, ours,
-        match.verdict, match.leads, destination, match.mark,
+        match.verdict, match.jump_target, destination, match.mark,
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def table_chain_role(name: str) -> str:
     )
 
 
-def _table_words(match: Match, service_port: str) -> str:
+def _table_words(match: RuleMatch, service_port: str) -> str:
     """Describes a rule of the nftables dataplane. The kernel does not report which element of a map matched:
     the packet's destination shows it."""
     chain = match.chain
@@ -176,13 +176,13 @@ def _table_words(match: Match, service_port: str) -> str:
     return step_words(step, service_port)
 
 
-def _element(match: Match) -> str:
+def _element(match: RuleMatch) -> str:
     """The element of a map or set that a rule must have matched, as far as the packet shows it."""
     rule, headers, limit = match.rule, match.traced.headers, _LIMIT.search(match.rule)
     if "map @frontends" in rule:
         return f"{headers.destination} . {headers.protocol} . {headers.port}"
     if "vmap @handlers" in rule:
-        return f"goto {match.leads}"
+        return f"goto {match.jump_target}"
     if limit:
         return str(ip_network(f"{headers.source}/{limit[1]}", strict=False).network_address)
     if "vmap @" in rule:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.words import target_of
-from vipd.observe.live_trace.events import Chain, Event, Kind, Verdict
+from vipd.observe.live_trace.events import Chain, KernelEvent, EventKind, TraceVerdict
 from vipd.observe.live_trace.packet_trace import PacketTrace, TraceEvent
 
 IPTABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
@@ -38,7 +38,7 @@ class ChainRules(NamedTuple):
     """It is in the table of vipd's nftables dataplane."""
 
 
-class Match(NamedTuple):
+class RuleMatch(NamedTuple):
     """One rule that the packet matched, or a policy that dropped it."""
 
     traced: TraceEvent
@@ -49,8 +49,8 @@ class Match(NamedTuple):
     target: str
     """iptables' word for the action (`MASQUERADE`, `REJECT`), or the chain that it leads to. For a
     rule of nft only if it changes the source or refuses. Empty if unknown."""
-    verdict: Verdict
-    leads: str
+    verdict: TraceVerdict
+    jump_target: str
     """The chain that it leads to, if any."""
     mark: int | None
     """The packet's mark, where this has changed it."""
@@ -71,7 +71,7 @@ def table_of(chain: Chain) -> str:
     return chain.table if chain.legacy or _is_iptables(chain) else f"{chain.family} {chain.table}"
 
 
-def match_rules(trace: PacketTrace, listed: Mapping[Chain, ChainRules]) -> Iterator[Match]:
+def match_rules(trace: PacketTrace, listed: Mapping[Chain, ChainRules]) -> Iterator[RuleMatch]:
     """The rules in the order in which the packet matched them; policies only where they drop."""
     events = tuple(_with_kind(traced, listed.get(traced.event.chain)) for traced in trace.events)
     matched = [traced for traced in events if _is_match(traced, events, listed, trace.passed)]
@@ -87,7 +87,7 @@ def match_rules(trace: PacketTrace, listed: Mapping[Chain, ChainRules]) -> Itera
 def chains_of(trace: PacketTrace) -> set[Chain]:
     """The chains to list, so that every matched rule has its text."""
     events = (traced.event for traced in trace.events)
-    return {event.chain for event in events if event.kind is not Kind.RETURN or event.chain.legacy}
+    return {event.chain for event in events if event.kind is not EventKind.RETURN or event.chain.legacy}
 
 
 def _with_kind(traced: TraceEvent, listed: ChainRules | None) -> TraceEvent:
@@ -95,20 +95,20 @@ def _with_kind(traced: TraceEvent, listed: ChainRules | None) -> TraceEvent:
     event = traced.event
     if not event.chain.legacy or listed is None or event.rule not in listed.rules:
         return traced
-    return TraceEvent(event._replace(kind=Kind.RULE), traced.headers)
+    return TraceEvent(event._replace(kind=EventKind.RULE), traced.headers)
 
 
 def _is_match(
     traced: TraceEvent, events: tuple[TraceEvent, ...], listed: Mapping[Chain, ChainRules], passed: bool
 ) -> bool:
     event = traced.event
-    if event.kind is not Kind.POLICY:
-        return event.kind is Kind.RULE
+    if event.kind is not EventKind.POLICY:
+        return event.kind is EventKind.RULE
     if event.chain.legacy:
         # Legacy iptables does not report the verdict of a policy; but it is the last event of a packet.
         known = listed.get(event.chain)
         return not passed and traced is events[-1] and known is not None and known.policy == "DROP"
-    return event.verdict is Verdict.DROP
+    return event.verdict is TraceVerdict.DROP
 
 
 def _mark_after(matched: list[TraceEvent], number: int) -> int:
@@ -119,18 +119,18 @@ def _mark_after(matched: list[TraceEvent], number: int) -> int:
     return event.mark
 
 
-def _match(traced: TraceEvent, listed: ChainRules | None, passed: Collection[Chain]) -> Match:
+def _match(traced: TraceEvent, listed: ChainRules | None, passed: Collection[Chain]) -> RuleMatch:
     event = traced.event
     rule = _text(event, listed)
     if listed is not None and not listed.iptables:
         rule = _COMMENT.sub("", rule)
-        return Match(traced, listed, rule, _nft_target(rule), event.verdict, event.leads, None)
-    target, leads, verdict = target_of(rule), event.leads, event.verdict
+        return RuleMatch(traced, listed, rule, _nft_target(rule), event.verdict, event.jump_target, None)
+    target, leads, verdict = target_of(rule), event.jump_target, event.verdict
     if event.chain.legacy:
         # The kernel reports every chain that a packet enters; all other names are targets.
         leads = target if event.chain._replace(name=target) in passed else ""
         verdict = _legacy_verdict(target, event)
-    return Match(traced, listed, rule, target, verdict, leads, None)
+    return RuleMatch(traced, listed, rule, target, verdict, leads, None)
 
 
 def _nft_target(rule: str) -> str:
@@ -140,16 +140,16 @@ def _nft_target(rule: str) -> str:
     return next((target for target, form in _NFT_TARGETS.items() if form.search(plain)), "")
 
 
-def _text(event: Event, listed: ChainRules | None) -> str:
-    if event.kind is Kind.POLICY:
+def _text(event: KernelEvent, listed: ChainRules | None) -> str:
+    if event.kind is EventKind.POLICY:
         return "policy DROP"
     return listed.rules.get(event.rule, "") if listed else ""
 
 
-def _legacy_verdict(target: str, event: Event) -> Verdict:
-    if event.kind is Kind.POLICY or target in ("DROP", "REJECT"):
-        return Verdict.DROP
-    return Verdict.ACCEPT if target in ("ACCEPT", "DNAT", "SNAT", "MASQUERADE") else event.verdict
+def _legacy_verdict(target: str, event: KernelEvent) -> TraceVerdict:
+    if event.kind is EventKind.POLICY or target in ("DROP", "REJECT"):
+        return TraceVerdict.DROP
+    return TraceVerdict.ACCEPT if target in ("ACCEPT", "DNAT", "SNAT", "MASQUERADE") else event.verdict
 
 
 def _is_iptables(chain: Chain) -> bool:

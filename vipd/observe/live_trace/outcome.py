@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from vipd.model.service import socket_text
-from vipd.observe.live_trace.events import Verdict
+from vipd.observe.live_trace.events import TraceVerdict
 from vipd.observe.live_trace.matched_rules import MatchedRule
 from vipd.observe.live_trace.matching import table_of
 from vipd.observe.live_trace.packet_trace import PacketTrace
@@ -16,7 +16,7 @@ from vipd.observe.live_trace.packet_trace import PacketTrace
 Json = Mapping[str, Any]
 """An explanation in the form that docs/api.md describes."""
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 """More backends are not listed."""
 
 _SOURCE_CHANGES = ("MASQUERADE", "SNAT")
@@ -45,7 +45,7 @@ class Outcome:
     source: str
     """Its final source address."""
     masqueraded: bool
-    by: MatchedRule | None
+    decided_by: MatchedRule | None
     """The rule that translated, refused or dropped it, if known."""
     unread: bool = False
     """Some rules could not be read: whether one of them refuses, drops, or masquerades without a change of
@@ -86,7 +86,7 @@ def outcome_of(trace: PacketTrace, rules: Sequence[MatchedRule]) -> Outcome:
     """The outcome of a packet that matched these rules."""
     end = trace.end
     changed = end.source != trace.start.source or any(rule.target in _SOURCE_CHANGES for rule in rules)
-    dropper = next((rule for rule in rules if rule.verdict is Verdict.DROP), None)
+    dropper = next((rule for rule in rules if rule.verdict is TraceVerdict.DROP), None)
     if dropper is not None and not trace.passed:
         verdict = FinalVerdict.REJECTED if dropper.target == "REJECT" else FinalVerdict.DROPPED
         return Outcome(verdict, end.receiver, end.source, changed, dropper, not dropper.rule)
@@ -108,8 +108,8 @@ def compare(outcome: Outcome, rules: Sequence[MatchedRule], explanation: Json) -
     if not same:
         return Comparison(("it goes another way",), None, words)
     share = sum(float(each["probability"]) for each in same)
-    walked = list(_walked(rules))
-    planned = [list(_planned(each["rules"])) for each in same]
+    walked = list(_visited_chains(rules))
+    planned = [list(_expected_chains(each["rules"])) for each in same]
     if walked in planned or not _comparable(walked, planned[0]):
         return Comparison((), share, words)
     return Comparison((_chain_difference(planned[0], walked),), share, words)
@@ -137,8 +137,8 @@ def predicted_words(explanation: Json) -> str:
     backends = [backend["endpoint"] for backend in explanation["backends"]]
     if len(backends) < 2:
         return told
-    more = f" and {len(backends) - MOST_NAMED} more" if len(backends) > MOST_NAMED else ""
-    return f"{told}: {', '.join(backends[:MOST_NAMED])}{more}"
+    more = f" and {len(backends) - MAX_NAMED} more" if len(backends) > MAX_NAMED else ""
+    return f"{told}: {', '.join(backends[:MAX_NAMED])}{more}"
 
 
 def _translator(trace: PacketTrace, rules: Sequence[MatchedRule]) -> MatchedRule | None:
@@ -149,7 +149,7 @@ def _translator(trace: PacketTrace, rules: Sequence[MatchedRule]) -> MatchedRule
     return untouched[-1] if untouched else None
 
 
-def _walked(rules: Sequence[MatchedRule]) -> Iterator[str]:
+def _visited_chains(rules: Sequence[MatchedRule]) -> Iterator[str]:
     """vipd's chains, as `table CHAIN`, in which it matched rules; a group counts as its dispatch chain."""
     roots: dict[tuple[str, str], str] = {}
     last = ""
@@ -158,16 +158,16 @@ def _walked(rules: Sequence[MatchedRule]) -> Iterator[str]:
         if not rule.role:
             continue  # a chain of others, or a built-in one
         root = roots.get((table, name), name)
-        if "-GRP-" in rule.leads:
+        if "-GRP-" in rule.jump_target:
             # An explanation has too few services for groups.
-            roots[table, rule.leads] = root
+            roots[table, rule.jump_target] = root
             continue
         if (place := f"{table} {root}") != last:
             yield place
         last = place
 
 
-def _planned(rules: Sequence[Json]) -> Iterator[str]:
+def _expected_chains(rules: Sequence[Json]) -> Iterator[str]:
     last = ""
     for rule in rules:
         place = f"{rule['table']} {rule['chain']}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vipd.observe.live_trace.events import Event, Kind, Verdict
+from vipd.observe.live_trace.events import KernelEvent, EventKind, TraceVerdict
 from vipd.observe.live_trace.packets import Headers
 from vipd.observe.live_trace.table_messages import EARLIER, END, STARTS
 
@@ -22,7 +22,7 @@ LOGGED_SECONDS = 10.0
 class TraceEvent:
     """An event, and the packet's addresses at that time."""
 
-    event: Event
+    event: KernelEvent
     headers: Headers
 
 
@@ -83,12 +83,12 @@ class TraceAssembler:
         socket, so a trace waits for them after its packet's end."""
         self._table, self._legacy = table, legacy
         self._packets: dict[int, _Packet] = {}
-        self._logged: list[tuple[int, float, Event]] = []
+        self._logged: list[tuple[int, float, KernelEvent]] = []
         self._order = 0
         self.older = 0
         """Packets of older flows: their way was decided then."""
 
-    def take(self, event: Event, now: float) -> None:
+    def take(self, event: KernelEvent, now: float) -> None:
         """One event."""
         self._order += 1
         if event.chain.legacy:
@@ -106,7 +106,7 @@ class TraceAssembler:
             _apply_marking(packet, event)
         else:
             packet.events.append((self._order, TraceEvent(event, packet.last)))
-            packet.ends = packet.ends or event.verdict is Verdict.DROP
+            packet.ends = packet.ends or event.verdict is TraceVerdict.DROP
 
     def finished(self, now: float) -> list[PacketTrace]:
         """The traces whose packets have left, oldest first; each is returned once."""
@@ -126,15 +126,15 @@ class TraceAssembler:
         done = packet.older or (packet.ends and not self._legacy)
         return done or now - packet.last_event >= QUIET_SECONDS
 
-    def _new_packet(self, event: Event, now: float) -> _Packet | None:
+    def _new_packet(self, event: KernelEvent, now: float) -> _Packet | None:
         """A new packet, if the event is our rule's."""
         begins = event.chain.table == self._table and event.chain.name.startswith(STARTS)
-        if not begins or event.kind is not Kind.RULE or event.headers is None:
+        if not begins or event.kind is not EventKind.RULE or event.headers is None:
             return None
         forwarded = bool(event.inbound)
         return _Packet(event.headers, event.headers, forwarded, event.inbound, event.mark, now)
 
-    def _from_loopback(self, event: Event) -> _Packet | None:
+    def _from_loopback(self, event: KernelEvent) -> _Packet | None:
         """The packet that left by `lo` and now arrives there, with a new number."""
         if event.inbound != LOOPBACK or event.headers is None:
             return None
@@ -160,17 +160,17 @@ class TraceAssembler:
         )
 
 
-def _apply_marking(packet: _Packet, event: Event) -> None:
+def _apply_marking(packet: _Packet, event: KernelEvent) -> None:
     """Apply an event of the tracing table to its packet."""
-    if event.leads == EARLIER:
+    if event.jump_target == EARLIER:
         packet.older = True
-    if event.chain.name.startswith(END) and event.kind is Kind.POLICY:
+    if event.chain.name.startswith(END) and event.kind is EventKind.POLICY:
         # A packet that leaves by `lo` arrives again.
         packet.loops = packet.outbound == LOOPBACK
         packet.passed = packet.ends = not packet.loops
 
 
-def _events(logged: list[tuple[int, float, Event]]) -> Iterator[tuple[int, TraceEvent]]:
+def _events(logged: list[tuple[int, float, KernelEvent]]) -> Iterator[tuple[int, TraceEvent]]:
     for order, _, event in logged:
         assert event.headers is not None  # noqa: S101 (only such were chosen)
         yield order, TraceEvent(event, event.headers)

@@ -38,12 +38,12 @@ class Report:
         out."""
         for number, rule in enumerate(self.rules):
             after = self.rules[number + 1] if number + 1 < len(self.rules) else None
-            if not rule.leads or (after is not None and after.chain.name == rule.leads):
-                yield table_words(rule.chain), rule.chain.name, rule.role, self._did(rule)
+            if not rule.jump_target or (after is not None and after.chain.name == rule.jump_target):
+                yield table_words(rule.chain), rule.chain.name, rule.role, self._effect_text(rule)
 
-    def blamed(self) -> str:
+    def deciding_rule(self) -> str:
         """The rule that decided, and whether it is vipd's; empty if unknown."""
-        by = self.outcome.by
+        by = self.outcome.decided_by
         if by is None:
             return ""
         told = by.does if by.ours else f"{by.rule or by.does or GONE} (not a rule of vipd)"
@@ -73,9 +73,9 @@ class Report:
             "no_prediction": reason or None,
         }
 
-    def _did(self, rule: MatchedRule) -> str:
+    def _effect_text(self, rule: MatchedRule) -> str:
         does = rule.does or GONE
-        if rule is self.outcome.by and rule.ours and self.outcome.verdict is FinalVerdict.DELIVERED:
+        if rule is self.outcome.decided_by and rule.ours and self.outcome.verdict is FinalVerdict.DELIVERED:
             to = self.outcome.destination
             does = does if to in does else f"{does}: {to}" if rule.does else f"DNAT to {to}"
         return does if rule.mark is None else f"{does}, mark {rule.mark:#x}"

@@ -81,10 +81,10 @@ async def _listed(chain: Chain, program: str, run: Runner) -> ChainRules | None:
     if not program:
         return None
     ended = await run([program, "-w", str(LOCK_WAIT_SECONDS), "-t", chain.table, "-S", chain.name], "")
-    if ended.code:
+    if ended.exit_code:
         return None
-    rules, policy = listed_rules(ended.output, chain.name), listed_policy(ended.output, chain.name)
-    lines = [line for line in ended.output.splitlines() if line.strip()]
+    rules, policy = listed_rules(ended.stdout, chain.name), listed_policy(ended.stdout, chain.name)
+    lines = [line for line in ended.stdout.splitlines() if line.strip()]
     if len(rules) + sum(line.startswith((f"-P {chain.name} ", f"-N {chain.name}")) for line in lines) != len(
         lines
     ):
@@ -103,13 +103,13 @@ async def _by_nft(family: str, table: str, run: Runner) -> tuple[dict[Chain, Cha
         ours = _is_ours(family, table)
     except (OSError, ProgramTimeoutError, MalformedMessageError) as error:
         return {}, str(error)
-    if ended.code:
-        return {}, " ".join(ended.errors.split()) or f"nft: exit code {ended.code}"
+    if ended.exit_code:
+        return {}, " ".join(ended.stderr.split()) or f"nft: exit code {ended.exit_code}"
     found = {
         Chain(family, table, name): ChainRules(
             {rule.handle: rule.text for rule in listed.rules}, iptables=False, ours=ours
         )
-        for name, listed in read_chains(ended.output).items()
+        for name, listed in read_chains(ended.stdout).items()
     }
     return found, "" if found else "what nft prints is not understood"
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from vipd.dataplane.iptables.tools import has_legacy_tables
 from vipd.host.netlink import MalformedMessageError
 from vipd.host.netlink_socket import RECEIVE_BYTES, enlarge_buffer, open_multicast
-from vipd.observe.live_trace.events import GROUP_TRACE, Event, logged_events, trace_events
+from vipd.observe.live_trace.events import GROUP_TRACE, KernelEvent, logged_events, trace_events
 from vipd.observe.live_trace.legacy import LegacyLog
 from vipd.observe.live_trace.packet_trace import PacketTrace, TraceAssembler
 from vipd.observe.live_trace.packets import Flow
@@ -21,12 +21,12 @@ from vipd.observe.live_trace.table import TraceError, TraceTable
 
 BUFFER_BYTES = 8 << 20
 """Events beyond this are lost."""
-MOST_NOTES = 20
-LOOK_SECONDS = 0.1
+MAX_NOTES = 20
+POLL_SECONDS = 0.1
 """How often to check whether a packet without further events is gone."""
 
 
-class Watch:
+class TraceSession:
     """Packets of these flows are traced from entry to exit, and nothing is left in the kernel after.
 
     Raises TraceError on entry.
@@ -38,7 +38,7 @@ class Watch:
         self.notes: list[str] = []
         """Things that cannot be observed, and why."""
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> TraceSession:
         try:
             # First, because it forks: a child that held the table's socket would keep the table alive.
             logs = list(self._legacy_logs())
@@ -57,7 +57,7 @@ class Watch:
         self._opened.close()
 
     @property
-    def older(self) -> int:
+    def earlier_packets(self) -> int:
         """Packets of older flows, whose way was decided then."""
         return self._journeys.older
 
@@ -66,7 +66,7 @@ class Watch:
         heard_until = time.monotonic()
         end = None if seconds is None else heard_until + seconds
         while end is None or time.monotonic() < end:
-            readable, _, _ = select.select(self._sockets, [], [], LOOK_SECONDS)
+            readable, _, _ = select.select(self._sockets, [], [], POLL_SECONDS)
             for opened in readable:
                 for event in self._read(opened):
                     self._journeys.take(event, time.monotonic())
@@ -88,7 +88,7 @@ class Watch:
                 said = f"{error.what}: {error.why}"
                 self.notes.append(f"{said}; {error.hint}" if error.hint else said)
 
-    def _read(self, opened: socket.socket) -> Collection[Event]:
+    def _read(self, opened: socket.socket) -> Collection[KernelEvent]:
         try:
             datagram = opened.recv(RECEIVE_BYTES)
             return list(trace_events(datagram) if opened is self._events else logged_events(datagram))
@@ -102,7 +102,7 @@ class Watch:
 
     def _note(self, text: str) -> None:
         """Each text once, and only a limited number: a trace of flows may run for days."""
-        if text not in self.notes and len(self.notes) < MOST_NOTES:
+        if text not in self.notes and len(self.notes) < MAX_NOTES:
             self.notes.append(text)
 
 

@@ -11,9 +11,9 @@ from datetime import datetime
 
 from vipd.control.reconciler import Reconciler
 from vipd.host.observer import Observer
-from vipd.host.supervisor import Task
+from vipd.host.supervisor import LoopState
 from vipd.host.systemd.fields import ATTRIBUTE, Event, Fields
-from vipd.model.durations import WRITE_BOUNDS, Durations
+from vipd.model.durations import WRITE_BOUNDS, DurationHistogram
 from vipd.sources.base import Source
 
 
@@ -41,8 +41,8 @@ class MetricCounters(Observer):
         self,
         reconciler: Reconciler,
         sources: Sequence[Source],
-        checks: Mapping[str, Durations] | None = None,
-        tasks: Mapping[str, Task] | None = None,
+        checks: Mapping[str, DurationHistogram] | None = None,
+        tasks: Mapping[str, LoopState] | None = None,
     ) -> None:
         self._reconciler, self._sources = reconciler, sources
         self.tasks = tasks if tasks is not None else {}
@@ -50,7 +50,7 @@ class MetricCounters(Observer):
         self.checks = checks or {}
         """Durations of health checks, by their type."""
         self._applies = reconciler.progress.applies
-        self.durations = Durations(WRITE_BOUNDS)
+        self.durations = DurationHistogram(WRITE_BOUNDS)
         """Durations of writes of rules."""
         self.last_success: datetime | None = None
         """When all declarations were last applied without a problem."""
@@ -67,7 +67,7 @@ class MetricCounters(Observer):
             self.last_success = self._reconciler.clock()
 
     @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
+    def count_events(self) -> Iterator[None]:
         """Count what vipd logs, until the end."""
         logger = logging.getLogger("vipd")
         logger.addHandler(self.events)

@@ -18,11 +18,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from vipd import __version__
-from vipd.model.durations import Durations
-from vipd.observe.flow_stats.traffic import Table
-from vipd.observe.metrics.catalogue import FAMILIES
+from vipd.model.durations import DurationHistogram
+from vipd.observe.flow_stats.traffic import ConntrackTable
+from vipd.observe.metrics.catalogue import METRIC_FAMILIES
 from vipd.observe.metrics.event_counts import MetricCounters
-from vipd.observe.metrics.snapshot import Snapshot
+from vipd.observe.metrics.snapshot import MetricsSnapshot
 
 _OF_TRAFFIC = (
     "vipd_service_received_packets_total",
@@ -40,8 +40,8 @@ Values = Iterable[tuple[Labels, float]]
 class StateCollector(Collector):
     """Gives the metrics of the daemon itself; those of services and backends are written here as text."""
 
-    def __init__(self, snapshot: Snapshot, tally: MetricCounters, dataplane: str) -> None:
-        self._snapshot, self._tally, self._dataplane = snapshot, tally, dataplane
+    def __init__(self, snapshot: MetricsSnapshot, counters: MetricCounters, dataplane: str) -> None:
+        self._snapshot, self._tally, self._dataplane = snapshot, counters, dataplane
 
     def collect(self) -> Iterator[Metric]:
         """Each with its samples."""
@@ -76,30 +76,30 @@ class StateCollector(Collector):
             yield _metric("vipd_store_connected", _labelled("source", snapshot.connected))
 
 
-def render(snapshot: Snapshot, tally: MetricCounters, dataplane: str, *, compressed: bool) -> bytes:
+def render(snapshot: MetricsSnapshot, counters: MetricCounters, dataplane: str, *, compressed: bool) -> bytes:
     """The whole text; as gzip if `compressed`. Takes a second with very many backends."""
     packer = zlib.compressobj(level=1, wbits=31) if compressed else None
     parts = []
-    for text in _texts(snapshot, tally, dataplane):
+    for text in _texts(snapshot, counters, dataplane):
         parts.append(packer.compress(text) if packer else text)
     return b"".join((*parts, packer.flush() if packer else b""))
 
 
-def _texts(snapshot: Snapshot, tally: MetricCounters, dataplane: str) -> Iterator[bytes]:
+def _texts(snapshot: MetricsSnapshot, counters: MetricCounters, dataplane: str) -> Iterator[bytes]:
     """One large metric after the other, so that never all of them are in memory as text."""
-    yield generate_latest(StateCollector(snapshot, tally, dataplane))
+    yield generate_latest(StateCollector(snapshot, counters, dataplane))
     yield generate_latest(ProcessCollector(registry=None))
     for metric in chain(_of_services(snapshot), _of_backends(snapshot)):
         yield metric.encode()
 
 
-def _conntrack(table: Table | None) -> Mapping[str, int]:
+def _conntrack(table: ConntrackTable | None) -> Mapping[str, int]:
     if table is None or table.entries is None or table.limit is None:
         return {}
     return {"vipd_conntrack_entries": table.entries, "vipd_conntrack_max": table.limit}
 
 
-def _of_services(snapshot: Snapshot) -> Iterator[str]:
+def _of_services(snapshot: MetricsSnapshot) -> Iterator[str]:
     services = snapshot.services
     labels = [f'{{service="{_escaped(name)}"}}' for name in services.names]
     yield _lines("vipd_service_backends", labels, services.backends)
@@ -113,7 +113,7 @@ def _of_services(snapshot: Snapshot) -> Iterator[str]:
             yield _lines(name, labels, column)
 
 
-def _of_backends(snapshot: Snapshot) -> Iterator[str]:
+def _of_backends(snapshot: MetricsSnapshot) -> Iterator[str]:
     backends = snapshot.backends
     rows = zip(backends.services, backends.endpoints, backends.protocols, strict=True)
     labels = [
@@ -134,7 +134,7 @@ def _of_backends(snapshot: Snapshot) -> Iterator[str]:
 
 def _lines(name: str, labels: Iterable[str], values: Iterable[int]) -> str:
     """A metric as text. The library's way costs ten times as much, and there may be fifty thousand lines."""
-    family = FAMILIES[name]
+    family = METRIC_FAMILIES[name]
     head = f"# HELP {name} {family.meaning}\n# TYPE {name} {family.kind}\n"
     return head + "".join([f"{name}{each} {value}\n" for each, value in zip(labels, values, strict=True)])
 
@@ -148,14 +148,14 @@ def _labelled(label: str, values: Mapping[str, T]) -> Iterable[tuple[Labels, T]]
 
 
 def _metric(name: str, values: Values) -> Metric:
-    family = FAMILIES[name]
+    family = METRIC_FAMILIES[name]
     metric = Metric(name.removesuffix("_total"), family.meaning, family.kind)
     metric.samples = [Sample(name, labels, value) for labels, value in values]
     return metric
 
 
-def _durations(name: str, values: Iterable[tuple[Labels, Durations]]) -> Metric:
-    metric = Metric(name, FAMILIES[name].meaning, "histogram")
+def _durations(name: str, values: Iterable[tuple[Labels, DurationHistogram]]) -> Metric:
+    metric = Metric(name, METRIC_FAMILIES[name].meaning, "histogram")
     for labels, durations in values:
         buckets = durations.cumulative()
         metric.samples += [Sample(f"{name}_bucket", {**labels, "le": end}, number) for end, number in buckets]

@@ -10,21 +10,21 @@ from datetime import datetime
 from functools import partial
 
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.dataplane.counting import Place
+from vipd.dataplane.counting import BackendKey
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.flow_stats.totals import FlowTotals
-from vipd.observe.flow_stats.traffic import Sum, Table
+from vipd.observe.flow_stats.traffic import TrackedFlows, ConntrackTable
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FlowReading:
     """The values at one time. The totals keep changing: read them on the event loop."""
 
     at: datetime
     """When the new flows were counted."""
     totals: FlowTotals
-    table: Table
-    tracked: Mapping[Place, Sum] | None = None
+    table: ConntrackTable
+    tracked: Mapping[BackendKey, TrackedFlows] | None = None
     """Current flows, of backends that have any; None: unavailable."""
     by_service: Mapping[str, int] = field(default_factory=dict)
     """The same of all of a service's backends, as a number."""
@@ -34,15 +34,15 @@ class Reading:
     """When open flows were read, which may be some seconds ago; None: at `at`."""
 
 
-ReadFlows = Callable[[], Awaitable[Reading]]
+ReadFlows = Callable[[], Awaitable[FlowReading]]
 
 
-def reader(numbers: FlowStats) -> ReadFlows:
+def flow_reader(flow_stats: FlowStats) -> ReadFlows:
     """Readings of a daemon's numbers."""
-    return partial(_read, numbers)
+    return partial(_read, flow_stats)
 
 
-def by_service(tracked: Mapping[Place, Sum]) -> Mapping[str, int]:
+def by_service(tracked: Mapping[BackendKey, TrackedFlows]) -> Mapping[str, int]:
     """The flows of all backends of each service."""
     found = Counter[str]()
     for place, each in tracked.items():
@@ -50,13 +50,13 @@ def by_service(tracked: Mapping[Place, Sum]) -> Mapping[str, int]:
     return found
 
 
-async def _read(numbers: FlowStats) -> Reading:
-    await numbers.refresh()
+async def _read(flow_stats: FlowStats) -> FlowReading:
+    await flow_stats.refresh()
     tracked, read_at = None, None
     with contextlib.suppress(ConntrackError):
-        sums = await numbers.table.sums()
+        sums = await flow_stats.table.sums()
         tracked, read_at = sums.backends, sums.at
-    at, table = numbers.counting.at, numbers.table.table()
-    traffic = numbers.traffic.uncounted(table) is None
+    at, table = flow_stats.collector.read_at, flow_stats.table.table()
+    traffic = flow_stats.traffic.uncounted(table) is None
     flows = by_service(tracked or {})
-    return Reading(at, numbers.counting.totals, table, tracked, flows, traffic, read_at)
+    return FlowReading(at, flow_stats.collector.totals, table, tracked, flows, traffic, read_at)

@@ -11,17 +11,17 @@ from aiohttp import web
 from vipd.control.reconciler import Reconciler
 from vipd.control.shared_run import SharedRun
 from vipd.dataplane.base import Dataplane
-from vipd.host.connections.limits import Limits
+from vipd.host.connections.limits import ConnectionLimits
 from vipd.observe.browsers import foreign_browser
-from vipd.observe.listeners import Listeners, Place
+from vipd.observe.listeners import Listeners, ListenAddress
 from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.flows import ReadFlows
-from vipd.observe.metrics.snapshot import Snapshot, take
+from vipd.observe.metrics.snapshot import MetricsSnapshot, take_snapshot
 from vipd.sources.base import Source
 
 PATH = "/metrics"
-LIMITS = Limits(
-    connections=64, by_source=16, head_seconds=10.0, body_seconds=5.0, stuck_seconds=15.0, life_seconds=60.0
+LIMITS = ConnectionLimits(
+    connections=64, per_client=16, head_seconds=10.0, body_seconds=5.0, send_seconds=15.0, life_seconds=60.0
 )
 """A scrape of very many backends takes seconds, and the client times out within a minute."""
 
@@ -34,13 +34,13 @@ class Metrics:
         self,
         reconciler: Reconciler,
         sources: Sequence[Source],
-        tally: MetricCounters,
+        counters: MetricCounters,
         dataplane: Dataplane,
         read_flows: ReadFlows | None = None,
     ) -> None:
-        self._reconciler, self._sources, self._tally = reconciler, sources, tally
+        self._reconciler, self._sources, self._counters = reconciler, sources, counters
         self._dataplane, self._read_flows = dataplane, read_flows
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._texts = {compressed: SharedRun(partial(self._text, compressed)) for compressed in (False, True)}
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
@@ -52,7 +52,7 @@ class Metrics:
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=body, headers=headers)
 
-    def listener(self, place: Place | None, names: Collection[str] = ()) -> Listeners:
+    def listener(self, place: ListenAddress | None, names: Collection[str] = ()) -> Listeners:
         """Serves the same over TCP, and nothing else. None: no listener. `names` are this host's own, in
         lower case: a browser must use one of them, or an address."""
 
@@ -68,19 +68,19 @@ class Metrics:
 
         listeners = Listeners(answer, LIMITS)
         if place:
-            listeners.want({place: "metrics_address"})
+            listeners.set_addresses({place: "metrics_address"})
         return listeners
 
     async def _text(self, compressed: bool) -> bytes:
-        async with self._turn:
+        async with self._lock:
             snapshot = await self._snapshot()
             return await asyncio.to_thread(self._render, snapshot, compressed)
 
-    async def _snapshot(self) -> Snapshot:
+    async def _snapshot(self) -> MetricsSnapshot:
         reading = await self._read_flows() if self._read_flows else None
-        return await take(self._reconciler, self._sources, reading)
+        return await take_snapshot(self._reconciler, self._sources, reading)
 
-    def _render(self, snapshot: Snapshot, compressed: bool) -> bytes:
+    def _render(self, snapshot: MetricsSnapshot, compressed: bool) -> bytes:
         from vipd.observe.metrics.exposition import render  # the library is loaded when it is needed
 
-        return render(snapshot, self._tally, self._dataplane.name, compressed=compressed)
+        return render(snapshot, self._counters, self._dataplane.name, compressed=compressed)

@@ -17,24 +17,24 @@ from vipd.control.progress import healthy
 from vipd.control.reconciler import Reconciler
 from vipd.control.service_status import ready_backends
 from vipd.dataplane.conntrack.entries import Traffic
-from vipd.dataplane.counting import Place
-from vipd.model.backend_status import GOOD, Admin, BackendStatus
+from vipd.dataplane.counting import BackendKey
+from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatus
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import Protocol, Service
-from vipd.observe.endpoint_views import backend_status_by_place
-from vipd.observe.flow_stats.totals import NOTHING, added
-from vipd.observe.flow_stats.traffic import Table
-from vipd.observe.metrics.flows import Reading
+from vipd.observe.endpoint_views import backend_status_by_address
+from vipd.observe.flow_stats.totals import NO_TRAFFIC, added
+from vipd.observe.flow_stats.traffic import ConntrackTable
+from vipd.observe.metrics.flows import FlowReading
 from vipd.sources.base import Source
 
-PART_SECONDS = 0.01
+YIELD_AFTER_SECONDS = 0.01
 """After so long the loop gets its turn."""
 
-_ADMIN = {Admin.ACTIVE: 0, Admin.DRAINING: 1, Admin.DISABLED: 2}
+_ADMIN = {AdminState.ACTIVE: 0, AdminState.DRAINING: 1, AdminState.DISABLED: 2}
 
 
 @runtime_checkable
-class Connected(Shape):
+class ConnectedSource(Shape):
     """A source that may be cut off from where its declarations are."""
 
     @property
@@ -52,7 +52,7 @@ class BackendState(NamedTuple):
     flows: int
     traffic: Traffic
 
-    def joined(self, other: BackendState) -> BackendState:
+    def merged(self, other: BackendState) -> BackendState:
         """Both as one."""
         return BackendState(
             min(self.up, other.up),
@@ -65,7 +65,7 @@ class BackendState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class ServiceColumns:
     """A row for each service. Stored as columns: as many objects as cells would start long garbage
     collections, during which nothing else runs."""
 
@@ -87,7 +87,7 @@ class Services:
 
 
 @dataclass(frozen=True, slots=True)
-class Backends:
+class BackendColumns:
     """A row for each backend of each service, as columns too."""
 
     services: list[str] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Backends:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MetricsSnapshot:
     """Everything except the content of `MetricCounters`."""
 
     in_sync: bool
@@ -128,8 +128,8 @@ class Snapshot:
     """By source."""
     connected: Mapping[str, bool]
     """By source, of those that can be disconnected."""
-    services: Services
-    backends: Backends
+    services: ServiceColumns
+    backends: BackendColumns
     counted: bool
     """The numbers of new flows are known; else they are 0."""
     tracked: bool
@@ -138,22 +138,22 @@ class Snapshot:
     """The traffic is known; else it is 0."""
     lost_flows: int
     """Flows whose end was missed, so that their traffic is not fully known."""
-    table: Table | None
+    table: ConntrackTable | None
     """Connection tracking as a whole."""
 
 
-async def take(reconciler: Reconciler, sources: Sequence[Source], reading: Reading | None) -> Snapshot:
+async def take_snapshot(reconciler: Reconciler, sources: Sequence[Source], reading: FlowReading | None) -> MetricsSnapshot:
     """The daemon's current state; services that change meanwhile may be old or new."""
     services, backends = await _rows(reconciler, reading)
     progress = reconciler.progress
-    return Snapshot(
+    return MetricsSnapshot(
         in_sync=progress.state == "in-sync",
         healthy=healthy(progress, reconciler.clock())[0],
         applies=progress.applies,
         failures=progress.failures,
         quarantined=len(progress.quarantined),
         problems={source.name: _problems(source, reconciler) for source in sources},
-        connected={source.name: source.connected for source in sources if isinstance(source, Connected)},
+        connected={source.name: source.connected for source in sources if isinstance(source, ConnectedSource)},
         services=services,
         backends=backends,
         counted=reading is not None,
@@ -164,58 +164,58 @@ async def take(reconciler: Reconciler, sources: Sequence[Source], reading: Readi
     )
 
 
-async def _rows(reconciler: Reconciler, reading: Reading | None) -> tuple[Services, Backends]:
-    services, backends, began = Services(), Backends(), perf_counter()
+async def _rows(reconciler: Reconciler, reading: FlowReading | None) -> tuple[ServiceColumns, BackendColumns]:
+    services, backends, began = ServiceColumns(), BackendColumns(), perf_counter()
     for name in tuple(reconciler.services):
         service = reconciler.services.get(name)
         if service is None:
             continue
         forwardings = reconciler.forwardings.get(name, ())
-        counts = (0, 0, NOTHING)
+        counts = (0, 0, NO_TRAFFIC)
         if reading:
             totals = reading.totals
-            traffic = totals.traffic_of_service(name) if reading.traffic else NOTHING
-            counts = (totals.of_service(name), reading.by_service.get(name, 0), traffic)
+            traffic = totals.traffic_of_service(name) if reading.traffic else NO_TRAFFIC
+            counts = (totals.flows_of_service(name), reading.by_service.get(name, 0), traffic)
         services.add(service, ready_backends(service, forwardings), *counts)
-        for (endpoint, protocol), state in _places(reconciler, service, forwardings, reading).items():
+        for (endpoint, protocol), state in _backend_states(reconciler, service, forwardings, reading).items():
             backends.add(name, endpoint, protocol, state)
-        if perf_counter() - began > PART_SECONDS:
+        if perf_counter() - began > YIELD_AFTER_SECONDS:
             await asyncio.sleep(0)
             began = perf_counter()
     return services, backends
 
 
-def _places(
-    reconciler: Reconciler, service: Service, forwardings: Sequence[Forwarding], reading: Reading | None
+def _backend_states(
+    reconciler: Reconciler, service: Service, forwardings: Sequence[Forwarding], reading: FlowReading | None
 ) -> Mapping[tuple[str, Protocol], BackendState]:
     places: dict[tuple[str, Protocol], BackendState] = {}
     backend_statuses = reconciler.backend_statuses(service)
     for forwarding in forwardings:
-        stood = backend_status_by_place(service, forwarding, backend_statuses)
+        stood = backend_status_by_address(service, forwarding, backend_statuses)
         for endpoint, weight in _endpoints(forwarding):
-            state = _backend(forwarding, endpoint, weight, stood.get(endpoint[:2], GOOD), reading)
+            state = _backend(forwarding, endpoint, weight, stood.get(endpoint[:2], DEFAULT_STATUS), reading)
             known = places.get(where := (str(endpoint), forwarding.key.protocol))
-            places[where] = known.joined(state) if known else state
+            places[where] = known.merged(state) if known else state
     return places
 
 
 def _endpoints(forwarding: Forwarding) -> Iterable[tuple[Endpoint, int]]:
     """Every endpoint with its weight for new flows."""
     yield from ((endpoint, endpoint.weight) for endpoint in forwarding.reachable())
-    yield from ((endpoint, 0) for endpoint in (*forwarding.resting, *forwarding.down))
+    yield from ((endpoint, 0) for endpoint in (*forwarding.without_new_flows, *forwarding.unavailable))
 
 
 def _backend(
-    forwarding: Forwarding, endpoint: Endpoint, weight: int, standing: BackendStatus, reading: Reading | None
+    forwarding: Forwarding, endpoint: Endpoint, weight: int, status: BackendStatus, reading: FlowReading | None
 ) -> BackendState:
-    up = int(standing.healthy and endpoint not in forwarding.down)
+    up = int(status.healthy and endpoint not in forwarding.unavailable)
     if reading is None:
-        return BackendState(up, _ADMIN[standing.admin], weight, 0, 0, NOTHING)
-    place = Place(forwarding.key, endpoint.address, endpoint.port)
+        return BackendState(up, _ADMIN[status.admin], weight, 0, 0, NO_TRAFFIC)
+    place = BackendKey(forwarding.key, endpoint.address, endpoint.port)
     now = reading.tracked.get(place) if reading.tracked else None
-    new_flows = reading.totals.of_backend(place)
-    traffic = reading.totals.traffic_of_backend(place) if reading.traffic else NOTHING
-    return BackendState(up, _ADMIN[standing.admin], weight, new_flows, now.flows if now else 0, traffic)
+    new_flows = reading.totals.flows_of_backend(place)
+    traffic = reading.totals.traffic_of_backend(place) if reading.traffic else NO_TRAFFIC
+    return BackendState(up, _ADMIN[status.admin], weight, new_flows, now.flows if now else 0, traffic)
 
 
 def _problems(source: Source, reconciler: Reconciler) -> int:

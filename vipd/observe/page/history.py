@@ -11,21 +11,21 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from vipd.dataplane.counting import Place
+from vipd.dataplane.counting import BackendKey
 from vipd.declaration.bounded_json import Json
 from vipd.model.service import socket_text
 from vipd.observe.events.event import EventRecord, encode
-from vipd.observe.events.recorder import Follower, Recorder
-from vipd.observe.flow_stats.totals import NOTHING, FlowTotals
-from vipd.observe.metrics.flows import Reading
+from vipd.observe.events.recorder import Subscription, Recorder
+from vipd.observe.flow_stats.totals import NO_TRAFFIC, FlowTotals
+from vipd.observe.metrics.flows import FlowReading
 
-LENGTH = 60
+MAX_RATES = 60
 """Rates that are kept of each service."""
 AVERAGED_SECONDS = 6.0
 """Seconds over which bytes are averaged, or the time between readings of open flows if that is longer."""
 
 
-class _Passed(NamedTuple):
+class _TrafficSample(NamedTuple):
     at: datetime
     bytes_in: int
     bytes_out: int
@@ -37,9 +37,9 @@ class FlowHistory:
     def __init__(self) -> None:
         self._at: datetime | None = None
         self._totals: dict[str, int] = {}
-        self._places: dict[str, dict[Place, int]] = {}
+        self._backend_flows: dict[str, dict[BackendKey, int]] = {}
         """New flows of each backend, by service."""
-        self._passed: dict[str, deque[_Passed]] = {}
+        self._passed: dict[str, deque[_TrafficSample]] = {}
         self._speeds: dict[str, tuple[int, int]] = {}
         """Bytes a second at the last reading of open flows."""
         self._quiet: frozenset[str] = frozenset()
@@ -50,7 +50,7 @@ class FlowHistory:
         BYTES A SECOND FROM CLIENTS, TO CLIENTS]`."""
         self.samples = 0
 
-    def take_in(self, reading: Reading, services: Iterable[str]) -> None:
+    def add_reading(self, reading: FlowReading, services: Iterable[str]) -> None:
         """The next reading; the first one gives no rates, nor does one after the clock was set back, and the
         same one again nothing."""
         before, self._at = self._at, reading.at
@@ -64,7 +64,7 @@ class FlowHistory:
         names = frozenset(services)
         quiet, self._quiet = self._quiet, names - self._passed.keys() if reading.traffic else frozenset()
         for name in names:
-            rate, backends = self._grown(name, reading.totals, seconds)
+            rate, backends = self._rates_of(name, reading.totals, seconds)
             self._note(name, rate)
             now = reading.by_service.get(name, 0)
             traffic = self._traffic(name, reading, before if name in quiet else None)
@@ -77,23 +77,23 @@ class FlowHistory:
         self._rates.pop(name, None)
         self._passed.pop(name, None)
         self._speeds.pop(name, None)
-        self._places.pop(name, None)
+        self._backend_flows.pop(name, None)
 
-    def kept(self) -> Mapping[str, list[float]]:
+    def rates(self) -> Mapping[str, list[float]]:
         """The rates of each service that had any, the oldest first."""
         return {name: list(rates) for name, rates in self._rates.items()}
 
-    def _grown(self, name: str, totals: FlowTotals, seconds: float) -> tuple[float, dict[str, float]]:
+    def _rates_of(self, name: str, totals: FlowTotals, seconds: float) -> tuple[float, dict[str, float]]:
         """The rates of a service and of its backends. Cheap if there are no new flows."""
-        total = totals.of_service(name)
+        total = totals.flows_of_service(name)
         known = self._totals.get(name)
         if known == total:
             return 0.0, {}
         self._totals[name] = total
         backends = dict[str, float]()
-        places = self._places.setdefault(name, {})
+        places = self._backend_flows.setdefault(name, {})
         for place in totals.backends_of(name):
-            count = totals.of_backend(place)
+            count = totals.flows_of_backend(place)
             rate = _rate(places.get(place, 0), count, seconds)
             places[place] = count
             if rate:
@@ -103,7 +103,7 @@ class FlowHistory:
         # A service seen for the first time may have counted for long.
         return (_rate(known, total, seconds), backends) if known is not None else (0.0, {})
 
-    def _traffic(self, name: str, reading: Reading, before: datetime | None) -> tuple[int, int]:
+    def _traffic(self, name: str, reading: FlowReading, before: datetime | None) -> tuple[int, int]:
         """Bytes a second from clients and to them, as of the last reading of open flows, as in `vipctl top`:
         flows that ended since are in the next one. None if it is not counted.
         `before`: when the last reading was, if the service had had none then."""
@@ -111,7 +111,7 @@ class FlowHistory:
             self._passed.pop(name, None)
             return 0, 0
         total = reading.totals.traffic_of_service(name)
-        if total == NOTHING:
+        if total == NO_TRAFFIC:
             return 0, 0
         at = reading.traffic_at or reading.at
         samples = self._passed.setdefault(name, deque())
@@ -120,8 +120,8 @@ class FlowHistory:
         if samples and samples[-1].at > at:
             samples.clear()  # the clock was set back
         if before is not None and before < at and not samples:
-            samples.append(_Passed(before, 0, 0))
-        samples.append(_Passed(at, total.bytes_in, total.bytes_out))
+            samples.append(_TrafficSample(before, 0, 0))
+        samples.append(_TrafficSample(at, total.bytes_in, total.bytes_out))
         while len(samples) > 2 and (at - samples[1].at).total_seconds() >= AVERAGED_SECONDS:
             samples.popleft()
         self._speeds[name] = _speed(samples[0], samples[-1])
@@ -129,7 +129,7 @@ class FlowHistory:
 
     def _note(self, name: str, rate: float) -> None:
         if rate and name not in self._rates:
-            self._rates[name] = deque(maxlen=LENGTH)
+            self._rates[name] = deque(maxlen=MAX_RATES)
         rates = self._rates.get(name)
         if rates is not None:
             rates.append(rate)
@@ -137,7 +137,7 @@ class FlowHistory:
                 del self._rates[name]
 
 
-def _speed(then: _Passed, now: _Passed) -> tuple[int, int]:
+def _speed(then: _TrafficSample, now: _TrafficSample) -> tuple[int, int]:
     seconds = (now.at - then.at).total_seconds()
     received = _rate(then.bytes_in, now.bytes_in, seconds)
     return round(received), round(_rate(then.bytes_out, now.bytes_out, seconds))
@@ -160,14 +160,14 @@ class RecentEvents:
         """Start with those on disk."""
         self._kept.clear()
         for occurrence in (await asyncio.to_thread(recorder.read))[-RECENT_EVENTS:]:
-            self._kept[occurrence.place] = (version, occurrence)
+            self._kept[occurrence.group_id] = (version, occurrence)
 
-    async def take_in(self, follower: Follower, version: int) -> bool:
+    async def take_new(self, subscription: Subscription, version: int) -> bool:
         """Add a follower's new events; returns whether there were any."""
         found = False
-        while not follower.over and (occurrence := await follower.next(0)) is not None:
-            self._kept.pop(occurrence.place, None)
-            self._kept[occurrence.place] = (version, occurrence)
+        while not subscription.finished and (occurrence := await subscription.next(0)) is not None:
+            self._kept.pop(occurrence.group_id, None)
+            self._kept[occurrence.group_id] = (version, occurrence)
             found = True
         while len(self._kept) > RECENT_EVENTS:
             del self._kept[next(iter(self._kept))]

@@ -20,26 +20,26 @@ from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
-from vipd.observe.events.recorder import Follower, Recorder
+from vipd.observe.events.recorder import Subscription, Recorder
 from vipd.observe.metrics.flows import ReadFlows
 from vipd.observe.page.history import FlowHistory, RecentEvents
 from vipd.observe.page.views import daemon_view, service_view
 from vipd.sources.base import Source
 
 TICK_SECONDS = 1.0
-WANTED_SECONDS = 15.0
+IDLE_TIMEOUT_SECONDS = 15.0
 """How long the state is still updated after the last request."""
-PART_SECONDS = 0.01
+YIELD_AFTER_SECONDS = 0.01
 """After so long the loop gets its turn."""
-REVIEW_SECONDS = 0.02
+RECHECK_SECONDS = 0.02
 """Time in each tick for services whose rules are unchanged: to read the results of their checks."""
-PATIENCE_SECONDS = 8.0
-MOST_GONE = 10_000
+WAIT_TIMEOUT_SECONDS = 8.0
+MAX_REMOVED = 10_000
 """A viewer that has missed more removals gets the whole state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PageSources:
     """The inputs of the state."""
 
     reconciler: Reconciler
@@ -65,7 +65,7 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class _Dated:
+class _VersionedJson:
     """A part of the state, as JSON, and the version at which it changed."""
 
     text: str = "null"
@@ -81,28 +81,28 @@ class _Dated:
 
 @dataclass(slots=True)
 class _Parts:
-    daemon: _Dated = field(default_factory=_Dated)
-    flows: _Dated = field(default_factory=_Dated)
-    conntrack: _Dated = field(default_factory=_Dated)
+    daemon: _VersionedJson = field(default_factory=_VersionedJson)
+    flows: _VersionedJson = field(default_factory=_VersionedJson)
+    conntrack: _VersionedJson = field(default_factory=_VersionedJson)
 
 
 class PageState:
     """The state as of the last update. `run` updates it while a viewer wants it."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: PageSources) -> None:
         self._facts = facts
         self._epoch = secrets.token_hex(4)
         self._version = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         """In the order of their last change."""
-        self._gone: deque[tuple[int, str]] = deque()
+        self._removed: deque[tuple[int, str]] = deque()
         self._oldest = 0
         """A viewer with an older version may have missed a removal that is no longer known."""
         self._parts = _Parts()
         self._history = FlowHistory()
         self._recent = RecentEvents()
         self._reviewed = 0
-        self._wanted_until = 0.0
+        self._requested_until = 0.0
         self._woken = asyncio.Event()
         self._renewed = asyncio.Condition()
         self._renewed_at = 0.0
@@ -123,29 +123,29 @@ class PageState:
     async def _run(self) -> None:
         while True:
             self._woken.clear()
-            if monotonic() >= self._wanted_until:
+            if monotonic() >= self._requested_until:
                 await self._woken.wait()
-            with self._following() as follower:
-                await self._while_wanted(follower)
+            with self._subscribed() as follower:
+                await self._while_requested(follower)
 
-    def want(self) -> None:
+    def request_updates(self) -> None:
         """A viewer requests the state."""
-        self._wanted_until = monotonic() + WANTED_SECONDS
+        self._requested_until = monotonic() + IDLE_TIMEOUT_SECONDS
         self._woken.set()
 
-    async def fresh(self) -> None:
+    async def wait_fresh(self) -> None:
         """Wait until the state is not older than some ticks, or longer if it takes very long."""
-        self.want()
+        self.request_updates()
         oldest = monotonic() - 3 * TICK_SECONDS
         async with self._renewed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(
-                    self._renewed.wait_for(lambda: self._renewed_at >= oldest), PATIENCE_SECONDS
+                    self._renewed.wait_for(lambda: self._renewed_at >= oldest), WAIT_TIMEOUT_SECONDS
                 )
 
-    async def later_than(self, seen: str, seconds: float) -> bool:
+    async def wait_newer(self, seen: str, seconds: float) -> bool:
         """Wait until the version differs from this one, up to `seconds`; returns whether it does."""
-        self.want()
+        self.request_updates()
         async with self._renewed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(
@@ -158,20 +158,20 @@ class PageState:
         """The present version, for `since`."""
         return f"{self._epoch}-{self._version}"
 
-    def since(self, seen: str) -> str:
+    def changes_since(self, seen: str) -> str:
         """The changes since a version, as JSON on one line; everything for an unknown version."""
         after = self._number(seen)
         full = after is None
         after = after or 0
         parts = [f'"version":"{self.version}","full":{json.dumps(full)}']
         for name in ("daemon", "flows", "conntrack"):
-            part: _Dated = getattr(self._parts, name)
+            part: _VersionedJson = getattr(self._parts, name)
             if full or part.version > after:
                 parts.append(f'"{name}":{part.text}')
         if full:
-            parts.append(f'"history":{json.dumps(self._history.kept(), separators=(",", ":"))}')
+            parts.append(f'"history":{json.dumps(self._history.rates(), separators=(",", ":"))}')
         changed = ",".join(self._changed(after))
-        gone = json.dumps([name for version, name in self._gone if version > after])
+        gone = json.dumps([name for version, name in self._removed if version > after])
         events = ",".join(self._recent.since(0 if full else after).values())
         parts.append(f'"services":[{changed}],"gone":{gone},"events":[{events}]')
         return "{" + ",".join(parts) + "}"
@@ -188,52 +188,52 @@ class PageState:
             yield entry.text
 
     @contextlib.contextmanager
-    def _following(self) -> Iterator[Follower | None]:
+    def _subscribed(self) -> Iterator[Subscription | None]:
         recorder = self._facts.recorder
         if recorder is None:
             yield None
             return
-        with recorder.following() as follower:
+        with recorder.subscribe() as follower:
             yield follower
 
-    async def _while_wanted(self, follower: Follower | None) -> None:
+    async def _while_requested(self, subscription: Subscription | None) -> None:
         """Ends also if events were missed: then they are read anew."""
-        if follower is not None and self._facts.recorder is not None:
+        if subscription is not None and self._facts.recorder is not None:
             await self._recent.load(self._facts.recorder, self._version + 1)
             self._version += 1
-        while monotonic() < self._wanted_until:
+        while monotonic() < self._requested_until:
             began = monotonic()
-            await self._renew(follower)
-            if follower is not None and (follower.behind or follower.ended):
+            await self._update(subscription)
+            if subscription is not None and (subscription.overflowed or subscription.ended):
                 break
             await asyncio.sleep(max(TICK_SECONDS - (monotonic() - began), TICK_SECONDS / 4))
 
-    async def _renew(self, follower: Follower | None) -> None:
+    async def _update(self, subscription: Subscription | None) -> None:
         """Everything that may have changed. The new version is there for all at once, at the end."""
         began, version = monotonic(), self._version + 1
         facts, parts = self._facts, self._parts
         view = daemon_view(facts.reconciler, facts.sources, facts.warnings(), facts.about)
-        changed = [parts.daemon.set(view, version), self._drop_gone(version)]
-        changed.append(await self._review(version))
+        changed = [parts.daemon.set(view, version), self._drop_removed(version)]
+        changed.append(await self._update_services(version))
         changed.append(await self._count_flows(version))
-        if follower is not None:
-            changed.append(await self._recent.take_in(follower, version))
+        if subscription is not None:
+            changed.append(await self._recent.take_new(subscription, version))
         async with self._renewed:
             self._version = version if any(changed) else self._version
             self._renewed_at = began
             self._renewed.notify_all()
 
-    def _drop_gone(self, version: int) -> bool:
+    def _drop_removed(self, version: int) -> bool:
         gone = self._entries.keys() - self._facts.reconciler.services.keys()
         for name in gone:
             del self._entries[name]
-            self._gone.append((version, name))
+            self._removed.append((version, name))
             self._history.forget(name)
-        while len(self._gone) > MOST_GONE:
-            self._oldest = self._gone.popleft()[0]
+        while len(self._removed) > MAX_REMOVED:
+            self._oldest = self._removed.popleft()[0]
         return bool(gone)
 
-    async def _review(self, version: int) -> bool:
+    async def _update_services(self, version: int) -> bool:
         """Read the services with new rules, and for a limited time those that were not read for longest."""
         reconciler = self._facts.reconciler
         services, quarantined = reconciler.services, reconciler.progress.quarantined
@@ -245,18 +245,18 @@ class PageState:
             if known is not None and self._same(known, service, quarantined.get(name)):
                 others.append(name)
                 continue
-            changed |= self._look(service, quarantined.get(name), version)
+            changed |= self._update_entry(service, quarantined.get(name), version)
             began = await _yield_to_loop(began)
-        return await self._review_some(others, version) or changed
+        return await self._update_some(others, version) or changed
 
-    async def _review_some(self, names: deque[str], version: int) -> bool:
+    async def _update_some(self, names: deque[str], version: int) -> bool:
         reconciler, changed = self._facts.reconciler, False
         names.rotate(-self._next(len(names)))
-        until, done = perf_counter() + REVIEW_SECONDS, 0
+        until, done = perf_counter() + RECHECK_SECONDS, 0
         for name in names:
             service = reconciler.services.get(name)
             if service is not None:
-                changed |= self._look(service, reconciler.progress.quarantined.get(name), version)
+                changed |= self._update_entry(service, reconciler.progress.quarantined.get(name), version)
             done += 1
             if perf_counter() > until:
                 break
@@ -272,7 +272,7 @@ class PageState:
         same = known.service is service and known.forwardings is forwardings
         return same and known.quarantine == quarantine
 
-    def _look(self, service: Service, quarantine: str | None, version: int) -> bool:
+    def _update_entry(self, service: Service, quarantine: str | None, version: int) -> bool:
         reconciler = self._facts.reconciler
         forwardings = reconciler.forwardings.get(service.name, ())
         backend_statuses = reconciler.backend_statuses(service)
@@ -290,7 +290,7 @@ class PageState:
         if self._facts.read_flows is None:
             return False
         reading = await self._facts.read_flows()
-        self._history.take_in(reading, self._facts.reconciler.services)
+        self._history.add_reading(reading, self._facts.reconciler.services)
         tracked = reading.tracked is not None
         flows: Json = {
             "sample": self._history.samples,
@@ -304,7 +304,7 @@ class PageState:
 
 
 async def _yield_to_loop(began: float) -> float:
-    if perf_counter() - began < PART_SECONDS:
+    if perf_counter() - began < YIELD_AFTER_SECONDS:
         return began
     await asyncio.sleep(0)
     return perf_counter()

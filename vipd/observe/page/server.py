@@ -16,15 +16,15 @@ from importlib.resources import files
 
 from aiohttp import web
 
-from vipd.host.connections.limits import Limits
+from vipd.host.connections.limits import ConnectionLimits
 from vipd.observe.browsers import foreign_name
-from vipd.observe.listeners import Listeners, Place
+from vipd.observe.listeners import Listeners, ListenAddress
 from vipd.observe.page.page_state import PageState
 
-LIMITS = Limits(
-    connections=128, by_source=64, head_seconds=10.0, body_seconds=5.0, stuck_seconds=10.0, life_seconds=15.0
+LIMITS = ConnectionLimits(
+    connections=128, per_client=64, head_seconds=10.0, body_seconds=5.0, send_seconds=10.0, life_seconds=15.0
 )
-MOST_STREAMS = 32
+MAX_STREAMS = 32
 """Further viewers poll instead."""
 STREAM_SECONDS = 600.0
 """Then a stream ends, and the page opens another."""
@@ -46,14 +46,14 @@ _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 class StatusPage:
     """The page's answers. `listener` opens nothing by itself."""
 
-    def __init__(self, board: PageState, place: Place | None) -> None:
-        self._board, self._place = board, place
+    def __init__(self, page_state: PageState, address: ListenAddress | None) -> None:
+        self._page_state, self._place = page_state, address
         self._html = (files(__package__) / "status.html").read_text(encoding="utf-8")
         self._policy = content_policy(self._html)
         self._streams = 0
         self.listener = Listeners(self._answer, LIMITS)
-        if place:
-            self.listener.want({place: "status_page"})
+        if address:
+            self.listener.set_addresses({address: "status_page"})
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         refused = self._refused(request)
@@ -77,8 +77,8 @@ class StatusPage:
         return None
 
     async def _state(self, request: web.BaseRequest) -> web.Response:
-        await self._board.fresh()
-        text = self._board.since(request.query.get("after", ""))
+        await self._page_state.wait_fresh()
+        text = self._page_state.changes_since(request.query.get("after", ""))
         body, headers = text.encode(), dict(HEADERS)
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             body = await asyncio.to_thread(zlib.compress, body, 1, 31)
@@ -86,12 +86,12 @@ class StatusPage:
         return web.Response(body=body, content_type="application/json", headers=headers)
 
     async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
-        if self._streams >= MOST_STREAMS:
+        if self._streams >= MAX_STREAMS:
             return _short(503, "enough others watch; hint: ask /state from time to time")
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         response.force_close()
         self._streams += 1
-        self.listener.connections.prolong(request, STREAM_SECONDS + STUCK_SECONDS)
+        self.listener.connections.extend_lifetime(request, STREAM_SECONDS + STUCK_SECONDS)
         try:
             await response.prepare(request)
             await self._send_changes(request, response)
@@ -102,18 +102,18 @@ class StatusPage:
             pass  # it has disconnected
         finally:
             self._streams -= 1
-            self.listener.connections.prolong(request, STUCK_SECONDS)
+            self.listener.connections.extend_lifetime(request, STUCK_SECONDS)
         return response
 
     async def _send_changes(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        board, clock = self._board, asyncio.get_running_loop().time
+        board, clock = self._page_state, asyncio.get_running_loop().time
         seen = request.headers.get("Last-Event-ID") or request.query.get("after", "")
         await _send(response, "retry: 2000\n\n")
-        await board.fresh()
+        await board.wait_fresh()
         until = clock() + STREAM_SECONDS
         while clock() < until and not board.ended:
-            if await board.later_than(seen, HEARTBEAT_SECONDS):
-                version, text = board.version, board.since(seen)
+            if await board.wait_newer(seen, HEARTBEAT_SECONDS):
+                version, text = board.version, board.changes_since(seen)
                 await _send(response, f"id: {version}\ndata: {text}\n\n")
                 seen = version
             else:

@@ -12,16 +12,16 @@ from vipd.control.reconciler import Reconciler
 from vipd.control.service_status import ready_backends, service_status
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
-from vipd.declaration.problems import listed
-from vipd.model.backend_status import GOOD, Admin, BackendStatus, BackendStatuses
+from vipd.declaration.problems import problem_texts
+from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatus, BackendStatuses
 from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
-from vipd.observe.endpoint_views import backend_status_by_place, forwarding_view, waiting_by_place
-from vipd.observe.metrics.snapshot import Connected
+from vipd.observe.endpoint_views import backend_status_by_address, forwarding_view, waiting_by_address
+from vipd.observe.metrics.snapshot import ConnectedSource
 from vipd.sources.base import Source
 
-MOST_PROBLEMS = 20
+MAX_PROBLEMS = 20
 """For each source; the rest is a number."""
 
 _OF_ENDPOINT = ("endpoint", "weight", "share", "ready", "health", "reason")
@@ -75,29 +75,29 @@ def daemon_view(
 def _forwarding_view(
     service: Service, forwarding: Forwarding, backend_statuses: BackendStatuses, dataplane: Dataplane
 ) -> Json:
-    stood = backend_status_by_place(service, forwarding, backend_statuses)
-    full = forwarding_view(forwarding, dataplane, stood, waiting_by_place(service, forwarding))
+    stood = backend_status_by_address(service, forwarding, backend_statuses)
+    full = forwarding_view(forwarding, dataplane, stood, waiting_by_address(service, forwarding))
     return {name: full[name] for name in _OF_FORWARDING} | {
         "endpoints": list(_endpoint_views(full["endpoints"], stood)),
     }
 
 
-def _endpoint_views(endpoints: object, stood: Mapping[tuple[str, int], BackendStatus]) -> Iterator[Json]:
+def _endpoint_views(endpoints: object, statuses: Mapping[tuple[str, int], BackendStatus]) -> Iterator[Json]:
     for endpoint in endpoints if isinstance(endpoints, list) else ():
-        admin = stood.get((endpoint["address"], endpoint["port"]), GOOD).admin
+        admin = statuses.get((endpoint["address"], endpoint["port"]), DEFAULT_STATUS).admin
         view: Json = {name: endpoint[name] for name in _OF_ENDPOINT}
         # The response time of a healthy backend differs each time, and would be a change each time.
         check = "" if endpoint["health"] == "healthy" else endpoint["check"]
-        yield view | {"admin": "" if admin is Admin.ACTIVE else str(admin), "check": check}
+        yield view | {"admin": "" if admin is AdminState.ACTIVE else str(admin), "check": check}
 
 
 def _source_view(source: Source, reconciler: Reconciler) -> Json:
     units = source.units()
     problems = [*source.faults()]
-    problems += listed(p for unit, found in reconciler.problems.items() if unit in units for p in found)
+    problems += problem_texts(p for unit, found in reconciler.problems.items() if unit in units for p in found)
     return {
         "name": source.name,
-        "connected": source.connected if isinstance(source, Connected) else True,
-        "problems": problems[:MOST_PROBLEMS],
-        "more": max(0, len(problems) - MOST_PROBLEMS),
+        "connected": source.connected if isinstance(source, ConnectedSource) else True,
+        "problems": problems[:MAX_PROBLEMS],
+        "more": max(0, len(problems) - MAX_PROBLEMS),
     }

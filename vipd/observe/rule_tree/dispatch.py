@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vipd.dataplane.iptables.descriptions import ParsedRule, Role, RuleParser
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.saved_rules import SavedRule, SavedTables
-from vipd.observe.rule_tree.tree import Key
+from vipd.observe.rule_tree.tree import ServicePortKey
 
 SHARED = (
     ("nat", "SERVICES"),
@@ -50,7 +50,7 @@ class Dispatch:
 
     def __init__(self, tables: SavedTables, parser: RuleParser, prefix: str) -> None:
         self._tables, self._parser = tables, parser
-        self.by_key: dict[Key, list[Entry]] = defaultdict(list)
+        self.by_key: dict[ServicePortKey, list[Entry]] = defaultdict(list)
         self._by_address: dict[str, list[Entry]] = defaultdict(list)
         self._health: dict[str, list[Entry]] = defaultdict(list)
         self.foreign: dict[ChainId, list[SavedRule]] = defaultdict(list)
@@ -60,7 +60,7 @@ class Dispatch:
             for entry in self._entries(ChainId(table, f"{prefix}-{kind}"), ()):
                 self._take(entry, health=(table, kind) == ("filter", "NODEPORTS"))
 
-    def of(self, key: Key) -> list[Entry]:
+    def of(self, key: ServicePortKey) -> list[Entry]:
         """The rules of a service port, then those for its addresses as a whole, by shared chain."""
         own = [*self.by_key.get(key, ()), *self._health.get(key.service_port, ())]
         addresses = dict.fromkeys(entry.parsed.parts.get("address", "") for entry in own)
@@ -83,6 +83,6 @@ class Dispatch:
         if health:
             self._health[parsed.service_port].append(entry)
         elif parsed.role is Role.FRONTEND and parsed.service_port:
-            self.by_key[Key(parsed.service_port, parsed.parts["protocol"])].append(entry)
+            self.by_key[ServicePortKey(parsed.service_port, parsed.parts["protocol"])].append(entry)
         elif parsed.role is Role.ADDRESS:
             self._by_address[parsed.parts["address"]].append(entry)

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vipd.model.service import Family, Frontend, Policy, Protocol
-from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree
+from vipd.model.service import Family, Frontend, TrafficPolicy, Protocol
+from vipd.observe.rule_tree.tree import ServicePortKey, Node, NodeKind, ServiceTree
 
-MOST_OFF = 0.0101
+SHARE_TOLERANCE = 0.0101
 """Maximum difference of a share: with nftables shares are whole numbers of slots."""
-NOT_WANTED = "vipd means no new flows to go there"
+NOT_EXPECTED = "vipd means no new flows to go there"
 _FAMILIES = {str(family): family for family in Family}
 
 
@@ -21,7 +21,7 @@ class Expected:
     """One service port in one family as the daemon wants it."""
 
     service: str
-    key: Key
+    key: ServicePortKey
     family: Family
     frontends: tuple[str, ...]
     addresses: tuple[str, ...]
@@ -38,10 +38,10 @@ class Expected:
 
 def expected_of(view: Mapping[str, Any]) -> list[Expected]:
     """Each forwarding of a ServiceView of docs/api.md."""
-    return [_wanted(view, forwarding) for forwarding in view["forwardings"]]
+    return [_read_expected(view, forwarding) for forwarding in view["forwardings"]]
 
 
-def _wanted(view: Mapping[str, Any], forwarding: Mapping[str, Any]) -> Expected:
+def _read_expected(view: Mapping[str, Any], forwarding: Mapping[str, Any]) -> Expected:
     protocol = str(forwarding["protocol"])
     places = [str(place) for place in (*forwarding["frontends"], *forwarding.get("external", ()))]
     node_port = forwarding.get("node_port")
@@ -50,29 +50,29 @@ def _wanted(view: Mapping[str, Any], forwarding: Mapping[str, Any]) -> Expected:
     endpoints = forwarding["endpoints"]
     return Expected(
         str(view["name"]),
-        Key(str(forwarding["name"]), protocol),
+        ServicePortKey(str(forwarding["name"]), protocol),
         _FAMILIES[str(forwarding["family"])],
         (*places, *on_host),
         tuple(place.rpartition(":")[0].strip("[]") for place in places),
         {str(e["endpoint"]): float(e["share"] or 0) for e in endpoints if e["ready"]},
         {str(e["endpoint"]): str(e["chain"]) for e in endpoints},
-        comparable=str(Policy.LOCAL) not in policies,
+        comparable=str(TrafficPolicy.LOCAL) not in policies,
         state=str(view["status"]["state"]),
         message=str(view["status"]["message"]),
     )
 
 
-def compare(tree: ServiceTree, wanted: Expected) -> ServiceTree:
+def compare(tree: ServiceTree, expected: Expected) -> ServiceTree:
     """The tree with its missing parts added, and a fault on each unexpected node."""
     shares = _shares_found(tree)
-    nodes = [_judged(node, wanted, shares) for node in tree.nodes]
-    return tree.with_nodes([*nodes, *_missing(tree, wanted)])
+    nodes = [_with_faults(node, expected, shares) for node in tree.nodes]
+    return tree.with_nodes([*nodes, *_missing(tree, expected)])
 
 
-def absent(wanted: Expected, place: str) -> ServiceTree:
+def missing_tree(expected: Expected, place: str) -> ServiceTree:
     """The tree of a service port of which the kernel has nothing."""
-    empty = ServiceTree(wanted.key, wanted.family, place, ())
-    return empty.with_nodes(_missing(empty, wanted))
+    empty = ServiceTree(expected.key, expected.family, place, ())
+    return empty.with_nodes(_missing(empty, expected))
 
 
 def _shares_found(tree: ServiceTree) -> Mapping[str, float]:
@@ -87,38 +87,38 @@ def _shares_found(tree: ServiceTree) -> Mapping[str, float]:
     return max(chains, key=len, default={})
 
 
-def _judged(node: Node, wanted: Expected, shares: Mapping[str, float]) -> Node:
-    children = tuple(_judged(child, wanted, shares) for child in node.children)
+def _with_faults(node: Node, expected: Expected, shares: Mapping[str, float]) -> Node:
+    children = tuple(_with_faults(child, expected, shares) for child in node.children)
     fault = node.fault
     if node.kind is NodeKind.BACKEND and not fault:
-        fault = _fault_of(node.name, wanted, shares)
+        fault = _fault_of(node.name, expected, shares)
     return replace(node, fault=fault, children=children) if fault or children else node
 
 
-def _fault_of(endpoint: str, wanted: Expected, shares: Mapping[str, float]) -> str:
-    if endpoint not in wanted.shares:
-        return NOT_WANTED
-    meant, found = wanted.shares[endpoint], shares.get(endpoint)
-    if wanted.comparable and found is not None and abs(found - meant) > MOST_OFF:
+def _fault_of(endpoint: str, expected: Expected, shares: Mapping[str, float]) -> str:
+    if endpoint not in expected.shares:
+        return NOT_EXPECTED
+    meant, found = expected.shares[endpoint], shares.get(endpoint)
+    if expected.comparable and found is not None and abs(found - meant) > SHARE_TOLERANCE:
         return f"vipd means it to have {100 * meant:.1f}%, not {100 * found:.1f}%"
     return ""
 
 
-def _missing(tree: ServiceTree, wanted: Expected) -> Sequence[Node]:
+def _missing(tree: ServiceTree, expected: Expected) -> Sequence[Node]:
     frontends, backends = set(tree.named(NodeKind.FRONTEND)), set(tree.named(NodeKind.BACKEND))
     nodes = [
         Node(NodeKind.MISSING, f"frontend {frontend}", frontend, fault="the kernel has nothing for it")
-        for frontend in wanted.frontends
+        for frontend in expected.frontends
         if frontend not in frontends
     ]
     nodes += [
         Node(
             NodeKind.MISSING,
             f"backend {endpoint}",
-            wanted.chains.get(endpoint, ""),
+            expected.chains.get(endpoint, ""),
             fault="no share of new flows",
         )
-        for endpoint in wanted.shares
+        for endpoint in expected.shares
         if endpoint not in backends
     ]
     return nodes

@@ -46,7 +46,7 @@ class Edge:
             packets = f"{self.count.packets} packet{'' if self.count.packets == 1 else 's'}"
         return "\n".join(filter(None, (self.text, share, packets)))
 
-    def joined(self, other: Edge) -> Edge:
+    def merged(self, other: Edge) -> Edge:
         """Both as one: the same rule, met by flows to several frontends."""
         return replace(self, count=total((self.count, other.count)))
 
@@ -59,30 +59,30 @@ class Graph:
     prefix: str
     boxes: dict[str, Box] = field(default_factory=dict)
     """By what they represent."""
-    ways: dict[tuple[str, str, str], Edge] = field(default_factory=dict)
-    _left: list[tuple[str, str, Node]] = field(default_factory=list, init=False)
+    edge_map: dict[tuple[str, str, str], Edge] = field(default_factory=dict)
+    _deferred: list[tuple[str, str, Node]] = field(default_factory=list, init=False)
     """Rules that lead from a box to another one that is drawn later."""
 
     @property
     def edges(self) -> list[Edge]:
         """Every edge, in the order of discovery."""
-        return list(self.ways.values())
+        return list(self.edge_map.values())
 
-    def join(self, edge: Edge) -> None:
+    def add_edge(self, edge: Edge) -> None:
         """Add an edge, or extend the existing one."""
         place = (edge.start, edge.end, edge.text)
-        there = self.ways.get(place)
-        self.ways[place] = there.joined(edge) if there else edge
+        there = self.edge_map.get(place)
+        self.edge_map[place] = there.merged(edge) if there else edge
 
-    def leave(self, start: str, what: str, rule: Node) -> None:
+    def defer_edge(self, start: str, what: str, rule: Node) -> None:
         """Draw the way that a rule is in the end, when all boxes are there."""
-        self._left.append((start, what, rule))
+        self._deferred.append((start, what, rule))
 
-    def finish(self) -> None:
+    def add_deferred(self) -> None:
         """Draw the remaining edges."""
-        for start, what, rule in self._left:
+        for start, what, rule in self._deferred:
             if what in self.boxes:
-                self.join(Edge(start, self.boxes[what].id, rule.text, rule.share, rule.count))
+                self.add_edge(Edge(start, self.boxes[what].id, rule.text, rule.share, rule.count))
 
     def box(self, what: str, lines: Sequence[str], node: Node) -> str:
         """The id of the box for something; creates it if it is new."""
@@ -99,11 +99,11 @@ def graphs_of(trees: Iterable[ServiceTree | SharedTree]) -> list[Graph]:
         graph = Graph(heading(tree), f"g{number}")
         for node in tree.nodes:
             _draw(graph, node, "", table=node.text)
-        graph.finish()
+        graph.add_deferred()
         joined = {end for edge in graph.edges for end in (edge.start, edge.end)}
         boxes = {what: box for what, box in graph.boxes.items() if box.fault or box.id in joined}
         if boxes:
-            found.append(Graph(graph.title, graph.prefix, boxes, graph.ways))
+            found.append(Graph(graph.title, graph.prefix, boxes, graph.edge_map))
     return found
 
 
@@ -112,7 +112,7 @@ def _draw(graph: Graph, node: Node, parent: str, table: str) -> None:
     one is not drawn, unless it is faulty."""
     passed = node.kind is NodeKind.RULE and not node.fault
     if node.leads_to and parent:
-        graph.leave(parent, f"{table} {node.leads_to}", node)
+        graph.defer_edge(parent, f"{table} {node.leads_to}", node)
     chains = [child for child in node.children if child.kind is NodeKind.CHAIN]
     if passed or (node.kind is NodeKind.BACKEND and chains):
         for child in node.children:
@@ -131,7 +131,7 @@ def _enter(graph: Graph, node: Node, parent: str, table: str, way: tuple[str, No
     box = graph.box(*_box(node, parent, table), node)
     if parent:
         text, rule = way
-        graph.join(Edge(parent, box, text, rule.share, rule.count))
+        graph.add_edge(Edge(parent, box, text, rule.share, rule.count))
     for child in node.children:
         _draw(graph, child, box, table)
 

@@ -70,6 +70,6 @@ async def draw(text: str, run: Runner) -> str:
         raise DrawingError("cannot draw", f"dot cannot be run: {error.strerror or error}") from None
     except ProgramTimeoutError as error:
         raise DrawingError("cannot draw", str(error), "name one service") from None
-    if finished.code or not finished.output:
-        raise DrawingError("cannot draw", " ".join(finished.errors.split()) or f"exit code {finished.code}")
-    return finished.output
+    if finished.exit_code or not finished.stdout:
+        raise DrawingError("cannot draw", " ".join(finished.stderr.split()) or f"exit code {finished.exit_code}")
+    return finished.stdout

@@ -17,7 +17,7 @@ from vipd.observe.rule_tree.tree import Node, NodeKind, SharedTree
 _SERVICES = frozenset({Role.FRONTEND, Role.ADDRESS, Role.GROUP})
 _WORKING = {"PREROUTING": "SERVICES", "POSTROUTING": "MASQUERADE", "MARK-MASQ": "MARK"}
 """The chain or target that some rule of these chains of nat must lead to."""
-_MOST_STRANDED = 5
+_MAX_UNREACHABLE = 5
 
 
 def shared_tree(rules: IptablesRules, reached: set[str]) -> SharedTree:
@@ -29,12 +29,12 @@ def shared_tree(rules: IptablesRules, reached: set[str]) -> SharedTree:
     for table in TABLES:
         shown: set[str] = set()
         for hook in sorted(chain for chain in rules.tables.policies if chain.table == table):
-            children = tuple(_ways_in(rules, hook, shown))
+            children = tuple(_incoming_jumps(rules, hook, shown))
             nodes += [Node(NodeKind.CHAIN, table, hook.name, children=children)] if children else []
         # Marks: only chains of services lead there.
         rest = (c for c in rules.tables.chains if c.table == table and rules.names.is_fixed(c))
         nodes += [_chain(rules, chain, None, shown) for chain in sorted(rest) if chain.name not in shown]
-    return SharedTree(rules.family, rules.place, (*nodes, *_stranded(rules, reached)))
+    return SharedTree(rules.family, rules.place, (*nodes, *_unreachable_chains(rules, reached)))
 
 
 def single_chain(rules: IptablesRules, name: str) -> SharedTree:
@@ -48,7 +48,7 @@ def single_chain(rules: IptablesRules, name: str) -> SharedTree:
     return SharedTree(rules.family, rules.place, tuple(nodes))
 
 
-def _ways_in(rules: IptablesRules, hook: ChainId, shown: set[str]) -> Iterator[Node]:
+def _incoming_jumps(rules: IptablesRules, hook: ChainId, shown: set[str]) -> Iterator[Node]:
     """Our jumps in a built-in chain, and those that are not there."""
     found = set()
     for rule in rules.tables.chains[hook]:
@@ -74,7 +74,7 @@ def _chain(rules: IptablesRules, chain: ChainId, jump: SavedRule | None, shown: 
         return Node(NodeKind.CHAIN, text, chain.name, text_of_jump, count, repeated=True)
     shown.add(chain.name)
     children = tuple(_fixed_rules(rules, chain, shown))
-    fault = _idle(rules, chain)
+    fault = _why_ineffective(rules, chain)
     return Node(NodeKind.CHAIN, text, chain.name, text_of_jump, count, fault=fault, children=children)
 
 
@@ -129,7 +129,7 @@ def _purpose(rules: IptablesRules, chain: ChainId) -> str:
     return purposes.get(rules.parser.kind_of(chain.name), chain.table)
 
 
-def _idle(rules: IptablesRules, chain: ChainId) -> str:
+def _why_ineffective(rules: IptablesRules, chain: ChainId) -> str:
     """Why a chain cannot fulfil its purpose."""
     wanted = _WORKING.get(rules.parser.kind_of(chain.name)) if chain.table == "nat" else None
     if wanted is None:
@@ -139,16 +139,16 @@ def _idle(rules: IptablesRules, chain: ChainId) -> str:
     return "" if wanted in ways else f"no rule leads to {wanted}" if found else EMPTY
 
 
-def _stranded(rules: IptablesRules, reached: set[str]) -> Iterator[Node]:
+def _unreachable_chains(rules: IptablesRules, reached: set[str]) -> Iterator[Node]:
     """Chains of services that no service's tree has."""
-    found = rules.unreached(reached)
-    for chain in found[:_MOST_STRANDED]:
-        yield Node(NodeKind.CHAIN, _of_whom(rules, chain), chain.name, fault=UNREACHED)
-    if len(found) > _MOST_STRANDED:
-        text = f"and {len(found) - _MOST_STRANDED} more such chains"
+    found = rules.unreachable_chains(reached)
+    for chain in found[:_MAX_UNREACHABLE]:
+        yield Node(NodeKind.CHAIN, _owner_text(rules, chain), chain.name, fault=UNREACHED)
+    if len(found) > _MAX_UNREACHABLE:
+        text = f"and {len(found) - _MAX_UNREACHABLE} more such chains"
         yield Node(NodeKind.RULE, text, fault=UNREACHED)
 
 
-def _of_whom(rules: IptablesRules, chain: ChainId) -> str:
+def _owner_text(rules: IptablesRules, chain: ChainId) -> str:
     owners = rules.owners(chain.name) if chain.table == "nat" else []
     return owners[0].service_port if owners else f"{chain.table}, nobody's"

@@ -14,7 +14,7 @@ from vipd.dataplane.iptables.names import ChainId, Names, hashed
 from vipd.dataplane.iptables.saved_rules import SavedRule, SavedTables
 from vipd.model.service import Family
 from vipd.observe.rule_tree.dispatch import SHARED, Dispatch, Entry
-from vipd.observe.rule_tree.tree import Key, Node, NodeKind, ServiceTree
+from vipd.observe.rule_tree.tree import ServicePortKey, Node, NodeKind, ServiceTree
 
 NOT_OURS = "not written by vipd"
 EMPTY = "it is empty, so new flows go past it"
@@ -47,11 +47,11 @@ class IptablesRules:
         ours = [chain for chain in self.tables.chains if self.names.owns(chain)]
         return ours == [ChainId("filter", self.names.fixed("FORWARD"))]
 
-    def service_ports(self) -> list[Key]:
+    def service_ports(self) -> list[ServicePortKey]:
         """Every service port that the dispatch names, sorted."""
         return sorted(self.dispatch.by_key)
 
-    def keys_named(self, name: str) -> list[Key]:
+    def keys_named(self, name: str) -> list[ServicePortKey]:
         """Those of a service or service port, or with this frontend."""
         return [
             key
@@ -61,26 +61,26 @@ class IptablesRules:
             or any(entry.parsed.frontend == name for entry in entries)
         ]
 
-    def tree(self, key: Key) -> ServiceTree:
+    def tree(self, key: ServicePortKey) -> ServiceTree:
         """The rules of one service port."""
-        return _TreeOfService(self, key).build()
+        return _ServiceTreeBuilder(self, key).build()
 
-    def owners(self, chain: str) -> list[Key]:
+    def owners(self, chain: str) -> list[ServicePortKey]:
         """The owners of a chain, by the rules that lead there, else by its own comments. Empty if it has
         none."""
         reached, todo = {chain}, [chain]
-        found: dict[Key, None] = {}
+        found: dict[ServicePortKey, None] = {}
         while todo:
             for caller, rule in self._callers.get(todo.pop(), ()):
                 parsed = self.parser.parse(caller, rule.text)
                 if parsed is not None and parsed.role is Role.FRONTEND:
-                    found[Key(parsed.service_port, parsed.parts["protocol"])] = None
+                    found[ServicePortKey(parsed.service_port, parsed.parts["protocol"])] = None
                 elif caller.name not in reached and not self.names.is_fixed(caller):
                     reached.add(caller.name)
                     todo.append(caller.name)
         return list(found) or self._claimed(chain)
 
-    def unreached(self, reached: Iterable[str]) -> list[ChainId]:
+    def unreachable_chains(self, reached: Iterable[str]) -> list[ChainId]:
         """Our chains of services to which no tree led; `reached` are the chains in the trees."""
         known = {*reached, *(chain.name for chain in self.dispatch.reached)}
         return sorted(
@@ -98,21 +98,21 @@ class IptablesRules:
                 callers.setdefault(rule.target, []).append((chain, rule))
         return callers
 
-    def _claimed(self, chain: str) -> list[Key]:
+    def _claimed(self, chain: str) -> list[ServicePortKey]:
         """By the comments in a chain, if its hash matches them."""
         for rule in self.tables.rules("nat", chain) or ():
             parsed = self.parser.parse(ChainId("nat", chain), rule.text)
             name, endpoint = (parsed.service_port, parsed.parts.get("endpoint", "")) if parsed else ("", "")
             for protocol in ("tcp", "udp", "sctp") if name else ():
                 if chain.endswith((f"-{hashed(name + protocol)}", f"-{hashed(name + protocol + endpoint)}")):
-                    return [Key(name, protocol)]
+                    return [ServicePortKey(name, protocol)]
         return []
 
 
-class _TreeOfService:
+class _ServiceTreeBuilder:
     """The work on one service port."""
 
-    def __init__(self, rules: IptablesRules, key: Key) -> None:
+    def __init__(self, rules: IptablesRules, key: ServicePortKey) -> None:
         self._rules, self._key = rules, key
         self._entries = rules.dispatch.of(key)
         self._shown: set[str] = set()
@@ -127,7 +127,7 @@ class _TreeOfService:
             if entries:
                 children = (*self._foreign(root), *self._level(entries, 0))
                 nodes.append(Node(NodeKind.CHAIN, f"{table}, all services", root.name, children=children))
-        nodes += self._stranded()
+        nodes += self._unreachable_chains()
         return ServiceTree(self._key, self._rules.family, self._rules.place, tuple(nodes))
 
     def _level(self, entries: Sequence[Entry], depth: int) -> Iterator[Node]:
@@ -157,10 +157,10 @@ class _TreeOfService:
         name = entry.parsed.frontend
         if entry.chain.table == "filter" and entry.rule.target == "ACCEPT":
             kind, name = NodeKind.RULE, ""  # a health port is answered by this host itself
-        children = self._onward(entry.rule) if kind is NodeKind.FRONTEND else ()
+        children = self._jump_node(entry.rule) if kind is NodeKind.FRONTEND else ()
         return Node(kind, entry.parsed.text, name, entry.rule.text, entry.rule.counted, children=children)
 
-    def _onward(self, rule: SavedRule) -> tuple[Node, ...]:
+    def _jump_node(self, rule: SavedRule) -> tuple[Node, ...]:
         return (self._chain(rule.target),) if self._is_own(rule.target) else ()
 
     def _is_own(self, name: str) -> bool:
@@ -201,7 +201,7 @@ class _TreeOfService:
         follows = parsed.role in (Role.SHARE, Role.ONWARD) or (
             parsed.role is Role.AFFINITY and rule.target not in steps
         )
-        children = self._onward(rule) if follows else ()
+        children = self._jump_node(rule) if follows else ()
         fault = self._wrong_target(chain, parsed)
         return Node(
             kind, text, name, rule.text, rule.counted, None if kind is NodeKind.RULE else share, fault,
@@ -234,7 +234,7 @@ class _TreeOfService:
         frontends = [entry.parsed.frontend for entry in self._entries if entry.parsed.frontend]
         return " ".join([self._key.service_port, *frontends[:1]])
 
-    def _stranded(self) -> Iterator[Node]:
+    def _unreachable_chains(self) -> Iterator[Node]:
         """Chains whose name derives from the service port, if no rule leads to them."""
         digest = hashed(self._key.service_port + self._key.protocol)
         for kind in _OF_SERVICES:

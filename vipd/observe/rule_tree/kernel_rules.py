@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from vipd.dataplane.iptables.names import HASHED_KINDS, ChainId, hashed
 from vipd.model.service import Family
-from vipd.observe.rule_tree.expected import Expected, absent, compare
+from vipd.observe.rule_tree.expected import Expected, missing_tree, compare
 from vipd.observe.rule_tree.iptables_shared import shared_tree, single_chain
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.nftables_table import TableReading
 from vipd.observe.rule_tree.nftables_tree import NftablesRules
-from vipd.observe.rule_tree.tree import Key, NodeKind, ServiceTree, SharedTree
+from vipd.observe.rule_tree.tree import ServicePortKey, NodeKind, ServiceTree, SharedTree
 
 _KINDS = "|".join(kind for kind in HASHED_KINDS["nat"] if kind != "GRP")
 _OF_SERVICE = re.compile(rf"([A-Z][A-Z0-9]*)-(?:{_KINDS})-[A-Z2-7]{{16}}")
@@ -38,15 +38,15 @@ class ChainName:
         found = _OF_ALL.fullmatch(text)
         return cls(text, found[1], of_service=False) if found else None
 
-    def meant_by(self, wanted: Expected) -> str:
+    def role_in(self, expected: Expected) -> str:
         """The role of the chain in a service port, by its hash, if it belongs to it; else empty."""
-        key = wanted.key.service_port + wanted.key.protocol
+        key = expected.key.service_port + expected.key.protocol
         digest = self.name.rpartition("-")[2]
         if digest == hashed(key):
-            return wanted.key.service_port
-        for endpoint in wanted.chains:
+            return expected.key.service_port
+        for endpoint in expected.chains:
             if digest == hashed(key + endpoint):
-                return f"backend {endpoint} of {wanted.key.service_port}"
+                return f"backend {endpoint} of {expected.key.service_port}"
         return ""
 
 
@@ -65,12 +65,12 @@ def _is_other(place: str, used: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class InUse:
+class DaemonRules:
     """The daemon's view of itself."""
 
     places: Mapping[Family, str]
     """The place of its rules for each family, in the form of trees."""
-    wanted: Sequence[Expected]
+    expected: Sequence[Expected]
     """For the requested services."""
 
 
@@ -80,19 +80,19 @@ class KernelRules:
 
     iptables: Sequence[IptablesRules]
     tables: Sequence[TableReading]
-    daemon: InUse | None
+    daemon: DaemonRules | None
 
     def places(self) -> list[str]:
         """The places with rules of vipd."""
         return [each.place for each in self._readings()]
 
-    def left_over(self) -> list[str]:
+    def unused_places(self) -> list[str]:
         """The places that the daemon does not use."""
         used = self.daemon.places if self.daemon else {}
         unused = [each for each in self._readings() if used and _is_other(each.place, used.get(each.family))]
         return [each.place for each in unused if not (isinstance(each, IptablesRules) and each.accepts_only)]
 
-    def everything(self) -> tuple[list[SharedTree], list[ServiceTree]]:
+    def all_trees(self) -> tuple[list[SharedTree], list[ServiceTree]]:
         """The shared chains, then every service."""
         services: list[ServiceTree] = []
         shared = []
@@ -106,20 +106,20 @@ class KernelRules:
                 shared.append(rules.shared())
         return shared, sorted(self._compared(services), key=lambda tree: (tree.key, tree.family))
 
-    def named(self, name: str) -> list[ServiceTree]:
+    def find(self, name: str) -> list[ServiceTree]:
         """The trees of a service, by its name, a service port or a frontend, as known to the daemon."""
-        wanted = self.daemon.wanted if self.daemon else ()
+        wanted = self.daemon.expected if self.daemon else ()
         if wanted:
-            return self.keyed({each.key for each in wanted})
+            return self.trees_of({each.key for each in wanted})
         return [rules.tree(key) for rules in self._readings() for key in rules.keys_named(name)]
 
-    def keyed(self, keys: Iterable[Key]) -> list[ServiceTree]:
+    def trees_of(self, keys: Iterable[ServicePortKey]) -> list[ServiceTree]:
         """The trees of service ports."""
         wanted = set(keys)
         readings = self._readings()
         return self._compared(r.tree(key) for r in readings for key in r.service_ports() if key in wanted)
 
-    def owners(self, chain: str) -> list[Key]:
+    def owners(self, chain: str) -> list[ServicePortKey]:
         """The service ports of a chain of iptables, by the rules that lead to it."""
         return list(dict.fromkeys(key for rules in self.iptables for key in rules.owners(chain)))
 
@@ -144,7 +144,7 @@ class KernelRules:
         found = list(trees)
         if self.daemon is None:
             return found
-        wanted = {(w.key, w.family): w for w in self.daemon.wanted}
+        wanted = {(w.key, w.family): w for w in self.daemon.expected}
         used = self.daemon.places
         compared = []
         for tree in found:
@@ -154,7 +154,7 @@ class KernelRules:
                 wanted.pop((tree.key, tree.family), None)
             compared.append(compare(tree, meant) if meant and in_place else tree)
         missing = (each for each in wanted.values() if each.frontends and each.family in used)
-        return [*compared, *(absent(each, used[each.family]) for each in missing)]
+        return [*compared, *(missing_tree(each, used[each.family]) for each in missing)]
 
     def _readings(self) -> Iterator[IptablesRules | NftablesRules]:
         yield from self.iptables
@@ -163,7 +163,7 @@ class KernelRules:
     def _tables(self) -> list[NftablesRules]:
         names = {
             frontend: wanted.key
-            for wanted in (self.daemon.wanted if self.daemon else ())
+            for wanted in (self.daemon.expected if self.daemon else ())
             for frontend in wanted.frontends
         }
         return [NftablesRules(table, names) for table in self.tables]

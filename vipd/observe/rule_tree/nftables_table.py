@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.saved_rules import Count
-from vipd.dataplane.nftables.layout import HANDLERS
+from vipd.dataplane.nftables.layout import DISPATCH_MAP
 from vipd.dataplane.nftables.saved_table import read_chains
 from vipd.model.service import Family, Frontend, Protocol, socket_text
 
@@ -37,13 +37,13 @@ def read_table_rules(listing: str) -> dict[str, tuple[TableRule, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FrontendKey:
     """A frontend as the maps have it, `10.96.0.10 . udp . 53` or `tcp . 30080`."""
 
     key: str
 
     @property
-    def on_host(self) -> bool:
+    def is_node_port(self) -> bool:
         """Whether it is a port of this host itself."""
         return self.key.count(" . ") == 1
 
@@ -66,30 +66,30 @@ class TableReading:
     """By map or set: key -> value, fields joined by ` . `."""
     flows: Mapping[str, Count]
     """By frontend and endpoint, as in the set's key: new flows."""
-    pins: Mapping[tuple[str, str], int]
+    affinity_entries: Mapping[tuple[str, str], int]
     """Clients by number of a service port (with IPv6 empty: keys are hashes) and of an endpoint."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Its name on the screen."""
         return f"table {self.table}"
 
     def sizes(self) -> list[tuple[str, int]]:
         """The number of elements of each map and set."""
-        learnt = {"flows": len(self.flows), "pins": sum(self.pins.values())}
+        learnt = {"flows": len(self.flows), "pins": sum(self.affinity_entries.values())}
         return list(({name: len(held) for name, held in self.elements.items()} | learnt).items())
 
     def chain_of(self, value: str) -> str:
         """The chain that a frontend's value leads to: a verdict, or the number of one; empty: none."""
-        verdict = value if " " in value else self.elements.get(HANDLERS.name, {}).get(value, "")
+        verdict = value if " " in value else self.elements.get(DISPATCH_MAP.name, {}).get(value, "")
         return verdict.rpartition(" ")[2]
 
-    def of(self, map_name: str, place: Place) -> list[tuple[str, str]]:
+    def elements_of(self, map_name: str, place: FrontendKey) -> list[tuple[str, str]]:
         """The last field of the key, and the value, of a frontend's elements in a map."""
-        return self._by_place.get((map_name, place.key), [])
+        return self._by_frontend.get((map_name, place.key), [])
 
     @cached_property
-    def _by_place(self) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    def _by_frontend(self) -> dict[tuple[str, str], list[tuple[str, str]]]:
         found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
         for map_name, elements in self.elements.items():
             if map_name.startswith(LIMITS):
@@ -102,7 +102,7 @@ class TableReading:
                     found[map_name, head].append((last, value))
         return found
 
-    def flows_of(self, place: Place) -> Mapping[str, Count]:
+    def flows_of(self, place: FrontendKey) -> Mapping[str, Count]:
         """New flows to each endpoint by one frontend."""
         return self._flows.get(place.key, {})
 

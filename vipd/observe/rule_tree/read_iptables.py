@@ -31,9 +31,9 @@ from vipd.observe.rule_tree.dispatch import SHARED
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 
 VARIANTS = ("nft", "legacy")
-LARGE = 3000
+LARGE_CHAIN_COUNT = 3000
 """Chains above which a table of the nft variant is not read whole for one service."""
-AT_ONCE = 4
+MAX_CONCURRENT = 4
 """Programs that run at the same time."""
 
 
@@ -90,18 +90,18 @@ async def _saved(tools: Tools, run: Runner) -> SavedTables:
 
 async def _is_large(family: Family) -> bool:
     try:
-        return await asyncio.to_thread(_chains_of, family) > LARGE
+        return await asyncio.to_thread(_chains_of, family) > LARGE_CHAIN_COUNT
     except ApplyError:
         return False
 
 
 def _chains_of(family: Family) -> int:
-    reader = _Counting(family)
+    reader = _ChainCounter(family)
     with reader:
         return reader.chains()
 
 
-class _Counting(TableReader):
+class _ChainCounter(TableReader):
     """Counts chains."""
 
     def chains(self) -> int:
@@ -123,17 +123,17 @@ class _ChainReader:
         todo = list(dict.fromkeys((*roots, *(chain for chain in named if self._names.owns(chain)))))
         seen, chains = set(todo), dict[ChainId, tuple[SavedRule, ...]]()
         while todo:
-            now, todo = todo[:AT_ONCE], todo[AT_ONCE:]
+            now, todo = todo[:MAX_CONCURRENT], todo[MAX_CONCURRENT:]
             for chain, rules in zip(now, await asyncio.gather(*map(self._list, now)), strict=True):
                 if rules is None:
                     continue
                 chains[chain] = rules
-                new = dict.fromkeys(c for c in self._onward(chain, rules) if c not in seen)
+                new = dict.fromkeys(c for c in self._jump_targets(chain, rules) if c not in seen)
                 seen.update(new)
                 todo += new
         return SavedTables(chains, {})
 
-    def _onward(self, chain: ChainId, rules: Iterable[SavedRule]) -> Iterator[ChainId]:
+    def _jump_targets(self, chain: ChainId, rules: Iterable[SavedRule]) -> Iterator[ChainId]:
         shared = self._names.is_fixed(chain) or self._parser.kind_of(chain.name) == "GRP"
         for rule in rules:
             target = ChainId(chain.table, rule.target)

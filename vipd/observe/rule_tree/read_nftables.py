@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.saved_rules import Count
 from vipd.dataplane.nftables import codec
-from vipd.dataplane.nftables.layout import FLOWS, Holder, allowed, fixed_holders
-from vipd.dataplane.nftables.options import DEFAULT_PINS, TableOptions
+from vipd.dataplane.nftables.layout import FLOWS, NftSet, allowed_sources, fixed_sets
+from vipd.dataplane.nftables.options import DEFAULT_AFFINITY_MAP_SIZE, TableOptions
 from vipd.dataplane.nftables.plan import COMMENT_START
 from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.programs import finish
@@ -19,7 +19,7 @@ from vipd.host.process import Runner
 from vipd.model.service import Family
 from vipd.observe.rule_tree.nftables_table import LIMITS, TableReading, read_table_rules
 
-PINS = "pins"
+AFFINITY_MAP = "pins"
 _COUNTER, _COUNTERS = 7, 11
 """NFTA_SET_ELEM_EXPR, and since 5.11 a list of them."""
 
@@ -48,56 +48,56 @@ _Elements = tuple[dict[str, dict[str, str]], dict[str, Count], dict[tuple[str, s
 
 def _read_elements(family: Family, table: str) -> _Elements | None:
     """The content of the maps, including elements that packets added; None if there is no table of vipd's."""
-    reader = _Counting(family, table)
+    reader = _ElementReader(family, table)
     with reader:
         there = reader.structure()
         if there.comment is None or not there.comment.startswith(COMMENT_START):
             return None
-        known = [h for h in fixed_holders(family, DEFAULT_PINS) if h.name in there.holders]
+        known = [h for h in fixed_sets(family, DEFAULT_AFFINITY_MAP_SIZE) if h.name in there.sets]
         known += [
-            allowed(int(name.removeprefix(LIMITS))) for name in there.holders if name.startswith(LIMITS)
+            allowed_sources(int(name.removeprefix(LIMITS))) for name in there.sets if name.startswith(LIMITS)
         ]
         found: dict[str, dict[str, str]] = defaultdict(dict)
-        for slot, value in reader.elements([holder for holder in known if not holder.learnt]).items():
-            found[slot.holder][slot.key] = value
-        if FLOWS.name in there.holders:
+        for slot, value in reader.elements([holder for holder in known if not holder.dynamic_flags]).items():
+            found[slot.set_name][slot.key] = value
+        if FLOWS.name in there.sets:
             found.setdefault(FLOWS.name, {})
-        flows = reader.counts(FLOWS) if FLOWS.name in there.holders else {}
-        pins = next((holder for holder in known if holder.name == PINS), None)
-        return dict(found), flows, reader.pinned(pins) if pins else {}
+        flows = reader.counts(FLOWS) if FLOWS.name in there.sets else {}
+        pins = next((holder for holder in known if holder.name == AFFINITY_MAP), None)
+        return dict(found), flows, reader.affinity_counts(pins) if pins else {}
 
 
-class _Counting(TableReader):
+class _ElementReader(TableReader):
     """Reads the elements that packets add to a table."""
 
-    def counts(self, holder: Holder) -> dict[str, Count]:
+    def counts(self, nft_set: NftSet) -> dict[str, Count]:
         """The counters of elements, by their keys."""
         with self.understood():
             return {
-                " . ".join(codec.key_fields(codec.data_of(element, 1), holder.key, self._of)): _counter(
+                " . ".join(codec.key_fields(codec.data_of(element, 1), nft_set.key, self._of)): _counter(
                     element
                 )
-                for element in self._elements_of(holder)
+                for element in self._elements_of(nft_set)
             }
 
-    def pinned(self, holder: Holder) -> dict[tuple[str, str], int]:
+    def affinity_counts(self, nft_set: NftSet) -> dict[tuple[str, str], int]:
         """Number of pinned clients, by number of a service port (empty with IPv6) and of an endpoint."""
         with self.understood():
-            return self._pinned(holder)
+            return self._affinity_counts(nft_set)
 
-    def _pinned(self, holder: Holder) -> dict[tuple[str, str], int]:
+    def _affinity_counts(self, nft_set: NftSet) -> dict[tuple[str, str], int]:
         found: Counter[tuple[str, str]] = Counter()
-        for element in self._elements_of(holder):
-            number = codec.key_fields(codec.data_of(element, 2), holder.value, self._of)[0]
+        for element in self._elements_of(nft_set):
+            number = codec.key_fields(codec.data_of(element, 2), nft_set.value, self._of)[0]
             # With IPv6 the key is a hash of client and service port.
             plain = self._of is Family.IPV4
             key = codec.data_of(element, 1)
-            service = codec.key_fields(key, holder.key, self._of)[1] if plain else ""
+            service = codec.key_fields(key, nft_set.key, self._of)[1] if plain else ""
             found[service, number] += 1
         return dict(found)
 
-    def _elements_of(self, holder: Holder) -> Iterator[dict[int, bytes]]:
-        for message in self._messages(codec.GET_ELEMENTS, self._table, holder.name):
+    def _elements_of(self, nft_set: NftSet) -> Iterator[dict[int, bytes]]:
+        for message in self._messages(codec.GET_ELEMENTS, self._table, nft_set.name):
             yield from codec.element_attributes(message.attributes)
 
 
@@ -115,7 +115,7 @@ def _counter(element: dict[int, bytes]) -> Count:
 async def _list(table: str, run: Runner) -> str:
     """The chains as nft prints them; `-t` leaves out the elements."""
     finished = await finish(["nft", "-t", "list", "table", *table.split()], "", run)
-    if finished.code:
-        why = " ".join(finished.errors.split()) or f"exit code {finished.code}"
+    if finished.exit_code:
+        why = " ".join(finished.stderr.split()) or f"exit code {finished.exit_code}"
         raise ApplyError(f"cannot list table {table}", why)
-    return finished.output
+    return finished.stdout

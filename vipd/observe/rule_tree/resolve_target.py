@@ -18,15 +18,15 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.process import Runner
 from vipd.model.service import Family
-from vipd.observe.api_client import Client, ClientError, RefusedError, url_path
+from vipd.observe.api_client import Client, ClientError, ErrorResponse, url_path
 from vipd.observe.doctor.collect.daemon import serves_elsewhere
 from vipd.observe.rule_tree.expected import Expected, expected_of
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
-from vipd.observe.rule_tree.kernel_rules import ChainName, InUse, KernelRules
+from vipd.observe.rule_tree.kernel_rules import ChainName, DaemonRules, KernelRules
 from vipd.observe.rule_tree.nftables_table import TableReading
 from vipd.observe.rule_tree.read_iptables import Search, read_rules
 from vipd.observe.rule_tree.read_nftables import read_tables
-from vipd.observe.rule_tree.tree import Key, ServiceTree, SharedTree
+from vipd.observe.rule_tree.tree import ServicePortKey, ServiceTree, SharedTree
 
 _NOT_FOUND = 404
 _OF_SERVICE = ("SVC", "SVL", "EXT")
@@ -41,7 +41,7 @@ class UnknownTargetError(LookupError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RulesQuery:
     """The request. Without a target everything."""
 
     target: str
@@ -54,14 +54,14 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RulesResult:
     """The result."""
 
     shared: Sequence[SharedTree] = ()
     services: Sequence[ServiceTree] = ()
     chain: str = ""
     """The requested chain."""
-    said: str = ""
+    owner_text: str = ""
     """The owner of the chain."""
     notes: tuple[str, ...] = ()
     """The origin of names, and other notes."""
@@ -81,9 +81,9 @@ class Daemon:
     notes: tuple[str, ...] = ()
     """Why it does not answer."""
 
-    def in_use(self, expected: Sequence[Expected] = ()) -> InUse | None:
+    def in_use(self, expected: Sequence[Expected] = ()) -> DaemonRules | None:
         """What the kernel's rules are compared with."""
-        return None if self.places is None else InUse(self.places, expected)
+        return None if self.places is None else DaemonRules(self.places, expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +103,21 @@ class Reading:
     tables: Sequence[TableReading]
     seconds: float
 
-    def rules(self, in_use: InUse | None = None) -> KernelRules:
+    def rules(self, in_use: DaemonRules | None = None) -> KernelRules:
         """The rules, compared with what the daemon means."""
         return KernelRules(self.iptables, self.tables, in_use)
 
 
-async def look(question: Question) -> Answer:
+async def resolve_target(query: RulesQuery) -> RulesResult:
     """Raises UnknownTargetError, and ApplyError when the kernel cannot be read, or not be understood."""
     try:
-        daemon = ask_daemon(question.client)
-        if chain := ChainName.read(question.target):
-            return await _of_chain(question, daemon, chain)
-        prefix = daemon.prefix or question.prefix()
-        if question.target:
-            return await _of_service(question, daemon, prefix)
-        return await _everything(question, daemon, prefix)
+        daemon = ask_daemon(query.client)
+        if chain := ChainName.read(query.target):
+            return await _of_chain(query, daemon, chain)
+        prefix = daemon.prefix or query.prefix()
+        if query.target:
+            return await _of_service(query, daemon, prefix)
+        return await _everything(query, daemon, prefix)
     except (UnknownTargetError, ApplyError, ClientError):
         raise
     except (ValueError, LookupError, TypeError) as error:
@@ -125,34 +125,34 @@ async def look(question: Question) -> Answer:
         raise ApplyError("what the kernel has cannot be read", why, "please report it") from error
 
 
-async def _everything(question: Question, daemon: Daemon, prefix: str) -> Answer:
+async def _everything(question: RulesQuery, daemon: Daemon, prefix: str) -> RulesResult:
     resolved = resolve_all(daemon)
     reading = await read_kernel(question, prefix, None)
     rules = reading.rules(daemon.in_use(resolved.expected))
     accepts = [
-        f"{found.place} has a rule of vipd that accepts translated flows"
+        f"{found.forward_chain} has a rule of vipd that accepts translated flows"
         for found in await find_leftovers((prefix,), (), question.run)
     ]
-    shared, services = rules.everything()
+    shared, services = rules.all_trees()
     notes = (*daemon.notes, *resolved.notes, *accepts, *_notes_on(rules))
-    return Answer(shared, services, notes=notes, seconds=reading.seconds)
+    return RulesResult(shared, services, notes=notes, seconds=reading.seconds)
 
 
-async def _of_service(question: Question, daemon: Daemon, prefix: str) -> Answer:
+async def _of_service(question: RulesQuery, daemon: Daemon, prefix: str) -> RulesResult:
     target = question.target
     resolved = resolve_name(daemon, target)
     expected = resolved.expected
     search = search_owned(prefix, expected) if expected else search_frontend(target)
     reading = await read_kernel(question, prefix, search)
     rules = reading.rules(daemon.in_use(expected))
-    services = rules.named(target)
+    services = rules.find(target)
     if not services:
         raise _unknown(f"no service {target} in the kernel", rules)
     notes = (*daemon.notes, *resolved.notes, *_notes_on(rules))
-    return Answer(services=services, notes=notes, seconds=reading.seconds)
+    return RulesResult(services=services, notes=notes, seconds=reading.seconds)
 
 
-async def _of_chain(question: Question, daemon: Daemon, chain: ChainName) -> Answer:
+async def _of_chain(question: RulesQuery, daemon: Daemon, chain: ChainName) -> RulesResult:
     """The services that a chain is of; the chain alone if it is of all services, or of none that is known."""
     name = chain.name
     alone = await read_kernel(question, chain.prefix, Search(chains=frozenset({name})))
@@ -164,18 +164,18 @@ async def _of_chain(question: Question, daemon: Daemon, chain: ChainName) -> Ans
     if keys or expected:
         owned = await _read_owners(question, chain, keys, expected)
         rules = owned.rules(daemon.in_use(expected))
-        services = rules.keyed({*keys, *(each.key for each in expected)})
+        services = rules.trees_of({*keys, *(each.key for each in expected)})
         said, seconds = _owner_of(chain, keys, expected, bool(there)), alone.seconds + owned.seconds
-        return Answer((), services, name, said, (*notes, *_notes_on(rules)), seconds)
+        return RulesResult((), services, name, said, (*notes, *_notes_on(rules)), seconds)
     if not there:
         never = ", and no service has had one of that name" if chain.of_service else " of vipd"
         raise _unknown(f"no chain {name}{never}", rules)
     said = f"{name} belongs to no service that is known" if chain.of_service else ""
-    return Answer(there, (), name, said, (*notes, *_notes_on(rules)), alone.seconds)
+    return RulesResult(there, (), name, said, (*notes, *_notes_on(rules)), alone.seconds)
 
 
 async def _read_owners(
-    question: Question, chain: ChainName, keys: Sequence[Key], expected: Sequence[Expected]
+    question: RulesQuery, chain: ChainName, keys: Sequence[ServicePortKey], expected: Sequence[Expected]
 ) -> Reading:
     """What the kernel has of the service ports of a chain."""
     prefix = chain.prefix
@@ -217,7 +217,7 @@ def resolve_name(daemon: Daemon, name: str) -> Resolved:
     return replace(found, expected=[each for each in found.expected if each.key.service_port == name])
 
 
-def resolve_chain(daemon: Daemon, chain: ChainName, keys: Sequence[Key]) -> Resolved:
+def resolve_chain(daemon: Daemon, chain: ChainName, keys: Sequence[ServicePortKey]) -> Resolved:
     """The owners of a chain: `keys` by the rules that lead to it; without any the service port whose chain it
     would be, by its hash. An unnamed port has its service's name.
     """
@@ -225,7 +225,7 @@ def resolve_chain(daemon: Daemon, chain: ChainName, keys: Sequence[Key]) -> Reso
         return Resolved()
     if not keys:
         found = resolve_all(daemon)
-        return replace(found, expected=[each for each in found.expected if chain.meant_by(each)])
+        return replace(found, expected=[each for each in found.expected if chain.role_in(each)])
     named = [(key, resolve_name(daemon, key.service_port)) for key in keys]
     expected = [each for key, found in named for each in found.expected if each.key == key]
     return Resolved(expected, tuple(note for _, found in named for note in found.notes))
@@ -237,7 +237,7 @@ def _ask_services(daemon: Daemon, *segments: str) -> Resolved:
         return Resolved()
     try:
         answer = daemon.client.get(url_path(*segments))
-    except RefusedError as error:
+    except ErrorResponse as error:
         if error.status == _NOT_FOUND:
             return Resolved()
         raise
@@ -250,7 +250,7 @@ def _ask_services(daemon: Daemon, *segments: str) -> Resolved:
     return Resolved(expected, tuple(notes))
 
 
-def search_owned(prefix: str, expected: Sequence[Expected], keys: Sequence[Key] = ()) -> Search:
+def search_owned(prefix: str, expected: Sequence[Expected], keys: Sequence[ServicePortKey] = ()) -> Search:
     """What leads to service ports that the daemon has, and their chains."""
     addresses = frozenset(address for each in expected for address in each.addresses)
     known = {*keys, *(each.key for each in expected)}
@@ -266,7 +266,7 @@ def search_frontend(target: str) -> Search | None:
         return None
 
 
-def search_leading(rules: KernelRules, keys: Sequence[Key], chains: frozenset[str]) -> Search | None:
+def search_leading(rules: KernelRules, keys: Sequence[ServicePortKey], chains: frozenset[str]) -> Search | None:
     """What leads to service ports that no daemon knows: most services' own chains, of which `rules` are, have
     the addresses that lead to them. None where they have not.
     """
@@ -274,12 +274,12 @@ def search_leading(rules: KernelRules, keys: Sequence[Key], chains: frozenset[st
     return Search(addresses, frozenset(key.service_port for key in keys), chains) if addresses else None
 
 
-def _chains(prefix: str, keys: Iterable[Key]) -> set[str]:
+def _chains(prefix: str, keys: Iterable[ServicePortKey]) -> set[str]:
     """The chains of iptables that are named after service ports."""
     return {f"{prefix}-{kind}-{hashed(''.join(key))}" for key in keys for kind in _OF_SERVICE}
 
 
-async def read_kernel(question: Question, prefix: str, search: Search | None) -> Reading:
+async def read_kernel(question: RulesQuery, prefix: str, search: Search | None) -> Reading:
     """The rules under a prefix; of large tables what is searched for at least. Raises ApplyError."""
     began = time.monotonic()
     iptables = await read_rules(prefix, search, question.run, question.warn)
@@ -294,14 +294,14 @@ def _notes_on(rules: KernelRules) -> list[str]:
         notes.append("nftables has no names of services: each frontend stands for itself")
     elif rules.daemon is None:
         notes.append("names are those in the comments on rules; nothing could be compared")
-    for place in rules.left_over():
+    for place in rules.unused_places():
         notes.append(f"{place} has rules that vipd does not use now; hint: vipctl doctor")
     return notes
 
 
-def _owner_of(chain: ChainName, keys: Sequence[Key], expected: Sequence[Expected], there: bool) -> str:
+def _owner_of(chain: ChainName, keys: Sequence[ServicePortKey], expected: Sequence[Expected], there: bool) -> str:
     """Whose chain it is, or was."""
-    by_hash = next((meant for each in expected if (meant := chain.meant_by(each))), "")
+    by_hash = next((meant for each in expected if (meant := chain.role_in(each))), "")
     owner = by_hash or ", ".join(key.service_port for key in keys)
     return f"{chain.name} is of {owner}" if there else f"{chain.name} was of {owner}; it is not there now"
 

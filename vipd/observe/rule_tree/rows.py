@@ -79,6 +79,6 @@ def summary(tree: ServiceTree) -> Summary:
         tree.key.protocol,
         shown,
         len(tree.named(NodeKind.BACKEND)),
-        tree.entered(),
+        tree.incoming_count(),
         len(faults(tree.nodes)),
     )

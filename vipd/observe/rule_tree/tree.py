@@ -72,7 +72,7 @@ class Node:
         return found
 
 
-class Key(NamedTuple):
+class ServicePortKey(NamedTuple):
     """Identifies trees of a dataplane: one service port in one protocol."""
 
     service_port: str
@@ -84,7 +84,7 @@ class Key(NamedTuple):
 class ServiceTree:
     """One service port of one family, in one place of the kernel."""
 
-    key: Key
+    key: ServicePortKey
     family: Family
     place: str
     """`iptables v1.8.9 (nf_tables)`, `table ip vipd`."""
@@ -103,7 +103,7 @@ class ServiceTree:
         """The names of nodes of a kind, each once, in their order."""
         return list(dict.fromkeys(node.name for node in self.walk() if node.kind is kind))
 
-    def entered(self) -> Count | None:
+    def incoming_count(self) -> Count | None:
         """Flows that entered by all frontends, as far as they are counted."""
         return total(node.count for node in self.walk() if node.kind is NodeKind.FRONTEND)
 

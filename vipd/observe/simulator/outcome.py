@@ -9,7 +9,7 @@ from enum import StrEnum
 from vipd.observe.simulator.packet import Packet
 
 
-class Verdict(StrEnum):
+class PacketVerdict(StrEnum):
     """The outcome of a packet."""
 
     DELIVERED = "delivered"
@@ -62,7 +62,7 @@ class Step:
 class Outcome:
     """One way of the packet."""
 
-    verdict: Verdict
+    verdict: PacketVerdict
     backend: str | None
     """`ip:port` (IPv6 `[ip]:port`, ICMP without port) that a rule chose, also when it was then refused."""
     probability: float
@@ -83,10 +83,10 @@ class Trace:
         """The part of new flows for each backend, 0..1, in rule order."""
         shares: defaultdict[str, float] = defaultdict(float)
         for outcome in self.outcomes:
-            if outcome.verdict is Verdict.DELIVERED and outcome.backend is not None:
+            if outcome.verdict is PacketVerdict.DELIVERED and outcome.backend is not None:
                 shares[outcome.backend] += outcome.probability
         return dict(shares)
 
-    def probability(self, verdict: Verdict) -> float:
+    def probability(self, verdict: PacketVerdict) -> float:
         """The probability of this verdict, 0..1."""
         return sum((o.probability for o in self.outcomes if o.verdict is verdict), 0.0)

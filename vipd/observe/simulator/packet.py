@@ -71,4 +71,4 @@ class Host:
     """
 
     addresses: tuple[str, ...] = ()
-    pinned: frozenset[str] = frozenset()
+    affinity_lists: frozenset[str] = frozenset()

@@ -127,7 +127,7 @@ class PacketState:
             original_source=source,
             original_destination=destination,
             original_port=packet.port,
-            recent=host.pinned,
+            recent=host.affinity_lists,
             from_here=packet.arriving is Arrival.LOCAL,
         )
 

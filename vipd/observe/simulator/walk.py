@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from vipd.model.service import Family
-from vipd.observe.simulator.outcome import Outcome, RuleVerdict, Slots, Step, Trace, Verdict
+from vipd.observe.simulator.outcome import Outcome, RuleVerdict, Slots, Step, Trace, PacketVerdict
 from vipd.observe.simulator.packet import Arrival, Host, Packet
 from vipd.observe.simulator.packet_state import Manipulation, PacketState
 
@@ -32,10 +32,10 @@ DECIDES = {
     "postrouting": Manipulation.SOURCE,
 }
 """The decision of the nat chains of a hook."""
-_VERDICTS = {RuleVerdict.DROP: Verdict.DROPPED, RuleVerdict.REJECT: Verdict.REJECTED}
+_VERDICTS = {RuleVerdict.DROP: PacketVerdict.DROPPED, RuleVerdict.REJECT: PacketVerdict.REJECTED}
 
 Position = TypeVar("Position")
-Ruled = tuple[PacketState, RuleVerdict]
+ChainResult = tuple[PacketState, RuleVerdict]
 """A packet at the end of a base chain."""
 
 
@@ -97,16 +97,16 @@ def trace(rules: Rules, packet: Packet, host: Host) -> Trace:
     return Trace(packet, _merged(_finished(rules, packet, first)))
 
 
-def _finished(rules: Rules, packet: Packet, branches: Iterable[Ruled]) -> Iterator[Ruled]:
+def _finished(rules: Rules, packet: Packet, branches: Iterable[ChainResult]) -> Iterator[ChainResult]:
     """All branches after the hooks that follow the first."""
     for state, verdict in branches:
-        going: Sequence[Ruled] = [(state, verdict)]
+        going: Sequence[ChainResult] = [(state, verdict)]
         for hook in _AFTER[packet.arriving, state.for_this_host]:
             going = _through_hook(rules, packet, hook, going)
         yield from going
 
 
-def _through_hook(rules: Rules, packet: Packet, hook: str, branches: Sequence[Ruled]) -> Sequence[Ruled]:
+def _through_hook(rules: Rules, packet: Packet, hook: str, branches: Sequence[ChainResult]) -> Sequence[ChainResult]:
     decides = DECIDES.get(hook)
     going = [(_at_hook(packet, hook, state), verdict) for state, verdict in branches]
     for chain in rules.base_chains(hook):
@@ -122,7 +122,7 @@ def _through_hook(rules: Rules, packet: Packet, hook: str, branches: Sequence[Ru
     return [(replace(state, decided=state.decided | {decides}), verdict) for state, verdict in going]
 
 
-def _through_chain(chain: BaseChain[Position], state: PacketState) -> Iterator[Ruled]:
+def _through_chain(chain: BaseChain[Position], state: PacketState) -> Iterator[ChainResult]:
     """All branches, in rule order."""
     waiting: list[tuple[PacketState, Position | RuleVerdict | None]] = [(state, chain.first())]
     while waiting:
@@ -135,7 +135,7 @@ def _through_chain(chain: BaseChain[Position], state: PacketState) -> Iterator[R
             waiting.extend(reversed(chain.follow(reached, onward)))
 
 
-def _by_policy(chain: BaseChain[Position], state: PacketState) -> Ruled:
+def _by_policy(chain: BaseChain[Position], state: PacketState) -> ChainResult:
     if chain.policy is RuleVerdict.ACCEPT:
         return state, chain.policy
     return state.with_step(Step(chain.table, chain.name, f"policy {chain.policy}")), chain.policy
@@ -156,26 +156,26 @@ def _outgoing(packet: Packet, hook: str, state: PacketState) -> str | None:
     return "lo" if stays else packet.out_interface
 
 
-def _merged(branches: Iterable[Ruled]) -> tuple[Outcome, ...]:
+def _merged(branches: Iterable[ChainResult]) -> tuple[Outcome, ...]:
     """One outcome for each verdict, backend and masquerade, with the steps of the first branch."""
-    merged: dict[tuple[Verdict, str | None, bool], Outcome] = {}
+    merged: dict[tuple[PacketVerdict, str | None, bool], Outcome] = {}
     for state, ruled in branches:
         ended = _VERDICTS.get(ruled)
         # A refused packet may have an address that a rule wrote into it as a number for a later rule.
         backend = state.sent_to if ended is None else state.backend
         masqueraded = state.has_new_source if ended is None else state.masqueraded
-        sent = Verdict.UNCHANGED if backend is None else Verdict.DELIVERED
+        sent = PacketVerdict.UNCHANGED if backend is None else PacketVerdict.DELIVERED
         key = (ended or sent, backend, masqueraded)
         steps = state.path.steps() if state.path else ()
         if before := merged.get(key):
             probability = before.probability + state.probability
-            merged[key] = replace(before, probability=probability, steps=_together(before.steps, steps))
+            merged[key] = replace(before, probability=probability, steps=_merge_paths(before.steps, steps))
         else:
             merged[key] = Outcome(*key[:2], state.probability, key[2], steps)
     return tuple(merged.values())
 
 
-def _together(first: tuple[Step, ...], second: tuple[Step, ...]) -> tuple[Step, ...]:
+def _merge_paths(first: tuple[Step, ...], second: tuple[Step, ...]) -> tuple[Step, ...]:
     """The first path, with the slots of both where they went through the same rules."""
     if [(s.chain, s.rule) for s in first] != [(s.chain, s.rule) for s in second]:
         return first

@@ -14,15 +14,15 @@ from vipd.sources.etcd.errors import RejectedError, TooLargeError, UnreachableEr
 from vipd.sources.etcd.fields import Message, inner, number
 from vipd.sources.etcd.messages import (
     Delete,
-    Found,
+    RangeResponse,
     Header,
     KeyRange,
     KeyValue,
     Put,
-    Unchanged,
+    ModRevisionEquals,
     range_request,
     ranges_request,
-    read_found,
+    read_range_response,
     read_header,
     read_ranges,
     read_txn,
@@ -82,11 +82,11 @@ class EtcdClient:
                 self._bound(len(kvs), size)
         return Listing(header or Header("", "", 0), tuple(kvs))
 
-    async def range(self, keys: KeyRange, limit: int = 0, revision: int = 0) -> Found:
+    async def range(self, keys: KeyRange, limit: int = 0, revision: int = 0) -> RangeResponse:
         """The keys of a range in key order, at a revision (0: the newest)."""
         body = range_request(keys, limit, revision)
         return await self.connection.call(
-            "/v3/kv/range", body, f"read of {keys}", lambda answer: read_found(answer, keys)
+            "/v3/kv/range", body, f"read of {keys}", lambda answer: read_range_response(answer, keys)
         )
 
     async def get(self, key: bytes) -> KeyValue | None:
@@ -96,7 +96,7 @@ class EtcdClient:
 
     async def changed_since(
         self, ranges: Sequence[KeyRange], revision: int
-    ) -> tuple[Header, tuple[Found, ...]]:
+    ) -> tuple[Header, tuple[RangeResponse, ...]]:
         """For each range its count of keys, and the keys, without values, written after a revision."""
         requests = [range_request(keys, keys_only=True, newer_than=revision) for keys in ranges]
         what = f"read of {', '.join(map(str, ranges))}"
@@ -109,7 +109,7 @@ class EtcdClient:
         body = Put(key, value, lease).fields()
         return await self.connection.call("/v3/kv/put", body, f"write of {KeyRange(key)}", read_header)
 
-    async def txn(self, conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> int:
+    async def txn(self, conditions: Sequence[ModRevisionEquals], then: Sequence[Put | Delete]) -> int:
         """Do all of `then` if every condition is true; returns its revision, or 0 if one was false. Compare
         and swap is one of each.
 
@@ -125,7 +125,7 @@ class EtcdClient:
         body = {"TTL": str(seconds)}
         return await self.connection.call("/v3/lease/grant", body, _A_LEASE, lambda a: number(a, "ID", 1))
 
-    async def keep_lease(self, lease: int) -> int:
+    async def renew_lease(self, lease: int) -> int:
         """Renew a lease; the seconds it has from now on. 0: it is no more."""
         body = {"ID": str(lease)}
         return await self.connection.call("/v3/lease/keepalive", body, _A_LEASE, _read_renewal)
@@ -174,4 +174,4 @@ def _read_renewal(answer: Message) -> int:
 
 
 def _read_times(answer: Message) -> tuple[int, int]:
-    return number(answer, "grantedTTL"), max(0, number(answer, "TTL", least=-1))
+    return number(answer, "grantedTTL"), max(0, number(answer, "TTL", minimum=-1))

@@ -21,7 +21,7 @@ from vipd.sources.etcd.errors import (
     UnreachableError,
 )
 from vipd.sources.etcd.fields import Message, text
-from vipd.sources.etcd.lines import beside
+from vipd.sources.etcd.lines import in_thread_if_large
 from vipd.sources.etcd.tls_files import password
 from vipd.sources.etcd.transport import Headers, Transport, in_answer
 
@@ -60,9 +60,9 @@ class Connection:
         """Seconds for one answer of one endpoint."""
         return self._settings.timeout
 
-    def failed(self, endpoint: str) -> None:
+    def mark_failed(self, endpoint: str) -> None:
         """The caller found an endpoint unusable: try others first."""
-        self._endpoints.failed(endpoint)
+        self._endpoints.mark_failed(endpoint)
 
     async def call(self, path: str, body: Message, what: str, read: Read[T], repeatable: bool = True) -> T:
         """POST a request; returns what `read` makes of the answer. `what` names it in errors: `read of KEYS`.
@@ -73,11 +73,11 @@ class Connection:
 
         async def ask(endpoint: str, headers: Headers) -> T:
             answer = await self.transport.post(endpoint, path, body, what, headers)
-            return await beside(answer.size, lambda: _read(read, answer.message, what))
+            return await in_thread_if_large(answer.size, lambda: _read(read, answer.message, what))
 
-        return await self.at_an_endpoint(ask, repeatable)
+        return await self.try_endpoints(ask, repeatable)
 
-    async def at_an_endpoint(self, attempt: Attempt[T], repeatable: bool = True) -> T:
+    async def try_endpoints(self, attempt: Attempt[T], repeatable: bool = True) -> T:
         """The result at the endpoint that worked last, or at the next one in turn where it succeeds.
 
         Raises the same as `call`.
@@ -88,7 +88,7 @@ class Connection:
                 return await self._with_token(endpoint, attempt)
             except EndpointError as error:
                 reasons[endpoint] = error
-                self._endpoints.failed(endpoint)
+                self._endpoints.mark_failed(endpoint)
                 if error.sent and not repeatable:
                     break
         raise unreachable(reasons)

@@ -25,7 +25,7 @@ class Endpoints:
         for step in range(len(self._order)):
             yield self._order[(start + step) % len(self._order)]
 
-    def failed(self, endpoint: str) -> None:
+    def mark_failed(self, endpoint: str) -> None:
         """Try another one first from now on, unless that has been done."""
         if self.current == endpoint:
             self._at = (self._at + 1) % len(self._order)

@@ -14,7 +14,7 @@ from vipd.sources.etcd.errors import MalformedAnswerError
 
 Message = dict[str, Any]
 
-MOST_BYTES = 16 * 2**20
+MAX_BYTES = 16 * 2**20
 """Of one answer, or of one message of a stream. etcd's own limit for a request, 1.5 MiB, results in 2 MiB."""
 
 _LARGEST = 2**64 - 1
@@ -52,7 +52,7 @@ def items(message: Message, name: str) -> list[Any]:
     return value
 
 
-def number(message: Message, name: str, least: int = 0) -> int:
+def number(message: Message, name: str, minimum: int = 0) -> int:
     """A whole number of 64 bits, written as a number or as text."""
     value = message.get(name, 0)
     found: int | None = 0 if value is None else None
@@ -62,7 +62,7 @@ def number(message: Message, name: str, least: int = 0) -> int:
         found = int(value) if value.isascii() else None
     if found is None or abs(found) > _LARGEST:
         raise _wrong(name, value, "a number")
-    if found < least:
+    if found < minimum:
         raise MalformedAnswerError(f"{name} is {found if name in message else 'missing'}")
     return found
 

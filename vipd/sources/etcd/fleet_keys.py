@@ -6,26 +6,26 @@ import json
 from collections.abc import Collection, Mapping
 
 from vipd.declaration.bounded_json import read_json
-from vipd.declaration.operations import declared, spec_of
+from vipd.declaration.operations import without_registrations, spec_of
 from vipd.declaration.problems import PLEASE_REPORT, Problem, printable
 from vipd.declaration.yaml_text import dump_yaml
-from vipd.model.backend_status import Admin
-from vipd.model.limits import ETCD_NOTE_BYTES
+from vipd.model.backend_status import AdminState
+from vipd.model.limits import ETCD_SMALL_VALUE_BYTES
 from vipd.model.override import (
-    Key,
-    MalformedError,
+    OverrideKey,
+    MalformedOverrideError,
     Override,
     Overrides,
-    Subject,
+    OverrideTarget,
     from_json,
-    in_parts,
-    joined,
+    by_part,
+    merge_parts,
     to_json,
 )
 from vipd.model.service import Backend, Service
 from vipd.sources.etcd.values import Layout, read_registration, read_service_value
 
-MOST_FAULTS = 10
+MAX_FAULTS = 10
 """Malformed overrides that are named."""
 
 
@@ -52,60 +52,60 @@ def service_value(layout: Layout, service: Service) -> str:
     found = read_service_value(service_key(layout, service.name), service.name, text)
     if not found.ok:
         raise UnwritableError(f"{service.name} cannot be stored in etcd", "", tuple(found.problems))
-    if found.services != (declared(service),):
+    if found.services != (without_registrations(service),):
         raise UnwritableError(f"the value for {service.name} reads back as something else", PLEASE_REPORT)
     return text
 
 
-def order_key(layout: Layout, subject: Subject) -> str:
+def override_key(layout: Layout, subject: OverrideTarget) -> str:
     """The key of an override for the fleet."""
     return f"{layout.overrides}{_place(subject)}"
 
 
-def weight_key(layout: Layout, subject: Subject) -> str:
+def weight_override_key(layout: Layout, subject: OverrideTarget) -> str:
     """The key of a weight with a separate expiry, and so a separate lease. It sorts before all others:
     versions without parts use the last key of a target, which is that of the state."""
     return f"{layout.overrides}_weights/{_place(subject)}"
 
 
-def _place(subject: Subject) -> str:
+def _place(subject: OverrideTarget) -> str:
     place = f"services/{subject.service}" if subject.service else "addresses"
     return f"{place}/{subject.backend}"
 
 
-def order_keys(layout: Layout, parts: Overrides) -> dict[str, Override]:
+def override_keys(layout: Layout, parts: Overrides) -> dict[str, Override]:
     """The overrides for the two keys of one target, from these parts of it."""
     found = {}
-    for order in joined(parts):
-        alone = order.admin is Admin.ACTIVE
-        found[(weight_key if alone else order_key)(layout, order.subject)] = order
+    for order in merge_parts(parts):
+        alone = order.admin is AdminState.ACTIVE
+        found[(weight_override_key if alone else override_key)(layout, order.target)] = order
     return found
 
 
-def order_value(order: Override) -> str:
+def override_value(order: Override) -> str:
     """An override as JSON. Raises UnwritableError."""
     text = json.dumps(to_json(order))
     try:
         same = from_json(json.loads(text)) == order
-    except MalformedError as error:
-        raise UnwritableError(f"the order for {order.subject} cannot be stored in etcd: {error}") from None
+    except MalformedOverrideError as error:
+        raise UnwritableError(f"the order for {order.target} cannot be stored in etcd: {error}") from None
     if not same:
-        raise UnwritableError(f"the order for {order.subject} reads back as another", PLEASE_REPORT)
+        raise UnwritableError(f"the order for {order.target} reads back as another", PLEASE_REPORT)
     return text
 
 
-def read_overrides(values: Mapping[str, str]) -> tuple[dict[Key, Override], tuple[str, ...]]:
+def read_overrides(values: Mapping[str, str]) -> tuple[dict[OverrideKey, Override], tuple[str, ...]]:
     """The overrides in these values below `overrides/`, and the problems of others. The name of a key does
     not matter: of two that set the same part of a target the last one counts."""
     orders, faults = [], []
     for key, value in sorted(values.items()):
         try:
-            orders.append(from_json(read_json(value, ETCD_NOTE_BYTES)))
-        except (MalformedError, ValueError) as error:
+            orders.append(from_json(read_json(value, ETCD_SMALL_VALUE_BYTES)))
+        except (MalformedOverrideError, ValueError) as error:
             faults.append(f"order {printable(key)} in etcd: {error}; it is left out; hint: delete the key")
-    if len(faults) > MOST_FAULTS:
-        faults[MOST_FAULTS:] = [f"{len(faults) - MOST_FAULTS} more orders in etcd are left out"]
-    return in_parts(orders), tuple(faults)
+    if len(faults) > MAX_FAULTS:
+        faults[MAX_FAULTS:] = [f"{len(faults) - MAX_FAULTS} more orders in etcd are left out"]
+    return by_part(orders), tuple(faults)
 
 
 def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, str]:
@@ -119,10 +119,10 @@ def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, s
     return key, value
 
 
-def keys_about(layout: Layout, values: Mapping[str, str], subjects: Collection[Subject]) -> list[str]:
+def keys_of_targets(layout: Layout, values: Mapping[str, str], subjects: Collection[OverrideTarget]) -> list[str]:
     """The keys of the overrides of these targets, whoever wrote them and wherever below `overrides/`."""
     found = []
     for key, value in sorted(values.items()):
         orders, _ = read_overrides({key: value})
-        found += [f"{layout.overrides}{key}"] if any(known.subject in subjects for known in orders) else []
+        found += [f"{layout.overrides}{key}"] if any(known.target in subjects for known in orders) else []
     return found

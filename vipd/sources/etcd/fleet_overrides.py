@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from vipd.host.observer import Observer
-from vipd.model.override import Key, Override, Overrides, lapsed, next_lapse
+from vipd.model.override import OverrideKey, Override, Overrides, expired, next_expiry
 from vipd.sources.etcd.fleet_keys import read_overrides
 
 
@@ -23,8 +23,8 @@ class FleetOverrides:
         `overrides_changed`."""
         self._values, self._clock, self._observer = values, clock, observer or Observer()
         self._read: dict[str, str] = {}
-        self._stored: dict[Key, Override] = {}
-        self._overrides: dict[Key, Override] = {}
+        self._stored: dict[OverrideKey, Override] = {}
+        self._overrides: dict[OverrideKey, Override] = {}
         self._faults: tuple[str, ...] = ()
 
     @property
@@ -42,18 +42,18 @@ class FleetOverrides:
         if values != self._read:
             self._read = values
             self._stored, self._faults = read_overrides(values)
-            self.tick()
+            self.expire_due()
 
-    def due(self) -> datetime | None:
+    def next_expiry(self) -> datetime | None:
         """When an override next expires, or loses its pins."""
-        return next_lapse(self._overrides)
+        return next_expiry(self._overrides)
 
-    def tick(self) -> None:
+    def expire_due(self) -> None:
         """End overrides that have expired; etcd deletes their keys by itself, sooner or later."""
-        now = {**self._stored, **lapsed(self._stored, self._clock())}
+        now = {**self._stored, **expired(self._stored, self._clock())}
         wanted = {key: order for key, order in now.items() if order is not None}
         before, self._overrides = self._overrides, wanted
         keys = before.keys() | wanted.keys()
-        different = frozenset(key.subject for key in keys if before.get(key) != wanted.get(key))
+        different = frozenset(key.target for key in keys if before.get(key) != wanted.get(key))
         if different:
             self._observer.overrides_changed(different)

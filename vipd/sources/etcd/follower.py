@@ -15,40 +15,40 @@ from dataclasses import dataclass
 from random import Random
 
 from vipd.declaration.problems import printable
-from vipd.host.supervisor import Pace, Task
+from vipd.host.supervisor import Backoff, LoopState
 from vipd.model import limits
 from vipd.sources.etcd.client import EtcdClient, Listing
 from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
-from vipd.sources.etcd.keys import Change, EtcdKeys, Written
-from vipd.sources.etcd.messages import Found, Header, KeyRange, KeyValue
-from vipd.sources.etcd.snapshot_file import Kept
+from vipd.sources.etcd.keys import StoreChange, EtcdKeys, KeyWrite
+from vipd.sources.etcd.messages import RangeResponse, Header, KeyRange, KeyValue
+from vipd.sources.etcd.snapshot_file import StoredKey
 from vipd.sources.etcd.values import Layout, read_value
-from vipd.sources.etcd.watch import Changes, Watch
+from vipd.sources.etcd.watch import WatchBatch, Watch
 
 log = logging.getLogger(__name__)
 
-READ_ASIDE = 50
-READ_ASIDE_BYTES = 20_000
+THREAD_MIN_VALUES = 50
+THREAD_MIN_BYTES = 20_000
 """From this many values or bytes on they are read in a thread, so that the loop continues."""
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class WatchIntervals:
     """Durations, in seconds."""
 
     probe: float = 30.0
     grace: float = 5.0
     """For a watch to report what a probe has seen."""
-    list_again: float = 600.0
-    first_pause: float = 0.2
-    longest_pause: float = 30.0
+    relist: float = 600.0
+    initial_backoff: float = 0.2
+    max_backoff: float = 30.0
 
 
-class ListAnewError(EtcdError):
+class RelistError(EtcdError):
     """The known state cannot be continued: the store is another one, or changes were missed."""
 
 
-class Follower:
+class ListWatcher:
     """Keeps `keys` equal to the store. `changed` is called after every difference."""
 
     def __init__(
@@ -58,16 +58,16 @@ class Follower:
         layout: Layout,
         changed: Callable[[], None],
         random: Random,
-        times: Times,
+        times: WatchIntervals,
     ) -> None:
         self._client, self._keys, self._layout, self._changed = client, keys, layout, changed
         self._random, self._times = random, times
         self._ranges = layout.ranges()
         self._positions: dict[KeyRange, int] = {}
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._size = 0
         """Bytes of all keys and values, at most."""
-        self.task = Task(Pace(times.first_pause, times.longest_pause, spread=0.5), named_elsewhere=True)
+        self.loop_state = LoopState(Backoff(times.initial_backoff, times.max_backoff, jitter=0.5), reported_elsewhere=True)
         """How the loop is run, and its state: its fault is the source's."""
         self.endpoint = ""
         """The watched member; empty while there is none."""
@@ -87,12 +87,12 @@ class Follower:
         """Follow until that fails. Raises EtcdError; run it again then, with `task`."""
         try:
             await self._follow()
-        except (CompactedError, ListAnewError):
+        except (CompactedError, RelistError):
             self._positions.clear()
             raise
         except MalformedAnswerError:
             # Another member may work; a list skips what this one cannot report.
-            self._client.connection.failed(self.endpoint)
+            self._client.connection.mark_failed(self.endpoint)
             self._positions.clear()
             raise
         finally:
@@ -109,7 +109,7 @@ class Follower:
             ]
             # If one watch has another member than the rest, the first probe detects it.
             self.endpoint = watches[0].endpoint
-            work = [asyncio.create_task(self._look(watches), name="probe etcd")]
+            work = [asyncio.create_task(self._probe_periodically(watches), name="probe etcd")]
             work += [asyncio.create_task(self._read(watch), name=f"watch {watch.keys}") for watch in watches]
             try:
                 done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -122,34 +122,34 @@ class Follower:
 
     async def _read(self, watch: Watch) -> None:
         async for changes in watch:
-            await self._take(changes)
+            await self._on_events(changes)
 
-    async def _look(self, watches: Sequence[Watch]) -> None:
+    async def _probe_periodically(self, watches: Sequence[Watch]) -> None:
         """Probe at once, because a watch of a future revision is silent, and then from time to time."""
         clock = asyncio.get_running_loop().time
         listed = clock()
         while True:
             await self._probe(watches)
-            self.task.works()
+            self.loop_state.clear_fault()
             await asyncio.sleep(self._times.probe * self._random.uniform(0.8, 1.0))
-            if clock() - listed >= self._times.list_again:
-                if self._keys.reread():
+            if clock() - listed >= self._times.relist:
+                if self._keys.retry_failed_reads():
                     self._changed()
                 await self._list()
                 listed = clock()
 
     async def _probe(self, watches: Sequence[Watch]) -> None:
         """Check that the watches still report everything. Raises EtcdError if they do not."""
-        behind = await self._behind(watches)
+        behind = await self._lagging_ranges(watches)
         if not behind:
             return
         await asyncio.sleep(self._times.grace)
-        still = await self._behind(watches)
+        still = await self._lagging_ranges(watches)
         if any(behind[keys] == still.get(keys) for keys in behind):
-            self._client.connection.failed(self.endpoint)
-            raise ListAnewError(f"a watch at {self.endpoint} does not tell what is written")
+            self._client.connection.mark_failed(self.endpoint)
+            raise RelistError(f"a watch at {self.endpoint} does not tell what is written")
 
-    async def _behind(self, watches: Sequence[Watch]) -> dict[KeyRange, int]:
+    async def _lagging_ranges(self, watches: Sequence[Watch]) -> dict[KeyRange, int]:
         """The ranges with more keys stored than reported, each with the last reported revision."""
         before = dict(self._positions)
         header, found = await self._client.changed_since(self._ranges, min(before.values()))
@@ -157,9 +157,9 @@ class Follower:
         for watch in watches:
             if watch.endpoint != self._client.connection.endpoint:
                 raise EndpointError(f"{watch.endpoint} does not answer")
-        async with self._one_at_a_time:
+        async with self._lock:
             told = dict(zip(self._ranges, found, strict=True))
-            behind = {keys: self._positions[keys] for keys in told if self._lacks(keys, told[keys])}
+            behind = {keys: self._positions[keys] for keys in told if self._lags(keys, told[keys])}
             for keys in told.keys() - behind.keys():
                 # Keys that were added and deleted in between make no difference, and are skipped when
                 # reported.
@@ -168,16 +168,16 @@ class Follower:
             self._contact(header)
         return behind
 
-    def _lacks(self, keys: KeyRange, found: Found) -> bool:
+    def _lags(self, keys: KeyRange, found: RangeResponse) -> bool:
         newer = any(kv.mod_revision > self._positions[keys] for kv in found.kvs)
         return newer or found.count != self._keys.count(keys.start.decode())
 
     def _same_store(self, header: Header, revision: int) -> None:
         """Raises ListAnewError. `revision`: one that the store had before the request."""
         if header.cluster_id != self._keys.cluster:
-            raise ListAnewError(f"cluster {header.cluster_id} answers, and not {self._keys.cluster}")
+            raise RelistError(f"cluster {header.cluster_id} answers, and not {self._keys.cluster}")
         if header.revision < revision:
-            raise ListAnewError(f"the store went back from revision {revision} to {header.revision}")
+            raise RelistError(f"the store went back from revision {revision} to {header.revision}")
 
     async def _list(self) -> None:
         """Read the whole store at one revision."""
@@ -188,8 +188,8 @@ class Follower:
         foreign = bool(self._keys.cluster) and (
             header.cluster_id != self._keys.cluster or header.revision < before
         )
-        foreign = foreign or await self._rewritten(listing)
-        async with self._one_at_a_time:
+        foreign = foreign or await self._history_replaced(listing)
+        async with self._lock:
             if live and not foreign and header.revision < self.applied_revision:
                 return  # the watch has reported more in the meantime
             change = await self._difference(listing, foreign)
@@ -203,7 +203,7 @@ class Follower:
         self.listed.set()
         self._contact(header)
 
-    async def _rewritten(self, listing: Listing) -> bool:
+    async def _history_replaced(self, listing: Listing) -> bool:
         """Whether the store has another history than the known one: a backup was restored, and then written
         past its former revision. Raises EtcdError.
 
@@ -227,18 +227,18 @@ class Follower:
             return False
         return not any(kv.mod_revision == written for kv in then.kvs)
 
-    async def _difference(self, listing: Listing, foreign: bool) -> Change:
-        if len(listing.kvs) < READ_ASIDE:
-            written, removed = self._compared(dict(self._keys.kept), listing, foreign)
+    async def _difference(self, listing: Listing, foreign: bool) -> StoreChange:
+        if len(listing.kvs) < THREAD_MIN_VALUES:
+            written, removed = self._diff(dict(self._keys.kept), listing, foreign)
         else:
             kept = dict(self._keys.kept)  # removals may be accepted concurrently
-            written, removed = await asyncio.to_thread(self._compared, kept, listing, foreign)
+            written, removed = await asyncio.to_thread(self._diff, kept, listing, foreign)
         header = listing.header
-        return Change(header.cluster_id, header.revision, await self._key_docs(written), removed, foreign)
+        return StoreChange(header.cluster_id, header.revision, await self._parse_values(written), removed, foreign)
 
     @staticmethod
-    def _compared(
-        kept: Mapping[str, Kept], listing: Listing, foreign: bool
+    def _diff(
+        kept: Mapping[str, StoredKey], listing: Listing, foreign: bool
     ) -> tuple[dict[str, KeyValue], frozenset[str]]:
         """The keys that differ from their known state, and those that are gone."""
         found = {_text(kv.key): kv for kv in listing.kvs}
@@ -253,9 +253,9 @@ class Follower:
         }
         return written, frozenset(key for key, k in kept.items() if not k.held and key not in found)
 
-    async def _take(self, changes: Changes) -> None:
+    async def _on_events(self, changes: WatchBatch) -> None:
         """Apply the changes that a watch reports, of several revisions only the outcome."""
-        async with self._one_at_a_time:
+        async with self._lock:
             position = self._positions[changes.keys]
             fresh = [event for event in changes.events if event.kv.mod_revision > position]
             self.store_revision = max(self.store_revision, changes.header.revision)
@@ -265,12 +265,12 @@ class Follower:
             written = {key: event.kv for key, event in last.items() if not event.deleted}
             removed = frozenset(last.keys() - written.keys())
             revision = fresh[-1].kv.mod_revision
-            self._bound(written)
-            change = Change(self._keys.cluster, revision, await self._key_docs(written), removed)
+            self._check_size(written)
+            change = StoreChange(self._keys.cluster, revision, await self._parse_values(written), removed)
             self._positions[changes.keys] = revision
             self._apply(change)
 
-    def _bound(self, written: dict[str, KeyValue]) -> None:
+    def _check_size(self, written: dict[str, KeyValue]) -> None:
         """Check that there is room for these: otherwise a listing reports the problem. Raises
         ListAnewError."""
         fresh = sum(len(kv.key) + len(kv.value) for kv in written.values())
@@ -280,22 +280,22 @@ class Follower:
             self._size = sum(len(key) + len(each.value) for key, each in kept if key not in written)
         self._size += fresh
         if self._size > limits.ETCD_BYTES or len(self._keys.kept) > limits.ETCD_KEYS:
-            raise ListAnewError("the keys together are larger than what is followed")
+            raise RelistError("the keys together are larger than what is followed")
 
-    async def _key_docs(self, written: dict[str, KeyValue]) -> tuple[Written, ...]:
+    async def _parse_values(self, written: dict[str, KeyValue]) -> tuple[KeyWrite, ...]:
         size = sum(len(kv.value) for kv in written.values())
-        if len(written) < READ_ASIDE and size < READ_ASIDE_BYTES:
-            return tuple(self._meant(written.items()))
-        return tuple(await asyncio.to_thread(lambda: list(self._meant(written.items()))))
+        if len(written) < THREAD_MIN_VALUES and size < THREAD_MIN_BYTES:
+            return tuple(self._parsed(written.items()))
+        return tuple(await asyncio.to_thread(lambda: list(self._parsed(written.items()))))
 
-    def _meant(self, items: Iterable[tuple[str, KeyValue]]) -> Iterable[Written]:
+    def _parsed(self, items: Iterable[tuple[str, KeyValue]]) -> Iterable[KeyWrite]:
         for key, kv in items:
             value = _value(kv)
-            yield Written(
+            yield KeyWrite(
                 key, value, kv.mod_revision, read_value(self._layout, key, value), kv.create_revision
             )
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: StoreChange) -> None:
         if self._keys.apply(change, asyncio.get_running_loop().time()):
             self._changed()
 

@@ -11,8 +11,8 @@ from datetime import datetime
 from math import inf
 
 from vipd.declaration.bounded_json import BeyondLimitsError, read_json
-from vipd.host.supervisor import Pace, Task
-from vipd.model.limits import ETCD_NOTE_BYTES
+from vipd.host.supervisor import Backoff, LoopState
+from vipd.model.limits import ETCD_SMALL_VALUE_BYTES
 from vipd.sources.etcd import fields
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, MalformedAnswerError, RejectedError
@@ -20,9 +20,9 @@ from vipd.sources.etcd.errors import EtcdError, MalformedAnswerError, RejectedEr
 log = logging.getLogger(__name__)
 
 TTL_SECONDS = 30
-LAST_WORD_SECONDS = 1.0
+CLOSE_TIMEOUT_SECONDS = 1.0
 """How long the end of the daemon may wait for etcd."""
-MOST_VERSION = 60
+MAX_VERSION = 60
 """Characters."""
 
 
@@ -44,7 +44,7 @@ def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
     empty. A field that cannot be read is 0 or empty."""
     counts, version, fault = dict.fromkeys(("revision", "services", "problems"), 0), "", ""
     try:
-        found = fields.message_of(read_json(value, ETCD_NOTE_BYTES), "the report")
+        found = fields.message_of(read_json(value, ETCD_SMALL_VALUE_BYTES), "the report")
         counts = {name: fields.number(found, name) for name in counts}
         version = fields.text(found, "version")
     except MalformedAnswerError as error:
@@ -53,7 +53,7 @@ def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
         fault = str(error)
     except ValueError:
         fault = "it is not JSON"
-    if len(version) > MOST_VERSION or not version.isprintable():
+    if len(version) > MAX_VERSION or not version.isprintable():
         version, fault = "", "version is no version"
     return {"version": version, **counts}, fault and f"its report cannot be read: {fault}"
 
@@ -78,13 +78,13 @@ class HostHeartbeat:
         self._ttl, self._gather = ttl, gather
         self._lease = 0
         self._reported: HostReport | None = None
-        self.task = Task(Pace(min(gather, ttl / 3), ttl / 3, spread=0.5), named_elsewhere=True)
+        self.loop_state = LoopState(Backoff(min(gather, ttl / 3), ttl / 3, jitter=0.5), reported_elsewhere=True)
         """How the loop is run, and its state."""
 
     @property
     def fault(self) -> str:
         """Why the report cannot be published; empty while it is."""
-        return self.task.fault and f"this host's report cannot be published: {self.task.fault}"
+        return self.loop_state.fault and f"this host's report cannot be published: {self.loop_state.fault}"
 
     async def run(self) -> None:
         """Publish until that fails. Raises EtcdError; run it again then, with `task`."""
@@ -95,12 +95,12 @@ class HostHeartbeat:
                 renewed = clock()
                 await self._renew()
             await self._publish()
-            self.task.works()
+            self.loop_state.clear_fault()
             await asyncio.sleep(min(self._gather, self._ttl / 3))
 
     async def _renew(self) -> None:
         """Renew the lease; get a new one if it has expired, as after a long absence or with another store."""
-        if self._lease and await self._client.keep_lease(self._lease):
+        if self._lease and await self._client.renew_lease(self._lease):
             if self._reported and await self._client.get(self._key(self._reported)) is None:
                 self._reported = None
             return
@@ -127,7 +127,7 @@ class HostHeartbeat:
         lease, self._lease = self._lease, 0
         if lease:
             try:
-                async with asyncio.timeout(LAST_WORD_SECONDS):
+                async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                     await self._client.revoke_lease(lease)
             except (EtcdError, TimeoutError) as error:
                 why = str(error) or "no answer"

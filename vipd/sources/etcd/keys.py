@@ -7,35 +7,35 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from vipd.declaration.problems import Declaration, more_problems
-from vipd.declaration.unit import NOTHING, Unit
+from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model import limits
-from vipd.model.service import Registered
+from vipd.model.service import RegisteredBackend
 from vipd.sources.etcd.registered_backends import RegisteredBackends
-from vipd.sources.etcd.snapshot_file import Kept, Record, State, accepted_record, change_record
-from vipd.sources.etcd.values import Layout, Meaning, place_of, read_value
+from vipd.sources.etcd.snapshot_file import StoredKey, Record, SnapshotState, accepted_record, change_record
+from vipd.sources.etcd.values import Layout, ParsedValue, unit_name, read_value
 from vipd.sources.removal_guard import RemovalGuard
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class KeyWrite:
     """A key's new value, read."""
 
     key: str
     value: str
     mod_revision: int
-    meaning: Meaning
+    parsed: ParsedValue
     create_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StoreChange:
     """Differences in the store up to a revision."""
 
     cluster: str
     revision: int
-    written: tuple[Written, ...] = ()
+    written: tuple[KeyWrite, ...] = ()
     removed: frozenset[str] = frozenset()
-    foreign: bool = False
+    store_replaced: bool = False
     """The store is not the same: another cluster, or an older state."""
 
 
@@ -51,23 +51,23 @@ class EtcdKeys:
 
     def __init__(self, layout: Layout, guard: RemovalGuard, note: Callable[[Record], None]) -> None:
         self._layout, self._guard, self._note = layout, guard, note
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, StoredKey] = {}
         self._units: dict[str, Unit] = {}
         self._problems = 0
         """Of all candidates."""
         self._backends = RegisteredBackends()
-        self._removed_lately: dict[str, tuple[Kept, Unit]] = {}
-        self._unjudged: set[str] = set()
+        self._recently_removed: dict[str, tuple[StoredKey, Unit]] = {}
+        self._not_accepted: set[str] = set()
         self.rejected: frozenset[str] = frozenset()
         """Services whose current value does not serve."""
         self.cluster, self.revision = "", 0
         self.last_change = 0
         """Revision of the newest known change; only changes of followed keys affect it."""
-        self.set_back = False
+        self.store_replaced = False
         """Removals are held because the store is not the same."""
 
     @property
-    def kept(self) -> Mapping[str, Kept]:
+    def kept(self) -> Mapping[str, StoredKey]:
         """Every key, including the held ones."""
         return MappingProxyType(self._kept)
 
@@ -82,9 +82,9 @@ class EtcdKeys:
         return frozenset(self._guard.held)
 
     @property
-    def registrations(self) -> Mapping[str, tuple[Registered, ...]]:
+    def registrations(self) -> Mapping[str, tuple[RegisteredBackend, ...]]:
         """As `RegisteredBackends.lists`."""
-        return self._backends.lists
+        return self._backends.by_service
 
     def overrides(self) -> dict[str, str]:
         """Values below `overrides/` by the rest of their key, unread."""
@@ -95,45 +95,45 @@ class EtcdKeys:
         """Number of keys in the store with this prefix."""
         return sum(key.startswith(start) and not kept.held for key, kept in self._kept.items())
 
-    def state(self) -> State:
+    def state(self) -> SnapshotState:
         """All that must outlive a restart."""
-        return State(self.cluster, self.revision, self._kept)
+        return SnapshotState(self.cluster, self.revision, self._kept)
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: SnapshotState) -> None:
         """Start with the state of an earlier run."""
         self.cluster, self.revision = state.cluster, state.revision
         for key, kept in state.keys.items():
-            accepted = NOTHING
+            accepted = EMPTY_DECLARATION
             meaning = read_value(self._layout, key, kept.value)
             if kept.accepted == kept.value and isinstance(meaning, Declaration):
                 accepted = meaning
             elif kept.accepted is not None:
                 earlier = read_value(self._layout, key, kept.accepted)
-                accepted = earlier if isinstance(earlier, Declaration) else NOTHING
+                accepted = earlier if isinstance(earlier, Declaration) else EMPTY_DECLARATION
                 self._backends.set(key, earlier)
             self._kept[key] = kept
-            self._take(key, meaning, accepted)
+            self._set_parsed(key, meaning, accepted)
             self.last_change = max(self.last_change, kept.mod_revision)
             if kept.held:
                 self._guard.held.add(key)
                 self._hold(key, kept, Unit(accepted, accepted, kept.create_revision))
-        self._gather()
+        self._rebuild_backends()
 
-    def apply(self, change: Change, now: float) -> bool:
+    def apply(self, change: StoreChange, now: float) -> bool:
         """Apply a change; returns whether any declaration changed. `now`: a monotonic clock."""
         written = [w for w in change.written if not self._same(w)]
         removed = frozenset(change.removed & self._kept.keys())
         for each in change.written:
-            self._guard.written(each.key)
-        gone, held = self._judge(removed, now, change.foreign)
+            self._guard.key_written(each.key)
+        gone, held = self._apply_removals(removed, now, change.store_replaced)
         for each in written:
             self._write(each)
-        self._gather()
+        self._rebuild_backends()
         self.cluster, self.revision = change.cluster, change.revision
         if change.written or removed:
             self.last_change = change.revision
-        self.set_back = bool(self._guard.held) and (self.set_back or change.foreign)
-        if change.written or removed or change.foreign:
+        self.store_replaced = bool(self._guard.held) and (self.store_replaced or change.store_replaced)
+        if change.written or removed or change.store_replaced:
             put = [(key, self._kept[key]) for key in (*(w.key for w in change.written), *held)]
             self._note(change_record(self.cluster, self.revision, put, gone))
         return bool(written or gone or held)
@@ -141,35 +141,35 @@ class EtcdKeys:
     def accept(self, chosen: Mapping[str, Declaration]) -> None:
         """These versions of units serve from now on."""
         taken = []
-        for key in self._unjudged:
-            place = place_of(key)
+        for key in self._not_accepted:
+            place = unit_name(key)
             unit = self._units[place]
             if chosen.get(place) is unit.candidate:
                 self._units[place] = replace(unit, accepted=unit.candidate)
                 self._kept[key] = replace(self._kept[key], accepted=self._kept[key].value)
                 taken.append(key)
-        self._unjudged.difference_update(taken)
-        self.rejected = frozenset(self._unjudged)
+        self._not_accepted.difference_update(taken)
+        self.rejected = frozenset(self._not_accepted)
         if taken:
             self._note(accepted_record(taken))
 
-    def reread(self) -> bool:
+    def retry_failed_reads(self) -> bool:
         """Parse again the values whose parsing ended in an unexpected exception; returns whether any
         succeeded."""
         broken = {place for place, unit in self._units.items() if _internal(unit.candidate)}
-        keys = [key for key in self._kept if place_of(key) in broken] if broken else []
+        keys = [key for key in self._kept if unit_name(key) in broken] if broken else []
         changed = False
         for key in keys:
-            kept, unit = self._kept[key], self._units[place_of(key)]
+            kept, unit = self._kept[key], self._units[unit_name(key)]
             meaning = read_value(self._layout, key, kept.value)
             if isinstance(meaning, Declaration) and _internal(meaning):
                 continue
             if isinstance(meaning, tuple):
                 self._kept[key] = replace(kept, accepted=kept.value)
                 self._note(accepted_record([key]))
-            self._take(key, meaning, unit.accepted)
+            self._set_parsed(key, meaning, unit.accepted)
             changed = True
-        self._gather()
+        self._rebuild_backends()
         return changed
 
     def accept_removal(self) -> int:
@@ -177,13 +177,13 @@ class EtcdKeys:
         held = self._guard.accept()
         for key in held:
             self._drop(key)
-        self._gather()
-        self.set_back = False
+        self._rebuild_backends()
+        self.store_replaced = False
         if held:
             self._note(change_record(self.cluster, self.revision, (), held))
         return len(held)
 
-    def _same(self, written: Written) -> bool:
+    def _same(self, written: KeyWrite) -> bool:
         """Whether a key is written with an unchanged value: only its revision is recorded."""
         kept = self._kept.get(written.key)
         if kept is None or kept.held or kept.value != written.value:
@@ -193,19 +193,19 @@ class EtcdKeys:
         self._kept[written.key] = replace(kept, mod_revision=written.mod_revision)
         return True
 
-    def _judge(self, removed: frozenset[str], now: float, foreign: bool) -> tuple[list[str], list[str]]:
+    def _apply_removals(self, removed: frozenset[str], now: float, foreign: bool) -> tuple[list[str], list[str]]:
         """Decide which keys are removed and which are held; returns both. Leases expire by themselves: unless
         the store is another one, backends and overrides are always removed."""
         services = {key for key in removed if key.startswith(self._layout.services)}
         known = self.count(self._layout.services)
-        verdict = self._guard.judge(removed if foreign else services, known, now, foreign)
-        gone = [*verdict.go, *(() if foreign else removed - services)]
+        verdict = self._guard.decide(removed if foreign else services, known, now, foreign)
+        gone = [*verdict.allowed, *(() if foreign else removed - services)]
         held = [key for key in verdict.held if self._serves(key)]
         lost = [key for key in verdict.held if not self._serves(key)]
         for key in held:
-            self._hold(key, self._kept[key], self._units.get(place_of(key), Unit(NOTHING)))
-        held += self._bring_back(verdict.back)
-        self._remember(gone)
+            self._hold(key, self._kept[key], self._units.get(unit_name(key), Unit(EMPTY_DECLARATION)))
+        held += self._restore_removed(verdict.restore)
+        self._keep_recently_removed(gone)
         for key in (*gone, *lost):
             self._drop(key)
         self._guard.held.difference_update(lost)
@@ -215,47 +215,47 @@ class EtcdKeys:
         """Whether holding a key keeps a service: one that was never accepted serves no client."""
         return not key.startswith(self._layout.services) or self._kept[key].accepted is not None
 
-    def _hold(self, key: str, kept: Kept, unit: Unit) -> None:
+    def _hold(self, key: str, kept: StoredKey, unit: Unit) -> None:
         self._kept[key] = replace(kept, held=True)
-        self._unjudged.discard(key)
+        self._not_accepted.discard(key)
         if key.startswith(self._layout.services):
-            self._set_unit(place_of(key), replace(unit, candidate=unit.accepted))
+            self._set_unit(unit_name(key), replace(unit, candidate=unit.accepted))
 
-    def _remember(self, gone: Iterable[str]) -> None:
+    def _keep_recently_removed(self, gone: Iterable[str]) -> None:
         """Keep what a later verdict may restore, and no more."""
-        lately = {k: v for k, v in self._removed_lately.items() if self._guard.remembers(k)}
+        lately = {k: v for k, v in self._recently_removed.items() if self._guard.may_restore(k)}
         for key in gone:
-            if self._guard.remembers(key) and self._serves(key):
-                lately[key] = (self._kept[key], self._units[place_of(key)])
-        self._removed_lately = lately
+            if self._guard.may_restore(key) and self._serves(key):
+                lately[key] = (self._kept[key], self._units[unit_name(key)])
+        self._recently_removed = lately
 
-    def _bring_back(self, keys: Iterable[str]) -> list[str]:
-        found = [key for key in keys if key in self._removed_lately]
+    def _restore_removed(self, keys: Iterable[str]) -> list[str]:
+        found = [key for key in keys if key in self._recently_removed]
         for key in found:
-            self._hold(key, *self._removed_lately.pop(key))
+            self._hold(key, *self._recently_removed.pop(key))
         self._guard.held.difference_update(set(keys) - set(found))
         return found
 
-    def _write(self, written: Written) -> None:
+    def _write(self, written: KeyWrite) -> None:
         key, before = written.key, self._kept.get(written.key)
-        unit = self._units.get(place_of(key))
-        accepted, text = unit.accepted if unit else NOTHING, before.accepted if before else None
+        unit = self._units.get(unit_name(key))
+        accepted, text = unit.accepted if unit else EMPTY_DECLARATION, before.accepted if before else None
         if not written.key.startswith(self._layout.services):
-            text = written.value if isinstance(written.meaning, tuple) else text
-        meaning = accepted if text == written.value and accepted is not NOTHING else written.meaning
-        self._kept[key] = Kept(
+            text = written.value if isinstance(written.parsed, tuple) else text
+        meaning = accepted if text == written.value and accepted is not EMPTY_DECLARATION else written.parsed
+        self._kept[key] = StoredKey(
             written.value, written.mod_revision, text, create_revision=written.create_revision
         )
-        self._take(key, meaning, accepted)
+        self._set_parsed(key, meaning, accepted)
 
-    def _take(self, key: str, meaning: Meaning, accepted: Declaration) -> None:
-        place = place_of(key)
-        self._unjudged.discard(key)
+    def _set_parsed(self, key: str, meaning: ParsedValue, accepted: Declaration) -> None:
+        place = unit_name(key)
+        self._not_accepted.discard(key)
         meaning = self._with_fewer_problems(place, meaning)
         if key.startswith(self._layout.services) and isinstance(meaning, Declaration):
             self._set_unit(place, Unit(meaning, accepted, self._kept[key].create_revision))
             if meaning is not accepted:
-                self._unjudged.add(key)
+                self._not_accepted.add(key)
         elif isinstance(meaning, Declaration):
             self._set_unit(place, Unit(meaning))
         else:
@@ -272,7 +272,7 @@ class EtcdKeys:
             self._units[place] = unit
             self._problems += len(unit.candidate.problems)
 
-    def _with_fewer_problems(self, place: str, meaning: Meaning) -> Meaning:
+    def _with_fewer_problems(self, place: str, meaning: ParsedValue) -> ParsedValue:
         """For one of very many faulty keys, the first problem alone."""
         if not isinstance(meaning, Declaration) or len(meaning.problems) < 2:
             return meaning
@@ -287,9 +287,9 @@ class EtcdKeys:
     def _drop(self, key: str) -> None:
         """Remove a key and its declaration."""
         del self._kept[key]
-        self._set_unit(place_of(key), None)
-        self._unjudged.discard(key)
+        self._set_unit(unit_name(key), None)
+        self._not_accepted.discard(key)
         self._backends.remove(key)
 
-    def _gather(self) -> None:
-        self._backends.gather(self._kept)
+    def _rebuild_backends(self) -> None:
+        self._backends.rebuild(self._kept)

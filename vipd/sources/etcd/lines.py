@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from vipd.sources.etcd.errors import TooLargeError
-from vipd.sources.etcd.fields import MOST_BYTES
+from vipd.sources.etcd.fields import MAX_BYTES
 
 _WITHOUT_PAUSE = 100
 """Lines that are given in one turn of the event loop."""
@@ -19,15 +19,15 @@ Translate = Callable[[BaseException], Coroutine[Any, Any, Exception]]
 NETWORK_ERRORS = (aiohttp.ClientError, OSError)
 """Exceptions of aiohttp for network failures; timeouts and TLS errors are kinds of OSError."""
 
-BESIDE_ABOVE = 2**17
+THREAD_MIN_CHARS = 2**17
 """Characters above which an answer is parsed in a thread: it takes some milliseconds."""
 
 T = TypeVar("T")
 
 
-async def beside(size: int, work: Callable[[], T]) -> T:
+async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
     """The result of some work on this many characters, done in a thread if they are many."""
-    return await asyncio.to_thread(work) if size > BESIDE_ABOVE else work()
+    return await asyncio.to_thread(work) if size > THREAD_MIN_CHARS else work()
 
 
 async def read_body(body: aiohttp.StreamReader) -> str:
@@ -36,14 +36,14 @@ async def read_body(body: aiohttp.StreamReader) -> str:
     while piece := await body.readany():
         pieces.append(piece)
         size += len(piece)
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise too_large()
     return b"".join(pieces).decode(errors="replace")
 
 
 def too_large() -> TooLargeError:
     """The error for a body larger than `MOST_BYTES`, which is not read."""
-    return TooLargeError(f"it is larger than {MOST_BYTES >> 20} MiB")
+    return TooLargeError(f"it is larger than {MAX_BYTES >> 20} MiB")
 
 
 class Lines:
@@ -74,7 +74,7 @@ class Lines:
                 self._ready = [line for line in reversed(ended) if line.strip()]
             self._pieces.append(rest)
             self._pending += len(rest)
-            if self._pending > MOST_BYTES:
+            if self._pending > MAX_BYTES:
                 raise too_large()
         self._given += 1
         if self._given % _WITHOUT_PAUSE == 0:

@@ -32,7 +32,7 @@ class KeyRange:
             return f"{start}*"
         return f"[{start}, {self.end.decode(errors='backslashreplace')})"
 
-    def holds(self, key: bytes) -> bool:
+    def contains(self, key: bytes) -> bool:
         """Whether a key is in the range."""
         return self.start <= key < self.end if self.end else key == self.start
 
@@ -51,7 +51,7 @@ class KeyValue(NamedTuple):
     lease: int = 0
 
 
-class Event(NamedTuple):
+class WatchEvent(NamedTuple):
     """One change of one key; a deleted one has no value."""
 
     deleted: bool
@@ -67,7 +67,7 @@ class Header(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RangeResponse:
     """The answer to a range request."""
 
     header: Header
@@ -104,7 +104,7 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Unchanged:
+class ModRevisionEquals:
     """A condition: the key was last written at this revision; 0: it does not exist."""
 
     key: bytes
@@ -123,7 +123,7 @@ class WatchMessage:
     compact_revision: int = 0
     fragment: bool = False
     """More events of the same revisions follow in the next message."""
-    events: tuple[Event, ...] = ()
+    events: tuple[WatchEvent, ...] = ()
 
 
 def encoded(data: bytes) -> str:
@@ -147,7 +147,7 @@ def range_request(
     return body
 
 
-def txn_request(conditions: Sequence[Unchanged], then: Sequence[Put | Delete]) -> Message:
+def txn_request(conditions: Sequence[ModRevisionEquals], then: Sequence[Put | Delete]) -> Message:
     """Do all of `then` if every condition is true, else nothing."""
     compare = [
         {"target": "MOD", "result": "EQUAL", "key": encoded(c.key), "mod_revision": str(c.mod_revision)}
@@ -182,7 +182,7 @@ def read_header(answer: Message) -> Header:
     return found
 
 
-def read_found(answer: Message, keys: KeyRange) -> Found:
+def read_range_response(answer: Message, keys: KeyRange) -> RangeResponse:
     """The answer to a request for all keys of a range with their values, or for the first ones."""
     found = _read_range(answer, keys, read_header(answer))
     if found.more and not found.kvs:
@@ -192,7 +192,7 @@ def read_found(answer: Message, keys: KeyRange) -> Found:
     return found
 
 
-def read_ranges(answer: Message, ranges: Sequence[KeyRange]) -> tuple[Header, tuple[Found, ...]]:
+def read_ranges(answer: Message, ranges: Sequence[KeyRange]) -> tuple[Header, tuple[RangeResponse, ...]]:
     """The answer to `ranges_request` for these ranges, whose keys may be filtered."""
     parts = objects(answer, "responses")
     if len(parts) != len(ranges):
@@ -229,18 +229,18 @@ def read_watch(result: object, keys: KeyRange) -> WatchMessage:
     )
 
 
-def _read_range(answer: Message, keys: KeyRange, header: Header) -> Found:
+def _read_range(answer: Message, keys: KeyRange, header: Header) -> RangeResponse:
     kvs = tuple(_read_kv(kv, keys) for kv in objects(answer, "kvs"))
     if any(before.key >= after.key for before, after in pairwise(kvs)):
         raise MalformedAnswerError("keys are not in order")
-    return Found(header, kvs, flag(answer, "more"), number(answer, "count"))
+    return RangeResponse(header, kvs, flag(answer, "more"), number(answer, "count"))
 
 
-def _read_event(event: Message, keys: KeyRange) -> Event:
+def _read_event(event: Message, keys: KeyRange) -> WatchEvent:
     kind = text(event, "type")
     if kind not in ("", "PUT", "DELETE"):
         raise MalformedAnswerError(f"type is neither PUT nor DELETE: {kind[:20]!r}")
-    return Event(kind == "DELETE", _read_kv(inner(event, "kv"), keys))
+    return WatchEvent(kind == "DELETE", _read_kv(inner(event, "kv"), keys))
 
 
 def _read_kv(kv: Message, keys: KeyRange) -> KeyValue:
@@ -251,6 +251,6 @@ def _read_kv(kv: Message, keys: KeyRange) -> KeyValue:
         number(kv, "create_revision"),
         number(kv, "lease"),
     )
-    if not keys.holds(found.key):
+    if not keys.contains(found.key):
         raise MalformedAnswerError(f"the key {KeyRange(found.key[:200])} was not asked for")
     return found

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from vipd.model import limits
-from vipd.model.service import Backend, Registered
-from vipd.sources.etcd.snapshot_file import Kept
-from vipd.sources.etcd.values import Meaning, place_of
+from vipd.model.service import Backend, RegisteredBackend
+from vipd.sources.etcd.snapshot_file import StoredKey
+from vipd.sources.etcd.values import ParsedValue, unit_name
 
 
 class RegisteredBackends:
@@ -20,15 +20,15 @@ class RegisteredBackends:
         """By service."""
         self._changed: set[str] = set()
         """Services whose backends changed since their list was made."""
-        self._lists: dict[str, tuple[Registered, ...]] = {}
+        self._lists: dict[str, tuple[RegisteredBackend, ...]] = {}
 
     @property
-    def lists(self) -> Mapping[str, tuple[Registered, ...]]:
+    def by_service(self) -> Mapping[str, tuple[RegisteredBackend, ...]]:
         """Registered backends by service, in order of their keys; above a service's limit, those that
         were written first. Unchanged lists are the same object."""
         return MappingProxyType(self._lists)
 
-    def set(self, key: str, meaning: Meaning) -> None:
+    def set(self, key: str, meaning: ParsedValue) -> None:
         """Set the backend of a key; a meaning that is no backend changes nothing."""
         if isinstance(meaning, tuple):
             self._meanings[key] = meaning
@@ -41,7 +41,7 @@ class RegisteredBackends:
             self._keys[meaning[0]].discard(key)
             self._changed.add(meaning[0])
 
-    def gather(self, kept: Mapping[str, Kept]) -> None:
+    def rebuild(self, kept: Mapping[str, StoredKey]) -> None:
         """Rebuild the changed lists, each once for all keys."""
         for service in self._changed:
             keys: Iterable[str] = self._keys[service]
@@ -52,6 +52,6 @@ class RegisteredBackends:
             if len(self._keys[service]) > limits.BACKENDS:
                 keys = sorted(sorted(keys), key=lambda key: kept[key].mod_revision)[: limits.BACKENDS]
             self._lists[service] = tuple(
-                Registered(place_of(key), self._meanings[key][1]) for key in sorted(keys)
+                RegisteredBackend(unit_name(key), self._meanings[key][1]) for key in sorted(keys)
             )
         self._changed.clear()

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from random import Random
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
-from vipd.host.supervisor import Pace
+from vipd.host.supervisor import Backoff
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, RejectedError
 
-PACE = Pace(first=0.2, longest=5.0)
-LAST_WORD_SECONDS = 3.0
+BACKOFF = Backoff(initial=0.2, maximum=5.0)
+CLOSE_TIMEOUT_SECONDS = 3.0
 """How long the end waits for etcd to delete the registration."""
 
 
@@ -40,29 +40,29 @@ class Registration:
                     pause = self._ttl / 3
                 except Exception as error:
                     # Whatever it is: a backend must not leave its service for a fault of vipd's.
-                    self._say(False, _reason(error))
+                    self._report_change(False, _reason(error))
                     failures += 1
-                    pause = min(PACE.pause(failures, self._random), self._ttl / 3)
+                    pause = min(BACKOFF.delay(failures, self._random), self._ttl / 3)
                 await asyncio.sleep(pause)
         finally:
-            await self._take_back()
+            await self._deregister()
 
     async def _once(self) -> None:
         """Renew the lease; write the key anew if it has expired."""
-        if self._lease and not await self._client.keep_lease(self._lease):
-            self._say(False, "the lease has expired")
+        if self._lease and not await self._client.renew_lease(self._lease):
+            self._report_change(False, "the lease has expired")
             self._lease = 0
         if self._lease:
             found = await self._client.get(self._key)
             if found is not None and found.lease != self._lease:
-                self._say(False, "somebody else has registered the same; it counts for as long as that lasts")
+                self._report_change(False, "somebody else has registered the same; it counts for as long as that lasts")
                 return
             if found is not None:
-                self._say(True, "registered")
+                self._report_change(True, "registered")
                 return
-            self._say(False, "the key is gone")
+            self._report_change(False, "the key is gone")
         await self._put()
-        self._say(True, "registered")
+        self._report_change(True, "registered")
 
     async def _put(self) -> None:
         self._lease = self._lease or await self._client.grant_lease(self._ttl)
@@ -72,19 +72,19 @@ class Registration:
             self._lease = 0  # most likely it has expired
             raise
 
-    async def _take_back(self) -> None:
+    async def _deregister(self) -> None:
         lease, self._lease = self._lease, 0
         if not lease:
             return
         try:
-            async with asyncio.timeout(LAST_WORD_SECONDS):
+            async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                 await self._client.revoke_lease(lease)
-            self._say(False, "taken back")
+            self._report_change(False, "taken back")
         except Exception as error:
             why = "no answer of etcd" if isinstance(error, TimeoutError) else _reason(error)
-            self._say(False, f"cannot be taken back, and ends by itself after {self._ttl} s: {why}")
+            self._report_change(False, f"cannot be taken back, and ends by itself after {self._ttl} s: {why}")
 
-    def _say(self, state: bool, what: str) -> None:
+    def _report_change(self, state: bool, what: str) -> None:
         if (state, what) != self._reported:
             self._reported = (state, what)
             self._report(state, what)

@@ -18,7 +18,7 @@ from vipd.sources.etcd.errors import (
     TokenRejectedError,
     VersionError,
 )
-from vipd.sources.etcd.fields import MOST_BYTES, Message
+from vipd.sources.etcd.fields import MAX_BYTES, Message
 
 OLDEST_VERSION = (3, 4)
 
@@ -39,7 +39,7 @@ GATEWAY_HINT = (
 def read_object(text: str) -> Message | None:
     """The JSON object in a text; None if there is none, or one that is nested without end."""
     try:
-        found = read_json(text, MOST_BYTES)
+        found = read_json(text, MAX_BYTES)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

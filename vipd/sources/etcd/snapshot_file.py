@@ -26,25 +26,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vipd.host.durable import keep_aside, make_directory, open_own, read_own, why, write_durably
-from vipd.host.supervisor import Pace, Task
+from vipd.host.durable import move_aside, make_directory, open_own, read_own, error_text, write_durably
+from vipd.host.supervisor import Backoff, LoopState
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-GATHER_SECONDS = 0.02
+WRITE_DELAY_SECONDS = 0.02
 """From a change to its write: its acceptance follows a moment later, and is written with it."""
-LONGEST_REST_SECONDS = 1.0
-RESTS = 4
+MAX_PAUSE_SECONDS = 1.0
+PAUSE_FACTOR = 4
 """After a write the disk is left alone for so many times as long as that took."""
-AGAIN_SECONDS = 30.0
+RETRY_SECONDS = 30.0
 """After a write that failed."""
-LEAST_GROWTH = 262_144
+MIN_REWRITE_BYTES = 262_144
 """Bytes of appended lines below which the file is not rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredKey:
     """One key. Values are text, undecodable bytes as lone surrogates."""
 
     value: str
@@ -58,12 +58,12 @@ class Kept:
 
 
 @dataclass(slots=True)
-class State:
+class SnapshotState:
     """Every followed key at one revision of one store."""
 
     cluster: str = ""
     revision: int = 0
-    keys: dict[str, Kept] = field(default_factory=dict)
+    keys: dict[str, StoredKey] = field(default_factory=dict)
 
 
 Record = dict[str, Any]
@@ -78,13 +78,13 @@ class _Work:
 
     number: int
     lines: bytes
-    state: State | None
+    state: SnapshotState | None
 
 
-class Snapshot:
+class SnapshotFile:
     """The file. `load` first; then `run` writes recorded changes, and `close` the rest."""
 
-    def __init__(self, path: Path, prefix: str, state: Callable[[], State]) -> None:
+    def __init__(self, path: Path, prefix: str, state: Callable[[], SnapshotState]) -> None:
         self._path, self._prefix, self._state = path, prefix, state
         self._lines: list[bytes] = []
         self._noted = asyncio.Event()
@@ -95,10 +95,10 @@ class Snapshot:
         self._rewrite = True  # the first write of a process drops everything after an invalid line
         self._underway = False
         """Whether a write has begun whose outcome is not known."""
-        self.task = Task(Pace(AGAIN_SECONDS, AGAIN_SECONDS), named_elsewhere=True)
+        self.loop_state = LoopState(Backoff(RETRY_SECONDS, RETRY_SECONDS), reported_elsewhere=True)
         """How the loop is run, and its state: its fault is why the file cannot be written."""
 
-    def load(self) -> State:
+    def load(self) -> SnapshotState:
         """The file's content; empty if there is no file, or one of another prefix.
 
         An invalid file is kept aside, with a line in the log: its valid part counts.
@@ -106,16 +106,16 @@ class Snapshot:
         try:
             lines = read_own(self._path).split(b"\n")
         except FileNotFoundError:
-            return State()
+            return SnapshotState()
         except OSError as error:
-            self._unsound(why(error))
-            return State()
-        state, read = State(), 0
+            self._unsound(error_text(error))
+            return SnapshotState()
+        state, read = SnapshotState(), 0
         # A record with a valid checksum that is not of this program also ends the reading.
         with contextlib.suppress(*_GARBAGE):
             for record in _sound(lines):
                 if read == 0 and not self._begins(record):
-                    return State()
+                    return SnapshotState()
                 _replay(state, record)
                 read += 1
         if len(lines) - read > 1 or (read == 0 and lines[0]):  # the last one is empty, or torn
@@ -130,10 +130,10 @@ class Snapshot:
 
     def _unsound(self, what: str, stays: bool = False) -> None:
         meaning = "what it said from there on is not known until etcd tells it"
-        aside = keep_aside(self._path, stays)
+        aside = move_aside(self._path, stays)
         log.warning("%s: cannot be read: %s; %s; %s", self._path, what, meaning, aside)
 
-    def note(self, record: Record) -> None:
+    def enqueue(self, record: Record) -> None:
         """Bring one change to disk soon."""
         self._lines.append(_line(record))
         self._noted.set()
@@ -145,14 +145,14 @@ class Snapshot:
         now, rested = asyncio.get_running_loop().time, 0.0
         while True:
             await self._noted.wait()
-            await asyncio.sleep(max(GATHER_SECONDS, rested - now()))
+            await asyncio.sleep(max(WRITE_DELAY_SECONDS, rested - now()))
             self._noted.clear()
             work, began = self._work(), now()
             self._underway = True
             await asyncio.to_thread(self._do, work)
             self._underway = False
-            rested = now() + min(RESTS * (now() - began), LONGEST_REST_SECONDS)
-            self.task.works()
+            rested = now() + min(PAUSE_FACTOR * (now() - began), MAX_PAUSE_SECONDS)
+            self.loop_state.clear_fault()
 
     def close(self) -> None:
         """Write the rest. Blocks; a failure is logged."""
@@ -168,10 +168,10 @@ class Snapshot:
         lines, self._lines = self._lines, []
         # Whether a thread has finished what was begun is unknown here: the whole state is right either way.
         self._rewrite = self._rewrite or self._underway
-        if not self._rewrite and self._grown <= max(LEAST_GROWTH, self._size):
+        if not self._rewrite and self._grown <= max(MIN_REWRITE_BYTES, self._size):
             return _Work(self._made, b"".join(lines), None)
         state = self._state()
-        return _Work(self._made, b"", State(state.cluster, state.revision, dict(state.keys)))
+        return _Work(self._made, b"", SnapshotState(state.cluster, state.revision, dict(state.keys)))
 
     def _do(self, work: _Work) -> None:
         with self._writing:
@@ -180,13 +180,13 @@ class Snapshot:
                 return
             self._done = work.number
             try:
-                self._bring(work)
+                self._write_out(work)
                 self._rewrite = False
             except OSError as error:
                 what = f"{self._path}: cannot be written: {error.strerror or error}"
                 raise OSError(f"{what}; hint: services outlive no restart") from None
 
-    def _bring(self, work: _Work) -> None:
+    def _write_out(self, work: _Work) -> None:
         if work.state is None:
             self._append(work.lines)
         else:
@@ -200,7 +200,7 @@ class Snapshot:
             os.fsync(file.fileno())
         self._grown += len(data)
 
-    def _write(self, state: State) -> None:
+    def _write(self, state: SnapshotState) -> None:
         whole = change_record(state.cluster, state.revision, state.keys.items(), ())
         data = _line({"format": FORMAT, "prefix": self._prefix}) + _line(whole)
         make_directory(self._path.parent)
@@ -209,7 +209,7 @@ class Snapshot:
 
 
 def change_record(
-    cluster: str, revision: int, put: Iterable[tuple[str, Kept]], gone: Iterable[str]
+    cluster: str, revision: int, put: Iterable[tuple[str, StoredKey]], gone: Iterable[str]
 ) -> Record:
     """One change: the new state of some keys, and keys that are removed."""
     kept_keys = list(put)
@@ -228,7 +228,7 @@ def accepted_record(keys: Iterable[str]) -> Record:
     return {"accepted": list(keys)}
 
 
-def _replay(state: State, record: Record) -> None:
+def _replay(state: SnapshotState, record: Record) -> None:
     """Apply a record. Raises any exception for an invalid record; then nothing of it counts."""
     for key in record.get("accepted", ()):
         if kept := state.keys.get(key):
@@ -244,18 +244,18 @@ def _replay(state: State, record: Record) -> None:
         state.keys.pop(key, None)
 
 
-def _fields(key: str, kept: Kept) -> list[object]:
+def _fields(key: str, kept: StoredKey) -> list[object]:
     """A key in the form of the file; an accepted value that is also the newest is not written twice."""
     accepted = True if kept.accepted == kept.value else kept.accepted
     return [key, kept.value, kept.mod_revision, accepted, kept.held]
 
 
-def _kept(fields: list[Any]) -> tuple[str, Kept]:
+def _kept(fields: list[Any]) -> tuple[str, StoredKey]:
     key, value, mod_revision, accepted, held = fields
     accepted = value if accepted is True else accepted
     if not isinstance(value, str) or not isinstance(accepted, str | None):
         raise ValueError("a value is no text")
-    return str(key), Kept(value, int(mod_revision), accepted, bool(held))
+    return str(key), StoredKey(value, int(mod_revision), accepted, bool(held))
 
 
 def _line(record: Record) -> bytes:

@@ -16,11 +16,11 @@ from vipd.declaration.problems import Declaration, printable
 from vipd.declaration.unit import Unit
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.supervisor import Loop, Work
-from vipd.model.service import Registered
+from vipd.model.service import RegisteredBackend
 from vipd.sources.etcd.client import EtcdClient
-from vipd.sources.etcd.follower import Follower, Times
+from vipd.sources.etcd.follower import ListWatcher, WatchIntervals
 from vipd.sources.etcd.keys import EtcdKeys
-from vipd.sources.etcd.snapshot_file import Snapshot, State
+from vipd.sources.etcd.snapshot_file import SnapshotFile, SnapshotState
 from vipd.sources.etcd.values import Layout
 from vipd.sources.removal_guard import RemovalGuard
 
@@ -62,13 +62,13 @@ class EtcdSource:
         state_dir: Path,
         client: EtcdClient,
         random: Random,
-        times: Times | None = None,
+        times: WatchIntervals | None = None,
     ) -> None:
         self._settings = settings
         layout = Layout(settings.prefix)
-        self._snapshot = Snapshot(state_dir / SNAPSHOT, settings.prefix, self._state_on_disk)
-        self._keys = EtcdKeys(layout, RemovalGuard(settings.max_removal), self._snapshot.note)
-        self._follower = Follower(client, self._keys, layout, self._wake, random, times or Times())
+        self._snapshot = SnapshotFile(state_dir / SNAPSHOT, settings.prefix, self._state_on_disk)
+        self._keys = EtcdKeys(layout, RemovalGuard(settings.max_removal), self._snapshot.enqueue)
+        self._follower = ListWatcher(client, self._keys, layout, self._wake, random, times or WatchIntervals())
         self._changed = asyncio.Event()
 
     @property
@@ -83,8 +83,8 @@ class EtcdSource:
     def loops(self) -> dict[str, Work]:
         """The loops that follow etcd and save its state. Their failures are among `faults`."""
         return {
-            "keeping etcd's keys": Loop(self._snapshot.run, self._snapshot.task),
-            "following etcd": Loop(self._follower.run, self._follower.task),
+            "keeping etcd's keys": Loop(self._snapshot.run, self._snapshot.loop_state),
+            "following etcd": Loop(self._follower.run, self._follower.loop_state),
         }
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class EtcdSource:
             self._changed.clear()
             yield
 
-    async def delivered(self, timeout: float) -> bool:
+    async def wait_ready(self, timeout: float) -> bool:
         """Wait until there is a state, from disk or from etcd; False if there is none in time."""
         if self._keys.cluster:
             return True
@@ -114,13 +114,13 @@ class EtcdSource:
 
     def faults(self) -> tuple[str, ...]:
         """Set while etcd cannot be followed, removals are held, or the disk cannot be written."""
-        fault = self._follower.task.fault
+        fault = self._follower.loop_state.fault
         known = any(unit.accepted.services for unit in self._keys.units.values())
         kept = "the last known services go on serving" if known else "no service of it is known"
         lost = fault and f"{fault}; {kept}"
-        return tuple(filter(None, (lost, self._held(), self._snapshot.task.fault)))
+        return tuple(filter(None, (lost, self._held(), self._snapshot.loop_state.fault)))
 
-    def accepted(self, chosen: Mapping[str, Declaration]) -> None:
+    def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Save these versions as the ones to fall back to."""
         self._keys.accept(chosen)
 
@@ -132,7 +132,7 @@ class EtcdSource:
         return released
 
     @property
-    def registrations(self) -> Mapping[str, tuple[Registered, ...]]:
+    def registrations(self) -> Mapping[str, tuple[RegisteredBackend, ...]]:
         """Backends that registered themselves, by the name of their service, each list in order of its keys.
 
         Unchanged lists are the same object.
@@ -152,7 +152,7 @@ class EtcdSource:
     @property
     def connected(self) -> bool:
         """Whether etcd is followed now, as far as is known."""
-        return bool(self._follower.endpoint) and not self._follower.task.fault
+        return bool(self._follower.endpoint) and not self._follower.loop_state.fault
 
     @property
     def applied_revision(self) -> int:
@@ -182,7 +182,7 @@ class EtcdSource:
             len(self._keys.kept),
             tuple(map(printable, sorted(self._keys.rejected))),
             tuple(map(printable, sorted(self._keys.held))),
-            self._follower.task.fault,
+            self._follower.loop_state.fault,
         )
 
     def _held(self) -> str:
@@ -191,14 +191,14 @@ class EtcdSource:
             return ""
         names = ", ".join(map(printable, held[:3])) + (", ..." if len(held) > 3 else "")
         why = f"more than {self._settings.max_removal}% of the services at once"
-        if self._keys.set_back:
+        if self._keys.store_replaced:
             why = "the store is another one than before, or an older state of it"
         return (
             f"{len(held)} keys are gone from etcd and go on serving: {why} ({names}); "
             "hint: write them again, or vipctl accept-removal"
         )
 
-    def _state_on_disk(self) -> State:
+    def _state_on_disk(self) -> SnapshotState:
         return self._keys.state()
 
     def _wake(self) -> None:

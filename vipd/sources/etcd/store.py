@@ -15,34 +15,34 @@ from datetime import datetime
 
 from vipd.declaration.operations import Outcome, RefusedError
 from vipd.declaration.problems import printable
-from vipd.model.override import Key, Override, Subject, joined
+from vipd.model.override import OverrideKey, Override, OverrideTarget, merge_parts
 from vipd.model.service import Service
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, RejectedError, UnreachableError
 from vipd.sources.etcd.fleet_keys import (
     UnwritableError,
-    keys_about,
-    order_key,
-    order_keys,
-    order_value,
+    keys_of_targets,
+    override_key,
+    override_keys,
+    override_value,
     read_overrides,
     service_key,
     service_value,
-    weight_key,
+    weight_override_key,
 )
-from vipd.sources.etcd.messages import Delete, KeyRange, Put, Unchanged
+from vipd.sources.etcd.messages import Delete, KeyRange, Put, ModRevisionEquals
 from vipd.sources.etcd.source import EtcdSource
-from vipd.sources.etcd.values import Layout, place_of
+from vipd.sources.etcd.values import Layout, unit_name
 
-FOLLOWED_SECONDS = 10.0
+OBSERVE_TIMEOUT_SECONDS = 10.0
 """How long an answer waits until this host receives its own write."""
-LOOK_SECONDS = 0.01
-DELETED_AT_ONCE = 100
+POLL_SECONDS = 0.01
+MAX_DELETES_PER_TXN = 100
 """Fewer than the 128 operations that etcd accepts in a transaction by default."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """The outcome of a write."""
 
     revision: int
@@ -86,7 +86,7 @@ class EtcdStore:
         """Check that a change can be written at all. Raises RefusedError."""
         self._puts(outcome)
 
-    async def save(self, outcome: Outcome) -> Written:
+    async def save(self, outcome: Outcome) -> WriteResult:
         """Write a change that was decided on the current `services`.
 
         Raises RefusedError; then nothing was written, unless the error reports that this is unknown.
@@ -100,9 +100,9 @@ class EtcdStore:
         names = [name for name, action in results.items() if action != "unchanged"] or list(results)
         keys = [self._key(name) for name in names]
         revision = await self._write(keys, then)
-        return Written(revision if then else 0, {self._key(n): results[n] != "removed" for n in names})
+        return WriteResult(revision if then else 0, {self._key(n): results[n] != "removed" for n in names})
 
-    async def give(self, order: Override) -> Written:
+    async def put_override(self, order: Override) -> WriteResult:
         """Write an override beside the other part of an earlier one; one that expires gets a lease that
         expires with it. Raises as `save` does."""
         known, wanted = self._overrides_at_keys(order)
@@ -123,63 +123,63 @@ class EtcdStore:
                 with contextlib.suppress(EtcdError):
                     await self._client.revoke_lease(lease)
             raise
-        return Written(revision, dict.fromkeys(gone, False) | dict.fromkeys(puts, True))
+        return WriteResult(revision, dict.fromkeys(gone, False) | dict.fromkeys(puts, True))
 
     def _overrides_at_keys(self, order: Override) -> tuple[dict[str, Override | None], dict[str, Override]]:
         """The current values at the keys of an override's target (None: none that stays), and the new values
         with this override."""
-        layout, known, parts = self._layout, dict[str, Override | None](), dict[Key, Override]()
-        for key in (weight_key(layout, order.subject), order_key(layout, order.subject)):
+        layout, known, parts = self._layout, dict[str, Override | None](), dict[OverrideKey, Override]()
+        for key in (weight_override_key(layout, order.target), override_key(layout, order.target)):
             rest = key.removeprefix(layout.overrides)
             value = self._source.overrides.get(rest)
             found = read_overrides({rest: value})[0] if value is not None else {}
             # Values that cannot be read, or have another target, are not deleted.
-            if any(each.subject == order.subject for each in found):
+            if any(each.target == order.target for each in found):
                 held = {k: o for k, o in found.items() if o.until is None or o.until > self._clock()}
                 parts |= held
-                known[key] = joined(held)[0] if held else None
-        return known, order_keys(layout, {**parts, **order.parts()})
+                known[key] = merge_parts(held)[0] if held else None
+        return known, override_keys(layout, {**parts, **order.parts()})
 
     async def _lease(self, until: datetime) -> int:
         left = math.ceil((until - self._clock()).total_seconds())
         return await self._asked(self._client.grant_lease(max(left, 1)))
 
-    async def take_back(self, subjects: Collection[Subject]) -> Written:
+    async def clear_overrides(self, subjects: Collection[OverrideTarget]) -> WriteResult:
         """Delete the overrides of these targets. Raises as `save` does."""
-        keys = keys_about(self._layout, self._source.overrides, subjects)
+        keys = keys_of_targets(self._layout, self._source.overrides, subjects)
         revision = 0
-        for start in range(0, len(keys), DELETED_AT_ONCE):
-            some = keys[start : start + DELETED_AT_ONCE]
+        for start in range(0, len(keys), MAX_DELETES_PER_TXN):
+            some = keys[start : start + MAX_DELETES_PER_TXN]
             revision = await self._write(some, [Delete(KeyRange(_encoded(key))) for key in some])
-        return Written(revision, dict.fromkeys(keys, False))
+        return WriteResult(revision, dict.fromkeys(keys, False))
 
     def stop_waiting(self) -> None:
         """vipd stops: end every `wait_followed`."""
         self._stopping = True
 
-    async def wait_followed(self, written: Written) -> str:
+    async def wait_observed(self, written: WriteResult) -> str:
         """Wait until this host receives a write; returns why it does not, or does not follow it, else
         empty."""
         clock = asyncio.get_running_loop().time
-        end = clock() + FOLLOWED_SECONDS
+        end = clock() + OBSERVE_TIMEOUT_SECONDS
         while not all(self._known(key, there, written.revision) for key, there in written.keys.items()):
             if self._stopping:
                 return "vipd is stopping: this host follows when it has started again"
             if clock() >= end:
                 late = (
-                    f"this host has not heard of revision {written.revision} after {FOLLOWED_SECONDS:.0f} s"
+                    f"this host has not heard of revision {written.revision} after {OBSERVE_TIMEOUT_SECONDS:.0f} s"
                 )
                 return "; ".join((late, *self._source.faults()))
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         held = [key for key in self._source.state().held if written.keys.get(key) is False]
         if not held:
             return ""
         what = f"{len(held)} of the removals are held" if len(held) > 1 else "the removal is held"
         return f"{what}: too many services at once; vipctl accept-removal on each host lets go"
 
-    def units(self, written: Written) -> list[str]:
+    def units(self, written: WriteResult) -> list[str]:
         """Names of the units that were written."""
-        return [place_of(key) for key, there in written.keys.items() if there]
+        return [unit_name(key) for key, there in written.keys.items() if there]
 
     def _known(self, key: str, there: bool, revision: int) -> bool:
         known = self._source.mod_revision(key)
@@ -200,7 +200,7 @@ class EtcdStore:
             raise RefusedError("invalid", error.what, "", error.hint, error.problems) from None
 
     async def _write(self, keys: Sequence[str], then: Sequence[Put | Delete]) -> int:
-        conditions = [Unchanged(_encoded(key), self._source.mod_revision(key)) for key in keys]
+        conditions = [ModRevisionEquals(_encoded(key), self._source.mod_revision(key)) for key in keys]
         revision = await self._asked(self._client.txn(conditions, then))
         if not revision:
             named = printable(keys[0]) if len(keys) == 1 else f"one of {len(keys)} keys"
@@ -213,7 +213,7 @@ class EtcdStore:
         try:
             return await question
         except EtcdError as error:
-            raise refusal(error) from None
+            raise refused_error(error) from None
 
 
 def _encoded(key: str) -> bytes:
@@ -223,12 +223,12 @@ def _encoded(key: str) -> bytes:
 
 def _order_value(order: Override) -> str:
     try:
-        return order_value(order)
+        return override_value(order)
     except UnwritableError as error:
         raise RefusedError("internal", error.what, "", error.hint) from None
 
 
-def refusal(error: EtcdError) -> RefusedError:
+def refused_error(error: EtcdError) -> RefusedError:
     """Why etcd did not carry out the request."""
     why, _, hint = str(error).partition("; hint: ")
     what = "etcd did not take it"

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from vipd.host.durable import open_regular, read_regular, why
+from vipd.host.durable import open_regular, read_regular, error_text
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.sources.etcd.errors import AuthFailedError, TLSError, TLSFault
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 """Of one file."""
 
 Signatures = tuple[tuple[int, ...], ...]
@@ -34,7 +34,7 @@ def tls_context(settings: EtcdSettings) -> ssl.SSLContext:
                 context.load_cert_chain(*opened)
     except (OSError, ssl.SSLError, ValueError) as error:
         files = f"{place}, {settings.key}" if place and place == settings.cert else f"{place}"
-        raise TLSError(TLSFault.FILES, f"{files}: cannot be used for TLS: {why(error)}") from None
+        raise TLSError(TLSFault.FILES, f"{files}: cannot be used for TLS: {error_text(error)}") from None
     return context
 
 
@@ -46,17 +46,17 @@ def signatures(settings: EtcdSettings) -> Signatures:
 def password(path: Path | None) -> str:
     """Raises AuthFailedError. It waits: call it in a thread."""
     try:
-        data = read_regular(path, MOST_BYTES) if path else b""
+        data = read_regular(path, MAX_BYTES) if path else b""
         return data.decode("utf-8").partition("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:
-        raise AuthFailedError(f"{path}: the password cannot be read: {why(error)}") from None
+        raise AuthFailedError(f"{path}: the password cannot be read: {error_text(error)}") from None
 
 
 def _authorities(path: Path | None) -> str | None:
     """The text of certificates to trust; None: the system's. Raises OSError."""
     if path is None:
         return None
-    data = read_regular(path, MOST_BYTES)
+    data = read_regular(path, MAX_BYTES)
     if b"-----BEGIN" not in data:
         raise ssl.SSLError(0, "no certificate in it")
     # Text between certificates may be in any script; it is not read.
@@ -69,8 +69,8 @@ def _opened(path: Path) -> Iterator[str]:
     Raises OSError."""
     descriptor = open_regular(path)
     try:
-        if os.fstat(descriptor).st_size > MOST_BYTES:
-            raise OSError(0, f"{path} is larger than {MOST_BYTES >> 20} MiB")
+        if os.fstat(descriptor).st_size > MAX_BYTES:
+            raise OSError(0, f"{path} is larger than {MAX_BYTES >> 20} MiB")
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)

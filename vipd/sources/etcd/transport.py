@@ -28,7 +28,7 @@ from vipd.sources.etcd.errors import (
     TLSFault,
 )
 from vipd.sources.etcd.fields import Message
-from vipd.sources.etcd.lines import NETWORK_ERRORS, Lines, beside, read_body
+from vipd.sources.etcd.lines import NETWORK_ERRORS, Lines, in_thread_if_large, read_body
 from vipd.sources.etcd.replies import error_of_answer, error_without_gateway, read_object
 from vipd.sources.etcd.tls_files import Signatures, signatures, tls_context
 from vipd.sources.etcd.transport_faults import diagnose, error_of_exception
@@ -80,7 +80,7 @@ class Transport:
             raise await self._diagnosed(endpoint, error) from None
         answer = None
         if status == 200:
-            answer = await beside(len(said), lambda: read_object(said))
+            answer = await in_thread_if_large(len(said), lambda: read_object(said))
         if answer is None:
             raise await self._explained(endpoint, error_of_answer(status, said, what))
         return Answer(answer, len(said))

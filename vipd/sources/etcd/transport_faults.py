@@ -13,7 +13,7 @@ from vipd.sources.etcd.errors import EndpointError, GatewayOffError, TLSError, T
 from vipd.sources.etcd.replies import GATEWAY_HINT
 
 DIAGNOSIS_SECONDS = 2.0
-LAST_WORD_SECONDS = 0.5
+TLS_ALERT_SECONDS = 0.5
 """How long a server may take to report that it rejects a certificate. A server that reports nothing
 costs this much at each broken connection."""
 
@@ -120,7 +120,7 @@ async def _last_word(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLEr
         async with asyncio.timeout(DIAGNOSIS_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
         try:
-            async with asyncio.timeout(LAST_WORD_SECONDS):
+            async with asyncio.timeout(TLS_ALERT_SECONDS):
                 await reader.read(1)
         finally:
             writer.transport.abort()

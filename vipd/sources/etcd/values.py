@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vipd.declaration.backend_reader import read_backends
-from vipd.declaration.body_pattern import plain_text
+from vipd.declaration.body_pattern import literal_text
 from vipd.declaration.fields import Report
 from vipd.declaration.native import API_VERSION, READING_SERVICE, parse_declaration
-from vipd.declaration.nodes import Mapping, Node, Scalar, null
-from vipd.declaration.policy_reader import Policy
+from vipd.declaration.nodes import Mapping, Node, Scalar, is_null
+from vipd.declaration.policy_reader import ServiceDefaults
 from vipd.declaration.problems import Declaration, Problem, internal_problem, printable
 from vipd.declaration.service_reader import read_service
-from vipd.declaration.syntax import InvalidTextError, parse_backend, shown
+from vipd.declaration.syntax import InvalidTextError, parse_backend, quoted
 from vipd.declaration.yaml_tree import read_tree
 from vipd.model import limits
 from vipd.model.check import HttpProbe, UdpProbe
@@ -29,7 +29,7 @@ from vipd.sources.etcd.messages import KeyRange
 SOURCE = "etcd"
 
 
-Meaning = Declaration | tuple[str, Backend] | None
+ParsedValue = Declaration | tuple[str, Backend] | None
 """A parsed value: a declaration, a backend registered for a service, or None if it is not parsed here."""
 
 
@@ -59,12 +59,12 @@ class Layout:
         return tuple(KeyRange.prefix(p.encode()) for p in (self.services, self.backends, self.overrides))
 
 
-def place_of(key: str) -> str:
+def unit_name(key: str) -> str:
     """The name of a key in problems, and of its unit: one line, whatever the key contains."""
     return f"{SOURCE}:{printable(key)}"
 
 
-def read_value(layout: Layout, key: str, value: str) -> Meaning:
+def read_value(layout: Layout, key: str, value: str) -> ParsedValue:
     """Parses the value of a key. An unexpected exception is a problem of this key alone."""
     try:
         if key.startswith(layout.services):
@@ -72,13 +72,13 @@ def read_value(layout: Layout, key: str, value: str) -> Meaning:
         if key.startswith(layout.backends):
             return read_registration(key, key.removeprefix(layout.backends), value)
     except Exception as error:
-        return Declaration(problems=(internal_problem(error, "reading this key", place_of(key)),))
+        return Declaration(problems=(internal_problem(error, "reading this key", unit_name(key)),))
     return None
 
 
 def read_service_value(key: str, name: str, text: str) -> Declaration:
     """Parses the value of a service's key: one service or problems, never both none. Never raises."""
-    place = place_of(key)
+    place = unit_name(key)
     if too_long := _too_long(place, text, limits.ETCD_SERVICE_BYTES):
         return Declaration(problems=(too_long,))
     tree = read_tree(text, place)
@@ -99,8 +99,8 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
     `rest` is the key without its prefix: `SERVICE/ADDRESS:PORT`. The value is empty, or a mapping with a
     backend's keys besides address and port: `{weight: 2}`.
     """
-    report = Report(place_of(key))
-    if too_long := _too_long(report.file, text, limits.ETCD_NOTE_BYTES):
+    report = Report(unit_name(key))
+    if too_long := _too_long(report.file, text, limits.ETCD_SMALL_VALUE_BYTES):
         return Declaration(problems=(too_long,))
     service, _, where = rest.rpartition("/")
     tree = read_tree(text, report.file)
@@ -128,7 +128,7 @@ def _too_long(place: str, text: str, most: int) -> Problem | None:
     if size <= most:
         return None
     hint = "give the service fewer backends, or declare it in a file"
-    if most == limits.ETCD_NOTE_BYTES:
+    if most == limits.ETCD_SMALL_VALUE_BYTES:
         hint = "a backend needs some hundred bytes"
     return Problem(place, 0, "", f"the value has {size} bytes, of which {most} are the most", hint)
 
@@ -143,8 +143,8 @@ def _refuse_checks(report: Report, backends: Sequence[Backend]) -> None:
             what = f"a registered backend's check asks every {interval:g} s, from every host"
             hint = f"{limits.REGISTERED_CHECK_SECONDS:g}s or more, or write it into the service's own check"
             report.add(1, "check.interval", what, hint)
-        if isinstance(probe, HttpProbe) and plain_text(probe.body) is None:
-            what = f"a registered backend's check wants plain text, not the pattern {shown(probe.body)}"
+        if isinstance(probe, HttpProbe) and literal_text(probe.body) is None:
+            what = f"a registered backend's check wants plain text, not the pattern {quoted(probe.body)}"
             hint = "put a backslash before . ^ $ * + ? [ | ( ), or the pattern into the service's own check"
             report.add(1, "check.body", what, hint)
         if isinstance(probe, HttpProbe) and probe.ca:
@@ -158,8 +158,8 @@ def _refuse_checks(report: Report, backends: Sequence[Backend]) -> None:
 def _read_alone(place: str, root: Mapping) -> Declaration:
     report = Report(place)
     service = None
-    with report.contained(root.line, READING_SERVICE):
-        service = read_service(report, root, "", Policy(), Origin(SOURCE, place, root.line))
+    with report.contain(root.line, READING_SERVICE):
+        service = read_service(report, root, "", ServiceDefaults(), Origin(SOURCE, place, root.line))
     return Declaration((service,) if service else (), report.problems.by_line(), report.notes())
 
 
@@ -205,6 +205,6 @@ def _with_place(report: Report, root: Mapping, base: Backend) -> Mapping:
     if base.port is not None and "ports" not in root.items:
         items["port"], lines["port"] = Scalar(1, str(base.port), plain=True), 1
     for key, value in root.items.items():
-        if key not in ("address", "port") and not null(value):
+        if key not in ("address", "port") and not is_null(value):
             items[key], lines[key] = value, root.key_lines[key]
     return Mapping(root.line, items, lines)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from vipd.sources.etcd.connection import Connection
 from vipd.sources.etcd.errors import EndpointError, MalformedAnswerError
-from vipd.sources.etcd.fields import MOST_BYTES
-from vipd.sources.etcd.lines import beside, too_large
-from vipd.sources.etcd.messages import Event, Header, KeyRange, WatchMessage, read_watch, watch_request
+from vipd.sources.etcd.fields import MAX_BYTES
+from vipd.sources.etcd.lines import in_thread_if_large, too_large
+from vipd.sources.etcd.messages import WatchEvent, Header, KeyRange, WatchMessage, read_watch, watch_request
 from vipd.sources.etcd.replies import error_of_cancellation, error_of_stream, read_object
 from vipd.sources.etcd.transport import Headers, in_answer
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class WatchBatch:
     """One message of a watch: events in order of revision, never a part of a revision.
 
     Without events it confirms that everything up to the header's revision has been reported.
@@ -25,7 +25,7 @@ class Changes:
 
     keys: KeyRange
     header: Header
-    events: tuple[Event, ...]
+    events: tuple[WatchEvent, ...]
 
 
 class Watch:
@@ -45,16 +45,16 @@ class Watch:
     def __aiter__(self) -> Watch:
         return self
 
-    async def __anext__(self) -> Changes:
-        events: list[Event] = []
+    async def __anext__(self) -> WatchBatch:
+        events: list[WatchEvent] = []
         size = 0
         while True:
             message, length = await self._message()
             events += message.events
             size += length
             if not message.fragment:
-                return Changes(self.keys, message.header, tuple(events))
-            if size > MOST_BYTES:
+                return WatchBatch(self.keys, message.header, tuple(events))
+            if size > MAX_BYTES:
                 raise in_answer(too_large(), f"watch of {self.keys} at {self.endpoint}")
 
     async def _message(self) -> tuple[WatchMessage, int]:
@@ -70,12 +70,12 @@ class Watch:
             line = await anext(self._lines)
         except StopAsyncIteration:
             raise EndpointError(f"{self.endpoint} ended the watch") from None
-        answer = await beside(len(line), lambda: read_object(line.decode(errors="replace")))
+        answer = await in_thread_if_large(len(line), lambda: read_object(line.decode(errors="replace")))
         if answer is None:
             raise EndpointError(f"{self.endpoint} cut off the watch in the midst of a message")
         if "result" not in answer:
             raise error_of_stream(answer, what)
-        message = await beside(len(line), lambda: read_watch(answer["result"], self.keys))
+        message = await in_thread_if_large(len(line), lambda: read_watch(answer["result"], self.keys))
         if message.canceled:
             raise error_of_cancellation(message.reason, message.compact_revision, what)
         return message, len(line)
@@ -103,4 +103,4 @@ async def open_watch(connection: Connection, keys: KeyRange, revision: int) -> A
                 stack.push_async_exit(trying.pop_all().__aexit__)
             return watch
 
-        yield await connection.at_an_endpoint(begin)
+        yield await connection.try_endpoints(begin)

@@ -9,7 +9,7 @@ import pytest
 from vipd.dataplane.iptables.watch.actors import Actors
 from vipd.dataplane.iptables.watch.external_change import Actor, named
 from vipd.dataplane.iptables.watch.messages import Generation
-from vipd.dataplane.iptables.watch.repair_backoff import REPAIRS_AT_ONCE, RepairBackoff
+from vipd.dataplane.iptables.watch.repair_backoff import REPAIRS_WITHOUT_PAUSE, RepairBackoff
 
 PID = 9
 RESTORE = Generation(PID, PID, "iptables-restor")
@@ -53,7 +53,7 @@ def test_the_parent_is_named_and_the_tool_in_full(host: Host) -> None:
     host.run(PID, "/usr/sbin/iptables-restore -w -n", 8)
     actor = host.actors.of(RESTORE)
     assert actor == Actor("iptables-restore", PID, "firewalld", 8)
-    assert actor.culprit == ("firewalld", 8)
+    assert actor.offender == ("firewalld", 8)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_the_parent_is_named_and_the_tool_in_full(host: Host) -> None:
 def test_what_only_passes_on_is_passed_over(host: Host, words: str) -> None:
     host.run(10, words, 8)
     host.run(PID, "/usr/sbin/iptables-restore", 10)
-    assert host.actors.of(RESTORE).culprit == ("firewalld", 8)
+    assert host.actors.of(RESTORE).offender == ("firewalld", 8)
 
 
 def test_a_shell_that_somebody_types_into_is_named_itself(host: Host) -> None:
     host.run(10, "-bash", 1, "bash")
     host.run(PID, "/usr/sbin/iptables-restore", 10)
-    assert host.actors.of(RESTORE).culprit == ("bash", 10)
+    assert host.actors.of(RESTORE).offender == ("bash", 10)
 
 
 def test_a_pid_that_is_somebody_elses_by_now_names_nobody(host: Host) -> None:
@@ -101,12 +101,12 @@ def test_the_one_service_that_runs_such_programs_is_probably_it(host: Host) -> N
 
 def test_a_guess_is_called_one_until_it_is_confirmed() -> None:
     peace = RepairBackoff()
-    for number in range(REPAIRS_AT_ONCE):
-        peace.disturbed([Actor("iptables-restore", number, "firewalld", 8, guessed=True)], float(number))
-        peace.repaired(True, float(number))
-    (warning,) = peace.warnings(float(REPAIRS_AT_ONCE))
+    for number in range(REPAIRS_WITHOUT_PAUSE):
+        peace.record_change([Actor("iptables-restore", number, "firewalld", 8, guessed=True)], float(number))
+        peace.record_repair(True, float(number))
+    (warning,) = peace.warnings(float(REPAIRS_WITHOUT_PAUSE))
     assert warning.startswith("probably firewalld (pid 8) has undone vipd's rules")
     assert "FlushAllOnReload" in warning
-    peace.disturbed([Actor("iptables-restore", 9, "firewalld", 8)], 6.0)
-    peace.repaired(True, 6.0)
+    peace.record_change([Actor("iptables-restore", 9, "firewalld", 8)], 6.0)
+    peace.record_repair(True, 6.0)
     assert peace.warnings(7.0)[0].startswith("firewalld (pid 8) has undone")

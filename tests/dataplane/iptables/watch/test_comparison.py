@@ -6,7 +6,7 @@ import pytest
 
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.saved_rules import read_saved
-from vipd.dataplane.iptables.watch.comparison import digest, touched
+from vipd.dataplane.iptables.watch.comparison import digest, differing_chains
 
 NAMES = Names("VIPD")
 SEP = "VIPD-SEP-AAAAAAAAAAAAAAAA"
@@ -70,16 +70,16 @@ def test_which_chains_are_touched(old: str, new: str, chains: set[ChainId]) -> N
     altered = SAVED.replace(old, new)
     assert altered != SAVED
     assert digest(altered) != digest(SAVED)
-    assert touched(altered, expected, NAMES) == chains
+    assert differing_chains(altered, expected, NAMES) == chains
 
 
 def test_our_own_spelling_of_a_probability_is_no_difference() -> None:
     expected = read_saved(SAVED.replace("0.33333333349", "0.3333333333"), NAMES)
-    assert touched(SAVED, expected, NAMES) == set()
+    assert differing_chains(SAVED, expected, NAMES) == set()
 
 
 def test_a_table_that_is_gone_touches_all_of_ours() -> None:
-    found = touched("", read_saved(SAVED, NAMES), NAMES)
+    found = differing_chains("", read_saved(SAVED, NAMES), NAMES)
     assert found == {
         ChainId("filter", "FORWARD"),
         ChainId("filter", "VIPD-FORWARD"),

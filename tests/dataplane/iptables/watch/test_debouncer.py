@@ -7,16 +7,16 @@ import pytest
 from tests.dataplane.iptables.watch.recorded import datagrams
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.watch.debouncer import (
-    CHAINS_LIMIT,
-    LONGEST_SECONDS,
+    MAX_CHAINS,
+    MAX_SECONDS,
     QUIET_SECONDS,
     Debouncer,
 )
-from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, Scope, named
-from vipd.dataplane.iptables.watch.messages import Change, Generation, Kind, read_messages
+from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, OwnershipFilter, named
+from vipd.dataplane.iptables.watch.messages import Change, Generation, MessageKind, read_messages
 from vipd.model.service import Family
 
-SCOPE = Scope(Names("VIPD"), frozenset(Family))
+SCOPE = OwnershipFilter(Names("VIPD"), frozenset(Family))
 SEP = ChainId("nat", "VIPD-SEP-AAAAAAAAAAAAAAAA")
 SERVICES, PREROUTING = ChainId("nat", "VIPD-SERVICES"), ChainId("nat", "PREROUTING")
 FORWARD = ChainId("filter", "FORWARD")
@@ -39,7 +39,7 @@ def hear(gathering: Debouncer, name: str, now: float = 0.0) -> Generation:
     return last
 
 
-def told(name: str, scope: Scope = SCOPE) -> ExternalChange | None:
+def told(name: str, scope: OwnershipFilter = SCOPE) -> ExternalChange | None:
     gathering = Debouncer(scope)
     hear(gathering, name)
     return gathering.collect(nobody)
@@ -58,7 +58,7 @@ def test_what_concerns_us(name: str, chains: set[ChainId], deeds: set[ChangeKind
     found = told(name)
     assert found is not None
     assert found.chains == {(Family.IPV4, chain) for chain in chains}
-    assert found.deeds == deeds
+    assert found.kinds == deeds
     assert found.families == {Family.IPV4}
     assert not found.everything
     assert [actor.name for actor in found.actors] == ["iptables-nft"]
@@ -68,7 +68,7 @@ def test_a_deleted_table_is_everything() -> None:
     found = told("flush-ruleset")
     assert found is not None
     assert found.everything
-    assert ChangeKind.TABLE_DELETED in found.deeds
+    assert ChangeKind.TABLE_DELETED in found.kinds
     assert str(found.actors[0]).startswith("nft (pid ")
 
 
@@ -81,18 +81,18 @@ def test_what_is_no_business_of_ours(name: str) -> None:
 
 
 def test_another_family_or_prefix_is_not_ours() -> None:
-    assert told("flush-ruleset", Scope(Names("VIPD"), frozenset({Family.IPV6}))) is None
-    assert told("replace-in-sep", Scope(Names("KUBE"), frozenset(Family))) is None
+    assert told("flush-ruleset", OwnershipFilter(Names("VIPD"), frozenset({Family.IPV6}))) is None
+    assert told("replace-in-sep", OwnershipFilter(Names("KUBE"), frozenset(Family))) is None
 
 
 def test_a_rule_whose_content_is_not_told_may_be_our_jump() -> None:
-    change = Change(Kind.RULE_DELETED, Family.IPV4, "filter", "FORWARD", 0, b"", 1)
-    assert SCOPE.touched(change) is ChangeKind.RULE_DELETED
+    change = Change(MessageKind.RULE_DELETED, Family.IPV4, "filter", "FORWARD", 0, b"", 1)
+    assert SCOPE.classify(change) is ChangeKind.RULE_DELETED
 
 
 def test_a_built_in_chain_that_is_declared_takes_nothing_away() -> None:
-    change = Change(Kind.CHAIN_ADDED, Family.IPV4, "filter", "FORWARD", 0, b"", 1)
-    assert SCOPE.touched(change) is None
+    change = Change(MessageKind.CHAIN_ADDED, Family.IPV4, "filter", "FORWARD", 0, b"", 1)
+    assert SCOPE.classify(change) is None
 
 
 def test_our_jump_appended_by_somebody_concerns_us() -> None:
@@ -100,9 +100,9 @@ def test_our_jump_appended_by_somebody_concerns_us() -> None:
         message
         for datagram in datagrams("restore")
         for message in read_messages(datagram)
-        if isinstance(message, Change) and (message.kind, message.chain) == (Kind.RULE_ADDED, "FORWARD")
+        if isinstance(message, Change) and (message.kind, message.chain) == (MessageKind.RULE_ADDED, "FORWARD")
     )
-    assert SCOPE.touched(jump) is ChangeKind.RULE_ADDED
+    assert SCOPE.classify(jump) is ChangeKind.RULE_ADDED
 
 
 def test_our_own_transactions_do_not_count_also_when_the_pid_is_learnt_late() -> None:
@@ -113,7 +113,7 @@ def test_our_own_transactions_do_not_count_also_when_the_pid_is_learnt_late() ->
     found = gathering.collect(lambda pid, port: pid == ours.pid)
     assert found is not None
     assert [actor.pid for actor in found.actors] == [foreign.pid]
-    assert found.deeds == {ChangeKind.RULE_DELETED}
+    assert found.kinds == {ChangeKind.RULE_DELETED}
     hear(gathering, "restore")
     assert gathering.collect(lambda pid, port: pid == ours.pid) is None
 
@@ -137,7 +137,7 @@ def test_a_burst_is_one_disturbance_told_after_quiet_but_never_late() -> None:
         hear(gathering, "flush", now)
         now += QUIET_SECONDS / 2
         assert gathering.due is not None
-        assert gathering.due <= 10.0 + LONGEST_SECONDS
+        assert gathering.due <= 10.0 + MAX_SECONDS
     hear(gathering, "delete-jump", now)
     found = gathering.collect(nobody)
     assert found is not None
@@ -150,12 +150,12 @@ def test_many_chains_are_everything_and_not_a_long_list() -> None:
     gathering = Debouncer(SCOPE)
     for number in range(60_000):
         name = f"VIPD-SEP-{'ABCDEFGHIJKLMNOP'[number % 16]}{'A' * 11}{_base32(number)}"
-        gathering.change(Change(Kind.CHAIN_DELETED, Family.IPV6, "nat", name, 0, b"", 7))
+        gathering.change(Change(MessageKind.CHAIN_DELETED, Family.IPV6, "nat", name, 0, b"", 7))
     gathering.end(Generation(7, 8, "nft"), Actor("nft", 8), nobody, 0.0)
     found = gathering.collect(nobody)
     assert found is not None
     assert found.everything
-    assert len(found.chains) <= CHAINS_LIMIT
+    assert len(found.chains) <= MAX_CHAINS
     assert found.families == {Family.IPV6}
 
 
@@ -184,7 +184,7 @@ def test_skipped_messages_of_a_stranger_count_as_lost() -> None:
     gathering.end(Generation(42, 99, "iptables-nft-re"), Actor("x"), lambda pid, port: pid == 42, 0.0)
     found = gathering.collect(nobody)
     assert found is not None
-    assert found.deeds == {ChangeKind.EVENTS_LOST}
+    assert found.kinds == {ChangeKind.EVENTS_LOST}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_skipped_messages_of_a_stranger_count_as_lost() -> None:
     ],
 )
 def test_who_is_behind_it(actor: Actor, culprit: tuple[str, int]) -> None:
-    assert actor.culprit == culprit
+    assert actor.offender == culprit
 
 
 def test_a_program_that_ran_often_is_named_once() -> None:

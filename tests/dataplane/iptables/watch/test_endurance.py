@@ -16,26 +16,26 @@ from tests.lab.simulated_time import simulate
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Installed
-from vipd.dataplane.iptables.watch.debouncer import MOST_OPEN, Debouncer
+from vipd.dataplane.iptables.watch.debouncer import MAX_OPEN, Debouncer
 from vipd.dataplane.iptables.watch.events import RuleEvents
-from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, Scope
+from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, OwnershipFilter
 from vipd.dataplane.iptables.watch.messages import Generation, read_messages
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
-from vipd.dataplane.iptables.watch.repair_backoff import MOST_QUARRELS, RepairBackoff
-from vipd.dataplane.iptables.watch.stream import MOST_NAMED, MOST_WAITING, Disturbances, WatchOptions
-from vipd.dataplane.iptables.watch.watcher import Watch
+from vipd.dataplane.iptables.watch.repair_backoff import MAX_OFFENDERS, RepairBackoff
+from vipd.dataplane.iptables.watch.stream import MOST_NAMED, MAX_WAITING, ExternalChangeStream, WatchOptions
+from vipd.dataplane.iptables.watch.watcher import RuleWatch
 from vipd.host.supervisor import Supervisor
 from vipd.model.service import Family
 
 NAMES = Names("VIPD")
-SCOPE = Scope(NAMES, frozenset(Family))
+SCOPE = OwnershipFilter(NAMES, frozenset(Family))
 SERVICES = ChainId("nat", "VIPD-SERVICES")
 DAY = 24 * 60 * 60
 PATIENCE = 60.0
 
 
-class Stream(Disturbances):
+class Stream(ExternalChangeStream):
     """A watch of watchers that a test has made."""
 
     def __init__(self, *watchers: object) -> None:
@@ -114,7 +114,7 @@ def test_garbage_means_that_everything_is_read(garbage: bytes) -> None:
     found = heard(garbage)
     assert isinstance(found, ExternalChange)
     assert found.everything
-    assert found.deeds == {ChangeKind.EVENTS_LOST}
+    assert found.kinds == {ChangeKind.EVENTS_LOST}
 
 
 def test_an_overflow_means_that_everything_is_read() -> None:
@@ -160,7 +160,7 @@ def test_a_watcher_that_just_ends_is_heard_of() -> None:
 
 
 def test_disturbances_that_nobody_takes_become_one() -> None:
-    number = 10 * MOST_WAITING
+    number = 10 * MAX_WAITING
 
     def work(report: Callable[[ExternalChange], None]) -> None:
         for each in range(number):
@@ -172,21 +172,21 @@ def test_disturbances_that_nobody_takes_become_one() -> None:
         found = []
         async with stream, asyncio.timeout(PATIENCE):
             await asyncio.sleep(0.1)
-            assert len(stream._found) <= MOST_WAITING + 1
+            assert len(stream._found) <= MAX_WAITING + 1
             with contextlib.suppress(OSError):  # in the end
                 while True:
                     found.append(await anext(stream))
         return found
 
     found = asyncio.run(take())
-    assert len(found) <= MOST_WAITING
+    assert len(found) <= MAX_WAITING
     assert found[0].everything
     assert len(found[0].actors) <= MOST_NAMED
 
 
 def transactions() -> Iterator[tuple[int, bytes]]:
     """Real changes of ours, each by another sender."""
-    for number in range(1, 10 * MOST_OPEN):
+    for number in range(1, 10 * MAX_OPEN):
         yield number, datagrams("flush")[0]
 
 
@@ -199,7 +199,7 @@ def test_transactions_without_an_end_are_let_go_of() -> None:
         gathering.end(
             Generation(0, 1, "iptables"), Actor("iptables", 1), lambda pid, sender: False, float(port)
         )
-        assert len(gathering._open) <= MOST_OPEN + 1
+        assert len(gathering._open) <= MAX_OPEN + 1
     found = gathering.collect(lambda pid, sender: False)
     assert found is not None
     assert found.everything
@@ -208,9 +208,9 @@ def test_transactions_without_an_end_are_let_go_of() -> None:
 def test_a_quarrel_of_a_day_is_kept_in_little_room() -> None:
     peace, now = RepairBackoff(), 0.0
     while now < DAY:
-        now = peace.disturbed([Actor("iptables", int(now), "puppet", 5)], now) + 0.01
-        peace.repaired(True, now)
-    (quarrel,) = peace._quarrels.values()
+        now = peace.record_change([Actor("iptables", int(now), "puppet", 5)], now) + 0.01
+        peace.record_repair(True, now)
+    (quarrel,) = peace._offenders.values()
     assert len(quarrel.latest) <= 10
     assert quarrel.repairs > 2000
     (warning,) = peace.warnings(now)
@@ -219,11 +219,11 @@ def test_a_quarrel_of_a_day_is_kept_in_little_room() -> None:
 
 def test_culprits_by_ever_new_names_are_few() -> None:
     peace = RepairBackoff()
-    for number in range(100 * MOST_QUARRELS):
-        peace.disturbed([Actor(f"p{number}", number)], 0.001 * number)
+    for number in range(100 * MAX_OFFENDERS):
+        peace.record_change([Actor(f"p{number}", number)], 0.001 * number)
         if not number % 3:
-            peace.repaired(True, 0.001 * number)
-        assert len(peace._quarrels) <= MOST_QUARRELS + 1
+            peace.record_repair(True, 0.001 * number)
+        assert len(peace._offenders) <= MAX_OFFENDERS + 1
     assert "another program has undone" in " ".join(peace.warnings(10.0))
 
 
@@ -249,8 +249,8 @@ def test_a_poll_that_fails_is_named_and_ends_no_other(
 
     async def story() -> None:
         supervisor, own = Supervisor((OSError, ApplyError)), OwnProcesses(lambda: 0.0)
-        options = WatchOptions(own, supervisor.run_meanwhile)
-        watch = Watch([watched(family) for family in Family], NAMES, options, open_events=no_events)
+        options = WatchOptions(own, supervisor.run_until_cancelled)
+        watch = RuleWatch([watched(family) for family in Family], NAMES, options, open_events=no_events)
         async with watch:
             assert (await anext(watch)).families == {Family.IPV4}
             await asyncio.sleep(3600)
@@ -264,6 +264,6 @@ def test_a_poll_that_fails_is_named_and_ends_no_other(
             broken.add(Family.IPV6)
             await asyncio.sleep(10)
             assert len(supervisor.warnings) == 1
-        assert supervisor.tasks == {}, "a watch that is closed is named no more"
+        assert supervisor.loops == {}, "a watch that is closed is named no more"
 
     simulate(story())

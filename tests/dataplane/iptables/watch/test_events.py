@@ -13,11 +13,11 @@ from tests.dataplane.iptables.watch.recorded import OURS
 from tests.dataplane.namespace import Namespace
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
-from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange, Scope
+from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange, OwnershipFilter
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
 from vipd.dataplane.iptables.watch.stream import WatchOptions
-from vipd.dataplane.iptables.watch.watcher import Watch
+from vipd.dataplane.iptables.watch.watcher import RuleWatch
 from vipd.model.service import Family
 
 
@@ -40,11 +40,11 @@ def test_an_overrun_is_one_disturbance_of_everything(namespace: Namespace) -> No
 
     async def scene() -> None:
         loop = asyncio.get_running_loop()
-        scope = Scope(Names("VIPD"), frozenset(Family))
+        scope = OwnershipFilter(Names("VIPD"), frozenset(Family))
         events = RuleEvents(listening, scope, OwnProcesses(loop.time), loop.time)
         many = OURS.replace("COMMIT\n*filter", "-A PREROUTING -j RETURN\n" * 200 + "COMMIT\n*filter")
         finished = await namespace.run(["iptables-nft-restore", "--noflush"], many)
-        assert finished.code == 0, finished.errors
+        assert finished.exit_code == 0, finished.stderr
         told = asyncio.Event()
 
         def tell(disturbance: ExternalChange) -> None:
@@ -61,7 +61,7 @@ def test_an_overrun_is_one_disturbance_of_everything(namespace: Namespace) -> No
     asyncio.run(scene())
     assert len(found) == 1
     assert found[0].everything
-    assert found[0].deeds >= {ChangeKind.EVENTS_LOST}
+    assert found[0].kinds >= {ChangeKind.EVENTS_LOST}
     assert found[0].families == frozenset(Family)
 
 
@@ -79,7 +79,7 @@ def test_a_broken_socket_is_told_to_whoever_waits() -> None:
     async def scene() -> None:
         watched = WatchedFamily(Family.IPV4, False, nothing, lambda: None)
         own = OwnProcesses(asyncio.get_running_loop().time)
-        async with Watch([watched], Names("VIPD"), WatchOptions(own), open_events=lambda: broken) as watch:
+        async with RuleWatch([watched], Names("VIPD"), WatchOptions(own), open_events=lambda: broken) as watch:
             with pytest.raises(OSError, match="Input/output"):
                 await asyncio.wait_for(anext(watch), 60.0)
 

@@ -10,7 +10,7 @@ from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
 from vipd.dataplane.iptables.watch.messages import (
     Change,
     Generation,
-    Kind,
+    MessageKind,
     read_messages,
     rule_facts,
     sender_and_end,
@@ -24,20 +24,20 @@ def messages(name: str) -> list[Change | Generation]:
     return [message for datagram in datagrams(name) for message in read_messages(datagram)]
 
 
-def changes(name: str) -> list[tuple[Kind, str, str]]:
+def changes(name: str) -> list[tuple[MessageKind, str, str]]:
     return [(m.kind, m.table, m.chain) for m in messages(name) if isinstance(m, Change)]
 
 
 def test_a_replaced_rule_is_one_deleted_and_one_added() -> None:
-    assert changes("replace-in-sep") == [(Kind.RULE_DELETED, "nat", SEP), (Kind.RULE_ADDED, "nat", SEP)]
+    assert changes("replace-in-sep") == [(MessageKind.RULE_DELETED, "nat", SEP), (MessageKind.RULE_ADDED, "nat", SEP)]
 
 
 def test_a_deleted_table_is_told_with_its_chains() -> None:
     found = changes("flush-ruleset")
-    assert (Kind.TABLE_DELETED, "nat", "") in found
-    assert (Kind.TABLE_DELETED, "filter", "") in found
-    assert (Kind.CHAIN_DELETED, "filter", "VIPD-FORWARD") in found
-    assert not [change for change in found if change[0] is Kind.RULE_DELETED], "nft names the chains only"
+    assert (MessageKind.TABLE_DELETED, "nat", "") in found
+    assert (MessageKind.TABLE_DELETED, "filter", "") in found
+    assert (MessageKind.CHAIN_DELETED, "filter", "VIPD-FORWARD") in found
+    assert not [change for change in found if change[0] is MessageKind.RULE_DELETED], "nft names the chains only"
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

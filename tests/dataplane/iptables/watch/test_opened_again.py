@@ -11,10 +11,10 @@ from vipd.control.background_tasks import watch_rules
 from vipd.control.progress import Progress
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
-from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
+from vipd.dataplane.iptables.watch.stream import ExternalChangeStream, WatchOptions
 
 
-class Dying(Disturbances):
+class Dying(ExternalChangeStream):
     """A watch whose listener dies at once."""
 
     def _begin(self) -> None:

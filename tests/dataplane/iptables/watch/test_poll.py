@@ -11,8 +11,8 @@ from tests.dataplane.iptables.watch.test_comparison import NAMES, SAVED, SEP
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.saved_rules import read_saved
 from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange
-from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
-from vipd.dataplane.iptables.watch.poll import POLL_SECONDS, SHARE_OF_A_CPU, Expected, RulePoll, WatchedFamily
+from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Fingerprint
+from vipd.dataplane.iptables.watch.poll import POLL_SECONDS, MAX_CPU_SHARE, Expected, RulePoll, WatchedFamily
 from vipd.model.service import Family
 
 
@@ -22,7 +22,7 @@ class Tables(LegacyTables):
     def __init__(self) -> None:
         self.size = 1000
 
-    def shape(self, tables: Iterable[str]) -> tuple[Shape, ...]:
+    def fingerprint(self, tables: Iterable[str]) -> tuple[Fingerprint, ...]:
         return tuple((self.size,) for _ in tables)
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class Scene:
 
     def look(self, after: float = POLL_SECONDS) -> ExternalChange | None:
         self.now += after
-        return asyncio.run(self.poll.look())
+        return asyncio.run(self.poll.poll())
 
     def change(self) -> None:
         self.saved = SAVED.replace("10.244.0.5:80", "10.244.0.6:80")
@@ -70,7 +70,7 @@ def test_a_difference_is_reported_once_and_so_is_the_next() -> None:
     found = scene.look()
     assert found is not None
     assert found.chains == {(Family.IPV4, ChainId("nat", SEP))}
-    assert found.deeds == {ChangeKind.RULES_DIFFER}
+    assert found.kinds == {ChangeKind.RULES_DIFFER}
     assert scene.look() is None
     scene.saved = scene.saved.replace("10.244.0.6", "10.244.0.7")
     assert scene.look() is not None
@@ -123,8 +123,8 @@ def test_readings_take_no_more_than_their_share(cost: float) -> None:
     while scene.now < start + 200:
         scene.look()
     share = scene.reads * cost / (scene.now - start)
-    assert share <= SHARE_OF_A_CPU * 1.1
-    assert scene.reads >= (350 if cost == 0.001 else 200 * SHARE_OF_A_CPU / cost * 0.8)
+    assert share <= MAX_CPU_SHARE * 1.1
+    assert scene.reads >= (350 if cost == 0.001 else 200 * MAX_CPU_SHARE / cost * 0.8)
 
 
 @pytest.mark.parametrize(("busy", "waited"), [(3.0, 0.0), (0.0, 3.0)])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from vipd.dataplane.iptables.watch.external_change import Actor
 from vipd.dataplane.iptables.watch.repair_backoff import (
-    LONGEST_PAUSE_SECONDS,
-    REPAIRS_AT_ONCE,
+    MAX_PAUSE_SECONDS,
+    REPAIRS_WITHOUT_PAUSE,
     WINDOW_SECONDS,
     RepairBackoff,
 )
@@ -21,10 +21,10 @@ def undo_at_once(peace: RepairBackoff, times: int, start: float = 0.0) -> tuple[
     """Somebody undoes each repair at once: the pauses that came of it, and the time after the last."""
     now, pauses = start, []
     for number in range(times):
-        due = peace.disturbed([Actor("iptables-restor", 1000 + number, "firewalld", 812)], now)
+        due = peace.record_change([Actor("iptables-restor", 1000 + number, "firewalld", 812)], now)
         pauses.append(due - now)
         now = due
-        peace.repaired(True, now)
+        peace.record_repair(True, now)
     return pauses, now
 
 
@@ -33,11 +33,11 @@ def test_the_first_repairs_are_made_at_once_then_pauses_double() -> None:
     assert pauses == [0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30]
 
 
-@pytest.mark.parametrize("times", [REPAIRS_AT_ONCE - 1, REPAIRS_AT_ONCE])
+@pytest.mark.parametrize("times", [REPAIRS_WITHOUT_PAUSE - 1, REPAIRS_WITHOUT_PAUSE])
 def test_the_warning_comes_with_the_pauses(times: int) -> None:
     peace = RepairBackoff()
     _, now = undo_at_once(peace, times)
-    assert bool(peace.warnings(now)) is (times == REPAIRS_AT_ONCE)
+    assert bool(peace.warnings(now)) is (times == REPAIRS_WITHOUT_PAUSE)
 
 
 def test_the_warning_says_who_how_often_and_what_to_do() -> None:
@@ -49,9 +49,9 @@ def test_the_warning_says_who_how_often_and_what_to_do() -> None:
     )
     assert warning.startswith(expected)
     assert "FlushAllOnReload" in warning
-    for number in range(REPAIRS_AT_ONCE):
-        peace.disturbed([], now + number)
-        peace.repaired(True, now + number)
+    for number in range(REPAIRS_WITHOUT_PAUSE):
+        peace.record_change([], now + number)
+        peace.record_repair(True, now + number)
     unknown = peace.warnings(now + 5)[1]
     assert unknown.startswith("another program has undone")
     assert unknown.endswith("hint: make it leave the chains KUBE-* and the jumps to them alone")
@@ -62,29 +62,29 @@ def test_quiet_makes_peace() -> None:
     _, now = undo_at_once(peace, 20)
     assert peace.warnings(now + WINDOW_SECONDS - 0.1)
     assert peace.warnings(now + WINDOW_SECONDS) == ()
-    assert peace.disturbed([RESTORE], now + WINDOW_SECONDS) == now + WINDOW_SECONDS
+    assert peace.record_change([RESTORE], now + WINDOW_SECONDS) == now + WINDOW_SECONDS
 
 
 def test_pauses_last_although_they_make_repairs_rare() -> None:
     """At 30 s each there are fewer than five repairs within the window."""
     pauses, _ = undo_at_once(RepairBackoff(), 40)
-    assert set(pauses[11:]) == {LONGEST_PAUSE_SECONDS}
+    assert set(pauses[11:]) == {MAX_PAUSE_SECONDS}
 
 
 def test_now_and_then_is_no_quarrel() -> None:
     peace = RepairBackoff()
     for number in range(100):
-        now = number * WINDOW_SECONDS / (REPAIRS_AT_ONCE - 1)
-        assert peace.disturbed([RESTORE], now) == now
-        peace.repaired(True, now)
+        now = number * WINDOW_SECONDS / (REPAIRS_WITHOUT_PAUSE - 1)
+        assert peace.record_change([RESTORE], now) == now
+        peace.record_repair(True, now)
     assert peace.warnings(now) == ()
 
 
 def test_harmless_disturbances_blame_nobody() -> None:
     peace = RepairBackoff()
     for number in range(100):
-        assert peace.disturbed([RESTORE], number / 10) == number / 10
-        peace.repaired(False, number / 10)
+        assert peace.record_change([RESTORE], number / 10) == number / 10
+        peace.record_repair(False, number / 10)
     assert peace.warnings(10.0) == ()
     assert peace.due is None
 
@@ -92,16 +92,16 @@ def test_harmless_disturbances_blame_nobody() -> None:
 def test_more_disturbances_do_not_put_a_repair_off() -> None:
     peace = RepairBackoff()
     _, now = undo_at_once(peace, 9)
-    due = peace.disturbed([RESTORE], now)
+    due = peace.record_change([RESTORE], now)
     assert due == now + 16
-    assert peace.disturbed([RESTORE], now + 10) == due == peace.due
+    assert peace.record_change([RESTORE], now + 10) == due == peace.due
 
 
 def test_a_newcomer_is_repaired_at_once_during_anothers_pause() -> None:
     peace = RepairBackoff()
     _, now = undo_at_once(peace, 9)
-    assert peace.disturbed([RESTORE], now) > now
-    assert peace.disturbed([Actor("bash", 5)], now + 1) == now + 1
+    assert peace.record_change([RESTORE], now) > now
+    assert peace.record_change([Actor("bash", 5)], now + 1) == now + 1
 
 
 _steps = st.lists(
@@ -124,23 +124,23 @@ def test_however_it_goes(steps: list[tuple[str, str, float, bool]]) -> None:
         now += seconds
         if verb == "disturb":
             fresh = peace.due is None
-            due = peace.disturbed([Actor(name, 1)] if name else [], now)
+            due = peace.record_change([Actor(name, 1)] if name else [], now)
             waiting.add(name)
             assert due == peace.due
-            assert due <= now + LONGEST_PAUSE_SECONDS
+            assert due <= now + MAX_PAUSE_SECONDS
             if fresh:
                 assert due >= now
             recent = [at for at in wrote_after.get(name, ()) if now - at < WINDOW_SECONDS]
             if not recent:
                 assert due <= now, "nobody without a record is made to wait"
         elif verb == "repair" and peace.due is not None and peace.due <= now:
-            peace.repaired(wrote, now)
+            peace.record_repair(wrote, now)
             for each in waiting if wrote else ():
                 wrote_after.setdefault(each, []).append(now)
             waiting.clear()
             assert peace.due is None
     if peace.due is not None:
-        peace.repaired(False, now)
+        peace.record_repair(False, now)
     assert peace.warnings(now + WINDOW_SECONDS) == ()
 
 
@@ -150,8 +150,8 @@ def test_a_fighter_gets_few_repairs(delays: list[float]) -> None:
     """However fast one undoes, no minute holds more than the free repairs and the doubling ones."""
     peace, now, repairs = RepairBackoff(), 0.0, list[float]()
     for delay in delays:
-        now = max(now + delay, peace.disturbed([RESTORE], now + delay))
-        peace.repaired(True, now)
+        now = max(now + delay, peace.record_change([RESTORE], now + delay))
+        peace.record_repair(True, now)
         repairs.append(now)
     most = max(sum(start <= at < start + WINDOW_SECONDS for at in repairs) for start in repairs)
-    assert most <= REPAIRS_AT_ONCE + 5
+    assert most <= REPAIRS_WITHOUT_PAUSE + 5

@@ -215,7 +215,7 @@ def test_a_flush_of_many_rules_is_one_disturbance(namespace: Namespace, tmp_path
         await watched.do("iptables-nft", "-t", "nat", "-F")
         found = await watched.next()
         assert found.everything
-        assert found.deeds == {ChangeKind.RULE_DELETED}
+        assert found.kinds == {ChangeKind.RULE_DELETED}
         await watched.silent()
         assert await watched.repair()
         await watched.silent()
@@ -231,7 +231,7 @@ def test_who_runs_the_tool_is_told_when_it_still_lives(namespace: Namespace, tmp
         await watched.do("sh", "-c", script)
         found: ExternalChange = await watched.next()
         # The tool may have ended before it was asked for its parent; it must never be a wrong one.
-        assert found.actors[0].culprit[0] in (own, "iptables-nft")
+        assert found.actors[0].offender[0] in (own, "iptables-nft")
         assert await watched.repair()
 
     among_others(namespace, WAYS["nft"], tmp_path, then)
@@ -250,7 +250,7 @@ def test_unwatched_time_between_entry_and_first_write_is_none(namespace: Namespa
     async def then(watched: Watched) -> None:
         await watched.do("iptables-nft", "-t", "nat", "-F")
         await asyncio.sleep(0.5)
-        assert (await watched.next()).deeds == {ChangeKind.RULE_DELETED}
+        assert (await watched.next()).kinds == {ChangeKind.RULE_DELETED}
         assert await watched.repair()
 
     among_others(namespace, WAYS["nft"], tmp_path, then)

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.namespace import Namespace
-from vipd.control.selection import SelectionPolicy, choose
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import open_socket
@@ -21,9 +21,9 @@ from vipd.dataplane.iptables.watch.external_change import ExternalChange
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
 from vipd.dataplane.iptables.watch.own import OwnProcesses
 from vipd.dataplane.iptables.watch.stream import WatchOptions
-from vipd.dataplane.iptables.watch.watcher import Watch
-from vipd.host.changes import HostRecord
-from vipd.host.process import Finished, run
+from vipd.dataplane.iptables.watch.watcher import RuleWatch
+from vipd.host.changes import HostChanges
+from vipd.host.process import ProgramResult, run
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family, Service
 
@@ -39,7 +39,7 @@ class Watched:
     def __init__(self, namespace: Namespace, variant: str, state_dir: Path, events: bool = True) -> None:
         self.namespace, self.variant = namespace, variant
         self._settings = Settings(state_dir=state_dir, iptables_variant=variant)
-        self._record, self._events = HostRecord(state_dir), events
+        self._record, self._events = HostChanges(state_dir), events
         self.own = OwnProcesses(monotonic)
         self._stack = AsyncExitStack()
 
@@ -47,7 +47,7 @@ class Watched:
         self.dataplane = await IptablesDataplane.start(self._settings, self._record, self._run_own)
         open_events = partial(inside, self.namespace, open_socket) if self._events else _refused
         self.watch = await self._stack.enter_async_context(
-            Watch(
+            RuleWatch(
                 self.dataplane.watched(),
                 Names("VIPD"),
                 WatchOptions(self.own),
@@ -65,7 +65,7 @@ class Watched:
     async def become(self, services: Sequence[Service]) -> None:
         """Declare services (to those declared before), and repair whatever else is amiss."""
         policy = SelectionPolicy({family: self._settings.masquerade_for(family) for family in Family})
-        self.dataplane.update({f.key: f for service in services for f in choose(service, policy)})
+        self.dataplane.update({f.key: f for service in services for f in select_backends(service, policy)})
         await self.dataplane.apply(await self.dataplane.plan())
 
     async def repair(self) -> bool:
@@ -82,8 +82,8 @@ class Watched:
         if argv[0] in ("iptables-legacy", "iptables-legacy-restore"):
             argv = (argv[0], "-w", *argv[1:])
         finished = await self.namespace.run(argv, stdin)
-        assert finished.code == 0, f"{argv}: {finished.errors}"
-        return finished.output
+        assert finished.exit_code == 0, f"{argv}: {finished.stderr}"
+        return finished.stdout
 
     async def next(self, within: float = REPORTED_WITHIN) -> ExternalChange:
         """What is reported next; AssertionError when nothing is within so many seconds."""
@@ -108,7 +108,7 @@ class Watched:
             except TimeoutError:
                 return
 
-    async def _run_own(self, argv: Sequence[str], stdin: str) -> Finished:
+    async def _run_own(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """As vipd runs programs: known by their pids. `ip netns exec` becomes the program it starts."""
         inside_namespace = ["ip", "netns", "exec", self.namespace.name, *argv]
         return await run(inside_namespace, stdin, self.own.running)

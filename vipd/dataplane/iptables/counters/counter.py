@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from vipd.dataplane.counting import Place
+from vipd.dataplane.counting import BackendKey
 from vipd.dataplane.iptables.counters.counter_deltas import ChainName, CounterDeltas
 from vipd.dataplane.iptables.counters.messages import Counted, RuleMessages
 from vipd.dataplane.iptables.counters.reading import read_kernel, read_saved_counts
@@ -41,10 +41,10 @@ class RuleCounter:
         nf_tables."""
         self._messages = RuleMessages(names)
         self._deltas = CounterDeltas()
-        self._places: dict[ChainName, Place] = {}
+        self._places: dict[ChainName, BackendKey] = {}
         self._chains: dict[ForwardingKey, frozenset[ChainName]] = {}
         self._changes: Changes = {}
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._garbled = False
         self._tables_gone = dict.fromkeys(Family, 0)
         self._seconds = dict.fromkeys(Family, 0.0)
@@ -86,42 +86,42 @@ class RuleCounter:
                 log.warning("the last count of a deleted rule is not understood: %s", error)
             self._garbled = True
 
-    async def before(self, family: Family, changes: Collection[Change]) -> None:
+    async def before_write(self, family: Family, changes: Collection[Change]) -> None:
         """Rules are about to be written: read the counts that would be lost. Raises ApplyError."""
         quick = self._seconds[family] <= LONGEST_READING_BEFORE_A_WRITE
         if self._families.get(family) and quick and self._rewritten(changes):
-            async with self._one_at_a_time:
+            async with self._lock:
                 await self._read(family)
 
-    def written(self, family: Family, changes: Collection[Change]) -> None:
+    def after_write(self, family: Family, changes: Collection[Change]) -> None:
         """Rules were written: the counters of changed chains restarted."""
         if self._families.get(family):
             self._deltas.reset(family, self._rewritten(changes))
 
-    async def take(self) -> Mapping[Place, int]:
+    async def take(self) -> Mapping[BackendKey, int]:
         """The new flows since the last time. Raises ApplyError or OSError."""
-        async with self._one_at_a_time:
+        async with self._lock:
             await self._follow_beside()
             wanted = {family for family, _ in self._places}
             for family in self._families:
                 if family in wanted:
                     await self._read(family)
             new = self._deltas.take(self._places.__contains__)
-            taken: dict[Place, int] = {}
+            taken: dict[BackendKey, int] = {}
             for chain, flows in new.items():
                 place = self._places[chain]
                 taken[place] = taken.get(place, 0) + flows
             self._forget_gone()
             return taken
 
-    def memory(self) -> object:
+    def saved_state(self) -> object:
         """The counts of each existing rule."""
-        return self._deltas.memory()
+        return self._deltas.saved_state()
 
-    def remember(self, memory: object) -> None:
+    def restore(self, memory: object) -> None:
         """Set the counts that the rules had in an earlier run."""
         try:
-            self._deltas.remember(memory)
+            self._deltas.restore(memory)
         except (TypeError, ValueError, OverflowError):
             log.warning("what an earlier run had counted is not understood")
 
@@ -138,18 +138,18 @@ class RuleCounter:
             if self._changes.get(key, forwarding) is forwarding:
                 self._changes.pop(key, None)
 
-    def _named(self, changes: Changes) -> dict[ForwardingKey, dict[ChainName, Place]]:
+    def _named(self, changes: Changes) -> dict[ForwardingKey, dict[ChainName, BackendKey]]:
         """The chains of changed forwardings, and the place that each counts for."""
         named = {}
         for key, forwarding in changes.items():
-            endpoints = (*forwarding.reachable(), *forwarding.resting) if forwarding else ()
+            endpoints = (*forwarding.reachable(), *forwarding.without_new_flows) if forwarding else ()
             named[key] = {
-                (key.family, self._names.endpoint(key, endpoint)): Place(key, endpoint.address, endpoint.port)
+                (key.family, self._names.endpoint(key, endpoint)): BackendKey(key, endpoint.address, endpoint.port)
                 for endpoint in endpoints
             }
         return named
 
-    def _know(self, named: Mapping[ForwardingKey, Mapping[ChainName, Place]]) -> None:
+    def _know(self, named: Mapping[ForwardingKey, Mapping[ChainName, BackendKey]]) -> None:
         for key, places in named.items():
             self._places.update(places)
             self._chains[key] = frozenset(places)

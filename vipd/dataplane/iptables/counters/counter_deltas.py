@@ -15,7 +15,7 @@ from vipd.model.service import Family
 KEPT_ROUNDS = 3
 """Complete readings for which a deleted rule is still known, in case its end is reported late."""
 
-MOST_ENDED = 100_000
+MAX_ENDED = 100_000
 """Maximum number of deleted rules that are known while readings fail."""
 
 ChainName = tuple[Family, str]
@@ -65,7 +65,7 @@ class CounterDeltas:
             self._grow(counted, rule)
             rule.ended = True
             self._ended += 1
-            if self._ended > MOST_ENDED:
+            if self._ended > MAX_ENDED:
                 self._drop_ended()
 
     def _drop_ended(self) -> None:
@@ -92,7 +92,7 @@ class CounterDeltas:
         """Whether the chain has rules, or had a moment ago."""
         return chain in self._rules
 
-    def memory(self) -> list[list[object]]:
+    def saved_state(self) -> list[list[object]]:
         """The living rules that have counted, each as family, chain, handle and packets."""
         return [
             [int(family), chain, handle, rule.packets]
@@ -101,7 +101,7 @@ class CounterDeltas:
             if rule.packets and not rule.ended
         ]
 
-    def remember(self, memory: object) -> None:
+    def restore(self, memory: object) -> None:
         """Set these counts as already counted. Raises ValueError or TypeError for invalid input."""
         for row in memory if isinstance(memory, list) else ():
             family, chain, handle, packets = row

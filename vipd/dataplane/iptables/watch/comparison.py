@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.plan import Installed
-from vipd.dataplane.iptables.saved_rules import read_saved, recognise
+from vipd.dataplane.iptables.saved_rules import read_saved, normalise
 from vipd.dataplane.iptables.watch.external_change import ENTRIES
 from vipd.dataplane.iptables.words import target_of
 
@@ -31,11 +31,11 @@ def digest(saved: str) -> bytes:
     return found.digest()
 
 
-def touched(saved: str, expected: Installed, names: Names) -> frozenset[ChainId]:
+def differing_chains(saved: str, expected: Installed, names: Names) -> frozenset[ChainId]:
     """vipd's chains that differ from the expected ones, and the built-in chains whose jumps to vipd
     differ."""
     found = read_saved(saved, names)
-    recognise(found, expected.chains)
+    normalise(found, expected.chains)
     ours = {
         chain
         for chain in found.chains.keys() | expected.chains.keys()

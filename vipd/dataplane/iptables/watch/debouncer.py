@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vipd.dataplane.iptables.names import ChainId
-from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, Scope
-from vipd.dataplane.iptables.watch.messages import Change, Generation, Kind
+from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, OwnershipFilter
+from vipd.dataplane.iptables.watch.messages import Change, Generation, MessageKind
 from vipd.model.service import Family
 
 QUIET_SECONDS = 0.05
 """A burst is over when nothing concerned us for so long."""
-LONGEST_SECONDS = 0.3
+MAX_SECONDS = 0.3
 """A longer burst is reported after this time; its later changes are reported again."""
-CHAINS_LIMIT = 1000
+MAX_CHAINS = 1000
 """With more chains touched than this, one reading of the whole family is cheaper than listing them."""
 
-MOST_OPEN = 100
+MAX_OPEN = 100
 """The kernel reports one transaction after the other: with more than these open, the ends of some are
 lost."""
 
@@ -26,27 +26,27 @@ IsOurs = Callable[[int, int], bool]
 
 
 @dataclass(slots=True)
-class _Work:
+class _Burst:
     """The effect of one transaction, or one burst, on vipd's rules."""
 
     families: set[Family] = field(default_factory=set)
     chains: set[tuple[Family, ChainId]] = field(default_factory=set)
-    deeds: set[ChangeKind] = field(default_factory=set)
+    kinds: set[ChangeKind] = field(default_factory=set)
     everything: bool = False
 
     def add(self, change: Change, kind_of_change: ChangeKind) -> None:
         self.families.add(change.family)
-        self.deeds.add(kind_of_change)
-        if change.kind is Kind.TABLE_DELETED or len(self.chains) >= CHAINS_LIMIT:
+        self.kinds.add(kind_of_change)
+        if change.kind is MessageKind.TABLE_DELETED or len(self.chains) >= MAX_CHAINS:
             self.everything = True
         elif not self.everything:
             self.chains.add((change.family, ChainId(change.table, change.chain)))
 
-    def join(self, other: _Work) -> None:
+    def join(self, other: _Burst) -> None:
         self.families |= other.families
         self.chains |= other.chains
-        self.deeds |= other.deeds
-        self.everything = self.everything or other.everything or len(self.chains) > CHAINS_LIMIT
+        self.kinds |= other.kinds
+        self.everything = self.everything or other.everything or len(self.chains) > MAX_CHAINS
 
 
 class Debouncer:
@@ -56,11 +56,11 @@ class Debouncer:
     written before its pid was recorded.
     """
 
-    def __init__(self, scope: Scope, quiet: float = QUIET_SECONDS, longest: float = LONGEST_SECONDS) -> None:
+    def __init__(self, scope: OwnershipFilter, quiet: float = QUIET_SECONDS, longest: float = MAX_SECONDS) -> None:
         self._scope, self._quiet, self._longest = scope, quiet, longest
-        self._open: dict[int, _Work] = {}
+        self._open: dict[int, _Burst] = {}
         self._unseen: set[int] = set()
-        self._closed: list[tuple[Generation, Actor, _Work]] = []
+        self._closed: list[tuple[Generation, Actor, _Burst]] = []
         self._lost = False
         self._first = self._last = 0.0
 
@@ -73,9 +73,9 @@ class Debouncer:
 
     def change(self, change: Change) -> None:
         """Take one message; its transaction is not complete before its Generation. ValueError: malformed."""
-        kind_of_change = self._scope.touched(change)
+        kind_of_change = self._scope.classify(change)
         if kind_of_change is not None:
-            self._open.setdefault(change.port, _Work()).add(change, kind_of_change)
+            self._open.setdefault(change.port, _Burst()).add(change, kind_of_change)
 
     def skip(self, port: int) -> None:
         """Messages of this sender were left unread, as they seem to be vipd's own; its Generation will
@@ -93,7 +93,7 @@ class Debouncer:
             if not is_ours(generation.pid, generation.port):
                 self.lost(now)
         work = self._open.pop(generation.port, None)
-        if len(self._open) > MOST_OPEN:
+        if len(self._open) > MAX_OPEN:
             self.lost(now)  # their ends were, long ago
         if work is not None and not is_ours(generation.pid, generation.port):
             self._touch(now)
@@ -108,20 +108,20 @@ class Debouncer:
 
     def collect(self, is_ours: IsOurs) -> ExternalChange | None:
         """The burst as one disturbance; None if all of it was vipd's own."""
-        burst, actors = _Work(), dict[Actor, None]()
+        burst, actors = _Burst(), dict[Actor, None]()
         for generation, actor, work in self._closed:
             if not is_ours(generation.pid, generation.port):
                 burst.join(work)
                 actors[actor] = None
         if self._lost:
             burst.families |= self._scope.families
-            burst.deeds.add(ChangeKind.EVENTS_LOST)
+            burst.kinds.add(ChangeKind.EVENTS_LOST)
             burst.everything = True
         self._closed, self._lost = [], False
-        if not burst.deeds:
+        if not burst.kinds:
             return None
         chains = frozenset(burst.chains)
-        deeds = frozenset(burst.deeds)
+        deeds = frozenset(burst.kinds)
         return ExternalChange(frozenset(burst.families), chains, deeds, tuple(actors), burst.everything)
 
     def _touch(self, now: float) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from vipd.dataplane.iptables.watch.actors import Actors
 from vipd.dataplane.iptables.watch.debouncer import Debouncer
-from vipd.dataplane.iptables.watch.external_change import Actor, ExternalChange, Scope
+from vipd.dataplane.iptables.watch.external_change import Actor, ExternalChange, OwnershipFilter
 from vipd.dataplane.iptables.watch.messages import (
     GROUP_NFTABLES,
     KINDS,
     Generation,
-    Kind,
+    MessageKind,
     read_messages,
     sender_and_end,
 )
@@ -42,15 +42,15 @@ class RuleEvents:
     def __init__(
         self,
         listening: socket.socket,
-        scope: Scope,
+        scope: OwnershipFilter,
         own: OwnProcesses,
         clock: Callable[[], float],
-        hear: Callable[[bytes], None] | None = None,
-        kinds: Mapping[int, Kind] = KINDS,
+        on_message: Callable[[bytes], None] | None = None,
+        kinds: Mapping[int, MessageKind] = KINDS,
     ) -> None:
         """`hear` gets every datagram first, including vipd's own changes. `kinds`: the types of messages to
         read."""
-        self._socket, self._own, self._clock, self._hear = listening, own, clock, hear
+        self._socket, self._own, self._clock, self._hear = listening, own, clock, on_message
         self._kinds = kinds
         self._gathering, self._actors = Debouncer(scope), Actors()
         self._read_some = asyncio.Event()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vipd.dataplane.iptables.names import TABLES, ChainId, Names
-from vipd.dataplane.iptables.watch.messages import Change, Kind, rule_facts
+from vipd.dataplane.iptables.watch.messages import Change, MessageKind, rule_facts
 from vipd.model.service import Family
 
 ENTRIES = frozenset(
@@ -37,7 +37,7 @@ class ChangeKind(StrEnum):
     """The kernel's buffer overflowed: possibly nothing has changed."""
 
 
-_DEEDS = {kind: ChangeKind[kind.name] for kind in Kind}
+_CHANGE_KINDS = {kind: ChangeKind[kind.name] for kind in MessageKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Actor:
     """The parent had ended, and is the most probable one."""
 
     @property
-    def culprit(self) -> tuple[str, int]:
+    def offender(self) -> tuple[str, int]:
         """Name and pid of the cause: the program that runs an iptables or nft tool, else the process
         itself."""
         if self.parent and is_tool(self.name):
@@ -100,7 +100,7 @@ class ExternalChange:
     families: frozenset[Family]
     chains: frozenset[tuple[Family, ChainId]]
     """vipd's and built-in chains that were touched. Not complete when `everything` is set."""
-    deeds: frozenset[ChangeKind]
+    kinds: frozenset[ChangeKind]
     actors: tuple[Actor, ...] = ()
     """In order of their first change. Empty: unknown."""
     everything: bool = False
@@ -114,7 +114,7 @@ class ExternalChange:
     @property
     def kind_of_change(self) -> str:
         """`rule deleted in ipv4 nat VIPD-SERVICES`."""
-        return f"{', '.join(sorted(self.deeds))} in {self._where()}"
+        return f"{', '.join(sorted(self.kinds))} in {self._where()}"
 
     def _where(self) -> str:
         families = ", ".join(map(str, sorted(self.families)))
@@ -127,31 +127,31 @@ class ExternalChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class OwnershipFilter:
     """Selects changes that affect vipd: of its chains, of its jumps, and rules ahead of the jumps."""
 
     names: Names
     families: frozenset[Family]
 
-    def touched(self, change: Change) -> ChangeKind | None:
+    def classify(self, change: Change) -> ChangeKind | None:
         """The effect of a change on vipd's rules; None if it has none. Raises ValueError (malformed)."""
         if change.family not in self.families or change.table not in TABLES:
             return None
-        if change.kind is not Kind.TABLE_DELETED and not self._concerns(change):
+        if change.kind is not MessageKind.TABLE_DELETED and not self._concerns(change):
             return None
-        return _DEEDS[change.kind]
+        return _CHANGE_KINDS[change.kind]
 
     def _concerns(self, change: Change) -> bool:
         chain = ChainId(change.table, change.chain)
         if chain not in ENTRIES:
             return self.names.owns(chain)
-        if change.kind is Kind.CHAIN_DELETED:
+        if change.kind is MessageKind.CHAIN_DELETED:
             return True
         # A declaration of a built-in chain or its policy takes nothing from vipd.
-        return change.kind is not Kind.CHAIN_ADDED and self._disturbs_jumps(change)
+        return change.kind is not MessageKind.CHAIN_ADDED and self._affects_jumps(change)
 
-    def _disturbs_jumps(self, change: Change) -> bool:
+    def _affects_jumps(self, change: Change) -> bool:
         """Others add rules behind our jumps, and remove their own, all day long; Docker does."""
         facts = rule_facts(change)
         mentions_us = facts.expressions is None or f"{self.names.prefix}-".encode() in facts.expressions
-        return mentions_us or (change.kind is Kind.RULE_ADDED and not facts.appended)
+        return mentions_us or (change.kind is MessageKind.RULE_ADDED and not facts.appended)

@@ -20,7 +20,7 @@ _INFO = struct.Struct("=32s13I")
 _FAMILIES = {Family.IPV4: (socket.AF_INET, 0), Family.IPV6: (socket.AF_INET6, 41)}
 """Socket family, and SOL_IP or SOL_IPV6."""
 
-Shape = tuple[int, ...]
+Fingerprint = tuple[int, ...]
 
 
 class LegacyTables:
@@ -39,11 +39,11 @@ class LegacyTables:
         """Close the socket that carries the questions."""
         self._socket.close()
 
-    def shape(self, tables: Iterable[str]) -> tuple[Shape, ...]:
+    def fingerprint(self, tables: Iterable[str]) -> tuple[Fingerprint, ...]:
         """The shape of each table, which must exist, as reading creates a missing one. Raises OSError."""
-        return tuple(self._shape(table) for table in tables)
+        return tuple(self._fingerprint(table) for table in tables)
 
-    def _shape(self, table: str) -> Shape:
+    def _fingerprint(self, table: str) -> Fingerprint:
         buffer = ctypes.create_string_buffer(table.encode(), _INFO.size)
         size = ctypes.c_uint32(_INFO.size)
         if self._getsockopt(self._socket.fileno(), self._level, _GET_INFO, buffer, ctypes.byref(size)):

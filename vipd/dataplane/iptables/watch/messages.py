@@ -37,7 +37,7 @@ _RULE_POSITION = 6
 """NFTA_RULE_POSITION: set for a rule with others both before and behind it."""
 
 
-class Kind(Enum):
+class MessageKind(Enum):
     """Kind of change and object; the values are NFT_MSG_*."""
 
     TABLE_DELETED = 2
@@ -47,13 +47,13 @@ class Kind(Enum):
     RULE_DELETED = 8
 
 
-KINDS = {kind.value: kind for kind in Kind}
+KINDS = {kind.value: kind for kind in MessageKind}
 """Changes of tables, chains and rules."""
 KINDS_WITH_SETS = KINDS | {
-    9: Kind.CHAIN_ADDED,
-    11: Kind.CHAIN_DELETED,
-    12: Kind.RULE_ADDED,
-    14: Kind.RULE_DELETED,
+    9: MessageKind.CHAIN_ADDED,
+    11: MessageKind.CHAIN_DELETED,
+    12: MessageKind.RULE_ADDED,
+    14: MessageKind.RULE_DELETED,
 }
 """With NFT_MSG_NEWSET, DELSET, NEWSETELEM and DELSETELEM: sets count as chains, and elements as rules."""
 
@@ -61,7 +61,7 @@ KINDS_WITH_SETS = KINDS | {
 class Change(NamedTuple):
     """One message: an object was added or deleted. A replaced rule is two of them."""
 
-    kind: Kind
+    kind: MessageKind
     family: Family
     """IPv4 for a table of the family inet, which has both."""
     table: str
@@ -96,7 +96,7 @@ class RuleFacts(NamedTuple):
     """The rule's expressions, raw; a name that it jumps to appears unchanged in it. None: missing."""
 
 
-def read_messages(datagram: bytes, kinds: Mapping[int, Kind] = KINDS) -> Iterator[Change | Generation]:
+def read_messages(datagram: bytes, kinds: Mapping[int, MessageKind] = KINDS) -> Iterator[Change | Generation]:
     """The messages of a datagram that are of these kinds, or end a transaction, in the tables of IPv4, IPv6
     and inet. Raises MalformedMessageError."""
     for kind, flags, _, port, start, end in split(datagram):
@@ -135,7 +135,7 @@ def rule_facts(change: Change) -> RuleFacts:
 
 def adds_chain_at_hook(change: Change) -> bool:
     """Whether a message declares a chain that forwarded packets enter. Raises MalformedMessageError."""
-    if change.kind is not Kind.CHAIN_ADDED or change.of_set:
+    if change.kind is not MessageKind.CHAIN_ADDED or change.of_set:
         return False
     hook = attributes(change.attributes).get(_CHAIN_HOOK, b"")
     return attributes(hook).get(_HOOK_NUMBER) == _FORWARD_HOOK.to_bytes(4, "big")

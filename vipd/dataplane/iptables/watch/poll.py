@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import TABLES, Names
 from vipd.dataplane.iptables.plan import Installed
-from vipd.dataplane.iptables.watch.comparison import digest, touched
-from vipd.dataplane.iptables.watch.debouncer import CHAINS_LIMIT
+from vipd.dataplane.iptables.watch.comparison import digest, differing_chains
+from vipd.dataplane.iptables.watch.debouncer import MAX_CHAINS
 from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange
-from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Shape
+from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Fingerprint
 from vipd.model.service import Family
 
 POLL_SECONDS = 0.5
 """Minimum pause between two polls."""
-SHARE_OF_A_CPU = 0.02
+MAX_CPU_SHARE = 0.02
 """Readings of a family's rules pause so long that they take no more; 10,000 services take 0.6 s."""
 
 
@@ -67,7 +67,7 @@ class RulePoll:
         self._next_reading = clock()
         self._seen: tuple[int, bytes] | None = None
         """Writes and digest of the last reading that was as expected, or was reported."""
-        self._shape: tuple[tuple[int, tuple[str, ...]], tuple[Shape, ...]] | None = None
+        self._fingerprint: tuple[tuple[int, tuple[str, ...]], tuple[Fingerprint, ...]] | None = None
         """Writes and tables at the last poll, and the shapes that those had."""
         self._present: tuple[str, ...] = ()
         """Tables known to exist."""
@@ -84,15 +84,15 @@ class RulePoll:
         restart. Raises ApplyError, OSError, ValueError."""
         while True:
             await asyncio.sleep(self._interval)
-            if disturbance := await self.look():
+            if disturbance := await self.poll():
                 report(disturbance)
 
-    async def look(self) -> ExternalChange | None:
+    async def poll(self) -> ExternalChange | None:
         """One poll: a shape check, and a reading of all rules if that shows a change or is due."""
         before = self._watched.expected()
         if before is None or not before.installed.chains:
             return None  # without rules of vipd's nothing can be missing
-        hurried = self._shape_changed(before)
+        hurried = self._fingerprint_changed(before)
         if not hurried and self._clock() < self._next_reading:
             return None
         # Due until it has been read: a detected change is not lost with a reading that fails.
@@ -106,18 +106,18 @@ class RulePoll:
             disturbance = await self._compare(saved, before)
         # Each is too much when there is other work on this host, or in this process.
         self.last_cost = min(self._clock() - began, self._cpu() - cpu)
-        pause = max(self._interval, self.last_cost / SHARE_OF_A_CPU)
+        pause = max(self._interval, self.last_cost / MAX_CPU_SHARE)
         # A detected change of shape without explanation must not wait its turn.
         self._next_reading = began + (pause if trusted or not hurried else self._interval)
         return disturbance
 
-    def _shape_changed(self, expected: Expected) -> bool:
+    def _fingerprint_changed(self, expected: Expected) -> bool:
         """Whether another program added or removed rules. A foreign change at the very moment of a write of
         vipd's is not detected here, but by the next reading of all rules."""
         if not self._tables:
             return False
-        shape = ((expected.writes, self._present), self._tables.shape(self._present))
-        before, self._shape = self._shape, shape
+        shape = ((expected.writes, self._present), self._tables.fingerprint(self._present))
+        before, self._fingerprint = self._fingerprint, shape
         return before is not None and before[0] == shape[0] and before[1] != shape[1]
 
     async def _compare(self, saved: str, expected: Expected) -> ExternalChange | None:
@@ -126,7 +126,7 @@ class RulePoll:
             return None
         mine = Installed(dict(expected.installed.chains), dict(expected.installed.builtins))
         # 10,000 services take a quarter of a second; meanwhile the API and the health checks continue.
-        chains = await asyncio.to_thread(touched, saved, mine, self._names)
+        chains = await asyncio.to_thread(differing_chains, saved, mine, self._names)
         self._seen = seen
         if not chains:
             return None
@@ -135,5 +135,5 @@ class RulePoll:
             frozenset({family}),
             frozenset((family, chain) for chain in chains),
             frozenset({ChangeKind.RULES_DIFFER}),
-            everything=len(chains) > CHAINS_LIMIT,
+            everything=len(chains) > MAX_CHAINS,
         )

@@ -10,11 +10,11 @@ from vipd.dataplane.iptables.watch.external_change import Actor
 
 WINDOW_SECONDS = 60.0
 """Repairs are counted over this time, and a quarrel is over after so long without a disturbance."""
-REPAIRS_AT_ONCE = 5
+REPAIRS_WITHOUT_PAUSE = 5
 """This many repairs after one culprit within the window are made without a pause."""
 FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
-MOST_QUARRELS = 100
+MAX_PAUSE_SECONDS = 30.0
+MAX_OFFENDERS = 100
 """Further culprits count together as an unknown one."""
 
 _UNKNOWN = ""
@@ -35,7 +35,7 @@ class _Offender:
     """Number of repairs after this culprit since the quarrel began."""
     first: float = 0.0
     """When that was the first time."""
-    latest: deque[float] = field(default_factory=lambda: deque(maxlen=REPAIRS_AT_ONCE))
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=REPAIRS_WITHOUT_PAUSE))
     """Times of the latest repairs: a quarrel may last for months."""
     pause: float = 0.0
     last: float = 0.0
@@ -62,7 +62,7 @@ class RepairBackoff:
 
     def __init__(self, chain_prefix: str = "VIPD") -> None:
         self._prefix = chain_prefix
-        self._quarrels: dict[str, _Offender] = {}
+        self._offenders: dict[str, _Offender] = {}
         self._waiting: set[str] = set()
         self._due: float | None = None
 
@@ -71,10 +71,10 @@ class RepairBackoff:
         """When to repair; None when nothing is broken. May be in the past."""
         return self._due
 
-    def disturbed(self, actors: Iterable[Actor], now: float) -> float:
+    def record_change(self, actors: Iterable[Actor], now: float) -> float:
         """vipd's rules were touched; returns when to repair, `now` or later. No actors: unknown."""
         for actor in [*actors] or [Actor(_UNKNOWN)]:
-            name, pid = actor.culprit
+            name, pid = actor.offender
             quarrel = self._offender(name, pid, now)
             quarrel.last = now
             quarrel.guessed &= actor.guessed
@@ -85,43 +85,43 @@ class RepairBackoff:
         assert self._due is not None  # noqa: S101 (there is at least one culprit)
         return self._due
 
-    def repaired(self, wrote: bool, now: float) -> None:
+    def record_repair(self, wrote: bool, now: float) -> None:
         """A comparison with the kernel has ended. `wrote`: it required a repair; else no culprit is
         blamed."""
         for name in self._waiting:
-            quarrel = self._quarrels[name]
+            quarrel = self._offenders[name]
             if not wrote:
                 continue
             quarrel.repaired(now)
-            if quarrel.recent(now) >= REPAIRS_AT_ONCE:
-                quarrel.pause = min(max(FIRST_PAUSE_SECONDS, 2 * quarrel.pause), LONGEST_PAUSE_SECONDS)
+            if quarrel.recent(now) >= REPAIRS_WITHOUT_PAUSE:
+                quarrel.pause = min(max(FIRST_PAUSE_SECONDS, 2 * quarrel.pause), MAX_PAUSE_SECONDS)
         self._waiting.clear()
         self._due = None
 
     def warnings(self, now: float) -> tuple[str, ...]:
         """One warning for each culprit that keeps undoing vipd's rules; empty once it has stopped."""
         self._forget_quiet(now)
-        return tuple(self._warning(q, now) for q in self._quarrels.values() if q.pause)
+        return tuple(self._warning(q, now) for q in self._offenders.values() if q.pause)
 
     def _offender(self, name: str, pid: int, now: float) -> _Offender:
         self._forget_quiet(now)
-        if name not in self._quarrels and len(self._quarrels) >= MOST_QUARRELS:
+        if name not in self._offenders and len(self._offenders) >= MAX_OFFENDERS:
             name, pid = _UNKNOWN, 0  # a program may call itself otherwise each time
-        quarrel = self._quarrels.setdefault(name, _Offender(name, pid))
+        quarrel = self._offenders.setdefault(name, _Offender(name, pid))
         quarrel.pid = pid
         return quarrel
 
     def _forget_quiet(self, now: float) -> None:
-        for name, quarrel in list(self._quarrels.items()):
+        for name, quarrel in list(self._offenders.items()):
             if now - quarrel.last >= WINDOW_SECONDS and name not in self._waiting:
-                del self._quarrels[name]
+                del self._offenders[name]
 
-    def _warning(self, quarrel: _Offender, now: float) -> str:
-        who = f"{quarrel.name} (pid {quarrel.pid})" if quarrel.name else "another program"
-        who = f"probably {who}" if quarrel.guessed else who
-        span = max(1, round(now - quarrel.first))
-        told = f"{who} has undone vipd's rules {quarrel.repairs} times in {span} s"
+    def _warning(self, offender: _Offender, now: float) -> str:
+        who = f"{offender.name} (pid {offender.pid})" if offender.name else "another program"
+        who = f"probably {who}" if offender.guessed else who
+        span = max(1, round(now - offender.first))
+        told = f"{who} has undone vipd's rules {offender.repairs} times in {span} s"
         hint = _HINTS.get(
-            quarrel.name, f"make it leave the chains {self._prefix}-* and the jumps to them alone"
+            offender.name, f"make it leave the chains {self._prefix}-* and the jumps to them alone"
         )
-        return f"{told}; repairing after {quarrel.pause:g} s each time; hint: {hint}"
+        return f"{told}; repairing after {offender.pause:g} s each time; hint: {hint}"

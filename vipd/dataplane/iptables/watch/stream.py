@@ -10,24 +10,24 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from vipd.dataplane.iptables.watch.external_change import ExternalChange, Scope
+from vipd.dataplane.iptables.watch.external_change import ExternalChange, OwnershipFilter
 from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.host.supervisor import Loop, Pace, Supervisor, Task, Work
+from vipd.host.supervisor import Loop, Backoff, Supervisor, LoopState, Work
 
-LOOK_AGAIN = Pace(longest=5.0)
-MOST_WAITING = 200
+WATCH_BACKOFF = Backoff(maximum=5.0)
+MAX_WAITING = 200
 """Disturbances in the queue: three arrive each second, and a repair that fails takes a minute."""
 MOST_NAMED = 100
 """Actors that are named of those that were too many."""
 
 
-def _all_of(several: Sequence[ExternalChange]) -> ExternalChange:
+def _merge_changes(several: Sequence[ExternalChange]) -> ExternalChange:
     """Several disturbances merged into one."""
     actors = dict.fromkeys(actor for each in several for actor in each.actors)
     return ExternalChange(
         frozenset().union(*(each.families for each in several)),
         frozenset(),
-        frozenset().union(*(each.deeds for each in several)),
+        frozenset().union(*(each.kinds for each in several)),
         tuple(actors)[:MOST_NAMED],
         everything=True,
     )
@@ -50,22 +50,22 @@ class WatchOptions:
     own: OwnProcesses
     """Their changes are not reported."""
     supervise: Callable[[str, Work], Coroutine[Any, Any, None]] = field(
-        default_factory=lambda: Supervisor().run_meanwhile
+        default_factory=lambda: Supervisor().run_until_cancelled
     )
     """Runs each watcher that polls, so that its failures end no other one."""
-    widen: Callable[[Scope], Scope] | None = None
+    extend_filter: Callable[[OwnershipFilter], OwnershipFilter] | None = None
     """Adds to what concerns a dataplane what else is to be reported."""
     polls: tuple[tuple[Watcher, str], ...] = ()
     """More watchers that poll, each with its name."""
     on_message: Callable[[bytes], None] | None = None
     """Gets the kernel's notifications as they come, our own changes too."""
 
-    def scope(self, scope: Scope) -> Scope:
+    def scope(self, scope: OwnershipFilter) -> OwnershipFilter:
         """What a watch reports of a dataplane that reports this scope by itself."""
-        return self.widen(scope) if self.widen else scope
+        return self.extend_filter(scope) if self.extend_filter else scope
 
 
-class Disturbances:
+class ExternalChangeStream:
     """Watches from entry to exit: `async with ... as watch: async for disturbance in watch`.
 
     Disturbances wait in a queue. The iterator also raises the fault of a watcher.
@@ -87,7 +87,7 @@ class Disturbances:
 
     def _start_poll(self, watcher: Watcher, name: str) -> None:
         """Start a watcher that can be run again when it has failed, and loses nothing by that."""
-        work = Loop(lambda: watcher.run(self._report), Task(LOOK_AGAIN))
+        work = Loop(lambda: watcher.run(self._report), LoopState(WATCH_BACKOFF))
         self._run(watcher, self._options.supervise(name, work), name)
 
     def _run(self, watcher: Watcher, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -103,10 +103,10 @@ class Disturbances:
 
     def _report(self, disturbance: ExternalChange) -> None:
         """Queue a disturbance; very many are merged into one."""
-        if len(self._found) >= MOST_WAITING:
+        if len(self._found) >= MAX_WAITING:
             waiting = [each for each in self._found if isinstance(each, ExternalChange)]
             faults = [each for each in self._found if not isinstance(each, ExternalChange)]
-            self._found = deque([_all_of([*waiting, disturbance]), *faults])
+            self._found = deque([_merge_changes([*waiting, disturbance]), *faults])
         else:
             self._put(disturbance)
 

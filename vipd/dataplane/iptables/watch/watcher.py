@@ -13,16 +13,16 @@ from socket import socket
 
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
-from vipd.dataplane.iptables.watch.external_change import Scope
+from vipd.dataplane.iptables.watch.external_change import OwnershipFilter
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
 from vipd.dataplane.iptables.watch.poll import POLL_SECONDS, RulePoll, WatchedFamily
-from vipd.dataplane.iptables.watch.stream import Disturbances, WatchOptions
+from vipd.dataplane.iptables.watch.stream import ExternalChangeStream, WatchOptions
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 
 
-class Watch(Disturbances):
+class RuleWatch(ExternalChangeStream):
     """Listens from entry to exit. Enter it before the first write, so that no change is missed.
 
     It belongs to the network namespace of the thread that enters it. A reported change may prove harmless;
@@ -53,7 +53,7 @@ class Watch(Disturbances):
     def _start_events(self) -> None:
         self.ways = {watched.family: "poll" for watched in self._families}
         told = frozenset(watched.family for watched in self._families if not watched.legacy)
-        if not told and not self._options.widen:
+        if not told and not self._options.extend_filter:
             return
         try:
             listening = self._open_events()
@@ -63,7 +63,7 @@ class Watch(Disturbances):
             return
         clock = asyncio.get_running_loop().time
         self.ways |= dict.fromkeys(told, "events")
-        scope = self._options.scope(Scope(self._names, told))
+        scope = self._options.scope(OwnershipFilter(self._names, told))
         events = RuleEvents(listening, scope, self._options.own, clock, self._options.on_message)
         self._start(events, "rule events")
 

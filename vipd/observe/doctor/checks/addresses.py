@@ -7,15 +7,15 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from vipd.model.service import Family, family_of
 from vipd.observe.doctor.checks.kernel_settings import ipv6_is_disabled
-from vipd.observe.doctor.facts import Assigned, Facts, Link, Listener, Way
-from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, unchecked, warning
+from vipd.observe.doctor.facts import HostAddress, Facts, Link, Listener, Route
+from vipd.observe.doctor.finding import MAX_FIXES, Check, CheckResult, listed, problem, unchecked, warning
 
 GROUP = "Addresses"
 ARP_DEVICE = "vipd-arp"
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  (compared with, not listened on)
 
 
-def judge_network(facts: Facts) -> Iterator[Judgement]:
+def check_network(facts: Facts) -> Iterator[CheckResult]:
     """Reports why the facts for the checks of addresses and backends are missing."""
     fault = facts.network.fault
     if fault:
@@ -23,7 +23,7 @@ def judge_network(facts: Facts) -> Iterator[Judgement]:
         yield unchecked("routes and addresses were not looked at", fault, *repair)
 
 
-def judge_owned(facts: Facts) -> Iterator[Judgement]:
+def check_owned(facts: Facts) -> Iterator[CheckResult]:
     """An address that this host has reaches its own programs, not only the service."""
     if facts.settings.compat == "kube-proxy":
         return
@@ -36,7 +36,7 @@ def judge_owned(facts: Facts) -> Iterator[Judgement]:
         yield problem("a virtual IP is this host's own address", cause, hint=hint)
 
 
-def judge_foreign(facts: Facts) -> Iterator[Judgement]:
+def check_foreign(facts: Facts) -> Iterator[CheckResult]:
     """An address that another host has, is that host's: here it would not be reached any more."""
     taken = _taken(facts)
     if taken:
@@ -50,11 +50,11 @@ def judge_foreign(facts: Facts) -> Iterator[Judgement]:
 def _taken(facts: Facts) -> dict[str, str]:
     """Virtual IPs with another known owner, with a description of it."""
     backends = dict.fromkeys(facts.backends(), "a declared backend")
-    others = {**backends, **facts.network.others}
+    others = {**backends, **facts.network.foreign_addresses}
     return {vip: others[vip] for vip in facts.vips() if vip in others}
 
 
-def judge_in_subnet(facts: Facts) -> Iterator[Judgement]:
+def check_in_subnet(facts: Facts) -> Iterator[CheckResult]:
     """Neighbours resolve an address of their own network instead of sending it to a router."""
     taken = _taken(facts)
     vips = [(vip, ip_address(vip)) for vip in facts.vips() if vip not in taken]
@@ -64,49 +64,49 @@ def judge_in_subnet(facts: Facts) -> Iterator[Judgement]:
         if _has_neighbours(own, facts.network.link(own.device))
         for network in [_network(own)]
         for vip, parsed in vips
-        if parsed in network and vip != own.address and (vip, own.device) not in facts.network.proxied
+        if parsed in network and vip != own.address and (vip, own.device) not in facts.network.proxy_neighbours
     ]
     if found:
         places = listed([f"{vip} in {_network(own)} of {own.device}" for vip, own in found])
         yield warning(
             "a virtual IP lies in a network of this host",
             f"{places}: neighbours there ask who has it instead of sending it here, and nobody answers",
-            *_answer_for(found),
+            *_proxied_result(found),
             hint="make sure first that no host has it, also none that is off now; better is an address "
             "outside of every network, and a route to it through this host",
         )
 
 
-def _answer_for(found: list[tuple[str, Assigned]]) -> Iterator[str]:
+def _proxied_result(found: list[tuple[str, HostAddress]]) -> Iterator[str]:
     """This host answers for an address that it has another route to: over a device that swallows it."""
     yield f"ip link add {ARP_DEVICE} type bridge"
     yield f"ip link set {ARP_DEVICE} up"
-    for vip, own in found[:MENDED]:
+    for vip, own in found[:MAX_FIXES]:
         yield f"ip route add {vip}/{family_of(vip).bits} dev {ARP_DEVICE}"
         yield f"ip neighbour add proxy {vip} dev {own.device}"
         if ":" in vip:
             yield f"sysctl -w net.ipv6.conf.{own.device}.proxy_ndp=1"
 
 
-def _has_neighbours(own: Assigned, link: Link | None) -> bool:
+def _has_neighbours(own: HostAddress, link: Link | None) -> bool:
     """Whether other hosts are in the network of an address, and resolve addresses there."""
-    if link is not None and (not link.asks or link.name == "lo"):
+    if link is not None and (not link.uses_neighbour_discovery or link.name == "lo"):
         return False
     return not _network(own).is_loopback
 
 
-def _network(own: Assigned) -> IPv4Network | IPv6Network:
+def _network(own: HostAddress) -> IPv4Network | IPv6Network:
     return ip_network(f"{own.address}/{own.length}", strict=False)
 
 
-def judge_routes(facts: Facts) -> Iterator[Judgement]:
+def check_routes(facts: Facts) -> Iterator[CheckResult]:
     """Routing precedes translation: programs of this host need a route to a VIP."""
-    ways = facts.network.ways
+    ways = facts.network.routes
     without = [
         vip
         for vip, port in facts.vips().items()
-        if not ways.get(vip, Way("unknown")).device
-        and facts.at_work(port.family)
+        if not ways.get(vip, Route("unknown")).device
+        and facts.has_vipd_rules(port.family)
         and not (port.family is Family.IPV6 and ipv6_is_disabled(facts))
     ]
     if without:
@@ -125,10 +125,10 @@ def _make_routes(vips: list[str], facts: Facts) -> Iterator[str]:
     if not facts.network.link(device):
         yield f"ip link add {device} type bridge"
     yield f"ip link set {device} up"
-    yield from (f"ip route add {vip}/{family_of(vip).bits} dev {device}" for vip in vips[:MENDED])
+    yield from (f"ip route add {vip}/{family_of(vip).bits} dev {device}" for vip in vips[:MAX_FIXES])
 
 
-def judge_node_ports(facts: Facts) -> Iterator[Judgement]:
+def check_node_ports(facts: Facts) -> Iterator[CheckResult]:
     """A program that listens on a node port gets nothing any more from other hosts."""
     ports = {(p.protocol, p.node_port): p for p in facts.services if p.node_port}
     own = {address.address for address in facts.network.addresses}
@@ -148,34 +148,34 @@ def _or_stop(listener: Listener) -> str:
 
 
 CHECKS = (
-    Check("network-readable", GROUP, "routes and addresses could be read", judge_network),
+    Check("network-readable", GROUP, "routes and addresses could be read", check_network),
     Check(
         "vip-owned",
         GROUP,
         "no virtual IP is an address of this host",
-        judge_owned,
+        check_owned,
         Facts.network_unread,
     ),
     Check(
         "vip-foreign",
         GROUP,
         "no virtual IP is known to be another host's",
-        judge_foreign,
+        check_foreign,
         Facts.network_unread,
     ),
     Check(
         "vip-in-subnet",
         GROUP,
         "no virtual IP lies in a network of this host",
-        judge_in_subnet,
+        check_in_subnet,
         Facts.network_unread,
     ),
-    Check("vip-route", GROUP, "routes lead to every virtual IP", judge_routes, Facts.routes_unread),
+    Check("vip-route", GROUP, "routes lead to every virtual IP", check_routes, Facts.routes_unread),
     Check(
         "node-port-taken",
         GROUP,
         "no program listens on a node port",
-        judge_node_ports,
+        check_node_ports,
         Facts.listeners_unread,
     ),
 )

@@ -7,23 +7,23 @@ from ipaddress import ip_address, ip_network
 
 from vipd.model.service import Protocol, socket_text
 from vipd.observe.doctor.checks.kernel_settings import ipv6_is_disabled
-from vipd.observe.doctor.facts import Facts, Way
-from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, warning
+from vipd.observe.doctor.facts import Facts, Route
+from vipd.observe.doctor.finding import MAX_FIXES, Check, CheckResult, listed, problem, warning
 
 GROUP = "Backends"
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  (compared with, not listened on)
 
 
-def judge_routes(facts: Facts) -> Iterator[Judgement]:
+def check_routes(facts: Facts) -> Iterator[CheckResult]:
     """Flows to a backend without a route end here; behind a device that is down they take a wrong one."""
     behind = _behind_devices_that_are_down(facts)
     if behind:
         devices = sorted(set(behind.values()))
         cause = f"{listed(list(behind))}: their network is that of {listed(devices)}, which is down"
-        repair = (f"ip link set {device} up" for device in devices[:MENDED])
+        repair = (f"ip link set {device} up" for device in devices[:MAX_FIXES])
         yield problem("the device towards a backend is down", cause, *repair)
-    ways = facts.network.ways
-    without = [a for a in facts.backends() if not ways.get(a, Way("unknown")).device and a not in behind]
+    ways = facts.network.routes
+    without = [a for a in facts.backends() if not ways.get(a, Route("unknown")).device and a not in behind]
     if ipv6_is_disabled(facts):
         without = [address for address in without if ":" not in address]
     if without:
@@ -44,14 +44,14 @@ def _behind_devices_that_are_down(facts: Facts) -> dict[str, str]:
     }
 
 
-def judge_local(facts: Facts) -> Iterator[Judgement]:
+def check_local(facts: Facts) -> Iterator[CheckResult]:
     """A backend on this host must listen on the address that flows are translated to."""
     if facts.network.listeners_fault:
         return
     found = {}
     for port in facts.services:
         for address, number in port.backends:
-            way = facts.network.ways.get(address)
+            way = facts.network.routes.get(address)
             if way and way.local and port.protocol is not Protocol.SCTP:
                 found[port.protocol, address, number] = port.service
     for (protocol, address, number), service in found.items():
@@ -73,6 +73,6 @@ def judge_local(facts: Facts) -> Iterator[Judgement]:
 
 
 CHECKS = (
-    Check("backend-route", GROUP, "routes lead to every backend", judge_routes, Facts.network_unread),
-    Check("local-backend", GROUP, "backends on this host listen", judge_local, Facts.listeners_unread),
+    Check("backend-route", GROUP, "routes lead to every backend", check_routes, Facts.network_unread),
+    Check("local-backend", GROUP, "backends on this host listen", check_local, Facts.listeners_unread),
 )

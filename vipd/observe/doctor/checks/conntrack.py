@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, Judgement, fine, listed, problem, warning
+from vipd.observe.doctor.finding import Check, CheckResult, ok, listed, problem, warning
 
 GROUP = "Connection tracking"
 COUNT, MAXIMUM = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"
@@ -16,7 +16,7 @@ DEFAULT_LIST_LIMIT = 100
 WANTED_LIST_LIMIT = 10000
 
 
-def judge_room(facts: Facts) -> Iterator[Judgement]:
+def check_room(facts: Facts) -> Iterator[CheckResult]:
     """A full table drops every new flow of the host."""
     count, most = facts.kernel.number(COUNT), facts.kernel.number(MAXIMUM)
     if count is None or not most or count < NEARLY_FULL * most:
@@ -33,7 +33,7 @@ def judge_room(facts: Facts) -> Iterator[Judgement]:
     )
 
 
-def judge_drops(facts: Facts) -> Iterator[Judgement]:
+def check_drops(facts: Facts) -> Iterator[CheckResult]:
     """Packets dropped for lack of space or memory, and entries evicted early."""
     lost, before = _grown(facts, "drop", "early_drop")
     if lost:
@@ -41,7 +41,7 @@ def judge_drops(facts: Facts) -> Iterator[Judgement]:
         hint = "raise net.netfilter.nf_conntrack_max; conntrack -S shows the counters"
         yield warning("connection tracking drops packets", cause, hint=hint)
     elif before:
-        yield fine("connection tracking drops nothing now", before)
+        yield ok("connection tracking drops nothing now", before)
 
 
 def _grown(facts: Facts, *names: str) -> tuple[str, str]:
@@ -54,7 +54,7 @@ def _grown(facts: Facts, *names: str) -> tuple[str, str]:
     return f"{', '.join(new)} in {kernel.watched_seconds:.1f} s ({since})" if new else "", since
 
 
-def judge_insertions(facts: Facts) -> Iterator[Judgement]:
+def check_insertions(facts: Facts) -> Iterator[CheckResult]:
     """Two packets of one socket at the same moment: one is lost, typically of a DNS resolver."""
     failed, before = _grown(facts, "insert_failed")
     if failed:
@@ -65,17 +65,17 @@ def judge_insertions(facts: Facts) -> Iterator[Judgement]:
         hint = "on the clients, options single-request-reopen or use-vc in /etc/resolv.conf"
         yield warning("flows are lost in a race of connection tracking", cause, hint=hint)
     elif before:
-        yield fine("no flow is lost in a race now", before)
+        yield ok("no flow is lost in a race now", before)
 
 
-def judge_netlink(facts: Facts) -> Iterator[Judgement]:
+def check_netlink(facts: Facts) -> Iterator[CheckResult]:
     """vipd ends flows to removed backends over it."""
     if facts.kernel.conntrack_fault:
         cause = f"{facts.kernel.conntrack_fault}: UDP flows stay with backends that are gone"
         yield problem("flows cannot be ended", cause, "modprobe nf_conntrack_netlink")
 
 
-def judge_affinity(facts: Facts) -> Iterator[Judgement]:
+def check_affinity(facts: Facts) -> Iterator[CheckResult]:
     """Lists of the usual size forget clients early."""
     pinned = sorted({port.service for port in facts.services if port.affinity})
     if pinned and facts.dataplane == "iptables" and facts.kernel.affinity_limit == DEFAULT_LIST_LIMIT:
@@ -105,17 +105,17 @@ CHECKS = (
         "conntrack-room",
         GROUP,
         "the connection tracking table has room",
-        judge_room,
+        check_room,
         lambda facts: facts.settings_unread(COUNT, MAXIMUM),
     ),
     Check(
         "conntrack-drops",
         GROUP,
         "connection tracking drops nothing",
-        judge_drops,
+        check_drops,
         Facts.counters_unread,
     ),
-    Check("conntrack-races", GROUP, "no flow is lost in a race", judge_insertions, Facts.counters_unread),
-    Check("conntrack-netlink", GROUP, "flows can be ended over netlink", judge_netlink, _table_unread),
-    Check("affinity-limit", GROUP, "affinity lists are long enough", judge_affinity, _lists_unread),
+    Check("conntrack-races", GROUP, "no flow is lost in a race", check_insertions, Facts.counters_unread),
+    Check("conntrack-netlink", GROUP, "flows can be ended over netlink", check_netlink, _table_unread),
+    Check("affinity-limit", GROUP, "affinity lists are long enough", check_affinity, _lists_unread),
 )

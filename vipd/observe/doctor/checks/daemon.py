@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
+from vipd.observe.doctor.finding import Check, CheckResult, ok, problem, unchecked, warning
 
 GROUP = "Daemon"
 START = "systemctl start vipd"
 _WORLD = 0o006
 _GROUP_ACCESS = 0o060
-_TOLD_BY_CHECKS = (
+_REPORTED_BY_CHECKS = (
     "affinity of ",
     "holds rules of other programs",
     "no route leads to ",
@@ -24,7 +24,7 @@ _TOLD_BY_CHECKS = (
 """Warnings of the daemon that the doctor's checks report in more detail."""
 
 
-def judge_settings(facts: Facts) -> Iterator[Judgement]:
+def check_settings(facts: Facts) -> Iterator[CheckResult]:
     """Settings that the daemon could not start with, or had better not."""
     if facts.settings_faults:
         cause = "; ".join(facts.settings_faults)
@@ -36,10 +36,10 @@ def judge_settings(facts: Facts) -> Iterator[Judgement]:
             yield warning("a setting is unsafe", text)
 
 
-def judge_running(facts: Facts) -> Iterator[Judgement]:
+def check_running(facts: Facts) -> Iterator[CheckResult]:
     """Without a daemon no changes are applied."""
     daemon = facts.daemon
-    if daemon.elsewhere:
+    if daemon.in_other_namespace:
         title = "the daemon that answers serves another network namespace"
         cause = "what it says of services is not about this namespace, and was not used"
         yield warning(title, cause, hint="give this namespace's daemon with --socket")
@@ -50,13 +50,13 @@ def judge_running(facts: Facts) -> Iterator[Judgement]:
         yield warning("the daemon could not be asked", cause, hint="give its socket with --socket")
 
 
-def _not_running(facts: Facts) -> Iterator[Judgement]:
-    unknown = facts.daemon.unseen or facts.work_unread()
-    if not facts.root or facts.daemon.unseen:
-        cause = "; ".join(filter(None, (facts.daemon.fault, facts.daemon.unseen)))
+def _not_running(facts: Facts) -> Iterator[CheckResult]:
+    unknown = facts.daemon.prefixes_fault or facts.vipd_rules_unread()
+    if not facts.root or facts.daemon.prefixes_fault:
+        cause = "; ".join(filter(None, (facts.daemon.fault, facts.daemon.prefixes_fault)))
         yield unchecked("whether vipd runs is not known", cause)
         return
-    working = [str(family) for family in facts.families() or _all_families(facts) if facts.at_work(family)]
+    working = [str(family) for family in facts.families() or _all_families(facts) if facts.has_vipd_rules(family)]
     if working:
         cause = f"its rules ({', '.join(working)}) forward as last written, and nobody follows changes"
         yield warning("vipd does not run, its rules are in the kernel", cause, START)
@@ -75,7 +75,7 @@ def _all_families(facts: Facts) -> tuple[Family, ...]:
     return tuple({ruleset.family for ruleset in facts.rulesets})
 
 
-def judge_state(facts: Facts) -> Iterator[Judgement]:
+def check_state(facts: Facts) -> Iterator[CheckResult]:
     """The daemon's own report of its state."""
     status = facts.daemon.status
     state = status.get("state", "")
@@ -84,17 +84,17 @@ def judge_state(facts: Facts) -> Iterator[Judgement]:
         cause = status.get("message") or "a change, or the first load, is on its way for seconds already"
         yield judged(f"the daemon's state is {state}", str(cause), "vipctl reload")
     elif status:
-        yield fine("the kernel has what is declared", f"last apply: {status.get('last_apply') or 'none yet'}")
+        yield ok("the kernel has what is declared", f"last apply: {status.get('last_apply') or 'none yet'}")
 
 
-def judge_warnings(facts: Facts) -> Iterator[Judgement]:
+def check_warnings(facts: Facts) -> Iterator[CheckResult]:
     """The daemon's warnings."""
     for text in facts.daemon.status.get("warnings", ()):
-        if not any(told in text for told in _TOLD_BY_CHECKS):
+        if not any(told in text for told in _REPORTED_BY_CHECKS):
             yield warning("the daemon warns", str(text))
 
 
-def judge_version(facts: Facts) -> Iterator[Judgement]:
+def check_version(facts: Facts) -> Iterator[CheckResult]:
     """After an upgrade the old daemon may still run."""
     runs, here = facts.daemon.status.get("version", ""), facts.daemon.vipctl
     if runs and runs != here:
@@ -102,7 +102,7 @@ def judge_version(facts: Facts) -> Iterator[Judgement]:
         yield warning("daemon and vipctl differ in version", cause, "systemctl restart vipd")
 
 
-def judge_socket(facts: Facts) -> Iterator[Judgement]:
+def check_socket(facts: Facts) -> Iterator[CheckResult]:
     """Which users may connect: root, and the members of one group."""
     socket = facts.socket
     if socket is None:
@@ -117,7 +117,7 @@ def judge_socket(facts: Facts) -> Iterator[Judgement]:
         yield warning(f"members of {wanted} cannot connect to the API", cause, *repair)
 
 
-def judge_clock(facts: Facts) -> Iterator[Judgement]:
+def check_clock(facts: Facts) -> Iterator[CheckResult]:
     """etcd's leases depend on time. Checked only if etcd is a source."""
     if facts.kernel.clock_synchronised is False:
         cause = "the kernel says that no time server corrects it; leases in etcd may end early or late"
@@ -125,35 +125,35 @@ def judge_clock(facts: Facts) -> Iterator[Judgement]:
 
 
 CHECKS = (
-    Check("settings", GROUP, "the settings can be used", judge_settings),
-    Check("daemon-running", GROUP, "vipd runs", judge_running),
-    Check("daemon-state", GROUP, "the daemon does well", judge_state, Facts.daemon_unread),
+    Check("settings", GROUP, "the settings can be used", check_settings),
+    Check("daemon-running", GROUP, "vipd runs", check_running),
+    Check("daemon-state", GROUP, "the daemon does well", check_state, Facts.daemon_unread),
     Check(
         "daemon-warnings",
         GROUP,
         "the daemon warns of nothing else",
-        judge_warnings,
+        check_warnings,
         Facts.daemon_unread,
     ),
     Check(
         "daemon-version",
         GROUP,
         "daemon and vipctl are of one version",
-        judge_version,
+        check_version,
         Facts.daemon_unread,
     ),
     Check(
         "socket-permissions",
         GROUP,
         "the API's socket is for its group only",
-        judge_socket,
+        check_socket,
         lambda facts: facts.socket_fault,
     ),
     Check(
         "clock",
         GROUP,
         "the clock is synchronised, or does not matter",
-        judge_clock,
+        check_clock,
         lambda facts: facts.kernel.fault or facts.kernel.clock_fault,
     ),
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, Judgement, listed, problem
+from vipd.observe.doctor.finding import Check, CheckResult, listed, problem
 
 GROUP = "Declarations"
 
 
-def judge_refused(facts: Facts) -> Iterator[Judgement]:
+def check_refused(facts: Facts) -> Iterator[CheckResult]:
     """Files with problems keep serving their last good version, if there was one."""
     refused = [text for text in facts.refused if text not in facts.state.store_faults]
     if refused:
@@ -21,7 +21,7 @@ def judge_refused(facts: Facts) -> Iterator[Judgement]:
         yield problem(title, cause, f"vipctl check {facts.settings.services_dir}", hint=hint)
 
 
-def judge_quarantined(facts: Facts) -> Iterator[Judgement]:
+def check_quarantined(facts: Facts) -> Iterator[CheckResult]:
     """Services of which the kernel did not take the rules."""
     found = facts.daemon.status.get("quarantined") or {}
     if found:
@@ -32,7 +32,7 @@ def judge_quarantined(facts: Facts) -> Iterator[Judgement]:
 
 CHECKS = (
     Check(
-        "refused-declarations", GROUP, "every declaration is accepted", judge_refused, Facts.services_unread
+        "refused-declarations", GROUP, "every declaration is accepted", check_refused, Facts.services_unread
     ),
-    Check("quarantined", GROUP, "no service is quarantined", judge_quarantined, Facts.daemon_unread),
+    Check("quarantined", GROUP, "no service is quarantined", check_quarantined, Facts.daemon_unread),
 )

@@ -8,7 +8,7 @@ from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES, ForwardVe
 from vipd.dataplane.iptables.names import ChainId
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
+from vipd.observe.doctor.finding import Check, CheckResult, ok, problem, unchecked, warning
 from vipd.observe.doctor.rules import Ruleset
 
 GROUP = "Firewalls"
@@ -21,13 +21,13 @@ KNOWN = {
 ACCEPT_TRANSLATED = "-m conntrack --ctstate DNAT -j ACCEPT"
 
 
-def judge_readable(facts: Facts) -> Iterator[Judgement]:
+def check_readable(facts: Facts) -> Iterator[CheckResult]:
     """Most checks of this kind need the rules."""
     if facts.rules_fault:
         yield unchecked("some rules could not be read", facts.rules_fault)
 
 
-def judge_mixed(facts: Facts) -> Iterator[Judgement]:
+def check_mixed(facts: Facts) -> Iterator[CheckResult]:
     """Rules of both iptables variants at once: the kernel applies both."""
     for ruleset in _other_variant(facts):
         tables = ruleset.foreign_tables(facts.settings.chain_prefix)
@@ -42,14 +42,14 @@ def judge_mixed(facts: Facts) -> Iterator[Judgement]:
             )
 
 
-def judge_twice(facts: Facts) -> Iterator[Judgement]:
+def check_twice(facts: Facts) -> Iterator[CheckResult]:
     """vipd's own rules in the variant, or of the dataplane, that is no longer used."""
     prefix = facts.settings.chain_prefix
     by_nftables = facts.dataplane == "nftables"
     for family in sorted(facts.tables) if not by_nftables else ():
         table = f"{'ip' if family is Family.IPV4 else 'ip6'} {prefix.lower()}"
         cause = f"nft table {table} is of the dataplane nftables, and vipd uses iptables"
-        yield problem(f"vipd's rules stand in both dataplanes ({family})", cause, *_away(facts))
+        yield problem(f"vipd's rules stand in both dataplanes ({family})", cause, *_cleanup_fix(facts))
     for ruleset in facts.rulesets if by_nftables else _other_variant(facts):
         accept = f"{prefix}-FORWARD"  # every dataplane may need it
         if ruleset.jumps_to(f"{prefix}-", but=accept) and not ruleset.has("KUBE-PROXY-CANARY"):
@@ -57,16 +57,16 @@ def judge_twice(facts: Facts) -> Iterator[Judgement]:
             cause = (
                 f"{program} still holds chains {prefix}-*: they forward as they did when they were written"
             )
-            yield problem(f"vipd's rules stand twice ({ruleset.family})", cause, *_away(facts))
+            yield problem(f"vipd's rules stand twice ({ruleset.family})", cause, *_cleanup_fix(facts))
 
 
-def _away(facts: Facts) -> tuple[str, ...]:
+def _cleanup_fix(facts: Facts) -> tuple[str, ...]:
     """The commands that remove vipd's former rules: a daemon does so at its start, and established flows
     continue."""
     return ("systemctl restart vipd",) if facts.daemon.runs else ("systemctl start vipd",)
 
 
-def judge_forward_policy(facts: Facts) -> Iterator[Judgement]:
+def check_forward_policy(facts: Facts) -> Iterator[CheckResult]:
     """FORWARD of every table of iptables must let translated flows pass."""
     for ruleset in facts.rulesets:
         if ruleset.family not in facts.families():
@@ -76,7 +76,7 @@ def judge_forward_policy(facts: Facts) -> Iterator[Judgement]:
             if forward_verdict in (ForwardVerdict.BLOCKED, ForwardVerdict.MAYBE):
                 yield _blocked(ruleset, forward_verdict, on_purpose=False, table=table)
         accepts = facts.settings.accept_forwarded
-        if accepts and not facts.at_work(ruleset.family):
+        if accepts and not facts.has_vipd_rules(ruleset.family):
             continue  # vipd's first write brings its own accept
         forward_verdict = ruleset.forward_chain_verdict(facts.settings.chain_prefix)
         if forward_verdict in (ForwardVerdict.BLOCKED, ForwardVerdict.MAYBE):
@@ -85,7 +85,7 @@ def judge_forward_policy(facts: Facts) -> Iterator[Judgement]:
 
 def _blocked(
     ruleset: Ruleset, forward_verdict: ForwardVerdict, on_purpose: bool, table: str = "filter"
-) -> Judgement:
+) -> CheckResult:
     policy = ruleset.tables.policies.get(ChainId(table, "FORWARD"), "ACCEPT")
     where = "" if table == "filter" else f" -t {table}"
     why = f"the policy {policy}" if policy != "ACCEPT" else "a rule that refuses everything"
@@ -100,11 +100,11 @@ def _blocked(
     return problem("FORWARD drops flows to virtual IPs", cause, repair)
 
 
-def judge_forward_chains(facts: Facts) -> Iterator[Judgement]:
+def check_forward_chains(facts: Facts) -> Iterator[CheckResult]:
     """So must every nft chain at the hook forward: an accept in one table has no effect in another."""
     for chain in facts.forward_chains:
         concerned = [family for family in facts.families() if chain.concerns(family)]
-        coming = facts.settings.accept_forwarded and not any(map(facts.at_work, concerned))
+        coming = facts.settings.accept_forwarded and not any(map(facts.has_vipd_rules, concerned))
         if not concerned or coming:
             continue
         forward_verdict = chain.forward_verdict(1 << facts.settings.flow_mark_bit)
@@ -112,7 +112,7 @@ def judge_forward_chains(facts: Facts) -> Iterator[Judgement]:
             yield _blocked_by_nft(chain, forward_verdict)
 
 
-def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> Judgement:
+def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> CheckResult:
     place = f"{chain.family} {chain.table} {chain.name}"
     why = f"nft chain {place} refuses what it does not accept"
     repair = f"nft insert rule {place} ct status dnat accept"
@@ -124,7 +124,7 @@ def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> Judge
     return problem("an nft chain drops flows to virtual IPs", cause, repair, hint=hint)
 
 
-def judge_present(facts: Facts) -> Iterator[Judgement]:
+def check_present(facts: Facts) -> Iterator[CheckResult]:
     """Which firewalls are active; the checks above report whether they do harm."""
     names = {chain for ruleset in facts.rulesets for _, chain in ruleset.tables.chains}
     names |= {chain.table for chain in facts.forward_chains}
@@ -133,7 +133,7 @@ def judge_present(facts: Facts) -> Iterator[Judgement]:
     found += [f"nft table {table}" for table in sorted(strangers)]
     if found:
         cause = "a reload of it may delete vipd's rules too; vipd writes them again"
-        yield fine(f"beside vipd: {', '.join(found)}", cause)
+        yield ok(f"beside vipd: {', '.join(found)}", cause)
 
 
 def _other_variant(facts: Facts) -> Iterator[Ruleset]:
@@ -151,22 +151,22 @@ def _places_unread(facts: Facts) -> str:
 
 
 CHECKS = (
-    Check("rules-readable", GROUP, "all rules could be read", judge_readable, Facts.rules_unread),
-    Check("mixed-variants", GROUP, "one iptables variant is in use", judge_mixed, _variants_unread),
-    Check("rules-twice", GROUP, "vipd's rules stand in one place only", judge_twice, _places_unread),
+    Check("rules-readable", GROUP, "all rules could be read", check_readable, Facts.rules_unread),
+    Check("mixed-variants", GROUP, "one iptables variant is in use", check_mixed, _variants_unread),
+    Check("rules-twice", GROUP, "vipd's rules stand in one place only", check_twice, _places_unread),
     Check(
         "forward-policy",
         GROUP,
         "FORWARD lets translated flows pass",
-        judge_forward_policy,
+        check_forward_policy,
         Facts.forwarding_unread,
     ),
     Check(
         "forward-chains",
         GROUP,
         "nft chains let translated flows pass",
-        judge_forward_chains,
+        check_forward_chains,
         Facts.nft_unread,
     ),
-    Check("firewalls", GROUP, "no other firewall is seen", judge_present, _places_unread),
+    Check("firewalls", GROUP, "no other firewall is seen", check_present, _places_unread),
 )

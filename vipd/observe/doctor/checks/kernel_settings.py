@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts, Link
-from vipd.observe.doctor.finding import MENDED, Check, Judgement, listed, problem, warning
+from vipd.observe.doctor.finding import MAX_FIXES, Check, CheckResult, listed, problem, warning
 
 GROUP = "Kernel settings"
 FORWARDING = {Family.IPV4: "net/ipv4/ip_forward", Family.IPV6: "net/ipv6/conf/all/forwarding"}
@@ -30,7 +30,7 @@ def reverse_path(device: str) -> str:
     return f"net/ipv4/conf/{device}/rp_filter"
 
 
-def judge_forwarding(facts: Facts) -> Iterator[Judgement]:
+def check_forwarding(facts: Facts) -> Iterator[CheckResult]:
     """Without it only this host's own programs reach services."""
     for family in facts.families():
         name = FORWARDING[family]
@@ -65,7 +65,7 @@ def _disabling_ipv6(facts: Facts) -> list[str]:
     return [IPV6_DISABLED.format(name) for name in ("all", *names)]
 
 
-def judge_ipv6(facts: Facts) -> Iterator[Judgement]:
+def check_ipv6(facts: Facts) -> Iterator[CheckResult]:
     """Without IPv6 its addresses and routes are gone too, so no other fault of IPv6 is reported then."""
     if Family.IPV6 in facts.families() and ipv6_is_disabled(facts):
         name = IPV6_DISABLED.format("all")
@@ -74,16 +74,16 @@ def judge_ipv6(facts: Facts) -> Iterator[Judgement]:
         yield problem("IPv6 is disabled on this host", cause, _set(name, 0), hint=f"{hint}. {_keep(name)}")
 
 
-def judge_liberal(facts: Facts) -> Iterator[Judgement]:
+def check_liberal(facts: Facts) -> Iterator[CheckResult]:
     """Packets outside of the TCP window are not translated otherwise."""
-    working = any(facts.at_work(family) for family in facts.families())
+    working = any(facts.has_vipd_rules(family) for family in facts.families())
     if facts.kernel.number(LIBERAL) == 0 and working and facts.settings.compat != "kube-proxy":
         title = "large transfers may be reset"
         cause = f"{_dotted(LIBERAL)} is 0: a packet outside of the TCP window is not translated"
         yield warning(title, cause, _set(LIBERAL, 1), hint=_keep(LIBERAL))
 
 
-def judge_reverse_path(facts: Facts) -> Iterator[Judgement]:
+def check_reverse_path(facts: Facts) -> Iterator[CheckResult]:
     """Strict: a packet must arrive by the device through which its source is reached."""
     everywhere = facts.kernel.number(reverse_path("all")) or 0
     for device in facts.devices_to_backends(Family.IPV4):
@@ -99,7 +99,7 @@ def judge_reverse_path(facts: Facts) -> Iterator[Judgement]:
             yield warning(f"{device} filters by reverse path", cause, _set(name, 2), hint=_keep(name))
 
 
-def judge_hairpin(facts: Facts) -> Iterator[Judgement]:
+def check_hairpin(facts: Facts) -> Iterator[CheckResult]:
     """A backend's flow to itself leaves the bridge by the port on which it arrived."""
     for family, bridge in _bridges(facts):
         ports = [p for p in _ports(facts, bridge) if p.hairpin is False and p.kind]
@@ -108,11 +108,11 @@ def judge_hairpin(facts: Facts) -> Iterator[Judgement]:
                 f"{_dotted(BRIDGE[family])} is 1, and ports of {bridge} do not send back what they brought "
                 f"({listed([port.name for port in ports])}): flows of a backend to itself are lost"
             )
-            repair = [f"ip link set {port.name} type bridge_slave hairpin on" for port in ports[:MENDED]]
+            repair = [f"ip link set {port.name} type bridge_slave hairpin on" for port in ports[:MAX_FIXES]]
             yield warning(f"a backend on {bridge} cannot reach its own {family} VIP", cause, *repair)
 
 
-def judge_bridged_replies(facts: Facts) -> Iterator[Judgement]:
+def check_bridged_replies(facts: Facts) -> Iterator[CheckResult]:
     """An answer from backend to backend by the bridge alone passes no rule."""
     for family, bridge in _bridges(facts):
         if facts.settings_unread(BRIDGE[family]):
@@ -148,7 +148,7 @@ def _ports(facts: Facts, bridge: str) -> list[Link]:
 
 def _not_vipds_turn(facts: Facts, family: Family) -> bool:
     """vipd has set it already, or will not."""
-    return facts.at_work(family) or not facts.settings.manage_sysctls or facts.daemon.runs
+    return facts.has_vipd_rules(family) or not facts.settings.manage_sysctls or facts.daemon.runs
 
 
 def _dotted(name: str) -> str:
@@ -173,7 +173,7 @@ def _forward_unread(facts: Facts) -> str:
     why = why or (f"there is no {', '.join(unknown)}" if unknown else "")
     off = any(facts.kernel.number(name) == 0 for name in names)
     # Whether vipd's rules exist decides who must turn it on.
-    return why or (facts.work_unread() if off else "")
+    return why or (facts.vipd_rules_unread() if off else "")
 
 
 def _ipv6_unread(facts: Facts) -> str:
@@ -183,7 +183,7 @@ def _ipv6_unread(facts: Facts) -> str:
 
 
 def _liberal_unread(facts: Facts) -> str:
-    return facts.work_unread() or facts.settings_unread(LIBERAL)
+    return facts.vipd_rules_unread() or facts.settings_unread(LIBERAL)
 
 
 def _reverse_path_unread(facts: Facts) -> str:
@@ -196,28 +196,28 @@ def _bridges_unread(facts: Facts) -> str:
 
 
 CHECKS = (
-    Check("ip-forward", GROUP, "forwarding is on where services need it", judge_forwarding, _forward_unread),
-    Check("ipv6-disabled", GROUP, "IPv6 is enabled where services need it", judge_ipv6, _ipv6_unread),
-    Check("tcp-be-liberal", GROUP, "connection tracking bears late packets", judge_liberal, _liberal_unread),
+    Check("ip-forward", GROUP, "forwarding is on where services need it", check_forwarding, _forward_unread),
+    Check("ipv6-disabled", GROUP, "IPv6 is enabled where services need it", check_ipv6, _ipv6_unread),
+    Check("tcp-be-liberal", GROUP, "connection tracking bears late packets", check_liberal, _liberal_unread),
     Check(
         "rp-filter",
         GROUP,
         "no strict reverse path filter towards backends",
-        judge_reverse_path,
+        check_reverse_path,
         _reverse_path_unread,
     ),
     Check(
         "bridge-hairpin",
         GROUP,
         "backends on bridges reach their own VIPs",
-        judge_hairpin,
+        check_hairpin,
         _bridges_unread,
     ),
     Check(
         "bridge-replies",
         GROUP,
         "answers within bridges are translated",
-        judge_bridged_replies,
+        check_bridged_replies,
         _bridges_unread,
     ),
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, Judgement, listed, problem, warning
+from vipd.observe.doctor.finding import Check, CheckResult, listed, problem, warning
 from vipd.observe.doctor.rules import Ruleset
 
 GROUP = "Other proxies"
@@ -14,7 +14,7 @@ KUBE_CHAINS = ("KUBE-PROXY-CANARY", "KUBE-SERVICES", "KUBE-NODEPORTS")
 _DESTINATION = re.compile(r"(?:^| )-d (\S+?)(?:/32|/128)?(?: |$)")
 
 
-def judge_kube_proxy(facts: Facts) -> Iterator[Judgement]:
+def check_kube_proxy(facts: Facts) -> Iterator[CheckResult]:
     """It may share the host, under another prefix and with other addresses."""
     holders = [r for r in facts.rulesets if any(r.has(chain) for chain in KUBE_CHAINS)]
     running = "kube-proxy" in (facts.programs_running or ())
@@ -37,7 +37,7 @@ def judge_kube_proxy(facts: Facts) -> Iterator[Judgement]:
         yield warning("there are rules of a kube-proxy", cause, hint=hint)
 
 
-def judge_other_vipd(facts: Facts) -> Iterator[Judgement]:
+def check_other_vipd(facts: Facts) -> Iterator[CheckResult]:
     """Chains of a vipd with another prefix: of a running daemon, or left by one."""
     own = facts.settings.chain_prefix
     prefixes = {prefix for ruleset in facts.rulesets for prefix in ruleset.vipd_prefixes()}
@@ -46,7 +46,7 @@ def judge_other_vipd(facts: Facts) -> Iterator[Judgement]:
             title = f"another vipd is at work, with the prefix {prefix}"
             yield warning(title, "both translate on this host", hint="give them different addresses")
             continue
-        if facts.daemon.unseen:
+        if facts.daemon.prefixes_fault:
             continue  # it may be at work
         holders = [r for r in facts.rulesets if prefix in r.vipd_prefixes()]
         where = listed([r.program for r in holders])
@@ -57,7 +57,7 @@ def judge_other_vipd(facts: Facts) -> Iterator[Judgement]:
         yield problem(title, cause, hint=hint)
 
 
-def judge_claims(facts: Facts) -> Iterator[Judgement]:
+def check_claims(facts: Facts) -> Iterator[CheckResult]:
     """Rules of others that translate our virtual IPs."""
     own = f"{facts.settings.chain_prefix}-"
     vips = facts.vips()
@@ -83,17 +83,17 @@ def _claims(ruleset: Ruleset, own: str, vips: frozenset[str]) -> Iterator[tuple[
 
 
 def _vipds_unread(facts: Facts) -> str:
-    return facts.rules_unread() or facts.daemon.unseen
+    return facts.rules_unread() or facts.daemon.prefixes_fault
 
 
 CHECKS = (
-    Check("kube-proxy", GROUP, "no kube-proxy is at work", judge_kube_proxy, Facts.rules_unread),
-    Check("other-vipd", GROUP, "no other vipd is at work", judge_other_vipd, _vipds_unread),
+    Check("kube-proxy", GROUP, "no kube-proxy is at work", check_kube_proxy, Facts.rules_unread),
+    Check("other-vipd", GROUP, "no other vipd is at work", check_other_vipd, _vipds_unread),
     Check(
         "foreign-claims",
         GROUP,
         "nobody else translates virtual IPs",
-        judge_claims,
+        check_claims,
         Facts.forwarding_unread,
     ),
 )

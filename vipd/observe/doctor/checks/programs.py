@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts, Feature
-from vipd.observe.doctor.finding import Check, Judgement, fine, problem, unchecked, warning
+from vipd.observe.doctor.finding import Check, CheckResult, ok, problem, unchecked, warning
 
 GROUP = "Programs and kernel"
 LOST = {
@@ -24,21 +24,21 @@ NFT_MODULES = {
 """Optional feature -> effect of its absence, and the kernel module that provides it."""
 
 
-def judge_iptables(facts: Facts) -> Iterator[Judgement]:
+def check_iptables(facts: Facts) -> Iterator[CheckResult]:
     """Variant and version; unusable ones are reported with the reason."""
     needed = (facts.families() or (Family.IPV4,)) if facts.dataplane == "iptables" else ()
     for program in facts.programs.iptables:
         if program.text:
-            yield fine(f"{program.family}: {program.text}")
+            yield ok(f"{program.family}: {program.text}")
         elif program.family in needed:
             title = f"there is no usable iptables for {program.family}"
-            yield problem(title, program.fault, *filter(None, [program.repair]))
+            yield problem(title, program.fault, *filter(None, [program.fix]))
 
 
-def judge_nft(facts: Facts) -> Iterator[Judgement]:
+def check_nft(facts: Facts) -> Iterator[CheckResult]:
     """nft only shows what iptables does not, unless it is the dataplane."""
     if facts.programs.nft:
-        yield fine(facts.programs.nft)
+        yield ok(facts.programs.nft)
         return
     if facts.programs.fault:
         return
@@ -50,24 +50,24 @@ def judge_nft(facts: Facts) -> Iterator[Judgement]:
         yield unchecked("nft cannot be run, and its chains are not looked at", why, *repair)
 
 
-def judge_kernel(facts: Facts) -> Iterator[Judgement]:
+def check_kernel(facts: Facts) -> Iterator[CheckResult]:
     """The running kernel; its features are tested, not inferred from its version."""
     if facts.programs.kernel:
-        yield fine(f"Linux {facts.programs.kernel}")
+        yield ok(f"Linux {facts.programs.kernel}")
 
 
-def judge_features(facts: Facts) -> Iterator[Judgement]:
+def check_features(facts: Facts) -> Iterator[CheckResult]:
     """Each form of rule was tried in a separate network namespace."""
     if facts.programs.probe_fault:
         yield unchecked("what the kernel can do was not tried", facts.programs.probe_fault)
-    for feature in facts.programs.lacks:
+    for feature in facts.programs.missing_features:
         if feature.required:
-            yield problem(f"{feature.family}: {feature.name}", feature.why, *filter(None, [feature.repair]))
+            yield problem(f"{feature.family}: {feature.name}", feature.why, *filter(None, [feature.fix]))
         else:
             yield _optional(feature, facts)
 
 
-def _optional(feature: Feature, facts: Facts) -> Judgement:
+def _optional(feature: Feature, facts: Facts) -> CheckResult:
     lost, module = LOST.get(feature.name, (f"{feature.name.replace('_', ' ')} is not possible", ""))
     if facts.dataplane == "nftables":
         module = NFT_MODULES.get(feature.name, module)
@@ -85,8 +85,8 @@ def _features_unread(facts: Facts) -> str:
 
 
 CHECKS = (
-    Check("iptables", GROUP, "iptables can be used", judge_iptables, Facts.programs_unread),
-    Check("nft", GROUP, "nft can be used", judge_nft, Facts.programs_unread),
-    Check("kernel", GROUP, "the kernel is known", judge_kernel, Facts.programs_unread),
-    Check("kernel-features", GROUP, "the kernel has every rule form", judge_features, _features_unread),
+    Check("iptables", GROUP, "iptables can be used", check_iptables, Facts.programs_unread),
+    Check("nft", GROUP, "nft can be used", check_nft, Facts.programs_unread),
+    Check("kernel", GROUP, "the kernel is known", check_kernel, Facts.programs_unread),
+    Check("kernel-features", GROUP, "the kernel has every rule form", check_features, _features_unread),
 )

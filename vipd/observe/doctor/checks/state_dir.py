@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, Judgement, problem, warning
+from vipd.observe.doctor.finding import Check, CheckResult, problem, warning
 
 GROUP = "State directory"
 RESTART = "systemctl restart vipd"
@@ -15,7 +15,7 @@ LOW_BYTES = 50 << 20
 _OTHERS_WRITE = 0o022
 
 
-def judge_directory(facts: Facts) -> Iterator[Judgement]:
+def check_directory(facts: Facts) -> Iterator[CheckResult]:
     """vipd writes changes and its record there before it acts."""
     state = facts.state
     if state.fault:
@@ -40,7 +40,7 @@ def judge_directory(facts: Facts) -> Iterator[Judgement]:
         yield problem("others may write to the state directory", cause, f"chmod 0750 {state.path}")
 
 
-def judge_space(facts: Facts) -> Iterator[Judgement]:
+def check_space(facts: Facts) -> Iterator[CheckResult]:
     """Each change is written to disk before it is answered."""
     state = facts.state
     if state.fault or not state.exists or (state.free > LOW_BYTES and state.free_inodes > 0):
@@ -52,7 +52,7 @@ def judge_space(facts: Facts) -> Iterator[Judgement]:
     yield judged(f"the disk is {'full' if full else 'nearly full'}", f"{left}; changes fail", hint=hint)
 
 
-def judge_store(facts: Facts) -> Iterator[Judgement]:
+def check_store(facts: Facts) -> Iterator[CheckResult]:
     """Services that vipctl added."""
     state = facts.state
     if state.store_faults:
@@ -72,7 +72,7 @@ def _store_unread(facts: Facts) -> str:
 
 
 CHECKS = (
-    Check("state-dir", GROUP, "the state directory can be written", judge_directory, Facts.state_unread),
-    Check("state-dir-space", GROUP, "there is room for the state", judge_space, Facts.state_unread),
-    Check("store", GROUP, "what vipctl added can be read", judge_store, _store_unread),
+    Check("state-dir", GROUP, "the state directory can be written", check_directory, Facts.state_unread),
+    Check("state-dir-space", GROUP, "there is room for the state", check_space, Facts.state_unread),
+    Check("store", GROUP, "what vipctl added can be read", check_store, _store_unread),
 )

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from vipd import __version__
-from vipd.host.preflight import RUNTIME_DIR, held_files, namespace_locks
+from vipd.host.preflight import RUNTIME_DIR, locked_inodes, namespace_locks
 from vipd.observe.api_client import Client, ClientError, url_path
 from vipd.observe.doctor.facts import Daemon
 
-PATIENCE = 10.0
+TIMEOUT_SECONDS = 10.0
 """Maximum silence in seconds."""
-SETTLING = 3.0
+SYNC_WAIT_SECONDS = 3.0
 """Seconds in which a change is over, usually."""
-UNSETTLED = ("pending", "starting")
+PENDING_STATES = ("pending", "starting")
 
 
-def held_prefixes(root: Path) -> frozenset[str]:
+def prefixes_in_use(root: Path) -> frozenset[str]:
     """Chain prefixes of the vipds at work in this network namespace (vipd/host/preflight.py).
 
     Raises OSError and ValueError when the kernel's list of locks cannot be read.
     """
-    held = held_files(root / "proc")
+    held = locked_inodes(root / "proc")
     try:
         locks = namespace_locks(root / RUNTIME_DIR.relative_to("/"), root / "proc")
     except FileNotFoundError:
@@ -35,14 +35,14 @@ def held_prefixes(root: Path) -> frozenset[str]:
     return frozenset(prefix for prefix, inode in inodes.items() if inode in held)
 
 
-def ask(socket: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], str]:
+def ask_daemon(socket: str) -> tuple[Mapping[str, Any], list[Mapping[str, Any]], str]:
     """Status and services, or why there is no answer. A change on its way is waited for."""
-    client = Client(socket, PATIENCE)
-    end = time.monotonic() + SETTLING
+    client = Client(socket, TIMEOUT_SECONDS)
+    end = time.monotonic() + SYNC_WAIT_SECONDS
     try:
         status = client.get(url_path("status"))
-        while status["state"] in UNSETTLED and time.monotonic() < end:
-            time.sleep(SETTLING / 20)
+        while status["state"] in PENDING_STATES and time.monotonic() < end:
+            time.sleep(SYNC_WAIT_SECONDS / 20)
             status = client.get(url_path("status"))
         return status, client.get(url_path("services"))["services"], ""
     except ClientError as error:
@@ -65,7 +65,7 @@ def serves_elsewhere(pid: int, root: Path) -> bool:
 def describe(status: Mapping[str, Any], fault: str, root: Path, prefix: str, elsewhere: bool) -> Daemon:
     """The known facts about it."""
     try:
-        held, unseen = held_prefixes(root), ""
+        held, unseen = prefixes_in_use(root), ""
     except (OSError, ValueError) as error:
         held, unseen = frozenset(), f"the list of locks cannot be read: {error}"
     others = tuple(sorted(held - {prefix}))

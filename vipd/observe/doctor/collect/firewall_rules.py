@@ -119,9 +119,9 @@ async def read_nft(prefix: str, run: Runner) -> tuple[tuple[NftForward, ...], fr
 async def _nft(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
     """The objects that nft prints. Raises one of _UNREADABLE."""
     said = await run(["nft", "-j", *words], "")
-    if said.code:
-        raise ValueError(" ".join(said.errors.split()) or f"nft: exit code {said.code}")
-    return read_objects(said.output)
+    if said.exit_code:
+        raise ValueError(" ".join(said.stderr.split()) or f"nft: exit code {said.exit_code}")
+    return read_objects(said.stdout)
 
 
 def _error_text(error: Exception) -> str:

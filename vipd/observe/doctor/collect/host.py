@@ -17,7 +17,7 @@ from vipd.host.process import run as run_program
 from vipd.host.processes import Processes
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
-from vipd.observe.doctor.collect.daemon import ask, describe, serves_elsewhere
+from vipd.observe.doctor.collect.daemon import ask_daemon, describe, serves_elsewhere
 from vipd.observe.doctor.collect.firewall_rules import read_nft, read_rulesets, tables_of_iptables
 from vipd.observe.doctor.collect.kernel import read_kernel, reread
 from vipd.observe.doctor.collect.network import read_network
@@ -34,10 +34,10 @@ from vipd.observe.doctor.facts import (
     SocketFile,
     StateDir,
 )
-from vipd.observe.doctor.finding import fault_of_ours
+from vipd.observe.doctor.finding import internal_error_text
 from vipd.observe.doctor.rules import Ruleset
 
-ASKED_AFTER = ("kube-proxy",)
+WATCHED_PROGRAMS = ("kube-proxy",)
 """Processes that a check looks for."""
 
 
@@ -52,7 +52,7 @@ class UnknownTargetError(LookupError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CollectOptions:
     """The scope of a diagnosis."""
 
     settings: Settings
@@ -68,48 +68,48 @@ class Question:
     as_root: bool = True
 
 
-def look(question: Question) -> Facts:
+def collect(options: CollectOptions) -> Facts:
     """Collect all facts. Raises UnknownTargetError."""
-    return asyncio.run(_look(question))
+    return asyncio.run(_collect(options))
 
 
-async def _look(question: Question) -> Facts:
-    root, run, privileged = question.root, question.run, question.as_root
-    status, views, fault = ask(question.socket or str(question.settings.socket))
-    elsewhere = bool(status) and serves_elsewhere(int(status.get("pid", 0)), root)
-    if elsewhere:
+async def _collect(options: CollectOptions) -> Facts:
+    root, run, privileged = options.root, options.run, options.as_root
+    status, views, fault = ask_daemon(options.socket or str(options.settings.socket))
+    in_other_namespace = bool(status) and serves_elsewhere(int(status.get("pid", 0)), root)
+    if in_other_namespace:
         status, views = {}, []
-    settings = _settings_of(status) or question.settings
-    before = await _text_or(_kernel(root, settings, privileged), lambda why: Kernel(fault=why))
+    settings = _settings_of(status) or options.settings
+    before = await _or_on_error(_kernel(root, settings, privileged), lambda why: Kernel(fault=why))
     began = time.monotonic()
-    daemon = describe(status, fault, root, settings.chain_prefix, elsewhere)
-    every, refused, services_fault = await _text_or(
+    daemon = describe(status, fault, root, settings.chain_prefix, in_other_namespace)
+    every, refused, services_fault = await _or_on_error(
         _declared(settings, daemon, views), lambda why: ((), (), why)
     )
-    services = named(every, question.target) if question.target else every
-    if question.target and not services and not services_fault:
-        raise UnknownTargetError(question.target)
-    rulesets, rules_fault = await _text_or(_rulesets(root, run, privileged), lambda why: ((), why))
-    chains, tables, nft_fault = await _text_or(
+    services = named(every, options.target) if options.target else every
+    if options.target and not services and not services_fault:
+        raise UnknownTargetError(options.target)
+    rulesets, rules_fault = await _or_on_error(_rulesets(root, run, privileged), lambda why: ((), why))
+    chains, tables, nft_fault = await _or_on_error(
         _nft(settings, run, privileged), lambda why: ((), frozenset(), why)
     )
     dataplane = _dataplane(status, settings, tables)
     families = tuple(sorted({port.family for port in services}))
-    programs = await _text_or(
+    programs = await _or_on_error(
         find_programs(settings, families, privileged, run, dataplane), lambda why: Programs(fault=why)
     )
-    network = await _text_or(
+    network = await _or_on_error(
         read_network(_addresses(services), _ports(services), root, run),
         lambda why: Network(fault=why, listeners_fault=why),
     )
-    socket, socket_fault = await _text_or(_socket(settings), lambda why: (None, why))
-    state = await _text_or(_state(settings, privileged), lambda why: StateDir(fault=why))
-    running = await _text_or(_running(root), lambda why: None)
+    socket, socket_fault = await _or_on_error(_socket(settings), lambda why: (None, why))
+    state = await _or_on_error(_state(settings, privileged), lambda why: StateDir(fault=why))
+    running = await _or_on_error(_running(root), lambda why: None)
     await asyncio.sleep(max(0.0, began + WATCHED_SECONDS - time.monotonic()))
     watched = time.monotonic() - began
     return Facts(
         settings,
-        question.settings_faults if not status else (),
+        options.settings_faults if not status else (),
         privileged,
         dataplane,
         services,
@@ -121,7 +121,7 @@ async def _look(question: Question) -> Facts:
         chains,
         nft_fault,
         tables,
-        await _text_or(_later(root, before, watched), lambda why: replace(before, counters_fault=why)),
+        await _or_on_error(_later(root, before, watched), lambda why: replace(before, counters_fault=why)),
         network,
         daemon,
         socket,
@@ -131,14 +131,14 @@ async def _look(question: Question) -> Facts:
     )
 
 
-async def _text_or(look: Awaitable[T], without: Callable[[str], T]) -> T:
+async def _or_on_error(collecting: Awaitable[T], without: Callable[[str], T]) -> T:
     """The result of a collector; if it failed, the substitute for it, with the reason."""
     try:
-        return await look
+        return await collecting
     except (OSError, ProgramTimeoutError, ApplyError) as error:
         return without(str(error))
     except Exception as error:
-        return without(fault_of_ours("look", error))
+        return without(internal_error_text("look", error))
 
 
 async def _kernel(root: Path, settings: Settings, privileged: bool) -> Kernel:
@@ -168,7 +168,7 @@ async def _state(settings: Settings, privileged: bool) -> StateDir:
 
 
 async def _running(root: Path) -> frozenset[str] | None:
-    return Processes(root).running(ASKED_AFTER)
+    return Processes(root).running(WATCHED_PROGRAMS)
 
 
 async def _declared(

@@ -29,7 +29,7 @@ TIME_ERROR = 5
 """Return value of adjtimex(2) while the clock is not synchronised."""
 
 
-MOST_SHOWN = 40
+MAX_SHOWN = 40
 """Characters of a value that is not understood."""
 
 
@@ -48,7 +48,7 @@ def read_kernel(root: Path, *, netlink: bool, clock: bool) -> Kernel:
             unread[name] = f"it cannot be read: {error}"
         else:
             if not settings[name].lstrip("-").isdigit():
-                unread[name] = f"it is no number: {settings.pop(name)[:MOST_SHOWN]!r}"
+                unread[name] = f"it is no number: {settings.pop(name)[:MAX_SHOWN]!r}"
     counters, counters_fault = _counters(root, tracking=COUNT in settings)
     synchronised, clock_fault = _synchronised() if clock else (None, "")
     return Kernel(

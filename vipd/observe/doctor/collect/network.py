@@ -14,7 +14,7 @@ from typing import Any
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.host.processes import Processes
 from vipd.model.service import Protocol
-from vipd.observe.doctor.facts import Assigned, Link, Listener, Network, Way
+from vipd.observe.doctor.facts import HostAddress, Link, Listener, Network, Route
 from vipd.observe.doctor.finding import listed
 
 TCP_LISTEN, UDP_UNCONNECTED = "0A", "07"
@@ -31,7 +31,7 @@ _WITHOUT_IPV6 = ("tcp6", "udp6")
 _FAILED = re.compile(r"^Command failed -:(\d+)$", re.MULTILINE)
 _HAVE_ADDRESS = {"REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT"}
 """States of a neighbour that has answered, or that was configured."""
-_NO_WAY = ("unreachable", "blackhole", "prohibit", "throw")
+_UNREACHABLE_TYPES = ("unreachable", "blackhole", "prohibit", "throw")
 
 
 async def read_network(targets: Collection[str], ports: Collection[int], root: Path, run: Runner) -> Network:
@@ -55,7 +55,7 @@ async def _read(targets: Collection[str], run: Runner, *, six: bool) -> Network:
     addresses = _addresses(await _ip(["address"], run))
     proxies = [item for of in families for item in await _ip([of, "neighbour", "show", "proxy"], run)]
     proxied = frozenset((str(item["dst"]), str(item["dev"])) for item in proxies if "dev" in item)
-    ways = await _ways(targets, run)
+    ways = await _routes_to(targets, run)
     networks = [ip_network(f"{own.address}/{own.length}", strict=False) for own in addresses]
     others: dict[str, str] = {}
     if any(ip_address(target) in network for target in targets for network in networks):
@@ -69,10 +69,10 @@ async def _read(targets: Collection[str], run: Runner, *, six: bool) -> Network:
 async def _ip(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
     """Objects in the output of `ip`. Raises ValueError if it fails, or prints anything else."""
     said = await run(["ip", "-j", *words], "")
-    if said.code:
-        why = " ".join(said.errors.split()) or f"exit code {said.code}"
+    if said.exit_code:
+        why = " ".join(said.stderr.split()) or f"exit code {said.exit_code}"
         raise ValueError(f"ip {' '.join(words)}: {why}")
-    found = json.loads(said.output or "[]")
+    found = json.loads(said.stdout or "[]")
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise TypeError(f"ip {' '.join(words)}: no list of objects")
     return found
@@ -98,16 +98,16 @@ def _on_bridge(about: Mapping[str, Any]) -> bool:
     return about.get("info_slave_kind") == "bridge"
 
 
-def _addresses(found: Iterable[Mapping[str, Any]]) -> tuple[Assigned, ...]:
+def _addresses(found: Iterable[Mapping[str, Any]]) -> tuple[HostAddress, ...]:
     return tuple(
-        Assigned(str(ip_address(own["local"])), own["prefixlen"], str(item["ifname"]))
+        HostAddress(str(ip_address(own["local"])), own["prefixlen"], str(item["ifname"]))
         for item in found
         for own in item.get("addr_info", ())
         if "local" in own
     )
 
 
-def _of_networks(addresses: Iterable[Assigned]) -> dict[str, str]:
+def _of_networks(addresses: Iterable[HostAddress]) -> dict[str, str]:
     """The network and broadcast addresses of this host's networks."""
     found: dict[str, str] = {}
     for own in addresses:
@@ -140,7 +140,7 @@ def _of_routers(routes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-async def _ways(targets: Collection[str], run: Runner) -> dict[str, Way]:
+async def _routes_to(targets: Collection[str], run: Runner) -> dict[str, Route]:
     """The next hop to each address: one program reads all; it names the lines without a way.
     Raises ValueError if one has no result."""
     if not targets:
@@ -149,12 +149,12 @@ async def _ways(targets: Collection[str], run: Runner) -> dict[str, Way]:
     said = await run(
         ["ip", "-force", "-j", "-batch", "-"], "".join(f"route get {target}\n" for target in asked)
     )
-    lines = [int(line) for line in _FAILED.findall(said.errors)]
-    ways = {asked[line - 1]: Way() for line in lines if 0 < line <= len(asked)}
-    for text in said.output.splitlines():
+    lines = [int(line) for line in _FAILED.findall(said.stderr)]
+    ways = {asked[line - 1]: Route() for line in lines if 0 < line <= len(asked)}
+    for text in said.stdout.splitlines():
         for item in json.loads(text) if text.startswith("[") else ():
-            nowhere = item.get("type") in _NO_WAY
-            way = Way() if nowhere else Way(item.get("dev", ""), item.get("type") == "local")
+            nowhere = item.get("type") in _UNREACHABLE_TYPES
+            way = Route() if nowhere else Route(item.get("dev", ""), item.get("type") == "local")
             ways[str(ip_address(item["dst"]))] = way
     if silent := [target for target in asked if str(ip_address(target)) not in ways]:
         raise ValueError(f"nothing is said of the way to {listed(silent)}")
@@ -167,7 +167,7 @@ def listeners(ports: Collection[int], root: Path) -> tuple[Listener, ...]:
     Raises OSError and ValueError if the kernel's lists cannot be read.
     """
     rows = [row for name in SOCKETS for row in _sockets(root, name) if row[2] in ports]
-    owners = Processes(root).holding({inode for *_, inode in rows})
+    owners = Processes(root).socket_owners({inode for *_, inode in rows})
     return tuple(
         Listener(protocol, address, port, *owners.get(inode, ("", 0, "")))
         for protocol, address, port, inode in rows

@@ -14,15 +14,15 @@ from vipd.dataplane.iptables.tools import Tools, find_tools
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.probe import probe as probe_nft
 from vipd.dataplane.nftables.tools import find_nft
-from vipd.host.process import Finished, ProgramTimeoutError, Runner
+from vipd.host.process import ProgramResult, ProgramTimeoutError, Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Feature, Program, Programs
 
-APART = ("unshare", "--net")
+NEW_NAMESPACE = ("unshare", "--net")
 """Features are tried in a network namespace that ends with the program: nothing remains here, not even an
 empty table."""
-MOST_SHOWN = 80
+MAX_SHOWN = 80
 """Characters of an output that is not understood."""
 INSTALL = "apt install iptables"
 
@@ -42,7 +42,7 @@ async def find_programs(
             tools = found[family] = await find_tools(family, settings.iptables_variant, run)
         except ApplyError as error:
             fault = f"{error.what}: {error.why}"
-            programs.append(Program(family, "", fault=fault, repair=_command(error.hint)))
+            programs.append(Program(family, "", fault=fault, fix=_command(error.hint)))
         except (OSError, ProgramTimeoutError) as error:
             programs.append(Program(family, "", fault=f"it cannot be run: {error}"))
         else:
@@ -57,7 +57,7 @@ async def _try_all(
 ) -> tuple[list[Feature], str]:
     """Missing features, and why some could not be tried."""
     lacks: list[Feature] = []
-    if fault := await _cannot_go_apart(run):
+    if fault := await _why_no_namespace(run):
         return lacks, fault
     try:
         for family in families:
@@ -71,14 +71,14 @@ async def _try_all(
 
 
 async def _try(tools: Tools, family: Family, settings: Settings, run: Runner) -> list[Feature]:
-    async def run_apart(argv: Sequence[str], stdin: str) -> Finished:
-        return await run([*APART, *argv], stdin)
+    async def run_apart(argv: Sequence[str], stdin: str) -> ProgramResult:
+        return await run([*NEW_NAMESPACE, *argv], stdin)
 
     try:
         abilities = await probe(tools, Names(settings.chain_prefix), family, run_apart)
     except ApplyError as error:
         return [Feature(family, error.what, True, error.why, _command(error.hint))]
-    return _lacking(family, asdict(abilities))
+    return _missing_features(family, asdict(abilities))
 
 
 async def _try_nft(family: Family, settings: Settings, run: Runner) -> list[Feature]:
@@ -87,20 +87,20 @@ async def _try_nft(family: Family, settings: Settings, run: Runner) -> list[Feat
         abilities = await probe_nft(await find_nft(run), TableOptions.of(settings, family), run)
     except ApplyError as error:
         return [Feature(family, error.what, True, error.why, _command(error.hint))]
-    return _lacking(family, asdict(abilities))
+    return _missing_features(family, asdict(abilities))
 
 
-def _lacking(family: Family, abilities: Mapping[str, bool]) -> list[Feature]:
+def _missing_features(family: Family, abilities: Mapping[str, bool]) -> list[Feature]:
     return [Feature(family, name, False) for name, there in abilities.items() if not there]
 
 
-async def _cannot_go_apart(run: Runner) -> str:
+async def _why_no_namespace(run: Runner) -> str:
     """Why no other network namespace can be made; empty when it can."""
     try:
-        tried = await run([*APART, "true"], "")
+        tried = await run([*NEW_NAMESPACE, "true"], "")
     except (OSError, ProgramTimeoutError) as error:
         return f"unshare cannot be run: {error}"
-    return "" if tried.code == 0 else " ".join(tried.errors.split()) or f"unshare: exit code {tried.code}"
+    return "" if tried.exit_code == 0 else " ".join(tried.stderr.split()) or f"unshare: exit code {tried.exit_code}"
 
 
 async def _nft(run: Runner) -> tuple[str, str]:
@@ -111,10 +111,10 @@ async def _nft(run: Runner) -> tuple[str, str]:
         return "", "there is no such program"
     except (OSError, ProgramTimeoutError) as error:
         return "", str(error)
-    if said.code or not said.output.startswith("nftables "):
-        told = " ".join((said.output + said.errors).split())[:MOST_SHOWN]
-        return "", f"nft --version is not understood: exit code {said.code}, {told!r}"
-    return said.output.strip(), ""
+    if said.exit_code or not said.stdout.startswith("nftables "):
+        told = " ".join((said.stdout + said.stderr).split())[:MAX_SHOWN]
+        return "", f"nft --version is not understood: exit code {said.exit_code}, {told!r}"
+    return said.stdout.strip(), ""
 
 
 def _command(hint: str) -> str:

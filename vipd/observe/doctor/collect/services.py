@@ -8,11 +8,11 @@ from typing import Any
 
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.admission import admit_unit
-from vipd.control.catalog import Merged, merge
-from vipd.control.host import HostNet
-from vipd.control.selection import choose
+from vipd.control.catalog import MergeResult, merge
+from vipd.control.host import Host
+from vipd.control.selection import select_backends
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
-from vipd.host.changes import HostRecord
+from vipd.host.changes import HostChanges
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol
@@ -33,15 +33,15 @@ async def from_files(settings: Settings) -> tuple[tuple[ServedPort, ...], tuple[
 
     Raises OSError if this host's addresses cannot be read.
     """
-    foreign_chains = HostNet(settings, HostRecord(settings.state_dir))
+    foreign_chains = Host(settings, HostChanges(settings.state_dir))
     policy, claims = await foreign_chains.policy(), foreign_chains.claims()
     merged, faults = await asyncio.to_thread(_read, settings, claims)
-    chosen = (f for service in merged.services.values() for f in choose(service, policy))
+    chosen = (f for service in merged.services.values() for f in select_backends(service, policy))
     problems = [str(problem) for found in merged.problems.values() for problem in found]
     return tuple(map(_of_forwarding, chosen)), (*problems, *faults)
 
 
-def _read(settings: Settings, claims: AddressPolicy) -> tuple[Merged, tuple[str, ...]]:
+def _read(settings: Settings, claims: AddressPolicy) -> tuple[MergeResult, tuple[str, ...]]:
     """Files and store, as `vipd --check` reads them; a separate check reports faults of the store."""
     files = FileSource(settings.services_dir, settings.state_dir / "accepted")
     store = StoreSource(settings.state_dir / "services.yaml")
@@ -67,7 +67,7 @@ def _of_view(service: str, view: Mapping[str, Any]) -> ServedPort:
 
 
 def _of_forwarding(forwarding: Forwarding) -> ServedPort:
-    known = (*forwarding.reachable(), *forwarding.resting, *forwarding.down)
+    known = (*forwarding.reachable(), *forwarding.without_new_flows, *forwarding.unavailable)
     return ServedPort(
         forwarding.key.service,
         forwarding.key.family,

@@ -26,7 +26,7 @@ class Position:
         return Position(self.chain, self.index + 1, self.caller)
 
 
-Onward = Position | RuleVerdict | None
+NextStep = Position | RuleVerdict | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class BuiltInChain:
         """The first rule."""
         return Position(self.name, 0, None)
 
-    def follow(self, packet: PacketState, position: Position) -> Sequence[tuple[PacketState, Onward]]:
+    def follow(self, packet: PacketState, position: Position) -> Sequence[tuple[PacketState, NextStep]]:
         """The effect of the next matching rule, and the way past it if it matches by chance. Raises
         UnknownRule and RulesetError."""
         rule, index = self._matching(packet, position)
@@ -77,7 +77,7 @@ class BuiltInChain:
         packet = replace(packet.less_likely(rule.probability), recent=packet.recent | names)
         return packet.with_step(Step(self.table, position.chain, rule.text, rule.comment))
 
-    def _apply(self, rule: Rule, packet: PacketState, position: Position) -> tuple[PacketState, Onward]:
+    def _apply(self, rule: Rule, packet: PacketState, position: Position) -> tuple[PacketState, NextStep]:
         target = rule.target
         match target:
             case None:

@@ -19,7 +19,7 @@ from vipd.observe.simulator.iptables.matches import (
 )
 from vipd.observe.simulator.iptables.options import (
     Extension,
-    Given,
+    GivenOptions,
     masked,
     number,
     port_range,
@@ -49,14 +49,14 @@ _FULL_MASK = {Family.IPV4: "255.255.255.255", Family.IPV6: "ffff:ffff:ffff:ffff:
 
 
 def _transport(name: str) -> Extension[Matches]:
-    def build(given: Given) -> Matches:
+    def build(given: GivenOptions) -> Matches:
         _needs_protocol(given, name)
         return tuple(PortIn(_PORTS[o.name], *port_range(o.value), negated=o.negated) for o in given.options)
 
     return Extension(build, with_value=_PORTS)
 
 
-def _tcp(given: Given) -> Matches:
+def _tcp(given: GivenOptions) -> Matches:
     _needs_protocol(given, "tcp")
     ports = (o for o in given.options if o.name in _PORTS)
     flags = (o for o in given.options if o.name == _TCP_FLAGS)
@@ -69,7 +69,7 @@ def _tcp(given: Given) -> Matches:
 
 
 def _icmp(family: Family, protocol: str, option: str) -> Extension[Matches]:
-    def build(given: Given) -> Matches:
+    def build(given: GivenOptions) -> Matches:
         if given.family is not family:
             raise ValueError(f"{option} is not known for {given.family}")
         _needs_protocol(given, protocol)
@@ -82,7 +82,7 @@ def _icmp(family: Family, protocol: str, option: str) -> Extension[Matches]:
     return Extension(build, with_value=(option,))
 
 
-def _needs_protocol(given: Given, name: str) -> None:
+def _needs_protocol(given: GivenOptions, name: str) -> None:
     if not given.protocol or protocol_number(given.protocol) != protocol_number(name):
         raise ValueError(f"-m {name} needs -p {name}")
 
@@ -91,16 +91,16 @@ def _refuse(what: str) -> Matches:
     raise ValueError(f"{what} is not known")
 
 
-def _comment(given: Given) -> Matches:
+def _comment(given: GivenOptions) -> Matches:
     given.required("--comment")
     return (Always("comment", given.value("--comment") or ""),)
 
 
-def _counter(given: Given) -> Matches:
+def _counter(given: GivenOptions) -> Matches:
     return (Always("nfacct", given.required("--nfacct-name").value),)
 
 
-def _address_type(given: Given) -> Matches:
+def _address_type(given: GivenOptions) -> Matches:
     given.required("--src-type", "--dst-type")
     wrong = next((o.value for o in given.options if o.value != "LOCAL"), None)
     if wrong is not None:
@@ -109,17 +109,17 @@ def _address_type(given: Given) -> Matches:
     return tuple(IsLocal(sides[o.name], o.negated) for o in given.options)
 
 
-def _mark(given: Given) -> Matches:
+def _mark(given: GivenOptions) -> Matches:
     look_up = given.required("--mark")
     return (Marked(*masked(look_up.value), negated=look_up.negated),)
 
 
-def _connection_mark(given: Given) -> Matches:
+def _connection_mark(given: GivenOptions) -> Matches:
     look_up = given.required("--mark")
     return (Marked(*masked(look_up.value), of_connection=True, negated=look_up.negated),)
 
 
-def _conntrack(given: Given) -> Matches:
+def _conntrack(given: GivenOptions) -> Matches:
     look_up = given.required("--ctstate")
     states = frozenset(look_up.value.split(","))
     if not states <= STATES:
@@ -127,7 +127,7 @@ def _conntrack(given: Given) -> Matches:
     return (InState(states, look_up.negated),)
 
 
-def _statistic(given: Given) -> Matches:
+def _statistic(given: GivenOptions) -> Matches:
     if given.value("--mode") == "nth":
         return (_in_turn(given),)
     if given.value("--mode") != "random" or given.find("--every") or given.find("--packet"):
@@ -140,7 +140,7 @@ def _statistic(given: Given) -> Matches:
     return (AtRandom(1 - exact if look_up.negated else exact),)
 
 
-def _in_turn(given: Given) -> AtRandom:
+def _in_turn(given: GivenOptions) -> AtRandom:
     """Every n-th packet: the current count is unknown, so it counts as one in n."""
     look_up = given.required("--every")
     every = int(look_up.value)
@@ -150,7 +150,7 @@ def _in_turn(given: Given) -> AtRandom:
     return AtRandom(1 - 1 / every if look_up.negated else 1 / every)
 
 
-def _recent(given: Given) -> Matches:
+def _recent(given: GivenOptions) -> Matches:
     name = given.value("--name") or "DEFAULT"
     if (given.value("--mask") or _FULL_MASK[given.family]) != _FULL_MASK[given.family]:
         raise ValueError("--mask is known for whole addresses only")

@@ -51,7 +51,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenOptions:
     """The options of one match or target, and the relevant parts of the rule around them."""
 
     family: Family
@@ -86,7 +86,7 @@ class Given:
 class Extension(Generic[T]):
     """Definition of one match or target."""
 
-    build: Callable[[Given], T]
+    build: Callable[[GivenOptions], T]
     """Raises ValueError for an unknown value or combination."""
     with_value: Collection[str] = ()
     flags: Collection[str] = ()
@@ -94,14 +94,14 @@ class Extension(Generic[T]):
     """Those of the options with a value that have a second one; a blank joins them."""
 
 
-def number(text: str, most: int) -> int:
+def number(text: str, max_value: int) -> int:
     """A whole number 0..most: decimal, 0x hexadecimal or 0 octal, as C's strtoul reads it."""
     base = 16 if text[:2].lower() == "0x" else 8 if text[:1] == "0" else 10
     if not text.isalnum():
         raise ValueError(f"{text!r} is not a number")
     value = int(text, base)
-    if value > most:
-        raise ValueError(f"{text} is above {most}")
+    if value > max_value:
+        raise ValueError(f"{text} is above {max_value}")
     return value
 
 

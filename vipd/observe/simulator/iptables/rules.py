@@ -17,7 +17,7 @@ from vipd.observe.simulator.iptables.matches import (
     Match,
     Side,
 )
-from vipd.observe.simulator.iptables.options import Cursor, Extension, Given, Option, prefix, protocol_number
+from vipd.observe.simulator.iptables.options import Cursor, Extension, GivenOptions, Option, prefix, protocol_number
 from vipd.observe.simulator.iptables.targets import Target
 
 _HEADER = {
@@ -182,5 +182,5 @@ class _Reader:
             raise ValueError(f"{name} has no place in table {self._table}")
         return known
 
-    def _given(self, options: list[Option]) -> Given:
-        return Given(self._family, tuple(options), self._protocol())
+    def _given(self, options: list[Option]) -> GivenOptions:
+        return GivenOptions(self._family, tuple(options), self._protocol())

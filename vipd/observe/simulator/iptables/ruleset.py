@@ -23,7 +23,7 @@ BUILT_IN = {
 _ORDER = (("nat", "filter"), ("filter", "nat"))
 """By hook: destinations are translated before the filter, sources after it (input alone has both)."""
 
-_MOST_RULES = 2**31
+_MAX_RULES = 2**31
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class _Builder:
 
 def _place(words: list[str]) -> tuple[int | None, list[str]]:
     if words and words[0].isdigit():
-        return number(words[0], _MOST_RULES), words[1:]
+        return number(words[0], _MAX_RULES), words[1:]
     return None, words
 
 

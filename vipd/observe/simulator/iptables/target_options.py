@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vipd.model.service import Family
-from vipd.observe.simulator.iptables.options import ALL_BITS, Extension, Given, address, masked, number, port
+from vipd.observe.simulator.iptables.options import ALL_BITS, Extension, GivenOptions, address, masked, number, port
 from vipd.observe.simulator.iptables.targets import (
     Dnat,
     End,
@@ -36,7 +36,7 @@ _MARKS = ("--set-xmark", "--set-mark", "--or-mark", "--xor-mark", "--and-mark")
 
 
 def _marking(of_connection: bool) -> Extension[Target]:
-    def build(given: Given) -> Target:
+    def build(given: GivenOptions) -> Target:
         if len(given.plain()) != 1:
             raise ValueError(f"one of {', '.join(_MARKS)} is wanted")
         look_up = given.options[0]
@@ -57,7 +57,7 @@ def _marking(of_connection: bool) -> Extension[Target]:
     return Extension(build, with_value=_MARKS)
 
 
-def _dnat(given: Given) -> Target:
+def _dnat(given: GivenOptions) -> Target:
     text = given.value("--to-destination") or ""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
@@ -70,12 +70,12 @@ def _dnat(given: Given) -> Target:
     return Dnat(address(host, given.family), port(number_text) if colon else None)
 
 
-def _redirect(given: Given) -> Target:
+def _redirect(given: GivenOptions) -> Target:
     to = given.value("--to-ports")
     return Redirect(None if to is None else port(to))
 
 
-def _reject(given: Given) -> Target:
+def _reject(given: GivenOptions) -> Target:
     tcp_only = "tcp-reset"
     default = "icmp-port-unreachable" if given.family is Family.IPV4 else "icmp6-port-unreachable"
     answer = given.value("--reject-with") or default

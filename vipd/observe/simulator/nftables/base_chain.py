@@ -45,7 +45,7 @@ class Position:
         return Position(self.chain, self.index + 1, self.caller)
 
 
-Onward = Position | RuleVerdict | None
+NextStep = Position | RuleVerdict | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class BaseChain:
         """The first rule."""
         return Position(self.chain, 0, None)
 
-    def follow(self, packet: PacketState, position: Position) -> Sequence[tuple[PacketState, Onward]]:
+    def follow(self, packet: PacketState, position: Position) -> Sequence[tuple[PacketState, NextStep]]:
         """The effect of one rule, statement by statement; with a random choice in it, the rest of the rule
         once for each value. Raises RulesetError."""
         if position.index == len(position.chain.rules):
@@ -129,7 +129,7 @@ class BaseChain:
         packet = applied.packet.with_step(step)
         if applied.translated:
             packet = replace(packet, decided=packet.decided | {DECIDES[self.hook.name]})
-        return [(packet, self._onward(applied.end, position))]
+        return [(packet, self._onward(applied.verdict, position))]
 
     def _require_allowed(self, rule: Rule, statement: Statement) -> None:
         if not isinstance(statement, Translate | Redirect | Masquerade | Reject):
@@ -138,7 +138,7 @@ class BaseChain:
             what = f"{type(statement).__name__.lower()} is reached from {self.hook.name}"
             raise RulesetError(rule.text, what)
 
-    def _onward(self, end: NftVerdict | RuleVerdict | None, position: Position) -> Onward:
+    def _onward(self, end: NftVerdict | RuleVerdict | None, position: Position) -> NextStep:
         match end:
             case RuleVerdict():
                 return end
@@ -154,6 +154,6 @@ class BaseChain:
 
 def _branched(
     packet: PacketState, position: Position, statement: Statement
-) -> Sequence[tuple[PacketState, Onward]]:
+) -> Sequence[tuple[PacketState, NextStep]]:
     packet = packet.less_likely(1 / statement.branches)
     return [(packet, replace(position, chosen=value)) for value in range(statement.branches)]

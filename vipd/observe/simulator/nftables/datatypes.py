@@ -35,7 +35,7 @@ class Datatype:
     host_order: bool = False
 
     @property
-    def most(self) -> int:
+    def max_value(self) -> int:
         """The highest value."""
         return (1 << 8 * self.size) - 1
 
@@ -84,8 +84,8 @@ def span(word: str, datatype: Datatype) -> Span:
     if datatype is ROUTE_TYPE or datatype is VERDICT:
         raise ValueError(f"{word} is no {datatype.name} that is known")
     low, dash, high = word.partition("-")
-    first = number(low, datatype.most)
-    return _ordered(word, first, number(high, datatype.most) if dash else first)
+    first = number(low, datatype.max_value)
+    return _ordered(word, first, number(high, datatype.max_value) if dash else first)
 
 
 def spelled(value: tuple[int, ...], types: tuple[Datatype, ...]) -> str:

@@ -210,11 +210,11 @@ def _jhash(words: Words, maps: dict[str, NftSet]) -> Expression:
 
 def _modulus(words: Words) -> int:
     words.take("mod")
-    found = number(words.take(), NUMBER.most)
+    found = number(words.take(), NUMBER.max_value)
     if not found:
         raise ValueError("mod 0 has no value")
     return found
 
 
 def _offset(words: Words) -> int:
-    return number(words.take(), NUMBER.most) if words.accept("offset") else 0
+    return number(words.take(), NUMBER.max_value) if words.accept("offset") else 0

@@ -27,7 +27,7 @@ class Applied(NamedTuple):
     """The packet after a statement, and the verdict if the statement gives one."""
 
     packet: PacketState
-    end: NftVerdict | RuleVerdict | None = None
+    verdict: NftVerdict | RuleVerdict | None = None
     translated: bool = False
 
 
@@ -59,7 +59,7 @@ class Compare:
 
     left: Expression
     operator: str
-    wanted: tuple[Spans, ...]
+    values: tuple[Spans, ...]
     elements: tuple[str, ...] = ()
     """As the literals of an anonymous set are spelled."""
 
@@ -77,8 +77,8 @@ class Compare:
 
     def _holds(self, value: Key) -> bool:
         if self.operator in ("==", "!="):
-            return any(within(value, spans) for spans in self.wanted) is (self.operator == "==")
-        bound, number = self.wanted[0][0][0], value[0]
+            return any(within(value, spans) for spans in self.values) is (self.operator == "==")
+        bound, number = self.values[0][0][0], value[0]
         match self.operator:
             case "<":
                 return number < bound
@@ -153,12 +153,12 @@ class SetField:
 class GiveVerdict:
     """`accept`, `drop`, `return`, `continue`, `jump CHAIN` and `goto CHAIN`."""
 
-    ending: NftVerdict
+    verdict: NftVerdict
     branches: int = 1
 
     def apply(self, context: EvalContext) -> Applied | None:
         """The verdict."""
-        return Applied(context.packet, self.ending)
+        return Applied(context.packet, self.verdict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 _ABOUT = frozenset({"size", "comment", "flags", "timeout", "gc-interval", "counter", "auto-merge", "policy"})
 """Lines of a map or set that have no effect on a lookup."""
 
-_MOST_SHOWN = 100
+_MAX_SHOWN = 100
 """Characters of a line in a message."""
 
 
@@ -203,11 +203,11 @@ def _check(chains: Mapping[tuple[str, str], Chain]) -> None:
 def _leads(chain: Chain) -> Iterator[str]:
     for rule in chain.rules:
         for statement in rule.statements:
-            if isinstance(statement, GiveVerdict) and statement.ending.chain:
-                yield statement.ending.chain
+            if isinstance(statement, GiveVerdict) and statement.verdict.chain:
+                yield statement.verdict.chain
             elif isinstance(statement, VerdictMap):
                 yield from statement.nft_set.chains()
 
 
 def _cut(line: str) -> str:
-    return line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."
+    return line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}..."
