@@ -18,13 +18,13 @@ from yarl import URL
 
 from tests.dataplane.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.model.samples import HEAD
+from vipd.api.context import ApiContext
 from vipd.api.peers import Permission, bind_socket
-from vipd.api.served import ApiContext
 from vipd.api.server import application
 from vipd.api.socket_server import serving
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.reconciler import ReconcilerDependencies, Reconciler
+from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.health.checker import HealthChecker
 from vipd.host.observer import Observers
 from vipd.sources.files import FileSource
@@ -106,7 +106,11 @@ class Api:
         fitness = BackendStatusTracker((self.overrides,), HealthChecker(), time.monotonic)
         observers.add(fitness)
         self.reconciler = Reconciler(
-            sources, self.dataplane, FakeSurroundings(), lambda: datetime.now(UTC), ReconcilerDependencies(fitness)
+            sources,
+            self.dataplane,
+            FakeSurroundings(),
+            lambda: datetime.now(UTC),
+            ReconcilerDependencies(fitness),
         )
 
     async def until(self, condition: Callable[[], object]) -> None:

@@ -25,7 +25,7 @@ from vipd.cli.connection import Daemon
 from vipd.cli.errors import UNREACHABLE, CliError
 from vipd.host.connections.connections import Connections
 from vipd.host.connections.limits import ConnectionLimits
-from vipd.observe.api_client import Client, ErrorResponse
+from vipd.observe.api_client import Client, DaemonError
 
 PATIENCE_SECONDS = 60.0
 AN_HOUR = 3600.0
@@ -233,7 +233,7 @@ def test_vipctl_says_what_why_and_what_to_do() -> None:
     async def story(room: Room) -> None:
         async with held(room, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n"):
             await until(lambda: len(room.connections) == 3, "all taken")
-            with pytest.raises(ErrorResponse) as refused:
+            with pytest.raises(DaemonError) as refused:
                 await asyncio.to_thread(Client(str(room.path)).get, "/short")
             assert (refused.value.status, refused.value.kind) == (503, "busy")
             with pytest.raises(CliError) as told:

@@ -18,7 +18,7 @@ from yarl import URL
 
 from tests.api.serving import DNS, PATIENCE_SECONDS, WEB, Api, served
 from vipd.api import override_routes, server
-from vipd.api.served import ApiContext
+from vipd.api.context import ApiContext
 from vipd.model.check import Check
 
 UNKEPT = {

@@ -296,7 +296,7 @@ def test_an_unchanged_service_that_is_not_in_the_kernel_is_not_called_applied() 
 
 
 def test_a_late_kernel_is_told_and_tried_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vipd.api.served.APPLY_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("vipd.api.context.APPLY_TIMEOUT_SECONDS", 0.1)
 
     async def story(api: Api) -> None:
         api.dataplane.gate = asyncio.Event()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.fake_daemon import FakeDaemon
 from vipd.observe import api_client as client
-from vipd.observe.api_client import BadResponseError, Client, ErrorResponse, UnreachableError, url_path
+from vipd.observe.api_client import BadResponseError, Client, DaemonError, UnreachableError, url_path
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def test_a_target_is_one_segment_whatever_it_holds(daemon: FakeDaemon) -> None:
 
 def test_an_error_keeps_all_that_the_daemon_says(daemon: FakeDaemon) -> None:
     daemon.refuse("GET /v1/status", 422, "invalid", "bad file", why="w", hint="h", problems=["a:1: x"])
-    with pytest.raises(ErrorResponse, match="bad file: w") as caught:
+    with pytest.raises(DaemonError, match="bad file: w") as caught:
         Client(str(daemon.socket)).get("/v1/status")
     err = caught.value
     assert (err.status, err.kind, err.hint, err.problems) == (422, "invalid", "h", ("a:1: x",))

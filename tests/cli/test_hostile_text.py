@@ -20,7 +20,7 @@ from vipd.cli.output import Screen, table
 from vipd.cli.terminal import CLEAR_LINE, control, printed
 from vipd.cli.top_frame import State, frame
 from vipd.declaration.problems import Note, Problem
-from vipd.model.text import lines, display_width
+from vipd.model.text import display_width, lines
 
 EVIL = "\x1b[2J\x1b]0;x\x07\x9b31m\u202e\x7f\r\nFORGED\x0b\u2028FORGED\U0001f600日本"
 OWN_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -210,7 +210,9 @@ def test_the_list_fits_80_columns_with_wide_characters(daemon: FakeDaemon, spawn
     daemon.answer("GET /v1/services", {"services": views})
     shown = on_terminal(spawn, "list", NO_COLOR="").splitlines()
     assert max(map(display_width, shown)) <= 80
-    places = [display_width(line[: line.index(" ok") if " ok" in line else line.index("STATUS")]) for line in shown]
+    places = [
+        display_width(line[: line.index(" ok") if " ok" in line else line.index("STATUS")]) for line in shown
+    ]
     assert len({place - (1 if i == 0 else 0) for i, place in enumerate(places)}) == 1, shown
 
 
@@ -233,7 +235,9 @@ def test_a_table_is_as_wide_as_what_is_shown() -> None:
         [Titled("A"), Titled("B")], [["\x1b", "x"], ["日本", "x"], ["abcd", "x"]], Screen(None, False)
     )
     assert found == ["A     B", r"\x1b  x", "日本  x", "abcd  x"]
-    (cut,) = table([Titled("A", min_width=5), Titled("B")], [["日本" * 9, "x"]], Screen(10, False), headers=False)
+    (cut,) = table(
+        [Titled("A", min_width=5), Titled("B")], [["日本" * 9, "x"]], Screen(10, False), headers=False
+    )
     assert display_width(cut) <= 10
 
 

@@ -8,7 +8,7 @@ import yaml
 from tests.cli.conftest import Vipctl
 from tests.cli.documents import DNS, RELOADED, STATUS, WEB
 from tests.cli.fake_daemon import FakeDaemon
-from vipd.cli.output import Column, Screen, truncate_middle, table
+from vipd.cli.output import Column, Screen, table, truncate_middle
 from vipd.declaration.native import parse_declaration
 from vipd.model.formatting import duration
 

@@ -44,12 +44,20 @@ def hosts(endpoints: tuple[Endpoint, ...]) -> str:
 
 def test_who_is_unhealthy_leaves_and_its_flows_end() -> None:
     forwarding = chosen(a=SICK)
-    assert (hosts(forwarding.endpoints), hosts(forwarding.unavailable), hosts(forwarding.without_new_flows)) == ("b", "a", "c")
+    assert (
+        hosts(forwarding.endpoints),
+        hosts(forwarding.unavailable),
+        hosts(forwarding.without_new_flows),
+    ) == ("b", "a", "c")
 
 
 def test_who_drains_takes_no_new_flow_and_keeps_those_it_has() -> None:
     forwarding = chosen(a=DRAINED)
-    assert (hosts(forwarding.endpoints), hosts(forwarding.without_new_flows), forwarding.unavailable) == ("b", "ac", ())
+    assert (hosts(forwarding.endpoints), hosts(forwarding.without_new_flows), forwarding.unavailable) == (
+        "b",
+        "ac",
+        (),
+    )
 
 
 def test_who_is_disabled_counts_as_removed() -> None:

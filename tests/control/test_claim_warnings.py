@@ -12,7 +12,7 @@ import pytest
 
 from vipd.control.address_policy import AddressPolicy, admit_service
 from vipd.control.admission import Admission
-from vipd.control.claim_warnings import NEIGHBOUR_LIVE_SECONDS, MAX_LINES, PortClaim, ClaimIndex, warnings_of
+from vipd.control.claim_warnings import MAX_LINES, NEIGHBOUR_LIVE_SECONDS, ClaimIndex, PortClaim, warnings_of
 from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import Unit
 from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket, Subnet
@@ -165,7 +165,9 @@ def test_connections_are_no_listening_sockets(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ten_thousand_services_cost_a_look_nothing_and_the_first_admission_little() -> None:
     many = [service(f"s{n}", f"10.96.{n // 250}.{n % 250 + 1}", node_port=None) for n in range(10_000)]
-    facts = replace(GATEWAY, neighbours={f"10.0.1.{n}": LIVE for n in range(2, 200)}, protected_sockets=(SSHD,))
+    facts = replace(
+        GATEWAY, neighbours={f"10.0.1.{n}": LIVE for n in range(2, 200)}, protected_sockets=(SSHD,)
+    )
     plain, claims = AddressPolicy(), ClaimIndex()
     for one in many:
         new = forwarding(one.name, *one.addresses)

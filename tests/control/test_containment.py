@@ -148,7 +148,10 @@ def test_what_is_refused_already_is_asked_nothing_of_the_host() -> None:
     admission.admit_unit(Unit(found), AddressPolicy(check_problems=ask))
     assert asked == []
     admitting = admission.Admission()
-    assert admitting.checks_to_query(admitting.update_units([{"file:/a": Unit(found)}], AddressPolicy())) == set()
+    assert (
+        admitting.checks_to_query(admitting.update_units([{"file:/a": Unit(found)}], AddressPolicy()))
+        == set()
+    )
 
 
 @pytest.mark.parametrize("others", [0, 1, 7])

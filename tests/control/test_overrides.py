@@ -20,16 +20,16 @@ from vipd.declaration.operations import RefusedError
 from vipd.model.backend_status import AdminState
 from vipd.model.override import (
     MAX_TEXT,
-    OverrideKey,
     MalformedOverrideError,
     Override,
+    OverrideKey,
     OverridePart,
     OverrideTarget,
-    from_json,
     by_part,
-    merge_parts,
-    expired,
     effective_override,
+    expired,
+    from_json,
+    merge_parts,
     to_document,
     to_json,
 )
@@ -108,7 +108,9 @@ def test_the_severest_order_and_the_nearest_weight_win() -> None:
 def test_pins_last_as_long_as_every_drain_lets_them() -> None:
     pins = replace(DRAIN, pins_until=NOW + timedelta(minutes=1))
     assert effective_override(DNS, FIRST, [pins]).keeps_affinity
-    assert not effective_override(DNS, FIRST, [pins, replace(DRAIN, target=OverrideTarget("", "10.244.0.5"))]).keeps_affinity
+    assert not effective_override(
+        DNS, FIRST, [pins, replace(DRAIN, target=OverrideTarget("", "10.244.0.5"))]
+    ).keeps_affinity
 
 
 def test_time_ends_orders_and_pins() -> None:
@@ -140,7 +142,9 @@ def test_a_permanent_part_outlives_a_timed_one_in_either_order(tmp_path: Path, f
 PARTS = st.builds(
     lambda state, weight: {**state.parts(), **weight.parts()},
     st.builds(replace, st.just(DRAIN), reason=LINES, until=ENDS, pins_until=ENDS),
-    st.builds(replace, st.just(DRAIN), reason=LINES, until=ENDS, admin=st.just(AdminState.ACTIVE), weight=WEIGHTS),
+    st.builds(
+        replace, st.just(DRAIN), reason=LINES, until=ENDS, admin=st.just(AdminState.ACTIVE), weight=WEIGHTS
+    ),
 )
 
 
@@ -256,7 +260,10 @@ def test_wrong_orders_are_refused(request_: dict[str, object], kind: str) -> Non
 
 def test_an_order_can_be_taken_back_when_its_backend_is_gone() -> None:
     gone = OverrideTarget("old", "10.244.0.5")
-    assert overrides_to_clear(SERVICES, {"service": "old", "backend": "10.244.0.5"}, {gone}) == (frozenset({gone}), ())
+    assert overrides_to_clear(SERVICES, {"service": "old", "backend": "10.244.0.5"}, {gone}) == (
+        frozenset({gone}),
+        (),
+    )
     assert overrides_to_clear({}, {"address": "10.244.0.5"}, {EVERYWHERE}) == (frozenset({EVERYWHERE}), ())
 
 
@@ -291,7 +298,10 @@ def test_words_that_name_neither_order_nor_backend_are_refused() -> None:
         with pytest.raises(RefusedError) as refused:
             overrides_to_clear(SERVICES, asked, {DRAIN.target})
         assert refused.value.kind == "not-found"
-    assert overrides_to_clear(SERVICES, {"service": "dns", "backend": "10.244.0.6"}, {DRAIN.target})[0] == frozenset()
+    assert (
+        overrides_to_clear(SERVICES, {"service": "dns", "backend": "10.244.0.6"}, {DRAIN.target})[0]
+        == frozenset()
+    )
 
 
 def test_orders_survive_a_restart_and_end_on_time(tmp_path: Path) -> None:
@@ -299,7 +309,9 @@ def test_orders_survive_a_restart_and_end_on_time(tmp_path: Path) -> None:
     observer = RecordingObserver()
     store = OverrideStore(path, lambda: now[0], observer)
     store.load()
-    store.put(replace(DRAIN, until=NOW + timedelta(hours=1)), replace(DRAIN, target=OverrideTarget("", "10.0.0.9")))
+    store.put(
+        replace(DRAIN, until=NOW + timedelta(hours=1)), replace(DRAIN, target=OverrideTarget("", "10.0.0.9"))
+    )
     again = OverrideStore(path, lambda: now[0])
     again.load()
     assert again.overrides == store.overrides
@@ -309,7 +321,10 @@ def test_orders_survive_a_restart_and_end_on_time(tmp_path: Path) -> None:
     again.expire_due()
     assert {key.target for key in again.overrides} == {OverrideTarget("", "10.0.0.9")}
     store.clear(OverrideTarget("", "10.0.0.9"))
-    assert observer.overrides == [{DRAIN.target, OverrideTarget("", "10.0.0.9")}, {OverrideTarget("", "10.0.0.9")}]
+    assert observer.overrides == [
+        {DRAIN.target, OverrideTarget("", "10.0.0.9")},
+        {OverrideTarget("", "10.0.0.9")},
+    ]
     again.load()
     assert again.overrides == {}, "what was taken back does not return"
 

@@ -27,7 +27,9 @@ MORE = registered("10.244.0.6", "10.244.0.5", "10.96.0.10")
 """A new one, one that is declared already, and the service's own address."""
 
 
-def joined(web: Service, known: tuple[RegisteredBackend, ...], policy: AddressPolicy = ANY) -> tuple[set[str], str]:
+def joined(
+    web: Service, known: tuple[RegisteredBackend, ...], policy: AddressPolicy = ANY
+) -> tuple[set[str], str]:
     """The registered backends that take part, and what is told of the others."""
     registrar = Registrar()
     registrar.set_registrations({"web": known}, policy)

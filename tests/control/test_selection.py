@@ -17,11 +17,11 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    TrafficPolicy,
     Protocol,
     RejectAction,
     Service,
     ServicePort,
+    TrafficPolicy,
     family_of,
 )
 
@@ -77,7 +77,10 @@ def test_the_fallback_of_one_family_serves_although_the_other_family_has_backend
 
 def test_what_a_service_leaves_open_comes_from_the_settings_by_family() -> None:
     both = replace(DNS, addresses=("10.96.0.10", "fd00::10"))
-    assert [f.masquerade for f in select_backends(both, POLICY)] == [Masquerade.FORWARDED, Masquerade.OFF_CLUSTER]
+    assert [f.masquerade for f in select_backends(both, POLICY)] == [
+        Masquerade.FORWARDED,
+        Masquerade.OFF_CLUSTER,
+    ]
     assert {f.masquerade for f in select_backends(replace(both, masquerade=Masquerade.HAIRPIN), POLICY)} == {
         Masquerade.HAIRPIN
     }
@@ -141,7 +144,9 @@ def test_states_and_policies_choose_endpoints(
     groups = (found.endpoints, found.local_endpoints, found.without_new_flows, found.unavailable)
     assert [" ".join(e.address for e in group) for group in groups] == [cluster, local, resting, down]
     # A local policy drops, and does not refuse, while another host could serve.
-    assert found.has_endpoints == bool(cluster or local or (resting and service.internal_policy is TrafficPolicy.LOCAL))
+    assert found.has_endpoints == bool(
+        cluster or local or (resting and service.internal_policy is TrafficPolicy.LOCAL)
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,11 @@ def test_what_a_service_says_of_flows_is_carried_over() -> None:
     assert (v4.external_policy, v4.health_port, v4.ready_local) == (TrafficPolicy.LOCAL, 30099, (HERE,))
     assert (v4.ends_flows, v4.answers_ping, v4.affinity_only) == (True, False, (Endpoint(THERE, 80),))
     without = only(replace(service, external_addresses=(), health_port=None, affinity=None))
-    assert (without.external_policy, without.ready_local, without.affinity_only) == (TrafficPolicy.CLUSTER, (), ())
+    assert (without.external_policy, without.ready_local, without.affinity_only) == (
+        TrafficPolicy.CLUSTER,
+        (),
+        (),
+    )
 
 
 def plain(service: Service) -> Service:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.observe.page.examples import DRAINED, UNHEALTHY, mixed
 from tests.observe.page.watched import watched
+from vipd.cli.list import _row
 from vipd.cli.output import Cell
-from vipd.cli.show import _row
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.control.service_status import service_status
 from vipd.model.backend_status import BackendStatuses
@@ -73,7 +73,9 @@ def test_the_api_the_list_and_the_page_say_the_same() -> None:
 def test_the_words_of_a_service_in_two_families(
     backend_statuses: BackendStatuses, state: str, message: str
 ) -> None:
-    forwardings = select_backends(DUAL, SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED)), backend_statuses)
+    forwardings = select_backends(
+        DUAL, SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED)), backend_statuses
+    )
     assert service_status(DUAL, forwardings, backend_statuses) == (state, message)
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan, FakeSurroundings
 from tests.model.samples import many_declared
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.reconciler import ReconcilerDependencies, Reconciler
+from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.iptables import plan as iptables_plan

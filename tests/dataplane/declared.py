@@ -10,7 +10,7 @@ from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.dual_stack import FamilyPlans
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.iptables.plan import Plan
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey

@@ -76,4 +76,6 @@ def traced_shares(reached: Reach) -> list[Mapping[str, float]]:
 def _shares(forwarding: Forwarding) -> Mapping[str, float]:
     if forwarding.endpoints:
         return {str(endpoint): share for endpoint, share in forwarding.shares().items()}
-    return {str(PacketVerdict.DROPPED if forwarding.refusal is RejectAction.DROP else PacketVerdict.REJECTED): 1.0}
+    return {
+        str(PacketVerdict.DROPPED if forwarding.refusal is RejectAction.DROP else PacketVerdict.REJECTED): 1.0
+    }

@@ -14,8 +14,8 @@ import pytest
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import (
     AcceptOptions,
-    ForwardChainState,
     ForwardChain,
+    ForwardChainState,
     found_by_nft,
     found_in_iptables,
     found_in_other_table,

@@ -17,7 +17,7 @@ from vipd.dataplane import programs
 from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.tools import Tools, list_chain
-from vipd.dataplane.nftables.tools import find_nft, check_transaction, apply_transaction
+from vipd.dataplane.nftables.tools import apply_transaction, check_transaction, find_nft
 from vipd.dataplane.programs import finish
 from vipd.dataplane.registry import resolve_dataplane
 from vipd.host.process import ProgramResult, ProgramTimeoutError, Runner
@@ -121,7 +121,7 @@ def test_iptables_that_vanishes_is_named_and_found_again(kernel: FakeKernel, tmp
 def alternatives(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel) -> None:
     """`iptables` is whichever variant the fake kernel has for it now."""
     monkeypatch.setattr(programs, "identity", lambda name: (name, kernel.default))
-    monkeypatch.setattr("vipd.dataplane.iptables.former.has_legacy_tables", lambda *_: True)
+    monkeypatch.setattr("vipd.dataplane.iptables.other_variant.has_legacy_tables", lambda *_: True)
 
 
 @pytest.mark.usefixtures("alternatives")
@@ -282,7 +282,9 @@ def test_output_that_is_not_understood_is_not_believed(
 
     async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         finished = await kernel.run(argv, stdin)
-        return ProgramResult(0, garbled(finished.stdout), "") if cut and argv[0].endswith("-save") else finished
+        return (
+            ProgramResult(0, garbled(finished.stdout), "") if cut and argv[0].endswith("-save") else finished
+        )
 
     machine = Machine(run, tmp_path)
     machine.become([ONE])

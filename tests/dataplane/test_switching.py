@@ -15,7 +15,7 @@ from vipd.dataplane.base import ApplyError, Dataplane, DataplaneName
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.switching import Ready, SwitchableDataplane, no_preparation
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.process import run
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family

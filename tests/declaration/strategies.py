@@ -24,11 +24,11 @@ from vipd.model.service import (
     Balance,
     ExternalAddress,
     Masquerade,
-    TrafficPolicy,
     Protocol,
     RejectAction,
     Service,
     ServicePort,
+    TrafficPolicy,
     family_of,
 )
 
@@ -223,7 +223,9 @@ def services(draw: st.DrawFn) -> Service:
         affinity=draw(st.none() | st.integers(1, 86400).map(Affinity)),
         masquerade=draw(st.none() | st.sampled_from(list(Masquerade))),
         refusal=refusal,
-        fallback=draw(backends(everything, 245, names)) if refusal is RejectAction.REJECT and not keeps else (),
+        fallback=draw(backends(everything, 245, names))
+        if refusal is RejectAction.REJECT and not keeps
+        else (),
         external_addresses=external,
         allow_from=draw(networks_like(()) | networks_like(tuple(e.address for e in external))),
         internal_policy=draw(st.sampled_from(list(TrafficPolicy))),

@@ -23,10 +23,10 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    TrafficPolicy,
     Protocol,
     Service,
     ServicePort,
+    TrafficPolicy,
 )
 
 UP, DRAIN, DOWN = BackendState.UP, BackendState.DRAIN, BackendState.DOWN
@@ -45,7 +45,9 @@ def test_selection_reaches_backends_by_their_ports_of_the_names() -> None:
     ]
     found = only(service(ports=TWO_PORTS), *slices)
     modes = {Family.IPV4: Masquerade.ALWAYS, Family.IPV6: Masquerade.ALWAYS}
-    reached = {f.key.port_name: list(map(str, f.endpoints)) for f in select_backends(found, SelectionPolicy(modes))}
+    reached = {
+        f.key.port_name: list(map(str, f.endpoints)) for f in select_backends(found, SelectionPolicy(modes))
+    }
     assert reached == {
         "http": ["10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:9090"],
         "https": ["10.244.0.1:8443", "10.244.0.2:8443"],

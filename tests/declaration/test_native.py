@@ -24,11 +24,11 @@ from vipd.model.service import (
     ExternalAddress,
     Masquerade,
     Origin,
-    TrafficPolicy,
     Protocol,
     RejectAction,
     Service,
     ServicePort,
+    TrafficPolicy,
 )
 
 HERE = Path(__file__).parent

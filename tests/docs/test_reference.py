@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from tests.docs.markdown import ROOT, all_pages, anchors, name_of, prose, rows
+from vipd.api.context import ApiContext
 from vipd.api.peers import Permission
-from vipd.api.served import ApiContext
 from vipd.api.server import HTTP_STATUS, application
 from vipd.cli.manual.settings_reference import etcd_settings
 from vipd.declaration.backend_reader import BACKEND_KEYS, STATES

@@ -44,7 +44,7 @@ from vipd.host.settings.settings import Settings, load_settings
 from vipd.host.systemd.notify import Notifier
 from vipd.observe.events.log_handler import recording
 from vipd.observe.flow_stats.traffic import ConntrackTable
-from vipd.observe.observers import Monitoring
+from vipd.observe.monitoring import Monitoring
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.registration import Registration
 
@@ -261,7 +261,7 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "asyncio:to_thread": at_once,
         "watchfiles:awatch": saves,
         "vipd.host.bounded_threads:threading": _Threading,
-        "vipd.health.memory:threading": _Threading,
+        "vipd.health.record_file:threading": _Threading,
         "vipd.daemon.wiring:HostDataplanes": lambda settings, record, runner: runner,
         "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
         "vipd.host.vip_routes:VipRoutes.look": _same,

@@ -24,7 +24,7 @@ from vipd.control import reconciler
 from vipd.dataplane.iptables.watch import repair_backoff as peace
 from vipd.host.supervisor import Backoff
 from vipd.sources.etcd import source as etcd
-from vipd.sources.etcd.follower import WatchIntervals
+from vipd.sources.etcd.list_watcher import WatchIntervals
 
 TIMEOUT_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 1.0

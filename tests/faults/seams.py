@@ -114,7 +114,7 @@ BESIDE = (
             "vipd.dataplane.iptables.watch.events",
             "vipd.dataplane.iptables.watch.actors",
             "vipd.dataplane.iptables.watch.legacy_tables",
-            "vipd.dataplane.iptables.watch.own",
+            "vipd.dataplane.iptables.watch.own_processes",
             "vipd.dataplane.iptables.watch.poll",
             "vipd.dataplane.nftables.watch",
         ),
@@ -178,7 +178,7 @@ DISK = (
             "vipd.sources.override_store",
             "vipd.dataplane.chosen",
             "vipd.dataplane.conntrack.checkpoint",
-            "vipd.health.memory",
+            "vipd.health.record_file",
             "vipd.observe.flow_stats.totals_file",
         ),
         "cannot keep a copy",
@@ -300,7 +300,7 @@ is what it is asked for, or is the mistake of whoever asks, who is refused."""
 
 ELSEWHERE = {
     "tests/host/test_file_calls.py": ("vipd.sources.etcd.tls_files", "vipd.host.file_calls"),
-    "tests/sources/test_state_files.py": ("vipd.host.changes",),
+    "tests/sources/test_state_files.py": ("vipd.host.host_changes",),
     "tests/api/test_peers.py": ("vipd.api.peers",),
     "tests/api/test_user_quota.py": ("vipd.api.user_quota",),
     "tests/host/connections/test_limits.py": (
@@ -335,7 +335,7 @@ NO_SEAM = {
     "vipd.health.probes.program_runner": "its failures are those of the check's program",
     "vipd.health.checker": "its clock is the loop's",
     "vipd.observe.flow_stats.totals": "its `open` is of a flow",
-    "vipd.observe.observers": "asks for this host's name, once at the start",
+    "vipd.observe.monitoring": "asks for this host's name, once at the start",
     "vipd.control.shared_run": "shares a future",
     "vipd.control.background_tasks": "its clock is the monotonic one",
 }

@@ -15,7 +15,7 @@ from tests.sources.etcd.members import cluster, install
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import RejectedError
-from vipd.sources.etcd.messages import RangeResponse, KeyRange, KeyValue
+from vipd.sources.etcd.messages import KeyRange, KeyValue, RangeResponse
 from vipd.sources.etcd.transport import Transport
 
 

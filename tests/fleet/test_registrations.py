@@ -10,7 +10,7 @@ from tests.model.samples import service
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.registrations import Registrar
 from vipd.model.service import Origin, RegisteredBackend
-from vipd.sources.etcd.values import unit_name, read_registration
+from vipd.sources.etcd.values import read_registration, unit_name
 
 
 def read(address: str, value: str) -> RegisteredBackend | str:

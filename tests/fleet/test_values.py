@@ -36,7 +36,9 @@ from vipd.sources.etcd.values import Layout, read_registration, read_service_val
 
 LAYOUT = Layout("/vipd/v1/")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-DRAIN = Override(OverrideTarget("shop/web", "[fd00::1]:80"), "root on h1", NOW, AdminState.DRAINING, reason="kernel")
+DRAIN = Override(
+    OverrideTarget("shop/web", "[fd00::1]:80"), "root on h1", NOW, AdminState.DRAINING, reason="kernel"
+)
 RICH = """apiVersion: vipd/v1
 services:
   - name: shop/web
@@ -94,7 +96,9 @@ def test_orders_are_read_by_their_value_and_found_by_what_they_are_about() -> No
     orders, faults = read_overrides(values)
     assert orders == DRAIN.parts()
     assert [fault.partition(" in etcd")[0] for fault in faults] == ["order broken", "order odd"]
-    assert keys_of_targets(LAYOUT, values, {DRAIN.target}) == [f"{LAYOUT.overrides}{k}" for k in ("by/hand", key)]
+    assert keys_of_targets(LAYOUT, values, {DRAIN.target}) == [
+        f"{LAYOUT.overrides}{k}" for k in ("by/hand", key)
+    ]
 
 
 def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there() -> None:

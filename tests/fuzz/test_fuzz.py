@@ -27,8 +27,8 @@ from tests.faults.test_broken_declarations import InstrumentedDaemon
 from tests.fleet.network import HUB, FleetLab, entered
 from tests.fuzz.hostile import Hostile
 from tests.lab.daemon import UnixConnection
+from vipd.api.context import ApiContext
 from vipd.api.peers import Permission
-from vipd.api.served import ApiContext
 from vipd.api.server import application
 from vipd.sources.store import StoreSource
 

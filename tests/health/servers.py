@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from typing import TypeVar, cast
 
 from vipd.health.lag import LoopLag
-from vipd.health.probes.base import ProbeFunction, CoroutineProber, Prober
+from vipd.health.probes.base import CoroutineProber, ProbeFunction, Prober
 from vipd.health.result import ProbeResult
 from vipd.model.check import Probe, Timing
 from vipd.model.check_target import CheckTarget

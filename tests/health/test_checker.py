@@ -20,9 +20,9 @@ from tests.lab.recording_observer import RecordingObserver
 from tests.lab.simulated_time import simulate
 from vipd.health import scheduler
 from vipd.health.checker import HealthChecker
-from vipd.health.memory import encode
 from vipd.health.probes.base import ProbeCallback
-from vipd.health.remembered import SavedRecord
+from vipd.health.record_cache import SavedRecord
+from vipd.health.record_file import encode
 from vipd.health.result import ProbeResult
 from vipd.health.scheduler import Scheduler
 from vipd.health.slots import ProbeSlots
@@ -122,7 +122,9 @@ def test_death_is_noticed_within_fall_intervals() -> None:
             return Answered()
 
         loop = asyncio.get_running_loop()
-        health._scheduler = Scheduler(loop, ask, health._on_result, health._random, {"": ProbeSlots("checks", 10)})
+        health._scheduler = Scheduler(
+            loop, ask, health._on_result, health._random, {"": ProbeSlots("checks", 10)}
+        )
         health._schedule_all()
         await until(lambda: health.status(asked).state is HealthState.HEALTHY)
         await asyncio.sleep(0.02)
@@ -332,7 +334,9 @@ def held_down(health: HealthChecker, target: CheckTarget) -> str:
 def test_new_targets_are_spread_and_asked_soon() -> None:
     """One is asked at once; thousands are not all asked at once. On a clock of its own."""
     slow = Timing(interval=9.0, timeout=1.0, rise=1)
-    targets = [CheckTarget(f"10.0.{n // 250}.{n % 250}", 80, Protocol.TCP, TcpProbe(), slow) for n in range(2000)]
+    targets = [
+        CheckTarget(f"10.0.{n // 250}.{n % 250}", 80, Protocol.TCP, TcpProbe(), slow) for n in range(2000)
+    ]
 
     async def story() -> list[float]:
         loop, asked = asyncio.get_running_loop(), list[float]()
@@ -419,7 +423,9 @@ def test_crashes_in_a_row_bring_no_dead_backend_back(backend: Backend, tmp_path:
 
 def test_a_check_that_may_be_another_one_than_an_older_version_knew_is_taken_back(tmp_path: Path) -> None:
     file = tmp_path / "health.json"
-    nope, ok = (CheckTarget("10.0.0.1", 80, Protocol.TCP, HttpProbe(path=path), FAST) for path in ("/nope", "/ok"))
+    nope, ok = (
+        CheckTarget("10.0.0.1", 80, Protocol.TCP, HttpProbe(path=path), FAST) for path in ("/nope", "/ok")
+    )
     now = time.monotonic()
     bad = SavedRecord.of(nope, ["z"], now, HealthRecord(now, HealthState.UNHEALTHY, last_reason="status 404"))
     whole = json.loads(encode([bad], now, time.time()))

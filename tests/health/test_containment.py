@@ -16,7 +16,7 @@ from tests.lab.recording_observer import RecordingObserver
 from vipd.health import checker as door
 from vipd.health.checker import HealthChecker
 from vipd.health.probes import dns, http, tcp, udp
-from vipd.health.probes.base import ProbeContext, Attempt, ProbeCallback, Prober
+from vipd.health.probes.base import Attempt, ProbeCallback, ProbeContext, Prober
 from vipd.health.probes.exec import ExecProber
 from vipd.health.result import ProbeResult
 from vipd.health.state import HealthRecord, HealthState, apply_result

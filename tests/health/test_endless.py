@@ -31,7 +31,9 @@ ENDLESS = {
 }
 
 
-def asked(begin: bytes, more: bytes, check: HttpProbe, pause: float = 0.0, timeout: float = 60.0) -> ProbeResult:
+def asked(
+    begin: bytes, more: bytes, check: HttpProbe, pause: float = 0.0, timeout: float = 60.0
+) -> ProbeResult:
     """What is found where a server goes on until it is hung up on."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tests.health.servers import PATIENCE, run, until
 from vipd.health.checker import HealthChecker
 from vipd.health.flapping import NOT_FLAPPING, Flapping
-from vipd.health.memory import MIN_SAVE_INTERVAL_SECONDS, RecordFile, decode, encode, load
-from vipd.health.remembered import MAX_AGE_SECONDS, RecordCache, SavedRecord, check_id
+from vipd.health.record_cache import MAX_AGE_SECONDS, RecordCache, SavedRecord, check_id
+from vipd.health.record_file import MIN_SAVE_INTERVAL_SECONDS, RecordFile, decode, encode, load
 from vipd.health.result import ReportedWeight
 from vipd.health.state import HealthRecord, HealthState
 from vipd.health.weights import WeightInputs, weights
@@ -167,9 +167,7 @@ def test_a_check_takes_over_what_the_one_before_it_found_in_its_service_alone() 
     assert memory.take(OTHER, "shop", [OTHER, NOPE], 1000.0) is None
     assert memory.take(OTHER, "shop", [OTHER], 1000.0) == RECORD
     memory.add(SavedRecord.of(OK, ["shop"], 1000.0, GOOD))
-    assert memory.take(OTHER, "shop", [OTHER], 1000.0) is None, (
-        "of two it is not known which one it replaces"
-    )
+    assert memory.take(OTHER, "shop", [OTHER], 1000.0) is None, "of two it is not known which one it replaces"
 
 
 def test_what_an_older_version_wrote_counts_where_one_check_alone_can_have_found_it() -> None:
@@ -229,7 +227,9 @@ def test_a_bad_verdict_is_written_at_once(tmp_path: Path) -> None:
 def test_ten_thousand_bad_verdicts_are_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
     count = 0
-    monkeypatch.setattr("vipd.health.memory.save", lambda path, data: written.append(len(decode_all(data))))
+    monkeypatch.setattr(
+        "vipd.health.record_file.save", lambda path, data: written.append(len(decode_all(data)))
+    )
 
     def decode_all(data: bytes) -> list[SavedRecord]:
         return decode(data, time.monotonic(), time.time())
@@ -263,9 +263,9 @@ def test_a_save_that_hangs_is_told_and_holds_up_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    monkeypatch.setattr("vipd.health.memory.save", lambda path, data: release.wait(PATIENCE))
-    monkeypatch.setattr("vipd.health.memory.HANGS_SECONDS", 0.1)
-    monkeypatch.setattr("vipd.health.memory.LAST_SECONDS", 0.1)
+    monkeypatch.setattr("vipd.health.record_file.save", lambda path, data: release.wait(PATIENCE))
+    monkeypatch.setattr("vipd.health.record_file.HANGS_SECONDS", 0.1)
+    monkeypatch.setattr("vipd.health.record_file.LAST_SECONDS", 0.1)
 
     async def story() -> None:
         saved = RecordFile(tmp_path / "health.json", time.monotonic, time.time)

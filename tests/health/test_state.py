@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.health.flapping import NOT_FLAPPING, MAX_HOLD_SECONDS, FLAPPING_CHANGES, hold_seconds, window
+from vipd.health.flapping import FLAPPING_CHANGES, MAX_HOLD_SECONDS, NOT_FLAPPING, hold_seconds, window
 from vipd.health.result import ProbeResult, ReportedWeight
-from vipd.health.state import HealthRecord, HealthState, reset_streak, apply_result
+from vipd.health.state import HealthRecord, HealthState, apply_result, reset_streak
 from vipd.model.check import InitialHealth, Timing
 
 GOOD = ProbeResult.success(0.003)
@@ -30,7 +30,9 @@ alternations = st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=6
 )
 
 
-def told(results: list[ProbeResult], timing: Timing = TIMING, record: HealthRecord | None = None) -> HealthRecord:
+def told(
+    results: list[ProbeResult], timing: Timing = TIMING, record: HealthRecord | None = None
+) -> HealthRecord:
     """The record after these answers, one an interval."""
     record, now = record or HealthRecord(0.0), 0.0
     for result in results:
@@ -40,7 +42,9 @@ def told(results: list[ProbeResult], timing: Timing = TIMING, record: HealthReco
 
 
 @given(timings, answers | alternations)
-def test_a_verdict_changes_only_after_enough_answers_in_a_row(timing: Timing, results: list[ProbeResult]) -> None:
+def test_a_verdict_changes_only_after_enough_answers_in_a_row(
+    timing: Timing, results: list[ProbeResult]
+) -> None:
     record, row = HealthRecord(0.0), []
     for number, result in enumerate(results):
         before, record = record, apply_result(record, result, timing, number * timing.interval)
@@ -61,7 +65,9 @@ def test_going_down_takes_fall_bad_answers_and_never_more(timing: Timing, result
 
 
 @given(timings, answers | alternations)
-def test_who_answers_well_comes_back_within_the_longest_hold(timing: Timing, results: list[ProbeResult]) -> None:
+def test_who_answers_well_comes_back_within_the_longest_hold(
+    timing: Timing, results: list[ProbeResult]
+) -> None:
     record = told(results, timing)
     now = len(results) * timing.interval + max(
         MAX_HOLD_SECONDS, (timing.rise + timing.fall) * timing.interval

@@ -11,7 +11,7 @@ from vipd.declaration.native import parse_declaration
 from vipd.health.checker import HealthChecker
 from vipd.health.state import HealthRecord, HealthState
 from vipd.model.check import UNCHECKED, Check, DnsProbe, ExecProbe, HttpProbe, TcpProbe, Timing, UdpProbe
-from vipd.model.check_target import CheckTarget, check_targets, backends_without_check_port
+from vipd.model.check_target import CheckTarget, backends_without_check_port, check_targets
 from vipd.model.service import Backend, Protocol, Service, ServicePort
 
 TCP = Check(TcpProbe())
@@ -153,4 +153,6 @@ def test_services_share_equal_targets() -> None:
 
 
 def test_a_target_reads_well() -> None:
-    assert str(CheckTarget("fd00::1", 443, Protocol.TCP, HttpProbe(tls=True), Timing())) == "https [fd00::1]:443"
+    assert (
+        str(CheckTarget("fd00::1", 443, Protocol.TCP, HttpProbe(tls=True), Timing())) == "https [fd00::1]:443"
+    )

@@ -16,7 +16,7 @@ import pytest
 
 from tests.health.servers import PATIENCE
 from tests.health.torture import address, targets
-from vipd.health.remembered import check_id, probe_address
+from vipd.health.record_cache import check_id, probe_address
 
 BACKENDS = 200
 ROUNDS = 6

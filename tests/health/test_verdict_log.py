@@ -24,7 +24,9 @@ def test_a_verdict_is_a_line_but_for_the_first_good_one(caplog: pytest.LogCaptur
     log = HealthLog()
     log.write([(target(1), DEAD)], 5.0)
     log.write([(target(1), HealthRecord(0.0, HealthState.HEALTHY, last_reason="answered in 1 ms"))], 5.0)
-    log.write([(target(1), HealthRecord(0.0, HealthState.HEALTHY, last_reason="answered in 2 ms", changes=1))], 5.0)
+    log.write(
+        [(target(1), HealthRecord(0.0, HealthState.HEALTHY, last_reason="answered in 2 ms", changes=1))], 5.0
+    )
     assert caplog.messages == [
         "tcp 10.0.0.1:80 is unhealthy: connection refused, 3 of 3",
         "tcp 10.0.0.1:80 is healthy: answered in 2 ms",

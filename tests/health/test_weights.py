@@ -27,7 +27,9 @@ TCP = Protocol.TCP
 said = st.none() | st.builds(ReportedWeight, st.integers(0, 100), st.just(True))
 said |= st.builds(ReportedWeight, st.integers(0, MAX_WEIGHT), st.just(False))
 claims = st.lists(
-    st.builds(WeightInputs, st.integers(0, MAX_WEIGHT), said, st.none() | st.floats(0, 100)), min_size=1, max_size=6
+    st.builds(WeightInputs, st.integers(0, MAX_WEIGHT), said, st.none() | st.floats(0, 100)),
+    min_size=1,
+    max_size=6,
 )
 
 
@@ -70,7 +72,10 @@ def test_what_is_said_replaces_or_divides_what_is_declared() -> None:
     assert weights((WeightInputs(3, ReportedWeight(0, True)), WeightInputs(3)), 0, 0.0) == ((0, 3), None)
     assert weights((WeightInputs(3, ReportedWeight(0)),), 0, 0.0) == ((0,), None)
     assert weights((), 0, 0.0) == ((), None)
-    assert weights((WeightInputs(3, ReportedWeight(50, True)), WeightInputs(60_000)), 0, 0.0) == ((1, 40_000), None)
+    assert weights((WeightInputs(3, ReportedWeight(50, True)), WeightInputs(60_000)), 0, 0.0) == (
+        (1, 40_000),
+        None,
+    )
 
 
 @given(claims, st.integers(0, 60), st.floats(0, 200))
@@ -80,7 +85,11 @@ def test_weights_stay_in_range_and_zero_only_for_zero(
     found, _ = weights(all_claims, slow_start, now)
     for claim, weight in zip(all_claims, found, strict=True):
         assert 0 <= weight <= MAX_WEIGHT
-        zero = claim.reported.value == 0 if claim.reported and not claim.reported.percent else claim.declared == 0
+        zero = (
+            claim.reported.value == 0
+            if claim.reported and not claim.reported.percent
+            else claim.declared == 0
+        )
         if claim.reported and claim.reported.percent:
             zero = zero or claim.reported.value == 0
         assert (weight == 0) == zero

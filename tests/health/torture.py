@@ -27,7 +27,9 @@ def address(number: int) -> str:
 
 def targets(port: int, count: int) -> dict[str, CheckTarget]:
     """By name: each backend is asked by TCP, and every tenth also by HTTP, which none of them speaks."""
-    found = {f"tcp {n}": CheckTarget(address(n), port, Protocol.TCP, TcpProbe(), TIMING) for n in range(count)}
+    found = {
+        f"tcp {n}": CheckTarget(address(n), port, Protocol.TCP, TcpProbe(), TIMING) for n in range(count)
+    }
     slower = Timing(interval=0.3, timeout=0.3, rise=2, fall=4)
     for number in range(0, count, 10):
         found[f"tcp4 {number}"] = CheckTarget(address(number), port, Protocol.TCP, TcpProbe(), slower)
@@ -43,7 +45,10 @@ async def main(file: Path, port: int, count: int) -> None:
 
     def say() -> None:
         verdicts = {name: health.status(target) for name, target in asked.items()}
-        print(json.dumps({name: [v.counts_healthy, v.state, v.reason] for name, v in verdicts.items()}), flush=True)
+        print(
+            json.dumps({name: [v.counts_healthy, v.state, v.reason] for name, v in verdicts.items()}),
+            flush=True,
+        )
 
     say()
     task = asyncio.create_task(health.run())

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from vipd.host import accounts
-from vipd.host.accounts import MAX_LOOKUPS, MAX_CACHED, CachedLookup
+from vipd.host.accounts import MAX_CACHED, MAX_LOOKUPS, CachedLookup
 
 
 def test_an_answer_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,8 @@ from tests.observe.rule_tree.made import forwardings
 from tests.observe.rule_tree.test_faults import WEB
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack import entries
-from vipd.dataplane.conntrack.ended import parse_flow_end
 from vipd.dataplane.conntrack.entries import Traffic, parse
+from vipd.dataplane.conntrack.flow_end import parse_flow_end
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError
 from vipd.dataplane.iptables.counters.messages import RULE_ADDED, RULE_DELETED, RuleMessages
@@ -131,7 +131,10 @@ def dumped(datagram: bytes) -> None:
         codec.comment(found.get(13), 7)
         text(found.get(1))
         codec.number(found.get(5))
-        for holder in (*fixed_sets(Family.IPV4, DEFAULT_AFFINITY_MAP_SIZE), *fixed_sets(Family.IPV6, DEFAULT_AFFINITY_MAP_SIZE)):
+        for holder in (
+            *fixed_sets(Family.IPV4, DEFAULT_AFFINITY_MAP_SIZE),
+            *fixed_sets(Family.IPV6, DEFAULT_AFFINITY_MAP_SIZE),
+        ):
             for family in Family:
                 list(codec.elements(message.attributes, holder, family))
         for element in codec.element_attributes(message.attributes):

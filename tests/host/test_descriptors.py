@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from vipd.host.descriptors import RESERVED, WANTED_DESCRIPTORS, raise_limit, divide_limit
+from vipd.host.descriptors import RESERVED, WANTED_DESCRIPTORS, divide_limit, raise_limit
 
 
 @pytest.mark.parametrize("limit", [64, 256, 1024, 4096, WANTED_DESCRIPTORS, 65536, resource.RLIM_INFINITY])

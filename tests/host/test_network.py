@@ -8,7 +8,7 @@ import pytest
 
 from vipd.control.host import FORWARDING, LIBERAL, Host, restore_sysctls
 from vipd.control.host_checks import HostChecks
-from vipd.host.changes import FILE_NAME, RecordedChanges, HostChanges
+from vipd.host.host_changes import FILE_NAME, HostChanges, RecordedChanges
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Masquerade, Protocol

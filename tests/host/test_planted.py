@@ -20,10 +20,9 @@ from vipd.control.catalog import merge
 from vipd.control.host import FORWARDING, LIBERAL, restore_sysctls
 from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
-from vipd.host.changes import FILE_NAME, SYSCTLS, HostChanges
 from vipd.host.durable import (
-    move_aside,
     make_directory,
+    move_aside,
     names_in,
     open_own,
     read_own,
@@ -31,6 +30,7 @@ from vipd.host.durable import (
     remove_own,
     write_durably,
 )
+from vipd.host.host_changes import FILE_NAME, SYSCTLS, HostChanges
 from vipd.host.preflight import StartError, state_lock
 from vipd.host.settings.settings import Settings
 from vipd.observe.events.event_log import EventLog

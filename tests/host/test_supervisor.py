@@ -12,7 +12,15 @@ from random import Random
 import pytest
 
 from tests.lab.simulated_time import simulate
-from vipd.host.supervisor import MAX_BACKOFF_SECONDS, MAX_LOGGED_REASONS, Loop, Backoff, Supervisor, LoopState, Work
+from vipd.host.supervisor import (
+    MAX_BACKOFF_SECONDS,
+    MAX_LOGGED_REASONS,
+    Backoff,
+    Loop,
+    LoopState,
+    Supervisor,
+    Work,
+)
 
 DAY_SECONDS = 86_400.0
 

@@ -16,7 +16,7 @@ from vipd.declaration.problems import Declaration, Problem, problem_texts
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model import limits
 from vipd.model.service import Backend, Protocol, RegisteredBackend, Service, ServicePort
-from vipd.sources.etcd.keys import StoreChange, EtcdKeys, KeyWrite
+from vipd.sources.etcd.keys import EtcdKeys, KeyWrite, StoreChange
 from vipd.sources.etcd.values import Layout, read_registration, read_service_value, read_value
 from vipd.sources.removal_guard import RemovalGuard
 from vipd.sources.store import StoreError, StoreSource

@@ -29,7 +29,7 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol, Service
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
-from vipd.observe.live_trace.events import Chain, KernelEvent, EventKind, TraceVerdict
+from vipd.observe.live_trace.events import Chain, EventKind, KernelEvent, TraceVerdict
 from vipd.observe.live_trace.matched_rules import matched_rules
 from vipd.observe.live_trace.matching import ChainRules
 from vipd.observe.live_trace.packet_trace import PacketTrace, TraceEvent

@@ -22,8 +22,8 @@ from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import BackendKey
 from vipd.declaration.native import parse_declaration
-from vipd.health.memory import RecordFile, encode
-from vipd.health.remembered import SavedRecord
+from vipd.health.record_cache import SavedRecord
+from vipd.health.record_file import RecordFile, encode
 from vipd.health.state import HealthRecord, HealthState
 from vipd.host.durable import MAX_MOVED_ASIDE
 from vipd.model.backend_status import AdminState
@@ -37,7 +37,7 @@ from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import FlowCollector
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.sources.etcd.keys import EtcdKeys
-from vipd.sources.etcd.snapshot_file import StoredKey, SnapshotFile, accepted_record, change_record
+from vipd.sources.etcd.snapshot_file import SnapshotFile, StoredKey, accepted_record, change_record
 from vipd.sources.etcd.snapshot_file import SnapshotState as Keys
 from vipd.sources.etcd.values import Layout
 from vipd.sources.files import FileSource
@@ -48,7 +48,9 @@ from vipd.sources.store import StoreError, StoreSource
 pytestmark = pytest.mark.timeout(60)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-DRAIN = Override(OverrideTarget("web", "10.0.0.1"), "root", NOW, AdminState.DRAINING, until=NOW, pins_until=NOW)
+DRAIN = Override(
+    OverrideTarget("web", "10.0.0.1"), "root", NOW, AdminState.DRAINING, until=NOW, pins_until=NOW
+)
 PLACE = BackendKey(ForwardingKey("web", "", Transport.TCP, Family.IPV4), "10.0.0.1", 80)
 SERVICES = HEAD + block("10.96.0.10", "dns", "10.244.0.5")
 EVENT = EventRecord(id=7, at=NOW, event="started", services=("a",), backends=("b",), since=NOW)
@@ -190,7 +192,9 @@ FILES = (
     StateFile(
         "health.json",
         encode(
-            [SavedRecord(("10.0.0.1", 80, "tcp"), "", (), 50.0, HealthRecord(10.0, HealthState.UNHEALTHY))], 100.0, 2000.0
+            [SavedRecord(("10.0.0.1", 80, "tcp"), "", (), 50.0, HealthRecord(10.0, HealthState.UNHEALTHY))],
+            100.0,
+            2000.0,
         ),
         _health,
     ),

@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from vipd.api.messages import json_response, flag_of
+from vipd.api.messages import flag_of, json_response
 from vipd.api.user_quota import UserQuota
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.model.formatting import time_text
 from vipd.model.service import Service
 from vipd.observe.events.event import EventRecord, encode
-from vipd.observe.events.recorder import Subscription, Recorder
+from vipd.observe.events.recorder import Recorder, Subscription
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +98,13 @@ class EventRoutes:
         if flag_of(request, "follow"):
             return await self._stream(request, wanted, recorder)
         kept = await asyncio.to_thread(recorder.read)
-        return json_response({"events": [json.loads(encode(occurrence)) for occurrence in wanted.select(kept)]})
+        return json_response(
+            {"events": [json.loads(encode(occurrence)) for occurrence in wanted.select(kept)]}
+        )
 
-    async def _stream(self, request: web.Request, event_filter: EventFilter, recorder: Recorder) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, event_filter: EventFilter, recorder: Recorder
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         too_many = "too many others follow already", "end some of them"
         with self._quota.acquire(request, *too_many), recorder.subscribe() as follower:
@@ -153,7 +157,9 @@ class _LineWriter:
             await self._response.write(data)
 
 
-async def _follow(line: _LineWriter, subscription: Subscription, event_filter: EventFilter, last: int) -> None:
+async def _follow(
+    line: _LineWriter, subscription: Subscription, event_filter: EventFilter, last: int
+) -> None:
     while not subscription.finished:
         event = await subscription.next(HEARTBEAT_SECONDS)
         if event is None:

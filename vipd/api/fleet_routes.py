@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from vipd.api.messages import json_response, flag_of
+from vipd.api.messages import flag_of, json_response
 from vipd.api.peers import Permission
 from vipd.api.stores import no_etcd_error
 from vipd.host.systemd.fields import Event, fields

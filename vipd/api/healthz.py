@@ -14,7 +14,7 @@ from vipd.control.progress import Progress, healthy
 from vipd.control.reconciler import Reconciler
 from vipd.declaration.bounded_json import Json
 from vipd.model.formatting import time_text
-from vipd.observe.listeners import Listeners, ListenAddress
+from vipd.observe.listeners import ListenAddress, Listeners
 
 PATHS = ("/healthz", "/livez")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from vipd.api.messages import json_response, flag_of
+from vipd.api.messages import flag_of, json_response
 from vipd.api.override_scopes import FleetScope, HostScope, OverrideScope
 from vipd.api.peers import Peer, Permission
 from vipd.api.request_bodies import body_of
@@ -81,7 +81,8 @@ class OverrideRoutes:
         found = parse_override(self.reconciler.services, wanted, by, self.reconciler.clock())
         known = scope.overrides
         changed = any(
-            key not in known or not _differs_only_in_time(known[key], part) for key, part in found.override.parts().items()
+            key not in known or not _differs_only_in_time(known[key], part)
+            for key, part in found.override.parts().items()
         )
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
@@ -119,12 +120,16 @@ class OverrideRoutes:
                 "applied": applied,
                 "message": message,
                 "overrides": [_override_view(override, scope) for override in gone],
-                "elsewhere": [_override_view(o, other) for other in others for o in _about(other.overrides, meant)],
+                "elsewhere": [
+                    _override_view(o, other) for other in others for o in _about(other.overrides, meant)
+                ],
                 "backends": _backend_views(backends),
             }
         )
 
-    async def _wait_for_kernel(self, fault: object, backends: Iterable[tuple[Service, Backend]]) -> tuple[bool, str]:
+    async def _wait_for_kernel(
+        self, fault: object, backends: Iterable[tuple[Service, Backend]]
+    ) -> tuple[bool, str]:
         """Whether the kernel has it, and why not; `fault`: why this host has not received it."""
         names = _names(backends)
         return (False, str(fault)) if fault else await self.wait_applied(names, bool(names))

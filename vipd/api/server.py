@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from vipd import __version__
+from vipd.api.context import ApiContext
 from vipd.api.dataplane_routes import DataplaneRoutes
 from vipd.api.event_routes import EventRoutes
 from vipd.api.explain_routes import ExplainRoutes
@@ -19,7 +20,6 @@ from vipd.api.messages import json_response
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import MAX_BODY_BYTES
-from vipd.api.served import ApiContext
 from vipd.api.service_routes import ServiceRoutes, results_view
 from vipd.api.stats_routes import StatsRoutes
 from vipd.control.reload import reload
@@ -64,7 +64,9 @@ def application(served: ApiContext, permission: Permission) -> web.Application:
             *_DaemonRoutes(served, permission).routes(),
             *ServiceRoutes(served, permission, overrides).routes(),
             *overrides.routes(),
-            *DataplaneRoutes(reconciler, dataplane, served.save_dataplane_choice, permission, served.flow_stats).routes(),
+            *DataplaneRoutes(
+                reconciler, dataplane, served.save_dataplane_choice, permission, served.flow_stats
+            ).routes(),
             *events.routes(),
             *explaining.routes(),
             *StatsRoutes(reconciler, served.flow_stats).routes(),
@@ -184,7 +186,9 @@ def _guard(permission: Permission) -> Middleware:
         peer = permission.peer(request.transport)
         if request.method not in ("GET", "HEAD") and not await permission.may_change(peer):
             why = f"changes are accepted from root and from group {permission.admin_group}"
-            return _error("forbidden", f"{peer} may not change services", why, await permission.how_to_get_access(peer))
+            return _error(
+                "forbidden", f"{peer} may not change services", why, await permission.how_to_get_access(peer)
+            )
         return await handler(request)
 
     return guard

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from vipd.control.address_policy import AddressPolicy, admit_service, checks_to_query
 from vipd.declaration import operations
-from vipd.declaration.operations import Outcome, Services, without_registrations, invalid
+from vipd.declaration.operations import Outcome, Services, invalid, without_registrations
 from vipd.declaration.problems import Problem
 from vipd.host.facts import NO_FACTS
 from vipd.host.gc_control import gc_paused
@@ -50,13 +50,19 @@ class ServicesSnapshot:
         """Files as last read by a step, etcd and the store as they are now; without backends that registered
         themselves."""
         changeable = (operations.CLI, "etcd")
-        files = {n: without_registrations(s) for n, s in self.running.items() if s.origin.source not in changeable}
+        files = {
+            n: without_registrations(s) for n, s in self.running.items() if s.origin.source not in changeable
+        }
         # A key in etcd whose name a file already has does not serve.
         return {**self.fleet, **files, **self.local_store}
 
     def same(self, other: ServicesSnapshot) -> bool:
         """Whether nothing has changed in between."""
-        return self.running is other.running and self.local_store is other.local_store and self.fleet == other.fleet
+        return (
+            self.running is other.running
+            and self.local_store is other.local_store
+            and self.fleet == other.fleet
+        )
 
     def __len__(self) -> int:
         return len(self.running) + len(self.fleet) + len(self.local_store)
@@ -106,14 +112,18 @@ async def decide(
     return decision.outcome
 
 
-async def _decide_current(request: ChangeRequest, take_snapshot: Callable[[], ServicesSnapshot], check_problems: CheckProblems) -> _Decision:
+async def _decide_current(
+    request: ChangeRequest, take_snapshot: Callable[[], ServicesSnapshot], check_problems: CheckProblems
+) -> _Decision:
     """The judgement on the state at the time when this returns. Raises RefusedError."""
     for _ in range(THREAD_ATTEMPTS):
         snapshot = take_snapshot()
         if len(snapshot) + request.size <= INLINE_MAX_SERVICES:
             break
         with gc_paused():
-            judging = asyncio.ensure_future(asyncio.to_thread(_evaluate, request, snapshot, dict(check_problems)))
+            judging = asyncio.ensure_future(
+                asyncio.to_thread(_evaluate, request, snapshot, dict(check_problems))
+            )
             await asyncio.wait((judging,))
         if snapshot.same(take_snapshot()):
             return judging.result()
@@ -126,14 +136,23 @@ def _evaluate(request: ChangeRequest, snapshot: ServicesSnapshot, check_problems
     all_services = snapshot.services()
     stored = snapshot.local_store if request.source == operations.CLI else snapshot.fleet
     outcome = request.change(all_services, stored, source=request.source)
-    new_or_changed = [outcome.stored[name] for name, action in outcome.results.items() if action in NEW_OR_CHANGED]
-    unknown = {check for service in new_or_changed for check in checks_to_query(service, request.policy)} - check_problems.keys()
-    problems = () if unknown else tuple(_problems(new_or_changed, all_services, request.policy, check_problems))
+    new_or_changed = [
+        outcome.stored[name] for name, action in outcome.results.items() if action in NEW_OR_CHANGED
+    ]
+    unknown = {
+        check for service in new_or_changed for check in checks_to_query(service, request.policy)
+    } - check_problems.keys()
+    problems = (
+        () if unknown else tuple(_problems(new_or_changed, all_services, request.policy, check_problems))
+    )
     return _Decision(outcome, frozenset(unknown), problems)
 
 
 def _problems(
-    new_or_changed: Collection[Service], all_services: Services, policy: AddressPolicy, check_problems: CheckProblems
+    new_or_changed: Collection[Service],
+    all_services: Services,
+    policy: AddressPolicy,
+    check_problems: CheckProblems,
 ) -> list[Problem]:
     """Why new services are refused: services must not claim these things. An existing claim of a service is
     not a problem: it may be repaired, and lose backends, however the host has changed."""

@@ -11,12 +11,12 @@ from functools import partial
 
 from aiohttp import web
 
-from vipd.api.messages import json_response, flag_of, chunked_json_response, session_of
+from vipd.api.context import ApiContext
+from vipd.api.messages import chunked_json_response, flag_of, json_response, session_of
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import MAX_BODY_BYTES, BodyReader, body_of
-from vipd.api.served import ApiContext
-from vipd.api.service_changes import ChangeRequest, Change, decide
+from vipd.api.service_changes import Change, ChangeRequest, decide
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_etcd_error
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
@@ -58,7 +58,9 @@ class ServiceRoutes:
         """Every service as it runs."""
         reconciler, dataplane = self._served.reconciler, self._served.dataplane
         ordered = dict(sorted(reconciler.services.items()))
-        return await chunked_json_response("services", ordered, lambda s: service_view(s, reconciler, dataplane))
+        return await chunked_json_response(
+            "services", ordered, lambda s: service_view(s, reconciler, dataplane)
+        )
 
     async def service(self, request: web.Request) -> web.Response:
         """One service, by name or frontend."""
@@ -69,7 +71,9 @@ class ServiceRoutes:
     async def export(self, _: web.Request) -> web.Response:
         """Every service as declared."""
         ordered = dict(sorted(self._served.reconciler.services.items()))
-        return await chunked_json_response("services", ordered, lambda s: operations.spec_of(without_registrations(s)))
+        return await chunked_json_response(
+            "services", ordered, lambda s: operations.spec_of(without_registrations(s))
+        )
 
     async def add(self, request: web.Request) -> web.Response:
         """Declare a new service."""

@@ -17,7 +17,7 @@ from vipd.api.peers import credentials_of
 from vipd.api.server import HTTP_STATUS
 from vipd.host.connections.connections import Connections
 from vipd.host.connections.http import SERVER_OPTIONS
-from vipd.host.connections.limits import ConnectionLimits, ClientSource
+from vipd.host.connections.limits import ClientSource, ConnectionLimits
 from vipd.host.descriptors import raise_limit
 
 LIMITS = ConnectionLimits(

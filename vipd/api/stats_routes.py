@@ -10,8 +10,8 @@ from heapq import nsmallest
 
 from aiohttp import web
 
-from vipd.api.messages import json_response, flag_of
-from vipd.api.stats_views import FlowSnapshot, flow_view, flow_sort_key, service_stats_view, flow_state
+from vipd.api.messages import flag_of, json_response
+from vipd.api.stats_views import FlowSnapshot, flow_sort_key, flow_state, flow_view, service_stats_view
 from vipd.api.user_quota import UserQuota
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.netlink import ConntrackError
@@ -99,7 +99,9 @@ class StatsRoutes:
         limit = _limit(query.get("limit", str(DEFAULT_LIMIT)))
         forwardings = self._reconciler.forwardings.get(service.name, ())
         try:
-            with self._quota.acquire(request, "too many requests for tracked flows at once", "ask again later"):
+            with self._quota.acquire(
+                request, "too many requests for tracked flows at once", "ask again later"
+            ):
                 total, flows = await self._flows(forwardings, tests, limit)
         except ConntrackError as error:
             raise RefusedError("internal", error.what, error.why, error.hint) from None
@@ -108,7 +110,9 @@ class StatsRoutes:
     async def _flows(
         self, forwardings: Sequence[Forwarding], filters: Sequence[FlowFilter], limit: int
     ) -> tuple[int, list[Json]]:
-        found = await self._take_snapshot().table.flows(forwardings, lambda flow: all(t(flow) for t in filters))
+        found = await self._take_snapshot().table.flows(
+            forwardings, lambda flow: all(t(flow) for t in filters)
+        )
 
         def views() -> list[Json]:
             now = time.time()

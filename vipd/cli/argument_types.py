@@ -42,7 +42,9 @@ OWN_SERVICE_BACKEND = Word("own-places")
 BACKEND = Word("backends")
 """A backend of the service that the first argument names."""
 
-DAEMON_SOURCES = tuple(kind.source for kind in (TARGET, OWN_TARGET, SERVICE_BACKEND, OWN_SERVICE_BACKEND, BACKEND))
+DAEMON_SOURCES = tuple(
+    kind.source for kind in (TARGET, OWN_TARGET, SERVICE_BACKEND, OWN_SERVICE_BACKEND, BACKEND)
+)
 """Sources for which a shell calls `vipctl complete`, which queries the daemon."""
 
 Command = Callable[..., Any]

@@ -13,7 +13,7 @@ from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
 from vipd.cli.output import Column, document, output_option, prose, screen, table
 from vipd.cli.terminal import CLEAR_LINE
 from vipd.observe.bench.facts import machine_facts
-from vipd.observe.bench.host import DATAPLANES, Measurement, measure_host, upper_median, subjects_here
+from vipd.observe.bench.host import DATAPLANES, Measurement, measure_host, subjects_here, upper_median
 
 COLUMNS = (
     Column("DATAPLANE"),

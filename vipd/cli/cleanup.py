@@ -18,8 +18,8 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept import removal as forward_accept
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
 from vipd.dataplane.nftables import removal as nftables
-from vipd.host.changes import HostChanges
 from vipd.host.durable import open_own, read_own
+from vipd.host.host_changes import HostChanges
 from vipd.host.preflight import LOCK
 from vipd.host.process import run
 from vipd.host.settings.settings import Settings

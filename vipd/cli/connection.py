@@ -16,8 +16,8 @@ from vipd.observe.api_client import (
     BadResponseError,
     Client,
     ClientError,
+    DaemonError,
     Json,
-    ErrorResponse,
     UnreachableError,
     url_path,
 )
@@ -116,7 +116,7 @@ def connect(timeout: float = DEFAULT_TIMEOUT, *, exact: bool = False) -> Daemon:
 
 
 def _explained(err: ClientError, socket_path: str) -> CliError:
-    if isinstance(err, ErrorResponse):
+    if isinstance(err, DaemonError):
         code = _CODES.get(err.kind, FAILED)
         # The message already contains the only problem of a request.
         details = tuple(problem for problem in err.problems if not problem.startswith(err.what))

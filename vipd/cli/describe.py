@@ -10,8 +10,8 @@ from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
 from vipd.cli.events import last_events
+from vipd.cli.list import STATE_COLOURS, fallback, frontends_of
 from vipd.cli.output import Cell, Column, Screen, document, output_option, prose, screen, socket_option, table
-from vipd.cli.show import STATE_COLOURS, fallback, frontends_of
 from vipd.model.formatting import duration
 from vipd.observe.api_client import Json
 
@@ -159,7 +159,9 @@ def _forwarding_lines(forwarding: Json, terminal: Screen) -> Iterator[str]:
     if endpoints:
         checked = any(endpoint.get("health") for endpoint in endpoints)
         columns = [c for c in COLUMNS if checked or c is not HEALTH]
-        yield from table(columns, [_endpoint_row(e, checked=checked) for e in endpoints], terminal, indent="  ")
+        yield from table(
+            columns, [_endpoint_row(e, checked=checked) for e in endpoints], terminal, indent="  "
+        )
 
 
 def _endpoint_row(endpoint: Json, *, checked: bool) -> list[str | Cell]:

@@ -12,7 +12,7 @@ from vipd.cli.errors import FAILED, NOT_FOUND, OK, CliError
 from vipd.cli.output import document, output_option, screen, socket_option
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, parse_assignments
-from vipd.observe.doctor.collect.host import CollectOptions, UnknownTargetError, is_root, collect
+from vipd.observe.doctor.collect.host import CollectOptions, UnknownTargetError, collect, is_root
 from vipd.observe.doctor.diagnosis import diagnose
 from vipd.observe.doctor.text import WIDEST, lines_of
 

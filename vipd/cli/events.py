@@ -14,7 +14,7 @@ import click
 from vipd.cli.argument_types import TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import INTERRUPTED, OK, UNREACHABLE, CliError
-from vipd.cli.output import Screen, truncate_end, document, output_option, screen, socket_option
+from vipd.cli.output import Screen, document, output_option, screen, socket_option, truncate_end
 from vipd.cli.words import seconds
 from vipd.model.formatting import duration
 from vipd.model.text import display_width as width_of

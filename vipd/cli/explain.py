@@ -19,11 +19,11 @@ from vipd.cli.output import (
     output_option,
     prose,
     screen,
-    truncate_middle,
     socket_option,
     table,
+    truncate_middle,
 )
-from vipd.observe.api_client import Json, ErrorResponse
+from vipd.observe.api_client import DaemonError, Json
 
 BACKEND_COLUMNS = (Column("BACKEND"), Column("SHARE%", right=True), Column("SOURCE SEEN"))
 RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", min_width=20))
@@ -119,7 +119,7 @@ def _asked(source: str, target: str) -> Json:
     try:
         answer: Json = connect().get_query("explain", query)["explanation"]
     except CliError as err:
-        if isinstance(err.__cause__, ErrorResponse) and err.__cause__.status == MALFORMED:
+        if isinstance(err.__cause__, DaemonError) and err.__cause__.status == MALFORMED:
             # Input that the daemon cannot parse is from this command line.
             err.code = USAGE
         raise
@@ -137,7 +137,9 @@ def _lines(view: Json, terminal: Screen) -> Iterator[str]:
         yield from prose(f"note: {note}", terminal)
     if view["backends"]:
         yield ""
-        yield from table(BACKEND_COLUMNS, [_backend_row(backend, view) for backend in view["backends"]], terminal)
+        yield from table(
+            BACKEND_COLUMNS, [_backend_row(backend, view) for backend in view["backends"]], terminal
+        )
     yield from _rule_lines(view["outcomes"], terminal)
 
 

@@ -44,7 +44,7 @@ VERB_GROUPS: dict[str, dict[str, Verb]] = {
         "register": Verb("register", "register", "Have a backend take part while this runs; needs no daemon"),
     },
     "Look": {
-        "list": Verb("show", "list_services", "List services"),
+        "list": Verb("list", "list_services", "List services"),
         "describe": Verb("describe", "describe", "Show all about a service"),
         "explain": Verb("explain", "explain", "Show what the rules do to one packet, and why"),
         "rules": Verb("rules", "rules", "Show the rules that the kernel has, as a tree or a drawing"),
@@ -56,7 +56,7 @@ VERB_GROUPS: dict[str, dict[str, Verb]] = {
         "doctor": Verb("doctor", "doctor", "Find what is wrong on this host, and how to mend it"),
         "events": Verb("events", "events", "Show what has happened, why, and by whom"),
         "bench": Verb("bench", "bench", "Measure what programming and connecting cost here"),
-        "export": Verb("show", "export", "Print every service as a declaration"),
+        "export": Verb("list", "export", "Print every service as a declaration"),
     },
     "Declarations": {
         "check": Verb("check", "check", "Look for problems in files; needs no daemon"),

@@ -12,8 +12,8 @@ import click
 
 from vipd.cli.connection import EXACT
 from vipd.cli.terminal import control
-from vipd.model.text import json_text, one_line
 from vipd.model.text import display_width as width_of
+from vipd.model.text import json_text, one_line
 from vipd.observe.api_client import Json
 
 API_VERSION = "vipd/v1"

@@ -17,7 +17,7 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.host.settings.settings import Settings
 from vipd.host.settings.settings_file import DEFAULT_CONFIG
-from vipd.model.service import Family, TrafficPolicy, Service, family_of
+from vipd.model.service import Family, Service, TrafficPolicy, family_of
 
 FAMILIES = {str(family): family for family in Family}
 

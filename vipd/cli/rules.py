@@ -22,7 +22,7 @@ from vipd.observe.api_client import DEFAULT_SOCKET, Client, ClientError, Json
 from vipd.observe.rule_tree.graph import graphs_of
 from vipd.observe.rule_tree.graphviz import DrawingError, dot, draw
 from vipd.observe.rule_tree.mermaid import mermaid
-from vipd.observe.rule_tree.resolve_target import RulesResult, RulesQuery, UnknownTargetError, resolve_target
+from vipd.observe.rule_tree.resolve_target import RulesQuery, RulesResult, UnknownTargetError, resolve_target
 from vipd.observe.rule_tree.rows import Summary, heading, rows_of, summary
 from vipd.observe.rule_tree.tree import ServiceTree, SharedTree, faults
 
@@ -162,7 +162,9 @@ def _lines(answer: RulesResult, everything: bool, terminal: Screen) -> Iterator[
     trees: list[ServiceTree | SharedTree] = [*answer.shared]
     many = len(answer.services) > MAX_TREES and not everything
     trees += [] if many else answer.services
-    blocks += [[terminal.paint(heading(tree), "bold"), *_tree_lines(tree, answer.chain, terminal)] for tree in trees]
+    blocks += [
+        [terminal.paint(heading(tree), "bold"), *_tree_lines(tree, answer.chain, terminal)] for tree in trees
+    ]
     blocks += [_summary_lines(answer.services, terminal)] if many else []
     for number, block in enumerate(blocks):
         yield from ("",) if number else ()

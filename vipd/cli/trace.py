@@ -23,7 +23,7 @@ from vipd.cli.words import seconds
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.process import run
 from vipd.model.service import Frontend, Protocol, family_of
-from vipd.observe.api_client import Json, ErrorResponse
+from vipd.observe.api_client import DaemonError, Json
 from vipd.observe.explain.query import LOCAL, QueryError, Source, is_own, parse_source
 from vipd.observe.live_trace.matched_rules import matched_rules
 from vipd.observe.live_trace.matching import chains_of
@@ -72,7 +72,9 @@ class TraceRequest:
 )
 @click.option("--send", is_flag=True, help="Send such a packet, if this host is the source.")
 @click.option("--timeout", metavar="TIME", default="30s", help="How long to wait; default: 30s.")
-@click.option("-n", "--count", metavar="N", type=click.IntRange(1, MAX_PACKETS), help="So many packets; default: 1.")
+@click.option(
+    "-n", "--count", metavar="N", type=click.IntRange(1, MAX_PACKETS), help="So many packets; default: 1."
+)
 @click.option("-f", "--follow", is_flag=True, help="Go on with every new flow, until ctrl-C.")
 @output_option("text", "json")
 @socket_option
@@ -172,7 +174,7 @@ def _explained(source: str, target: str) -> Json:
     try:
         answer: Json = connect().get_query("explain", urlencode({"from": source, "target": target}))
     except CliError as error:
-        if isinstance(error.__cause__, ErrorResponse) and error.__cause__.status == MALFORMED:
+        if isinstance(error.__cause__, DaemonError) and error.__cause__.status == MALFORMED:
             error.code = USAGE
         raise
     found: Json = answer["explanation"]
@@ -221,7 +223,9 @@ def _trace_received(request: TraceRequest) -> int:
     if shown.number != request.count:
         why = f"only {shown.number} of {request.count} did" if shown.number else ""
         older = (
-            f"{watch.earlier_packets} of flows that had begun before, whose way was decided then" if watch.earlier_packets else ""
+            f"{watch.earlier_packets} of flows that had begun before, whose way was decided then"
+            if watch.earlier_packets
+            else ""
         )
         hint = "is the client sending, and does its route lead here?"
         what = f"no packet of a new flow {request.flow} came within {request.timeout}s"

@@ -23,7 +23,9 @@ TargetQuery = dict[str, str]
 """A backend of a service, or an address in every service, in the form of the API."""
 
 
-def wait_until_drained(daemon: Daemon, targets: Sequence[TargetQuery], timeout: float | None, quiet: bool) -> None:
+def wait_until_drained(
+    daemon: Daemon, targets: Sequence[TargetQuery], timeout: float | None, quiet: bool
+) -> None:
     """Until the backends have no flows; raises CliError at the end of the time."""
     began, line = time.monotonic(), _ProgressLine(quiet)
     poller = _FlowPoller(daemon, targets)

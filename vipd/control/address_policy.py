@@ -108,12 +108,17 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
         what = f"{service.name}: the dataplane cannot do balance: {service.balance}"
         hint = "use dataplane: nftables in vipd's settings, or affinity: client-ip"
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
-    for what, hint in (*policy.host.violations(service), *policy.limits.violations(service, policy.host.own_addresses)):
+    for what, hint in (
+        *policy.host.violations(service),
+        *policy.limits.violations(service, policy.host.own_addresses),
+    ):
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     return (*found, *_check_problems(service, policy))
 
 
-def admit_registered(service: Service, registered: RegisteredBackend, policy: AddressPolicy) -> tuple[Problem, ...]:
+def admit_registered(
+    service: Service, registered: RegisteredBackend, policy: AddressPolicy
+) -> tuple[Problem, ...]:
     """A problem for each reason why a backend that registered itself must not take part in a service. The
     limits for etcd apply to it, whoever declares the service."""
     place, backend = registered
@@ -136,7 +141,9 @@ def admit_registered(service: Service, registered: RegisteredBackend, policy: Ad
 def checks_to_query(service: Service, policy: AddressPolicy) -> Iterator[Check]:
     """The checks of a service that only the host can judge, without those that may not run here."""
     return (
-        check for check in _checks_of(service) if depends_on_host(check) and not _forbidden(check, service, policy)
+        check
+        for check in _checks_of(service)
+        if depends_on_host(check) and not _forbidden(check, service, policy)
     )
 
 

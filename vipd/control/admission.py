@@ -13,8 +13,8 @@ from vipd.control.address_policy import (
     AddressPolicy,
     CheckProblems,
     admit_service,
-    no_problems,
     checks_to_query,
+    no_problems,
 )
 from vipd.declaration.problems import Declaration, Problem, ProblemList, internal_problem
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit

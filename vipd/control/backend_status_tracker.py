@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from vipd.health.result import ReportedWeight
-from vipd.health.weights import FULL_SHARE, WeightInputs, Ramp, full_weight, ramp, weights
+from vipd.health.weights import FULL_SHARE, Ramp, WeightInputs, full_weight, ramp, weights
 from vipd.host.observer import Observer
 from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatus, BackendStatuses
-from vipd.model.check_target import CheckTarget, check_targets, backends_without_check_port
+from vipd.model.check_target import CheckTarget, backends_without_check_port, check_targets
 from vipd.model.override import EffectiveOverride, Override, Overrides, OverrideTarget, effective_override
 from vipd.model.service import Backend, Service
 
@@ -179,10 +179,16 @@ class BackendStatusTracker(Observer):
         if not targets and not self._index.may_concern(service):
             return {}
         backends = {str(backend): backend for backend in (*service.fallback, *service.backends)}
-        found = {name: self._status_of(service, backend, targets.get(name)) for name, backend in backends.items()}
+        found = {
+            name: self._status_of(service, backend, targets.get(name)) for name, backend in backends.items()
+        }
         weighed = self._weights(service, targets, found)
         stood = {name: standing.with_weight(weighed.get(name)) for name, standing in found.items()}
-        return {name: standing for name, standing in stood.items() if standing != DEFAULT_STATUS or _is_reportable(standing)}
+        return {
+            name: standing
+            for name, standing in stood.items()
+            if standing != DEFAULT_STATUS or _is_reportable(standing)
+        }
 
     def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
         """Overrides of these targets were set or cleared."""

@@ -13,7 +13,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vipd.control.admission import refused
-from vipd.control.claim_conflicts import Conflict, ConflictResolver, claims_of, conflicts_between, first_choice
+from vipd.control.claim_conflicts import (
+    Conflict,
+    ConflictResolver,
+    claims_of,
+    conflicts_between,
+    first_choice,
+)
 from vipd.declaration.conflicts import AddressUse, AddressUses, Claim
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit

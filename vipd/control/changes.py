@@ -122,7 +122,13 @@ class Selector:
         return None
 
     def _select_one(
-        self, name: str, changes: Changes, given: LastProgrammed, chosen: ServiceForwardings | None, *, anew: bool
+        self,
+        name: str,
+        changes: Changes,
+        given: LastProgrammed,
+        chosen: ServiceForwardings | None,
+        *,
+        anew: bool,
     ) -> None:
         """Select for a service, unless it is unchanged and nothing else requires it. An unexpected exception
         affects this service alone: its rules stay."""
@@ -136,7 +142,9 @@ class Selector:
                 changes.replace(before, ())
             elif anew or service != known:  # else only its line in the file has changed
                 if chosen is None:
-                    chosen = select_backends(service, changes.policy, self._statuses.backend_statuses(service))
+                    chosen = select_backends(
+                        service, changes.policy, self._statuses.backend_statuses(service)
+                    )
                 changes.chosen[name] = chosen
                 changes.replace(before, chosen)
             if anew or name in changes.services:

@@ -12,13 +12,13 @@ from time import monotonic
 from typing import Protocol
 
 from vipd.control.address_policy import AddressPolicy
-from vipd.control.claim_warnings import PortClaim, ClaimIndex, warnings_of
+from vipd.control.claim_warnings import ClaimIndex, PortClaim, warnings_of
 from vipd.control.host_checks import HostChecks
 from vipd.control.selection import SelectionPolicy
 from vipd.health.host_problems import host_problems
 from vipd.health.prerequisites import Prerequisites, Problems
-from vipd.host.changes import BE_LIBERAL, IP_FORWARD, IPV6_FORWARDING, HostChanges
 from vipd.host.facts import NO_FACTS
+from vipd.host.host_changes import BE_LIBERAL, IP_FORWARD, IPV6_FORWARDING, HostChanges
 from vipd.host.reader import HostReader
 from vipd.host.requirements import HostRequirements
 from vipd.host.settings.settings import Settings, balances_of

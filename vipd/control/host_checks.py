@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.iptables.former import holds_own, other_variant, own_prefix
 from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.other_variant import holds_own, other_variant, own_prefix
 from vipd.dataplane.iptables.tools import Tools, find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables import foreign_chains as foreign_chains
 from vipd.dataplane.nftables.foreign_chains import dropping_chains

@@ -31,7 +31,9 @@ class OverrideRequest:
     backends: Backends
 
 
-def parse_override(snapshot: Services, request: Mapping[str, object], by: str, now: datetime) -> OverrideRequest:
+def parse_override(
+    snapshot: Services, request: Mapping[str, object], by: str, now: datetime
+) -> OverrideRequest:
     """The override that a request describes.
 
     `service` (a target) and `backend`, or `address`; `admin` draining or disabled, and/or `weight`; `reason`;
@@ -81,7 +83,10 @@ def overrides_to_clear(
         subject, backends = target_of(snapshot, request)
         found.add(subject)
         if not address:
-            found |= {OverrideTarget(subject.service, backend), OverrideTarget(subject.service, _canonical(backend))}
+            found |= {
+                OverrideTarget(subject.service, backend),
+                OverrideTarget(subject.service, _canonical(backend)),
+            }
     except RefusedError:
         if not found & set(known):
             raise

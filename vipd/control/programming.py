@@ -81,7 +81,9 @@ class ServiceQuarantine:
 
     def release_recovered(self, attempted: Collection[str]) -> None:
         """These were tried in this step: those that did not fail again are released."""
-        for name in [name for name in self._entries if name in attempted and name not in self._failed_in_step]:
+        for name in [
+            name for name in self._entries if name in attempted and name not in self._failed_in_step
+        ]:
             del self._entries[name]
 
 
@@ -112,7 +114,9 @@ class Programming:
         """The wanted forwardings of a service that were not programmed, and must be passed on again."""
         return {key: each.wanted for key, each in self._withheld.items() if key.service == service}
 
-    def record_changes(self, changes: Forwardings, before: Callable[[ForwardingKey], Forwarding | None]) -> None:
+    def record_changes(
+        self, changes: Forwardings, before: Callable[[ForwardingKey], Forwarding | None]
+    ) -> None:
         """These are about to be passed on; `before` returns what the dataplane has in place of each."""
         for key, wanted in changes.items():
             withheld = self._withheld.pop(key, None)

@@ -16,7 +16,7 @@ from math import inf
 
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.catalog import MergeResult
-from vipd.control.changes import Changes, ServiceForwardings, Dirty, LastProgrammed, Selector
+from vipd.control.changes import Changes, Dirty, LastProgrammed, Selector, ServiceForwardings
 from vipd.control.difference import Difference, WriteLock
 from vipd.control.host import HostProvider
 from vipd.control.programming import FlowResets, Programming, ServiceQuarantine

@@ -83,7 +83,9 @@ class Registrar:
         ignored = {each.origin: why for each in registered if (why := self._problems_of(service, each))}
         if ignored:
             self._ignoring[service.name] = ignored
-        made = self._joined(service, _fresh(service, registered, ignored), before.result if before else service)
+        made = self._joined(
+            service, _fresh(service, registered, ignored), before.result if before else service
+        )
         self._known[service.name] = _Joined(service, registered, made)
         return made
 

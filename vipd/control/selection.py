@@ -21,9 +21,9 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    TrafficPolicy,
     Service,
     ServicePort,
+    TrafficPolicy,
     family_of,
     port_names,
 )
@@ -135,7 +135,9 @@ def _forwarding(
     externally_exposed = bool(port.node_port or external)
     chosen = _choose_endpoints(candidates, service, externally_exposed, host)
     if not chosen.has_endpoints and service.keeps_unhealthy:
-        candidates = _candidates(service.backends, port, key.family, host, backend_statuses, ignore_health=True)
+        candidates = _candidates(
+            service.backends, port, key.family, host, backend_statuses, ignore_health=True
+        )
         chosen = _choose_endpoints(candidates, service, externally_exposed, host)
     if fallback_candidates and not chosen.has_endpoints:
         chosen = _choose_endpoints(fallback_candidates, service, externally_exposed, host)
@@ -148,7 +150,11 @@ def _forwarding(
         masquerade=service.masquerade or policy.masquerade[key.family],
         affinity_timeout=service.affinity.timeout if service.affinity else None,
         refusal=service.refusal,
-        without_new_flows=tuple(c.endpoint for c in (*candidates, *fallback_candidates) if c.endpoint not in used and not c.end_flows),
+        without_new_flows=tuple(
+            c.endpoint
+            for c in (*candidates, *fallback_candidates)
+            if c.endpoint not in used and not c.end_flows
+        ),
         unavailable=tuple(c.endpoint for c in (*candidates, *fallback_candidates) if c.end_flows),
         ends_flows=service.ends_flows,
         answers_ping=service.answers_ping,
@@ -179,7 +185,9 @@ def _choose_endpoints(
     backups = tuple(c for c in candidates if c.ready_backup)
     ready = tuple(c for c in candidates if c.ready) or backups
     terminating = tuple(c for c in candidates if c.terminating)
-    cluster = () if local_internal and not externally_exposed else _same_zone_or_all(ready, host) or terminating
+    cluster = (
+        () if local_internal and not externally_exposed else _same_zone_or_all(ready, host) or terminating
+    )
     local = _on_host(ready) or _on_host(terminating) if local_internal or local_external else ()
     return _Selection(cluster, local, has_endpoints=bool(ready or terminating), ready_local=_on_host(ready))
 

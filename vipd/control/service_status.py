@@ -88,7 +88,11 @@ def refused_units(
 ) -> list[RefusedUnit]:
     """The units that have problems. `serving`: number of serving services of each unit."""
     # An addition to a source, such as a registration, is no unit of it until it cannot be read.
-    return [RefusedUnit(n, units.get(n) or Unit(EMPTY_DECLARATION), serving.get(n, 0)) for n in problems if problems[n]]
+    return [
+        RefusedUnit(n, units.get(n) or Unit(EMPTY_DECLARATION), serving.get(n, 0))
+        for n in problems
+        if problems[n]
+    ]
 
 
 def what_serves(refused: Sequence[RefusedUnit]) -> str:

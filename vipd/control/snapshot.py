@@ -120,7 +120,9 @@ class Snapshot:
             return
         running = self._accepting.get(source.location)
         if running is None or running.done():
-            running = asyncio.ensure_future(asyncio.to_thread(source.save_accepted, dict(self._merged.chosen)))
+            running = asyncio.ensure_future(
+                asyncio.to_thread(source.save_accepted, dict(self._merged.chosen))
+            )
             self._accepting[source.location] = running
         await asyncio.wait((running,), timeout=ACCEPT_SECONDS)
         with self._containment.contain(source.location, "keeping what was accepted"):

@@ -42,7 +42,9 @@ class WriteOrder:
         A large change is never separated from one that has, or had, the same address and port: a frontend
         that moves from one service to another is never missing, and never in both.
         """
-        large = {key: f.compile_cost() for key, f in changes.items() if f is not None and f.compile_cost() > LARGE}
+        large = {
+            key: f.compile_cost() for key, f in changes.items() if f is not None and f.compile_cost() > LARGE
+        }
         shared = _shared(changes, before) if large else frozenset()
         movable = [key for key in large if shared.isdisjoint(_frontends(changes[key], before(key)))]
         movable.sort(key=lambda key: self._waiting.get(key, len(self._waiting)))

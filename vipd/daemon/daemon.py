@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import NoReturn
 
 from vipd import __version__
+from vipd.api.context import ApiContext
 from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
-from vipd.api.served import ApiContext
 from vipd.api.server import application
 from vipd.api.socket_server import serving
 from vipd.control.admission import admit_unit
@@ -26,8 +26,8 @@ from vipd.daemon.loops import loops
 from vipd.daemon.status_reporter import StatusReporter, heartbeat_seconds, program_seconds
 from vipd.daemon.wiring import Parts, now, sources, wire
 from vipd.dataplane.chosen import ChosenDataplane
-from vipd.host.changes import HostChanges
 from vipd.host.gc_control import freeze_objects
+from vipd.host.host_changes import HostChanges
 from vipd.host.observer import Observers
 from vipd.host.preflight import StartError, require_privileges, state_faults, state_lock
 from vipd.host.settings.settings import Settings
@@ -37,9 +37,9 @@ from vipd.model.formatting import time_text
 from vipd.observe.events.log_handler import recording
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.health_ports import HealthPorts
-from vipd.observe.listeners import Listeners, ListenAddress
-from vipd.observe.observers import Monitored
-from vipd.observe.observers import Monitoring as Pages
+from vipd.observe.listeners import ListenAddress, Listeners
+from vipd.observe.monitoring import Monitored
+from vipd.observe.monitoring import Monitoring as Pages
 
 log = logging.getLogger(__name__)
 

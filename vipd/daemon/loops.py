@@ -8,10 +8,10 @@ from functools import partial
 
 from vipd.control.background_tasks import (
     Expiring,
+    advance_slow_start,
     clean_flows,
     collect_garbage,
     expire_overrides,
-    advance_slow_start,
     poll_host,
     save_checkpoint,
     save_ended_overrides,
@@ -22,11 +22,11 @@ from vipd.control.reconciler import Reconciler
 from vipd.daemon.wiring import Parts
 from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.host.observer import Observer
-from vipd.host.supervisor import Loop, Backoff, LoopState, Work
+from vipd.host.supervisor import Backoff, Loop, LoopState, Work
 from vipd.model.check_target import CheckTarget
 from vipd.model.override import OverrideTarget
 from vipd.observe.listeners import Listeners
-from vipd.observe.observers import Monitoring as Pages
+from vipd.observe.monitoring import Monitoring as Pages
 
 POLL_FILES = Backoff(maximum=5.0)
 """Each try reads the times of all files, which is the fallback for a directory that cannot be watched."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from vipd.host.observer import Observers
-from vipd.host.process import TIMEOUT_SECONDS, STALL_SECONDS, ProgramResult, Runner, Started, run
+from vipd.host.process import STALL_SECONDS, TIMEOUT_SECONDS, ProgramResult, Runner, Started, run
 
 BYTES_PER_SECOND = 250_000
 """Minimum speed for rules. nft 1.0.6 and Linux 6.18 took 3 MB a second: this is a host ten times slower."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.host import Host
-from vipd.control.reconciler import ReconcilerDependencies, Reconciler
+from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.daemon.rule_programs import rule_programs
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.chosen import ChosenDataplane
@@ -19,12 +19,12 @@ from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.iptables.watch.events import pids_are_global
-from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.registry import HostDataplanes, resolve_dataplane
 from vipd.dataplane.switching import SwitchableDataplane
 from vipd.health.checker import HealthChecker
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.observer import Observers
 from vipd.host.process import TIMEOUT_SECONDS
 from vipd.host.settings.settings import Settings
@@ -81,7 +81,9 @@ def sources(settings: Settings) -> tuple[FileSource, StoreSource]:
     return FileSource(settings.services_dir, settings.state_dir / "accepted"), store
 
 
-async def wire(settings: Settings, observers: Observers | None = None, program_timeout: float = TIMEOUT_SECONDS) -> Parts:
+async def wire(
+    settings: Settings, observers: Observers | None = None, program_timeout: float = TIMEOUT_SECONDS
+) -> Parts:
     """All objects, every source having delivered, nothing written to the kernel yet. Programs that read or
     write rules are killed after `limit` seconds."""
     observers = observers or Observers()

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from vipd.dataplane.base import DATAPLANES
-from vipd.host.durable import move_aside, make_directory, read_own, remove_own, error_text, write_durably
+from vipd.host.durable import error_text, make_directory, move_aside, read_own, remove_own, write_durably
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from vipd.dataplane.base import ApplyError, DataplanePlan
 from vipd.dataplane.options import FamilyOptions
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.host.systemd.fields import Event, fields

@@ -15,7 +15,7 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.probe import Capabilities, probe
 from vipd.dataplane.nftables.tools import find_nft
 from vipd.dataplane.switching import Ready, no_preparation
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
@@ -35,7 +35,9 @@ class HostDataplanes:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
         if name == "nftables":
             return await NftablesDataplane.start(self._settings, self._record, self._run)
-        return await IptablesDataplane.start(self._settings, self._record, self._run, self.accepts.variants_to_keep)
+        return await IptablesDataplane.start(
+            self._settings, self._record, self._run, self.accepts.variants_to_keep
+        )
 
     async def remove(self, name: DataplaneName, ready: Ready = no_preparation) -> bool:
         """Remove everything of a dataplane under vipd's prefix from the kernel; returns whether there was

@@ -19,7 +19,7 @@ from vipd.dataplane.base import DATAPLANES, ApplyError, Dataplane, DataplaneName
 from vipd.dataplane.counting import BackendKey
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
-from vipd.dataplane.forward_accept.watch import ForwardPoll, ForwardOwnershipFilter, concern_forward
+from vipd.dataplane.forward_accept.watch import ForwardOwnershipFilter, ForwardPoll, concern_forward
 from vipd.dataplane.iptables.names import TABLES, ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.watch.stream import ExternalChangeStream, WatchOptions

@@ -95,7 +95,9 @@ def _compiled(pattern: str) -> Any:
     if re.search(r"(?<!\\)\{,[0-9]*\}", pattern):
         raise PatternError("{,N} means nothing in RE2", "write {0,N}")
     if len(_CLASS.findall(pattern)) > MAX_CLASSES:
-        raise PatternError(f"the pattern {quoted(pattern)} has too many classes \\p", f"at most {MAX_CLASSES}")
+        raise PatternError(
+            f"the pattern {quoted(pattern)} has too many classes \\p", f"at most {MAX_CLASSES}"
+        )
     try:
         import re2  # on use: 5 ms, for the few that need it
     except ImportError:

@@ -68,7 +68,9 @@ class Report:
     def wrong_type(self, node: Node, path: str, wanted: str, hint: str = "") -> None:
         """Report that `node` has the wrong type at `path`."""
         if not isinstance(node, Unreadable):
-            self.add(node.line, path, f"must be {wanted}, not {describe_node(node)}", hint_for_node(node) or hint)
+            self.add(
+                node.line, path, f"must be {wanted}, not {describe_node(node)}", hint_for_node(node) or hint
+            )
 
     @contextmanager
     def contain(self, line: int, doing: str) -> Iterator[None]:
@@ -185,7 +187,9 @@ def read_choice(report: Report, node: Node, path: str, choices: Mapping[str, T])
     if text is None:
         return None
     if text not in choices:
-        report.add(node.line, path, f"must be {wanted}, not {describe_node(node)}", _choice_hint(text, choices))
+        report.add(
+            node.line, path, f"must be {wanted}, not {describe_node(node)}", _choice_hint(text, choices)
+        )
         return None
     return choices[text]
 

@@ -16,10 +16,10 @@ from vipd.model.service import (
     BackendState,
     Balance,
     ExternalAddress,
-    TrafficPolicy,
     RejectAction,
     Service,
     ServicePort,
+    TrafficPolicy,
 )
 from vipd.model.text import yaml_quoted
 

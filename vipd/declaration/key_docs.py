@@ -79,7 +79,9 @@ SERVICE = {
         "`reject`",
         "What a new flow meets while no backend can serve. `keep`: while all are unhealthy, all serve.",
     ),
-    "external_addresses": KeyDoc("an external address or a list", "none", "Addresses for clients from outside."),
+    "external_addresses": KeyDoc(
+        "an external address or a list", "none", "Addresses for clients from outside."
+    ),
     "load_balancer_addresses": KeyDoc(
         "the same", "none", "The same, called a load balancer's in rules and by Kubernetes."
     ),
@@ -155,7 +157,9 @@ BACKEND = {
         "",
         "Required. Of a family that the service has an address of; not loopback, and no service's `address`.",
     ),
-    "port": KeyDoc("1 to 65535", "the port's `target`", "The backend's own port, for all ports of the service."),
+    "port": KeyDoc(
+        "1 to 65535", "the port's `target`", "The backend's own port, for all ports of the service."
+    ),
     "ports": KeyDoc(
         "a mapping of port names to numbers",
         "all ports",
@@ -204,7 +208,9 @@ EXTERNAL_ADDRESS = {
 
 TRAFFIC_POLICY = {
     "internal": KeyDoc("`cluster` or `local`", "`cluster`", "For traffic to `address`."),
-    "external": KeyDoc("`cluster` or `local`", "`cluster`", "For traffic to external addresses and node ports."),
+    "external": KeyDoc(
+        "`cluster` or `local`", "`cluster`", "For traffic to external addresses and node ports."
+    ),
 }
 
 CHECK = {
@@ -267,7 +273,9 @@ MASQUERADE_MODES = {
         "a network of the family, else `forwarded` (with `compat: kube-proxy`: no flow to `address`)",
         "you have no reason for another",
     ),
-    "always": ModeDoc("all", "programs of this host, too, use a source address that backends have no route to"),
+    "always": ModeDoc(
+        "all", "programs of this host, too, use a source address that backends have no route to"
+    ),
     "forwarded": ModeDoc(
         "those that come from other hosts", "backends would answer clients directly, past this host"
     ),

@@ -126,7 +126,9 @@ class KubernetesObjects:
         if at.node is None:
             place.problem("apiVersion is missing", f"write apiVersion: {wanted}")
         elif version:
-            at.problem(f"{quoted(version)} is not the version of {kind} that vipd reads", f"it reads {wanted}")
+            at.problem(
+                f"{quoted(version)} is not the version of {kind} that vipd reads", f"it reads {wanted}"
+            )
         return False
 
     def _take(self, place: FieldCursor, kind: str) -> None:

@@ -56,7 +56,9 @@ class FieldCursor(NamedTuple):
             self.report.wrong_type(self.node, self.path, "a list")
             return
         for index, item in enumerate(self.node.items):
-            yield FieldCursor(self.report, None if nodes.is_null(item) else item, item.line, f"{self.path}[{index}]")
+            yield FieldCursor(
+                self.report, None if nodes.is_null(item) else item, item.line, f"{self.path}[{index}]"
+            )
 
     def text(self, default: str = "") -> str:
         """Text; the default if there is no value, or the empty text."""

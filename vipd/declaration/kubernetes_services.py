@@ -18,10 +18,10 @@ from vipd.model.service import (
     Affinity,
     ExternalAddress,
     Origin,
-    TrafficPolicy,
     Protocol,
     Service,
     ServicePort,
+    TrafficPolicy,
     family_of,
 )
 

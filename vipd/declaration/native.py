@@ -8,7 +8,16 @@ from vipd.declaration.conflicts import claim_problem, conflicts_of
 from vipd.declaration.fields import Report, did_you_mean
 from vipd.declaration.formatting import API_VERSION, format_declaration, format_service, service_to_spec
 from vipd.declaration.kubernetes import KubernetesObjects, is_kubernetes
-from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, release_trees, is_null, tree_from_json
+from vipd.declaration.nodes import (
+    Mapping,
+    Node,
+    Scalar,
+    Sequence,
+    Unreadable,
+    is_null,
+    release_trees,
+    tree_from_json,
+)
 from vipd.declaration.pieces import Utf8
 from vipd.declaration.policy_reader import ServiceDefaults, read_policy
 from vipd.declaration.problems import Declaration, Problem
@@ -131,7 +140,9 @@ def _right_version(report: Report, node: Mapping, origin: Origin) -> bool:
     return False
 
 
-def _read_services(report: Report, services: Sequence, policy: ServiceDefaults, origin: Origin) -> list[Service]:
+def _read_services(
+    report: Report, services: Sequence, policy: ServiceDefaults, origin: Origin
+) -> list[Service]:
     found, items = [], services.items
     for index, item in enumerate(items):
         place = Origin(origin.source, origin.path, item.line)

@@ -111,7 +111,8 @@ def other_meaning(scalar: Scalar) -> str:
     if scalar.text[0] not in _NUMBERS_BEGIN and scalar.text.lower() not in _BOOLEANS:
         return ""
     return next(
-        (meaning for pattern, meaning in _candidate_meanings(scalar.text) if pattern.fullmatch(scalar.text)), ""
+        (meaning for pattern, meaning in _candidate_meanings(scalar.text) if pattern.fullmatch(scalar.text)),
+        "",
     )
 
 

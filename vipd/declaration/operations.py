@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from vipd.declaration.conflicts import AddressUse, address_uses, backend_addresses, address_use_problem
+from vipd.declaration.conflicts import AddressUse, address_use_problem, address_uses, backend_addresses
 from vipd.declaration.formatting import service_to_spec
 from vipd.declaration.native import parse_service
 from vipd.declaration.problems import Problem

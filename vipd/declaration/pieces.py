@@ -86,7 +86,14 @@ def search(data: Utf8, pattern: re.Pattern[bytes], start: int = 0, longest: int 
 def common_prefix(one: Utf8, other: Utf8) -> int:
     """Number of equal bytes at the beginning."""
     end = min(len(one), len(other))
-    low = next((at for at in range(0, end, CHUNK_BYTES) if one[at : at + CHUNK_BYTES] != other[at : at + CHUNK_BYTES]), end)
+    low = next(
+        (
+            at
+            for at in range(0, end, CHUNK_BYTES)
+            if one[at : at + CHUNK_BYTES] != other[at : at + CHUNK_BYTES]
+        ),
+        end,
+    )
     high = min(low + CHUNK_BYTES, end)
     while low < high:
         middle = (low + high + 1) // 2

@@ -54,9 +54,9 @@ from vipd.model.service import (
     ExternalAddress,
     Frontend,
     Origin,
-    TrafficPolicy,
     Service,
     ServicePort,
+    TrafficPolicy,
     family_of,
 )
 

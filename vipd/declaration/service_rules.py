@@ -75,7 +75,9 @@ def check_vip(report: Report, address: Located[str]) -> bool:
     """Whether the address is valid for a service; reports why not."""
     kind = address_kind(address.value)
     if kind:
-        report.add(address.line, address.path, f"{address.value} is {_a(kind)} address", FORBIDDEN_VIP_KINDS[kind])
+        report.add(
+            address.line, address.path, f"{address.value} is {_a(kind)} address", FORBIDDEN_VIP_KINDS[kind]
+        )
     return not kind
 
 
@@ -136,12 +138,16 @@ def check_host_ports(
         twin = first.setdefault((port.value.node_port, port.value.protocol), port)
         if twin is not port:
             what = f"{_host_port(port.value.node_port, port.value.protocol)} is already that of"
-            report.add(port.line, port.path, f"{what} {twin.reference_from(port.line)}", "choose another node port")
+            report.add(
+                port.line, port.path, f"{what} {twin.reference_from(port.line)}", "choose another node port"
+            )
     taken = first.get((health_port.value, Protocol.TCP)) if health_port else None
     if health_port and taken:
         what = f"{_host_port(health_port.value, Protocol.TCP)} is already that of"
         hint = "choose another health port"
-        report.add(health_port.line, health_port.path, f"{what} {taken.reference_from(health_port.line)}", hint)
+        report.add(
+            health_port.line, health_port.path, f"{what} {taken.reference_from(health_port.line)}", hint
+        )
 
 
 def _host_port(number: int, protocol: Protocol) -> str:
@@ -200,7 +206,9 @@ def _name(family: Family) -> str:
     return "IPv6" if family is Family.IPV6 else "IPv4"
 
 
-def _check_duplicates(report: Report, backends: Sequence[Located[Backend]], ports: Sequence[ServicePort]) -> None:
+def _check_duplicates(
+    report: Report, backends: Sequence[Located[Backend]], ports: Sequence[ServicePort]
+) -> None:
     first: dict[tuple[str, str, int], Located[Backend]] = {}
     for backend in backends:
         numbers = [(str(port), backend.value.port_for(port)) for port in ports]
@@ -263,7 +271,10 @@ def _served(backend: Backend) -> str:
 
 
 def check_weight_source(
-    report: Report, weight_from: Located[bool] | None, check: Located[Check] | None, backends: Iterable[Backend]
+    report: Report,
+    weight_from: Located[bool] | None,
+    check: Located[Check] | None,
+    backends: Iterable[Backend],
 ) -> None:
     """Report a service with weights from answers that no check requests."""
     checks = [backend.check for backend in backends if backend.check is not None]

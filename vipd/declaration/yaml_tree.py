@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from vipd.declaration.ipv6_quotes import hint_for_line
-from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, release_trees, is_null
-from vipd.declaration.pieces import CHUNK_BYTES, Utf8, lines_before, chunks
+from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, Unreadable, is_null, release_trees
+from vipd.declaration.pieces import CHUNK_BYTES, Utf8, chunks, lines_before
 from vipd.declaration.problems import Problem, ProblemList
 from vipd.declaration.syntax import quoted
 from vipd.model import limits

@@ -12,18 +12,18 @@ from pathlib import Path
 from random import random as any_part
 
 from vipd.health.lag import LoopLag
-from vipd.health.memory import CollectRecords, RecordFile
 from vipd.health.probes.base import Attempt, CoroutineProber, ProbeCallback, Prober, internal_error_result
 from vipd.health.probes.dns import probe_dns
 from vipd.health.probes.exec import PROGRAMS_AT_ONCE, ExecProber
 from vipd.health.probes.http import probe_http
 from vipd.health.probes.tcp import TcpProber
 from vipd.health.probes.udp import probe_udp
-from vipd.health.remembered import RecordCache, SavedRecord, newest
+from vipd.health.record_cache import RecordCache, SavedRecord, newest
+from vipd.health.record_file import CollectRecords, RecordFile
 from vipd.health.result import ProbeResult, ReportedWeight
 from vipd.health.scheduler import Scheduler
 from vipd.health.slots import ProbeSlots
-from vipd.health.state import HealthRecord, HealthState, reset_streak, apply_result
+from vipd.health.state import HealthRecord, HealthState, apply_result, reset_streak
 from vipd.health.verdict_log import HealthLog
 from vipd.host.accounts import CheckUsers
 from vipd.host.containment import log_once
@@ -128,7 +128,9 @@ class HealthChecker:
         since = datetime.fromtimestamp(self._wall() - (now - record.since), UTC)
         fit = record.counts_healthy(target.timing.start)
         reason = record.reason(now)
-        return HealthStatus(record.state, fit, reason, since, record.changes, record.weight, record.serves_since)
+        return HealthStatus(
+            record.state, fit, reason, since, record.changes, record.weight, record.serves_since
+        )
 
     def statuses(self) -> Iterator[tuple[CheckTarget, HealthStatus]]:
         """All that are followed."""
@@ -271,7 +273,10 @@ def _slots() -> Mapping[str, ProbeSlots]:
     """Programs have places of their own: they take threads and processes, and no network check waits for
     them."""
     hint = "give those that hang a shorter timeout, or all of them longer intervals"
-    return {"": ProbeSlots("checks", raise_limit().probes), "exec": ProbeSlots("exec checks", PROGRAMS_AT_ONCE, hint)}
+    return {
+        "": ProbeSlots("checks", raise_limit().probes),
+        "exec": ProbeSlots("exec checks", PROGRAMS_AT_ONCE, hint),
+    }
 
 
 def _probers(

@@ -42,7 +42,9 @@ class HealthRecord:
 
     def counts_healthy(self, start: InitialHealth) -> bool:
         """Whether it counts as healthy."""
-        return self.state is HealthState.HEALTHY or (self.state is HealthState.UNKNOWN and start is InitialHealth.HEALTHY)
+        return self.state is HealthState.HEALTHY or (
+            self.state is HealthState.UNKNOWN and start is InitialHealth.HEALTHY
+        )
 
     def reason(self, now: float) -> str:
         """Reason of its state, for people: one line."""
@@ -83,7 +85,9 @@ def _good(record: HealthRecord, result: ProbeResult, timing: Timing, now: float)
 
 def _bad(record: HealthRecord, result: ProbeResult, timing: Timing, now: float) -> HealthRecord:
     streak = max(min(record.streak, 0) - 1, -timing.fall)
-    updated = replace(record, streak=streak, last_reason=f"{result.reason}, {-streak} of {timing.fall}", probe_error="")
+    updated = replace(
+        record, streak=streak, last_reason=f"{result.reason}, {-streak} of {timing.fall}", probe_error=""
+    )
     if record.state is HealthState.UNHEALTHY or -streak < timing.fall:
         return updated
     had_verdict = record.state is HealthState.HEALTHY

@@ -50,7 +50,9 @@ class WeightInputs(NamedTuple):
     """`Verdict.serves_since`."""
 
 
-def weights(claims: Sequence[WeightInputs], slow_start: float, now: float) -> tuple[tuple[int, ...], float | None]:
+def weights(
+    claims: Sequence[WeightInputs], slow_start: float, now: float
+) -> tuple[tuple[int, ...], float | None]:
     """The weights of all backends of a service, in order, and when they next change with time.
 
     Only the ratio of weights matters. So that a tenth of a weight of 1 is a tenth, all are multiplied by
@@ -72,7 +74,9 @@ def _wanted(claim: WeightInputs) -> Fraction:
     if claim.reported is None:
         return Fraction(claim.declared)
     return (
-        Fraction(claim.declared * claim.reported.value, 100) if claim.reported.percent else Fraction(claim.reported.value)
+        Fraction(claim.declared * claim.reported.value, 100)
+        if claim.reported.percent
+        else Fraction(claim.reported.value)
     )
 
 

@@ -119,7 +119,10 @@ def move_aside(path: Path, keep_original: bool = False) -> str:
 
     Returns the outcome in words; never raises.
     """
-    names = [f"{path.name}.unreadable", *(f"{path.name}.unreadable-{n}" for n in range(2, MAX_MOVED_ASIDE + 1))]
+    names = [
+        f"{path.name}.unreadable",
+        *(f"{path.name}.unreadable-{n}" for n in range(2, MAX_MOVED_ASIDE + 1)),
+    ]
     try:
         with _inside(path.parent) as directory:
             for name in names:

@@ -124,17 +124,27 @@ class HostFacts:
         addresses = service.all_addresses()
         families = {family_of(address) for address in addresses} or set(Family)
         for port in service.ports:
-            found = self.conflicting_socket(port.protocol, port.node_port, families) if port.node_port else None
+            found = (
+                self.conflicting_socket(port.protocol, port.node_port, families) if port.node_port else None
+            )
             if found is not None:
                 yield f"node port {port.node_port}/{port.protocol}", found
-            places = {(port.protocol, address, port.port) for address in self.own_addresses.intersection(addresses)}
+            places = {
+                (port.protocol, address, port.port) for address in self.own_addresses.intersection(addresses)
+            }
             for found in (each for each in self.protected_sockets if each[:3] in places):
                 yield f"{socket_text(found.address, found.port)}/{found.protocol}", found
-        found = self.conflicting_socket(Protocol.TCP, service.health_port, set(Family)) if service.health_port else None
+        found = (
+            self.conflicting_socket(Protocol.TCP, service.health_port, set(Family))
+            if service.health_port
+            else None
+        )
         if found is not None and found.protected:
             yield f"health port {service.health_port}/{Protocol.TCP}", found
 
-    def conflicting_socket(self, protocol: Protocol, node_port: int, families: Collection[Family]) -> LocalSocket | None:
+    def conflicting_socket(
+        self, protocol: Protocol, node_port: int, families: Collection[Family]
+    ) -> LocalSocket | None:
         """The socket whose connections a node port would take, if any; preferably a guarded one."""
         sockets = self._by_port.get((protocol, node_port), ())
         return next((each for each in sockets if not self.node_families(each).isdisjoint(families)), None)
@@ -147,7 +157,9 @@ class HostFacts:
     def node_families(self, found: LocalSocket) -> frozenset[Family]:
         """The families in which a node port of its number takes the flows of a socket."""
         if found.address == ANY_IPV6:
-            return frozenset(family for family in Family if self.node_port_addresses.get(family) != frozenset())
+            return frozenset(
+                family for family in Family if self.node_port_addresses.get(family) != frozenset()
+            )
         family = family_of(found.address)
         answering = self.node_port_addresses.get(family)
         if found.address == ANY_IPV4:

@@ -86,7 +86,9 @@ async def run(
         finally:
             if watching:
                 watching.cancel()
-    return ProgramResult(process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace"))
+    return ProgramResult(
+        process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace")
+    )
 
 
 def identity(program: str) -> object:

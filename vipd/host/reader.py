@@ -68,7 +68,9 @@ class HostReader:
             device = self._settings.vip_device
             self._network = self._read_or_keep("its routes", lambda: read_network(device), self._network)
         devices = self._network.devices
-        self._neighbours = self._read_or_keep("its neighbours", lambda: read_neighbours(devices), self._neighbours)
+        self._neighbours = self._read_or_keep(
+            "its neighbours", lambda: read_neighbours(devices), self._neighbours
+        )
         self._proxied = self._read_or_keep("its proxies", read_proxied, self._proxied)
         self._listening = self._read_or_keep("its sockets", self._sockets.read, self._listening)
         self._stale = bool(self._faults)

@@ -115,7 +115,8 @@ class Supervisor:
     def warnings(self) -> tuple[str, ...]:
         """One line for each failing loop whose fault no other part names."""
         return tuple(
-            f"{name} fails: {task.fault}; {_failure_count_text(task)}, tried again every {task.retry_delay:.3g} s"
+            f"{name} fails: {task.fault}; {_failure_count_text(task)}, "
+            f"tried again every {task.retry_delay:.3g} s"
             for name, task in self._tasks.items()
             if task.fault and not task.reported_elsewhere
         )
@@ -173,7 +174,9 @@ class Supervisor:
     def _recovered(self, name: str, task: LoopState) -> None:
         if task.consecutive_failures:
             log.info(
-                "%s works again", name, extra=fields(Event.TASK_RECOVERED, cause=name, reason=_failure_count_text(task))
+                "%s works again",
+                name,
+                extra=fields(Event.TASK_RECOVERED, cause=name, reason=_failure_count_text(task)),
             )
         task.fault, task.consecutive_failures, task.since = "", 0, None
         task.logged.clear()
@@ -195,7 +198,11 @@ def _should_log(task: LoopState) -> bool:
 
 def _failure_count_text(task: LoopState) -> str:
     since = f" since {task.since:%Y-%m-%dT%H:%M:%SZ}" if task.since else ""
-    return "failed once" + since if task.consecutive_failures == 1 else f"failed {task.consecutive_failures} times{since}"
+    return (
+        "failed once" + since
+        if task.consecutive_failures == 1
+        else f"failed {task.consecutive_failures} times{since}"
+    )
 
 
 def _end_if_cancelled() -> None:

@@ -16,13 +16,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import open_netlink
 from vipd.host.route_table import (
-    WRONG_DEVICE,
     LINK_SCOPE,
     METRIC,
     PROTOCOL,
+    WRONG_DEVICE,
     Device,
     RouteTable,
     Routing,
@@ -115,7 +115,8 @@ class VipRoutes:
             return wanted, ""
         return {}, (
             f"no route leads to {len(wanted)} VIPs, and {self._device} cannot carry one: it is "
-            f"{routing.device.unusable_reason}; processes on this host do not reach them; hint: set vip_device to "
+            f"{routing.device.unusable_reason}; processes on this host do not reach them; "
+            "hint: set vip_device to "
             "a name that is free"
         )
 

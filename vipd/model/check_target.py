@@ -94,7 +94,9 @@ def _target(service: Service, backend: Backend, check: Check) -> CheckTarget | N
     return CheckTarget(backend.address, port, protocol, replace(probe, port=None), check.timing)
 
 
-def _protocol_and_port(service: Service, backend: Backend, probe: Probe) -> tuple[Protocol | None, int | None]:
+def _protocol_and_port(
+    service: Service, backend: Backend, probe: Probe
+) -> tuple[Protocol | None, int | None]:
     fixed = _protocol(probe)
     served = [(p.protocol, number) for p in service.ports if (number := backend.port_for(p))]
     protocol, port = next(((p, n) for p, n in served if fixed in (None, p)), (fixed, None))

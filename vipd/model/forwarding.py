@@ -11,9 +11,9 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    TrafficPolicy,
     Protocol,
     RejectAction,
+    TrafficPolicy,
     socket_text,
 )
 

@@ -76,7 +76,9 @@ class Override:
         if self.admin is not AdminState.ACTIVE:
             found[OverrideKey(self.target, OverridePart.STATE)] = replace(self, weight=None)
         if self.weight is not None:
-            found[OverrideKey(self.target, OverridePart.WEIGHT)] = replace(self, admin=AdminState.ACTIVE, pins_until=None)
+            found[OverrideKey(self.target, OverridePart.WEIGHT)] = replace(
+                self, admin=AdminState.ACTIVE, pins_until=None
+            )
         return found
 
 
@@ -98,7 +100,9 @@ class EffectiveOverride:
     sources: tuple[Override, ...] = ()
 
 
-def effective_override(service: Service, backend: Backend, overrides: Iterable[Override]) -> EffectiveOverride:
+def effective_override(
+    service: Service, backend: Backend, overrides: Iterable[Override]
+) -> EffectiveOverride:
     """The severest state wins; a weight for the service itself wins over one for the address."""
     found = sorted((o for o in overrides if o.applies_to(service.name, backend)), key=lambda o: o.target)
     if not found:
@@ -131,7 +135,10 @@ def merge_parts(overrides: Overrides) -> list[Override]:
 def _pairs(overrides: Overrides) -> Iterator[tuple[Override | None, Override | None]]:
     """State and weight of each subject."""
     for subject in dict.fromkeys(key.target for key in overrides):
-        yield overrides.get(OverrideKey(subject, OverridePart.STATE)), overrides.get(OverrideKey(subject, OverridePart.WEIGHT))
+        yield (
+            overrides.get(OverrideKey(subject, OverridePart.STATE)),
+            overrides.get(OverrideKey(subject, OverridePart.WEIGHT)),
+        )
 
 
 def _merged(state: Override, weight: Override) -> Override | None:

@@ -58,7 +58,7 @@ class BadResponseError(ClientError):
     """The answer is not HTTP with a JSON object: another program listens at the socket."""
 
 
-class ErrorResponse(ClientError):
+class DaemonError(ClientError):
     """The daemon answered with an error. The texts are the daemon's; each but `what` may be empty."""
 
     def __init__(self, status: int, error: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ class Client:
         answer = self._shown(_json_object(content, status), content)
         if not 200 <= status < 300:
             error = answer.get("error")
-            raise ErrorResponse(status, error if isinstance(error, dict) else {})
+            raise DaemonError(status, error if isinstance(error, dict) else {})
         return answer
 
     def stream(self, path: str) -> Iterator[Json]:
@@ -203,7 +203,7 @@ def _streamed(stream: BinaryIO) -> Iterator[Json]:
     if headers.get("transfer-encoding", "").lower() != "chunked" or status != 200:
         content = _read_body(stream, status, headers)
         error = _json_object(content, status).get("error")
-        raise ErrorResponse(status, error if isinstance(error, dict) else {})
+        raise DaemonError(status, error if isinstance(error, dict) else {})
     line = b""
     while size := _chunk_size(_read_line(stream)):
         if len(line) + size > MAX_STREAM_LINE_BYTES:

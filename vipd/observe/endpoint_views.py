@@ -9,7 +9,7 @@ from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.model.backend_status import DEFAULT_STATUS, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Endpoint, Forwarding
-from vipd.model.service import Backend, Frontend, TrafficPolicy, RejectAction, Service, port_names
+from vipd.model.service import Backend, Frontend, RejectAction, Service, TrafficPolicy, port_names
 
 AddressPort = tuple[str, int]
 """A backend's address and port."""

@@ -17,7 +17,7 @@ from vipd.control.reconciler import Reconciler
 from vipd.host.observer import Observer
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
-from vipd.observe.listeners import Listeners, ListenAddress, is_family_supported
+from vipd.observe.listeners import ListenAddress, Listeners, is_family_supported
 
 ANY_ADDRESS = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104 (outer load balancers are elsewhere)
 

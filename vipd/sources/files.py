@@ -21,7 +21,7 @@ import watchfiles
 
 from vipd.declaration.incremental import parse_incrementally
 from vipd.declaration.native import parse_declaration
-from vipd.declaration.pieces import Utf8, find, first_invalid_utf8, concatenated
+from vipd.declaration.pieces import Utf8, concatenated, find, first_invalid_utf8
 from vipd.declaration.problems import (
     Declaration,
     Problem,
@@ -31,7 +31,15 @@ from vipd.declaration.problems import (
     unreadable_problem,
 )
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
-from vipd.host.durable import make_directory, names_in, open_own, read_large, remove_own, error_text, write_durably
+from vipd.host.durable import (
+    error_text,
+    make_directory,
+    names_in,
+    open_own,
+    read_large,
+    remove_own,
+    write_durably,
+)
 from vipd.host.followed_links import read_followed
 from vipd.host.gc_control import gc_paused
 from vipd.model import limits
@@ -329,7 +337,9 @@ def _load_copies(kept: Path) -> dict[str, _FileVersion]:
         try:
             path, text = _read_copy(copy)
         except (OSError, ValueError) as error:
-            log.warning("%s: the copy of a good version cannot be read: %s", printable(str(copy)), error_text(error))
+            log.warning(
+                "%s: the copy of a good version cannot be read: %s", printable(str(copy)), error_text(error)
+            )
             continue
         declaration = parse_declaration(text, path, accepted=True)
         if declaration.ok:

@@ -14,19 +14,19 @@ from pathlib import Path
 
 from vipd.declaration.bounded_json import read_json
 from vipd.declaration.problems import PLEASE_REPORT
-from vipd.host.durable import MAX_BYTES, make_directory, read_own, error_text, write_durably
+from vipd.host.durable import MAX_BYTES, error_text, make_directory, read_own, write_durably
 from vipd.host.observer import Observer
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.override import (
-    OverrideKey,
     MalformedOverrideError,
     Override,
+    OverrideKey,
     Overrides,
     OverrideTarget,
-    describe,
-    from_json,
     by_part,
+    describe,
     expired,
+    from_json,
     next_expiry,
     to_document,
 )
@@ -79,7 +79,9 @@ class OverrideStore:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            faults = [f"{self._path}: cannot be read: {error_text(error)}; no order of it is in force; {_HINT}"]
+            faults = [
+                f"{self._path}: cannot be read: {error_text(error)}; no order of it is in force; {_HINT}"
+            ]
         for name, item in items:
             try:
                 found.append(from_json(item))
@@ -103,7 +105,9 @@ class OverrideStore:
 
         Raises StoreError; then nothing has changed.
         """
-        self._change({**self._overrides, **by_part(overrides)}, frozenset(order.target for order in overrides))
+        self._change(
+            {**self._overrides, **by_part(overrides)}, frozenset(order.target for order in overrides)
+        )
 
     def clear(self, *targets: OverrideTarget) -> None:
         """Clear the overrides of these targets. Raises StoreError; then nothing has changed."""

@@ -39,7 +39,9 @@ class RemovalGuard:
         self._recent: dict[str, float] = {}
         self.held: set[str] = set()
 
-    def decide(self, removed: Collection[str], service_count: int, now: float, store_replaced: bool = False) -> RemovalDecision:
+    def decide(
+        self, removed: Collection[str], service_count: int, now: float, store_replaced: bool = False
+    ) -> RemovalDecision:
         """`known`: number of services, including those to be removed, without held ones.
 
         `foreign`: the store is not the same.

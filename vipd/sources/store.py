@@ -15,7 +15,7 @@ from pathlib import Path
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import PLEASE_REPORT, Declaration
 from vipd.declaration.unit import Unit
-from vipd.host.durable import make_directory, read_own, error_text, write_atomically, write_durably
+from vipd.host.durable import error_text, make_directory, read_own, write_atomically, write_durably
 from vipd.model import limits
 from vipd.model.service import Service
 from vipd.model.text import join_surrogate_pairs

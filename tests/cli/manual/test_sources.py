@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from tests.docs.markdown import ROOT, rows
 from vipd.cli.manual import settings_reference
 from vipd.cli.manual.settings_reference import docstrings, settings
-from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, KeyGroup, KeyDoc
+from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, KeyDoc, KeyGroup
 from vipd.host.settings.settings import Settings
 from vipd.host.settings.settings_file import read_settings_text
 from vipd.model.service import Masquerade

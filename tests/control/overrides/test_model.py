@@ -134,7 +134,9 @@ class ActiveOverrides(RuleBasedStateMachine):
     @rule(place=st.sampled_from(PLACES), fleet=st.booleans())
     def resume(self, place: Json, fleet: bool) -> None:
         """By words that name a backend, whether there is an order about it or not."""
-        words = OverrideTarget(place.get("service", ""), str(place.get("backend", place.get("address"))).lower())
+        words = OverrideTarget(
+            place.get("service", ""), str(place.get("backend", place.get("address"))).lower()
+        )
         words = words._replace(backend=words.backend.replace("fd00:0::", "fd00::"))
         live = self.live(place)
         means = {words, live, OverrideTarget(live.service, words.backend) if live else words}

@@ -30,7 +30,7 @@ from vipd.model.service import Service
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import UnreachableError
 from vipd.sources.etcd.fleet_overrides import FleetOverrides
-from vipd.sources.etcd.messages import Delete, Put, ModRevisionEquals
+from vipd.sources.etcd.messages import Delete, ModRevisionEquals, Put
 from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.store import EtcdStore
 from vipd.sources.override_store import OverrideStore

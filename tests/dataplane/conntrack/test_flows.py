@@ -13,7 +13,7 @@ from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.lab.traffic import Answer
 from vipd.dataplane.conntrack.entries import Entry
-from vipd.dataplane.conntrack.stale import Reason, FlowTarget, default_target
+from vipd.dataplane.conntrack.stale import FlowTarget, Reason, default_target
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Frontend, Protocol
 

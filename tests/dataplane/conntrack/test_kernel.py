@@ -19,7 +19,7 @@ from vipd.dataplane.conntrack.cleaner import CleanupResult, clean
 from vipd.dataplane.conntrack.entries import TCP_SYN_SENT, Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack
-from vipd.dataplane.conntrack.stale import Destination, Reason, FlowTarget, FlowTargets
+from vipd.dataplane.conntrack.stale import Destination, FlowTarget, FlowTargets, Reason
 from vipd.model.service import Family, Protocol
 
 pytestmark = pytest.mark.root
@@ -231,7 +231,9 @@ def test_a_hundred_thousand_entries(namespace: Namespace, capsys: pytest.Capture
         return FlowTargets(
             {
                 Destination(Family.IPV4, Protocol.UDP, *VIP): FlowTarget(backend, end_stale_flows=True),
-                Destination(Family.IPV4, Protocol.TCP, *WEB): FlowTarget(backend, end_stale_flows=bool(ends_tcp)),
+                Destination(Family.IPV4, Protocol.TCP, *WEB): FlowTarget(
+                    backend, end_stale_flows=bool(ends_tcp)
+                ),
             }
         )
 

@@ -102,7 +102,12 @@ def test_the_dataplane_is_given_what_is_new_and_what_is_over() -> None:
     resets = FlowResets(lambda: places)
     (given,) = resets.changes().values()
     assert given is not None
-    assert (given.frontend_removed, given.addresses, given.port, given.endpoints) == (True, ("10.96.0.20",), 80, ())
+    assert (given.frontend_removed, given.addresses, given.port, given.endpoints) == (
+        True,
+        ("10.96.0.20",),
+        80,
+        (),
+    )
     assert resets.changes() == {}
     places.clear()
     assert resets.changes() == {given.key: None}

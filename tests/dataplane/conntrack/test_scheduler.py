@@ -17,7 +17,14 @@ from vipd.dataplane.conntrack.cleaner import CleanupResult, Connect, clean
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.conntrack.scheduler import KEEP_REMOVED_SECONDS, ConntrackScheduler
-from vipd.dataplane.conntrack.stale import Destination, Reason, FlowTarget, FlowTargets, default_target, flow_targets
+from vipd.dataplane.conntrack.stale import (
+    Destination,
+    FlowTarget,
+    FlowTargets,
+    Reason,
+    default_target,
+    flow_targets,
+)
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 
@@ -247,7 +254,9 @@ def test_a_frontend_may_pass_to_another_service() -> None:
     assert bench.keeper.flow_targets == flow_targets([new], [])
     bench.become(forwarding(*DNS, B1, name="third"))
     bench.become(new.key)
-    assert bench.keeper.flow_targets == flow_targets([forwarding(*DNS, B1)], []), "it is the third service's now"
+    assert bench.keeper.flow_targets == flow_targets([forwarding(*DNS, B1)], []), (
+        "it is the third service's now"
+    )
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["cleaned", "killed before it cleaned"])

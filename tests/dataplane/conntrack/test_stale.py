@@ -14,12 +14,12 @@ from vipd.dataplane.conntrack.entries import TCP_SYN_SENT, Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.stale import (
     Destination,
-    Reason,
     FlowTarget,
     FlowTargets,
+    Reason,
     default_target,
-    stale_reason,
     flow_targets,
+    stale_reason,
 )
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol
@@ -53,7 +53,9 @@ WANTED = replace(
     WANTED,
     targets={
         **WANTED.targets,
-        Destination(Family.IPV4, UDP, *REMOVED): FlowTarget(frozenset(), end_stale_flows=True, former_backends=frozenset({B1})),
+        Destination(Family.IPV4, UDP, *REMOVED): FlowTarget(
+            frozenset(), end_stale_flows=True, former_backends=frozenset({B1})
+        ),
         Destination(Family.IPV4, UDP, "", 30099): FlowTarget(
             frozenset(), end_stale_flows=True, former_backends=frozenset({B1})
         ),

@@ -18,7 +18,7 @@ from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.nftables.driver import NftablesDataplane
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.process import ProgramResult
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey

@@ -12,7 +12,7 @@ from tests.dataplane.declared import HTTP, Machine, backends, kube_like_services
 from tests.dataplane.iptables.fake_kernel import FakeKernel
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.tools import find_tools
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.model.service import Family, Service
 
 BOTH_FAMILIES = [

@@ -23,7 +23,7 @@ from vipd.dataplane.nftables.table import DesiredTable
 from vipd.dataplane.slots import slot_counts
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.service import ExternalAddress, Family, Masquerade, TrafficPolicy, Protocol
+from vipd.model.service import ExternalAddress, Family, Masquerade, Protocol, TrafficPolicy
 
 KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)
 NETWORKS = tuple(f"10.{n // 256}.{n % 256}.0/24" for n in range(1000))

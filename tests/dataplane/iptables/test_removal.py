@@ -13,7 +13,7 @@ from tests.dataplane.declared import Machine, kube_like_services, numbered
 from tests.dataplane.iptables.fake_kernel import FakeKernel
 from tests.dataplane.namespace import Namespace
 from vipd.dataplane.iptables.removal import find_leftovers, remove, remove_empty_tables
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.process import ProgramResult, Runner
 
 VARIANTS = ("nft", "legacy")

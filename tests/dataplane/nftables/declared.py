@@ -13,10 +13,10 @@ from vipd.model.service import (
     Balance,
     ExternalAddress,
     Masquerade,
-    TrafficPolicy,
     RejectAction,
     Service,
     ServicePort,
+    TrafficPolicy,
 )
 
 OWN = ("10.244.0.1", "fd00:244::1")

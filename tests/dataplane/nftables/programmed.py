@@ -13,7 +13,7 @@ from vipd.control.selection import HostIdentity, SelectionPolicy, select_backend
 from vipd.dataplane.dual_stack import FamilyPlans
 from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.dataplane.nftables.plan import Plan
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import open_netlink
 from vipd.host.process import ProgramResult, Runner, run
 from vipd.host.settings.settings import Settings

@@ -23,7 +23,7 @@ from tests.dataplane.nftables.serving import CLIENTS, SERVED, VIPS, other, web
 from tests.lab.flow import COMMAND_SECONDS, finish
 from tests.lab.topology import Lab
 from vipd.dataplane.nftables.plan import elements_text
-from vipd.model.service import Affinity, Balance, ExternalAddress, Family, TrafficPolicy, Service
+from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Service, TrafficPolicy
 
 CHANGES = int(os.environ.get("VIPD_CHANGES", "200"))
 STEPS = CHANGES // 10

@@ -34,10 +34,10 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    TrafficPolicy,
     Protocol,
     Service,
     ServicePort,
+    TrafficPolicy,
 )
 
 pytestmark = pytest.mark.root

@@ -8,13 +8,13 @@ import pytest
 
 from tests.dataplane.nftables.declared import numbered
 from vipd.control.selection import SelectionPolicy, select_backends
+from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.chains import ChainNumbers
-from vipd.dataplane.nftables.compile import Fragment, ElementKey, compile_forwarding
+from vipd.dataplane.nftables.compile import ElementKey, Fragment, compile_forwarding
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import FoundChain, Installed, Plan, make_plan, merge_dependent_steps
-from vipd.dataplane.nftables.spread import BalanceChain
-from vipd.dataplane.nftables.table import Step, DesiredTable
+from vipd.dataplane.nftables.table import DesiredTable, Step
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
     Affinity,
@@ -22,10 +22,10 @@ from vipd.model.service import (
     ExternalAddress,
     Family,
     Masquerade,
-    TrafficPolicy,
     Protocol,
     RejectAction,
     Service,
+    TrafficPolicy,
 )
 
 OPTIONS = TableOptions(Family.IPV4)
@@ -86,7 +86,9 @@ def test_a_change_compiles_the_old_form_and_the_new_one_once(monkeypatch: pytest
 
     made.mark_clean()
     monkeypatch.setattr("vipd.dataplane.nftables.table.compile_forwarding", noted)
-    first, second, last = (select_backends(numbered(1, "10.244.0.1", f"10.244.0.{n}"), POLICY)[0] for n in (3, 4, 2))
+    first, second, last = (
+        select_backends(numbered(1, "10.244.0.1", f"10.244.0.{n}"), POLICY)[0] for n in (3, 4, 2)
+    )
     made.update(first.key, first)
     assert len(asked) == 2
     made.update(second.key, second)

@@ -16,7 +16,7 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import open_socket
 from vipd.dataplane.iptables.watch.external_change import ExternalChange
-from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.foreign_chains import dropping_chains, warnings
@@ -26,7 +26,7 @@ from vipd.dataplane.nftables.render import render
 from vipd.dataplane.nftables.tools import Nft, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
 from vipd.dataplane.programs import Programs
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import open_netlink
 from vipd.host.process import ProgramResult, Runner
 from vipd.host.settings.settings import load_settings
@@ -278,7 +278,9 @@ def refusing(run: Runner, word: str) -> Runner:
 
     async def refuse(argv: Sequence[str], stdin: str) -> ProgramResult:
         if word in stdin and ("--check" not in argv or word == "table"):
-            return ProgramResult(1, "", f"/dev/stdin:1:1-2: Error: Could not process rule: {word} is refused\n")
+            return ProgramResult(
+                1, "", f"/dev/stdin:1:1-2: Error: Could not process rule: {word} is refused\n"
+            )
         return await run(argv, stdin)
 
     return refuse

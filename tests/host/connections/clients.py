@@ -11,7 +11,7 @@ from aiohttp import web
 
 from tests.observe.health_ports.asking import free_port, running, until
 from vipd.host.connections.limits import ConnectionLimits
-from vipd.observe.listeners import Listeners, ListenAddress
+from vipd.observe.listeners import ListenAddress, Listeners
 
 PATIENCE_SECONDS = 60.0
 AN_HOUR = 3600.0
@@ -115,7 +115,9 @@ def closing() -> Iterator[list[Client]]:
             client.socket.close()
 
 
-async def crowd(clients: list[Client], place: ListenAddress, count: int, *sent: bytes, source: str = "") -> None:
+async def crowd(
+    clients: list[Client], place: ListenAddress, count: int, *sent: bytes, source: str = ""
+) -> None:
     """So many more clients, connected one after the other, that send this and no more."""
     for _ in range(count):
         client = Client(place, source, room=1)

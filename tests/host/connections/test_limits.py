@@ -22,9 +22,9 @@ from tests.host.connections.clients import (
 )
 from tests.observe.health_ports.asking import free_port, until
 from vipd.api.socket_server import LIMITS as API
-from vipd.host.connections.limits import WANTED_CONNECTIONS, ConnectionLimits, ClientSource, tcp_client
+from vipd.host.connections.limits import WANTED_CONNECTIONS, ClientSource, ConnectionLimits, tcp_client
 from vipd.host.descriptors import WANTED_DESCRIPTORS, divide_limit
-from vipd.observe.listeners import HEALTH_LIMITS, Listeners, ListenAddress
+from vipd.observe.listeners import HEALTH_LIMITS, ListenAddress, Listeners
 from vipd.observe.metrics.scrape import LIMITS as METRICS
 from vipd.observe.page.server import LIMITS as PAGE
 
@@ -291,7 +291,11 @@ def test_who_counts_as_one_source(address: tuple[object, ...], key: str) -> None
 
 def test_all_listeners_together_want_what_is_shared_out_for_them() -> None:
     every = (HEALTH_LIMITS, HEALTH_LIMITS, METRICS, PAGE, API)
-    assert sum(each.connections + each.privileged for each in every) <= WANTED_CONNECTIONS <= divide_limit(WANTED_DESCRIPTORS).clients
+    assert (
+        sum(each.connections + each.privileged for each in every)
+        <= WANTED_CONNECTIONS
+        <= divide_limit(WANTED_DESCRIPTORS).clients
+    )
     for limit in (64, 256, 1024):
         room = divide_limit(limit)
         less = [each.within(room.clients) for each in every]

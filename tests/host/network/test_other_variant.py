@@ -12,7 +12,7 @@ import pytest
 from tests.dataplane.declared import Machine, numbered
 from tests.dataplane.namespace import Namespace
 from vipd.control.host_checks import OtherVariant
-from vipd.dataplane.iptables import former
+from vipd.dataplane.iptables import other_variant
 from vipd.host.settings.settings import load_settings
 from vipd.model.service import Family
 
@@ -50,7 +50,9 @@ class Host:
     def put(self, variant: str, text: str) -> None:
         """Add rules with a variant's program."""
         assert (
-            asyncio.run(self._namespace.run([f"iptables-{variant}-restore", "--noflush", "-w"], text)).exit_code
+            asyncio.run(
+                self._namespace.run([f"iptables-{variant}-restore", "--noflush", "-w"], text)
+            ).exit_code
             == 0
         )
 
@@ -111,7 +113,7 @@ def test_own_rules_are_told_to_the_dataplane_and_left_alone(host: Host, variant:
 def test_own_rules_go_as_soon_as_those_in_use_stand(
     host: Host, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(former, "has_legacy_tables", lambda *_: True)  # else asked of this namespace
+    monkeypatch.setattr(other_variant, "has_legacy_tables", lambda *_: True)  # else asked of this namespace
     other = OTHER[variant]
     host.put(other, OWN)
     host.put(other, FOREIGN)

@@ -10,17 +10,17 @@ from vipd.host.settings.settings import Settings
 from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.diagnosis import diagnose
 from vipd.observe.doctor.facts import (
-    HostAddress,
     Daemon,
     Facts,
+    HostAddress,
     Kernel,
     Link,
     Network,
     Program,
     Programs,
+    Route,
     ServedPort,
     StateDir,
-    Route,
 )
 from vipd.observe.doctor.finding import Severity
 from vipd.observe.doctor.rules import Ruleset

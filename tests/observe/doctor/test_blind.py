@@ -361,7 +361,10 @@ def test_a_check_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
 
     first, *others = CHECKS
     facts = well(programs=PROGRAMS)
-    for changed in (replace(first, check=broken), replace(first, check=lambda facts: (), skipped_because=broken)):
+    for changed in (
+        replace(first, check=broken),
+        replace(first, check=lambda facts: (), skipped_because=broken),
+    ):
         monkeypatch.setattr(diagnosis, "CHECKS", (changed, *others))
         found = diagnose(facts)
         assert ids(found, *Severity) == {check.id for check in CHECKS}

@@ -17,17 +17,17 @@ from vipd.model.service import Family, Protocol
 from vipd.observe import doctor
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
 from vipd.observe.doctor.facts import (
-    HostAddress,
     Daemon,
     Facts,
     Feature,
+    HostAddress,
     Kernel,
     Link,
     Listener,
     Program,
+    Route,
     SocketFile,
     StateDir,
-    Route,
 )
 from vipd.observe.doctor.rules import Ruleset
 

@@ -16,18 +16,18 @@ from vipd.model.service import Family, Protocol
 from vipd.observe.doctor import checks
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
 from vipd.observe.doctor.facts import (
-    HostAddress,
     Daemon,
     Facts,
     Feature,
+    HostAddress,
     Kernel,
     Link,
     Listener,
     Network,
     Program,
+    Route,
     SocketFile,
     StateDir,
-    Route,
 )
 from vipd.observe.doctor.rules import Ruleset
 
@@ -78,7 +78,9 @@ WORSE: dict[str, Facts] = {
             ),
         )
     ),
-    "an address of this host": well(network=replace(NETWORK, addresses=(HostAddress("10.96.0.10", 32, "lo"),))),
+    "an address of this host": well(
+        network=replace(NETWORK, addresses=(HostAddress("10.96.0.10", 32, "lo"),))
+    ),
     "no routes": well(network=replace(NETWORK, routes={"10.96.0.10": Route(), "10.244.0.11": Route()})),
     "a device that is down": well(
         network=Network((Link("eth1", up=False),), (HostAddress("10.244.0.1", 24, "eth1"),))
@@ -146,7 +148,9 @@ WORSE: dict[str, Facts] = {
             PROGRAMS,
             nft="",
             iptables=(Program(Family.IPV4, "", fault="gone", fix="apt install iptables"),),
-            missing_features=tuple(Feature(Family.IPV4, name, False) for name in ("affinity", "ping", "new_thing")),
+            missing_features=tuple(
+                Feature(Family.IPV4, name, False) for name in ("affinity", "ping", "new_thing")
+            ),
         )
     ),
 }

@@ -16,7 +16,7 @@ from vipd.host.systemd.fields import Event, fields
 from vipd.observe.events.dedup import MAX_DURATION, MAX_SEPARATE, WINDOW, Deduplicator
 from vipd.observe.events.event import MAX_TEXT_LENGTH, EventRecord, decode, encode
 from vipd.observe.events.log_handler import recording
-from vipd.observe.events.recorder import Subscription, Recorder
+from vipd.observe.events.recorder import Recorder, Subscription
 
 log = logging.getLogger("vipd.test_recorder")
 

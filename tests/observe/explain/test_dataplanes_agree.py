@@ -25,10 +25,19 @@ from vipd.dataplane.iptables.render import render as render_rules
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.host.settings.settings import load_settings
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import Balance, Family, TrafficPolicy, Service, family_of
+from vipd.model.service import Balance, Family, Service, TrafficPolicy, family_of
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
-from vipd.observe.simulator import Arrival, Host, Packet, Trace, PacketVerdict, parse_ruleset, parse_tables, trace
+from vipd.observe.simulator import (
+    Arrival,
+    Host,
+    Packet,
+    PacketVerdict,
+    Trace,
+    parse_ruleset,
+    parse_tables,
+    trace,
+)
 
 TOLERANCE = 0.01
 """By which shares may differ: weights are slots in one dataplane and probabilities in the other."""
@@ -83,7 +92,10 @@ def _known(packet: Packet, by_rules: Fates, by_table: Fates, forwardings: Iterab
         f.node_port == packet.port and f.external_policy is TrafficPolicy.LOCAL and not f.local_endpoints
         for f in forwardings
     )
-    return empty and (set(by_rules), set(by_table)) == ({_only(PacketVerdict.DROPPED)}, {_only(PacketVerdict.UNCHANGED)})
+    return empty and (set(by_rules), set(by_table)) == (
+        {_only(PacketVerdict.DROPPED)},
+        {_only(PacketVerdict.UNCHANGED)},
+    )
 
 
 def _only(verdict: PacketVerdict) -> tuple[str, str | None, bool]:

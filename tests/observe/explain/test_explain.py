@@ -8,7 +8,7 @@ import pytest
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.render import render
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.service import ExternalAddress, Family, Masquerade, TrafficPolicy, Protocol, RejectAction
+from vipd.model.service import ExternalAddress, Family, Masquerade, Protocol, RejectAction, TrafficPolicy
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import QueryError, ask, parse_source
 from vipd.observe.simulator import Arrival, Host, parse_ruleset, trace

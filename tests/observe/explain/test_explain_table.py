@@ -13,7 +13,7 @@ from vipd.dataplane.nftables.chains import ChainNumbers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render
 from vipd.model.forwarding import Endpoint, Forwarding
-from vipd.model.service import Balance, ExternalAddress, Family, Masquerade, TrafficPolicy, RejectAction
+from vipd.model.service import Balance, ExternalAddress, Family, Masquerade, RejectAction, TrafficPolicy
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
 from vipd.observe.simulator import Host, parse_tables, trace
@@ -69,7 +69,11 @@ def test_every_rule_on_the_way_has_a_meaning_of_its_own() -> None:
         {"affinity_timeout": 600},
         {"balance": Balance.SOURCE_HASH},
         {"balance": Balance.ROUND_ROBIN, "masquerade": Masquerade.HAIRPIN},
-        {"external_policy": TrafficPolicy.LOCAL, "local_endpoints": WEB.endpoints[:1], "affinity_timeout": 60},
+        {
+            "external_policy": TrafficPolicy.LOCAL,
+            "local_endpoints": WEB.endpoints[:1],
+            "affinity_timeout": 60,
+        },
         {"masquerade": Masquerade.OFF_CLUSTER},
         {"endpoints": (), "served": False},
         {"endpoints": (), "served": False, "refusal": RejectAction.DROP},

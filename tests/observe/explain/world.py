@@ -208,7 +208,9 @@ class World:
 def silence(explanation: Explanation) -> float:
     """Seconds that a flow may take that meets no rules, or is dropped: the host answers or refuses what is
     left to it, and is given the time for that."""
-    by_host = explanation.verdict == PacketVerdict.UNCHANGED and explanation.packet.destination in HOST_ADDRESSES
+    by_host = (
+        explanation.verdict == PacketVerdict.UNCHANGED and explanation.packet.destination in HOST_ADDRESSES
+    )
     return PATIENCE if by_host else SILENCE
 
 

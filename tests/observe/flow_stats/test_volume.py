@@ -15,8 +15,8 @@ from tests.dataplane.conntrack.fake_table import FakeTable, Fault
 from tests.dataplane.conntrack.forwardings import forwarding
 from tests.dataplane.conntrack.kernel import counters, made, new_request
 from vipd.dataplane.conntrack import entries
-from vipd.dataplane.conntrack.ended import CT_DELETE, FlowEnd, FlowTuple, parse_flow_end
 from vipd.dataplane.conntrack.entries import Entry, Traffic, parse
+from vipd.dataplane.conntrack.flow_end import CT_DELETE, FlowEnd, FlowTuple, parse_flow_end
 from vipd.dataplane.conntrack.listener import FlowEndListener
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.counting import BackendKey
@@ -26,7 +26,7 @@ from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats import owners
 from vipd.observe.flow_stats.totals import KEPT_SECONDS, NO_TRAFFIC, FlowTotals, TrafficTotals
-from vipd.observe.flow_stats.traffic import FlowTable, ConntrackTable
+from vipd.observe.flow_stats.traffic import ConntrackTable, FlowTable
 from vipd.observe.flow_stats.traffic_counting import TrafficCounting
 
 KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)

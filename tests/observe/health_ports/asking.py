@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from tests.lab.held_ports import hold
-from vipd.observe.listeners import Listeners, ListenAddress
+from vipd.observe.listeners import ListenAddress, Listeners
 
 PATIENCE_SECONDS = 60.0
 _HELD = contextlib.ExitStack()

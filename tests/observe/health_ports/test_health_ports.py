@@ -28,10 +28,10 @@ from vipd.model.service import (
     BackendState,
     Family,
     Masquerade,
-    TrafficPolicy,
     Protocol,
     Service,
     ServicePort,
+    TrafficPolicy,
 )
 from vipd.observe.health_ports import HealthPort, HealthPorts, wanted_health_ports
 from vipd.observe.listeners import ListenAddress

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from tests.observe.health_ports.asking import ask, free_port, refused, running, taken, until
 from vipd.observe import listeners as room
-from vipd.observe.listeners import Listeners, ListenAddress
+from vipd.observe.listeners import ListenAddress, Listeners
 
 
 async def hello(request: web.BaseRequest) -> web.Response:

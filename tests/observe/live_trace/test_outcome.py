@@ -145,7 +145,9 @@ def test_the_packet_tells_what_a_map_was_asked(rule: str, words: str) -> None:
     (trace,) = traces("nftables-forwarded")
     asked = next(m.event for m in trace.events if m.event.jump_target == "forwarded-random-1")
     known = {asked.chain: ChainRules({asked.rule: rule}, iptables=False, ours=True)}
-    (hit,) = [hit for hit in matched_rules(trace, known, "VIPD", "web") if hit.jump_target == "forwarded-random-1"]
+    (hit,) = [
+        hit for hit in matched_rules(trace, known, "VIPD", "web") if hit.jump_target == "forwarded-random-1"
+    ]
     assert hit.does == words
 
 
@@ -262,7 +264,9 @@ def test_chains_of_another_prefix_are_not_vipds() -> None:
     at = next(number for number, hit in enumerate(rules) if hit.chain.name == "VIPD-SERVICES")
     service = Chain("ip", "nat", "KUBE-SERVICES")
     moment = next(m for m in trace.events if m.event.kind is EventKind.RULE)
-    foreign = replace(moment, event=moment.event._replace(chain=service, jump_target="KUBE-SVC-ABCDEFGHIJKLMNOP"))
+    foreign = replace(
+        moment, event=moment.event._replace(chain=service, jump_target="KUBE-SVC-ABCDEFGHIJKLMNOP")
+    )
     beside = replace(trace, events=(trace.events[0], foreign, *trace.events[1:]))
     found = matched_rules(beside, listed(trace), "VIPD")
     (kube,) = [hit for hit in found if hit.chain == service]

@@ -55,7 +55,9 @@ def family(name: str) -> str:
 def test_every_metric_that_is_asked_for_is_there() -> None:
     asked = {name for text in expressions() for name in _METRIC.findall(text)}
     assert len(asked) > 15
-    assert {name for name in asked if family(name) not in METRIC_FAMILIES and name not in _OF_PROCESS} == set()
+    assert {
+        name for name in asked if family(name) not in METRIC_FAMILIES and name not in _OF_PROCESS
+    } == set()
 
 
 def test_every_label_that_is_asked_for_is_there() -> None:

@@ -23,7 +23,7 @@ from vipd.host.supervisor import LoopState
 from vipd.model.backend_status import BackendStatuses
 from vipd.model.durations import CHECK_BOUNDS, DurationHistogram
 from vipd.model.service import Backend, Protocol, Service, ServicePort
-from vipd.observe.flow_stats.traffic import TrackedFlows, ConntrackTable
+from vipd.observe.flow_stats.traffic import ConntrackTable, TrackedFlows
 from vipd.observe.metrics.catalogue import METRIC_FAMILIES
 from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.exposition import render
@@ -134,7 +134,9 @@ def test_what_is_not_counted_is_absent_and_not_zero() -> None:
             assert not [
                 name for name in names(await scraped(world)) if "flows" in name or "conntrack" in name
             ]
-            unknown = FlowReading(datetime.now(UTC), world.totals, ConntrackTable(None, None, accounting=False))
+            unknown = FlowReading(
+                datetime.now(UTC), world.totals, ConntrackTable(None, None, accounting=False)
+            )
             found = names(await scraped(world, unknown))
             assert "vipd_service_new_flows_total" in found
             assert "vipd_service_flows" not in found
@@ -201,7 +203,10 @@ def test_any_name_can_be_a_label() -> None:
 def test_compressed_is_the_same() -> None:
     async def story() -> None:
         async with watched(mixed()) as world:
-            snapshot, tally = await take_snapshot(world.reconciler, (), None), MetricCounters(world.reconciler, ())
+            snapshot, tally = (
+                await take_snapshot(world.reconciler, (), None),
+                MetricCounters(world.reconciler, ()),
+            )
             packed = gzip.decompress(render(snapshot, tally, "iptables", compressed=True))
             plain = render(snapshot, tally, "iptables", compressed=False)
             same = [line for line in plain.splitlines() if not line.startswith(b"process_")]

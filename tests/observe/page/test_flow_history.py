@@ -44,10 +44,14 @@ def test_bytes_a_second_are_averaged_and_end_with_the_traffic() -> None:
 
 def test_the_first_bytes_of_a_service_that_was_there_are_a_rate() -> None:
     history, totals = FlowHistory(), FlowTotals()
-    history.add_reading(FlowReading(START, totals, ConntrackTable(1, 2, accounting=True), traffic=True), ["web"])
+    history.add_reading(
+        FlowReading(START, totals, ConntrackTable(1, 2, accounting=True), traffic=True), ["web"]
+    )
     totals.add_ended({PLACE: Traffic(1, 600, 1, 3000)})
     second = START + timedelta(seconds=2)
-    history.add_reading(FlowReading(second, totals, ConntrackTable(1, 2, accounting=True), traffic=True), ["web"])
+    history.add_reading(
+        FlowReading(second, totals, ConntrackTable(1, 2, accounting=True), traffic=True), ["web"]
+    )
     assert history.latest["web"][3:] == [300, 1500]  # type: ignore[index]
 
 
@@ -73,7 +77,9 @@ def test_a_clock_that_is_set_back_makes_no_rate_negative_and_none_a_spike() -> N
         at += timedelta(hours=-5) if number == 20 else timedelta(seconds=1)
         totals.add({PLACE: 10})
         totals.add_ended({PLACE: Traffic(1, 600, 1, 3000)})
-        history.add_reading(FlowReading(at, totals, ConntrackTable(1, 2, accounting=True), traffic=True), ["web"])
+        history.add_reading(
+            FlowReading(at, totals, ConntrackTable(1, 2, accounting=True), traffic=True), ["web"]
+        )
         latest = history.latest.get("web", [0, 0, {}, 0, 0])
         assert isinstance(latest, list)
         rate, _, backends, *traffic = latest
@@ -90,7 +96,8 @@ def test_many_services_that_go_cost_no_more_each_than_one() -> None:
     for second in range(2):
         totals.add(dict.fromkeys(places.values(), 1))
         history.add_reading(
-            FlowReading(START + timedelta(seconds=second), totals, ConntrackTable(1, 2, accounting=True)), names
+            FlowReading(START + timedelta(seconds=second), totals, ConntrackTable(1, 2, accounting=True)),
+            names,
         )
     assert len(history._backend_flows) == 500
 

@@ -16,7 +16,7 @@ from tests.control.reconciling import FakeSource
 from tests.dataplane.fake_dataplane import FakeDataplane, FakeSurroundings
 from tests.model.samples import declared
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.reconciler import ReconcilerDependencies, Reconciler
+from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.dataplane.counting import BackendKey as BackendPlace
 from vipd.host.supervisor import Supervisor
 from vipd.model.backend_status import BackendStatus, BackendStatuses
@@ -68,7 +68,11 @@ class Watched:
         self.source = FakeSource(self.dataplane, *services)
         foreign_chains = FakeSurroundings()
         self.reconciler = Reconciler(
-            (self.source,), self.dataplane, foreign_chains, lambda: datetime.now(UTC), ReconcilerDependencies(self.judges)
+            (self.source,),
+            self.dataplane,
+            foreign_chains,
+            lambda: datetime.now(UTC),
+            ReconcilerDependencies(self.judges),
         )
         self.totals, self.warnings, self.counted = FlowTotals(), list[str](), 0
         self.table = ConntrackTable(4200, 262144, accounting=False)

@@ -19,7 +19,7 @@ from vipd.observe.rule_tree.graph import Graph, graphs_of
 from vipd.observe.rule_tree.graphviz import DrawingError, dot, draw
 from vipd.observe.rule_tree.mermaid import mermaid
 from vipd.observe.rule_tree.nftables_tree import NftablesRules
-from vipd.observe.rule_tree.tree import ServicePortKey, Node, NodeKind, ServiceTree
+from vipd.observe.rule_tree.tree import Node, NodeKind, ServicePortKey, ServiceTree
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = 'a"b\\N<&lt;>\\ #35; `x` |y| ; end {z}'

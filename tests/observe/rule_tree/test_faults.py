@@ -18,7 +18,7 @@ from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS, UNREACHED, Ipt
 from vipd.observe.rule_tree.kernel_rules import ChainName, DaemonRules, KernelRules
 from vipd.observe.rule_tree.nftables_table import TableReading, TableRule
 from vipd.observe.rule_tree.rows import rows_of, summary
-from vipd.observe.rule_tree.tree import ServicePortKey, NodeKind, ServiceTree, faults
+from vipd.observe.rule_tree.tree import NodeKind, ServicePortKey, ServiceTree, faults
 
 WEB = Service(
     "shop/web",

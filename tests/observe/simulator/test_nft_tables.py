@@ -10,10 +10,10 @@ from vipd.observe.simulator import (
     Host,
     Outcome,
     Packet,
+    PacketVerdict,
     RulesetError,
     Trace,
     UnknownRule,
-    PacketVerdict,
     parse_tables,
     trace,
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vipd.model.service import Family
-from vipd.observe.simulator import Arrival, Host, Packet, UnknownRule, PacketVerdict, parse_ruleset, trace
+from vipd.observe.simulator import Arrival, Host, Packet, PacketVerdict, UnknownRule, parse_ruleset, trace
 
 HOST = Host(("192.0.2.1", "fd00::1"))
 TCP = Packet("198.51.100.7", "203.0.113.9", "tcp", 80, in_interface="eth0", out_interface="br-lan")

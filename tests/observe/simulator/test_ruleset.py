@@ -10,9 +10,9 @@ from vipd.observe.simulator import (
     Host,
     Outcome,
     Packet,
+    PacketVerdict,
     RulesetError,
     UnknownRule,
-    PacketVerdict,
     parse_ruleset,
     trace,
 )
@@ -96,13 +96,19 @@ def test_delete_by_meaning_and_by_number() -> None:
     with pytest.raises(RulesetError, match="no such rule"):
         filter_verdict(rule, spelled.replace("0/0", "0.0.0.0/0"))
     assert (
-        filter_verdict(rule, "-D FORWARD -s 0.0.0.0/0 -p 6 -m mark ! --mark 1/1 -j DROP") is PacketVerdict.UNCHANGED
+        filter_verdict(rule, "-D FORWARD -s 0.0.0.0/0 -p 6 -m mark ! --mark 1/1 -j DROP")
+        is PacketVerdict.UNCHANGED
     )
-    assert filter_verdict("-A FORWARD -j ACCEPT", "-A FORWARD -j DROP", "-D FORWARD 1") is PacketVerdict.DROPPED
+    assert (
+        filter_verdict("-A FORWARD -j ACCEPT", "-A FORWARD -j DROP", "-D FORWARD 1") is PacketVerdict.DROPPED
+    )
 
 
 def test_delete_takes_one_of_two_equal_rules() -> None:
-    assert filter_verdict("-A FORWARD -j DROP", "-A FORWARD -j DROP", "-D FORWARD -j DROP") is PacketVerdict.DROPPED
+    assert (
+        filter_verdict("-A FORWARD -j DROP", "-A FORWARD -j DROP", "-D FORWARD -j DROP")
+        is PacketVerdict.DROPPED
+    )
 
 
 def test_a_chain_line_empties_a_user_chain_and_no_built_in_one() -> None:
@@ -177,7 +183,8 @@ def test_without_strict_only_a_rule_in_the_packets_way_is_an_error() -> None:
 
 def test_counters_comments_and_blank_lines_do_not_count() -> None:
     assert (
-        filter_verdict("# note", "", ":FORWARD ACCEPT [3:4]", "[1:60] -A FORWARD -j DROP") is PacketVerdict.DROPPED
+        filter_verdict("# note", "", ":FORWARD ACCEPT [3:4]", "[1:60] -A FORWARD -j DROP")
+        is PacketVerdict.DROPPED
     )
 
 

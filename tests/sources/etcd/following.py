@@ -15,7 +15,7 @@ from vipd.host.supervisor import Supervisor
 from vipd.model.service import Service
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError
-from vipd.sources.etcd.follower import WatchIntervals
+from vipd.sources.etcd.list_watcher import WatchIntervals
 from vipd.sources.etcd.source import EtcdSource
 
 FAST = WatchIntervals(probe=0.3, grace=0.3, relist=3600.0, initial_backoff=0.05, max_backoff=0.3)

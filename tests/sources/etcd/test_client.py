@@ -18,8 +18,8 @@ from vipd.host.settings.etcd import EtcdSettings
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import CompactedError, EndpointError, UnreachableError
 from vipd.sources.etcd.fields import Message, text
-from vipd.sources.etcd.messages import Delete, WatchEvent, KeyRange, Put, ModRevisionEquals
-from vipd.sources.etcd.watch import WatchBatch, Watch
+from vipd.sources.etcd.messages import Delete, KeyRange, ModRevisionEquals, Put, WatchEvent
+from vipd.sources.etcd.watch import Watch, WatchBatch
 
 ALL = KeyRange.prefix(b"/t/")
 
@@ -150,7 +150,9 @@ def test_compare_and_swap(etcd: Cluster) -> None:
             found = await client.get(b"/t/a")
             assert found is not None
             assert found.value == b"1"
-            assert await client.txn([ModRevisionEquals(b"/t/a", found.mod_revision)], [Delete(KeyRange(b"/t/a"))])
+            assert await client.txn(
+                [ModRevisionEquals(b"/t/a", found.mod_revision)], [Delete(KeyRange(b"/t/a"))]
+            )
             assert await client.get(b"/t/a") is None
 
     asyncio.run(scene())

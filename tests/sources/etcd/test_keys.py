@@ -13,7 +13,7 @@ from vipd.control.catalog import merge
 from vipd.declaration.unit import EMPTY_DECLARATION
 from vipd.model.service import Backend, RegisteredBackend
 from vipd.sources.etcd import values
-from vipd.sources.etcd.keys import StoreChange, EtcdKeys, KeyWrite
+from vipd.sources.etcd.keys import EtcdKeys, KeyWrite, StoreChange
 from vipd.sources.etcd.snapshot_file import Record, SnapshotState, _replay
 from vipd.sources.etcd.values import Layout, read_value
 from vipd.sources.removal_guard import RemovalGuard
@@ -102,7 +102,9 @@ def test_what_has_not_changed_is_the_same_object() -> None:
     keys.accept(merge(keys.units).chosen)
     before, registered = dict(keys.units), keys.registrations["s1"]
     text = value(2, "10.244.0.9")
-    assert keys.apply(StoreChange("c", 2, (KeyWrite(names[1], text, 2, read_value(LAYOUT, names[1], text)),)), 0.0)
+    assert keys.apply(
+        StoreChange("c", 2, (KeyWrite(names[1], text, 2, read_value(LAYOUT, names[1], text)),)), 0.0
+    )
     place = f"etcd:{names[0]}"
     assert keys.units[place] is before[place]
     assert keys.registrations["s1"] is registered

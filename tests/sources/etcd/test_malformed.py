@@ -25,7 +25,7 @@ from vipd.sources.etcd import lines, replies, transport, watch
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, MalformedAnswerError, UnreachableError
 from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport
-from vipd.sources.etcd.messages import Delete, KeyRange, KeyValue, Put, ModRevisionEquals
+from vipd.sources.etcd.messages import Delete, KeyRange, KeyValue, ModRevisionEquals, Put
 
 ALL = KeyRange.prefix(b"/t/")
 

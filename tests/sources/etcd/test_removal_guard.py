@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vipd.sources.removal_guard import RemovalGuard, RemovalDecision
+from vipd.sources.removal_guard import RemovalDecision, RemovalGuard
 
 
 def names(first: int, last: int) -> set[str]:
@@ -36,7 +36,9 @@ def test_removals_within_ten_seconds_count_as_one_and_come_back() -> None:
     guard = RemovalGuard(50)
     assert guard.decide({"s1", "s2", "s3"}, 10, 0.0).allowed
     assert guard.decide({"s4", "s5"}, 7, 5.0).allowed
-    assert guard.decide({"s6"}, 5, 9.0) == RemovalDecision(held=frozenset({"s6"}), restore=frozenset(names(1, 5)))
+    assert guard.decide({"s6"}, 5, 9.0) == RemovalDecision(
+        held=frozenset({"s6"}), restore=frozenset(names(1, 5))
+    )
     assert guard.held == names(1, 6)
 
 

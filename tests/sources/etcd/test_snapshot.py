@@ -12,7 +12,13 @@ import pytest
 from tests.lab.simulated_time import pass_over, simulate
 from vipd.host.supervisor import Loop, Supervisor
 from vipd.sources.etcd import snapshot_file as etcd_snapshot
-from vipd.sources.etcd.snapshot_file import StoredKey, SnapshotFile, SnapshotState, accepted_record, change_record
+from vipd.sources.etcd.snapshot_file import (
+    SnapshotFile,
+    SnapshotState,
+    StoredKey,
+    accepted_record,
+    change_record,
+)
 
 PREFIX = "/vipd/v1/"
 
@@ -146,7 +152,9 @@ def test_a_disk_that_takes_nothing_for_a_day_is_said_once_and_tried_now_and_then
         return function(*arguments)
 
     async def day() -> None:
-        running = asyncio.create_task(supervisor.run("keeping", Loop(disk.snapshot.run, disk.snapshot.loop_state)))
+        running = asyncio.create_task(
+            supervisor.run("keeping", Loop(disk.snapshot.run, disk.snapshot.loop_state))
+        )
         disk.put(1, "a", StoredKey("first", 1))
         await asyncio.sleep(86_400.0)
         assert "cannot be written" in disk.snapshot.loop_state.fault

@@ -14,9 +14,9 @@ from tests.sources.etcd.relay import relay
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.model.service import Backend
 from vipd.sources import removal_guard
-from vipd.sources.etcd.follower import WatchIntervals
-from vipd.sources.etcd.keys import StoreChange, KeyWrite
-from vipd.sources.etcd.messages import WatchEvent, Header, KeyRange, KeyValue
+from vipd.sources.etcd.keys import KeyWrite, StoreChange
+from vipd.sources.etcd.list_watcher import WatchIntervals
+from vipd.sources.etcd.messages import Header, KeyRange, KeyValue, WatchEvent
 from vipd.sources.etcd.values import read_service_value
 from vipd.sources.etcd.watch import WatchBatch
 
@@ -255,11 +255,15 @@ def test_what_is_known_already_is_passed_over(etcd: Cluster, tmp_path: Path) -> 
             await there.until(lambda: there.source.connected, "the first list")
             at, keys = there.source.applied_revision, KeyRange.prefix(f"{PREFIX}services/".encode())
             late = KeyValue(key("s001").encode(), b"", at)
-            await there.source._follower._on_events(WatchBatch(keys, Header("", "", at), (WatchEvent(True, late),)))
+            await there.source._follower._on_events(
+                WatchBatch(keys, Header("", "", at), (WatchEvent(True, late),))
+            )
             there.step()
             assert there.names() == {"s001"}
             news = late._replace(mod_revision=at + 1)
-            await there.source._follower._on_events(WatchBatch(keys, Header("", "", at), (WatchEvent(True, news),)))
+            await there.source._follower._on_events(
+                WatchBatch(keys, Header("", "", at), (WatchEvent(True, news),))
+            )
             there.step()
             assert there.names() == set()
 
@@ -347,7 +351,9 @@ def test_a_list_now_and_then_finds_what_nothing_else_did(etcd: Cluster, tmp_path
             await there.until(lambda: there.source.connected, "the first list")
             keys, wrong = there.source._keys, value(1, "10.244.0.66")
             meaning = read_service_value(key("s001"), "s001", wrong)
-            keys.apply(StoreChange(keys.cluster, keys.revision, (KeyWrite(key("s001"), wrong, 1, meaning),)), 0.0)
+            keys.apply(
+                StoreChange(keys.cluster, keys.revision, (KeyWrite(key("s001"), wrong, 1, meaning),)), 0.0
+            )
             there.step()
             assert there.backend("s001") == "10.244.0.66"
             await there.until(lambda: there.backend("s001") == "10.244.0.5", "listed anew")

@@ -59,7 +59,9 @@ class Checkpoint:
             return {}
 
     def write(
-        self, targets: Mapping[Destination, FlowTarget], resets: Mapping[Destination, float | None] | None = None
+        self,
+        targets: Mapping[Destination, FlowTarget],
+        resets: Mapping[Destination, float | None] | None = None,
     ) -> None:
         """Replace the file, if its content differs. `resets`: removed destinations whose clients get a
         reset, and since when. Raises OSError."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from vipd.dataplane.conntrack.entries import Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, open_socket
-from vipd.dataplane.conntrack.stale import Reason, FlowTargets, stale_reason
+from vipd.dataplane.conntrack.stale import FlowTargets, Reason, stale_reason
 
 Connect = Callable[[], socket.socket]
 """Opens a netlink socket in the right network namespace. Raises ConntrackError."""

@@ -7,7 +7,7 @@ import errno
 import socket
 import struct
 
-from vipd.dataplane.conntrack.ended import GROUP_DESTROY, FlowEnd, parse_flow_end, kernel_filter
+from vipd.dataplane.conntrack.flow_end import GROUP_DESTROY, FlowEnd, kernel_filter, parse_flow_end
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.host.netlink import MalformedMessageError
 from vipd.host.netlink_socket import open_multicast

@@ -13,10 +13,10 @@ from vipd.dataplane.conntrack.entries import SocketAddress
 from vipd.dataplane.conntrack.netlink import open_socket
 from vipd.dataplane.conntrack.stale import (
     Destination,
-    TablePart,
     FlowTarget,
-    TargetOf,
     FlowTargets,
+    TablePart,
+    TargetOf,
     default_target,
     destinations,
     table_part_of,
@@ -137,7 +137,9 @@ class ConntrackScheduler(Observer):
             if place.protocol is Protocol.TCP and (left.since is None or now - left.since >= 0):
                 self._reset(place, since if left.since is None else left.since)
             if left.backends:
-                self._set_target(place, FlowTarget(frozenset(), end_stale_flows=True, former_backends=left.backends))
+                self._set_target(
+                    place, FlowTarget(frozenset(), end_stale_flows=True, former_backends=left.backends)
+                )
                 self._former[place], self._removed[place] = left.backends, since
         self._expire_resets(now)
 

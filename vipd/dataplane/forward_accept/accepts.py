@@ -150,7 +150,9 @@ def comment_start(prefix: str) -> str:
     return f"{prefix}-FORWARD: "
 
 
-def make_plan(found: Collection[ForwardChainState], families: Collection[Family]) -> tuple[AcceptPlan, tuple[str, ...]]:
+def make_plan(
+    found: Collection[ForwardChainState], families: Collection[Family]
+) -> tuple[AcceptPlan, tuple[str, ...]]:
     """The changes that let translated flows of these families pass, and the obstacles to
     them."""
     steps, problems = [], []
@@ -165,7 +167,9 @@ def make_plan(found: Collection[ForwardChainState], families: Collection[Family]
     return AcceptPlan(tuple(steps)), tuple(problems)
 
 
-def found_in_iptables(place: ForwardChain, listed: str, own: Rules | None, options: AcceptOptions) -> ForwardChainState:
+def found_in_iptables(
+    place: ForwardChain, listed: str, own: Rules | None, options: AcceptOptions
+) -> ForwardChainState:
     """FORWARD of an iptables variant, from the output of `-S FORWARD` and the rules of vipd's chain (None:
     there is none).
 

@@ -16,9 +16,9 @@ from vipd.dataplane.forward_accept.accepts import (
     NFT_FAMILIES,
     AcceptOptions,
     AcceptPlan,
-    ForwardChainState,
-    ForwardChain,
     AcceptStep,
+    ForwardChain,
+    ForwardChainState,
     make_plan,
 )
 from vipd.dataplane.forward_accept.reading import ForwardReader, is_of_iptables, tools_of
@@ -26,7 +26,7 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import find_tools, restore
 from vipd.dataplane.iptables.watch.messages import Change, MessageKind, adds_chain_at_hook
 from vipd.dataplane.nftables.tools import apply_transaction
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
@@ -135,7 +135,9 @@ class ForwardAccepts:
             (family, found.forward_chain.variant)
             for family in families
             for found in self._found
-            if found.drops and found.forward_chain.variant and found.forward_chain.family == NFT_FAMILIES[family]
+            if found.drops
+            and found.forward_chain.variant
+            and found.forward_chain.family == NFT_FAMILIES[family]
         )
 
     def concerns(self, change: Change) -> bool:
@@ -189,7 +191,9 @@ class ForwardAccepts:
             log.info("%s: vipd's accept is removed", place)
 
 
-def _obstacles_of_dataplane(found: Collection[ForwardChainState], families: Collection[Family]) -> tuple[str, ...]:
+def _obstacles_of_dataplane(
+    found: Collection[ForwardChainState], families: Collection[Family]
+) -> tuple[str, ...]:
     """The obstacles with one dataplane, without those that exist with each."""
     return make_plan([each for each in found if each.forward_chain.writable], families)[1]
 

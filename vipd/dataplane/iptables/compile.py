@@ -22,7 +22,7 @@ from vipd.dataplane.iptables.syntax import (
     to_port,
 )
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import ExternalAddress, Family, TrafficPolicy, Protocol, RejectAction
+from vipd.model.service import ExternalAddress, Family, Protocol, RejectAction, TrafficPolicy
 
 _RESET = "-j REJECT --reject-with tcp-reset"
 _UNDER_WAY = "! --tcp-flags FIN,SYN,RST,ACK SYN"

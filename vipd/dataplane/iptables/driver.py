@@ -9,13 +9,13 @@ from dataclasses import replace
 from vipd.dataplane.dual_stack import DualStackDataplane
 from vipd.dataplane.iptables.counters.counter import RuleCounter
 from vipd.dataplane.iptables.family import FamilyRules
-from vipd.dataplane.iptables.former import KeptVariants
 from vipd.dataplane.iptables.names import ChainId, Names
+from vipd.dataplane.iptables.other_variant import KeptVariants
 from vipd.dataplane.iptables.plan import Plan
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
 from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.iptables.watch.watcher import RuleWatch
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Endpoint, Forwarding

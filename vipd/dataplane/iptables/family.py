@@ -16,19 +16,19 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect
 from vipd.dataplane.iptables.base_chains import entry_jumps
 from vipd.dataplane.iptables.counters.counter import RuleCounter
-from vipd.dataplane.iptables.former import OtherVariantRules, KeptVariants
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
+from vipd.dataplane.iptables.other_variant import KeptVariants, OtherVariantRules
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
 from vipd.dataplane.iptables.probe import Capabilities, probe, shortcomings
 from vipd.dataplane.iptables.reading import absent_tables, read_all, read_chain
 from vipd.dataplane.iptables.restore_text import Batches
-from vipd.dataplane.iptables.ruleset import Ruleset, DesiredChains
+from vipd.dataplane.iptables.ruleset import DesiredChains, Ruleset
 from vipd.dataplane.iptables.saved_rules import normalise
 from vipd.dataplane.iptables.tools import Tools, find_tools, program_names, restore, save
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.dataplane.programs import Programs, require_found
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey

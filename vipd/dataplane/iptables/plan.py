@@ -82,7 +82,9 @@ class Plan:
                 holder[change.chain] = change.after
 
 
-def make_plan(desired: DesiredChains, installed: Installed, names: Names, batches: Batches = NFT_BATCHES) -> Plan:
+def make_plan(
+    desired: DesiredChains, installed: Installed, names: Names, batches: Batches = NFT_BATCHES
+) -> Plan:
     """The plan that makes `installed` equal to `wanted`, in as few restores as is safe."""
     chains = installed.chains
     groups = tuple(changed for group in desired.service_chains if (changed := _changed_chains(group, chains)))
@@ -180,7 +182,9 @@ class _RestoreBuilder:
         return [chain for chain in self.obsolete if chain.table == table]
 
 
-def _changed_chains(wanted: Mapping[ChainId, Rules], installed: Mapping[ChainId, Rules]) -> Mapping[ChainId, Rules]:
+def _changed_chains(
+    wanted: Mapping[ChainId, Rules], installed: Mapping[ChainId, Rules]
+) -> Mapping[ChainId, Rules]:
     return {chain: rules for chain, rules in wanted.items() if installed.get(chain) != rules}
 
 

@@ -37,7 +37,9 @@ class Capabilities:
     ping: bool = True
 
 
-def shortcomings(capabilities: Capabilities, family: Family, affinity_services: Sequence[str], *, accepts: bool) -> list[str]:
+def shortcomings(
+    capabilities: Capabilities, family: Family, affinity_services: Sequence[str], *, accepts: bool
+) -> list[str]:
     """The effects of missing features. `pinned`: the services that require affinity; `accepts`: translated
     flows must be accepted in FORWARD."""
     found = []

@@ -14,7 +14,7 @@ from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
 from vipd.dataplane.iptables.restore_text import Batches
-from vipd.dataplane.iptables.ruleset import Ruleset, DesiredChains
+from vipd.dataplane.iptables.ruleset import DesiredChains, Ruleset
 from vipd.dataplane.iptables.saved_rules import read_saved
 from vipd.dataplane.iptables.tools import Tools, find_tools, restore, save
 from vipd.dataplane.iptables.words import target_of
@@ -108,7 +108,10 @@ def _but_the_accept(wanted: DesiredChains, installed: Installed, names: Names) -
         return wanted
     jumps = tuple(rule for rule in installed.builtins.get(builtin, ()) if target_of(rule) == chain.name)
     return replace(
-        wanted, shared={chain: installed.chains[chain]}, jumps={builtin: jumps}, obsolete=wanted.obsolete - {chain}
+        wanted,
+        shared={chain: installed.chains[chain]},
+        jumps={builtin: jumps},
+        obsolete=wanted.obsolete - {chain},
     )
 
 

@@ -51,7 +51,9 @@ class ServiceChainRules:
         """The SEP chain: hairpin flows are masqueraded, then the destination is rewritten."""
         key, note = forwarding.key, self._note(forwarding.key.service_port)
         chain = self._names.endpoint(key, endpoint)
-        remember = f"-m recent --set {self._list(chain)}" if self._affinity_rules(forwarding) is not None else ""
+        remember = (
+            f"-m recent --set {self._list(chain)}" if self._affinity_rules(forwarding) is not None else ""
+        )
         target = f"-m {key.protocol} -j DNAT --to-destination {endpoint}"
         return (
             joined(f"-s {endpoint.address}/{self._options.family.bits}", note, self._mark),

@@ -174,7 +174,10 @@ def _check(finished: ProgramResult, what: str, text: str = "") -> None:
         why = f"{why} (line {line[1]}: {lines[int(line[1]) - 1]})"
     hint = _hint(finished)
     raise ApplyError(
-        f"{what} failed with exit code {finished.exit_code}", why, hint, rules_at_fault=bool(text) and not hint
+        f"{what} failed with exit code {finished.exit_code}",
+        why,
+        hint,
+        rules_at_fault=bool(text) and not hint,
     )
 
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
+    DISPATCH_MAP,
     FLOWS,
     FRONTENDS,
     HAIRPIN,
-    DISPATCH_MAP,
     NODE_PORTS,
     PINGED,
     UNUSED,

@@ -12,6 +12,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from itertools import count
 from typing import Protocol
 
+from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
     NODE_PORTS,
@@ -23,7 +24,6 @@ from vipd.dataplane.nftables.layout import (
     name_address,
 )
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.spread import BalanceChain
 from vipd.dataplane.options import LOOPBACK
 from vipd.model.service import Family, Masquerade
 

@@ -12,7 +12,17 @@ from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import NamedTuple
 
-from vipd.dataplane.nftables.chains import Chain, ExternalLocalChain, NodePortChain, ChainNumbers, SourceRangeChain, MasqueradeChain, RejectChain, ResetChain
+from vipd.dataplane.nftables.balance_chain import BalanceChain
+from vipd.dataplane.nftables.chains import (
+    Chain,
+    ChainNumbers,
+    ExternalLocalChain,
+    MasqueradeChain,
+    NodePortChain,
+    RejectChain,
+    ResetChain,
+    SourceRangeChain,
+)
 from vipd.dataplane.nftables.layout import (
     FRONTENDS,
     LOCAL_OFFSET,
@@ -24,10 +34,9 @@ from vipd.dataplane.nftables.layout import (
 )
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.spread import BalanceChain
 from vipd.dataplane.slots import interleaved, slot_counts, slots
 from vipd.model.forwarding import Endpoint, Forwarding
-from vipd.model.service import Balance, ExternalAddress, Masquerade, TrafficPolicy, RejectAction, socket_text
+from vipd.model.service import Balance, ExternalAddress, Masquerade, RejectAction, TrafficPolicy, socket_text
 
 Network = IPv4Network | IPv6Network
 
@@ -96,7 +105,11 @@ class _Compilation:
     def __init__(self, forwarding: Forwarding, options: TableOptions, handlers: ChainNumbers) -> None:
         self._f, self._options, self._chain_numbers = forwarding, options, handlers
         self._found = Fragment()
-        self._affinity_endpoints = {*forwarding.endpoints, *forwarding.local_endpoints, *forwarding.affinity_only}
+        self._affinity_endpoints = {
+            *forwarding.endpoints,
+            *forwarding.local_endpoints,
+            *forwarding.affinity_only,
+        }
         self._numbers: Mapping[tuple[str, int], int] = {}
 
     def first(self) -> str:
@@ -136,7 +149,9 @@ class _Compilation:
 
     def _reset(self) -> None:
         for address in self._f.addresses:
-            self._found.elements[ElementKey(FRONTENDS.name, self._frontend(address))] = self._dispatch_number(ResetChain())
+            self._found.elements[ElementKey(FRONTENDS.name, self._frontend(address))] = self._dispatch_number(
+                ResetChain()
+            )
         if self._f.node_port:
             chain = ResetChain(FrontendKind.NODE)
             self._found.chains[chain] = None
@@ -171,12 +186,16 @@ class _Compilation:
         if f.has_endpoints:
             self._fill_outside(FrontendKind.ADDRESS, frontend)
 
-    def _source_range_chain(self, networks: Collection[Network], frontend: str, onward: Chain) -> SourceRangeChain:
+    def _source_range_chain(
+        self, networks: Collection[Network], frontend: str, onward: Chain
+    ) -> SourceRangeChain:
         """The way into a chain for sources in these networks."""
         self._found.chains[onward] = None
         for network in networks:
             self._found.source_prefix_lengths.add(network.prefixlen)
-            source = ElementKey(allowed_sources(network.prefixlen).name, f"{network.network_address} . {frontend}")
+            source = ElementKey(
+                allowed_sources(network.prefixlen).name, f"{network.network_address} . {frontend}"
+            )
             self._found.elements[source] = f"goto {onward.name}"
         return SourceRangeChain(tuple(sorted({network.prefixlen for network in networks})))
 
@@ -247,7 +266,9 @@ class _Compilation:
                 elements[ElementKey(place.numbered_endpoints(local).name, f"{frontend} . {number}")] = text
             holder, texts = place.slot_endpoints.name, numbers
         for slot, index in enumerate(_slots(self._f, policy)):
-            elements[ElementKey(holder, f"{frontend} . {number_address(family, slot + offset)}")] = texts[index]
+            elements[ElementKey(holder, f"{frontend} . {number_address(family, slot + offset)}")] = texts[
+                index
+            ]
 
     def _name(self) -> str:
         """Identifies the service port independently of its frontends."""

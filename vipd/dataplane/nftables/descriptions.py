@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from vipd.dataplane.nftables.chains import RejectChain, limits_sources
-from vipd.dataplane.nftables.layout import CLAIMED, FRONTENDS, DISPATCH_MAP, NODE_PORTS, PINGED, UNUSED
+from vipd.dataplane.nftables.layout import CLAIMED, DISPATCH_MAP, FRONTENDS, NODE_PORTS, PINGED, UNUSED
 from vipd.declaration.syntax import duration_text
 from vipd.model.service import Frontend, Protocol, socket_text
 

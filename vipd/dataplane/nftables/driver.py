@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterator, Mapping
 from vipd.dataplane.dual_stack import DualStackDataplane
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.watch.stream import WatchOptions
-from vipd.dataplane.nftables.compile import prefill_lookup_tables, first_chain
+from vipd.dataplane.nftables.compile import first_chain, prefill_lookup_tables
 from vipd.dataplane.nftables.family import FamilyTable
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
 from vipd.dataplane.nftables.plan import Plan
 from vipd.dataplane.nftables.tools import NFT, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
 from vipd.dataplane.programs import Programs
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings

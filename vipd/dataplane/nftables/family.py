@@ -29,10 +29,10 @@ from vipd.dataplane.nftables.plan import (
 from vipd.dataplane.nftables.probe import Capabilities, probe, shortcomings
 from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.nftables.survey import Survey, difference, read_survey, service_sets
-from vipd.dataplane.nftables.table import Elements, Step, DesiredTable
+from vipd.dataplane.nftables.table import DesiredTable, Elements, Step
 from vipd.dataplane.nftables.tools import Nft, apply_transaction
 from vipd.dataplane.programs import Programs, require_found
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import OpenSocket
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
@@ -157,7 +157,9 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
         if texts:
             installed.chains = {n: c for n, c in installed.chains.items() if n in wanted.chains}
             installed.sets = {n: d for n, d in installed.sets.items() if n in wanted.sets}
-            installed.dispatch_map = {n: v for n, v in installed.dispatch_map.items() if n in wanted.dispatch_map}
+            installed.dispatch_map = {
+                n: v for n, v in installed.dispatch_map.items() if n in wanted.dispatch_map
+            }
 
     async def counters(self) -> dict[tuple[str, ...], int]:
         """New flows by frontend (address, protocol, port) and endpoint (address, port)."""

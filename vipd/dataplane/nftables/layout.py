@@ -153,7 +153,9 @@ class FrontendKind(Enum):
 
 
 _ENDPOINTS = {p: NftSet(f"{p.value}endpoints", (*p.frontend, Field.ADDRESS), _ENDPOINT) for p in FrontendKind}
-_SLOT_ENDPOINTS = {p: NftSet(f"{p.value}picks", (*p.frontend, Field.ADDRESS), (Field.ADDRESS,)) for p in FrontendKind}
+_SLOT_ENDPOINTS = {
+    p: NftSet(f"{p.value}picks", (*p.frontend, Field.ADDRESS), (Field.ADDRESS,)) for p in FrontendKind
+}
 _SERVICES = {p: NftSet(f"{p.value}services", p.frontend, (Field.ADDRESS,)) for p in FrontendKind}
 _NUMBERED_ENDPOINTS = {
     (p, local): NftSet(
@@ -173,7 +175,12 @@ def allowed_sources(length: int) -> NftSet:
 def fixed_sets(family: Family, affinity_map_size: int) -> tuple[NftSet, ...]:
     """Every holder but those of limits, which are there for the lengths in use."""
     written = (FRONTENDS, DISPATCH_MAP, NODE_PORTS, PINGED, CLAIMED, HAIRPIN)
-    by_place = (*_ENDPOINTS.values(), *_SLOT_ENDPOINTS.values(), *_SERVICES.values(), *_NUMBERED_ENDPOINTS.values())
+    by_place = (
+        *_ENDPOINTS.values(),
+        *_SLOT_ENDPOINTS.values(),
+        *_SERVICES.values(),
+        *_NUMBERED_ENDPOINTS.values(),
+    )
     wide = (NUMBER_TO_IPV6,) if family is Family.IPV6 else ()
     return (*written, *wide, *by_place, affinity_map(family, affinity_map_size), FLOWS)
 

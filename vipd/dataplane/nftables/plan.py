@@ -13,7 +13,15 @@ from itertools import chain, islice
 
 from vipd.dataplane.nftables.base_chains import HOOKS, Hook
 from vipd.dataplane.nftables.compile import ElementKey
-from vipd.dataplane.nftables.layout import FORMAT, HAIRPIN, DISPATCH_MAP, NUMBER_TO_IPV6, UNUSED, Rules, digest
+from vipd.dataplane.nftables.layout import (
+    DISPATCH_MAP,
+    FORMAT,
+    HAIRPIN,
+    NUMBER_TO_IPV6,
+    UNUSED,
+    Rules,
+    digest,
+)
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.table import Step, Structure
 
@@ -123,7 +131,9 @@ def make_plan(
     base = Installed() if replaces else installed
     commands = [f"delete table {table}"] if replaces else []
     commands += structure_commands(options, desired, base)
-    needed = {slot: v for slot, v in shared.added.items() if slot.set_name in (HAIRPIN.name, NUMBER_TO_IPV6.name)}
+    needed = {
+        slot: v for slot, v in shared.added.items() if slot.set_name in (HAIRPIN.name, NUMBER_TO_IPV6.name)
+    }
     rest = {slot: value for slot, value in shared.added.items() if slot not in needed}
     in_place = installed.comment is not None and not replaces
     return Plan(
@@ -183,7 +193,9 @@ def structure_commands(options: TableOptions, wanted: Structure, installed: Inst
 
 
 def _dispatch_commands(options: TableOptions, wanted: Structure, installed: Installed) -> list[str]:
-    wrong = {n: verdict for n, verdict in wanted.dispatch_map.items() if installed.dispatch_map.get(n) != verdict}
+    wrong = {
+        n: verdict for n, verdict in wanted.dispatch_map.items() if installed.dispatch_map.get(n) != verdict
+    }
     place = f"element {options.table} {DISPATCH_MAP.name}"
     commands = [f"delete {place} {{ {number} }}" for number in wrong if number in installed.dispatch_map]
     return commands + [f"add {place} {{ {number} : {verdict} }}" for number, verdict in wrong.items()]
@@ -208,7 +220,9 @@ def removals(options: TableOptions, wanted: Structure, installed: Installed) -> 
 
 def merge_dependent_steps(steps: Sequence[Step]) -> Iterator[Step]:
     """The same steps; steps that move an element between forwardings are merged into one."""
-    leaving = {slot: number for number, step in enumerate(steps) for slot in (*step.deleted, *step.deferred_deletes)}
+    leaving = {
+        slot: number for number, step in enumerate(steps) for slot in (*step.deleted, *step.deferred_deletes)
+    }
     tied = {
         tie
         for number, step in enumerate(steps)

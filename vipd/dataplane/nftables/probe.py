@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.base_chains import HOOKS, fixed_chains
-from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, NftSet, Rules, fixed_sets, affinity_map
+from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, NftSet, Rules, affinity_map, fixed_sets
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.spread import BalanceChain
 from vipd.dataplane.nftables.tools import Nft, check_transaction
 from vipd.host.process import Runner
 from vipd.model.service import Balance, Family
@@ -46,7 +46,9 @@ def shortcomings(capabilities: Capabilities, family: Family, affinity_services: 
     """The effects of missing features; `pinned`: the services that require affinity."""
     found = []
     if not capabilities.affinity and affinity_services:
-        found.append(f"{family}: no affinity for {', '.join(affinity_services)}: nft or the kernel lacks dynamic maps")
+        found.append(
+            f"{family}: no affinity for {', '.join(affinity_services)}: nft or the kernel lacks dynamic maps"
+        )
     if not capabilities.ping:
         why = "the kernel lacks nft_redir; modprobe nft_redir"
         found.append(f"{family}: VIPs do not answer ping: {why}")
@@ -65,7 +67,9 @@ async def probe(nft: Nft, options: TableOptions, run: Runner) -> Capabilities:
     return Capabilities()
 
 
-async def _try_each(features: tuple[Feature, ...], nft: Nft, options: TableOptions, run: Runner) -> Capabilities:
+async def _try_each(
+    features: tuple[Feature, ...], nft: Nft, options: TableOptions, run: Runner
+) -> Capabilities:
     missing: set[str] = set()
     for feature in features:
         try:

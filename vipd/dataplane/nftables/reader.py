@@ -79,7 +79,9 @@ class TableReader:
             return Installed()
         found = Installed(codec.comment(tables[0].get(6)), self._holders())
         if found.sets.get(DISPATCH_MAP.name) == DISPATCH_MAP.digest(self._of):
-            found.dispatch_map = {slot.key: verdict for slot, verdict in self.elements([DISPATCH_MAP]).items()}
+            found.dispatch_map = {
+                slot.key: verdict for slot, verdict in self.elements([DISPATCH_MAP]).items()
+            }
         rules: dict[str, list[str]] = {}
         for each in self._dump(codec.GET_RULE, self._table):
             if text(each.get(1)) == self._table:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from vipd.dataplane.nftables.layout import DISPATCH_MAP, NftSet
 from vipd.dataplane.nftables.plan import Installed, Plan, make_plan, must_replace
 from vipd.dataplane.nftables.reader import TableReader
-from vipd.dataplane.nftables.table import Elements, Step, DesiredTable
+from vipd.dataplane.nftables.table import DesiredTable, Elements, Step
 
 Survey: TypeAlias = tuple[Installed, Elements]
 """A table as read: its structure, and the elements of its services."""

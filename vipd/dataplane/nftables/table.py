@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.base_chains import fixed_chains
 from vipd.dataplane.nftables.chains import Chain, ChainNumbers, closure
-from vipd.dataplane.nftables.compile import Fragment, ElementKey, compile_forwarding
+from vipd.dataplane.nftables.compile import ElementKey, Fragment, compile_forwarding
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
     FRONTENDS,
@@ -27,7 +28,6 @@ from vipd.dataplane.nftables.layout import (
     number_address,
 )
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.spread import BalanceChain
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
 
@@ -293,7 +293,10 @@ class DesiredTable:
     def _number_elements(self, numbers: Numbers) -> Iterator[tuple[ElementKey, str]]:
         for many, offset in zip(numbers, (0, LOCAL_OFFSET), strict=True):
             for number in range(offset, offset + many):
-                yield ElementKey(NUMBER_TO_IPV6.name, str(number)), number_address(self.options.family, number)
+                yield (
+                    ElementKey(NUMBER_TO_IPV6.name, str(number)),
+                    number_address(self.options.family, number),
+                )
 
     def _assemble(self) -> Structure:
         options = self.options

@@ -48,6 +48,9 @@ class TableWatch(ExternalChangeStream):
 
     def _begin(self) -> None:
         clock = asyncio.get_running_loop().time
-        options, scope = self._options, self._options.scope(TableOwnershipFilter(self._names, frozenset(Family)))
+        options, scope = (
+            self._options,
+            self._options.scope(TableOwnershipFilter(self._names, frozenset(Family))),
+        )
         events = RuleEvents(self._open(), scope, options.own, clock, options.on_message, KINDS_WITH_SETS)
         self._start(events, "table events")

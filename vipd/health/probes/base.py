@@ -138,7 +138,9 @@ class _Running:
         self._deadline.cancel()
         if task.cancelled():
             asking = self._asking
-            self._done(asking.timeout_result or ProbeResult.timeout(asking.target.timing.timeout, asking.doing))
+            self._done(
+                asking.timeout_result or ProbeResult.timeout(asking.target.timing.timeout, asking.doing)
+            )
         else:
             self._done(task.result())
 

@@ -71,7 +71,9 @@ async def probe_http(asking: ProbeContext) -> ProbeResult:
 
 async def _context(asking: ProbeContext, probe: HttpProbe) -> ssl.SSLContext:
     """The TLS context of the probe; its file is read in a thread. Raises OSError."""
-    asking.timeout_result = ProbeResult.not_probed(f"{probe.ca or 'what this host trusts'}: it takes too long to be read")
+    asking.timeout_result = ProbeResult.not_probed(
+        f"{probe.ca or 'what this host trusts'}: it takes too long to be read"
+    )
     context = await file_calls.run((probe.ca, probe.verify), lambda: tls_context(probe))
     asking.timeout_result = None
     return context
@@ -186,7 +188,9 @@ class _Received:
         return io.BytesIO(self._data)
 
 
-async def _judged(asking: ProbeContext, answer: tuple[http.client.HTTPResponse, bytes], began: float) -> ProbeResult:
+async def _judged(
+    asking: ProbeContext, answer: tuple[http.client.HTTPResponse, bytes], began: float
+) -> ProbeResult:
     """The result for an answer; its body is matched last."""
     response, body = answer
     probe, loop = cast("HttpProbe", asking.target.probe), asyncio.get_running_loop()
@@ -209,7 +213,9 @@ async def _matches(asking: ProbeContext, pattern: str, body: bytes) -> bool:
     if wanted.match_cost(len(text)) <= _WORK_AT_ONCE:
         return wanted.matches(text)
     # A match that is too slow for vipd is no fault of the backend.
-    asking.timeout_result = ProbeResult.not_probed("its body takes too long to match; hint: a shorter or plainer pattern")
+    asking.timeout_result = ProbeResult.not_probed(
+        "its body takes too long to match; hint: a shorter or plainer pattern"
+    )
     return await asyncio.get_running_loop().run_in_executor(_matcher(), wanted.matches, text)
 
 

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from aiohttp import web
 
-from vipd.host.connections.limits import ConnectionLimits, ClientSource
+from vipd.host.connections.limits import ClientSource, ConnectionLimits
 
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's head."""
@@ -36,7 +36,9 @@ class Connection(asyncio.Protocol):
     """One connection. It *waits* while its client must act: send a request, the rest of one, or
     read what was written. Each wait has a time limit."""
 
-    def __init__(self, owner: Owner, limits: ConnectionLimits, handler: web.RequestHandler, source: ClientSource) -> None:
+    def __init__(
+        self, owner: Owner, limits: ConnectionLimits, handler: web.RequestHandler, source: ClientSource
+    ) -> None:
         self._owner, self._limits, self.handler, self.client = owner, limits, handler, source
         self._transport: asyncio.Transport | None = None
         self._over = False

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from vipd.host.connections.connection import Connection
 from vipd.host.connections.http import long_body, send_in_chunks
-from vipd.host.connections.limits import ConnectionLimits, ClientSource, ClientOf, tcp_client
+from vipd.host.connections.limits import ClientOf, ClientSource, ConnectionLimits, tcp_client
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,12 @@ class Connections:
     asyncio's own servers accept a connection, and so use a descriptor, before a limit can be checked.
     """
 
-    def __init__(self, limits: ConnectionLimits, source_of: ClientOf = tcp_client, refusal: RejectResponse = no_response) -> None:
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        source_of: ClientOf = tcp_client,
+        refusal: RejectResponse = no_response,
+    ) -> None:
         self._limits, self._source_of, self._refusal = limits, source_of, refusal
         self._open: dict[web.RequestHandler, Connection] = {}
         self._listening: dict[socket.socket, NewHandler] = {}

@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.nftables.driver import NftablesDataplane
-from vipd.host.changes import HostChanges
 from vipd.host.gc_control import gc_paused
+from vipd.host.host_changes import HostChanges
 from vipd.host.process import Runner, run
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Service

@@ -21,8 +21,8 @@ from vipd.observe.doctor.checks import (
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import (
     Check,
-    Finding,
     CheckResult,
+    Finding,
     Severity,
     internal_error_text,
     ok,

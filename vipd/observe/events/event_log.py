@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from vipd.host.durable import move_aside, open_own, read_own, rename_own, error_text
+from vipd.host.durable import error_text, move_aside, open_own, read_own, rename_own
 
 SEGMENT_BYTES = 1 << 20
 MAX_BYTES = 16 * SEGMENT_BYTES

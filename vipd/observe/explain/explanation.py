@@ -25,7 +25,16 @@ from vipd.observe.explain.explanation_text import (
 )
 from vipd.observe.explain.query import Query, is_own
 from vipd.observe.explain.rule_words import step_words
-from vipd.observe.simulator import Host, Outcome, Packet, Trace, PacketVerdict, parse_ruleset, parse_tables, trace
+from vipd.observe.simulator import (
+    Host,
+    Outcome,
+    Packet,
+    PacketVerdict,
+    Trace,
+    parse_ruleset,
+    parse_tables,
+    trace,
+)
 
 Json = dict[str, object]
 

@@ -18,7 +18,7 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.service import Balance, Frontend, Protocol, socket_text
 from vipd.observe.explain.query import Query
 from vipd.observe.explain.rule_words import in_table
-from vipd.observe.simulator import Outcome, Packet, Step, PacketVerdict
+from vipd.observe.simulator import Outcome, Packet, PacketVerdict, Step
 
 _MAX_NAMED = 6
 """More ports or networks than these are not listed."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.counting import FlowCounter, BackendKey
-from vipd.host.durable import move_aside, error_text
+from vipd.dataplane.counting import BackendKey, FlowCounter
+from vipd.host.durable import error_text, move_aside
 from vipd.model.forwarding import Forwarding
 from vipd.observe.flow_stats import totals_file
 from vipd.observe.flow_stats.totals import FlowTotals
@@ -100,7 +100,9 @@ class FlowCollector:
             flows = await self._counter.take()
             self.totals.add(flows)
             self._failed, self.read_at = False, datetime.now(UTC)
-            if began - self._last_write_at >= max(WRITE_EVERY_SECONDS, self._write_seconds / WRITE_TIME_SHARE):
+            if began - self._last_write_at >= max(
+                WRITE_EVERY_SECONDS, self._write_seconds / WRITE_TIME_SHARE
+            ):
                 await self._write()
 
     async def _expire_old(self) -> None:
@@ -138,7 +140,9 @@ class FlowCollector:
 def _backend_keys(forwardings: Iterable[Forwarding]) -> set[BackendKey]:
     """Every backend, whether it serves or not."""
     return {
-        BackendKey(f.key, e.address, e.port) for f in forwardings for e in (*f.reachable(), *f.without_new_flows, *f.unavailable)
+        BackendKey(f.key, e.address, e.port)
+        for f in forwardings
+        for e in (*f.reachable(), *f.without_new_flows, *f.unavailable)
     }
 
 

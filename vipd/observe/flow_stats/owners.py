@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from vipd.dataplane.conntrack.ended import FlowTuple
+from vipd.dataplane.conntrack.flow_end import FlowTuple
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.stale import Destination, destinations
 from vipd.dataplane.counting import BackendKey

@@ -207,7 +207,9 @@ class FlowTotals:
         return service.backends.get(place) if service else None
 
     def _account(self, place: BackendKey) -> _BackendTotals:
-        return self._services.setdefault(place.key.service, _ServiceTotals()).backends.setdefault(place, _BackendTotals())
+        return self._services.setdefault(place.key.service, _ServiceTotals()).backends.setdefault(
+            place, _BackendTotals()
+        )
 
     def _volume(self, place: BackendKey) -> TrafficTotals:
         account = self._account(place)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vipd.dataplane.conntrack.cleaner import Connect
-from vipd.dataplane.conntrack.ended import FlowEnd, FlowTuple
 from vipd.dataplane.conntrack.entries import Entry, Traffic
+from vipd.dataplane.conntrack.flow_end import FlowEnd, FlowTuple
 from vipd.dataplane.conntrack.listener import FlowEndListener, open_flow_end_listener
 from vipd.dataplane.conntrack.live import CLOSED_STATES
 from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket

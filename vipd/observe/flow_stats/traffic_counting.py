@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vipd.dataplane.conntrack.listener import FlowEndListener
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.observe.flow_stats.totals import FlowTotals
-from vipd.observe.flow_stats.traffic import FlowTable, ConntrackTable
+from vipd.observe.flow_stats.traffic import ConntrackTable, FlowTable
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,9 @@ class UncountedReason(NamedTuple):
     hint: str
 
 
-TURNED_OFF = UncountedReason("the setting traffic_accounting is false", "traffic_accounting: true in vipd.yaml")
+TURNED_OFF = UncountedReason(
+    "the setting traffic_accounting is false", "traffic_accounting: true in vipd.yaml"
+)
 NO_ACCOUNTING = UncountedReason("the kernel does not count it", "sysctl -w net.netfilter.nf_conntrack_acct=1")
 NO_END_EVENTS = UncountedReason(
     "the kernel does not tell of flows that end", "sysctl -w net.netfilter.nf_conntrack_events=1"

@@ -110,7 +110,9 @@ def trace_events(datagram: bytes) -> Iterator[KernelEvent]:
         if kind == _TRACE:
             found = attributes(body)
             verdict = attributes(found.get(5, b""))
-            decided = _VERDICTS.get(number(verdict.get(1)), TraceVerdict.UNSAID) if verdict else TraceVerdict.UNSAID
+            decided = (
+                _VERDICTS.get(number(verdict.get(1)), TraceVerdict.UNSAID) if verdict else TraceVerdict.UNSAID
+            )
             if 16 in found:
                 decided = _VERDICTS.get(number(found[16]), TraceVerdict.UNSAID)
             rule = unsigned(found.get(3))

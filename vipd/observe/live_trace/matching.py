@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.words import target_of
-from vipd.observe.live_trace.events import Chain, KernelEvent, EventKind, TraceVerdict
+from vipd.observe.live_trace.events import Chain, EventKind, KernelEvent, TraceVerdict
 from vipd.observe.live_trace.packet_trace import PacketTrace, TraceEvent
 
 IPTABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})

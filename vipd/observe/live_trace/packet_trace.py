@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vipd.observe.live_trace.events import KernelEvent, EventKind, TraceVerdict
+from vipd.observe.live_trace.events import EventKind, KernelEvent, TraceVerdict
 from vipd.observe.live_trace.packets import Headers
 from vipd.observe.live_trace.table_messages import EARLIER, END, STARTS
 

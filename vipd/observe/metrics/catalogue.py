@@ -32,7 +32,9 @@ METRIC_FAMILIES: Mapping[str, MetricFamily] = {
     "vipd_services": MetricFamily("gauge", "Services declared."),
     "vipd_quarantined_services": MetricFamily("gauge", "Services of which the kernel does not take a part."),
     "vipd_applies_total": MetricFamily("counter", "Times that rules were written to the kernel."),
-    "vipd_apply_failures_total": MetricFamily("counter", "Times that the kernel could not be made as declared."),
+    "vipd_apply_failures_total": MetricFamily(
+        "counter", "Times that the kernel could not be made as declared."
+    ),
     "vipd_apply_duration_seconds": MetricFamily(
         "histogram", "Time of each write of rules, from the declarations to the kernel."
     ),
@@ -45,7 +47,9 @@ METRIC_FAMILIES: Mapping[str, MetricFamily] = {
     "vipd_source_problems": MetricFamily(
         "gauge", "Problems of declarations, and of reaching the source itself.", ("source",)
     ),
-    "vipd_store_connected": MetricFamily("gauge", "1 while changes in etcd are heard of; else 0.", ("source",)),
+    "vipd_store_connected": MetricFamily(
+        "gauge", "1 while changes in etcd are heard of; else 0.", ("source",)
+    ),
     "vipd_config_last_success_timestamp_seconds": MetricFamily(
         "gauge", "When all that is declared was last taken up without a problem; 0: not in this run."
     ),
@@ -62,7 +66,9 @@ METRIC_FAMILIES: Mapping[str, MetricFamily] = {
     "vipd_service_new_flows_total": MetricFamily("counter", "New flows that were given a backend.", _SERVICE),
     "vipd_service_flows": MetricFamily("gauge", "Flows that are tracked now.", _SERVICE),
     "vipd_service_received_packets_total": MetricFamily("counter", "Packets from clients.", _SERVICE),
-    "vipd_service_received_bytes_total": MetricFamily("counter", "Bytes from clients, with IP headers.", _SERVICE),
+    "vipd_service_received_bytes_total": MetricFamily(
+        "counter", "Bytes from clients, with IP headers.", _SERVICE
+    ),
     "vipd_service_sent_packets_total": MetricFamily("counter", "Packets to clients.", _SERVICE),
     "vipd_service_sent_bytes_total": MetricFamily("counter", "Bytes to clients, with IP headers.", _SERVICE),
     "vipd_backend_up": MetricFamily(
@@ -76,6 +82,8 @@ METRIC_FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "vipd_backend_new_flows_total": MetricFamily("counter", "New flows that it was given.", _BACKEND),
     "vipd_backend_flows": MetricFamily("gauge", "Flows that are tracked now.", _BACKEND),
-    "vipd_backend_received_bytes_total": MetricFamily("counter", "Bytes from clients, with IP headers.", _BACKEND),
+    "vipd_backend_received_bytes_total": MetricFamily(
+        "counter", "Bytes from clients, with IP headers.", _BACKEND
+    ),
     "vipd_backend_sent_bytes_total": MetricFamily("counter", "Bytes to clients, with IP headers.", _BACKEND),
 }

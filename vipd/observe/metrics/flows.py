@@ -13,7 +13,7 @@ from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.counting import BackendKey
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.flow_stats.totals import FlowTotals
-from vipd.observe.flow_stats.traffic import TrackedFlows, ConntrackTable
+from vipd.observe.flow_stats.traffic import ConntrackTable, TrackedFlows
 
 
 @dataclass(frozen=True, slots=True)

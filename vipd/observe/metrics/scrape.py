@@ -13,7 +13,7 @@ from vipd.control.shared_run import SharedRun
 from vipd.dataplane.base import Dataplane
 from vipd.host.connections.limits import ConnectionLimits
 from vipd.observe.browsers import foreign_browser
-from vipd.observe.listeners import Listeners, ListenAddress
+from vipd.observe.listeners import ListenAddress, Listeners
 from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.flows import ReadFlows
 from vipd.observe.metrics.snapshot import MetricsSnapshot, take_snapshot

@@ -142,7 +142,9 @@ class MetricsSnapshot:
     """Connection tracking as a whole."""
 
 
-async def take_snapshot(reconciler: Reconciler, sources: Sequence[Source], reading: FlowReading | None) -> MetricsSnapshot:
+async def take_snapshot(
+    reconciler: Reconciler, sources: Sequence[Source], reading: FlowReading | None
+) -> MetricsSnapshot:
     """The daemon's current state; services that change meanwhile may be old or new."""
     services, backends = await _rows(reconciler, reading)
     progress = reconciler.progress
@@ -153,7 +155,9 @@ async def take_snapshot(reconciler: Reconciler, sources: Sequence[Source], readi
         failures=progress.failures,
         quarantined=len(progress.quarantined),
         problems={source.name: _problems(source, reconciler) for source in sources},
-        connected={source.name: source.connected for source in sources if isinstance(source, ConnectedSource)},
+        connected={
+            source.name: source.connected for source in sources if isinstance(source, ConnectedSource)
+        },
         services=services,
         backends=backends,
         counted=reading is not None,
@@ -206,7 +210,11 @@ def _endpoints(forwarding: Forwarding) -> Iterable[tuple[Endpoint, int]]:
 
 
 def _backend(
-    forwarding: Forwarding, endpoint: Endpoint, weight: int, status: BackendStatus, reading: FlowReading | None
+    forwarding: Forwarding,
+    endpoint: Endpoint,
+    weight: int,
+    status: BackendStatus,
+    reading: FlowReading | None,
 ) -> BackendState:
     up = int(status.healthy and endpoint not in forwarding.unavailable)
     if reading is None:

@@ -15,7 +15,7 @@ from vipd.dataplane.counting import BackendKey
 from vipd.declaration.bounded_json import Json
 from vipd.model.service import socket_text
 from vipd.observe.events.event import EventRecord, encode
-from vipd.observe.events.recorder import Subscription, Recorder
+from vipd.observe.events.recorder import Recorder, Subscription
 from vipd.observe.flow_stats.totals import NO_TRAFFIC, FlowTotals
 from vipd.observe.metrics.flows import FlowReading
 

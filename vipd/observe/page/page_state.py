@@ -20,7 +20,7 @@ from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
-from vipd.observe.events.recorder import Subscription, Recorder
+from vipd.observe.events.recorder import Recorder, Subscription
 from vipd.observe.metrics.flows import ReadFlows
 from vipd.observe.page.history import FlowHistory, RecentEvents
 from vipd.observe.page.views import daemon_view, service_view

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from vipd.host.connections.limits import ConnectionLimits
 from vipd.observe.browsers import foreign_name
-from vipd.observe.listeners import Listeners, ListenAddress
+from vipd.observe.listeners import ListenAddress, Listeners
 from vipd.observe.page.page_state import PageState
 
 LIMITS = ConnectionLimits(

@@ -94,7 +94,9 @@ def _endpoint_views(endpoints: object, statuses: Mapping[tuple[str, int], Backen
 def _source_view(source: Source, reconciler: Reconciler) -> Json:
     units = source.units()
     problems = [*source.faults()]
-    problems += problem_texts(p for unit, found in reconciler.problems.items() if unit in units for p in found)
+    problems += problem_texts(
+        p for unit, found in reconciler.problems.items() if unit in units for p in found
+    )
     return {
         "name": source.name,
         "connected": source.connected if isinstance(source, ConnectedSource) else True,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vipd.model.service import Family, Frontend, TrafficPolicy, Protocol
-from vipd.observe.rule_tree.tree import ServicePortKey, Node, NodeKind, ServiceTree
+from vipd.model.service import Family, Frontend, Protocol, TrafficPolicy
+from vipd.observe.rule_tree.tree import Node, NodeKind, ServicePortKey, ServiceTree
 
 SHARE_TOLERANCE = 0.0101
 """Maximum difference of a share: with nftables shares are whole numbers of slots."""

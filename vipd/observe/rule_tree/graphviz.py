@@ -71,5 +71,7 @@ async def draw(text: str, run: Runner) -> str:
     except ProgramTimeoutError as error:
         raise DrawingError("cannot draw", str(error), "name one service") from None
     if finished.exit_code or not finished.stdout:
-        raise DrawingError("cannot draw", " ".join(finished.stderr.split()) or f"exit code {finished.exit_code}")
+        raise DrawingError(
+            "cannot draw", " ".join(finished.stderr.split()) or f"exit code {finished.exit_code}"
+        )
     return finished.stdout

@@ -14,7 +14,7 @@ from vipd.dataplane.iptables.names import ChainId, Names, hashed
 from vipd.dataplane.iptables.saved_rules import SavedRule, SavedTables
 from vipd.model.service import Family
 from vipd.observe.rule_tree.dispatch import SHARED, Dispatch, Entry
-from vipd.observe.rule_tree.tree import ServicePortKey, Node, NodeKind, ServiceTree
+from vipd.observe.rule_tree.tree import Node, NodeKind, ServicePortKey, ServiceTree
 
 NOT_OURS = "not written by vipd"
 EMPTY = "it is empty, so new flows go past it"

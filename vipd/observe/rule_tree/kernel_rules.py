@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from vipd.dataplane.iptables.names import HASHED_KINDS, ChainId, hashed
 from vipd.model.service import Family
-from vipd.observe.rule_tree.expected import Expected, missing_tree, compare
+from vipd.observe.rule_tree.expected import Expected, compare, missing_tree
 from vipd.observe.rule_tree.iptables_shared import shared_tree, single_chain
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
 from vipd.observe.rule_tree.nftables_table import TableReading
 from vipd.observe.rule_tree.nftables_tree import NftablesRules
-from vipd.observe.rule_tree.tree import ServicePortKey, NodeKind, ServiceTree, SharedTree
+from vipd.observe.rule_tree.tree import NodeKind, ServicePortKey, ServiceTree, SharedTree
 
 _KINDS = "|".join(kind for kind in HASHED_KINDS["nat"] if kind != "GRP")
 _OF_SERVICE = re.compile(rf"([A-Z][A-Z0-9]*)-(?:{_KINDS})-[A-Z2-7]{{16}}")

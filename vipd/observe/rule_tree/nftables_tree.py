@@ -20,7 +20,7 @@ from vipd.dataplane.nftables.layout import LOCAL_OFFSET
 from vipd.model.service import Family
 from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS
 from vipd.observe.rule_tree.nftables_table import LIMITS, FrontendKey, TableReading, TableRule
-from vipd.observe.rule_tree.tree import ServicePortKey, Node, NodeKind, ServiceTree, SharedTree
+from vipd.observe.rule_tree.tree import Node, NodeKind, ServicePortKey, ServiceTree, SharedTree
 
 HOOKS = ("prerouting", "output", "input", "postrouting")
 ROOT = "dispatch"
@@ -59,7 +59,9 @@ class NftablesRules:
             for key in self.reading.elements.get(map_name, ()):
                 place = FrontendKey(key)
                 text = str(place.frontend)
-                found[self._names.get(text) or ServicePortKey(text, str(place.frontend.protocol))].append(place)
+                found[self._names.get(text) or ServicePortKey(text, str(place.frontend.protocol))].append(
+                    place
+                )
         return found
 
     @cached_property
@@ -119,7 +121,11 @@ class _ServiceTreeBuilder:
     """The work on the frontends of one service port."""
 
     def __init__(
-        self, reading: TableReading, users: Mapping[str, int], places: Sequence[FrontendKey], key: ServicePortKey
+        self,
+        reading: TableReading,
+        users: Mapping[str, int],
+        places: Sequence[FrontendKey],
+        key: ServicePortKey,
     ) -> None:
         self._reading, self._users, self._places, self._key = reading, users, places, key
         self._shown: set[tuple[str, str]] = set()
@@ -190,7 +196,9 @@ class _ServiceTreeBuilder:
         if map_name == _at(place, "endpoints"):
             yield from self._backends(self._slots(map_name, chain, place), place)
         elif map_name == _at(place, "picks"):
-            numbered = dict(each for name in _NUMBERED for each in self._reading.elements_of(_at(place, name), place))
+            numbered = dict(
+                each for name in _NUMBERED for each in self._reading.elements_of(_at(place, name), place)
+            )
             slots = [numbered.get(number, number) for number in self._slots(map_name, chain, place)]
             yield from self._backends(slots, place)
         elif map_name in [_at(place, name) for name in _NUMBERED]:

@@ -18,7 +18,7 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.process import Runner
 from vipd.model.service import Family
-from vipd.observe.api_client import Client, ClientError, ErrorResponse, url_path
+from vipd.observe.api_client import Client, ClientError, DaemonError, url_path
 from vipd.observe.doctor.collect.daemon import serves_elsewhere
 from vipd.observe.rule_tree.expected import Expected, expected_of
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
@@ -237,7 +237,7 @@ def _ask_services(daemon: Daemon, *segments: str) -> Resolved:
         return Resolved()
     try:
         answer = daemon.client.get(url_path(*segments))
-    except ErrorResponse as error:
+    except DaemonError as error:
         if error.status == _NOT_FOUND:
             return Resolved()
         raise
@@ -266,7 +266,9 @@ def search_frontend(target: str) -> Search | None:
         return None
 
 
-def search_leading(rules: KernelRules, keys: Sequence[ServicePortKey], chains: frozenset[str]) -> Search | None:
+def search_leading(
+    rules: KernelRules, keys: Sequence[ServicePortKey], chains: frozenset[str]
+) -> Search | None:
     """What leads to service ports that no daemon knows: most services' own chains, of which `rules` are, have
     the addresses that lead to them. None where they have not.
     """
@@ -299,7 +301,9 @@ def _notes_on(rules: KernelRules) -> list[str]:
     return notes
 
 
-def _owner_of(chain: ChainName, keys: Sequence[ServicePortKey], expected: Sequence[Expected], there: bool) -> str:
+def _owner_of(
+    chain: ChainName, keys: Sequence[ServicePortKey], expected: Sequence[Expected], there: bool
+) -> str:
     """Whose chain it is, or was."""
     by_hash = next((meant for each in expected if (meant := chain.role_in(each))), "")
     owner = by_hash or ", ".join(key.service_port for key in keys)

@@ -11,7 +11,7 @@ error. It does not read the kernel; callers supply the text of `iptables-save`, 
 from vipd.observe.simulator.errors import RulesetError, UnknownRule
 from vipd.observe.simulator.iptables.ruleset import Ruleset, parse_ruleset
 from vipd.observe.simulator.nftables.tables import Tables, parse_tables
-from vipd.observe.simulator.outcome import Outcome, Slots, Step, Trace, PacketVerdict
+from vipd.observe.simulator.outcome import Outcome, PacketVerdict, Slots, Step, Trace
 from vipd.observe.simulator.packet import Arrival, Host, Packet
 from vipd.observe.simulator.walk import trace
 
@@ -20,6 +20,7 @@ __all__ = [
     "Host",
     "Outcome",
     "Packet",
+    "PacketVerdict",
     "Ruleset",
     "RulesetError",
     "Slots",
@@ -27,7 +28,6 @@ __all__ = [
     "Tables",
     "Trace",
     "UnknownRule",
-    "PacketVerdict",
     "parse_ruleset",
     "parse_tables",
     "trace",

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from vipd.model.service import Family
-from vipd.observe.simulator.outcome import Outcome, RuleVerdict, Slots, Step, Trace, PacketVerdict
+from vipd.observe.simulator.outcome import Outcome, PacketVerdict, RuleVerdict, Slots, Step, Trace
 from vipd.observe.simulator.packet import Arrival, Host, Packet
 from vipd.observe.simulator.packet_state import Manipulation, PacketState
 
@@ -106,7 +106,9 @@ def _finished(rules: Rules, packet: Packet, branches: Iterable[ChainResult]) -> 
         yield from going
 
 
-def _through_hook(rules: Rules, packet: Packet, hook: str, branches: Sequence[ChainResult]) -> Sequence[ChainResult]:
+def _through_hook(
+    rules: Rules, packet: Packet, hook: str, branches: Sequence[ChainResult]
+) -> Sequence[ChainResult]:
     decides = DECIDES.get(hook)
     going = [(_at_hook(packet, hook, state), verdict) for state, verdict in branches]
     for chain in rules.base_chains(hook):

@@ -6,19 +6,19 @@ import json
 from collections.abc import Collection, Mapping
 
 from vipd.declaration.bounded_json import read_json
-from vipd.declaration.operations import without_registrations, spec_of
+from vipd.declaration.operations import spec_of, without_registrations
 from vipd.declaration.problems import PLEASE_REPORT, Problem, printable
 from vipd.declaration.yaml_text import dump_yaml
 from vipd.model.backend_status import AdminState
 from vipd.model.limits import ETCD_SMALL_VALUE_BYTES
 from vipd.model.override import (
-    OverrideKey,
     MalformedOverrideError,
     Override,
+    OverrideKey,
     Overrides,
     OverrideTarget,
-    from_json,
     by_part,
+    from_json,
     merge_parts,
     to_json,
 )
@@ -119,7 +119,9 @@ def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, s
     return key, value
 
 
-def keys_of_targets(layout: Layout, values: Mapping[str, str], subjects: Collection[OverrideTarget]) -> list[str]:
+def keys_of_targets(
+    layout: Layout, values: Mapping[str, str], subjects: Collection[OverrideTarget]
+) -> list[str]:
     """The keys of the overrides of these targets, whoever wrote them and wherever below `overrides/`."""
     found = []
     for key, value in sorted(values.items()):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from vipd.host.observer import Observer
-from vipd.model.override import OverrideKey, Override, Overrides, expired, next_expiry
+from vipd.model.override import Override, OverrideKey, Overrides, expired, next_expiry
 from vipd.sources.etcd.fleet_keys import read_overrides
 
 

@@ -78,7 +78,9 @@ class HostHeartbeat:
         self._ttl, self._gather = ttl, gather
         self._lease = 0
         self._reported: HostReport | None = None
-        self.loop_state = LoopState(Backoff(min(gather, ttl / 3), ttl / 3, jitter=0.5), reported_elsewhere=True)
+        self.loop_state = LoopState(
+            Backoff(min(gather, ttl / 3), ttl / 3, jitter=0.5), reported_elsewhere=True
+        )
         """How the loop is run, and its state."""
 
     @property

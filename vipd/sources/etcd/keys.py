@@ -11,8 +11,8 @@ from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model import limits
 from vipd.model.service import RegisteredBackend
 from vipd.sources.etcd.registered_backends import RegisteredBackends
-from vipd.sources.etcd.snapshot_file import StoredKey, Record, SnapshotState, accepted_record, change_record
-from vipd.sources.etcd.values import Layout, ParsedValue, unit_name, read_value
+from vipd.sources.etcd.snapshot_file import Record, SnapshotState, StoredKey, accepted_record, change_record
+from vipd.sources.etcd.values import Layout, ParsedValue, read_value, unit_name
 from vipd.sources.removal_guard import RemovalGuard
 
 
@@ -193,7 +193,9 @@ class EtcdKeys:
         self._kept[written.key] = replace(kept, mod_revision=written.mod_revision)
         return True
 
-    def _apply_removals(self, removed: frozenset[str], now: float, foreign: bool) -> tuple[list[str], list[str]]:
+    def _apply_removals(
+        self, removed: frozenset[str], now: float, foreign: bool
+    ) -> tuple[list[str], list[str]]:
         """Decide which keys are removed and which are held; returns both. Leases expire by themselves: unless
         the store is another one, backends and overrides are always removed."""
         services = {key for key in removed if key.startswith(self._layout.services)}

@@ -55,7 +55,9 @@ class Registration:
         if self._lease:
             found = await self._client.get(self._key)
             if found is not None and found.lease != self._lease:
-                self._report_change(False, "somebody else has registered the same; it counts for as long as that lasts")
+                self._report_change(
+                    False, "somebody else has registered the same; it counts for as long as that lasts"
+                )
                 return
             if found is not None:
                 self._report_change(True, "registered")

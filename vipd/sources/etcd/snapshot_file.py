@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vipd.host.durable import move_aside, make_directory, open_own, read_own, error_text, write_durably
+from vipd.host.durable import error_text, make_directory, move_aside, open_own, read_own, write_durably
 from vipd.host.supervisor import Backoff, LoopState
 
 log = logging.getLogger(__name__)

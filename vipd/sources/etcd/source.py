@@ -18,8 +18,8 @@ from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.supervisor import Loop, Work
 from vipd.model.service import RegisteredBackend
 from vipd.sources.etcd.client import EtcdClient
-from vipd.sources.etcd.follower import ListWatcher, WatchIntervals
 from vipd.sources.etcd.keys import EtcdKeys
+from vipd.sources.etcd.list_watcher import ListWatcher, WatchIntervals
 from vipd.sources.etcd.snapshot_file import SnapshotFile, SnapshotState
 from vipd.sources.etcd.values import Layout
 from vipd.sources.removal_guard import RemovalGuard
@@ -68,7 +68,9 @@ class EtcdSource:
         layout = Layout(settings.prefix)
         self._snapshot = SnapshotFile(state_dir / SNAPSHOT, settings.prefix, self._state_on_disk)
         self._keys = EtcdKeys(layout, RemovalGuard(settings.max_removal), self._snapshot.enqueue)
-        self._follower = ListWatcher(client, self._keys, layout, self._wake, random, times or WatchIntervals())
+        self._follower = ListWatcher(
+            client, self._keys, layout, self._wake, random, times or WatchIntervals()
+        )
         self._changed = asyncio.Event()
 
     @property

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from vipd.declaration.operations import Outcome, RefusedError
 from vipd.declaration.problems import printable
-from vipd.model.override import OverrideKey, Override, OverrideTarget, merge_parts
+from vipd.model.override import Override, OverrideKey, OverrideTarget, merge_parts
 from vipd.model.service import Service
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError, RejectedError, UnreachableError
@@ -30,7 +30,7 @@ from vipd.sources.etcd.fleet_keys import (
     service_value,
     weight_override_key,
 )
-from vipd.sources.etcd.messages import Delete, KeyRange, Put, ModRevisionEquals
+from vipd.sources.etcd.messages import Delete, KeyRange, ModRevisionEquals, Put
 from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.values import Layout, unit_name
 
@@ -166,9 +166,8 @@ class EtcdStore:
             if self._stopping:
                 return "vipd is stopping: this host follows when it has started again"
             if clock() >= end:
-                late = (
-                    f"this host has not heard of revision {written.revision} after {OBSERVE_TIMEOUT_SECONDS:.0f} s"
-                )
+                seconds = f"{OBSERVE_TIMEOUT_SECONDS:.0f} s"
+                late = f"this host has not heard of revision {written.revision} after {seconds}"
                 return "; ".join((late, *self._source.faults()))
             await asyncio.sleep(POLL_SECONDS)
         held = [key for key in self._source.state().held if written.keys.get(key) is False]

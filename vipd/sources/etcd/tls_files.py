@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from vipd.host.durable import open_regular, read_regular, error_text
+from vipd.host.durable import error_text, open_regular, read_regular
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.sources.etcd.errors import AuthFailedError, TLSError, TLSFault
 

@@ -11,7 +11,7 @@ from vipd.sources.etcd.connection import Connection
 from vipd.sources.etcd.errors import EndpointError, MalformedAnswerError
 from vipd.sources.etcd.fields import MAX_BYTES
 from vipd.sources.etcd.lines import in_thread_if_large, too_large
-from vipd.sources.etcd.messages import WatchEvent, Header, KeyRange, WatchMessage, read_watch, watch_request
+from vipd.sources.etcd.messages import Header, KeyRange, WatchEvent, WatchMessage, read_watch, watch_request
 from vipd.sources.etcd.replies import error_of_cancellation, error_of_stream, read_object
 from vipd.sources.etcd.transport import Headers, in_answer
 

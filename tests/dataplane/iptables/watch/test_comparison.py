@@ -6,7 +6,7 @@ import pytest
 
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.saved_rules import read_saved
-from vipd.dataplane.iptables.watch.comparison import digest, differing_chains
+from vipd.dataplane.iptables.watch.comparison import differing_chains, digest
 
 NAMES = Names("VIPD")
 SEP = "VIPD-SEP-AAAAAAAAAAAAAAAA"

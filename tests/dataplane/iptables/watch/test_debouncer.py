@@ -12,7 +12,13 @@ from vipd.dataplane.iptables.watch.debouncer import (
     QUIET_SECONDS,
     Debouncer,
 )
-from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, OwnershipFilter, named
+from vipd.dataplane.iptables.watch.external_change import (
+    Actor,
+    ChangeKind,
+    ExternalChange,
+    OwnershipFilter,
+    named,
+)
 from vipd.dataplane.iptables.watch.messages import Change, Generation, MessageKind, read_messages
 from vipd.model.service import Family
 
@@ -100,7 +106,8 @@ def test_our_jump_appended_by_somebody_concerns_us() -> None:
         message
         for datagram in datagrams("restore")
         for message in read_messages(datagram)
-        if isinstance(message, Change) and (message.kind, message.chain) == (MessageKind.RULE_ADDED, "FORWARD")
+        if isinstance(message, Change)
+        and (message.kind, message.chain) == (MessageKind.RULE_ADDED, "FORWARD")
     )
     assert SCOPE.classify(jump) is ChangeKind.RULE_ADDED
 

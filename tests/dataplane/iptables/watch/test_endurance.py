@@ -20,10 +20,10 @@ from vipd.dataplane.iptables.watch.debouncer import MAX_OPEN, Debouncer
 from vipd.dataplane.iptables.watch.events import RuleEvents
 from vipd.dataplane.iptables.watch.external_change import Actor, ChangeKind, ExternalChange, OwnershipFilter
 from vipd.dataplane.iptables.watch.messages import Generation, read_messages
-from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.dataplane.iptables.watch.repair_backoff import MAX_OFFENDERS, RepairBackoff
-from vipd.dataplane.iptables.watch.stream import MOST_NAMED, MAX_WAITING, ExternalChangeStream, WatchOptions
+from vipd.dataplane.iptables.watch.stream import MAX_WAITING, MOST_NAMED, ExternalChangeStream, WatchOptions
 from vipd.dataplane.iptables.watch.watcher import RuleWatch
 from vipd.host.supervisor import Supervisor
 from vipd.model.service import Family

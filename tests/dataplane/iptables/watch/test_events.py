@@ -14,7 +14,7 @@ from tests.dataplane.namespace import Namespace
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import RuleEvents, open_socket
 from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange, OwnershipFilter
-from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import WatchedFamily
 from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.iptables.watch.watcher import RuleWatch
@@ -79,7 +79,9 @@ def test_a_broken_socket_is_told_to_whoever_waits() -> None:
     async def scene() -> None:
         watched = WatchedFamily(Family.IPV4, False, nothing, lambda: None)
         own = OwnProcesses(asyncio.get_running_loop().time)
-        async with RuleWatch([watched], Names("VIPD"), WatchOptions(own), open_events=lambda: broken) as watch:
+        async with RuleWatch(
+            [watched], Names("VIPD"), WatchOptions(own), open_events=lambda: broken
+        ) as watch:
             with pytest.raises(OSError, match="Input/output"):
                 await asyncio.wait_for(anext(watch), 60.0)
 

@@ -29,7 +29,10 @@ def changes(name: str) -> list[tuple[MessageKind, str, str]]:
 
 
 def test_a_replaced_rule_is_one_deleted_and_one_added() -> None:
-    assert changes("replace-in-sep") == [(MessageKind.RULE_DELETED, "nat", SEP), (MessageKind.RULE_ADDED, "nat", SEP)]
+    assert changes("replace-in-sep") == [
+        (MessageKind.RULE_DELETED, "nat", SEP),
+        (MessageKind.RULE_ADDED, "nat", SEP),
+    ]
 
 
 def test_a_deleted_table_is_told_with_its_chains() -> None:
@@ -37,7 +40,9 @@ def test_a_deleted_table_is_told_with_its_chains() -> None:
     assert (MessageKind.TABLE_DELETED, "nat", "") in found
     assert (MessageKind.TABLE_DELETED, "filter", "") in found
     assert (MessageKind.CHAIN_DELETED, "filter", "VIPD-FORWARD") in found
-    assert not [change for change in found if change[0] is MessageKind.RULE_DELETED], "nft names the chains only"
+    assert not [change for change in found if change[0] is MessageKind.RULE_DELETED], (
+        "nft names the chains only"
+    )
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from vipd.control.background_tasks import watch_rules
 from vipd.control.progress import Progress
-from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.iptables.watch.stream import ExternalChangeStream, WatchOptions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vipd.dataplane.iptables.watch.own import REMEMBERED_SECONDS, OwnProcesses
+from vipd.dataplane.iptables.watch.own_processes import REMEMBERED_SECONDS, OwnProcesses
 
 
 class Clock:

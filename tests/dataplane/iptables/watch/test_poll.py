@@ -11,8 +11,8 @@ from tests.dataplane.iptables.watch.test_comparison import NAMES, SAVED, SEP
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.saved_rules import read_saved
 from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange
-from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Fingerprint
-from vipd.dataplane.iptables.watch.poll import POLL_SECONDS, MAX_CPU_SHARE, Expected, RulePoll, WatchedFamily
+from vipd.dataplane.iptables.watch.legacy_tables import Fingerprint, LegacyTables
+from vipd.dataplane.iptables.watch.poll import MAX_CPU_SHARE, POLL_SECONDS, Expected, RulePoll, WatchedFamily
 from vipd.model.service import Family
 
 

@@ -19,10 +19,10 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import open_socket
 from vipd.dataplane.iptables.watch.external_change import ExternalChange
 from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
-from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.iptables.watch.watcher import RuleWatch
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.process import ProgramResult, run
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family, Service

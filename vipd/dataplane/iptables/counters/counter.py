@@ -144,7 +144,9 @@ class RuleCounter:
         for key, forwarding in changes.items():
             endpoints = (*forwarding.reachable(), *forwarding.without_new_flows) if forwarding else ()
             named[key] = {
-                (key.family, self._names.endpoint(key, endpoint)): BackendKey(key, endpoint.address, endpoint.port)
+                (key.family, self._names.endpoint(key, endpoint)): BackendKey(
+                    key, endpoint.address, endpoint.port
+                )
                 for endpoint in endpoints
             }
         return named

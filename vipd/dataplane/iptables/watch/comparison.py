@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.plan import Installed
-from vipd.dataplane.iptables.saved_rules import read_saved, normalise
+from vipd.dataplane.iptables.saved_rules import normalise, read_saved
 from vipd.dataplane.iptables.watch.external_change import ENTRIES
 from vipd.dataplane.iptables.words import target_of
 

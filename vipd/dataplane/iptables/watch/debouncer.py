@@ -56,7 +56,9 @@ class Debouncer:
     written before its pid was recorded.
     """
 
-    def __init__(self, scope: OwnershipFilter, quiet: float = QUIET_SECONDS, longest: float = MAX_SECONDS) -> None:
+    def __init__(
+        self, scope: OwnershipFilter, quiet: float = QUIET_SECONDS, longest: float = MAX_SECONDS
+    ) -> None:
         self._scope, self._quiet, self._longest = scope, quiet, longest
         self._open: dict[int, _Burst] = {}
         self._unseen: set[int] = set()

@@ -20,7 +20,7 @@ from vipd.dataplane.iptables.watch.messages import (
     read_messages,
     sender_and_end,
 )
-from vipd.dataplane.iptables.watch.own import OwnProcesses
+from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.host.netlink_socket import open_multicast
 
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC

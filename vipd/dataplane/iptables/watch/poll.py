@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import TABLES, Names
 from vipd.dataplane.iptables.plan import Installed
-from vipd.dataplane.iptables.watch.comparison import digest, differing_chains
+from vipd.dataplane.iptables.watch.comparison import differing_chains, digest
 from vipd.dataplane.iptables.watch.debouncer import MAX_CHAINS
 from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange
-from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables, Fingerprint
+from vipd.dataplane.iptables.watch.legacy_tables import Fingerprint, LegacyTables
 from vipd.model.service import Family
 
 POLL_SECONDS = 0.5

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from vipd.dataplane.iptables.watch.external_change import ExternalChange, OwnershipFilter
-from vipd.dataplane.iptables.watch.own import OwnProcesses
-from vipd.host.supervisor import Loop, Backoff, Supervisor, LoopState, Work
+from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
+from vipd.host.supervisor import Backoff, Loop, LoopState, Supervisor, Work
 
 WATCH_BACKOFF = Backoff(maximum=5.0)
 MAX_WAITING = 200

@@ -7,7 +7,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from vipd.model.service import Family, family_of
 from vipd.observe.doctor.checks.kernel_settings import ipv6_is_disabled
-from vipd.observe.doctor.facts import HostAddress, Facts, Link, Listener, Route
+from vipd.observe.doctor.facts import Facts, HostAddress, Link, Listener, Route
 from vipd.observe.doctor.finding import MAX_FIXES, Check, CheckResult, listed, problem, unchecked, warning
 
 GROUP = "Addresses"
@@ -64,7 +64,9 @@ def check_in_subnet(facts: Facts) -> Iterator[CheckResult]:
         if _has_neighbours(own, facts.network.link(own.device))
         for network in [_network(own)]
         for vip, parsed in vips
-        if parsed in network and vip != own.address and (vip, own.device) not in facts.network.proxy_neighbours
+        if parsed in network
+        and vip != own.address
+        and (vip, own.device) not in facts.network.proxy_neighbours
     ]
     if found:
         places = listed([f"{vip} in {_network(own)} of {own.device}" for vip, own in found])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, CheckResult, ok, listed, problem, warning
+from vipd.observe.doctor.finding import Check, CheckResult, listed, ok, problem, warning
 
 GROUP = "Connection tracking"
 COUNT, MAXIMUM = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"

@@ -56,7 +56,9 @@ def _not_running(facts: Facts) -> Iterator[CheckResult]:
         cause = "; ".join(filter(None, (facts.daemon.fault, facts.daemon.prefixes_fault)))
         yield unchecked("whether vipd runs is not known", cause)
         return
-    working = [str(family) for family in facts.families() or _all_families(facts) if facts.has_vipd_rules(family)]
+    working = [
+        str(family) for family in facts.families() or _all_families(facts) if facts.has_vipd_rules(family)
+    ]
     if working:
         cause = f"its rules ({', '.join(working)}) forward as last written, and nobody follows changes"
         yield warning("vipd does not run, its rules are in the kernel", cause, START)

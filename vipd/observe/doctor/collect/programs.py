@@ -100,7 +100,11 @@ async def _why_no_namespace(run: Runner) -> str:
         tried = await run([*NEW_NAMESPACE, "true"], "")
     except (OSError, ProgramTimeoutError) as error:
         return f"unshare cannot be run: {error}"
-    return "" if tried.exit_code == 0 else " ".join(tried.stderr.split()) or f"unshare: exit code {tried.exit_code}"
+    return (
+        ""
+        if tried.exit_code == 0
+        else " ".join(tried.stderr.split()) or f"unshare: exit code {tried.exit_code}"
+    )
 
 
 async def _nft(run: Runner) -> tuple[str, str]:

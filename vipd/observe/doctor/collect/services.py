@@ -12,7 +12,7 @@ from vipd.control.catalog import MergeResult, merge
 from vipd.control.host import Host
 from vipd.control.selection import select_backends
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
-from vipd.host.changes import HostChanges
+from vipd.host.host_changes import HostChanges
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol

@@ -17,7 +17,14 @@ from vipd.observe.simulator.iptables.matches import (
     Match,
     Side,
 )
-from vipd.observe.simulator.iptables.options import Cursor, Extension, GivenOptions, Option, prefix, protocol_number
+from vipd.observe.simulator.iptables.options import (
+    Cursor,
+    Extension,
+    GivenOptions,
+    Option,
+    prefix,
+    protocol_number,
+)
 from vipd.observe.simulator.iptables.targets import Target
 
 _HEADER = {

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from vipd.model.service import Family
-from vipd.observe.simulator.iptables.options import ALL_BITS, Extension, GivenOptions, address, masked, number, port
+from vipd.observe.simulator.iptables.options import (
+    ALL_BITS,
+    Extension,
+    GivenOptions,
+    address,
+    masked,
+    number,
+    port,
+)
 from vipd.observe.simulator.iptables.targets import (
     Dnat,
     End,

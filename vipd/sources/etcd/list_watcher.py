@@ -19,11 +19,11 @@ from vipd.host.supervisor import Backoff, LoopState
 from vipd.model import limits
 from vipd.sources.etcd.client import EtcdClient, Listing
 from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
-from vipd.sources.etcd.keys import StoreChange, EtcdKeys, KeyWrite
-from vipd.sources.etcd.messages import RangeResponse, Header, KeyRange, KeyValue
+from vipd.sources.etcd.keys import EtcdKeys, KeyWrite, StoreChange
+from vipd.sources.etcd.messages import Header, KeyRange, KeyValue, RangeResponse
 from vipd.sources.etcd.snapshot_file import StoredKey
 from vipd.sources.etcd.values import Layout, read_value
-from vipd.sources.etcd.watch import WatchBatch, Watch
+from vipd.sources.etcd.watch import Watch, WatchBatch
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,9 @@ class ListWatcher:
         self._lock = asyncio.Lock()
         self._size = 0
         """Bytes of all keys and values, at most."""
-        self.loop_state = LoopState(Backoff(times.initial_backoff, times.max_backoff, jitter=0.5), reported_elsewhere=True)
+        self.loop_state = LoopState(
+            Backoff(times.initial_backoff, times.max_backoff, jitter=0.5), reported_elsewhere=True
+        )
         """How the loop is run, and its state: its fault is the source's."""
         self.endpoint = ""
         """The watched member; empty while there is none."""
@@ -234,7 +236,9 @@ class ListWatcher:
             kept = dict(self._keys.kept)  # removals may be accepted concurrently
             written, removed = await asyncio.to_thread(self._diff, kept, listing, foreign)
         header = listing.header
-        return StoreChange(header.cluster_id, header.revision, await self._parse_values(written), removed, foreign)
+        return StoreChange(
+            header.cluster_id, header.revision, await self._parse_values(written), removed, foreign
+        )
 
     @staticmethod
     def _diff(

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from vipd.health.flapping import Flapping
-from vipd.health.remembered import MAX_AGE_SECONDS, SavedRecord
+from vipd.health.record_cache import MAX_AGE_SECONDS, SavedRecord
 from vipd.health.result import one_line, parse_weight
 from vipd.health.state import HealthRecord, HealthState
 from vipd.host.containment import log_once
-from vipd.host.durable import move_aside, read_own, error_text, write_atomically
+from vipd.host.durable import error_text, move_aside, read_own, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,9 @@ class RecordFile:
             began = self._clock()
             await self._save_in_thread(known())
             took = self._clock() - began
-            await asyncio.sleep(pause if self._fault else max(MIN_SAVE_INTERVAL_SECONDS, took * (INVERSE_SAVE_TIME_SHARE - 1)))
+            await asyncio.sleep(
+                pause if self._fault else max(MIN_SAVE_INTERVAL_SECONDS, took * (INVERSE_SAVE_TIME_SHARE - 1))
+            )
 
     async def _save_in_thread(self, known: CollectRecords) -> None:
         """Save in a separate thread: those of the shared pool may all be busy, or hang."""

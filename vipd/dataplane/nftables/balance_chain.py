@@ -111,7 +111,13 @@ class BalanceChain:
         yield from (rule.look_up, rule.remember, rule.restore, rule.translate, rule.forget)  # 1 to 5
         yield from (choose, rule.endpoint_of_slot, rule.remember, rule.use_stored_entry)  # 6 to 9
         yield from (rule.restore, rule.translate, rule.forget)  # 10 to 12
-        yield from (first_slot, rule.endpoint_of_slot, rule.remember, rule.restore, rule.translate)  # 13 to 17
+        yield from (
+            first_slot,
+            rule.endpoint_of_slot,
+            rule.remember,
+            rule.restore,
+            rule.translate,
+        )  # 13 to 17
 
     def _affinity_rules(self, options: TableOptions) -> _AffinityRules:
         ip, frontend, client = options.ip, self._frontend(options), affinity_key(options)

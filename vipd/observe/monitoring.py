@@ -15,7 +15,7 @@ from vipd.model.durations import DurationHistogram
 from vipd.model.formatting import time_text
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import FlowStats
-from vipd.observe.listeners import Listeners, ListenAddress
+from vipd.observe.listeners import ListenAddress, Listeners
 from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.flows import flow_reader
 from vipd.observe.metrics.scrape import Metrics

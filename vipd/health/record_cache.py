@@ -97,7 +97,9 @@ class RecordCache:
         for service in known.services:
             self._of.setdefault((service, known.place[0]), set()).add(known.key)
 
-    def take(self, target: CheckTarget, service: str, wanted: Collection[CheckTarget], now: float) -> HealthRecord | None:
+    def take(
+        self, target: CheckTarget, service: str, wanted: Collection[CheckTarget], now: float
+    ) -> HealthRecord | None:
         """The initial state of a target that a service wants with others; None if no verdict applies.
 
         It is the state of an equal check, else that of the check which it replaces in this service.
