@@ -23,7 +23,9 @@ from tests.packets.services import backend_text
 CHANGES = int(os.environ.get("VIPD_SOAK", "1000"))
 WARM = 300
 """Changes until everything that is loaded once is loaded."""
-GROWTH = 1.2
+MOST = 3 * 1024
+"""KiB by which it may grow after that: more than twice what it does, and 4 KiB for each of the usual changes.
+A fifth of the whole would hide a leak of 17 KiB in each."""
 WORKERS = 4
 """Connections that change services of their own at the same time."""
 SEED = 7
@@ -69,7 +71,9 @@ def test_many_random_changes(lab: Lab, daemon: Daemon, equipment: Equipment) -> 
     wanted = {name: service for each in changing for name, service in each.wanted.items()}
     assert services_of(api) == wanted, f"seed {SEED}"
     api.close()
-    assert warm / GROWTH < grown < warm * GROWTH, f"{warm} KiB after {WARM} changes, {grown} after {CHANGES}"
+    seen = f"{warm} KiB after {WARM} changes, {grown} after {CHANGES}"
+    print(seen)
+    assert grown < warm + MOST, seen
     daemon.wait_in_sync()
     assert daemon.status()["apply_failures"] == 0
     as_from_a_cold_start(equipment, daemon)

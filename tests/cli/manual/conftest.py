@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import vipd
+from tests.cli.documents import WEB
 from tests.cli.fake_daemon import FakeDaemon, fake_daemon
 
 ROOT = Path(vipd.__file__).parents[1]
@@ -96,14 +97,10 @@ def room(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Iterator[Room]
 def service(
     name: str, *frontends: str, owner: str = "cli", backends: tuple[object, ...] = ()
 ) -> dict[str, Any]:
-    """So much of a ServiceView of docs/api.md as completion looks at."""
-    forwardings = [{"frontends": [frontend], "external": []} for frontend in frontends]
-    return {
-        "name": name,
-        "owner": owner,
-        "spec": {"name": name, "backends": list(backends)},
-        "forwardings": forwardings,
-    }
+    """A ServiceView that differs from others in what completion looks at."""
+    forwardings = [WEB["forwardings"][0] | {"frontends": [frontend]} for frontend in frontends]
+    spec = {"name": name, "backends": list(backends)}
+    return WEB | {"name": name, "owner": owner, "spec": spec, "forwardings": forwardings}
 
 
 SERVICES = (
