@@ -311,25 +311,25 @@ SMALL = """
     from tests.observe.health_ports.asking import free_port, running, until
     from vipd.api.peers import bind_socket
     from vipd.api.socket_server import serving
-    from vipd.observe.listeners import Listeners, Place
+    from vipd.observe.listeners import ListenAddress, Listeners
     from vipd.host.process import run
 
     async def hello(_):
         return web.Response(text="hello")
 
     async def main():
-        place = Place("127.0.0.1", free_port())
+        place = ListenAddress("127.0.0.1", free_port())
         listeners = Listeners(hello)
         listener = bind_socket(Path(sys.argv[1]), "no-such-group")
         async with serving(web.Application(), listener), running(listeners):
-            listeners.want({place: "x"})
+            listeners.set_addresses({place: "x"})
             await until(lambda: listeners.open, "open")
             print(place.port, flush=True)
             await asyncio.to_thread(sys.stdin.readline)
             many = await asyncio.gather(*(run(["true"]) for _ in range(2)))
             for _ in range(9):
                 many += await asyncio.gather(*(run(["true"]) for _ in range(2)))
-            print(*(each.code for each in many))
+            print(*(each.exit_code for each in many))
 
     asyncio.run(main())
 """

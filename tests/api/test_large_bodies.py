@@ -69,7 +69,7 @@ resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 raw = HOSTILE[sys.argv[1]]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    request_bodies._worked(lambda members, services: parse_services(services), raw)
+    request_bodies._parse_body(lambda members, services: parse_services(services), raw)
 except RefusedError:
     pass
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

@@ -106,7 +106,7 @@ STANDINGS = st.builds(
     healthy=st.booleans(),
     admin=st.sampled_from(AdminState),
     weight=st.none() | st.integers(0, 3),
-    pinned=st.booleans(),
+    keeps_affinity=st.booleans(),
 )
 
 

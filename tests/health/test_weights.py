@@ -138,7 +138,7 @@ class Asked:
         weight = self.says.get(target.address)
         return SimpleNamespace(
             state="healthy",
-            fit=True,
+            counts_healthy=True,
             reason="",
             weight=weight,
             serves_since=self.since.get(target.address),

@@ -33,7 +33,7 @@ _PATIENTLY = """\
 import sys
 from vipd.cli import completion
 from vipd.cli.main import run
-completion.PATIENCE = 60.0
+completion.TIMEOUT_SECONDS = 60.0
 sys.exit(run(sys.argv[1:]))
 """
 """The real one, on a machine that may be too busy for the fake daemon to answer in two seconds."""

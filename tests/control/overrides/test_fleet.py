@@ -93,7 +93,7 @@ def test_the_daemons_loops_end_an_order_by_this_hosts_clock(world: World, fleet:
     world.etcd.away = True
     parts = SimpleNamespace(
         overrides=world.store,
-        fleet=SimpleNamespace(orders=world.orders),
+        fleet=SimpleNamespace(overrides=world.orders),
         reconciler=SimpleNamespace(clock=lambda: world.now, request_sync=lambda: synced.append(world.now)),
     )
     synced: list[datetime] = []

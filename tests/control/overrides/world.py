@@ -165,7 +165,7 @@ class World:
             etcd = cast(EtcdSource, self.etcd)
             self.orders = FleetOverrides(lambda: self.etcd.overrides, lambda: self.now, observers)
             stored = EtcdStore(cast(EtcdClient, self.etcd), etcd, PREFIX, lambda: self.now)
-            fleet = cast(FleetMember, SimpleNamespace(orders=self.orders, store=stored, name="h1"))
+            fleet = cast(FleetMember, SimpleNamespace(overrides=self.orders, store=stored, name="h1"))
             self.orders.refresh()
         books = (self.store, *((self.orders,) if self.orders else ()))
         self.fitness = BackendStatusTracker(

@@ -246,9 +246,9 @@ def test_a_pin_that_leads_nowhere_is_forgotten_before_the_second_try() -> None:
         ({"masquerade": Masquerade.HAIRPIN}, "random-2"),
         ({"masquerade": Masquerade.ALWAYS}, "always-random-2"),
         ({"affinity_timeout": 60}, "forwarded-random-2-pinned-60"),
-        ({"endpoints": (), "served": False}, "refuse"),
-        ({"endpoints": (), "served": False, "refusal": RejectAction.DROP}, "silence"),
-        ({"endpoints": (), "served": True, "internal_policy": TrafficPolicy.LOCAL}, "silence"),
+        ({"endpoints": (), "has_endpoints": False}, "refuse"),
+        ({"endpoints": (), "has_endpoints": False, "refusal": RejectAction.DROP}, "silence"),
+        ({"endpoints": (), "has_endpoints": True, "internal_policy": TrafficPolicy.LOCAL}, "silence"),
         (
             {"local_endpoints": ENDPOINTS[:1], "internal_policy": TrafficPolicy.LOCAL},
             "forwarded-local-random-1",

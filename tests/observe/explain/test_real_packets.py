@@ -177,7 +177,7 @@ def with_another(forwarding: Forwarding) -> Forwarding:
 WRONG = {
     "a backend less": without_last,
     "a backend more": with_another,
-    "no backend": lambda f: replace(f, endpoints=(), served=False),
+    "no backend": lambda f: replace(f, endpoints=(), has_endpoints=False),
     "none on this host": lambda f: replace(f, endpoints=()),
     "kept sources": lambda f: replace(f, masquerade=Masquerade.HAIRPIN),
     "hidden sources": lambda f: replace(f, masquerade=Masquerade.ALWAYS),

@@ -181,7 +181,8 @@ def reading(**changes: object) -> TableReading:
     """The service's table, with something changed."""
     made = table(FOUND, Family.IPV4)
     fields = {
-        name: getattr(made, name) for name in ("family", "table", "chains", "elements", "flows", "pins")
+        name: getattr(made, name)
+        for name in ("family", "table", "chains", "elements", "flows", "affinity_entries")
     }
     return TableReading(**(fields | changes))
 
@@ -216,7 +217,7 @@ def test_a_table_counts_flows_and_pins() -> None:
         f"192.0.2.1 . tcp . 30080 . {endpoint}": Count(2, 9),
     }
     forest = KernelRules(
-        [], [reading(flows=flows, pins={(service, number): 4})], in_use(FOUND, "table ip vipd")
+        [], [reading(flows=flows, affinity_entries={(service, number): 4})], in_use(FOUND, "table ip vipd")
     )
     tree = forest.find("shop/web")[0]
     assert tree.incoming_count() == Count(7, 309)

@@ -28,8 +28,10 @@ class TableOptions(FamilyOptions):
         cls, settings: Settings, family: Family, host_addresses: frozenset[str] = frozenset()
     ) -> TableOptions:
         """The options for the daemon's settings on a host with these addresses."""
-        randomly, pins = settings.random_fully is not False, settings.affinity_clients
-        return cls.of_settings(settings, family, host_addresses, random_fully=randomly, pins=pins)
+        randomly, size = settings.random_fully is not False, settings.affinity_clients
+        return cls.of_settings(
+            settings, family, host_addresses, random_fully=randomly, affinity_map_size=size
+        )
 
     @property
     def table(self) -> str:

@@ -92,13 +92,13 @@ def events(receiving: socket.socket, **more: object) -> RuleEvents:
     return RuleEvents(receiving, SCOPE, own, clock, **more)  # type: ignore[arg-type]
 
 
-def heard(*sent: bytes, hear: Callable[[bytes], None] | None = None) -> ExternalChange | Exception:
+def heard(*sent: bytes, on_message: Callable[[bytes], None] | None = None) -> ExternalChange | Exception:
     """What a watch says of these datagrams first."""
 
     async def listen() -> ExternalChange | Exception:
         ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         with kernels:
-            async with Stream(events(ours, hear=hear)) as stream, asyncio.timeout(PATIENCE):
+            async with Stream(events(ours, on_message=on_message)) as stream, asyncio.timeout(PATIENCE):
                 for datagram in sent:
                     kernels.send(datagram)
                 try:
@@ -149,10 +149,10 @@ def test_an_overflow_means_that_everything_is_read() -> None:
 def test_a_listener_that_dies_is_heard_of(fault: Exception) -> None:
     """Whatever kills it: else changes would go unseen until somebody looks into the event loop's log."""
 
-    def hear(datagram: bytes) -> None:
+    def fail(datagram: bytes) -> None:
         raise fault
 
-    assert heard(datagrams("flush")[0], hear=hear) is fault
+    assert heard(datagrams("flush")[0], on_message=fail) is fault
 
 
 def test_a_watcher_that_just_ends_is_heard_of() -> None:
