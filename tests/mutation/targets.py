@@ -42,7 +42,11 @@ _DECLARATION = (
     "tests/declaration/test_operations.py",
     "tests/declaration/test_again.py",
 )
-_DATAPLANES = ("tests/dataplane/test_programs.py", "tests/observe/test_rule_words.py")
+_DATAPLANES = (
+    "tests/dataplane/test_one_of_each.py",
+    "tests/dataplane/test_programs.py",
+    "tests/observe/test_rule_words.py",
+)
 
 
 def _in(folder: str, *names: str) -> tuple[str, ...]:
@@ -126,12 +130,13 @@ TARGETS = (
         (
             *_in(
                 "tests/dataplane/iptables",
-                *("test_golden", "test_shape", "test_dispatch", "test_probability_chain", "test_names"),
+                *("test_dispatch", "test_probability_chain", "test_names"),
                 "test_words",
             ),
             *_DATAPLANES,
             "tests/observe/explain/test_explain.py",
             "tests/observe/explain/test_explain_table.py",
+            "tests/observe/explain/test_dataplanes_agree.py",
         ),
         one_in=12,
     ),
