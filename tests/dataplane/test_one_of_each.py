@@ -1,7 +1,7 @@
 """The rules of one service of each kind, whole, as they were when somebody last looked at them.
 
-A change of the compilers shows here as a difference of rules. Where it is meant, print the rules anew with the
-command that the failure names, and commit them: the difference says to the reviewer what becomes of a host.
+A change of the compilers shows here as a difference of rules. Where it is meant, print the rules anew by
+the command that the failure names, and commit them: the difference shows what changes on a host.
 """
 
 from __future__ import annotations

@@ -111,6 +111,7 @@ def test_what_keeps_from_asking_is_told_until_an_answer_comes() -> None:
 def test_until_the_first_verdict_the_check_says_what_it_counts_as() -> None:
     record = told([BAD, GOOD, BAD])
     assert record.state is State.UNKNOWN
+    assert str(record.state) == "unknown", "the word of the API"
     assert record.fit(Start.HEALTHY)
     assert not record.fit(Start.UNHEALTHY)
     assert told([GOOD, GOOD]).fit(Start.UNHEALTHY)
