@@ -38,7 +38,8 @@ def only(service: Service) -> Forwarding:
 
 
 def test_endpoints_are_sorted_by_their_text() -> None:
-    assert list(map(str, only(DNS).endpoints)) == ["10.0.0.10:53", "10.0.0.9:53"]
+    for service in (DNS, replace(DNS, backends=DNS.backends[::-1])):
+        assert list(map(str, only(service).endpoints)) == ["10.0.0.10:53", "10.0.0.9:53"]
 
 
 def test_a_backends_own_port_wins_over_the_target_and_that_over_the_port() -> None:
@@ -76,7 +77,7 @@ def test_the_fallback_of_one_family_serves_although_the_other_family_has_backend
 
 
 def test_what_a_service_leaves_open_comes_from_the_settings_by_family() -> None:
-    both = replace(DNS, addresses=("10.96.0.10", "fd00::10"))
+    both = replace(DNS, addresses=("fd00::10", "10.96.0.10"))
     assert [f.masquerade for f in select_backends(both, POLICY)] == [
         Masquerade.FORWARDED,
         Masquerade.OFF_CLUSTER,
@@ -166,6 +167,13 @@ def test_a_backend_is_on_this_host_by_its_node_or_its_address(
     assert host.is_local(backend) is local
 
 
+def test_the_settings_say_what_selection_knows_of_the_host() -> None:
+    policy = SelectionPolicy.of(Settings(node_name="node-a", zone="east"), [HERE])
+    assert policy.host == HostIdentity(frozenset({HERE}), "node-a", "east")
+    assert policy.masquerade.keys() == set(Family)
+    assert SelectionPolicy.of(Settings(compat="kube-proxy"), []).host.node_names_only
+
+
 def test_what_a_service_says_of_flows_is_carried_over() -> None:
     external = (
         ExternalAddress("192.0.2.1", allow_from=("10.0.0.0/24", "fd00::/8")),
@@ -192,6 +200,8 @@ def test_what_a_service_says_of_flows_is_carried_over() -> None:
         (),
         (),
     )
+    (inside,) = select_backends(replace(service, external_addresses=(), health_port=None), ON_NODE)
+    assert inside.ready_local == (), "nobody asks"
 
 
 def plain(service: Service) -> Service:

@@ -52,3 +52,5 @@ def test_services_without_a_file_are_named_by_their_source() -> None:
     cli = Service("a", ("10.0.0.1",), (UDP,), origin=Origin("cli"))
     assert told(service("a", "10.0.0.2", 4), cli)[0].startswith("cli: the name a is")
     assert told(cli, service("a", "10.0.0.2", 4))[0].endswith("by vipctl; give each service its own name")
+    other = Service("b", ("10.0.0.2",), (UDP,), origin=Origin("cli"))
+    assert told(service("a", "10.0.0.2", 4), other)[0].startswith("cli: b: 10.0.0.2:53/udp already")

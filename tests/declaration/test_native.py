@@ -414,3 +414,30 @@ def test_any_mutation_of_a_valid_declaration_gives_a_declaration(edits: list[tup
     for index, piece in edits:
         pieces[index] = piece
     never_raises("".join(pieces))
+
+
+WEB = "{name: web, address: 10.96.0.2, ports: 80, external_addresses: 192.0.2.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        (
+            f"services: [{WEB}, {', '.join(f'x{n}: 1' for n in range(300))}}}]",
+            ["and 200 more problems; mend those that are named first"],
+        ),
+        (
+            f"services: [{WEB}, check: {{type: tcp, interval: 1ms}}}}]",
+            ['"1ms" is out of range; from 100ms to 60m'],
+        ),
+        (f"services: [{WEB}, allow_from: [10.0.0.0/8, 'fd00::/8']}}]", []),
+        (
+            f"services: [{WEB}, allow_from: ['fd00::/8', 'fd01::/16']}}]",
+            ["no network of allow_from is IPv4: 192.0.2.1 would be open to all"],
+        ),
+    ],
+    ids=["counted", "interval", "one-of-the-family", "none-of-the-family"],
+)
+def test_the_last_problem(text: str, problems: list[str]) -> None:
+    found = parse_declaration(f"apiVersion: vipd/v1\n{text}", "a.yaml").problems
+    assert [problem in str(found[-1]) for problem in problems] == [True] * len(found[-1:])

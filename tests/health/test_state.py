@@ -117,6 +117,7 @@ def test_what_keeps_from_asking_is_told_until_an_answer_comes() -> None:
 def test_until_the_first_verdict_the_check_says_what_it_counts_as() -> None:
     record = told([BAD, GOOD, BAD])
     assert record.state is HealthState.UNKNOWN
+    assert str(record.state) == "unknown", "the word of the API"
     assert record.counts_healthy(InitialHealth.HEALTHY)
     assert not record.counts_healthy(InitialHealth.UNHEALTHY)
     assert told([GOOD, GOOD]).counts_healthy(InitialHealth.UNHEALTHY)

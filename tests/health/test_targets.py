@@ -40,6 +40,13 @@ def test_a_check_asks_where_the_first_port_of_its_protocol_is_served() -> None:
     assert place(service(backend, check=Check(ExecProbe()))) == (53, Protocol.UDP)
 
 
+def test_a_target_is_named_by_how_it_is_asked() -> None:
+    probes = (TcpProbe(), HttpProbe(), HttpProbe(tls=True), UdpProbe(), DnsProbe(), ExecProbe())
+    made = [CheckTarget("10.0.0.1", 80, Protocol.TCP, probe, Timing()) for probe in probes]
+    kinds = ("tcp", "http", "https", "udp", "dns", "exec")
+    assert list(map(str, made)) == [f"{kind} 10.0.0.1:80" for kind in kinds]
+
+
 def test_a_port_of_its_own_wins() -> None:
     assert place(service(Backend("10.0.0.1"), check=Check(TcpProbe(port=9)))) == (9, Protocol.TCP)
     assert place(service(Backend("10.0.0.1", port=81)), "10.0.0.1:81") == (81, Protocol.TCP)

@@ -41,8 +41,13 @@ _DECLARATION = (
     "tests/declaration/test_notation.py",
     "tests/declaration/test_operations.py",
     "tests/declaration/test_again.py",
+    "tests/declaration/test_pieces.py",
 )
-_DATAPLANES = ("tests/dataplane/test_programs.py", "tests/observe/test_rule_words.py")
+_DATAPLANES = (
+    "tests/dataplane/test_one_of_each.py",
+    "tests/dataplane/test_programs.py",
+    "tests/observe/test_rule_words.py",
+)
 
 
 def _in(folder: str, *names: str) -> tuple[str, ...]:
@@ -54,6 +59,7 @@ TARGETS = (
         "model",
         _in("vipd/model", "service", "forwarding", "check", "limits", "formatting"),
         (
+            "tests/model",
             "tests/declaration/test_native.py",
             "tests/declaration/test_operations.py",
             "tests/declaration/test_yaml_tree.py",
@@ -69,13 +75,14 @@ TARGETS = (
     Target(
         "limits of claims",
         _in("vipd/model", "claim_limits", "check_target"),
-        ("tests/control/test_claim_limits.py", "tests/health/test_targets.py"),
+        ("tests/model", "tests/control/test_claim_limits.py", "tests/health/test_targets.py"),
         one_in=12,
     ),
     Target(
         "overrides",
         _in("vipd/model", "override", "backend_status", "text"),
         (
+            "tests/model",
             "tests/control/overrides/test_model.py",
             "tests/control/test_overrides.py",
             "tests/cli/test_hostile_text.py",
@@ -92,6 +99,8 @@ TARGETS = (
             "tests/limits/test_others_json.py",
             "tests/health/test_body_pattern.py",
             "tests/cli/manual/test_sources.py",
+            "tests/control/test_containment.py",
+            "tests/dataplane/test_one_of_each.py",
         ),
         one_in=50,
     ),
@@ -112,11 +121,13 @@ TARGETS = (
         "admission",
         _in("vipd/control", "address_policy", "claim_conflicts"),
         (
+            "tests/control/test_claim_conflicts.py",
             "tests/control/test_admission.py",
             "tests/control/test_claim_warnings.py",
             "tests/control/test_admission_of_units.py",
             "tests/control/test_registrations.py",
             "tests/limits/test_together.py",
+            "tests/control/test_catalog.py",
         ),
         one_in=9,
     ),
@@ -126,12 +137,13 @@ TARGETS = (
         (
             *_in(
                 "tests/dataplane/iptables",
-                *("test_golden", "test_shape", "test_dispatch", "test_probability_chain", "test_names"),
+                *("test_dispatch", "test_probability_chain", "test_names"),
                 "test_words",
             ),
             *_DATAPLANES,
             "tests/observe/explain/test_explain.py",
             "tests/observe/explain/test_explain_table.py",
+            "tests/observe/explain/test_dataplanes_agree.py",
         ),
         one_in=12,
     ),

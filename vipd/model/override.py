@@ -177,7 +177,7 @@ def to_json(override: Override) -> dict[str, object]:
     """As JSON types; what is at its default is left out."""
     found: dict[str, object] = {"service": override.target.service, "backend": override.target.backend}
     for name, value in asdict(override).items():
-        if name == "subject" or value is None or value == "":
+        if name == "target" or value is None or value == "":
             continue
         found[name] = value.isoformat() if isinstance(value, datetime) else value
     return found
@@ -190,15 +190,15 @@ def from_json(value: object) -> Override:
     """
     if not isinstance(value, Mapping):
         raise MalformedOverrideError(f"an override must be a mapping, not {type(value).__name__}")
-    known = {field.name for field in fields(Override)} - {"subject"} | {"service", "backend"}
+    known = {field.name for field in fields(Override)} - {"target"} | {"service", "backend"}
     if unknown := sorted(set(value) - known):
         raise MalformedOverrideError(f"unknown key {unknown[0]!r}")
     try:
-        subject = OverrideTarget(_text(value, "service"), _text(value, "backend"))
-        if not subject.service:
-            subject = OverrideTarget("", str(ipaddress.ip_address(subject.backend)))
+        target = OverrideTarget(_text(value, "service"), _text(value, "backend"))
+        if not target.service:
+            target = OverrideTarget("", str(ipaddress.ip_address(target.backend)))
         return Override(
-            subject,
+            target,
             by=_text(value, "by"),
             at=_time(value["at"]),
             admin=AdminState(value.get("admin", AdminState.ACTIVE)),

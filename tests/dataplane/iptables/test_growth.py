@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
-from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
+from vipd.dataplane.iptables.plan import Change, Installed, Plan, make_plan
 from vipd.dataplane.iptables.ruleset import DesiredChains
 
 REFUSALS = ChainId("filter", "VIPD-SERVICES")
@@ -59,3 +59,23 @@ def test_a_difference_names_what_comes_and_goes(number: int) -> None:
     assert {line[0] for line in lines[1:]} == {"+", "-"}
     assert len([line for line in lines if line.startswith("- -A VIPD-SERVICES")]) == number // 2
     assert len([line for line in lines if line.startswith("+ -A VIPD-SERVICES")]) == number // 2
+
+
+def test_a_plan_as_text_says_which_chains_come_go_and_differ() -> None:
+    changes = (
+        Change(REFUSALS, ("-j A", "-j B"), ("-j B", "-j C")),
+        Change(ChainId("nat", "NEW"), None, ("-j A",)),
+        Change(ChainId("nat", "OLD"), ("-j A",), None),
+    )
+    assert str(Plan(changes=changes, other_variant=Plan(changes=changes[2:]))).splitlines() == [
+        "filter VIPD-SERVICES",
+        "- -A VIPD-SERVICES -j A",
+        "+ -A VIPD-SERVICES -j C",
+        "nat NEW (new)",
+        "+ -A NEW -j A",
+        "nat OLD (removed)",
+        "- -A OLD -j A",
+        "# in the other iptables variant",
+        "nat OLD (removed)",
+        "- -A OLD -j A",
+    ]

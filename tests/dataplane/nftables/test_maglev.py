@@ -6,7 +6,7 @@ import random
 import struct
 import subprocess
 import sys
-from hashlib import shake_128
+from hashlib import sha256, shake_128
 from math import ceil, log
 
 import pytest
@@ -113,7 +113,7 @@ def whole_match(backends: tuple[str, ...], weights: tuple[int, ...]) -> tuple[in
 
 THREE_THOUSAND = """
 import resource, sys, time
-from hashlib import shake_128
+from hashlib import sha256, shake_128
 from vipd.dataplane.nftables.maglev import lookup_table, table_size
 resource.setrlimit(resource.RLIMIT_AS, (256 << 20, 256 << 20))
 names = tuple(f"10.0.{n >> 8}.{n & 255}:80" for n in range(3000))
@@ -137,3 +137,19 @@ def test_three_thousand_backends_take_little_memory_and_little_more_than_their_n
     times."""
     found = subprocess.run([sys.executable, "-c", THREE_THOUSAND], capture_output=True, text=True, check=True)
     assert float(found.stdout) < 4
+
+
+@pytest.mark.parametrize(
+    ("backends", "weights", "size", "digest"),
+    [
+        (3, (1,), 4093, "b495029a6c38e8e6"),
+        (5, (1, 2, 30), 4093, "dca4f50e59e5373a"),
+        (101, (1, 3), 16381, "4def5a7655315145"),
+    ],
+)
+def test_whole_tables_stay_the_same_too(
+    backends: int, weights: tuple[int, ...], size: int, digest: str
+) -> None:
+    names = tuple(f"10.0.0.{number}:80" for number in range(backends))
+    table = lookup_table(names, tuple(weights[number % len(weights)] for number in range(backends)))
+    assert (len(table), sha256(bytes(table)).hexdigest()[:16]) == (size, digest)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.dataplane.nftables.declared import numbered
 from vipd.control.selection import SelectionPolicy, select_backends
+from vipd.dataplane.nftables import compile, plan
 from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.chains import ChainNumbers
 from vipd.dataplane.nftables.compile import ElementKey, Fragment, compile_forwarding
@@ -353,3 +354,53 @@ def test_under_the_local_policy_a_backend_may_meet_itself_unmarked(mode: Masquer
         **entry,  # type: ignore[arg-type]
     )
     assert compiled(local).hairpins >= {ENDPOINTS[0].address}
+
+
+def test_a_number_that_is_taken_gives_way_to_the_next_free_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile, "NUMBER_BITS", 2)
+    four = [Endpoint(f"10.244.0.{number}", 8080) for number in range(4)]
+    assert sorted(compile._numbers(four).values()) == [0, 1, 2, 3]
+
+
+def test_a_large_plan_is_several_transactions_the_last_with_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan, "BATCH_ELEMENTS", 2)
+    steps = tuple(
+        Step((), {}, {ElementKey("frontends", f"10.96.0.{n} . tcp . 80"): "drop"}) for n in range(3)
+    )
+    late = Step((), {FRONTEND: "drop"}, {})
+    made = Plan("ip vipd", steps=steps, late=late)
+    (first, some), (last, rest) = made.transactions()
+    assert (some, rest) == ([*steps[:2]], [steps[2]])
+    assert ("delete element" in first, "delete element" in last) == (False, True)
+    ((_, everything),) = replace(made, replaces=True).transactions()
+    assert everything == [*steps]
+    assert [bool(each) for each in (made, Plan("ip vipd"), Plan("ip vipd", late=late))] == [True, False, True]
+
+
+def test_a_chain_at_another_hook_makes_the_table_anew() -> None:
+    made = table(numbered(1, "10.244.0.1"))
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
+    assert installed
+    assert any(found.hook for found in installed.chains.values())
+    assert not make_plan(OPTIONS, made.structure(), installed, (), Step((), {}, {})).replaces
+    for name, found in installed.chains.items():
+        moved = replace(found, hook=(3, -99) if found.hook is None else (found.hook[0], found.hook[1] + 1))
+        there = replace(installed, chains={**installed.chains, name: moved})
+        assert make_plan(OPTIONS, made.structure(), there, (), Step((), {}, {})).replaces, name
+
+
+@pytest.mark.parametrize(("policy", "kept"), [(TrafficPolicy.CLUSTER, True), (TrafficPolicy.LOCAL, False)])
+def test_a_draining_backend_keeps_its_clients_under_the_cluster_policy_alone(
+    policy: TrafficPolicy, kept: bool
+) -> None:
+    forwarding = replace(
+        PLAIN,
+        affinity_timeout=60,
+        internal_policy=policy,
+        local_endpoints=ENDPOINTS,
+        affinity_only=(Endpoint("10.244.0.9", 8080),),
+    )
+    elements = compile_forwarding(forwarding, OPTIONS, ChainNumbers(Family.IPV4)).elements
+    assert ("10.244.0.9 . 8080" in elements.values()) is kept

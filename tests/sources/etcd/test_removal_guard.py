@@ -45,9 +45,9 @@ def test_removals_within_ten_seconds_count_as_one_and_come_back() -> None:
 @pytest.mark.parametrize(("later", "held"), [(9.9, True), (10.0, False)])
 def test_removals_count_as_one_for_ten_seconds(later: float, held: bool) -> None:
     guard = RemovalGuard(50)
-    guard.decide(names(1, 3), 10, 0.0)
+    guard.decide(names(1, 3), 10, 1000.0)
     assert guard.may_restore("s1")
-    assert bool(guard.decide(names(4, 6), 7, later).held) is held
+    assert bool(guard.decide(names(4, 6), 7, 1000.0 + later).held) is held
     assert not guard.may_restore("s1"), "it is held, or gone for good"
     assert guard.may_restore("s4") is not held
 
