@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from vipd.cli.render import render
+from vipd.cli.main import cli
 
 FOLDER = Path(__file__).with_name("one_of_each")
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_the_rules_are_those_that_were_looked_at(
     expected = here / f"{settings}.{family}.{dataplane}"
     argv = ["--dataplane", dataplane, "--set", f"dataplane={dataplane}", "--family", family]
     argv += ["--settings", f"{here}/{settings}.yaml", f"{here}/services.yaml"]
-    done = CliRunner().invoke(render, argv)
+    done = CliRunner().invoke(cli, ["render", *argv])
     assert done.exit_code == 0, done.output
     command = f"vipctl render {shlex.join(argv)} > {expected}"
     assert done.stdout.splitlines() == expected.read_text().splitlines(), command

@@ -158,7 +158,7 @@ TARGETS = (
     ),
     Target(
         "nftables",
-        _in("vipd/dataplane/nftables", "compile", "chains", "base_chains", "plan"),
+        _in("vipd/dataplane/nftables", "compile", "chains", "balance_chain", "base_chains", "plan"),
         (
             *_in("tests/dataplane/nftables", "test_shape", "test_slots"),
             *_DATAPLANES,

@@ -69,7 +69,7 @@ def test_a_backend_is_masqueraded_only_on_the_way_to_itself() -> None:
     [
         ({}, "rejected", "is refused: no backend of dead is ready"),
         ({"refusal": RejectAction.DROP}, "dropped", "is dropped: no backend of dead is ready"),
-        ({"served": True}, "dropped", "is dropped: dead has no backends on this host"),
+        ({"has_endpoints": True}, "dropped", "is dropped: dead has no backends on this host"),
     ],
 )
 def test_refusals(changes: dict[str, Any], verdict: str, words: str) -> None:
@@ -170,7 +170,7 @@ def test_forwardings_left_out_change_nothing() -> None:
         forwarding(f"s{n}", f"10.96.{n}.1", *(["10.244.1.10"] if n % 3 else []), node_port=30000 + n)
         for n in range(100)
     ]
-    local = {"external_policy": TrafficPolicy.LOCAL, "served": True, "node_port": 30200}
+    local = {"external_policy": TrafficPolicy.LOCAL, "has_endpoints": True, "node_port": 30200}
     every = (*many, WEB, forwarding("nowhere", "10.97.0.1", "10.244.1.11", **local))
     options = RuleOptions(Family.IPV4)
     whole = parse_ruleset(render(every, options), Family.IPV4)

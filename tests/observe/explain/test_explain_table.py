@@ -75,8 +75,8 @@ def test_every_rule_on_the_way_has_a_meaning_of_its_own() -> None:
             "affinity_timeout": 60,
         },
         {"masquerade": Masquerade.OFF_CLUSTER},
-        {"endpoints": (), "served": False},
-        {"endpoints": (), "served": False, "refusal": RejectAction.DROP},
+        {"endpoints": (), "has_endpoints": False},
+        {"endpoints": (), "has_endpoints": False, "refusal": RejectAction.DROP},
     ]
     for kind in kinds:
         web = replace(WEB, node_port=30080, external_addresses=(limited,), **kind)
@@ -104,8 +104,8 @@ def test_a_client_s_own_slot_is_told() -> None:
     [
         ({}, "10.10.0.9", "web", {}),
         ({"masquerade": Masquerade.HAIRPIN}, "10.244.1.10", "web", {}),
-        ({"endpoints": (), "served": False}, "10.10.0.9", "web", {}),
-        ({"endpoints": (), "served": False, "refusal": RejectAction.DROP}, "10.10.0.9", "web", {}),
+        ({"endpoints": (), "has_endpoints": False}, "10.10.0.9", "web", {}),
+        ({"endpoints": (), "has_endpoints": False, "refusal": RejectAction.DROP}, "10.10.0.9", "web", {}),
         ({"endpoints": ()}, "10.10.0.9", "web", {}),
         ({"affinity_timeout": 10800}, "10.10.0.9", "web", {}),
         ({"node_port": 30080}, "10.10.0.9", "192.168.100.1:30080", {}),
@@ -147,7 +147,7 @@ def test_forwardings_left_out_change_nothing() -> None:
     ]
     itself = forwarding("itself", "10.97.0.2", "10.10.0.1", "10.244.1.10")
     keeping = forwarding("keeping", "10.97.0.3", "10.10.0.1", masquerade=Masquerade.HAIRPIN)
-    local = {"external_policy": TrafficPolicy.LOCAL, "served": True, "node_port": 30200}
+    local = {"external_policy": TrafficPolicy.LOCAL, "has_endpoints": True, "node_port": 30200}
     every = (*many, WEB, itself, keeping, forwarding("nowhere", "10.97.0.1", "10.244.1.11", **local))
     options = TableOptions(Family.IPV4)
     whole = parse_tables(render(every, options), Family.IPV4)
