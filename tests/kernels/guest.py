@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import http.client
 import json
 import os
@@ -20,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +37,7 @@ WIRES = {
 }
 BACKENDS = ("b1", "b2")
 STREAM, DATAGRAM = 8080, 5353
-WEB, STICKY, ASSOCIATED, MANY = 10, 20, 30, 40
+WEB, STICKY, ASSOCIATED, MANY, CHECKED = 10, 20, 30, 40, 50
 """Last part of each service's virtual IP."""
 COMMAND_SECONDS, SOON_SECONDS, START_SECONDS, REPLY_SECONDS = 120.0, 120.0, 180.0, 10.0
 WHOLE_SECONDS = 1300
@@ -188,6 +190,20 @@ def answers(number: int, protocol: str, family: int, flows: int = FLOWS) -> dict
     return counted
 
 
+def deliver(flows: list[socket.socket]) -> None:
+    """Send on established flows; raises AssertionError unless the backends acknowledge all of it."""
+    for each in flows:
+        each.sendall(b"more")
+
+    def unacknowledged() -> int:
+        left = [
+            int.from_bytes(fcntl.ioctl(each, termios.TIOCOUTQ, bytes(4)), sys.byteorder) for each in flows
+        ]
+        return sum(left)
+
+    until(lambda: unacknowledged() == 0, "all is acknowledged")
+
+
 def works(number: int = WEB, protocol: str = "tcp", family: int = 4) -> bool:
     """Whether a new flow is answered."""
     try:
@@ -268,15 +284,17 @@ def findings() -> dict[str, list[str]]:
 def declare(sctp: bool) -> None:
     """Write the declaration."""
     lines = ["apiVersion: vipd/v1", "services:"]
-    services = [("web", WEB, [f"{STREAM}/tcp", f"{DATAGRAM}/udp"], ""), ("many", MANY, [f"{STREAM}/tcp"], "")]
-    services.append(("sticky", STICKY, services[0][2], "{by: client-ip, timeout: 10m}"))
+    stream, both = f"{STREAM}/tcp", f"{STREAM}/tcp, {DATAGRAM}/udp"
+    services = [("web", WEB, both, ""), ("many", MANY, stream, "")]
+    services.append(("sticky", STICKY, both, "affinity: {by: client-ip, timeout: 10m}"))
+    services.append(("checked", CHECKED, stream, "check: {type: tcp, interval: 2s, timeout: 1s}"))
     if sctp:
-        services.append(("associated", ASSOCIATED, [f"{STREAM}/sctp"], ""))
+        services.append(("associated", ASSOCIATED, f"{STREAM}/sctp", ""))
     backends = ", ".join(f'{WIRES[name][0]}.2, "{WIRES[name][1]}:2"' for name in BACKENDS)
-    for name, number, ports, affinity in services:
+    for name, number, ports, more in services:
         lines += [f"  - name: {name}", f'    address: [{vip(number, 4)}, "{vip(number, 6)}"]']
-        lines += [f"    ports: [{', '.join(ports)}]", f"    backends: [{backends}]"]
-        lines += [f"    affinity: {affinity}"] * bool(affinity)
+        lines += [f"    ports: [{ports}]", f"    backends: [{backends}]"]
+        lines += [f"    {more}"] * bool(more)
     Path("/etc/vipd/services.d/set.yaml").write_text("\n".join(lines) + "\n")
 
 
@@ -340,31 +358,31 @@ def check_full_table(daemon: Daemon) -> None:
         run("sysctl", "-qw", "net.netfilter.nf_conntrack_max=60")
         assert number_of("max") == 60
         try:
-            for _ in range(100):
+            for _ in range(200):
                 kept.append(flow(MANY, "tcp", 4)[1])
         except OSError as error:
             seen.append(f"flow {len(kept) + 1}: {error}")
         else:
-            raise AssertionError("100 flows passed")
+            raise AssertionError("200 flows passed")
         seen.append(f"count {number_of('count')} of {number_of('max')}")
     with result("table full: established flows stay") as seen:
-        for each in kept:
-            each.sendall(b"more")
+        deliver(kept)
+        seen.append(f"{len(kept)} flows")
     with result("table full: the doctor says so") as seen:
         found = findings()
         seen.append(f"{sorted(found)}")
         assert "full" in found["conntrack-room"][0], found["conntrack-room"]
     with result("table full: vipd stays in sync") as seen:
-        status = daemon.status()
-        seen.append(f"{status['state']}, warnings {status.get('warnings')}")
-        assert status["state"] == "in-sync"
+        daemon.wait_in_sync()
+        seen.append(f"warnings {daemon.status().get('warnings')}")
+        say("info", "table full: a service with a check", vipctl("list", "checked"))
     with result("table full: flows recover when there is room") as seen:
         for each in kept[: len(kept) // 2]:
             each.close()
         run("sysctl", "-qw", f"net.netfilter.nf_conntrack_max={before}")
         seen.append(f"after {until(works, 'flows'):.1f} s")
-        for each in kept[len(kept) // 2 :]:
-            each.sendall(b"more")
+        seen.append(f"with a check after {until(lambda: works(CHECKED), 'checked flows'):.1f} s more")
+        deliver(kept[len(kept) // 2 :])
     for each in kept:
         each.close()
 
@@ -376,7 +394,7 @@ def check_ipvs(daemon: Daemon) -> None:
         run("ipvsadm", "-a", "-t", f"{vip(WEB, 4)}:{STREAM}", "-r", f"10.244.1.2:{STREAM}", "-m")
         seen.append(f"ip_vs {'loaded' if 'ip_vs' in modules() else 'built in'}")
         seen.append(str(answers(WEB, "tcp", 4)))
-        assert daemon.state() == "in-sync"
+        daemon.wait_in_sync()  # backends of `checked` may come back just now
     found = findings()
     named = [name for name, texts in found.items() if any("ipvs" in text.lower() for text in texts)]
     say("ok" if named else "known", "ipvs: the doctor finds it", named or f"it names only {sorted(found)}")
