@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Boots one kernel in qemu, without KVM, and prints the results of tests/kernels/guest.py in it:
+#
+#     sudo bash tests/kernels/prepare.sh KERNEL && bash tests/kernels/run.sh KERNEL [LOG]
+#
+# KERNEL is a folder of the cache, such as debian12. LOG: where the whole console goes. VIPD_PYTHON: the Python whose
+# packages the guest gets; default: that of .venv. Exit code 0: all passed; 1: some failed; 2: the guest did not end.
+set -euo pipefail
+cache=${VIPD_KERNELS_CACHE:-/var/cache/vipd-kernels}
+project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+python=${VIPD_PYTHON:-$project/.venv/bin/python}
+seconds=${VIPD_KERNELS_SECONDS:-1500}
+[ $# -ge 1 ] || { echo "usage: bash tests/kernels/run.sh KERNEL [LOG]" >&2; exit 2; }
+kernel=$1
+[ -e "$cache/$kernel" ] || { echo "no $cache/$kernel; hint: sudo bash tests/kernels/prepare.sh $kernel" >&2; exit 2; }
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/vipd-kernel.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+log=${2:-$work/console}
+cd "$project"
+began=$SECONDS
+timeout 600 "$python" -m tests.kernels.build_initramfs "$cache" "$kernel" "$work/initramfs"
+echo "# initramfs: $(du -m "$work/initramfs" | cut -f1) MB, $((SECONDS - began)) s"
+began=$SECONDS
+code=0
+# In the foreground of timeout, so that ctrl-C ends both; no network card: the guest reaches nothing.
+timeout --foreground --kill-after=10 "$seconds" qemu-system-x86_64 -accel tcg,thread=multi -cpu Nehalem -smp 2 -m 2560 \
+    -kernel "$cache/$kernel"/boot/vmlinuz-* -initrd "$work/initramfs" \
+    -append "console=ttyS0 rdinit=/init panic=1 loglevel=4 mitigations=off random.trust_bootloader=on" \
+    -nodefaults -no-reboot -display none -serial stdio -nic none </dev/null 2>&1 | sed -u 's/\r//g' | tee "$log" |
+    grep --line-buffered '^VIPD ' || code=$?
+echo "# guest: $((SECONDS - began)) s"
+last=$(grep '^VIPD done ' "$log" | tail -n 1 || true)
+if [ -z "$last" ]; then
+    echo "the guest did not end within $seconds s, or the kernel failed; the end of its console:" >&2
+    tail -n 40 "$log" >&2
+    exit 2
+fi
+! grep -q '^VIPD FAIL ' "$log"
