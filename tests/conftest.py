@@ -68,6 +68,7 @@ EXTENT = (
     "VIPD_TORTURE_SEED",
     "VIPD_FUZZ",
     "VIPD_FUZZ_SEED",
+    "VIPD_KERNELS",
 )
 """How long or how often some tests run. They read it when they are imported."""
 

@@ -28,7 +28,7 @@ class Client:
     async def put(self, key: bytes, value: bytes, lease: int) -> Header:
         return Header("1", "1", 1)
 
-    async def keep_lease(self, lease: int) -> int:
+    async def renew_lease(self, lease: int) -> int:
         return 10
 
     async def get(self, key: bytes) -> KeyValue:
