@@ -70,7 +70,15 @@ def test_words_that_no_table_holds_are_described() -> None:
 
 def served_requests() -> set[tuple[str, str]]:
     """Every request of the API's server, as docs/api.md spells them."""
-    unused = ("overrides", "events", "flow_stats", "fleet", "wait_applied", "dataplane", "save_dataplane_choice")
+    unused = (
+        "overrides",
+        "events",
+        "flow_stats",
+        "fleet",
+        "wait_applied",
+        "dataplane",
+        "save_dataplane_choice",
+    )
     parts = dict.fromkeys(unused) | {"reconciler": SimpleNamespace(containment=None)}
     served = cast("ApiContext", SimpleNamespace(**parts))
     router = application(served, Permission("vipd-admin")).router

@@ -10,7 +10,11 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../prepare.sh"
 
 cache=${VIPD_KERNELS_CACHE:-/var/cache/vipd-kernels}
-mirror=${VIPD_KERNELS_MIRROR:-http://deb.debian.org/debian}
+# The Debian archive that this machine's apt is set up with.
+mirror=${VIPD_KERNELS_MIRROR:-$(apt-get indextargets --format '$(ORIGIN)/$(LABEL)/$(COMPONENT) $(REPO_URI)' |
+    awk '$1 == "Debian/Debian/main" && !found { print $2; found = 1 }')}
+mirror=${mirror%/}
+[ -n "$mirror" ] || fail "apt here is set up with no Debian archive; hint: set VIPD_KERNELS_MIRROR"
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 limit="timeout 600"
 
