@@ -27,7 +27,7 @@ class FleetRoutes:
     fleet: FleetMember | None
     permission: Permission
     wait_applied: Callable[[Collection[str], bool], Awaitable[tuple[bool, str]]]
-    """As `Served.wait_applied`."""
+    """As `ApiContext.wait_applied`."""
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""

@@ -34,7 +34,7 @@ NAMES_LOGGED = 100
 """An event about more services names no more of them."""
 
 WaitApplied = Callable[[Collection[str], bool], Awaitable[tuple[bool, str]]]
-"""As `Served.wait_applied`."""
+"""As `ApiContext.wait_applied`."""
 
 
 @dataclass(frozen=True, slots=True)

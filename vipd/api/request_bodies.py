@@ -64,9 +64,11 @@ class BodyReader:
     async def read(
         self, request: web.Request, max_bytes: int, parse: Callable[[Json, Iterator[object] | None], T]
     ) -> T:
-        """The result of `work` on a body with a list `services`: `work` is called, in a thread if the body is
-        large, with all other members and an iterator that reads the services on demand; None: there is
-        no such list. Raises RefusedError."""
+        """The result of `parse` on a body with a list `services`. Raises RefusedError.
+
+        `parse` is called, in a thread if the body is large, with all other members and an iterator that reads
+        the services on demand; None: there is no such list.
+        """
         length = request.content_length
         if length is not None and length <= SMALL_BODY_BYTES:
             return await _parse_maybe_in_thread(parse, await read_raw(request, max_bytes))
@@ -87,7 +89,7 @@ async def body_of(request: web.Request) -> Json:
 
 async def read_raw(request: web.Request, max_bytes: int) -> bytes:
     """The bytes of a body: the charset that the sender declares may be invalid, or missing. Raises
-    RefusedError, as soon as it is larger than `most`."""
+    RefusedError, as soon as it is larger than `max_bytes`."""
     raw, length = bytearray(), request.content_length
     try:
         if length is not None and length > max_bytes:
@@ -103,7 +105,7 @@ async def read_raw(request: web.Request, max_bytes: int) -> bytes:
 
 
 def too_large(max_bytes: int) -> RefusedError:
-    """A body, or a part of one, of more than `most` bytes is not read."""
+    """A body, or a part of one, of more than `max_bytes` bytes is not read."""
     why = f"it may have {max_bytes >> 20} MiB"
     return RefusedError("too-large", "the request is too large", why, "declare fewer services at once")
 

@@ -94,8 +94,10 @@ async def decide(
     take_snapshot: Callable[[], ServicesSnapshot],
     ask_host: Callable[[Collection[Check]], Awaitable[CheckProblems]],
 ) -> Outcome:
-    """The outcome of a change. When this returns, `known` still is its basis, so a caller that stores it
-    without awaiting stores a valid result. Raises RefusedError.
+    """The outcome of a change. Raises RefusedError.
+
+    When this returns, a new snapshot would equal its basis, so a caller that stores the outcome without
+    awaiting stores a valid result.
 
     Others may change services while the host is queried, so the decision is repeated after each answer. A
     check without an answer counts as one without problems, and is not queried again.

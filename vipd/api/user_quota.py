@@ -14,7 +14,7 @@ from vipd.declaration.operations import RefusedError
 
 
 class UserQuota:
-    """At most `most` at a time, half of them for one user. Root and vipd's own user may have as many beside
+    """At most `limit` at a time, half of them for one user. Root and vipd's own user may have as many beside
     those of others, so that others cannot block them."""
 
     def __init__(self, limit: int) -> None:

@@ -35,7 +35,7 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A table's column. To fit the screen its texts may be truncated to `least` columns; 0: never."""
+    """A table's column. To fit the screen its texts may be truncated to `min_width` columns; 0: never."""
 
     title: str
     min_width: int = 0

@@ -149,7 +149,7 @@ class Admission:
         return found
 
     def admit(self, changed: Iterable[str], check_problems: CheckProblems | None = None) -> set[str]:
-        """Check the units that `notice` returned. Returns the names of those that changed or are gone.
+        """Check the units that `update_units` returned. Returns the names of those that changed or are gone.
 
         `check_problems` holds the answers to `questions`; without it the policy's own function is called.
         """

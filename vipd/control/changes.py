@@ -113,7 +113,7 @@ class Selector:
 
     async def _select_in_thread(self, name: str, policy: SelectionPolicy) -> ServiceForwardings | None:
         """The selection for a service that is too large for the event loop, made in a thread; None for
-        others. On an exception `_consider` selects again."""
+        others. On an exception `_select_one` selects again."""
         with contextlib.suppress(Exception):
             service = self._snapshot.service(name)
             if service is not None and declared_size(service) + service_network_count(service) > LARGE:

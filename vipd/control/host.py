@@ -78,7 +78,7 @@ class Host:
         dataplane: Callable[[], str] | None = None,
         invalidate: Callable[[], None] = lambda: None,
     ) -> None:
-        """`dataplane` returns the name of the active one; without it the settings name it. `distrust` makes
+        """`dataplane` returns the name of the active one; without it the settings name it. `invalidate` makes
         it read all its rules, and remove those of another iptables variant that are found then."""
         self._settings = settings
         self._record = record

@@ -227,8 +227,10 @@ def _candidates(
     *,
     ignore_health: bool = False,
 ) -> tuple[_Candidate, ...]:
-    """The backends of one family, sorted by their text as kube-proxy sorts endpoints. `forgiving`: all count
-    as healthy."""
+    """The backends of one family, sorted by their text as kube-proxy sorts endpoints.
+
+    `ignore_health`: all count as healthy.
+    """
     found = []
     for backend in backends:
         number = backend.port_for(port)

@@ -85,7 +85,7 @@ async def wire(
     settings: Settings, observers: Observers | None = None, program_timeout: float = TIMEOUT_SECONDS
 ) -> Parts:
     """All objects, every source having delivered, nothing written to the kernel yet. Programs that read or
-    write rules are killed after `limit` seconds."""
+    write rules are killed after `program_timeout` seconds."""
     observers = observers or Observers()
     files, store = sources(settings)
     await asyncio.to_thread(files.scan)

@@ -20,7 +20,7 @@ class BeyondLimitsError(ValueError):
 
 
 def read_json(data: bytes | str, max_size: int) -> Any:
-    """Parses a text of at most `most` bytes (or characters, if it is decoded). Raises ValueError for
+    """Parses a text of at most `max_size` bytes (or characters, if it is decoded). Raises ValueError for
     invalid JSON, and its subclass BeyondLimitsError."""
     if len(data) > max_size:
         raise BeyondLimitsError(f"it has {len(data)} bytes, of which {max_size} are the most")

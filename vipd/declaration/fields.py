@@ -43,7 +43,7 @@ class Report:
         """The input was accepted before: later rules do not reject it."""
         self.problems = ProblemList()
         self.size = 0
-        """Of the services read, in the units of `vipd.model.limits.size_of`."""
+        """Of the services read, in the units of `vipd.model.limits.declared_size`."""
         self._notes: dict[Note, None] = {}
         self._more_notes = 0
 

@@ -38,8 +38,9 @@ _LAST_LINE = 2**20
 def parse_incrementally(
     text: str | Utf8, path: str, earlier: str | Utf8, earlier_declaration: Declaration, source: str = "file"
 ) -> Declaration:
-    """Returns what `parse_declaration` would for `text`, given its result `known` for an earlier text of the
-    file.
+    """Returns what `parse_declaration` would for `text`.
+
+    `earlier_declaration`: its result for an earlier text of the file.
 
     Services with the same lines and content stay the same objects.
     """

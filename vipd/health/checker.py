@@ -58,7 +58,7 @@ class HealthStatus:
     weight: ReportedWeight | None
     """The weight in its last good answer; it applies only if the service accepts it."""
     serves_since: float | None
-    """By `Health.clock`: begin of a slow start, for `weights.weights`; None: no slow start."""
+    """By `HealthChecker.clock`: begin of a slow start, for `weights.weights`; None: no slow start."""
 
 
 class HealthChecker:

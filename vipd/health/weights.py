@@ -47,7 +47,7 @@ class WeightInputs(NamedTuple):
     reported: ReportedWeight | None = None
     """The weight that it reports, if its service accepts that."""
     healthy_since: float | None = None
-    """`Verdict.serves_since`."""
+    """`HealthStatus.serves_since`."""
 
 
 def weights(

@@ -21,7 +21,7 @@ class BusyError(RuntimeError):
 
 
 class BoundedThreads:
-    """Runs calls in at most `most` threads. May be used from any thread."""
+    """Runs calls in at most `max_threads` threads. May be used from any thread."""
 
     def __init__(self, name: str, max_threads: int) -> None:
         """`name` is that of each thread."""

@@ -115,7 +115,7 @@ def rename_own(path: Path, name: str) -> None:
 
 def move_aside(path: Path, keep_original: bool = False) -> str:
     """Rename an unusable file, so that a new one does not replace it: to
-    `NAME.unreadable`, then `NAME.unreadable-2`. If it `stays`, it gets that name besides its own.
+    `NAME.unreadable`, then `NAME.unreadable-2`. If it `keep_original`, it gets that name besides its own.
 
     Returns the outcome in words; never raises.
     """

@@ -67,7 +67,7 @@ async def run(
     stall: float | None = None,
 ) -> ProgramResult:
     """Run a program to its end. It is killed with all its descendants when the call is cancelled, and after
-    `limit` seconds, or `stall` seconds without CPU usage; then ProgramTimeoutError is raised."""
+    `timeout` seconds, or `stall` seconds without CPU usage; then ProgramTimeoutError is raised."""
     process = await _start(argv, {**os.environ, "PATH": _path(), "LC_ALL": "C"})
     watching: asyncio.Task[bool] | None = None
     with started(process.pid):

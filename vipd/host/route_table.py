@@ -43,7 +43,7 @@ _HARMLESS = {"FRA_TABLE", "FRA_PRIORITY", "FRA_PROTOCOL", "FRA_SUPPRESS_PREFIXLE
 
 
 class Route(NamedTuple):
-    """A foreign route. `delivers` is False for blackhole, unreachable and prohibit."""
+    """A foreign route. `deliverable` is False for blackhole, unreachable and prohibit."""
 
     version: int
     network: int

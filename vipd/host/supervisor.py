@@ -94,7 +94,7 @@ class Loop:
 class Supervisor:
     """Runs loops. `expected` are the exceptions that describe the fault themselves; any other one is a fault
     of vipd, logged with its traceback. The clock is the event loop's; `now` returns the time of day, for
-    people; `random` spreads pauses."""
+    people; `rng` spreads pauses."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ def probe_kind(probe: Probe) -> str:
 def check_targets(service: Service) -> dict[str, CheckTarget]:
     """The target of each backend that is checked, by the backend's text.
 
-    Omits a backend whose check finds no port; `without_port` returns those.
+    Omits a backend whose check finds no port; `backends_without_check_port` returns those.
     """
     found: dict[str, CheckTarget] = {}
     for backend, check in _checked(service):

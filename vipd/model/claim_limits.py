@@ -150,8 +150,10 @@ class ClaimLimits:
         self._ports: dict[str, _Ranges] = {source: _ports(some) for source, some in ranges.items() if some}
 
     def violations(self, service: Service, host_addresses: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-        """The claims of a service that exceed its source's limits, each with a hint. `own`: this host's
-        addresses, whose ports are ports of this host."""
+        """The claims of a service that exceed its source's limits, each with a hint.
+
+        `host_addresses`: this host's addresses, whose ports are ports of this host.
+        """
         source = service.origin.source
         yield from self._port_violations(service, host_addresses)
         for what, hint in self.backend_violations((*service.backends, *service.fallback), source):

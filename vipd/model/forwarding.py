@@ -51,7 +51,7 @@ class Forwarding:
     A dataplane has no access to sources, health or the reason for a weight; the caller has decided all that.
     Endpoints take new flows, each with weight >= 1, sorted by their text as kube-proxy does (contract 1.5).
     `endpoints` serve traffic under the cluster policy, `local_endpoints` traffic under the local one;
-    each is empty when no traffic can use it. `resting` are known backends that take no new flow now.
+    each is empty when no traffic can use it. `without_new_flows` are declared backends that take no new flow.
     """
 
     key: ForwardingKey

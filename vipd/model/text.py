@@ -76,7 +76,7 @@ def sanitized(value: object) -> Any:
 
 
 def shortened(text: str, max_length: int) -> str:
-    """The words of a text of any author, on one line of at most `most` characters."""
+    """The words of a text of any author, on one line of at most `max_length` characters."""
     line = one_line(" ".join(text.split()))
     return line if len(line) <= max_length else f"{line[: max_length - 1]}…"
 

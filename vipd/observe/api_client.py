@@ -102,7 +102,7 @@ class Client:
     def request(self, method: str, path: str, body: Json | None = None) -> Json:
         """The JSON object in the answer; `path` is built by `url_path`, with an optional query.
 
-        Raises UnreachableError, BadAnswerError, or RefusedError for every status but 2xx.
+        Raises UnreachableError, BadResponseError, or RefusedError for every status but 2xx.
         """
         try:
             status, content = self._exchange(_request_bytes(method, path, body, self.session))

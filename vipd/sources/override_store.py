@@ -120,7 +120,7 @@ class OverrideStore:
         return next_expiry(self._overrides)
 
     def expire_due(self) -> None:
-        """End overrides that have expired. `save_ended` then updates the file."""
+        """End overrides that have expired. `save_expired` then updates the file."""
         if changed := self._expire():
             self._observer.overrides_changed(changed)
 

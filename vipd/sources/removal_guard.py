@@ -42,9 +42,9 @@ class RemovalGuard:
     def decide(
         self, removed: Collection[str], service_count: int, now: float, store_replaced: bool = False
     ) -> RemovalDecision:
-        """`known`: number of services, including those to be removed, without held ones.
+        """`service_count`: number of services, including those to be removed, without held ones.
 
-        `foreign`: the store is not the same.
+        `store_replaced`: the store is not the same.
         """
         new_removals = frozenset(removed) - self.held
         self._expire(now)

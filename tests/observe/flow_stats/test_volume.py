@@ -136,7 +136,7 @@ def test_damaged_messages_are_malformed_at_worst(entry: Entry, cut: int, junk: b
 
 
 class Played:
-    """An EndedFlows whose words a test says: one list for each time that it is read."""
+    """A FlowEndListener whose words a test says: one list for each time that it is read."""
 
     def __init__(self, *told: list[FlowEnd] | ConntrackError) -> None:
         self.told, self.lost, self.closed = list(told), 0, False

@@ -44,7 +44,7 @@ async def clean(
 ) -> CleanupResult:
     """End every flow that `judge` selects. Raises ConntrackError; some may have been ended then.
 
-    `wanted`'s mapping may change during the call: each entry is judged by its content at that moment. A
+    `targets`'s mapping may change during the call: each entry is judged by its content at that moment. A
     cancelled call stops soon, but perhaps not at once.
     """
     queries, stop = targets.queries(), threading.Event()
@@ -84,7 +84,7 @@ def _clean(run: _Run, queries: tuple[Query, ...]) -> CleanupResult:
 
 
 def _find(run: _Run, query: Query, limit: int) -> tuple[dict[bytes, tuple[Entry, Reason]], int]:
-    """Stale entries by their identity, up to `most`; and the number of examined entries."""
+    """Stale entries by their identity, up to `limit`; and the number of examined entries."""
     stale, seen = dict[bytes, tuple[Entry, Reason]](), 0
     with Conntrack(run.connect()) as table:
         for chunk in table.dump(query):

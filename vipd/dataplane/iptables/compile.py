@@ -50,7 +50,7 @@ class _Lines:
 
 
 class Compiler:
-    """Compiles forwardings of one family under one set of options. `terse` as in `LeafRules`."""
+    """Compiles forwardings of one family under one set of options. `terse` as in `ServiceChainRules`."""
 
     def __init__(self, options: RuleOptions, terse: bool = False) -> None:
         self._options = options

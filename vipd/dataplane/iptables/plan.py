@@ -85,7 +85,7 @@ class Plan:
 def make_plan(
     desired: DesiredChains, installed: Installed, names: Names, batches: Batches = NFT_BATCHES
 ) -> Plan:
-    """The plan that makes `installed` equal to `wanted`, in as few restores as is safe."""
+    """The plan that makes `installed` equal to `desired`, in as few restores as is safe."""
     chains = installed.chains
     groups = tuple(changed for group in desired.service_chains if (changed := _changed_chains(group, chains)))
     shared = _changed_chains(desired.shared, chains)

@@ -40,8 +40,11 @@ class Capabilities:
 def shortcomings(
     capabilities: Capabilities, family: Family, affinity_services: Sequence[str], *, accepts: bool
 ) -> list[str]:
-    """The effects of missing features. `pinned`: the services that require affinity; `accepts`: translated
-    flows must be accepted in FORWARD."""
+    """The effects of missing features.
+
+    `affinity_services`: the services that require affinity; `accepts`: translated flows must be accepted in
+    FORWARD.
+    """
     found = []
     if not capabilities.affinity and affinity_services:
         why = "the kernel lacks xt_recent; modprobe xt_recent"

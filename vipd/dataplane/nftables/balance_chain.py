@@ -15,7 +15,7 @@ HASH_SEED = 0x76697064
 
 @dataclass(frozen=True, slots=True)
 class _AffinityRules:
-    """The rules of affinity by function; `Spread._pinned` has their order."""
+    """The rules of affinity by function; `BalanceChain._affinity` has their order."""
 
     look_up: str
     """Look the client's pin up."""

@@ -140,7 +140,7 @@ class ExternalLocalChain:
     cluster: BalanceChain
     local: BalanceChain | None
     resets_old_flows: bool = False
-    """As in `Refuse`, where there is none on this host."""
+    """As in `RejectChain`, where there is none on this host."""
 
     @property
     def name(self) -> str:
@@ -257,7 +257,7 @@ class ChainNumbers:
 
 
 def limits_sources(chain: str) -> bool:
-    """Whether this is the name of a `Limited` chain."""
+    """Whether this is the name of a `SourceRangeChain` chain."""
     return chain.partition("-")[0] == _LIMITED
 
 

@@ -43,7 +43,7 @@ class Capabilities:
 
 
 def shortcomings(capabilities: Capabilities, family: Family, affinity_services: Sequence[str]) -> list[str]:
-    """The effects of missing features; `pinned`: the services that require affinity."""
+    """The effects of missing features; `affinity_services`: the services that require affinity."""
     found = []
     if not capabilities.affinity and affinity_services:
         found.append(

@@ -32,7 +32,7 @@ class Usage:
     program_mib: float
     """Largest memory of one of them, sampled every few milliseconds. 0: none was run."""
     own_mib: float
-    """Largest memory of this process, since its start or since `forget_peak`."""
+    """Largest memory of this process, since its start or since `reset_peak`."""
 
     def view(self) -> dict[str, float]:
         """The JSON form."""

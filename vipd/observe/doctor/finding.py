@@ -49,7 +49,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of the host. `judge` returns faults, or nothing if there is none."""
+    """One check of the host. `check` returns faults, or nothing if there is none."""
 
     id: str
     """Stable: scripts may rely on it."""

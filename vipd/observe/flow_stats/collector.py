@@ -30,7 +30,7 @@ ON_REQUEST_CPU_SHARE = 0.05
 MIN_PAUSE_SECONDS = 0.5
 """Minimum time between two requested readings."""
 WRITE_EVERY_SECONDS = 8.0
-"""So that each unrequested reading is written, unless that would take more than `SHARE_OF_TIME`."""
+"""So that each unrequested reading is written, unless that would take more than `WRITE_TIME_SHARE`."""
 WRITE_TIME_SHARE = 0.01
 EXPIRE_EVERY_SECONDS = 30.0
 CLOSE_SECONDS = 3.0

@@ -1,6 +1,6 @@
 """The flows in connection tracking, by service and backend, and those that have ended.
 
-Reading takes CPU in proportion to the whole table, so sums are cached for a while: see `SHARE_OF_A_CPU`.
+Reading takes CPU in proportion to the whole table, so sums are cached for a while: see `MAX_CPU_SHARE`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class FlowTable(Observer):
         return ConntrackTable(entries, limit, bool(accounting), events != 0)
 
     async def sums(self, *, force: bool = False) -> TrackedSnapshot:
-        """The data of each backend; some seconds old if reading takes long, unless `anew`."""
+        """The data of each backend; some seconds old if reading takes long, unless `force`."""
         async with self._lock:
             if self._sums and not force and time.monotonic() < self._next:
                 return self._sums

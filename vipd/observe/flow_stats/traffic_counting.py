@@ -20,7 +20,7 @@ POLL_SECONDS = 5.0
 BATCH_SECONDS = 0.25
 """Ends are read together, some thousand at once on a busy host."""
 READ_EVERY_SECONDS = 60.0
-"""Open flows are read so often, or less often where that would take more than `SHARE_OF_A_CPU`."""
+"""Open flows are read so often, or less often where that would take more than `MAX_CPU_SHARE`."""
 MAX_CPU_SHARE = 0.01
 CLOSE_SECONDS = 2.0
 """When vipd stops, open flows are read once more unless that takes longer."""

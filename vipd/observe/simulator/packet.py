@@ -66,8 +66,8 @@ class Host:
     """Everything besides the packet that rules match on: this host's addresses, and entries of session
     affinity.
 
-    127.0.0.0/8 and ::1 are always its own. `pinned` names the recent lists (iptables) that contain the
-    packet's source and have not expired; nftables has such entries in its maps.
+    127.0.0.0/8 and ::1 are always its own. `affinity_lists` names the recent lists (iptables) that contain
+    the packet's source and have not expired; nftables has such entries in its maps.
     """
 
     addresses: tuple[str, ...] = ()

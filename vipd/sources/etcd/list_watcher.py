@@ -175,7 +175,7 @@ class ListWatcher:
         return newer or found.count != self._keys.count(keys.start.decode())
 
     def _same_store(self, header: Header, revision: int) -> None:
-        """Raises ListAnewError. `revision`: one that the store had before the request."""
+        """Raises RelistError. `revision`: one that the store had before the request."""
         if header.cluster_id != self._keys.cluster:
             raise RelistError(f"cluster {header.cluster_id} answers, and not {self._keys.cluster}")
         if header.revision < revision:
@@ -276,7 +276,7 @@ class ListWatcher:
 
     def _check_size(self, written: dict[str, KeyValue]) -> None:
         """Check that there is room for these: otherwise a listing reports the problem. Raises
-        ListAnewError."""
+        RelistError."""
         fresh = sum(len(kv.key) + len(kv.value) for kv in written.values())
         if self._size + fresh > limits.ETCD_BYTES:
             # Values overwritten or removed since the last time are counted there, too.

@@ -154,7 +154,7 @@ class EtcdStore:
         return WriteResult(revision, dict.fromkeys(keys, False))
 
     def stop_waiting(self) -> None:
-        """vipd stops: end every `wait_followed`."""
+        """vipd stops: end every `wait_observed`."""
         self._stopping = True
 
     async def wait_observed(self, written: WriteResult) -> str:

@@ -48,8 +48,10 @@ class RuleEvents:
         on_message: Callable[[bytes], None] | None = None,
         kinds: Mapping[int, MessageKind] = KINDS,
     ) -> None:
-        """`hear` gets every datagram first, including vipd's own changes. `kinds`: the types of messages to
-        read."""
+        """`on_message` gets every datagram first, including vipd's own changes.
+
+        `kinds`: the types of messages to read.
+        """
         self._socket, self._own, self._clock, self._hear = listening, own, clock, on_message
         self._kinds = kinds
         self._gathering, self._actors = Debouncer(scope), Actors()
