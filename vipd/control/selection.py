@@ -72,33 +72,33 @@ class SelectionPolicy:
 
 
 class _Candidate(NamedTuple):
-    """A backend that could serve one port in one family. Fit for new flows: by override, checks and
-    weight."""
+    """A backend that could serve one port in one family. Eligible: override, checks and weight allow new
+    flows."""
 
     endpoint: Endpoint
     zones: tuple[str, ...]
     local: bool
     ready: bool
-    """Fit and up."""
+    """Ready: eligible, and not terminating."""
     ready_backup: bool
-    """The same, but for a backup."""
+    """Ready, and declared as a backup."""
     terminating: bool
-    """Fit, but on its way out."""
+    """Eligible, but terminating (Kubernetes) or declared as draining."""
     end_flows: bool
-    """The flows that it has should end."""
+    """Its existing flows are to be ended."""
     keeps_affinity: bool
-    """It is draining, and clients with affinity to it still get to it."""
+    """It is draining, and clients with affinity to it still reach it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """The endpoints for traffic under each policy, and whether any could serve anywhere."""
+    """The endpoints for traffic under each policy, and whether any host has an endpoint."""
 
     cluster: tuple[_Candidate, ...]
     local: tuple[_Candidate, ...]
     has_endpoints: bool
     ready_local: tuple[_Candidate, ...]
-    """Those on this host that are ready, under any policy."""
+    """Ready backends on this host, under any policy."""
 
 
 def select_backends(
@@ -193,7 +193,8 @@ def _choose_endpoints(
 
 
 def _same_zone_or_all(ready: tuple[_Candidate, ...], host: HostIdentity) -> tuple[_Candidate, ...]:
-    """The ready backends for this host's zone, if each has zones and one has this zone; else all of them."""
+    """The ready backends with this host's zone, if every ready backend has zones and at least one has this
+    zone; else all of them."""
     near = tuple(c for c in ready if host.zone in c.zones)
     return near if host.zone and near and all(c.zones for c in ready) else ready
 
@@ -214,7 +215,7 @@ def _external(service: Service, family: Family) -> tuple[ExternalAddress, ...]:
 
 
 def _draining_with_affinity(known: Iterable[_Candidate], used: Collection[Endpoint]) -> tuple[Endpoint, ...]:
-    """Draining backends that clients with affinity to them still get to."""
+    """Draining backends that clients with affinity to them still reach."""
     return tuple(c.endpoint for c in known if c.keeps_affinity and c.endpoint not in used)
 
 

@@ -11,10 +11,10 @@ from vipd.model.check import InitialHealth, Timing
 
 
 class HealthState(StrEnum):
-    """Verdict on a backend."""
+    """Health of a target."""
 
     UNKNOWN = "unknown"
-    """No verdict yet: its check's `start` decides."""
+    """Not decided yet: treated as its check's `start` says."""
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
 
@@ -24,20 +24,22 @@ class HealthRecord:
     """State of one target."""
 
     since: float
-    """When it got its state."""
+    """When it entered its state."""
     state: HealthState = HealthState.UNKNOWN
     streak: int = 0
-    """Equal results in a row, up to the count that decides: above 0 good ones, below 0 bad ones."""
+    """Length of the current run of equal results, at most `rise` or `fall`: positive for successes, negative
+    for failures."""
     last_reason: str = "not asked yet"
-    """Reason of the last answer, with its place in the row while rows count."""
+    """Reason of the last result, with its progress towards a change ("2 of 3") while there is one."""
     probe_error: str = ""
     """Why vipd could not probe the last time; empty if it could."""
     changes: int = 0
-    """How often its state changed; the first verdict does not count."""
+    """How often its state changed; its first state is no change."""
     serves_since: float | None = None
-    """When it last became healthy after being unhealthy; None if it never did: then it has no slow start."""
+    """When it became healthy after having been unhealthy, for slow start; None if it is unhealthy or has been
+    healthy from the start."""
     weight: ReportedWeight | None = None
-    """The weight in its last good answer."""
+    """Weight that the last successful probe reported."""
     flapping: Flapping = NOT_FLAPPING
 
     def counts_healthy(self, start: InitialHealth) -> bool:
@@ -60,7 +62,7 @@ def apply_result(record: HealthRecord, result: ProbeResult, timing: Timing, now:
 
 
 def reset_streak(record: HealthRecord, last: str) -> HealthRecord:
-    """The record under another check: the verdict stays, the count restarts."""
+    """The record under another check: the state stays, the count restarts."""
     return replace(record, streak=0, probe_error="", last_reason=last)
 
 

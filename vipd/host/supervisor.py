@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
 RECOVERED_AFTER_SECONDS = 1.0
-"""A loop that runs for this long has recovered, if that is also longer than the last pause, and twice as long
-as it ran before it failed: a loop may wait for a while before it fails again."""
+"""A loop has recovered when it ran for the longest of: this, the last pause, and twice its last run before it
+failed (it may wait for a while before the step that fails)."""
 MAX_LOGGED_REASONS = 5
-"""Different reasons of failures in a row that are logged at once; a further one only once in
-`LOG_AGAIN_SECONDS`. Status always has the newest."""
+"""Number of distinct reasons within one run of failures that are logged without delay; a further one is
+logged once in `LOG_AGAIN_SECONDS`. Status always has the newest."""
 LOG_AGAIN_SECONDS = 3600.0
 
 Work = Callable[[], Awaitable[object]]
@@ -56,32 +56,32 @@ class LoopState:
 
     backoff: Backoff = Backoff()
     reported_elsewhere: bool = False
-    """Status names its faults as those of another part, such as a source: they cause no further warning."""
+    """Status reports its failures under another part, such as a source: no further warning."""
 
     failures: int = 0
     """Total number of failures."""
     consecutive_failures: int = 0
     """Failures since it last ran well."""
     fault: str = ""
-    """Why it failed last; empty while it runs well, and once it `works`."""
+    """Why it failed last; empty while it runs well, and after `clear_fault`."""
     retry_delay: float = 0.0
     """Seconds between the last failure and the next try."""
     last_run_seconds: float = 0.0
     """Seconds that it ran before it failed last."""
     since: datetime | None = None
-    """When the first of the failures in a row was."""
+    """When the current run of failures began."""
     logged: dict[str, float] = field(default_factory=dict)
     """The reasons in a row that are in the log, and when they were logged."""
 
     def clear_fault(self) -> None:
-        """Called by the loop itself: what failed works again, and need not be named. It may fail again
-        at once, so this does not reset the pause."""
+        """Called by the loop itself: what failed works again. It may fail again at once, so the backoff goes
+        on."""
         self.fault = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop with its own pace, or one that reads its state from its task."""
+    """A loop with its own `LoopState`: to set its backoff, or to read its failure."""
 
     work: Work
     state: LoopState
@@ -183,8 +183,7 @@ class Supervisor:
 
 
 def _should_log(task: LoopState) -> bool:
-    """Whether the log lacks the fault of a task, and has not reached its limit; records that it has it
-    then."""
+    """Whether to log the fault of a loop: it is new, and within the limit. Records it if so."""
     now = asyncio.get_running_loop().time()
     if task.fault in task.logged:
         return False

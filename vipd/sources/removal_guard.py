@@ -18,21 +18,21 @@ from dataclasses import dataclass
 
 WINDOW_SECONDS = 10.0
 MIN_REMOVALS = 5
-"""Fewer removals than this are never too many."""
+"""Fewer removals than this never trigger a hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemovalDecision:
-    """Decision about removals."""
+    """What is done with a set of removals."""
 
     allowed: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
     restore: frozenset[str] = frozenset()
-    """Removed a moment ago, and now restored."""
+    """Removed within the window already: to be restored."""
 
 
 class RemovalGuard:
-    """Judges removals. Times are seconds of one monotonic clock."""
+    """Decides about removals. Times are seconds of one monotonic clock."""
 
     def __init__(self, percent: int) -> None:
         self._percent = percent
@@ -61,16 +61,16 @@ class RemovalGuard:
         return RemovalDecision(held=new_removals, restore=restore)
 
     def key_written(self, key: str) -> None:
-        """A key is there again."""
+        """A key was written again: releases it."""
         self.held.discard(key)
         self._recent.pop(key, None)
 
     def may_restore(self, key: str) -> bool:
-        """Whether a verdict may still restore a removed key."""
+        """Whether a later decision may still restore a removed key."""
         return key in self._recent
 
     def accept(self) -> frozenset[str]:
-        """Release everything; returns what was held. Recent removals become final as well."""
+        """Releases every held removal; returns them. Recent removals become final."""
         held = frozenset(self.held)
         self.held.clear()
         self._recent.clear()

@@ -29,7 +29,8 @@ from vipd.dataplane.iptables.ruleset import DesiredChains
 from vipd.dataplane.iptables.words import target_of
 
 ORDERED_DIFF_MAX_RULES = 200
-"""Rules of a chain, before and after, above which a difference does not show their old order."""
+"""Above this many rules (old plus new), the diff of a chain ignores their order: an ordered diff is too slow.
+"""
 
 _DISPATCH = re.compile(r"-(SERVICES|NODEPORTS|GRP-\w+)$")
 """The chains that lead to a service port's own chains."""
@@ -40,7 +41,7 @@ class Installed:
     """The known state of one family in the kernel."""
 
     chains: dict[ChainId, Rules] = field(default_factory=dict)
-    """Our own chains."""
+    """vipd's own chains."""
     builtins: dict[ChainId, Rules] = field(default_factory=dict)
     """Built-in chains: their rules, of all programs."""
 
@@ -57,13 +58,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Restores to run in order. False when the kernel is as wanted; as text, the difference of the rules."""
+    """Restores to run in order. `bool()` is False when the kernel is as desired; `str()` is the diff of the
+    rules."""
 
     restores: tuple[str, ...] = ()
     """Complete inputs for `iptables-restore --noflush`."""
     changes: tuple[Change, ...] = ()
     other_variant: Plan | None = None
-    """Then removes vipd's rules in the iptables variant that is not in use."""
+    """Runs afterwards: removes vipd's rules from the other iptables variant."""
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.other_variant)
@@ -105,7 +107,7 @@ def make_plan(
 class _JumpChange:
     change: Change
     lines: tuple[str, ...]
-    """Deletions of our old jumps, then insertions at the head."""
+    """Deletions of vipd's old jumps, then insertions at the head."""
     has_jumps: bool
 
 
@@ -115,7 +117,7 @@ class _RestoreBuilder:
 
     groups: Sequence[Mapping[ChainId, Rules]]
     shared: Mapping[ChainId, Rules]
-    """Those shared chains that change."""
+    """The shared chains that change."""
     all_shared: Mapping[ChainId, Rules]
     obsolete: Sequence[ChainId]
     jumps: Sequence[_JumpChange]
@@ -137,8 +139,8 @@ class _RestoreBuilder:
         return _nonempty([before, *batches, commit, *deletions, after])
 
     def _split_by_reachability(self) -> tuple[list[Mapping[ChainId, Rules]], list[Mapping[ChainId, Rules]]]:
-        """The groups to write before the dispatch, and those that must change in one step with it: those that
-        other frontends reach already. They are few, so that this last restore stays small."""
+        """The groups to write before the dispatch, and those that must change in one transaction with it:
+        chains that other frontends lead to already. These are few, so the last restore stays small."""
         reached, wanted = _incoming_rules(self.installed), _incoming_rules(self.all_shared)
         early: list[Mapping[ChainId, Rules]] = []
         late: list[Mapping[ChainId, Rules]] = []
@@ -148,7 +150,7 @@ class _RestoreBuilder:
         return early, late
 
     def _refusals_before(self) -> str:
-        """Filter chains with the rules that they gain, and still with those that they will lose."""
+        """Filter chains with their new rules added and the obsolete ones still there."""
         gaining = {
             chain: (*rules, *self._lost_rules(chain, rules))
             for chain, rules in _table("filter", self.shared).items()
@@ -157,7 +159,7 @@ class _RestoreBuilder:
         return write_block("filter", gaining, self._jump_lines("filter", has_jumps=True))
 
     def _refusals_after(self) -> str:
-        """Filter chains in their final form, where the first one was not final yet."""
+        """Filter chains in their final form, where the first restore left obsolete rules."""
         losing = {
             chain: rules
             for chain, rules in _table("filter", self.shared).items()
@@ -191,7 +193,7 @@ def _changed_chains(
 def _jump_changes(
     wanted: Mapping[ChainId, Rules], builtins: Mapping[ChainId, Rules], names: Names
 ) -> Iterator[_JumpChange]:
-    """Our jumps that are missing, doubled, stale or not at the head of their built-in chain."""
+    """The state of vipd's jump in a built-in chain: missing, duplicated, outdated or not first."""
     for builtin in sorted(wanted.keys() | builtins.keys()):
         rules, jumps = builtins.get(builtin, ()), wanted.get(builtin, ())
         ours = [rule for rule in rules if names.owns(ChainId(builtin.table, target_of(rule)))]

@@ -25,12 +25,13 @@ log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 10.0
 PERIODIC_CPU_SHARE = 0.01
-"""CPU limit of readings without a request."""
+"""Share of one CPU that periodic readings may use."""
 ON_REQUEST_CPU_SHARE = 0.05
 MIN_PAUSE_SECONDS = 0.5
-"""Minimum time between two requested readings."""
+"""Minimum seconds between two readings on request."""
 WRITE_EVERY_SECONDS = 8.0
-"""So that each unrequested reading is written, unless that would take more than `WRITE_TIME_SHARE`."""
+"""Less than `EVERY_SECONDS`, so that each periodic reading is saved, unless that would take more than
+`WRITE_TIME_SHARE`."""
 WRITE_TIME_SHARE = 0.01
 EXPIRE_EVERY_SECONDS = 30.0
 CLOSE_SECONDS = 3.0
@@ -48,23 +49,23 @@ class FlowCollector:
         if counter_state is not None:
             counter.restore(counter_state)
         self.read_at = datetime.now(UTC)
-        """When the kernel's counts were taken last."""
+        """When the kernel's counters were last read."""
         self._lock = asyncio.Lock()
         self._last_read_at = self._last_write_at = float("-inf")
         self._last_expired_at = time.monotonic()  # not at once: at first no service is known
         self._write_seconds = 0.0
-        """Seconds that the last writing took."""
+        """Seconds that the last write took."""
         self._failed = False
-        """The last reading did not succeed."""
+        """The last reading failed."""
 
     async def run(self) -> None:
-        """Take counts for ever. Raises ApplyError and OSError."""
+        """Reads the counters periodically, for ever. Raises ApplyError and OSError."""
         while True:
             await self._collect(0.0)
             await asyncio.sleep(max(EVERY_SECONDS, self._counter.seconds / PERIODIC_CPU_SHARE))
 
     async def refresh(self) -> None:
-        """Take counts if the last are old enough for it. A failure is for `run` to report."""
+        """Reads the counters if the last reading is old enough. Ignores failures: `run` reports them."""
         with contextlib.suppress(ApplyError, OSError):
             await self._collect(max(MIN_PAUSE_SECONDS, self._counter.seconds / ON_REQUEST_CPU_SHARE))
 
@@ -75,7 +76,7 @@ class FlowCollector:
             await self._collect(0.0)
 
     async def close(self) -> None:
-        """Take counts a last time, and write. Takes a few seconds at most."""
+        """Reads the counters a last time, and writes the totals. Takes a few seconds at most."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._collect(0.0)
@@ -87,7 +88,7 @@ class FlowCollector:
             log.warning("%s", error)
 
     async def _collect(self, min_pause: float) -> None:
-        """Take counts unless that was done a moment ago. Raises ApplyError and OSError."""
+        """Reads the counters unless that was done a moment ago. Raises ApplyError and OSError."""
         async with self._lock:
             began = time.monotonic()
             if began - self._last_read_at < min_pause:
@@ -106,7 +107,7 @@ class FlowCollector:
                 await self._write()
 
     async def _expire_old(self) -> None:
-        """Drop entries that have been gone for long."""
+        """Drops the totals of backends that have been gone for long."""
         # In a thread: with 100,000 services it takes a second.
         known = await asyncio.to_thread(_backend_keys, list(self._forwardings()))
         self.totals.expire(known, time.time())
@@ -169,15 +170,15 @@ class FlowStats:
         return cls(collector, table, TrafficCounting(table, collector.totals, wanted=traffic))
 
     def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """The loops that count, for ever."""
+        """The loops that read counters, for ever."""
         return {"counting flows": self.collector.run, "counting traffic": self.traffic.run}
 
     async def refresh(self) -> None:
-        """Have numbers of now, as far as that can be afforded."""
+        """Refreshes the counters, within the CPU limit."""
         await self.collector.refresh()
         await self.traffic.refresh()
 
     async def close(self) -> None:
-        """Count a last time, and write. Takes a few seconds at most."""
+        """Reads the counters a last time, and writes the totals. Takes a few seconds at most."""
         await self.traffic.close()
         await self.collector.close()
