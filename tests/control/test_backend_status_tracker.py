@@ -7,9 +7,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.selection import SelectionPolicy, select_backends
+from vipd.host.observer import Observers
 from vipd.model.backend_status import AdminState, BackendStatus, BackendStatuses
+from vipd.model.check import Check, TcpProbe
+from vipd.model.check_target import check_targets
 from vipd.model.forwarding import Endpoint, Forwarding
+from vipd.model.override import OverrideTarget
 from vipd.model.service import (
     Affinity,
     Backend,
@@ -58,6 +63,19 @@ def test_who_drains_takes_no_new_flow_and_keeps_those_it_has() -> None:
         "ac",
         (),
     )
+
+
+def test_services_are_dirty_after_events_about_their_backends() -> None:
+    """As the daemon wires it: the tracker learns of results and overrides from the observers alone."""
+    checked = replace(WEB, check=Check(TcpProbe()))
+    observers, tracker = Observers(), BackendStatusTracker()
+    observers.add(tracker)
+    tracker.follow({"web": checked})
+    tracker.take_dirty()
+    observers.health_changed(frozenset(check_targets(checked).values()))
+    assert tracker.take_dirty() == {"web"}
+    observers.overrides_changed(frozenset({OverrideTarget("web", "10.0.0.1")}))
+    assert tracker.take_dirty() == {"web"}
 
 
 def test_who_is_disabled_counts_as_removed() -> None:

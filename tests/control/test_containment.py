@@ -360,7 +360,7 @@ class Failing(Observer):
     def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
         self.look()
 
-    def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
+    def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         self.look()
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:

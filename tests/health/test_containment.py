@@ -207,7 +207,7 @@ def test_an_observer_that_fails_keeps_no_other_from_hearing(
     where: str, backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Observer):
-        def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
+        def health_changed(self, targets: frozenset[CheckTarget]) -> None:
             fails()
 
     recorded, observers = RecordingObserver(), Observers()

@@ -18,6 +18,6 @@ class RecordingObserver(Observer):
         """Keep the event."""
         self.overrides.append(subjects)
 
-    def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
+    def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Keep the event."""
         self.verdicts.append(targets)

@@ -56,7 +56,7 @@ class _Events(Observer):
         for event in self._after_overrides:
             event.set()
 
-    def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
+    def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         self._reconciler.request_sync()
 
     def stepped(self) -> None:

@@ -66,7 +66,7 @@ class HealthChecker:
 
     `file` keeps the verdicts over a restart of vipd. `clock` is the event loop's. `wall` gives seconds since
     1970, `random` numbers from 0 up to 1. `users` may run programs of checks. `observer` gets
-    `verdicts_changed` soon after verdicts or weights of checks changed, with many targets at once.
+    `health_changed` soon after verdicts or weights of checks changed, with many targets at once.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class HealthChecker:
             self._log.write(((target, self._records[target]) for target in changed), now)
         except Exception as error:
             log_once(error, "logging verdicts")
-        self._observer.verdicts_changed(changed)
+        self._observer.health_changed(changed)
 
     def _services_of(self, target: CheckTarget) -> list[str]:
         return list(self._users.get(target, ()))

@@ -21,7 +21,7 @@ class Observer:
     def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
         """Overrides of these subjects are given, cleared or expired; what was given or cleared is on disk."""
 
-    def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
+    def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Health checks have another verdict, or another weight, for these targets."""
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
@@ -69,11 +69,11 @@ class Observers(Observer):
             with self._around(observer, "taking changed overrides"):
                 observer.overrides_changed(subjects)
 
-    def verdicts_changed(self, targets: frozenset[CheckTarget]) -> None:
+    def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "taking changed verdicts"):
-                observer.verdicts_changed(targets)
+                observer.health_changed(targets)
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Notify all observers."""
