@@ -193,7 +193,7 @@ def _changed_chains(
 def _jump_changes(
     wanted: Mapping[ChainId, Rules], builtins: Mapping[ChainId, Rules], names: Names
 ) -> Iterator[_JumpChange]:
-    """The changes of vipd's jumps that are missing, duplicated, outdated or not first in their built-in chain."""
+    """The changes of vipd's jumps that are missing, duplicated, outdated or not first in their chain."""
     for builtin in sorted(wanted.keys() | builtins.keys()):
         rules, jumps = builtins.get(builtin, ()), wanted.get(builtin, ())
         ours = [rule for rule in rules if names.owns(ChainId(builtin.table, target_of(rule)))]
