@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lab.recording_observer import RecordingObserver
+from tests.lab.simulated_time import simulate
 from tests.model.samples import service
+from vipd.control.background_tasks import MAX_PAUSE_SECONDS, expire_overrides
 from vipd.control.override_requests import overrides_to_clear, parse_override
+from vipd.control.reconciler import Reconciler
 from vipd.declaration.operations import RefusedError
 from vipd.model.backend_status import AdminState
 from vipd.model.override import (
@@ -327,6 +333,45 @@ def test_orders_survive_a_restart_and_end_on_time(tmp_path: Path) -> None:
     ]
     again.load()
     assert again.overrides == {}, "what was taken back does not return"
+
+
+@pytest.mark.parametrize("step", [2 * HOUR, -2 * HOUR])
+def test_an_override_ends_by_the_wall_clock_which_may_be_set(tmp_path: Path, step: timedelta) -> None:
+    """Set forward: it ends as soon as that is noticed. Set back: it lasts longer, and once over stays so."""
+    path, synced = tmp_path / "overrides.json", list[datetime]()
+
+    async def story() -> None:
+        loop, offset = asyncio.get_running_loop(), [timedelta()]
+
+        def now() -> datetime:
+            return NOW + timedelta(seconds=loop.time()) + offset[0]
+
+        store, changed = OverrideStore(path, now), asyncio.Event()
+        store.put(replace(DRAIN, until=now() + HOUR))
+        reconciler = cast(Reconciler, SimpleNamespace(clock=now, request_sync=lambda: synced.append(now())))
+
+        async def loops() -> None:
+            while True:
+                await expire_overrides(store, reconciler, changed)
+
+        expiring = asyncio.create_task(loops())
+        await asyncio.sleep(600)
+        offset[0] = step
+        await asyncio.sleep(2 * MAX_PAUSE_SECONDS)
+        assert bool(store.overrides) is (step < timedelta())
+        await asyncio.sleep(3 * 3600)
+        assert not store.overrides
+        assert len(synced) == 1
+        store.save_expired()
+        offset[0] -= 10 * HOUR
+        again = OverrideStore(path, now)
+        again.load()
+        await asyncio.sleep(2 * MAX_PAUSE_SECONDS)
+        assert not store.overrides
+        assert not again.overrides, "nor does it return with a restart"
+        expiring.cancel()
+
+    simulate(story())
 
 
 def test_a_file_that_cannot_be_read_is_left_alone(tmp_path: Path) -> None:

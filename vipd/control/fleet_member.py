@@ -115,8 +115,8 @@ class FleetMember:
 
     def warnings(self) -> list[str]:
         """Problems other than the source's own faults."""
-        beacon = self._heartbeat.fault if self._heartbeat and not self.source.state().fault else ""
-        return [*self._options.warnings(), *self.overrides.faults(), *filter(None, (beacon,))]
+        heartbeat_fault = self._heartbeat.fault if self._heartbeat and not self.source.state().fault else ""
+        return [*self._options.warnings(), *self.overrides.faults(), *filter(None, (heartbeat_fault,))]
 
     async def hosts(self) -> list[Json]:
         """Every host that has given a sign of life lately, by name. Raises RefusedError."""

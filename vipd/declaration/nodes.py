@@ -111,12 +111,12 @@ def other_meaning(scalar: Scalar) -> str:
     if scalar.text[0] not in _NUMBERS_BEGIN and scalar.text.lower() not in _BOOLEANS:
         return ""
     return next(
-        (meaning for pattern, meaning in _candidate_meanings(scalar.text) if pattern.fullmatch(scalar.text)),
+        (meaning for pattern, meaning in _patterns_of(scalar.text) if pattern.fullmatch(scalar.text)),
         "",
     )
 
 
-def _candidate_meanings(text: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+def _patterns_of(text: str) -> tuple[tuple[re.Pattern[str], str], ...]:
     """The patterns to try: only the first is safe from slow matching on long text."""
     return _MEANINGS if len(text) <= _LONGEST_NUMBER else _MEANINGS[:1]
 

@@ -81,8 +81,8 @@ class Forwarding:
     """Addresses on this host that are ready, each once, without drained ones. Empty without a health port."""
     balance: Balance = Balance.RANDOM
     affinity_only: tuple[Endpoint, ...] = ()
-    """Those of `resting` that clients with affinity to them still get to, under the cluster policy and while
-    there are endpoints for other clients."""
+    """Those of `without_new_flows` that clients with affinity to them still reach, under the cluster policy
+    and while there are endpoints for other clients."""
     frontend_removed: bool = False
     """The frontend is gone: packets of TCP flows from before get a reset, all others pass as if the
     forwarding did not exist."""

@@ -32,7 +32,7 @@ _DATAGRAMS_A_TURN = 200
 
 def open_socket() -> socket.socket:
     """A socket that receives every nf_tables change in this thread's network namespace. Raises OSError: the
-    kernel has no nf_tables, or CAP_NET_ADMIN is missing. Lost messages are a Disturbance too."""
+    kernel has no nf_tables, or CAP_NET_ADMIN is missing. Lost messages count as a change of everything."""
     return open_multicast(GROUP_NFTABLES)
 
 
