@@ -264,17 +264,17 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "vipd.health.record_file:threading": _Threading,
         "vipd.daemon.wiring:HostDataplanes": lambda settings, record, runner: runner,
         "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
-        "vipd.host.vip_routes:VipRoutes.look": _same,
+        "vipd.host.vip_routes:VipRoutes.poll": _same,
         "vipd.sources.etcd.transport:Transport._open": _opened(control.etcd),
         "vipd.sources.etcd.transport:diagnose": _not_diagnosed,
         "vipd.host.local_sockets:LocalSockets.read": lambda _: (),
         # Each look takes real time. What is said, or kept, at each is too much at one a minute, too.
         "vipd.control.background_tasks:POLL_HOST_SECONDS": 60.0,
-        "vipd.control.background_tasks:LOOK_AT_CONNTRACK_SECONDS": 60.0,
+        "vipd.control.background_tasks:CONNTRACK_POLL_SECONDS": 60.0,
         "vipd.health.checker:SAVE_SECONDS": 60.0,
         "vipd.health.lag:BEAT_SECONDS": 60.0,
         "vipd.observe.flow_stats.collector:EVERY_SECONDS": 60.0,
-        "vipd.observe.flow_stats.traffic_counting:LOOK_SECONDS": 60.0,
+        "vipd.observe.flow_stats.traffic_counting:POLL_SECONDS": 60.0,
         "vipd.observe.listeners:RETRY_SECONDS": 60.0,
     }.items():
         replace(target, value)

@@ -73,7 +73,7 @@ BESIDE = (
     ),
     Seam(
         "checks of this host",
-        "vipd.control.host_checks:HostChecks.look",
+        "vipd.control.host_checks:HostChecks.refresh",
         ("vipd.control.host_checks",),
         "watching addresses",
         quiet=RETURNS,
@@ -107,7 +107,7 @@ BESIDE = (
     ),
     Seam(
         "watch of rules",
-        "vipd.dataplane.iptables.watch.stream:Disturbances.__anext__",
+        "vipd.dataplane.iptables.watch.stream:ExternalChangeStream.__anext__",
         (
             "vipd.dataplane.forward_accept.watch",
             "vipd.dataplane.iptables.watch.watcher",
@@ -136,7 +136,7 @@ BESIDE = (
     ),
     Seam(
         "health checks",
-        "vipd.health.probes.http:ask_http",
+        "vipd.health.probes.http:probe_http",
         (
             "vipd.health.probes.base",
             "vipd.health.probes.dns",
@@ -160,7 +160,7 @@ BESIDE = (
     ),
     Seam(
         "events on disk",
-        "vipd.observe.events.event_log:Ring.append",
+        "vipd.observe.events.event_log:EventLog.append",
         ("vipd.observe.events.event_log", "vipd.observe.events.recorder"),
         "events cannot be kept",
         quiet=RETURNS,
@@ -233,7 +233,7 @@ ETCD = (
     ),
     Seam(
         "etcd's keys on disk",
-        "vipd.sources.etcd.snapshot_file:Snapshot._bring",
+        "vipd.sources.etcd.snapshot_file:SnapshotFile._write_out",
         ("vipd.sources.etcd.snapshot_file",),
         "snapshot: cannot be written|keeping etcd's keys",
         quiet=RETURNS,
@@ -265,7 +265,7 @@ REQUESTS = (
     ),
     Seam(
         "metrics",
-        "vipd.observe.metrics.snapshot:take",
+        "vipd.observe.metrics.snapshot:take_snapshot",
         ("vipd.observe.metrics.scrape", "vipd.observe.metrics.snapshot"),
         "answering GET .*metrics",
     ),
