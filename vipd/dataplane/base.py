@@ -49,8 +49,7 @@ class Dataplane(Protocol):
     """
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Compute in a thread what `update` needs long for, so that it does not block the event loop. Changes
-        nothing."""
+        """Compute, outside the event loop, whatever would make `update` take long. Changes nothing."""
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Record new or changed forwardings, and None for deleted ones. Writes nothing to the kernel."""
