@@ -1,4 +1,4 @@
-"""The API's requests about services: shown, declared, changed and removed."""
+"""API routes that list, show, export, declare, change and remove services."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from vipd.observe.views import service_view
 log = logging.getLogger(__name__)
 
 NAMES_LOGGED = 100
-"""A change of more services names no more of them in the log."""
+"""Maximum number of services that the log entry of one change names."""
 
 
 class ServiceRoutes:
-    """Answers `/v1/services`, `/v1/export` and `/v1/apply`."""
+    """Handles requests to `/v1/services`, `/v1/export` and `/v1/apply`."""
 
     def __init__(self, served: ApiContext, permission: Permission, overrides: OverrideRoutes) -> None:
         self._served, self._permission, self._overrides = served, permission, overrides
@@ -55,7 +55,7 @@ class ServiceRoutes:
         ]
 
     async def services(self, _: web.Request) -> web.Response:
-        """Every service as it runs."""
+        """Show every service with its current state."""
         reconciler, dataplane = self._served.reconciler, self._served.dataplane
         ordered = dict(sorted(reconciler.services.items()))
         return await chunked_json_response(
@@ -63,13 +63,13 @@ class ServiceRoutes:
         )
 
     async def service(self, request: web.Request) -> web.Response:
-        """One service, by name or frontend."""
+        """Show one service, found by name or frontend."""
         reconciler = self._served.reconciler
         found = operations.find(reconciler.services, request.match_info["target"])
         return json_response({"service": service_view(found, reconciler, self._served.dataplane)})
 
     async def export(self, _: web.Request) -> web.Response:
-        """Every service as declared."""
+        """Show every service as it is declared."""
         ordered = dict(sorted(self._served.reconciler.services.items()))
         return await chunked_json_response(
             "services", ordered, lambda s: operations.spec_of(without_registrations(s))
@@ -112,7 +112,7 @@ class ServiceRoutes:
         return await self._change(request, change)
 
     async def apply(self, request: web.Request) -> web.Response:
-        """Declare many services at once, and with `prune` remove the others."""
+        """Declare many services at once; with `prune`, remove all others of the store."""
         source = self._store_of(request).source
 
         def read(members: Json, services: Iterator[object] | None) -> tuple[list[Service], object]:
@@ -126,8 +126,11 @@ class ServiceRoutes:
         return await self._change(request, change, len(wanted))
 
     async def _change(self, request: web.Request, change: Change, size: int = 1) -> web.Response:
-        """Decide, store, wait for the kernel, answer. The store cannot change between decision and write, and
-        etcd rejects the write if it has. `size`: number of services that the change names."""
+        """Decide on a change, save it, wait until the kernel has it, and answer. Between decision and write,
+        `write_lock` keeps the file store unchanged; etcd rejects the write if its content has changed.
+
+        `size`: number of services that the change names.
+        """
         served, store = self._served, self._store_of(request)
         await served.refresh_address_policy()
         dry_run = flag_of(request, "dry_run")
@@ -161,7 +164,7 @@ class ServiceRoutes:
         )
 
     async def _warnings(self, outcome: Outcome) -> Sequence[str]:
-        """The warnings about services that a change names and keeps."""
+        """The warnings about services that a change names and does not remove."""
         named = [outcome.stored[name] for name in outcome.results if name in outcome.stored]
         return await asyncio.to_thread(self._served.warnings_of, named)
 
@@ -188,7 +191,7 @@ class ServiceRoutes:
 
 
 def results_view(actions: Mapping[str, str]) -> list[Json]:
-    """The outcome for each service."""
+    """The action for each service, such as `unchanged`."""
     return [{"name": name, "action": action} for name, action in actions.items()]
 
 

@@ -1,4 +1,4 @@
-"""Storage of changes of services: this host's own store, or etcd for the whole fleet."""
+"""Where the API saves changes of services: in this host's own file, or in etcd for the whole fleet."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ STORES = ("file", "etcd")
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """The outcome of a change: its location, and why this host does not follow it, if so."""
+    """The result of saving a change: where it is stored, and, if this host does not apply it, why."""
 
     location: str
     error: str = ""
     units: Sequence[str] = ()
-    """Units that now contain the change."""
+    """Names of the units (the file, or etcd keys) that now contain the change."""
 
 
 class Store(Protocol):
-    """Stores services that vipctl changes."""
+    """Stores the services that vipctl declares and changes."""
 
     @property
     def source(self) -> str:
-        """The source in its services' origins."""
+        """The value of `origin.source` of its services."""
 
     @property
     def services(self) -> Mapping[str, Service]:
@@ -41,46 +41,46 @@ class Store(Protocol):
 
     @property
     def location(self) -> str:
-        """Its location, for people."""
+        """Where it keeps its services, as text for messages."""
 
     def check(self, outcome: Outcome) -> None:
         """Raises RefusedError for a change that this store cannot save."""
 
     @property
     def write_lock(self) -> AbstractAsyncContextManager[object]:
-        """Held from the decision on a change until it is saved."""
+        """The lock that the API holds from the decision on a change until the change is saved."""
 
     async def save(self, outcome: Outcome) -> SaveResult:
-        """Save a change that was decided on the current `services`. Raises RefusedError or StoreError."""
+        """Save a change that was computed from the current `services`. Raises RefusedError or StoreError."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostStore:
-    """The file of this host."""
+    """Stores services in a file on this host."""
 
     store: StoreSource
     source: str = CLI
 
     @property
     def services(self) -> Mapping[str, Service]:
-        """The services on disk."""
+        """The services in the file."""
         return self.store.services
 
     @property
     def location(self) -> str:
-        """The file."""
+        """The path of the file."""
         return self.store.location
 
     def check(self, outcome: Outcome) -> None:
-        """Every service fits."""
+        """Does nothing: the file can hold every service."""
 
     @property
     def write_lock(self) -> AbstractAsyncContextManager[object]:
-        """One change after the other: writing waits for the disk."""
+        """Serializes changes, because a write waits for the disk."""
         return self.store.change_lock
 
     async def save(self, outcome: Outcome) -> SaveResult:
-        """On disk when this returns; if it is cancelled, soon after."""
+        """The change is on disk when this returns. If the caller is cancelled, the write still ends soon."""
         if outcome.changed:
             await asyncio.shield(asyncio.to_thread(self.store.save, outcome.stored))
         return SaveResult(self.location, units=(UNIT,))
@@ -88,19 +88,20 @@ class HostStore:
 
 @dataclass(frozen=True, slots=True)
 class FleetStore:
-    """etcd. A change is stored when etcd has it, and followed when this host has received it."""
+    """Stores services in etcd. A change is stored when etcd has it; this host applies the change after it has
+    received it from etcd."""
 
     store: EtcdStore
     source: str = "etcd"
 
     @property
     def services(self) -> Mapping[str, Service]:
-        """The services in etcd, as known to this host."""
+        """The services in etcd, in the state that this host has received."""
         return self.store.services
 
     @property
     def location(self) -> str:
-        """Location of its services."""
+        """Where its services are in etcd."""
         return self.store.place
 
     def check(self, outcome: Outcome) -> None:
@@ -109,17 +110,18 @@ class FleetStore:
 
     @property
     def write_lock(self) -> AbstractAsyncContextManager[object]:
-        """No lock: etcd rejects a decision on another state of a key."""
+        """No lock: etcd rejects a write if the key has changed since the decision."""
         return nullcontext()
 
     async def save(self, outcome: Outcome) -> SaveResult:
-        """In etcd when this returns, or refused, as after a concurrent change."""
+        """The change is in etcd when this returns. Raises RefusedError, for example after a concurrent
+        change."""
         written = await self.store.save(outcome)
         fault = await self.store.wait_observed(written) if written.revision else ""
         return SaveResult(written.place, fault, self.store.units(written))
 
 
 def no_etcd_error() -> RefusedError:
-    """The error if etcd is required and not configured."""
+    """The error for a request that needs etcd on a host that has none configured."""
     hint = "name its endpoints under etcd in /etc/vipd/vipd.yaml, and restart vipd"
     return RefusedError("invalid", "this host has no etcd", "", hint)

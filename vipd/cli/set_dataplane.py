@@ -1,4 +1,4 @@
-"""`vipctl set-dataplane`: replaces the dataplane in use by another one."""
+"""`vipctl set-dataplane`: switches the daemon to the other dataplane."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Limits on declarations: addresses, backends, ports of this host, and what checks may do. Pure.
+"""Decides which addresses, backends, host ports and health checks a service may declare. Pure.
 
-A service that claims an address intercepts every packet for it that passes this host (CVE-2020-8554,
-contract 7.19). The settings therefore list allowed networks, and this host's own addresses are never allowed.
+A service that claims an address intercepts every packet to that address that passes this host (CVE-2020-8554,
+contract 7.19). So the settings list the allowed networks, and this host's own addresses are never allowed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CheckProblems = Callable[[Check], tuple[str, ...]]
 
 
 def no_problems(_: Check) -> tuple[str, ...]:
-    """A host that lacks nothing."""
+    """For a host that lacks nothing."""
     return ()
 
 
@@ -49,15 +49,15 @@ class AddressPolicy:
     exec_sources: tuple[str, ...] = ("file", "cli")
     """Sources whose services may have checks that run programs."""
     balances: frozenset[Balance] = frozenset(Balance)
-    """Those that the dataplane can do."""
+    """The balance methods that the dataplane supports."""
     ca_sources: tuple[str, ...] = ("file", "cli")
-    """Sources whose services may name files of this host; authors in etcd have no access to those."""
+    """Sources whose services may name CA files on this host. Authors in etcd have no access to such files."""
     check_problems: CheckProblems = field(default=no_problems, compare=False)
     """Returns what this host lacks for a check."""
     host: HostFacts = NO_FACTS
     """Addresses and ports of this host that no service may claim."""
     backends: BySource = ()
-    """Networks that backends must be in; empty: anywhere, except link-local ones of etcd."""
+    """Networks that backends must be in; empty: anywhere, but from etcd no link-local addresses."""
     host_ports: BySource = ()
     """Ranges like `30000-32767` that node ports and health ports must lie in; empty: any."""
     _addresses: SourceNetworks = field(init=False, repr=False, compare=False)
@@ -75,13 +75,14 @@ class AddressPolicy:
         return self._addresses.allows(address, source)
 
     def owned(self, address: str) -> bool:
-        """Whether it is one of this host's own addresses."""
+        """Whether an address is one of this host's own."""
         return address in self._own
 
     def for_accepted(self) -> AddressPolicy:
-        """The policy for versions accepted earlier: the settings alone, without facts of the host.
+        """The policy for versions that were accepted earlier: only the settings apply, not the state of the
+        host.
 
-        A service in etcd that names a file stays if it was accepted before such files were refused.
+        A service in etcd that names a CA file stays if it was accepted before vipd refused such files.
         """
         return replace(
             self,
@@ -93,7 +94,8 @@ class AddressPolicy:
 
 
 def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...]:
-    """A problem for each address and check that a service must not have, at the service's origin."""
+    """Returns a problem for each address, port, balance method and check that the policy does not allow. The
+    problems are located at the service's origin."""
     found = []
     origin = service.origin
     for address in service.all_addresses():
@@ -119,8 +121,8 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
 def admit_registered(
     service: Service, registered: RegisteredBackend, policy: AddressPolicy
 ) -> tuple[Problem, ...]:
-    """A problem for each reason why a backend that registered itself must not take part in a service. The
-    limits for etcd apply to it, whoever declares the service."""
+    """Returns a problem for each reason why a backend that registered itself may not join a service. The
+    limits for etcd apply to it, whatever the service's source."""
     place, backend = registered
     if not service.accepts_registrations:
         what = f"it takes no registered backends, and is declared by {service.origin.owner}"
@@ -130,7 +132,7 @@ def admit_registered(
         return (Problem(place, 0, "", f"{service.name}: {what}", hint),)
     refusals = list(policy.limits.backend_violations((backend,), ETCD))
     if backend.address in service.all_addresses():
-        # Its packets would return to the rules for ever.
+        # Packets to it would match the service's rules again, in an endless loop.
         what = f"backend {backend.address} is an address of the service itself"
         refusals.append((what, "register the address that the server has"))
     told = [Problem(place, 0, "", f"{service.name}: {what}", hint) for what, hint in refusals]
@@ -139,7 +141,7 @@ def admit_registered(
 
 
 def checks_to_query(service: Service, policy: AddressPolicy) -> Iterator[Check]:
-    """The checks of a service that only the host can judge, without those that may not run here."""
+    """The checks of a service that depend on the host's programs, users or files, without forbidden ones."""
     return (
         check
         for check in _checks_of(service)
@@ -153,7 +155,7 @@ def _checks_of(service: Service) -> Iterable[Check]:
 
 
 def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> tuple[str, str] | None:
-    """Why a service of its source may not have a check, with a hint."""
+    """Why a service from its source may not have a check, with a hint; None if it may."""
     source = service.origin.source
     if isinstance(check.probe, ExecProbe) and source not in policy.exec_sources:
         hint = "use another type of check, or see exec_checks in vipd's settings"
@@ -165,7 +167,7 @@ def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> tuple[s
 
 
 def _check_problems(service: Service, policy: AddressPolicy) -> Iterator[Problem]:
-    """A problem for each check that must not run here, or cannot."""
+    """A problem for each check that is forbidden, or that this host cannot run."""
     origin = service.origin
     for check in _checks_of(service):
         if forbidden := _forbidden(check, service, policy):

@@ -1,7 +1,7 @@
-"""Decides which version of each unit may serve, by the claims that this host allows. Pure.
+"""Decides which version of each unit may serve: checks its claims against this host's policy. Pure.
 
-A candidate must satisfy the whole policy, an accepted version only the settings. The number of endpoints of
-all units together is limited.
+A candidate must satisfy the whole policy; an accepted version must satisfy only the settings. The number of
+endpoints of all units together is limited.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from vipd.model.service import Service
 def admit(
     declaration: Declaration, policy: AddressPolicy, passed: Collection[int] = frozenset()
 ) -> Declaration:
-    """The declaration with a problem for each address that it must not claim, in line order. Services whose
-    `id` is in `passed` are skipped. If the declaration already has problems, the host is not queried."""
+    """The declaration with a problem for each thing that the policy does not allow, in line order. Skips
+    services whose `id` is in `passed`. If the declaration already has problems, the host is not queried."""
     if not declaration.ok:
         policy = replace(policy, check_problems=no_problems)
     found: list[Problem] = []
@@ -37,8 +37,8 @@ def admit(
         try:
             found += admit_service(service, policy)
         except Exception as error:
-            # An empty service is a problem too, unless the declaration has others: then it may have been read
-            # in part.
+            # The exception is reported only if the declaration has no problems yet. Otherwise the service may
+            # have been read only in part, which may be the exception's cause.
             origin = service.origin
             place, doing = origin.path or origin.source, f"admitting {service.name}"
             found += [internal_problem(error, doing, place, origin.line)] if declaration.ok else []
@@ -57,13 +57,13 @@ def _may_keep_serving(service: Service, policy: AddressPolicy) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """A unit as given and as admitted. `passed` identifies services by their `id`, which is unique
+    """A unit as the source gave it, and as admitted. The sets contain the `id` of services, which is unique
     while the unit is kept."""
 
     given: Unit
     unit: Unit
     passed: frozenset[int] = frozenset()
-    """Those that passed the whole policy."""
+    """Services that pass the whole policy."""
     lasting: frozenset[int] = frozenset()
     """Services that pass the policy for accepted versions."""
 
@@ -72,8 +72,8 @@ def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
     """The part of a unit that may serve.
 
     A candidate must satisfy the whole policy. An unchanged accepted version must satisfy only the settings,
-    and loses what they forbid: a host may take over an address that is already served, as keepalived
-    does.
+    and loses the services that they forbid. The host's state does not matter for it, because a host may take
+    over an address that is already served, as keepalived does.
     """
     return _admitted(unit, policy, None).unit
 
@@ -89,8 +89,8 @@ def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _A
         candidate = accepted if same else admit(unit.candidate, lasting)
         known = passed.intersection(map(id, allowed))
     else:
-        # A service that did not change is checked by the policy that admitted it: the host may have taken
-        # over its address since then, which must not keep the others of its unit from changing.
+        # A service that did not change is not checked again. The host may have taken over its address since
+        # then, which must not keep the other services of the unit from changing.
         serving = {service.name: service for service in allowed}
         unchanged = {id(s) for s in unit.candidate.services if serving.get(s.name) == s}
         candidate = admit(unit.candidate, policy, passed | unchanged)
@@ -109,12 +109,12 @@ class Admission:
         self._refused: set[str] = set()
         self._budget = EndpointBudget()
         self.units: dict[str, Unit] = {}
-        """By name; later calls update it."""
+        """The admitted units by name; later calls update it."""
 
     def update_units(self, sources: Sequence[Mapping[str, Unit]], policy: AddressPolicy) -> set[str]:
         """Read the sources' current units. Returns the names of the units to check and of those that are
         gone."""
-        # The host may have changed since a refusal: a missing program may be there now.
+        # Check refused units again, because the host may have changed: a missing program may exist now.
         changed, number = set(self._refused), 0
         if policy != self._policy:
             self._admitted.clear()
@@ -136,7 +136,8 @@ class Admission:
         return sum(len(self._given[name].candidate.services) for name in units if name in self._given)
 
     def checks_to_query(self, units: Iterable[str]) -> set[Check]:
-        """The checks of these units that only the host can judge, of candidates without problems alone."""
+        """The checks in these units that depend on the host's state. Candidates with problems are left
+        out."""
         assert self._policy is not None  # noqa: S101 (units are noticed under a policy)
         found = set[Check]()
         for name in units:
@@ -151,14 +152,15 @@ class Admission:
     def admit(self, changed: Iterable[str], check_problems: CheckProblems | None = None) -> set[str]:
         """Check the units that `update_units` returned. Returns the names of those that changed or are gone.
 
-        `check_problems` holds the answers to `questions`; without it the policy's own function is called.
+        `check_problems` returns what the host lacks for each check of `checks_to_query`; None: the policy's
+        own function is called.
         """
         assert self._policy is not None  # noqa: S101 (units are noticed under a policy)
         policy = self._policy
         if check_problems is not None:
             policy = replace(policy, check_problems=check_problems)
         found = set[str]()
-        # Those that serve already come first, so that newcomers find no room rather than they.
+        # Units that already serve come first, so that the endpoint limit refuses newcomers rather than them.
         for name in sorted(changed, key=lambda name: (self._newcomer(name), name)):
             unit, before = self._given.get(name), self._admitted.get(name)
             if unit is None:
@@ -168,7 +170,7 @@ class Admission:
                 continue
             try:
                 after = _admitted(unit, policy, before)
-            except Exception as error:  # it refuses this unit alone
+            except Exception as error:  # refuses only this unit
                 after = _Admitted(unit, refused(name, unit, error, "admitting it"))
             if self._keep(name, after):
                 found.add(name)
@@ -189,8 +191,8 @@ class Admission:
         return gone
 
     def _keep(self, name: str, admitted: _Admitted) -> bool:
-        """Note how a unit was let in, as far as there is room for it; whether that is otherwise than
-        before."""
+        """Record an admitted unit, as far as the endpoint limit allows it. Returns whether the admitted part
+        has changed."""
         unit = self._budget.take(name, admitted.unit)
         self._admitted[name] = replace(admitted, unit=unit)
         (self._refused.discard if unit.candidate.ok else self._refused.add)(name)
@@ -202,8 +204,8 @@ class Admission:
 
 
 def refused(name: str, unit: Unit, error: Exception, doing: str) -> Unit:
-    """A unit whose candidate has an unexpected exception as a further problem; its accepted version continues
-    to serve."""
+    """The unit with an unexpected exception as a further problem of its candidate, so that its accepted
+    version continues to serve."""
     problem = internal_problem(error, doing, name.removeprefix("file:"))
     problems = (*unit.candidate.problems, problem)
     return Unit(replace(unit.candidate, problems=problems), unit.accepted)
@@ -220,21 +222,21 @@ def _alike(one: Unit, other: Unit) -> bool:
 
 
 class EndpointBudget:
-    """Counts the endpoints of units by their names, each in the version that serves."""
+    """Limits the endpoints of all units together. Counts each unit in the version that serves."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}
         self._size = 0
 
     def drop(self, name: str) -> None:
-        """Remove a unit."""
+        """Stop counting a unit."""
         self._size -= self._sizes.pop(name, 0)
 
     def take(self, name: str, unit: Unit) -> Unit:
-        """The part of the unit within the limit: a candidate beyond it has a problem.
+        """Count a unit; returns it, with a problem of the candidate if that exceeds the limit.
 
-        An accepted version was within the limit when it was accepted. If it dates from before the limit, it
-        may use as much again; beyond that it does not serve.
+        An accepted version was within the limit when it was accepted. If it dates from before the limit
+        existed, up to twice the limit is allowed; beyond that it does not serve.
         """
         self.drop(name)
         chosen = unit.candidate if unit.candidate.ok else unit.accepted

@@ -1,6 +1,7 @@
-"""The status of each backend of a service: results of checks, and overrides of operators.
+"""Computes the status of each backend of a service from health check results and operators' overrides.
 
-Receives the changes of services, and returns those whose status may differ since the reconciler last asked.
+The tracker receives changes of services, checks and overrides. The reconciler takes from it the services
+whose backends' status may have changed since it last did so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vipd.model.service import Backend, Service
 
 
 class TargetHealth(Protocol):
-    """The result of checks of one target."""
+    """The health of one check target."""
 
     @property
     def state(self) -> str:
@@ -28,15 +29,15 @@ class TargetHealth(Protocol):
 
     @property
     def counts_healthy(self) -> bool:
-        """Whether it counts as healthy."""
+        """Whether the target counts as healthy."""
 
     @property
     def reason(self) -> str:
-        """Why, in one line."""
+        """The reason of its state, in one line."""
 
     @property
     def weight(self) -> ReportedWeight | None:
-        """The weight in its last good answer."""
+        """The weight that its last good answer reported."""
 
     @property
     def serves_since(self) -> float | None:
@@ -44,17 +45,17 @@ class TargetHealth(Protocol):
 
 
 class HealthSource(Protocol):
-    """A checker of targets."""
+    """Checks targets, and knows their health."""
 
     def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
-        """Check these targets for a service from now on; an empty collection when the service is gone."""
+        """Check exactly these targets for a service from now on; none when the service is gone."""
 
     def status(self, target: CheckTarget) -> TargetHealth | None:
-        """The state of a target; None: unknown."""
+        """The health of a target; None: unknown."""
 
 
 class _NoChecks:
-    """Checks nothing, so that all backends serve."""
+    """Used without health checks: checks nothing, so that all backends serve."""
 
     def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
         """Check nothing."""
@@ -81,14 +82,14 @@ class _TrackedService:
 
 @dataclass(slots=True)
 class _OverrideIndex:
-    """Overrides by target, so that a service does not search all of them."""
+    """Overrides by target, so that the overrides of one service are found without a search through all."""
 
     by_service: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
     by_address: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def of(cls, books: Iterable[OverrideSource]) -> _OverrideIndex:
-        """The index of all books."""
+        """The index of all overrides in these stores."""
         index = cls()
         for override in (o for book in books for o in book.overrides.values()):
             if override.target.service:
@@ -108,12 +109,14 @@ class _OverrideIndex:
 
 
 _MOST_NAMED = 3
-"""More backends are only counted in warnings."""
+"""Maximum number of backends that the warnings name; further ones are only counted."""
 
 
 class BackendStatusTracker(Observer):
-    """The status of backends. `clock` is the monotonic one that verdicts use, in seconds. Without overrides
-    and checks every backend serves as declared."""
+    """Knows the status of all backends. Without overrides and checks, every backend serves as declared.
+
+    `clock` is the monotonic clock of the health checks, in seconds.
+    """
 
     def __init__(
         self,
@@ -130,8 +133,8 @@ class BackendStatusTracker(Observer):
         self._unchecked: dict[str, tuple[Backend, ...]] = {}
 
     def warnings(self) -> tuple[str, ...]:
-        """Backends that serve unchecked because their check finds no port: declared ones are problems
-        already, but others register themselves."""
+        """Warnings about backends that serve unchecked, because their check has no port to connect to. For
+        declared backends this is already a problem of the declaration; registered ones appear only here."""
         unasked = [(name, backend) for name, found in self._unchecked.items() for backend in found]
         hint = "add port to the check, or register the backend with a port that it asks at"
         told = [
@@ -142,8 +145,8 @@ class BackendStatusTracker(Observer):
         return (*told, *([f"{more} more backends serve unchecked"] if more > 0 else ()))
 
     def follow(self, changes: Mapping[str, Service | None]) -> None:
-        """These services are new, changed or gone. From now on exactly the backends of the existing ones are
-        checked."""
+        """Record new and changed services, and None for those that are gone. From now on, exactly the
+        backends of the existing services are checked."""
         for name, service in changes.items():
             if service is None and name in self._known:
                 self._untrack(name)
@@ -160,8 +163,7 @@ class BackendStatusTracker(Observer):
             self._unchecked[service.name] = unasked
         for target in entry.targets.values():
             self._users.setdefault(target, set()).add(service.name)
-        # This precedes the release of the old targets, so that the new ones inherit the state of another
-        # check.
+        # One call replaces the old targets, so that the new ones inherit the state of an earlier check.
         self._checking.follow(service.name, frozenset(entry.targets.values()))
 
     def take_dirty(self) -> set[str]:
@@ -170,7 +172,7 @@ class BackendStatusTracker(Observer):
         return dirty
 
     def backend_statuses(self, service: Service) -> BackendStatuses:
-        """Current status of the service's backends, without those whose status is as declared."""
+        """Current status of a service's backends, without backends whose status is as declared."""
         if not service.backends and not service.fallback:
             return {}
         targets = (
@@ -209,11 +211,11 @@ class BackendStatusTracker(Observer):
             self._dirty |= self._users.get(target, set())
 
     def due(self) -> float | None:
-        """When the next share grows, on the monotonic clock; None: never."""
+        """The time of the next step of any slow start, on the monotonic clock; None if there is none."""
         return min(self._ramps.values(), default=None)
 
     def tick(self) -> bool:
-        """Mark the services whose shares are due to grow as dirty. Returns whether there are any."""
+        """Mark services dirty whose next slow start step is due. Returns whether there are any."""
         now = self._clock()
         ready = {name for name, at in self._ramps.items() if at <= now}
         self._dirty |= ready
@@ -252,7 +254,8 @@ class BackendStatusTracker(Observer):
     def _weights(
         self, service: Service, targets: Mapping[str, CheckTarget], found: Mapping[str, _CheckedStatus]
     ) -> Mapping[str, _Weight]:
-        """The weights of those backends that have others than declared, by checks or by slow start."""
+        """The weights of backends whose weight differs from the declared one, because of a check's answer or
+        a slow start."""
         self._ramps.pop(service.name, None)
         if not targets or not (service.weight_from_check or service.slow_start):
             return {}
@@ -271,7 +274,8 @@ class BackendStatusTracker(Observer):
 
 
 class _Weight(NamedTuple):
-    """A weight on the scale of the service's other backends, and the original weight."""
+    """`value`: the weight on the scale of the service's other backends. `full`: the weight without slow start
+    and scale."""
 
     value: int
     full: int
@@ -296,7 +300,7 @@ class _CheckedStatus:
 
 def _weight_inputs(service: Service, backend: Backend, stood: _CheckedStatus) -> WeightInputs:
     ordered, verdict = stood.status.weight, stood.verdict
-    # An operator's weight is the last word.
+    # An operator's weight overrides the weight that the backend reports.
     listened = service.weight_from_check and ordered is None and verdict is not None
     return WeightInputs(
         backend.weight if ordered is None else ordered,
@@ -306,7 +310,7 @@ def _weight_inputs(service: Service, backend: Backend, stood: _CheckedStatus) ->
 
 
 def _is_reportable(standing: BackendStatus) -> bool:
-    """Whether a backend's status differs from its declaration."""
+    """Whether a status has anything to show: a reason, or a check's state."""
     return bool(standing.reason or standing.health)
 
 

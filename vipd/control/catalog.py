@@ -1,9 +1,9 @@
-"""From the sources' units to one snapshot of services. Pure.
+"""Merges the sources' units into one snapshot of services. Pure.
 
-A unit is accepted or refused as a whole: one file, or the store. Its candidate is its current content; its
-accepted version is its last content without problems. A unit whose candidate has problems, or claims what
-another already has, keeps its accepted version: bad input never harms running services. An unexpected
-exception affects one unit alone.
+A unit, such as a file or the store, is accepted or refused as a whole. Its candidate is its current content;
+its accepted version is its last content without problems. A unit whose candidate has problems, or claims what
+another unit already has, keeps its accepted version, so bad input never harms running services. An unexpected
+exception affects only one unit.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model.service import Service
 
 Units = Mapping[str, Unit]
-"""By name."""
+"""Units by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """The outcome of a merge. The mappings of a `Catalog` belong to it, and later merges update them."""
+    """The result of a merge. If a `Catalog` returned it, later merges of that catalog update its mappings."""
 
     chosen: Mapping[str, Declaration]
-    """The version of each unit that serves."""
+    """The serving version of each unit."""
     services: Mapping[str, Service]
     """The snapshot: every service by name."""
     problems: Mapping[str, tuple[Problem, ...]]
     """Problems by unit; units without problems are left out."""
     has_conflicts: bool = False
-    """Two units claimed the same, or one might have."""
+    """Whether two units made the same claim, or claims that exclude each other."""
     dirty: tuple[str, ...] = ()
     """Services that are new, changed since the last merge, or gone."""
 
 
 class Catalog:
-    """Merges again and again; a change costs what it changes while no two units claim the same.
+    """Merges incrementally: while no claims conflict, the cost of a merge depends only on what has changed.
 
-    Units are known by identity. Those that differ from the last merge are exchanged one by one, if nothing
-    that they newly claim is claimed already. Whatever is not as simple is merged from scratch.
+    Units are compared by identity. The catalog replaces units that differ from the last merge one by one, if
+    no other unit has what they newly claim. Otherwise it merges all units from scratch.
 
-    A unit whose merge raises is held: its accepted version serves, and the exception is a problem of it. Each
-    merge tries again what is held.
+    A unit whose merge raises is held: its accepted version serves, and the exception becomes a problem of the
+    unit. Each merge tries the held units again.
     """
 
     def __init__(self) -> None:
@@ -62,9 +62,9 @@ class Catalog:
         self._owners: dict[Claim, Service] = {}
         """The owner of each claim in the snapshot. Empty while claims conflict."""
         self._uses = AddressUses()
-        """Of the addresses in the snapshot, likewise."""
+        """How many services use each address in the snapshot. Empty while claims conflict."""
         self._held: dict[str, Unit] = {}
-        """Versions that are merged in place of the units that cannot be merged."""
+        """By name of a unit that cannot be merged: what is merged instead of it."""
 
     @property
     def holds(self) -> bool:
@@ -72,8 +72,8 @@ class Catalog:
         return bool(self._held)
 
     def merge(self, units: Units, changed: Collection[str]) -> MergeResult:
-        """What `merge` says of these units; `changed` names those that are other than at the last call, and
-        those that are gone. Raises only what no unit is to blame for."""
+        """The result of `merge` for these units. `changed` names the units that differ from the last call,
+        and those that are gone. Raises only exceptions that no single unit causes."""
         changed = {*changed, *self._held}
         self._held.clear()
         try:
@@ -88,7 +88,7 @@ class Catalog:
         return self._merged
 
     def _find_replacement(self, units: Units, changed: Collection[str]) -> _Replacement | None:
-        """The difference that the changed units make; None if it depends on other units."""
+        """How the changed units change the snapshot; None if that depends on other units too."""
         chosen = {name: first_choice(units[name]) for name in changed if name in units}
         leaving, coming = list[Service](), list[Service]()
         for name in changed:
@@ -112,7 +112,7 @@ class Catalog:
 
     def _apply_replacement(self, units: Units, changed: Collection[str], exchange: _Replacement) -> None:
         staying = {service.name for service in exchange.coming}
-        # Before anything is changed: this may raise.
+        # This may raise, so it precedes all changes.
         released = [claim for service in exchange.leaving for claim in claims_of(service)]
         for claim in released:
             self._owners.pop(claim, None)
@@ -144,23 +144,23 @@ class Catalog:
         self._merged = replace(merged, chosen=self._chosen, services=after, dirty=tuple(dirty))
 
     def _view(self, units: Units, instead: Units | None = None) -> Units:
-        """The units, with the held ones, and those of `instead`, replaced."""
+        """The units, with the held ones and those in `instead` replaced."""
         held = {name: held for name, held in self._held.items() if name in units}
         return ChainMap({**held, **(instead or {})}, units) if held or instead else units  # type: ignore[arg-type]
 
     def _hold(self, units: Units, changed: Sequence[str], error: Exception) -> None:
-        """Hold those of the changed units that cannot be merged, and merge the rest."""
+        """Hold the changed units that cannot be merged, and merge all others."""
         before = self._merged.services
         in_place = self._in_place(units, changed, error)
         faulty = self._faulty(units, in_place, changed, set()) if changed else []
         self._held = {name: in_place[name] for name in faulty}
-        # From scratch, and all of it dirty: what a merge that failed has left half done is not to be trusted.
+        # Merge from scratch and mark all services dirty: a failed merge may have left partial changes.
         self._merge_from_scratch(self._view(units))
         self._merged = replace(self._merged, dirty=tuple(dict.fromkeys((*before, *self._services))))
 
     def _in_place(self, units: Units, names: Sequence[str], error: Exception) -> dict[str, Unit]:
-        """What to merge in place of these units: their accepted versions, or nothing. Raises the
-        error if a merge fails even then."""
+        """What to merge instead of these units: their accepted versions, or, if that fails, nothing. Raises
+        `error` if the merge fails even then."""
         accepted = {name: refused(name, units[name], error, "merging it with all others") for name in names}
         nothing = {name: Unit(unit.candidate, EMPTY_DECLARATION) for name, unit in accepted.items()}
         for in_place in (accepted, nothing):
@@ -190,7 +190,7 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class _Replacement:
-    """Some units' new versions in place of the old ones, and the effect on the snapshot."""
+    """Replaces versions of some units by new ones: the effect on the snapshot."""
 
     chosen: Mapping[str, Declaration]
     leaving: Sequence[Service]
@@ -198,16 +198,16 @@ class _Replacement:
     owners: Mapping[Claim, Service]
     """The claims of the new versions."""
     uses: Mapping[AddressUse, int]
-    """How often each of their addresses is then used."""
+    """For each of their addresses: how many services use it afterwards."""
 
 
 def merge(units: Units) -> MergeResult:
-    """Choose a version of every unit so that no two services claim the same name or frontend, and none has a
-    backend at the address of another.
+    """Choose a version of every unit so that no two services claim the same name or frontend, and no service
+    has a backend at the address of another service.
 
-    An incumbent (a claim that is in its unit's accepted version) wins over a newcomer; between two newcomers
-    the unit with the lower rank wins, without ranks the one that sorts first. Each round takes something away
-    from a unit, so this ends.
+    An incumbent (a claim that is in its unit's accepted version) wins over a newcomer. Between two newcomers,
+    the unit with the lower rank wins; without ranks, the unit that sorts first. Each round removes something
+    from a unit, so the loop ends.
     """
     contest = ConflictResolver(units)
     problems: dict[str, list[Problem]] = {
@@ -228,8 +228,9 @@ def merge(units: Units) -> MergeResult:
 def _problems(lost: Sequence[tuple[str, Conflict]]) -> dict[str, list[Problem]]:
     """The problems of each unit that lost conflicts.
 
-    A service without a name of its own is named by its frontend; the conflict of that frontend is reported
-    alone. The same holds for the first of many services with an address in the role that excludes a service.
+    A service without a declared name is named by its frontend; then only the conflict over the frontend is
+    reported, not the one over the name. Of several conflicts of one service over one address in the same
+    role, only the first is reported.
     """
     told = {(loser, str(c.claim)) for loser, c in lost if not isinstance(c.claim, str)}
     problems: dict[str, list[Problem]] = {}

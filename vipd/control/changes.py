@@ -1,4 +1,4 @@
-"""From dirty to changed: selects backends again for dirty services, and returns the differences."""
+"""Selects backends again for dirty services, and returns what differs from the dataplane's input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vipd.model.limits import declared_size
 from vipd.model.service import Service
 
 LARGE = 1000
-"""Endpoints of one service above which it is chosen for in a thread."""
+"""Number of endpoints of one service above which a thread selects its backends."""
 
 ServiceForwardings = tuple[Forwarding, ...]
 
@@ -26,19 +26,19 @@ ServiceForwardings = tuple[Forwarding, ...]
 @dataclass(slots=True)
 class Dirty:
     """What may differ from the dataplane's input. The reconciler keeps it until a step has passed all of it
-    on, so that a failure loses nothing."""
+    to the dataplane, so that a failed step loses nothing."""
 
     declared: dict[str, None] = field(default_factory=dict)
     """Services that are new, changed or gone, in order."""
     statuses: set[str] = field(default_factory=set)
-    """Services whose backends' status may have changed."""
+    """Services with backends whose status may have changed."""
     in_doubt: set[ForwardingKey] = field(default_factory=set)
-    """Forwardings that may have been passed on only in part, or are left for a later step."""
+    """Forwardings that a failed step may or may not have passed, and those left for a later step."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastProgrammed:
-    """The dataplane's current input, and the policy that it is based on; None: nothing yet."""
+    """The dataplane's current input, and the policy by which it was selected; None before the first step."""
 
     services: Mapping[str, Service]
     forwardings: Mapping[str, ServiceForwardings]
@@ -47,27 +47,27 @@ class LastProgrammed:
 
 @dataclass(slots=True)
 class Changes:
-    """The differences that a step found, passed from part to part."""
+    """The differences that one step found. Each part of the step passes them to the next."""
 
     policy: SelectionPolicy
     services: dict[str, Service | None] = field(default_factory=dict)
-    """New or changed services; None: gone."""
+    """New or changed services; None for services that are gone."""
     chosen: dict[str, ServiceForwardings] = field(default_factory=dict)
-    """The forwardings of each service that was chosen for again."""
+    """The forwardings of each service whose backends were selected again."""
     forwardings: dict[ForwardingKey, Forwarding | None] = field(default_factory=dict)
     """New or changed forwardings; None: deleted."""
     attempted: set[str] = field(default_factory=set)
-    """Services that were selected for, or are gone."""
+    """Services whose backends were selected, or that are gone."""
 
     def replace(self, before: ServiceForwardings, after: ServiceForwardings) -> None:
-        """Note the difference between two choices for a service."""
+        """Add the difference between the earlier and the new forwardings of a service."""
         old, new = {f.key: f for f in before}, {f.key: f for f in after}
         self.forwardings.update(dict.fromkeys(old.keys() - new.keys()))
         self.forwardings.update({key: f for key, f in new.items() if old.get(key) != f})
 
 
 class Selector:
-    """Selects for the dirty services. Its only side effect is on the targets of health checks."""
+    """Selects the backends of dirty services. Its only side effect: it sets the targets of health checks."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Selector:
         withheld: Callable[[str], Forwardings],
         heartbeat: Callable[[], None],
     ) -> None:
-        """`withheld`: the wanted forwardings of a service that could not be programmed. `heartbeat` is called
-        between parts of large work."""
+        """`withheld` returns those forwardings of a service that could not be programmed. The selector calls
+        `heartbeat` between parts of large work."""
         self._snapshot, self._statuses, self._quarantine = snapshot, statuses, quarantine
         self._withheld, self._heartbeat = withheld, heartbeat
 
@@ -104,7 +104,7 @@ class Selector:
         return changes
 
     def _follow(self, names: Iterable[str]) -> None:
-        """Check these services' backends as they are declared now."""
+        """Set the health check targets of these services to their currently declared backends."""
         for name in names:
             try:
                 self._statuses.follow({name: self._snapshot.service(name)})
@@ -112,8 +112,8 @@ class Selector:
                 self._quarantine.add(name, "following its backends", error)
 
     async def _select_in_thread(self, name: str, policy: SelectionPolicy) -> ServiceForwardings | None:
-        """The selection for a service that is too large for the event loop, made in a thread; None for
-        others. On an exception `_select_one` selects again."""
+        """Select in a thread for a service that is too large for the event loop; returns None for all others.
+        After an exception it also returns None, and `_select_one` selects again."""
         with contextlib.suppress(Exception):
             service = self._snapshot.service(name)
             if service is not None and declared_size(service) + service_network_count(service) > LARGE:
@@ -130,8 +130,8 @@ class Selector:
         *,
         anew: bool,
     ) -> None:
-        """Select for a service, unless it is unchanged and nothing else requires it. An unexpected exception
-        affects this service alone: its rules stay."""
+        """Select the backends of a service, unless it is unchanged and `anew` is false. An unexpected
+        exception affects only this service: its rules stay."""
         changes.attempted.add(name)
         before = given.forwardings.get(name, ())
         try:
@@ -140,7 +140,7 @@ class Selector:
                 changes.services[name] = service
             if service is None:
                 changes.replace(before, ())
-            elif anew or service != known:  # else only its line in the file has changed
+            elif anew or service != known:  # if equal, only its line in the file has changed
                 if chosen is None:
                     chosen = select_backends(
                         service, changes.policy, self._statuses.backend_statuses(service)

@@ -1,4 +1,4 @@
-"""Claims that two units make, and which of the two must give way. Pure."""
+"""Finds claims (names, frontends, addresses) that two units make, and decides which unit loses. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def first_choice(unit: Unit) -> Declaration:
-    """The version of a unit that serves unless another unit has a better claim."""
+    """The version of a unit that serves unless it loses a conflict."""
     return unit.candidate if unit.candidate.ok else unit.accepted
 
 
@@ -26,23 +26,24 @@ def claims_of(service: Service) -> tuple[Claim, ...]:
 
 
 class Claimant(NamedTuple):
-    """The holder of a claim: a service in the serving version of a unit. Holders sort as units do."""
+    """The holder of a claim: a service in the serving version of a unit. Holders sort by the unit's name."""
 
     unit: str
     position: int
-    """Its index in that version."""
+    """The service's index in that version."""
     service: Service
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A claim of two units, or two claims that exclude each other. The units are in order."""
+    """A claim that two units make, or two claims that exclude each other. `first` is the unit that sorts
+    first."""
 
     claim: Claim
     first: Claimant
     second: Claimant
     opposing_claim: Claim | None = None
-    """The claim of the second unit; None: the same."""
+    """The claim of the second unit; None if it is the same claim."""
 
     def claim_of(self, unit: str) -> Claim:
         """The claim of one of the two units."""
@@ -53,20 +54,21 @@ class Conflict:
         return self.first if unit == self.first.unit else self.second
 
     def service_of(self, unit: str) -> Service:
-        """The service with which a unit claims it."""
+        """The service by which a unit makes its claim."""
         return self.holder_of(unit).service
 
     def problem_of(self, loser: str) -> Problem:
-        """The conflict as a fault of one of the two units."""
+        """The problem to report for the unit that loses."""
         other = self.second if loser == self.first.unit else self.first
         return claim_problem(self.service_of(loser), self.claim_of(loser), other.service)
 
 
 def conflicts_between(contest: ConflictResolver, suspects: Iterable[Claim]) -> Iterator[Conflict]:
-    """Claims made by two units, among those that two may make. The parser has checked each unit by itself.
+    """The conflicts between two units over the claims in `suspects`. The parser has checked each unit by
+    itself.
 
-    If many claim the same, each conflicts with the first: the rest is checked in the next round. Every
-    conflict thus ends with a loser, and all of them take time linear in the number of claims.
+    If many units make the same claim, each conflicts with the first only; the next round checks the rest. So
+    every conflict ends with a loser, and finding all conflicts takes time linear in the number of claims.
     """
     for claim in suspects:
         holders = contest.claimants(claim)
@@ -82,8 +84,9 @@ def conflicts_between(contest: ConflictResolver, suspects: Iterable[Claim]) -> I
 def _conflicts_of_roles(
     contest: ConflictResolver, use: AddressUse, holders: Sequence[Claimant], others: Sequence[Claimant]
 ) -> Iterator[Conflict]:
-    """An address in two roles: if its first user wins against all in the other role, one conflict is enough.
-    Otherwise each user conflicts with the first in the other role that belongs to another unit."""
+    """The conflicts over an address in two roles, virtual IP and backend. If its first user wins against all
+    users in the other role, each of those conflicts only with it. Otherwise each user conflicts with the
+    first user in the other role that belongs to another unit."""
     if others[0] < holders[0]:
         use, holders, others = use.opposite(), others, holders
     first = holders[0]
@@ -113,13 +116,14 @@ class ConflictResolver:
         self._chosen: dict[str, Declaration] = {}
         self._holders: dict[Claim, list[Claimant]] = {}
         self._lost: dict[str, set[int]] = {}
-        """Places of services that units have lost of the version that serves."""
+        """By unit: the indexes of services that it lost from its serving version."""
         self._accepted: dict[str, frozenset[Claim]] = {}
         for name, unit in sorted(units.items()):
             self._choose(name, first_choice(unit))
 
     def claims(self) -> Iterable[Claim]:
-        """Claims that two units may make, or one as a backend and the other as a service."""
+        """Claims with several holders, and addresses used as backends, which another unit may use as a
+        virtual IP."""
         return [
             claim
             for claim, holders in self._holders.items()
@@ -131,7 +135,7 @@ class ConflictResolver:
         return self._holders.get(claim, ())
 
     def remaining(self) -> dict[str, Declaration]:
-        """The serving part of each unit."""
+        """The declaration that each unit may serve: its version without the services that it lost."""
         for name, lost in self._lost.items():
             services = self._chosen[name].services
             left = tuple(service for place, service in enumerate(services) if place not in lost)
@@ -139,8 +143,8 @@ class ConflictResolver:
         return self._chosen
 
     def loser(self, conflict: Conflict) -> str:
-        """The unit that loses: a newcomer; of two newcomers, or two incumbents, the one with the higher
-        rank, else the one that sorts later."""
+        """The unit that loses: the newcomer. Of two newcomers, or two incumbents, the one with the higher
+        rank loses; without ranks, the one that sorts later."""
         first, second = conflict.first.unit, conflict.second.unit
         newcomers = [
             name
@@ -155,11 +159,11 @@ class ConflictResolver:
         return second if self._is_new(second) or not self._is_new(first) else first
 
     def withdraw(self, lost: Iterable[tuple[str, Conflict]]) -> Iterable[Claim]:
-        """Remove from each loser what it cannot have; returns the claims that may now have two holders.
+        """Remove from each loser what it lost; returns the claims that may now have two holders.
 
-        A loser falls back to its accepted version. If it already serves that, it loses the services in
-        question. Accepted versions conflict only where they never met before, as after a restart with another
-        directory of declarations.
+        A loser falls back to its accepted version. If it already serves that version, it loses the services
+        of the conflicts. Accepted versions conflict only if vipd never merged them before, for example after
+        a restart with another directory of declarations.
         """
         suspects, places = dict[Claim, None](), dict[str, set[int]]()
         for name, conflict in lost:
@@ -215,7 +219,7 @@ def _all_claims(service: Service) -> Iterable[Claim]:
 
 
 def _one_role(claims: Iterable[Claim]) -> Iterable[Claim]:
-    """The same claims; an address used by a service or a backend appears in one of its roles alone."""
+    """The same claims, with each address only in its role as a backend."""
     return dict.fromkeys(
         claim.opposite() if isinstance(claim, AddressUse) and not claim.as_backend else claim
         for claim in claims

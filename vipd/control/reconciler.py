@@ -1,7 +1,8 @@
-"""Makes the kernel equal to what the sources declare. The whole path of data is in `_reconcile`.
+"""Makes the kernel equal to what the sources declare. `_reconcile` shows the whole path of the data.
 
-Level-triggered: a step always covers the whole snapshot, and costs what changed. Sources and the API request
-it; it handles all requests made before it begins, and is retried after a failure with growing pauses.
+The reconciler is level-triggered: a step always covers the whole snapshot, but its cost depends on what
+changed. Sources and the API request steps. A step handles all requests made before it begins. After a failure
+the reconciler retries with growing pauses.
 """
 
 from __future__ import annotations
@@ -52,19 +53,18 @@ FIRST_RETRY_SECONDS = 0.5
 MAX_RETRY_SECONDS = 30.0
 
 RETRY_UNITS_SECONDS = 30.0
-"""Retry interval of a unit that cannot be merged: a retry may cost a merge of all units, some times
-over."""
+"""Retry interval of a unit that cannot be merged: one retry may cost several merges of all units."""
 
 LARGE = 1000
-"""Services touched by a step above which it is a load."""
+"""Number of dirty services above which a step pauses Python's garbage collector."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcilerDependencies:
-    """The partners of a reconciler, besides sources, dataplane and host."""
+    """The objects that a reconciler uses, besides sources, dataplane and host."""
 
     statuses: BackendStatusTracker = field(default_factory=BackendStatusTracker)
-    """The status of backends: by checks and operators' overrides."""
+    """The status of backends, which results from health checks and operators' overrides."""
     registrations: Callable[[], Registrations] = dict
     """Backends that registered themselves."""
     resets: Callable[[], Collection[Destination]] = tuple
@@ -87,7 +87,7 @@ class Reconciler:
         self._dataplane, self._host, self.clock = dataplane, host, clock
         self._statuses, self.observers = partners.statuses, partners.observers
         self.containment = self.observers.containment
-        """Contains unexpected exceptions that belong to no unit and no service."""
+        """Catches and reports unexpected exceptions that belong to no unit and no service."""
         self._snapshot = Snapshot(sources, partners.registrations, self.containment)
         heartbeat = self.observers.heartbeat
         self._quarantine = ServiceQuarantine(lambda: asyncio.get_running_loop().time())
@@ -99,7 +99,7 @@ class Reconciler:
         self._dirty = Dirty()
         self._write_order = WriteOrder()
         self._given_later: dict[ForwardingKey, Forwarding | None] = {}
-        """The dataplane's current forwardings in place of those left for a later step."""
+        """For forwardings left for a later step: the versions that the dataplane has now."""
         self._policy: SelectionPolicy | None = None
         self._requested = asyncio.Event()
         self._stepped = asyncio.Condition()
@@ -107,7 +107,7 @@ class Reconciler:
         self.difference = Difference(dataplane, self._lock)
         """Computes what a step would write now."""
         self.causes = Causes()
-        """The requesters of changes of services, as noted by the code that changes a source."""
+        """Who requested a change of a service. The code that changes a source notes it."""
         self._source_faults: Mapping[str, tuple[str, ...]] = {}
         self._host_warnings: tuple[str, ...] = ()
         self.progress = Progress()
@@ -122,11 +122,11 @@ class Reconciler:
         return self._policy.host.addresses if self._policy else frozenset()
 
     def ignored(self, service: str) -> tuple[Problem, ...]:
-        """Why backends that registered themselves for a service do not take part in it."""
+        """Why the service does not use backends that registered themselves for it."""
         return self._snapshot.ignored(service)
 
     def backend_statuses(self, service: Service) -> BackendStatuses:
-        """The status of a service's backends, where it is another one than declared."""
+        """The status of those backends of a service whose status differs from the declared one."""
         return self._statuses.backend_statuses(service)
 
     def request_sync(self) -> int:
@@ -137,8 +137,8 @@ class Reconciler:
     async def wait_synced(
         self, generation: int, timeout: float, services: Collection[str] | None = None
     ) -> bool:
-        """Wait until a step has attempted a request about these services (None: about all): True when
-        the kernel is as requested, else False, also when vipd stops."""
+        """Wait until a step has attempted a request about these services (None: about all). Returns True if
+        the kernel is then as requested; False if not, after the timeout, and when vipd stops."""
         progress, names = self.progress, None if services is None else frozenset(services)
 
         def later() -> bool:
@@ -156,13 +156,13 @@ class Reconciler:
         return progress.applied >= generation and not later()
 
     async def stop_waiting(self) -> None:
-        """vipd stops: end every `wait_synced`."""
+        """End every `wait_synced`, because vipd stops."""
         self.progress.stopping = True
         async with self._stepped:
             self._stepped.notify_all()
 
     async def run(self) -> None:
-        """Step when requested, for ever; after a failure also without a request."""
+        """Run a step whenever one is requested, for ever; after a failure also without a request."""
         failed_in_row = 0
         while True:
             pause = min(FIRST_RETRY_SECONDS * 2 ** max(failed_in_row - 1, 0), MAX_RETRY_SECONDS)
@@ -170,13 +170,13 @@ class Reconciler:
             failed_in_row = 0 if await self.step() else min(failed_in_row + 1, 10)
 
     def _pause(self) -> float:
-        """Seconds until the next retry of what is held because of an unexpected exception."""
+        """Seconds until the next retry of services and units in which an unexpected exception occurred."""
         pause = self._quarantine.pause()
         pause = inf if pause is None else pause
         return min(pause, RETRY_UNITS_SECONDS) if self._snapshot.internal_errors else pause
 
     async def _requested_within(self, seconds: float) -> None:
-        """Wait for a request, for so long at most, with heartbeats."""
+        """Wait at most this long for a request, and send heartbeats meanwhile."""
         while seconds > 0:
             self.observers.heartbeat()
             part = min(seconds, self.observers.heartbeat_seconds)
@@ -188,7 +188,7 @@ class Reconciler:
             seconds -= part
 
     async def step(self) -> bool:
-        """Bring all that was requested so far into the kernel, once. Returns whether all of it succeeded."""
+        """Write all changes requested so far to the kernel, once. Returns whether all of it succeeded."""
         async with self._lock:
             self._requested.clear()
             generation, began = self.progress.begin(), self.clock()
@@ -229,19 +229,19 @@ class Reconciler:
         self._succeeded(generation, began, wrote)
 
     async def _yield_to_loop(self) -> None:
-        """End a part of a step, which takes seconds with a hundred thousand services: sends a heartbeat, and
-        lets the event loop run other tasks."""
+        """Send a heartbeat, and let the event loop run other tasks, between two parts of a step. A part may
+        take seconds with a hundred thousand services."""
         self.observers.heartbeat()
         await asyncio.sleep(0)
 
     async def exclusive(self, work: Callable[[], Awaitable[bool]]) -> bool:
-        """Run work on the dataplane while no step does; returns its result."""
+        """Run work on the dataplane while no step runs; returns its result."""
         async with self._lock:
             return await work()
 
     async def collect_garbage(self) -> None:
-        """Make the dataplane delete the leftovers of changes. After a failure the kernel is read anew, and
-        the exception is raised: ApplyError, or an unexpected one."""
+        """Make the dataplane delete what earlier changes left unused. After a failure, the next step reads
+        the kernel again, and this method raises the exception: ApplyError, or an unexpected one."""
         async with self._lock:
             try:
                 await self._dataplane.collect_garbage()
@@ -259,13 +259,13 @@ class Reconciler:
         self._source_faults = faults
 
     async def _update_dataplane(self, changes: Changes) -> None:
-        """Pass the differences to the dataplane, then record them as passed."""
+        """Pass the changes to the dataplane, then record that it has them."""
         if changes.policy != self._policy:
             self._dataplane.host_changed(changes.policy.host.addresses)
             self.observers.host_changed(changes.policy.host.addresses)
         self._dirty.in_doubt |= changes.forwardings.keys()
         later: Mapping[ForwardingKey, Forwarding | None] = {}
-        if self.progress.applied:  # at the start all of it is wanted at once
+        if self.progress.applied:  # the first load is not divided
             later = self._write_order.postponed(changes.forwardings, self._given)
         now = {key: f for key, f in changes.forwardings.items() if key not in later}
         async for part in in_batches(now, weight=_weight):
@@ -274,7 +274,7 @@ class Reconciler:
             self._programming.record_changes(part, self._given)
             self._programming.update(part)
             self.observers.heartbeat()
-        # In one part, except for the first load: no frontend that moves between services is then ever
+        # All in one batch, except for the first load, so that a frontend that moves between services is never
         # missing.
         async for part in in_batches(now, len(now) if self.services else BATCH_SIZE):
             with self.containment.contain("host", "taking changed services"):
@@ -293,7 +293,7 @@ class Reconciler:
         self._dirty = Dirty(in_doubt=set(later))
 
     def _given(self, key: ForwardingKey) -> Forwarding | None:
-        """The dataplane's current forwarding."""
+        """The forwarding that the dataplane has now."""
         if key in self._given_later:
             return self._given_later[key]
         return next((f for f in self.forwardings.get(key.service, ()) if f.key == key), None)
@@ -302,10 +302,10 @@ class Reconciler:
         before = {name: self.services[name] for name in changes.services if name in self.services}
         after = {name: service for name, service in changes.services.items() if service is not None}
         causes = self.causes.take()
-        if self._policy is not None:  # of the first load only the number is logged
+        if self._policy is not None:  # the log contains only the number of services of the first load
             with self.containment.contain("log", "logging changed services"):
                 log_changes(before, after, [n for n in changes.chosen if n in after], causes)
-        # A new one, so that an iteration over the old one is not disturbed.
+        # A new dictionary, because other tasks may iterate over the old one.
         services = dict(self.services) if changes.services else self.services
         services.update(after)
         for name in before.keys() - after.keys():
@@ -335,7 +335,7 @@ class Reconciler:
             self._requested.set()
 
     def _failed(self, generation: int, fault: str, error: Exception | None = None) -> None:
-        """A step has failed; `error`: the exception, if it was unexpected."""
+        """Record and log that a step failed; `error`: the exception, if it was unexpected."""
         if fault != self.progress.fault:
             extra = fields(Event.APPLY_FAILED, cause="vipd" if error else "kernel", reason=fault)
             log.error("%s", fault, extra=extra, exc_info=error)
@@ -344,5 +344,5 @@ class Reconciler:
 
 
 def _weight(forwarding: Forwarding | None) -> int:
-    """The work for a forwarding, in units of forwardings with ten endpoints."""
+    """The work that a forwarding causes; one of ten endpoints adds 1."""
     return 1 if forwarding is None else 1 + forwarding.compile_cost() // 10

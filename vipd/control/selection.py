@@ -1,8 +1,9 @@
 """Selects the backends that get new flows, and the share of each. Pure.
 
-The seam between declarations and the dataplane: one `Forwarding` for each port of a service in each of its
-address families. It covers all of the service's addresses of that family, because kube-proxy's chains do
-(contract 1.5): they thus share affinity. Contract section 4 defines the choice of endpoints.
+The input is a declared service. The result is the dataplane's input: one `Forwarding` for each port of the
+service in each of its address families. A forwarding covers all addresses of its family, because kube-proxy's
+chains do (contract 1.5), so these addresses share affinity. Contract section 4 defines the choice of
+endpoints.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vipd.model.service import (
     port_names,
 )
 
-if TYPE_CHECKING:  # pydantic is slow to import and not needed to choose
+if TYPE_CHECKING:  # pydantic is slow to import, and selection does not need it
     from vipd.host.settings.settings import Settings
 
 
@@ -40,7 +41,8 @@ class HostIdentity:
     node_name: str = ""
     zone: str = ""
     node_names_only: bool = False
-    """Local requires the node's name, as for kube-proxy; else an address on this host counts too."""
+    """A backend is local only by its node name, as for kube-proxy; if false, also by an address of this
+    host."""
 
     def is_local(self, backend: Backend) -> bool:
         """Whether a backend is on this host."""
@@ -57,14 +59,15 @@ class HostIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SelectionPolicy:
-    """Defaults from the daemon's settings and the host, for services without a value."""
+    """What selection needs besides the service: the masquerade mode for services that declare none, and facts
+    about this host."""
 
     masquerade: Mapping[Family, Masquerade]
     host: HostIdentity = HostIdentity()
 
     @classmethod
     def of(cls, settings: Settings, host_addresses: Iterable[str]) -> SelectionPolicy:
-        """The policy by these settings on a host with these addresses."""
+        """The policy for these settings on a host with these addresses."""
         host = HostIdentity(
             frozenset(host_addresses), settings.node_name, settings.zone, settings.compat == "kube-proxy"
         )
@@ -72,43 +75,43 @@ class SelectionPolicy:
 
 
 class _Candidate(NamedTuple):
-    """A backend that could serve one port in one family. Eligible: override, checks and weight allow new
-    flows."""
+    """A backend that could serve one port in one family. It is eligible for new flows if its overrides,
+    health check and weight allow them."""
 
     endpoint: Endpoint
     zones: tuple[str, ...]
     local: bool
     ready: bool
-    """Ready: eligible, and not terminating."""
+    """Eligible, declared `up`, and no backup."""
     ready_backup: bool
-    """Ready, and declared as a backup."""
+    """Eligible, declared `up`, and a backup."""
     terminating: bool
-    """Eligible, but terminating (Kubernetes) or declared as draining."""
+    """Eligible, but declared `drain`."""
     end_flows: bool
-    """Its existing flows are to be ended."""
+    """Its existing flows should end."""
     keeps_affinity: bool
-    """It is draining, and clients with affinity to it still reach it."""
+    """An override drains it, but clients with affinity to it still reach it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """The endpoints for traffic under each policy, and whether any host has an endpoint."""
+    """The endpoints for traffic under each policy, and whether there are any on any host."""
 
     cluster: tuple[_Candidate, ...]
     local: tuple[_Candidate, ...]
     has_endpoints: bool
     ready_local: tuple[_Candidate, ...]
-    """Ready backends on this host, under any policy."""
+    """The ready ones on this host, whatever the policy."""
 
 
 def select_backends(
     service: Service, policy: SelectionPolicy, backend_statuses: BackendStatuses = MappingProxyType({})
 ) -> tuple[Forwarding, ...]:
-    """Every forwarding of a service, with its backends in the given status.
+    """All forwardings of a service whose backends have the given statuses.
 
-    Backends of weight 0 take no new flows. Ready ones serve; if there are none, ready backups do, then
-    terminating ones, then (`keeps_unhealthy`) the unhealthy ones, then the fallback's backends.
-    Without any of them the flow is refused as the service defines.
+    Backends of weight 0 get no new flows. The first of these groups that is not empty serves: ready backends,
+    ready backups, terminating backends, unhealthy backends (if `keeps_unhealthy`), the fallback's backends.
+    If all are empty, the flow is refused as the service defines.
     """
     families = sorted({family_of(address) for address in service.all_addresses()})
     names = port_names(service.ports)
@@ -175,10 +178,11 @@ def _forwarding(
 def _choose_endpoints(
     candidates: tuple[_Candidate, ...], service: Service, externally_exposed: bool, host: HostIdentity
 ) -> _Selection:
-    """Contract 4: ready ones; if there are none, ready backups, and then terminating ones; for each policy
-    separately.
+    """Choose ready backends; if there are none, ready backups, and then terminating ones (contract 4).
+    Each policy has its own choice.
 
-    A frontend that is accessible from outside requires the cluster's endpoints too, for clients on this host.
+    A frontend that is accessible from outside also needs the endpoints of the cluster policy, for clients on
+    this host.
     """
     local_internal = service.internal_policy is TrafficPolicy.LOCAL
     local_external = externally_exposed and service.external_policy is TrafficPolicy.LOCAL
@@ -193,8 +197,7 @@ def _choose_endpoints(
 
 
 def _same_zone_or_all(ready: tuple[_Candidate, ...], host: HostIdentity) -> tuple[_Candidate, ...]:
-    """The ready backends with this host's zone, if every ready backend has zones and at least one has this
-    zone; else all of them."""
+    """The ready backends for this host's zone, if all have zones and at least one has this zone; else all."""
     near = tuple(c for c in ready if host.zone in c.zones)
     return near if host.zone and near and all(c.zones for c in ready) else ready
 
@@ -230,7 +233,7 @@ def _candidates(
 ) -> tuple[_Candidate, ...]:
     """The backends of one family, sorted by their text as kube-proxy sorts endpoints.
 
-    `ignore_health`: all count as healthy.
+    `ignore_health`: treat all as healthy.
     """
     found = []
     for backend in backends:

@@ -1,4 +1,4 @@
-"""Decides which changes wait for a later step, so that small ones do not wait for large ones. Pure."""
+"""Decides which changes a later step writes, so that small changes do not wait for large ones. Pure."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Protocol
 
 LARGE = 1000
-"""Work of a forwarding (`Forwarding.work`) above which it is large: iptables-nft-restore is quadratic in the
-jumps of a chain."""
+"""A forwarding whose `Forwarding.compile_cost` is above this is large: the time of iptables-nft-restore is
+quadratic in the jumps of a chain."""
 
 MAX_WORK_PER_STEP = 5000
-"""Work of the large forwardings that one step writes, unless a single one is more."""
+"""Maximum sum of `compile_cost` of the large forwardings that one step writes. A step may write a single
+forwarding above it."""
 
 Changes = Mapping[ForwardingKey, Forwarding | None]
 Before = Callable[[ForwardingKey], Forwarding | None]
-"""Returns the dataplane's current forwarding in the place of a change."""
+"""Returns the forwarding that the dataplane has now for the key of a change."""
 FrontendTuple = tuple[str, int, Protocol]
-"""An address, or "" for the host itself, with a port of it."""
+"""An address (empty for a node port of this host), a port and its protocol."""
 
 
 class WriteOrder:
     """Divides changes among steps.
 
-    If small and large changes coincide, the small ones are written first. The large ones follow some at a
-    time, the longest waiting ones first; while small changes continue, every other step writes large
+    If a step has small and large changes, it writes the small ones. Later steps write the large ones, a few
+    in each, the longest waiting ones first. While new small changes arrive, every other step writes large
     ones.
     """
 
     def __init__(self) -> None:
         self._gave_way = False
-        """The last step wrote none of the large changes."""
+        """Whether the last step postponed all large changes in favour of small ones."""
         self._waiting: dict[ForwardingKey, int] = {}
-        """The changes that it postponed, with their turn."""
+        """The changes that the last step postponed, each with its place in the queue."""
 
     def postponed(self, changes: Changes, before: Before) -> Changes:
-        """The changes to leave for a later step, each with the dataplane's current forwarding in its place.
+        """The keys of the changes to leave for a later step, each with the dataplane's current forwarding.
 
-        A large change is never separated from one that has, or had, the same address and port: a frontend
-        that moves from one service to another is never missing, and never in both.
+        A large change is never separated from another change of the same address and port, before or after.
+        So a frontend that moves from one service to another is never missing, and never in both.
         """
         large = {
             key: f.compile_cost() for key, f in changes.items() if f is not None and f.compile_cost() > LARGE
@@ -56,7 +57,7 @@ class WriteOrder:
 
 
 def _count_within_limit(works: Sequence[int]) -> int:
-    """How many of the first ones a step may write."""
+    """How many forwardings, from the first on, one step may write."""
     total = 0
     for count, work in enumerate(works):
         total += work
@@ -66,14 +67,14 @@ def _count_within_limit(works: Sequence[int]) -> int:
 
 
 def _shared(changes: Changes, before: Before) -> frozenset[FrontendTuple]:
-    """Places that more than one of the changes is about."""
+    """Frontends that more than one of the changes has, before or after it."""
     count = Counter(place for key, f in changes.items() for place in set(_frontends(f, before(key))))
     return frozenset(place for place, changing in count.items() if changing > 1)
 
 
 def _frontends(*forwardings: Forwarding | None) -> Iterator[FrontendTuple]:
-    """Addresses and ports from which rules lead to these. A health port is not included: vipd itself answers
-    there."""
+    """The addresses and ports whose packets the rules send to these forwardings. A health port is not
+    included, because vipd itself answers there."""
     for forwarding in forwardings:
         if forwarding is None:
             continue

@@ -1,4 +1,4 @@
-"""The interface of a dataplane for the reconciler."""
+"""The interface of a dataplane (iptables or nftables), as the reconciler uses it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ DATAPLANES: tuple[DataplaneName, ...] = get_args(DataplaneName)
 
 
 class ApplyError(RuntimeError):
-    """The kernel's rules could not be read or written: the operation, and the tool's message."""
+    """vipd could not read or write the kernel's rules. Contains the operation and the tool's message."""
 
     def __init__(self, what: str, why: str, hint: str = "", *, rules_at_fault: bool = False) -> None:
         super().__init__(f"{what}: {why}" + (f"; hint: {hint}" if hint else ""))
         self.what, self.why, self.hint = what, why, hint
         self.rules_at_fault = rules_at_fault
-        """Some rule was not taken: trying again will not help, trying without it will."""
+        """Whether the kernel or the tool rejected a rule: a retry helps only without that rule."""
 
 
 class MissingProgramError(ApplyError):
-    """There is no such program, or one of a version that vipd never writes with: it has written nothing."""
+    """A program is missing, or has a version that vipd never writes with. Nothing was written."""
 
 
 class DataplanePlan(Protocol):
-    """Work as a value: false when there is none, and printable as a difference of rules."""
+    """What must be written to the kernel. False if that is nothing; `str` returns it as a diff of rules."""
 
     def __bool__(self) -> bool: ...
 
@@ -44,43 +44,43 @@ class DataplanePlan(Protocol):
 class Dataplane(Protocol):
     """Programs forwardings into the kernel.
 
-    Level-triggered: whatever the state before, `apply(plan())` makes the kernel equal to the forwardings
-    given so far. After a failed apply the next plan is based on a reading of the kernel.
+    It is level-triggered: whatever state the kernel is in, `apply(plan())` makes it equal to the forwardings
+    that `update` has passed so far. After a failed `apply`, the next `plan` reads the kernel again.
     """
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Compute, off the event loop, what would take `update` long. Changes nothing."""
+        """Compute, outside the event loop, whatever would make `update` take long. Changes nothing."""
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
-        """Take new forwardings, and None for those that are deleted. Touches nothing outside the process."""
+        """Record new or changed forwardings, and None for deleted ones. Writes nothing to the kernel."""
 
     async def plan(self) -> DataplanePlan:
-        """The plan of what must be written now. Reads the kernel if its state is unknown; raises
+        """The plan of what must be written now. Reads the kernel if its state is unknown. Raises
         ApplyError."""
 
     async def survey(self) -> object:
-        """The kernel's current rules, for `difference`. Does not change the cached state;
-        may run concurrently with everything else. Raises ApplyError."""
+        """Read the kernel's current rules, for `difference`. Does not change the cached state, and may run
+        concurrently with every other method. Raises ApplyError."""
 
     async def difference(self, surveyed: object) -> DataplanePlan:
-        """The plan for a kernel in the surveyed state. Changes nothing."""
+        """The plan for a kernel whose rules are those that `survey` returned. Changes nothing."""
 
     async def apply(self, plan: DataplanePlan) -> None:
         """Write a plan to the kernel. Raises ApplyError; then some of its steps may have been applied."""
 
     def host_changed(self, addresses: frozenset[str]) -> None:
-        """This host's own addresses are these from now on."""
+        """Record this host's own addresses, which have changed."""
 
     def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Drop the cached state of exactly these chains, maps and sets, which another program may have
         changed."""
 
     def invalidate_all(self) -> None:
-        """Drop the cached state of the kernel: the next plan reads it. May be called at any time, also
-        while a plan is being applied."""
+        """Drop the cached state of the kernel, so that the next plan reads it. May be called at any time,
+        even while `apply` runs."""
 
     async def collect_garbage(self) -> None:
-        """Delete leftovers of changes. Raises ApplyError."""
+        """Delete rules, chains and elements that earlier changes left unused. Raises ApplyError."""
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel rejects, with its message. All others are programmed."""
@@ -89,7 +89,7 @@ class Dataplane(Protocol):
         """What this host lacks and the effects on services."""
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
-        """The names of a forwarding and its endpoints in the kernel."""
+        """The names in the kernel of a forwarding, and of each of its endpoints."""
 
     @property
     def name(self) -> DataplaneName:
@@ -100,10 +100,10 @@ class Dataplane(Protocol):
         """Counts new flows."""
 
     def watch(self, options: WatchOptions) -> ExternalChangeStream:
-        """Sees that somebody else changes the rules. To be entered before the first write."""
+        """A stream of other programs' changes to vipd's rules. Enter it before the first write."""
 
     def options_of(self, family: Family) -> RuleOptions | TableOptions:
-        """Everything besides the forwardings that shapes a family's rules."""
+        """Everything besides the forwardings that affects the rules of an address family."""
 
     def versions(self) -> dict[str, str]:
-        """The tools in use, by family, as they name themselves."""
+        """The versions of the tools in use, by family, as the tools print them."""

@@ -1,7 +1,7 @@
-"""Kubernetes objects as declarations: Service, EndpointSlice, Endpoints, and lists of them.
+"""Reads Kubernetes objects as declarations: Service, EndpointSlice, Endpoints, and lists of them.
 
-They are interpreted as by kube-proxy 1.30 (contract 4). A Service and its endpoints belong together
-anywhere in one file, in any order and any document; across files they do not. Pure.
+vipd interprets them as kube-proxy 1.30 does (contract 4). A Service and its endpoints may be in different
+documents of one file, in any order, but not in different files. Pure.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _GROUPS = {"Service": "", "Endpoints": "", "EndpointSlice": "discovery.k8s.io"}
 """The supported kinds of objects, with the API group of each."""
 
 MAX_KINDS = 20
-"""Number of left out objects that are named."""
+"""Number of kinds that the note on the objects left out of a List names."""
 
 _LISTS = {f"{kind}List": kind for kind in _GROUPS}
 _VERSION = "v1"
 
 
 def is_kubernetes(document: Node, native_version: str) -> bool:
-    """Whether a document is a Kubernetes object: it has a kind and is not of vipd's own language."""
+    """Whether a document is a Kubernetes object: it has a kind, and its apiVersion is not vipd's own."""
     if not isinstance(document, Mapping) or "kind" not in document.items:
         return False
     version = document.items.get("apiVersion")
@@ -41,7 +41,7 @@ def is_kubernetes(document: Node, native_version: str) -> bool:
 
 @dataclass(slots=True)
 class KubernetesObjects:
-    """The objects of one file, until all are read."""
+    """Collects the Kubernetes objects of one file, and combines them when all are read."""
 
     report: Report
     origin: Origin
@@ -53,14 +53,15 @@ class KubernetesObjects:
     referenced: dict[str, tuple[str, int]] = field(default_factory=dict)
     """For each service that endpoints name: the first object that names it, and its line."""
     declared: set[str] = field(default_factory=set)
-    """Services that some object declared, served or not."""
+    """Names of all Services in the file, also of those that vipd leaves out."""
 
     def read(self, document: Node) -> None:
         """Read one document, for which `is_kubernetes` is true."""
         self._read(FieldCursor(self.report, document, document.line, ""))
 
     def finish(self) -> list[Service]:
-        """Every service with its endpoints. Endpoints objects count where a service has no EndpointSlice."""
+        """Every service with its endpoints. Endpoints objects count only for services without an
+        EndpointSlice."""
         groups: dict[str, list[EndpointGroup]] = {}
         for group in self.slices:
             groups.setdefault(group.service, []).append(group)
@@ -101,7 +102,8 @@ class KubernetesObjects:
             place.at("kind").problem(f"kind {quoted(kind)[1:-1]} is not something that vipd serves", hint)
 
     def _read_list(self, place: FieldCursor) -> None:
-        """A list of mixed kinds, as of `kubectl get all`: others are passed over."""
+        """Read a List of mixed kinds, such as `kubectl get all` prints. Leaves other kinds out, and notes
+        their number."""
         others: Counter[str] = Counter()
         for item in place.at("items").items():
             kind, version = item.at("kind").text(), item.at("apiVersion").text()
@@ -150,7 +152,8 @@ class KubernetesObjects:
         (self.endpoints if kind == "Endpoints" else self.slices).extend(kept)
 
     def _first(self, place: FieldCursor, kind: str) -> bool:
-        """Whether this is the first version of an object: of several the valid one is unknown."""
+        """Whether no earlier object has this kind and name. Reports a second one, because nothing says which
+        of the two is valid."""
         name = object_name(place)
         if name.endswith("/"):
             return True

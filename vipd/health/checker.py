@@ -1,4 +1,4 @@
-"""Health checks for the rest of vipd: follows targets, keeps verdicts, and reports when one changes."""
+"""The interface of health checks: follows targets, keeps their health, and reports changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vipd.model.check_target import CheckTarget
 from vipd.model.durations import CHECK_BOUNDS, DurationHistogram
 
 SAVE_SECONDS = 5.0
-"""Changed verdicts are saved so soon; those that take a backend out are at once."""
+"""A changed state is saved within this time. A change to unhealthy is saved at once."""
 
 KINDS = ("tcp", "http", "https", "udp", "dns", "exec")
 """Types of checks."""
@@ -48,25 +48,26 @@ class HealthStatus:
 
     state: HealthState
     counts_healthy: bool
-    """Whether it counts as healthy; before the first verdict its check's `start` decides."""
+    """Whether the target counts as healthy; while its state is unknown, `start` of its check says so."""
     reason: str
     """One line: the last result, and why it is held down or cannot be probed."""
     since: datetime
-    """When it got its state, UTC."""
+    """When it entered its state, UTC."""
     changes: int
     """How often it became unhealthy or healthy again."""
     weight: ReportedWeight | None
-    """The weight in its last good answer; it applies only if the service accepts it."""
+    """The weight that its last good answer reported. It applies only if the service accepts it."""
     serves_since: float | None
-    """By `HealthChecker.clock`: begin of a slow start, for `weights.weights`; None: no slow start."""
+    """Start of a slow start by `HealthChecker.clock`, for `weights.weights`; None: no slow start."""
 
 
 class HealthChecker:
-    """Follows targets and knows their verdicts; asks while `run` runs.
+    """Knows the targets and their health. Sends probes while `run` runs.
 
-    `file` keeps the verdicts over a restart of vipd. `clock` is the event loop's. `wall` gives seconds since
-    1970, `random` numbers from 0 up to 1. `users` may run programs of checks. `observer` gets
-    `health_changed` soon after verdicts or weights of checks changed, with many targets at once.
+    `file` keeps the states over a restart of vipd. `clock` is the event loop's clock. `wall` returns seconds
+    since 1970, `random` returns numbers from 0 up to 1. `users` are the accounts that may run programs of
+    checks. Soon after states or reported weights changed, the checker calls `health_changed` of `observer`,
+    with many targets at once.
     """
 
     def __init__(
@@ -86,20 +87,20 @@ class HealthChecker:
             self._memory.add(known)
         self._followed: dict[str, frozenset[CheckTarget]] = {}
         self._users: dict[CheckTarget, set[str]] = {}
-        """The services of each target."""
+        """The services that use each target."""
         self._records: dict[CheckTarget, HealthRecord] = {}
         self._unscheduled: set[CheckTarget] = set()
         self._changed: set[CheckTarget] = set()
         self._scheduler: Scheduler | None = None
         self._log = HealthLog(self._services_of)
         self.durations = {kind: DurationHistogram(CHECK_BOUNDS) for kind in KINDS}
-        """Durations of checks by type, without checks that vipd could not make."""
+        """Durations of probes by type of check, without probes that vipd could not send."""
 
     def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
-        """Set the targets of a service; none when it is gone.
+        """Set the targets of a service; none when the service is gone.
 
         A target that stays keeps its state. A target that replaces another of this service at the same
-        address inherits its verdict, but its results are counted anew. Must be called from the event loop's
+        address inherits the state, but not the count of results in a row. Call this only in the event loop's
         thread.
         """
         before, wanted = self._followed.pop(service, frozenset()), frozenset(targets)
@@ -122,7 +123,7 @@ class HealthChecker:
                 self._stop_following(target, service)
 
     def status(self, target: CheckTarget) -> HealthStatus:
-        """State of a target; unknown for one that is not followed."""
+        """The health of a target; unknown for a target of no service."""
         now = self.clock()
         record = self._records.get(target) or HealthRecord(now)
         since = datetime.fromtimestamp(self._wall() - (now - record.since), UTC)
@@ -133,11 +134,11 @@ class HealthChecker:
         )
 
     def statuses(self) -> Iterator[tuple[CheckTarget, HealthStatus]]:
-        """All that are followed."""
+        """All targets with their health."""
         return ((target, self.status(target)) for target in tuple(self._records))
 
     def warnings(self) -> tuple[str, ...]:
-        """Reasons why vipd cannot probe; until they end verdicts stay as they are."""
+        """Reasons why vipd cannot probe. As long as there are any, the affected states stay as they are."""
         troubled = {t: r.probe_error for t, r in self._records.items() if r.probe_error}
         told = [f"{target} {trouble}" for target, trouble in list(troubled.items())[:_MOST_NAMED]]
         more = len(troubled) - len(told)

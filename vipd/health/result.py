@@ -13,12 +13,12 @@ _LONGEST_REASON = 120
 
 
 class ReportedWeight(NamedTuple):
-    """The weight that a backend reports for itself. 0 means: no new flows."""
+    """The weight that a backend reports for itself. 0: no new flows."""
 
     value: int
     """0..65535, or 0..100 if it is a percentage."""
     percent: bool = False
-    """A part of the declared weight, instead of a weight."""
+    """Whether `value` is a percentage of the declared weight."""
 
     def __str__(self) -> str:
         return f"{self.value}%" if self.percent else str(self.value)
@@ -26,7 +26,7 @@ class ReportedWeight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One answer, or the lack of one."""
+    """The result of one probe: success, failure, timeout, or none because vipd could not probe."""
 
     good: bool | None
     """None: no result, because vipd itself could not probe."""
@@ -48,12 +48,12 @@ class ProbeResult:
 
     @classmethod
     def timeout(cls, timeout: float, doing: str = "") -> ProbeResult:
-        """No answer within `timeout` seconds; `doing` names the activity at that time."""
+        """No answer within `timeout` seconds; `doing` says what the probe was doing when the time was up."""
         return cls(False, f"timeout after {timeout:g} s{doing and f' {doing}'}", timeout)
 
     @classmethod
     def not_probed(cls, reason: str) -> ProbeResult:
-        """vipd could not probe; the verdict stays."""
+        """vipd could not probe: the backend's state stays."""
         return cls(None, one_line(f"cannot be asked: {reason}"))
 
 
@@ -65,12 +65,12 @@ def milliseconds(seconds: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text from others, safe to show: one short line without control characters."""
+    """Untrusted text made safe to print: one short line without control characters."""
     return shortened(text, _LONGEST_REASON)
 
 
 _WEIGHT = re.compile(r"0*([0-9]{1,5})(%?)")
-"""ASCII digits only; any number of leading zeros is ignored."""
+"""ASCII digits only, after any number of leading zeros."""
 
 
 def parse_weight(text: str) -> ReportedWeight | None:

@@ -1,4 +1,7 @@
-"""Turns results into a verdict: equal ones in a row change it. Pure; times are of one monotonic clock."""
+"""Computes a backend's health from probe results: enough equal results in a row change it (rise, fall). Pure.
+
+All times are of one monotonic clock.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +14,45 @@ from vipd.model.check import InitialHealth, Timing
 
 
 class HealthState(StrEnum):
-    """Health of a target."""
+    """Whether a backend is healthy."""
 
     UNKNOWN = "unknown"
-    """Not decided yet: treated as its check's `start` says."""
+    """Not enough results yet: `start` of its check says how it counts."""
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
 
 
 @dataclass(frozen=True, slots=True)
 class HealthRecord:
-    """State of one target."""
+    """The health of one check target, and the results in a row that may change it."""
 
     since: float
-    """When it entered its state."""
+    """When it entered `state`."""
     state: HealthState = HealthState.UNKNOWN
     streak: int = 0
-    """Length of the current run of equal results, at most `rise` or `fall`: positive for successes, negative
-    for failures."""
+    """Equal results in a row: positive for good ones (at most `rise`), negative for bad ones (at most
+    `fall`)."""
     last_reason: str = "not asked yet"
-    """Reason of the last result, with its progress towards a change ("2 of 3") while there is one."""
+    """Reason of the last result; with its number in the row while the row may change the state."""
     probe_error: str = ""
-    """Why vipd could not probe the last time; empty if it could."""
+    """Why vipd could not send the last probe; empty if it could."""
     changes: int = 0
-    """How often its state changed; its first state is no change."""
+    """How often its state changed. Leaving `UNKNOWN` does not count."""
     serves_since: float | None = None
-    """When it became healthy after having been unhealthy, for slow start; None if it is unhealthy or has been
-    healthy from the start."""
+    """Start of its slow start: when it last became healthy after it had not counted as healthy. None: it has
+    no slow start."""
     weight: ReportedWeight | None = None
-    """Weight that the last successful probe reported."""
+    """The weight that its last good answer reported."""
     flapping: Flapping = NOT_FLAPPING
 
     def counts_healthy(self, start: InitialHealth) -> bool:
-        """Whether it counts as healthy."""
+        """Whether the target counts as healthy; `start`: how it counts while its state is unknown."""
         return self.state is HealthState.HEALTHY or (
             self.state is HealthState.UNKNOWN and start is InitialHealth.HEALTHY
         )
 
     def reason(self, now: float) -> str:
-        """Reason of its state, for people: one line."""
+        """The reason of its state, as one line of text."""
         held = self.flapping.text(now) if self.state is HealthState.UNHEALTHY else ""
         return "; ".join(filter(None, (held, self.probe_error, self.last_reason)))
 
@@ -62,7 +65,7 @@ def apply_result(record: HealthRecord, result: ProbeResult, timing: Timing, now:
 
 
 def reset_streak(record: HealthRecord, last: str) -> HealthRecord:
-    """The record under another check: the state stays, the count restarts."""
+    """The record after a change of the check: the state stays, the count of results restarts."""
     return replace(record, streak=0, probe_error="", last_reason=last)
 
 

@@ -11,7 +11,7 @@ from vipd.health.result import ReportedWeight
 from vipd.model.service import MAX_WEIGHT
 
 STEPS = 10
-"""Number of steps in which a share grows: each is a change of rules."""
+"""Number of steps in which a slow start raises a share. Each step changes rules."""
 
 
 class Ramp(NamedTuple):
@@ -27,10 +27,10 @@ FULL_SHARE = Ramp(STEPS, None)
 
 
 def ramp(healthy_since: float | None, slow_start: float, now: float) -> Ramp:
-    """The progress of a backend that is healthy (again) since then; None: no slow start.
+    """The slow start's progress for a backend that became healthy at `healthy_since`; None: no slow start.
 
-    One tenth at once, the full share after nine tenths of `slow_start` seconds: the last tenth of the time
-    belongs to the last step.
+    The backend gets one tenth of its share at once, and one more tenth after each tenth of `slow_start`
+    seconds. So it has its full share after nine tenths of that time.
     """
     if healthy_since is None or slow_start <= 0 or now >= healthy_since + slow_start:
         return FULL_SHARE
@@ -40,24 +40,24 @@ def ramp(healthy_since: float | None, slow_start: float, now: float) -> Ramp:
 
 
 class WeightInputs(NamedTuple):
-    """Inputs of one backend's share."""
+    """What the weight of one backend is computed from."""
 
     declared: int
-    """Its declared weight, or an operator's."""
+    """Its declared weight, or that of an operator's override."""
     reported: ReportedWeight | None = None
     """The weight that it reports, if its service accepts that."""
     healthy_since: float | None = None
-    """`HealthStatus.serves_since`."""
+    """`HealthRecord.serves_since`."""
 
 
 def weights(
     claims: Sequence[WeightInputs], slow_start: float, now: float
 ) -> tuple[tuple[int, ...], float | None]:
-    """The weights of all backends of a service, in order, and when they next change with time.
+    """The weights of all backends of a service, in order, and the time of the next step of a slow start.
 
-    Only the ratio of weights matters. So that a tenth of a weight of 1 is a tenth, all are multiplied by
-    the same factor while some backend has only a part of its weight; else they are as declared. Each is
-    0..65535, and 0 only for a declared or reported weight of 0.
+    Only the ratio of weights matters. While some backend has only a part of its weight, all weights are
+    multiplied by the same factor, so that even a tenth of the weight 1 is a whole number. Otherwise they are
+    as declared. Each is 0..65535, and 0 only for a declared or reported weight of 0.
     """
     ramps = [ramp(claim.healthy_since, slow_start, now) for claim in claims]
     exact = [_wanted(claim) * r.step / STEPS for claim, r in zip(claims, ramps, strict=True)]
@@ -66,7 +66,7 @@ def weights(
 
 
 def full_weight(claim: WeightInputs) -> int:
-    """The weight of a backend that has its full share, whatever scale `weights` has to use."""
+    """The weight of a backend with its full share, without the factor that `weights` may multiply by."""
     return _at_least_one(_wanted(claim))
 
 

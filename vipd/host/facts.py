@@ -1,7 +1,7 @@
-"""Facts about this host's network: what services must not claim, or should not. Pure.
+"""Facts about this host's network: addresses and ports that services must not, or should not, claim. Pure.
 
-A service that claims the address of a live host intercepts every packet for it that passes this host;
-one that claims a port of a local listener intercepts its packets.
+A service that claims the address of a live host intercepts all packets to that address that pass this host.
+A service that claims the port of a local listener intercepts the listener's packets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOBODYS = "choose an address that no host has"
 
 
 class Subnet(NamedTuple):
-    """A network of a device of this host, so that other hosts in it may be live."""
+    """A subnet of one of this host's devices: its other addresses may belong to live hosts."""
 
     version: int
     network: int
@@ -28,7 +28,7 @@ class Subnet(NamedTuple):
     """`10.0.0.0/24 on eth0`."""
 
     def contains(self, address: str) -> bool:
-        """Whether it contains an address."""
+        """Whether the subnet contains an address."""
         parsed = ip_address(address)
         return parsed.version == self.version and (
             int(parsed) >> (parsed.max_prefixlen - self.length) == self.network
@@ -36,31 +36,31 @@ class Subnet(NamedTuple):
 
 
 class LocalSocket(NamedTuple):
-    """A socket of this host that takes new flows."""
+    """A socket on this host that accepts new flows."""
 
     protocol: Protocol
     address: str
-    """`0.0.0.0` for all of IPv4; `::` for all of IPv6, and perhaps of IPv4."""
+    """`0.0.0.0`: all IPv4 addresses. `::`: all IPv6 addresses, and maybe all IPv4 addresses."""
     port: int
     owner: str = ""
-    """Its owner, as part of a sentence; empty if unknown."""
+    """Its owner, as a phrase for messages; empty if unknown."""
     protected: bool = False
-    """No service may claim its port."""
+    """Whether no service may claim its port."""
 
     @property
     def show_command(self) -> str:
-        """The command that shows its owner."""
+        """The command that shows the socket's owner."""
         return "ss -ltnp" if self.protocol is Protocol.TCP else "ss -lunp"
 
     def accepts(self, address: str) -> bool:
-        """Whether flows to an address of this host end at it."""
+        """Whether the socket receives flows to this address of this host."""
         return self.address in (address, ANY_IPV6, ANY_IPV4 if family_of(address) is Family.IPV4 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """State at one poll. Two are equal if they refuse the same; facts that cause only warnings do not
-    count."""
+    """The state of this host's network at one poll. Two states are equal if they refuse the same claims:
+    facts that cause only warnings are not compared."""
 
     gateways: Mapping[str, str] = field(default_factory=dict)
     """The next hops of this host's routes, each with its device."""
@@ -70,37 +70,37 @@ class HostFacts:
     protected_sockets: tuple[LocalSocket, ...] = ()
     """Sockets whose ports no service may claim."""
     node_port_addresses: Mapping[Family, frozenset[str] | None] = field(default_factory=dict)
-    """This host's addresses that answer on node ports; None, or no entry: all."""
+    """The addresses of this host on which node ports are served; None, or no entry: all."""
     on_localhost: bool = False
-    """Node ports match 127.0.0.0/8, too."""
+    """Whether node ports are also served on 127.0.0.0/8."""
     subnets: tuple[Subnet, ...] = field(default=(), compare=False)
     neighbours: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Addresses that other hosts answer for, each with where: `02:00:00:00:00:01 on eth0`."""
+    """Addresses of other hosts that answered, each with the place: `02:00:00:00:00:01 on eth0`."""
     sockets: tuple[LocalSocket, ...] = field(default=(), compare=False)
-    """All sockets, guarded ones included."""
+    """All sockets, including protected ones."""
     own_addresses: frozenset[str] = field(default=frozenset(), compare=False)
     proxied_addresses: frozenset[str] = field(default=frozenset(), compare=False)
-    """Addresses for which this host answers its neighbours though it does not have them."""
+    """Addresses that this host does not have, but for which it answers its neighbours (proxy ARP, NDP)."""
     _by_port: dict[tuple[Protocol, int], list[LocalSocket]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-    """Sockets by the port that a node port would claim, the guarded ones first."""
+    """Sockets by protocol and port, protected ones first."""
 
     def __post_init__(self) -> None:
         for socket in dict.fromkeys((*self.protected_sockets, *self.sockets)):
             self._by_port.setdefault((socket.protocol, socket.port), []).append(socket)
 
     def with_session_protected(self, address: str, port: int) -> HostFacts:
-        """The same facts, with the socket of the requester's session guarded."""
+        """The same facts, and the socket of the requester's own login session as a protected one."""
         session = LocalSocket(Protocol.TCP, address, port, "your own session", protected=True)
         return replace(self, protected_sockets=(session, *self.protected_sockets))
 
     def without_addresses(self) -> HostFacts:
-        """For a host where any address may be claimed, and any port except the guarded ones."""
+        """The facts for a host where services may claim any address, and any port except protected ones."""
         return replace(self, gateways={}, reserved_addresses={}, sockets=())
 
     def violations(self, service: Service) -> Iterator[tuple[str, str]]:
-        """The claims that a service must not make here, each with a hint."""
+        """The claims of a service that this host refuses, each with a hint."""
         for address in service.all_addresses():
             if address in self.gateways:
                 what = f"{service.name}: {address} is a gateway of this host, on {self.gateways[address]}"
@@ -119,8 +119,12 @@ class HostFacts:
                 )
 
     def _port_conflicts(self, service: Service) -> Iterator[tuple[str, LocalSocket]]:
-        """The ports of sockets that a service claims: node ports; and of guarded ones its health port, and
-        ports of this host's own addresses. A socket of all addresses keeps the others."""
+        """The sockets whose ports a service claims, each with the claim.
+
+        A node port conflicts with any socket. The health port conflicts only with a protected socket, and so
+        does a port at one of this host's own addresses. The latter does not conflict with a socket that is
+        bound to all addresses, because that socket keeps its port at the other addresses.
+        """
         addresses = service.all_addresses()
         families = {family_of(address) for address in addresses} or set(Family)
         for port in service.ports:
@@ -145,17 +149,17 @@ class HostFacts:
     def conflicting_socket(
         self, protocol: Protocol, node_port: int, families: Collection[Family]
     ) -> LocalSocket | None:
-        """The socket whose connections a node port would take, if any; preferably a guarded one."""
+        """The socket whose connections a node port would intercept, if any; a protected one first."""
         sockets = self._by_port.get((protocol, node_port), ())
         return next((each for each in sockets if not self.node_families(each).isdisjoint(families)), None)
 
     @property
     def bound_ports(self) -> Collection[tuple[Protocol, int]]:
-        """The ports that sockets have."""
+        """The protocol and port of every socket."""
         return self._by_port.keys()
 
     def node_families(self, found: LocalSocket) -> frozenset[Family]:
-        """The families in which a node port of its number takes the flows of a socket."""
+        """The families in which a node port with a socket's port number intercepts the socket's flows."""
         if found.address == ANY_IPV6:
             return frozenset(
                 family for family in Family if self.node_port_addresses.get(family) != frozenset()
@@ -172,4 +176,4 @@ class HostFacts:
 
 
 NO_FACTS = HostFacts()
-"""The facts of an unknown host."""
+"""For a host of which nothing is known: refuses no claim."""

@@ -1,9 +1,9 @@
-"""Limits on what vipd reads of declarations, etcd and JSON that others wrote, each number with its reason.
+"""Limits on the input that vipd reads: declarations, etcd, and JSON that others wrote. Each has its reason.
 docs/declaration.md lists them; limits on requests are in vipd/api/request_bodies.py and docs/api.md.
 
-Each is far above what a site has: docs/performance.md measures 100,000 services of five backends, and one
-service of 5,000 backends. Input above a limit is a problem of its author; everything else continues.
-A product of two numbers, as ports times backends, is limited before it is multiplied out. Pure.
+Each limit is far above what a site needs: docs/performance.md measures 100,000 services of five backends, and
+one service of 5,000 backends. vipd reports input above a limit as a problem and continues with all other
+input. It checks a product of two numbers, such as ports times backends, before it builds the entries. Pure.
 """
 
 from __future__ import annotations
@@ -16,102 +16,103 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 FILE_BYTES = 64 * MIB
-"""In one declarations file: three times the text of 100,000 services with five backends each."""
+"""Bytes of one declarations file: three times the text of 100,000 services with five backends each."""
 
 FILES = 10_000
-"""In the directory of declarations: vipd reads the modification time of each every two seconds."""
+"""Files in the directory of declarations: vipd reads the modification time of each every two seconds."""
 
 DIRECTORY_BYTES = 256 * MIB
-"""In all declarations files together, whose text stays in memory to detect changes."""
+"""Bytes of all declarations files together: their text stays in memory to detect changes."""
 
 SERVICES = 250_000
-"""In one file, or one store: two and a half times what is measured."""
+"""Services in one file, or one store: two and a half times the measured number."""
 
 PORTS = 5_000
-"""In one service: each has its own rules in each family."""
+"""Ports of one service: each has its own rules in each family."""
 
 BACKENDS = 10_000
-"""In one service, fallback and registered ones included: twice what is measured."""
+"""Backends of one service, including fallback and registered ones: twice the measured number."""
 
 SERVICE_ENDPOINTS = 50_000
-"""In one service: its ports times its backends, and its ports times its addresses. A service is selected and
-compiled as a whole, which takes a second at this size."""
+"""Ports times backends of one service, and ports times addresses. vipd selects the backends of a service and
+compiles its rules as a whole, which takes a second at this size."""
 
 ADDRESS_ENDPOINTS = 500_000
-"""In one service: its endpoints, at each of its addresses. nftables has an element for each, which takes
-some hundred bytes in vipd and in the kernel."""
+"""Endpoints of one service times its addresses. nftables has an element for each pair, which takes some
+hundred bytes in vipd and in the kernel."""
 
 NAMED_PORT_LOOKUPS = 500_000
-"""In one service: the ports that its backends name, times its ports. Each name is looked up in each port."""
+"""Port names in the backends of one service, times its ports: vipd looks up each name in each port."""
 
 UNIT_ENDPOINTS = 1_500_000
-"""In one file, or one store: ports times backends and addresses of each service, added up. 100,000 services
-of five backends have 600,000."""
+"""Sum of `declared_size` over the services of one file, or one store. 100,000 services of five backends have
+600,000."""
 
 ALL_ENDPOINTS = 3_000_000
-"""In all files, stores and keys together, added up in the same way: some gigabytes in memory."""
+"""The same sum over all files, stores and keys together: some gigabytes in memory."""
 
 TEXT = 4_096
-"""Characters of one text in a declaration: the maximum of a path (PATH_MAX), and nothing is longer."""
+"""Characters of one text in a declaration: the longest text is a path, of at most PATH_MAX."""
 
 YAML_DEPTH = 32
-"""Deepest nesting that is read; declarations and Kubernetes manifests need a dozen levels."""
+"""Levels of nesting in YAML; declarations and Kubernetes manifests need a dozen."""
 
 YAML_ALIASED = 100_000
-"""Values that all aliases of a file expand to: stops "billion laughs"."""
+"""Values that all aliases of a file expand to: stops a "billion laughs" attack."""
 
 YAML_VALUES = 6_000_000
-"""In one file: each takes some hundred bytes while the file is read. 100,000 services of five backends,
-with each key of a backend written out, have 4.4 million."""
+"""YAML values in one file: each takes some hundred bytes while vipd reads the file. 100,000 services of five
+backends, with each key of a backend written out, have 4.4 million."""
 
 YAML_ENTRIES = 100_000
-"""In one mapping, or in one list except that of services: twice what any may have. Python builds a larger
-table, and frees its content, in one step in which no other thread runs."""
+"""Entries of one mapping, or of one list except that of services: twice what any may have. While Python
+builds a larger table or frees its content, no other thread runs."""
 
 YAML_VALUE_BYTES = 2 * MIB
-"""In one value with the comments before it: no object of Kubernetes is larger than 1.5 MiB."""
+"""Bytes of one YAML value with the comments before it: no Kubernetes object is larger than 1.5 MiB."""
 
 PROBLEMS = 100
-"""Kept for one file, store or key; the rest is counted. More is not readable at once."""
+"""Problems that vipd keeps for one file, store or key; it counts the rest. Nobody reads more at once."""
 
 NOTES = 1_000
-"""In one file: one for each Service of Kubernetes that is left out."""
+"""Notes on one file: there is one for each Kubernetes Service that vipd leaves out."""
 
 ALL_PROBLEMS = 1_000
-"""Kept in all, besides the first of each file or key, and shown by one answer."""
+"""Problems that vipd keeps in total, besides the first of each file or key, and shows in one answer."""
 
 ETCD_SERVICE_BYTES = MIB
-"""In a service's value: some ten thousand backends. etcd itself rejects requests above 1.5 MiB."""
+"""Bytes of a service's value in etcd: some ten thousand backends. etcd itself rejects requests above
+1.5 MiB."""
 
 ETCD_SMALL_VALUE_BYTES = 16 * 1024
-"""In the value of a registered backend, an override or a host's report: each is some hundred bytes, a check
-with all its texts some thousand."""
+"""Bytes of the value of a registered backend, an override or a host's report: each has some hundred bytes,
+and a check with all its texts some thousand."""
 
 ETCD_KEYS = 1_000_000
-"""Keys that vipd follows."""
+"""Keys in etcd that vipd watches."""
 
 ETCD_BYTES = 128 * MIB
-"""In all followed keys and values: four times 100,000 services. etcd's own default is 2 GiB for
+"""Bytes of all watched keys and values: four times 100,000 services. etcd's own default limit is 2 GiB for
 everything."""
 
 REGISTERED_CHECK_SECONDS = 1.0
-"""Shortest interval of a registered backend's own check, which every host of a fleet runs. Shorter intervals
-are for the service's own check, which its administrator sets."""
+"""Shortest interval of a registered backend's own check, because every host of a fleet runs that check.
+Only the service's own check, which its administrator sets, may have a shorter interval."""
 
 JSON_DEPTH = 64
-"""Deepest nesting of JSON that others wrote; the API's answers have a dozen levels."""
+"""Levels of nesting in JSON that others wrote; the API's answers have a dozen."""
 
 JSON_DIGITS = 40
-"""In one number in JSON: 64 bits need 20, and a fraction in full 24."""
+"""Digits of one number in JSON: a 64-bit integer needs 20, and a fraction in full precision 24."""
 
 ANSWER_BYTES = 512 * MIB
-"""In one API answer that vipctl reads: five times the list of 100,000 services."""
+"""Bytes of one API answer that vipctl reads: five times the list of 100,000 services."""
 
 
 def declared_size(service: Service) -> int:
-    """Its ports times its backends and addresses, as the limits on units and on their sum count it; for
-    several addresses, the backends at each. With addresses in both families, each has half of the
-    backends."""
+    """The size of a service, as `UNIT_ENDPOINTS` and `ALL_ENDPOINTS` count it: its ports times its backends
+    and addresses. With several addresses, each address has an entry for each backend; half of them count,
+    because with addresses in both families each address has half of the backends."""
     backends = len(service.backends) + len(service.fallback)
     addresses = len(service.addresses) + len(service.external_addresses)
     return len(service.ports) * max(addresses + backends, addresses * backends // 2)

@@ -1,7 +1,8 @@
-"""Parses ended flows from the kernel's message about each entry that it deletes. Pure.
+"""Parses the messages that the kernel sends when it deletes a conntrack entry: each is an ended flow. Pure.
 
-A message contains one entry. Hosts may end ten thousand flows a second, so the kernel gets a filter,
-and the layout that it uses for flows in no zone is read in one step.
+A message contains one entry. Ten thousand flows may end in a second, so a socket filter in the kernel drops
+messages that vipd does not need, and one `struct` call reads the layout that the kernel uses for flows in
+no zone.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ from vipd.model.service import Family, Protocol
 GROUP_DESTROY = 3
 """NFNLGRP_CONNTRACK_DESTROY of the kernel's include/uapi/linux/netfilter/nfnetlink.h."""
 CT_DELETE = 0x102
-"""IPCTNL_MSG_CT_DELETE, with the number of the subsystem."""
+"""IPCTNL_MSG_CT_DELETE, with the number of the netlink subsystem in the high byte."""
 DESTINATION_TRANSLATED = 1 << 5
-"""IPS_DST_NAT: bit of an entry's status."""
+"""IPS_DST_NAT, a bit of an entry's status."""
 
 _Instruction = tuple[int, int, int, int]
-"""Code, how many instructions to skip if true and if false, number."""
+"""A BPF instruction: code, instructions to skip if its condition is true, to skip if false, constant."""
 
 
 class FlowTuple(NamedTuple):
-    """The common part of all flows from a service's frontend to one of its backends."""
+    """What all flows from one frontend of a service to one of its backends have in common."""
 
     family: Family
     protocol: Protocol
     destination: SocketAddress
-    """Destination of the client's packets, before translation."""
+    """Destination of the client's packets before translation: the frontend."""
     backend: SocketAddress
 
     @classmethod
     def of(cls, entry: Entry) -> FlowTuple:
-        """An entry's."""
+        """The tuple of a conntrack entry."""
         return cls(entry.family, entry.protocol, entry.destination, entry.reply_source)
 
 
@@ -60,13 +61,14 @@ class FlowEnd(NamedTuple):
 
     flow: FlowTuple
     traffic: Traffic
-    """All that has passed in it."""
+    """All packets and bytes of the flow."""
     identity: bytes
-    """As `Entry.identity`."""
+    """The same bytes as `Entry.identity`."""
 
 
 def parse_flow_end(message: bytes) -> FlowEnd | None:
-    """The flow in a message; None for other messages, and for a flow whose traffic was not counted.
+    """The flow that a message reports as ended; None for other messages, and for a flow whose traffic the
+    kernel did not count.
 
     Raises MalformedMessageError.
     """
@@ -84,8 +86,8 @@ def parse_flow_end(message: bytes) -> FlowEnd | None:
 
 
 def kernel_filter() -> bytes:
-    """A classic BPF program for a socket: passes flows whose destination was translated and whose traffic was
-    counted. Others cost the listener nothing."""
+    """A classic BPF program for the socket. It passes messages about flows whose destination was translated
+    and whose traffic was counted. The kernel drops all others before the listener reads them."""
 
     def find(kind: int) -> tuple[_Instruction, ...]:
         return (_LOAD, 0, 0, ATTRIBUTES), (_LOAD_X, 0, 0, kind), (_FIND, 0, 0, _NLATTR)
@@ -105,8 +107,9 @@ def kernel_filter() -> bytes:
 
 
 class _Layout:
-    """The kernel's layout of a message about a flow with ports in no zone: its ends, its id and status, in
-    newer kernels its timeout, its counters. `parse` reads other layouts, and takes several times as long.
+    """Reads the layout in which the kernel reports a flow with ports in no zone: the address tuples of both
+    directions, the id, the status, in newer kernels the timeout, and the counters. `parse` reads every other
+    layout, and takes several times as long.
     """
 
     def __init__(self, family: Family) -> None:
@@ -124,7 +127,7 @@ class _Layout:
         self._ends = struct.Struct(f">{16 + size}x{size}s8xB15xH2x12x{size}s{size + 20}xH").unpack_from
 
     def read(self, message: bytes) -> FlowEnd | None:
-        """The flow, if the message is laid out like this."""
+        """The flow; None if the message has another layout."""
         reply, at_id = self._reply, self._id
         if (
             message[ATTRIBUTES : ATTRIBUTES + 4] != self._orig_head
@@ -161,4 +164,5 @@ _INSTRUCTION = struct.Struct("=HBBI")
 _LOAD, _LOAD_X, _FIND, _LOAD_WORD_AT_X, _A_TO_X = 0x00, 0x01, 0x30, 0x40, 0x07
 _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x15, 0x45, 0x06
 _NLATTR = 0xFFFFF000 + 12
-"""SKF_AD_NLATTR: offset of the attribute whose type is in X, starting from A; 0: none."""
+"""SKF_AD_NLATTR: sets A to the offset of the first attribute, from offset A on, whose type is in X; to 0 if
+there is none."""

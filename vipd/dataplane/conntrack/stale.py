@@ -1,8 +1,8 @@
 """Decides which tracked flows are stale, because their backend or frontend no longer serves. Pure.
 
-The first packet of a flow decides its translation for all others, whatever the rules are later. So a
-flow to a removed backend, or one that began before the rules, never recovers while its client keeps
-sending from the same port (contract 3.3).
+The kernel chooses the translation of a flow at its first packet, and keeps it even if the rules change. So a
+flow to a removed backend, or one that began before vipd wrote its rules, never recovers while its client
+keeps sending from the same port (contract 3.3).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Reason(StrEnum):
     """Why a flow must end."""
 
     BACKEND_GONE = "backend gone"
-    """It was translated to a backend that does not serve its frontend any more."""
+    """The flow was translated to a backend that no longer serves its frontend."""
     UNTRANSLATED = "made before the rules"
-    """It leads to the frontend itself, where no process answers."""
+    """The flow was not translated: its packets go to the frontend's address, where no process answers."""
 
 
 class Destination(NamedTuple):
-    """Destination of client packets. With an empty address: a port of this host itself, a node port."""
+    """Destination of client packets. An empty address means a node port of this host."""
 
     family: Family
     protocol: Protocol
@@ -43,19 +43,20 @@ class FlowTarget:
     serving: frozenset[SocketAddress]
     """Backends that may keep flows, whether or not they take new ones."""
     end_stale_flows: bool
-    """Flows to other backends are ended. Always true for UDP; else the service must declare it."""
+    """Whether vipd ends flows to other backends. Always true for UDP; otherwise the service must declare
+    it."""
     former_backends: frozenset[SocketAddress] | None = None
-    """For a destination that is no longer a frontend: the backends that it had. Flows to anything else then
-    belong to others. None while it is a frontend."""
+    """For a destination that is no longer a frontend: the backends that it had. vipd leaves flows to any
+    other address alone. None while the destination is a frontend."""
 
 
 class TablePart(NamedTuple):
-    """A part of the table."""
+    """A part of the connection tracking table."""
 
     family: Family
     protocol: Protocol
     whole: bool
-    """Whether it includes answered flows."""
+    """Whether the part includes flows that were answered."""
 
 
 TargetOf = Callable[[Forwarding], FlowTarget]
@@ -64,16 +65,16 @@ TargetOf = Callable[[Forwarding], FlowTarget]
 
 @dataclass(frozen=True, slots=True)
 class FlowTargets:
-    """All destinations that are vipd's, or recently were."""
+    """All destinations that vipd serves, or served until recently."""
 
     targets: Mapping[Destination, FlowTarget] = field(default_factory=dict)
     host_addresses: frozenset[str] = frozenset()
-    """Canonical text. Node ports are vipd's at these."""
+    """This host's addresses, at which vipd serves node ports. In canonical form."""
     table_parts: Collection[TablePart] | None = field(default=None, compare=False)
-    """The parts of the table that the targets are in, if known; None: they are computed."""
+    """The parts of the table that may contain flows to the targets; None: `queries` computes them."""
 
     def target(self, entry: Entry) -> FlowTarget | None:
-        """The target of an entry; None if the entry is not vipd's."""
+        """The target of an entry; None if vipd does not serve the entry's destination."""
         address, port = entry.destination
         target = self.targets.get(Destination(entry.family, entry.protocol, address, port))
         if target is None and address in self.host_addresses:
@@ -81,9 +82,9 @@ class FlowTargets:
         return target
 
     def queries(self) -> tuple[Query, ...]:
-        """The parts of the table that can contain anything to judge; none if nothing can.
+        """Queries for the parts of the table that may contain stale flows; none if no part may.
 
-        If established flows are left alone, only unanswered ones must be read.
+        Where vipd leaves established flows alone, it reads only unanswered flows.
         """
         kinds = self.table_parts
         if kinds is None:
@@ -114,8 +115,9 @@ def stale_reason(entry: Entry, targets: FlowTargets) -> Reason | None:
 
 
 def default_target(forwarding: Forwarding) -> FlowTarget:
-    """Every known backend that is not down keeps its flows, also without new ones. UDP flows to others are
-    ended, TCP and SCTP flows if the service declares it."""
+    """The target of a forwarding that serves. Every known backend that is not down keeps its flows, even if
+    it gets no new ones. UDP flows to other backends are ended; TCP and SCTP flows only if the service
+    declares it."""
     known = (*forwarding.reachable(), *forwarding.without_new_flows)
     return FlowTarget(
         frozenset((endpoint.address, endpoint.port) for endpoint in known),
@@ -124,7 +126,7 @@ def default_target(forwarding: Forwarding) -> FlowTarget:
 
 
 def destinations(forwarding: Forwarding) -> list[Destination]:
-    """The destinations of a forwarding's clients."""
+    """The destinations to which the clients of a forwarding send."""
     key = forwarding.key
     external = (each.address for each in forwarding.external_addresses)
     found = [
@@ -139,7 +141,7 @@ def destinations(forwarding: Forwarding) -> list[Destination]:
 def flow_targets(
     forwardings: Iterable[Forwarding], host_addresses: Iterable[str], target_of: TargetOf = default_target
 ) -> FlowTargets:
-    """The targets of these forwardings on a host with these addresses, without memory of earlier ones."""
+    """The targets of these forwardings on a host with these addresses. Former frontends are not included."""
     targets = dict[Destination, FlowTarget]()
     for forwarding in forwardings:
         targets.update(dict.fromkeys(destinations(forwarding), target_of(forwarding)))
@@ -147,7 +149,7 @@ def flow_targets(
 
 
 def _unanswered(entry: Entry, target: FlowTarget) -> bool:
-    """Whether an untranslated flow has no answer, rather than one that works without vipd."""
+    """Whether an untranslated flow got no answer. One that got an answer works without vipd."""
     if entry.replied:
         return False
     if entry.protocol is Protocol.TCP:

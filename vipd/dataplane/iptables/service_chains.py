@@ -1,6 +1,7 @@
-"""The chains of one forwarding: SVC and SVL balance, EXT and FW let traffic in, SEP translates. Pure.
+"""Writes the iptables rules in the chains of one forwarding. Pure.
 
-Contract sections 1.5 and 1.7 define the meaning of each rule.
+SVC and SVL chains choose a backend, EXT and FW chains admit traffic from outside, and a SEP chain translates
+the destination to one backend. Contract sections 1.5 and 1.7 define the meaning of each rule.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ LOCAL_SOURCE = "-m addrtype --src-type LOCAL"
 
 
 class ServiceChainRules:
-    """Writes the leaf chains' rules. `terse`: without comments on ladder, affinity and SEP rules."""
+    """Writes the rules of the chains of each service. `terse`: without comments on probability, affinity and
+    SEP rules."""
 
     def __init__(self, options: RuleOptions, terse: bool = False) -> None:
         self._options = options
@@ -43,12 +45,12 @@ class ServiceChainRules:
         return (*rules, *_probability_chain(endpoints, steps))
 
     def _step(self, forwarding: Forwarding, endpoint: Endpoint) -> tuple[str, str]:
-        """The comment and the chain of the rules that lead to an endpoint."""
+        """The comment and the target chain of the rules that jump to an endpoint."""
         note = self._note(f"{forwarding.key.service_port} -> {endpoint}")
         return note, self._names.endpoint(forwarding.key, endpoint)
 
     def translate(self, forwarding: Forwarding, endpoint: Endpoint) -> Rules:
-        """The SEP chain: hairpin flows are masqueraded, then the destination is rewritten."""
+        """The SEP chain: marks hairpin flows for masquerade, then rewrites the destination."""
         key, note = forwarding.key, self._note(forwarding.key.service_port)
         chain = self._names.endpoint(key, endpoint)
         remember = (
@@ -61,7 +63,7 @@ class ServiceChainRules:
         )
 
     def external(self, forwarding: Forwarding) -> Rules:
-        """The EXT chain: traffic for node ports, external and load balancer addresses."""
+        """The EXT chain: receives traffic for node ports, external and load balancer addresses."""
         local = forwarding.external_policy is TrafficPolicy.LOCAL
         rules = list(self._external_local(forwarding) if local else self._external_masquerade(forwarding))
         if forwarding.endpoints_under(forwarding.external_policy):
@@ -70,21 +72,22 @@ class ServiceChainRules:
         return tuple(rules)
 
     def firewall(self, forwarding: Forwarding, addresses: Sequence[str], networks: Sequence[str]) -> Rules:
-        """The FW chain: allowed sources continue; the rest reaches a drop in filter."""
+        """The FW chain: allowed sources continue to the EXT chain; a rule in the filter table drops the
+        rest."""
         key = forwarding.key
         note, onward = comment(f"{key.service_port} loadbalancer IP"), f"-j {self._names.service(key, 'EXT')}"
         dropper = self._names.fixed("PROXY-FIREWALL")
         rules = [f"{source(network)}{note} {onward}" for network in networks]
         if forwarding.allow_host:
-            # A host that owns such an address talks to it with that address as its source.
+            # A host that has such an address itself uses it as the source of packets to it.
             rules += [f"-s {a}/{self._options.family.bits} {note} {onward}" for a in addresses]
         return (*rules, comment(f"other traffic to {key.service_port} will be dropped by {dropper}"))
 
     def _internal_masquerade(self, forwarding: Forwarding) -> Iterator[str]:
-        """The mark for flows to the service's own addresses that need this host's address as their source."""
+        """The rules that mark flows to the service's own addresses for masquerade, as its mode requires."""
         key, mode, cidrs = forwarding.key, forwarding.masquerade, self._options.cluster_cidrs
         note = comment(f"{key.service_port} cluster IP")
-        # If no network of the family is in the cluster, all sources are outside; kube-proxy marks none.
+        # Without cluster networks of this family, all sources are outside the cluster; kube-proxy marks none.
         everything_is_outside = mode is Masquerade.OFF_CLUSTER and not (cidrs or self._options.kube_proxy)
         for address in forwarding.addresses:
             match = to_address(address, key.family, key.protocol, note, forwarding.port)
@@ -98,10 +101,10 @@ class ServiceChainRules:
                 yield f"{match} -j {self._names.fixed('MARK-OFF-CLUSTER')}"
 
     def _external_masquerade(self, forwarding: Forwarding) -> Iterator[str]:
-        """Under the cluster policy the backend may be on another host, so replies must return through this
-        host.
+        """The rules that mark external traffic under the cluster policy: the backend may be on another host,
+        so only masquerade makes its replies return through this host.
 
-        A service that declares `hairpin` guarantees that they do; kube-proxy has no such option.
+        A service that declares `hairpin` guarantees that they do. kube-proxy has no such option.
         """
         note = self._about("masquerade traffic", forwarding)
         if self._options.kube_proxy or forwarding.masquerade is not Masquerade.HAIRPIN:
@@ -110,8 +113,8 @@ class ServiceChainRules:
             yield f"{source(LOOPBACK)}{note} {self._mark}"
 
     def _external_local(self, forwarding: Forwarding) -> Iterator[str]:
-        """Clients inside the cluster or on this host are not limited to this host's endpoints: their traffic
-        is treated as if it had left to the load balancer and returned."""
+        """The rules under the local policy for clients in the cluster or on this host. They are not limited
+        to this host's endpoints: their traffic is treated as if a load balancer had returned it."""
         cluster = f"-j {self._names.service(forwarding.key)}"
         for cidr in self._options.cluster_cidrs:
             yield f"-s {cidr} {self._about('pod traffic', forwarding)} {cluster}"
@@ -132,9 +135,10 @@ class ServiceChainRules:
 
 
 def _turns(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Each slot's turn among those that are left: every n-th flow, of the rest every (n-1)-th, and so on.
+    """The round robin rules, one for each slot: the first of n takes every n-th flow, the next every (n-1)-th
+    of the rest, and so on.
 
-    A backend of more weight has more slots, spread over the round.
+    A backend with a higher weight has more slots, spread over the round.
     """
     order = interleaved(slot_counts(tuple(endpoint.weight for endpoint in endpoints)))
     for left, index in zip(range(len(order), 0, -1), order, strict=True):
@@ -144,7 +148,8 @@ def _turns(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> I
 
 
 def _probability_chain(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Each endpoint's chance given that none before it was taken: w_i / (w_i + ... + w_n) (contract 1.8)."""
+    """The random choice, one rule for each endpoint. A rule matches with the endpoint's probability, given
+    that no rule before it matched: w_i / (w_i + ... + w_n) (contract 1.8)."""
     left = sum(e.weight for e in endpoints)
     for endpoint, (note, chain) in zip(endpoints[:-1], steps[:-1], strict=True):
         chance = f"-m statistic --mode random --probability {endpoint.weight / left:.10f}"

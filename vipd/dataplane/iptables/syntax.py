@@ -10,22 +10,23 @@ COMMENT_LIMIT = 255
 """Both iptables variants silently truncate longer comments (contract 1.8)."""
 
 UNUSED_PORTS = "vipd unused ports"
-"""The comment of refusals of packets for a VIP and no port of it."""
+"""Comment of the rules that refuse packets for a VIP at a port that no service has."""
 
 REMOVED = "vipd flows of removed services"
-"""The comment of resets for flows whose frontend is gone."""
+"""Comment of the rules that reset flows whose frontend was removed."""
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
 def comment(text: str) -> str:
-    """A comment match, quoted where iptables-save quotes it."""
+    """A comment match, quoted if iptables-save quotes such a comment."""
     text = text[:COMMENT_LIMIT]
     return f"-m comment --comment {text}" if _PLAIN.issuperset(text) else f'-m comment --comment "{text}"'
 
 
 def source(network: str) -> str:
-    """A source match and a blank; nothing for the network of all addresses, as iptables-save has it."""
+    """A source match and a space; empty for the network of all addresses, for which iptables-save prints
+    nothing."""
     return "" if network.endswith("/0") else f"-s {network} "
 
 
@@ -52,7 +53,7 @@ def echo_request(address: str, family: Family, note: str) -> str:
 
 
 def joined(*parts: str) -> str:
-    """A rule from its parts, without empty ones."""
+    """A rule made of its parts, except empty ones."""
     return " ".join(_filled(parts))
 
 

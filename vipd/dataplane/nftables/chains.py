@@ -1,7 +1,8 @@
-"""The chains that services share, and by which flows come in; their numbers. Pure.
+"""The chains that services share: reject, reset, masquerade, external local, node port, source range. Pure.
 
-A chain exists while some service needs one like it. Its name says all that it does, so equal needs meet in
-one chain, and there are as many as there are kinds of services, not services. They lead to those of `spread`.
+A chain exists while some service needs it. Its name contains everything that its rules depend on, so services
+with equal needs share one chain: the number of chains depends on the kinds of services, not on their number.
+Most of these chains lead to a `BalanceChain`. Each chain also has a number (`ChainNumbers`).
 """
 
 from __future__ import annotations
@@ -29,30 +30,31 @@ from vipd.model.service import Family, Masquerade
 
 _LIMITED = "limited"
 _RESET = "tcp flags & 0x17 != 0x2 reject with tcp reset"
-"""Matches every TCP segment except the first of a flow: of FIN, SYN, RST and ACK, that has SYN alone."""
+"""Matches every TCP segment except the first of a flow, which has only SYN of the flags FIN, SYN, RST,
+ACK."""
 
 
 class Chain(Protocol):
-    """A chain identified by its function. Equal ones are the same chain."""
+    """A chain that is identified by what it does: two equal objects are the same chain."""
 
     @property
     def name(self) -> str:
-        """Its name in the table."""
+        """The chain's name in the nftables table."""
 
     def rules(self, options: TableOptions) -> Rules:
-        """Its rules in order."""
+        """The chain's rules in order."""
 
     def targets(self) -> tuple[Chain, ...]:
-        """The chains that it leads to."""
+        """The chains that its rules lead to."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectChain:
-    """Answers that no backend serves here, or drops."""
+    """Rejects, or drops, flows to a frontend without ready backends."""
 
     drop: bool = False
     resets_old_flows: bool = False
-    """Only new flows are dropped; older ones get a TCP reset."""
+    """With `drop`: whether only new flows are dropped, and older TCP flows get a reset."""
 
     @property
     def name(self) -> str:
@@ -60,8 +62,8 @@ class RejectChain:
         return f"silence{'-reset' if self.resets_old_flows else ''}" if self.drop else "refuse"
 
     def rules(self, options: TableOptions) -> Rules:
-        """TCP gets a reset, which is effective at once everywhere. The answer must come from the original
-        destination address, which the dispatch has overwritten."""
+        """TCP gets a reset, because every client reacts to it at once. The answer must have the original
+        destination as its source address, which the dispatch has overwritten: the first rule restores it."""
         if self.drop and not self.resets_old_flows:
             return ("drop",)
         restore = f"{options.ip} daddr set ct original {options.ip} daddr"
@@ -76,19 +78,20 @@ class RejectChain:
 
 @dataclass(frozen=True, slots=True)
 class ResetChain:
-    """Resets TCP flows that began while their frontend was served; all others pass as if this element
-    did not exist."""
+    """Resets TCP flows that began while their frontend was served. It treats all other packets as if the
+    dispatch map had no element for this frontend."""
 
     place: FrontendKind = FrontendKind.ADDRESS
 
     @property
     def name(self) -> str:
-        """`removed`, `node-removed`; reset is a keyword of nft."""
+        """`removed` or `node-removed`; reset is a keyword of nft."""
         return f"{self.place.value.rstrip('_')}-removed".lstrip("-")
 
     def rules(self, options: TableOptions) -> Rules:
-        """Connection tracking has forgotten the flow, so its next packet starts a new one, but is no SYN. The
-        other rules are those of the dispatch for an address and port of no service."""
+        """Connection tracking no longer has an entry for the flow, so its next packet begins a new entry
+        although it is no SYN: the reset rule matches it. The other rules are those that the dispatch has for
+        an address and port of no service."""
         if self.place is FrontendKind.NODE:
             return ("fib daddr type != local return", _RESET)
         daddr = f"{options.ip} daddr"
@@ -103,8 +106,8 @@ class ResetChain:
 
 @dataclass(frozen=True, slots=True)
 class MasqueradeChain:
-    """Marks flows that require masquerade, and passes all on. With `hairpin` these are
-    only the flows of IPv4 loopback addresses."""
+    """Marks flows that require masquerade, and passes all flows to the next chain. With `hairpin`, only flows
+    from IPv4 loopback addresses require it here."""
 
     which: Masquerade
     target: BalanceChain
@@ -115,7 +118,7 @@ class MasqueradeChain:
         return f"{self.which}-{self.target.name}"
 
     def rules(self, options: TableOptions) -> Rules:
-        """One mark, if any, and the way on."""
+        """A rule that sets the mark, and one that goes to the next chain."""
         mark, cidrs = _mark(options), options.cluster_cidrs
         goto_target = f"goto {self.target.name}"
         if self.which is Masquerade.HAIRPIN:
@@ -124,7 +127,7 @@ class MasqueradeChain:
             return f"fib saddr type != local {mark}", goto_target
         if self.which is Masquerade.OFF_CLUSTER and cidrs:
             return f"{options.ip} saddr != {{ {', '.join(cidrs)} }} {mark}", goto_target
-        # If no network of the family is in the cluster, all sources are outside.
+        # Without cluster networks of this family, all sources are outside of the cluster.
         return mark, goto_target
 
     def targets(self) -> tuple[Chain, ...]:
@@ -134,13 +137,13 @@ class MasqueradeChain:
 
 @dataclass(frozen=True, slots=True)
 class ExternalLocalChain:
-    """Traffic from outside under the local policy: clients in the cluster or on this host are not limited to
-    this host's endpoints; they are treated as if their traffic came back from a load balancer."""
+    """Handles external traffic under the local policy. Clients in the cluster or on this host are not limited
+    to this host's endpoints: their traffic is treated as if a load balancer had returned it."""
 
     cluster: BalanceChain
     local: BalanceChain | None
     resets_old_flows: bool = False
-    """As in `RejectChain`, where there is none on this host."""
+    """As in `RejectChain`, which is the target if this host has no endpoint."""
 
     @property
     def name(self) -> str:
@@ -148,14 +151,14 @@ class ExternalLocalChain:
         return f"edge-{self.cluster.name}-{self._local.name}"
 
     def rules(self, options: TableOptions) -> Rules:
-        """Pods, this host, then all other sources."""
+        """Rules for pods, for this host, then for all other sources."""
         cidrs = ", ".join(options.cluster_cidrs)
         inside = (f"{options.ip} saddr {{ {cidrs} }} goto {self.cluster.name}",) if cidrs else ()
         from_host = f"fib saddr type local {_mark(options)} goto {self.cluster.name}"
         return (*inside, from_host, f"goto {self._local.name}")
 
     def targets(self) -> tuple[Chain, ...]:
-        """Both ways."""
+        """The chains for cluster clients and for all others."""
         return (self.cluster, self._local)
 
     @property
@@ -175,7 +178,8 @@ class NodePortChain:
         return f"gate-{self.target.name}"
 
     def rules(self, options: TableOptions) -> Rules:
-        """Other packets return to the dispatch. A refusal applies to every address of this host."""
+        """Packets to other addresses return to the dispatch. A `RejectChain` applies to every address of this
+        host, not only to those on which node ports are served."""
         daddr, answering = f"{options.ip} daddr", options.node_port_addresses
         goto_target = f"goto {self.target.name}"
         elsewhere = "fib daddr type != local return"
@@ -210,7 +214,7 @@ class SourceRangeChain:
         return "-".join((_LIMITED, *map(str, self.lengths)))
 
     def rules(self, options: TableOptions) -> Rules:
-        """Longest first; it makes no difference but to the eye."""
+        """One rule for each length, the longest first. The order has no effect; it is for readers."""
         rest = f"ct original {options.ip} daddr . meta l4proto . th dport vmap"
         found = [
             f"{_masked(options, length)} . {rest} @{allowed_sources(length).name}"
@@ -219,15 +223,16 @@ class SourceRangeChain:
         return (*found, "drop")
 
     def targets(self) -> tuple[Chain, ...]:
-        """Returns an empty tuple: the elements of the maps require their chains."""
+        """Returns an empty tuple: the next chains are in the maps' elements."""
         return ()
 
 
 class ChainNumbers:
-    """Gives each chain a number, as an address, different from all other chains, slots and endpoints.
+    """Gives each chain a unique number, in the form of an address: no other chain, slot or endpoint has it.
 
-    It derives from the chain's name, so it is the same after a restart. On a collision the second chain
-    takes another; the order may differ after a restart, and then the chain is written anew.
+    The number is derived from the chain's name, so it is the same after a restart. If two names have the same
+    number, the second chain gets another one. After a restart the order of the two may differ; then vipd
+    writes the chain again.
     """
 
     def __init__(self, family: Family) -> None:
@@ -241,7 +246,7 @@ class ChainNumbers:
         return self._numbers.get(chain) or self._take(chain)
 
     def keep(self, chains: Container[str]) -> None:
-        """Forget all chains but these."""
+        """Drop the numbers of all chains except these."""
         self._numbers = {chain: number for chain, number in self._numbers.items() if chain in chains}
         self._taken = set(self._numbers.values())
 
@@ -262,7 +267,7 @@ def limits_sources(chain: str) -> bool:
 
 
 def closure(chain: Chain) -> Iterator[Chain]:
-    """A chain and all that it leads to."""
+    """A chain and all chains that it leads to, directly or through others."""
     yield chain
     for needed in chain.targets():
         yield from closure(needed)

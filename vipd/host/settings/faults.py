@@ -1,4 +1,4 @@
-"""Describes the fault of a setting's value in vipd's words instead of the validating library's. Pure."""
+"""Error messages for invalid settings, in vipd's own words instead of pydantic's. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _WANTED = {
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
 }
-"""By the first part of pydantic's type of error."""
+"""What a valid value is, by the prefix of pydantic's error type."""
 
 
 def fault_text(error: Mapping[str, object], known: tuple[str, ...]) -> str:
-    """`what; hint: ...` for one of pydantic's errors; several lines if a validator found several.
+    """The message for one pydantic error, as `what; hint: ...`. It has several lines if a validator found
+    several problems.
 
     `known` are the names of all settings.
     """
@@ -49,7 +50,7 @@ def _no_choice(given: str, error: Mapping[str, object]) -> str:
 
 
 def _given(value: object) -> str:
-    """A value in the form in which it may be written."""
+    """A value as a user writes it; of a mapping or a list only its type."""
     if value is None or isinstance(value, bool):
         return {None: "nothing", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The layers of settings, later ones win: `/etc/vipd/vipd.yaml`, `VIPD_*` of the environment, flags."""
+"""The layers of settings: `/etc/vipd/vipd.yaml`, `VIPD_*` in the environment, flags. A later layer wins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENVIRONMENT_PREFIX = "VIPD_"
 
 
 class Layers:
-    """The origins of the values of one `Settings`, by which problems are located."""
+    """The layers that the values of one `Settings` come from. Problems name the layer that has the value."""
 
     def __init__(
         self, config: Path | None, flags: Mapping[str, object], environment: Mapping[str, str]
@@ -35,7 +35,7 @@ class Layers:
         self._environment = {name.lower(): value for name, value in environment.items() if value}
 
     def sources(self, settings: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The layers for pydantic-settings: the first that contains a setting decides."""
+        """The layers in the order of pydantic-settings: the first that contains a setting wins."""
         return (
             InitSettingsSource(settings, self._flags),
             _Environment(settings, self._environment),
@@ -61,7 +61,7 @@ class Layers:
         return [": ".join(part for part in (place, name, each) if part) for each in said]
 
     def _place(self, name: str, line: int) -> str:
-        """The layer that decided on a setting, with the line if that is the file."""
+        """The layer that a setting's value comes from: empty for flags; the file with its line, if known."""
         if name in self._flags:
             return ""
         if f"{ENVIRONMENT_PREFIX}{name}".lower() in self._environment:
@@ -72,7 +72,7 @@ class Layers:
 
 
 class _Environment(EnvSettingsSource):
-    """`VIPD_*` of the given environment, in place of this process's."""
+    """Reads `VIPD_*` from the given environment instead of the environment of this process."""
 
     def __init__(self, settings: type[BaseSettings], variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -83,16 +83,18 @@ class _Environment(EnvSettingsSource):
 
 
 class _File(InitSettingsSource):
-    """The settings file. The library's YAML source ignores a missing file and a key given twice, and has no
-    lines.
+    """The settings file. It replaces the YAML source of pydantic-settings, which ignores a missing file and
+    a duplicate key, and knows no line numbers.
     """
 
     def __call__(self) -> dict[str, Any]:
-        """The file's values without those that are decided already: a mapping replaces another as a whole."""
+        """The file's values, without settings that a layer with precedence contains. Without this,
+        pydantic-settings would merge mappings of two layers; here one mapping replaces the other."""
         return {name: value for name, value in super().__call__().items() if name not in self.current_state}
 
 
 def _location(error: Any) -> list[str]:
     """The location of an error, as keys and numbers of items."""
-    # Tags of unions begin with a colon; "[key]" means the key before it.
+    # Two kinds of parts are not keys: tags of unions begin with a colon, and "[key]" says that the error is
+    # in the key before it.
     return [str(part) for part in error["loc"] if not str(part).startswith((":", "[key]"))]

@@ -1,4 +1,4 @@
-"""The words for the effect of rules on a packet, and the reason. Pure."""
+"""Describes in words what the rules do to a packet, and why. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from vipd.observe.explain.rule_words import in_table
 from vipd.observe.simulator import Outcome, Packet, PacketVerdict, Step
 
 _MAX_NAMED = 6
-"""More ports or networks than these are not listed."""
+"""Maximum number of ports or networks that a text lists."""
 
 Options: TypeAlias = RuleOptions | TableOptions
-"""Everything that shapes a family's rules; its type identifies the dataplane."""
+"""All settings that affect the rules of an address family. The type identifies the dataplane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Situation:
     forwardings: Sequence[Forwarding]
     options: Options
     own: bool
-    """The packet's destination is an address of this host."""
+    """Whether the packet's destination is an address of this host."""
 
     def owner(self, place: str = "") -> Forwarding | None:
-        """The forwarding of the packet's destination, or of the `address:port` it was translated to."""
+        """The forwarding that serves `place`, an `address:port`; if it is empty, the packet's destination."""
         wanted = place or socket_text(self.packet.destination, self.packet.port or 0)
         for forwarding in self._of_protocol():
             on_node = self.own and not place and forwarding.node_port == self.packet.port
@@ -51,7 +51,7 @@ class Situation:
 
 
 class OutcomeText(NamedTuple):
-    """The outcome of a packet: a clause for the summary, and its consequence."""
+    """The outcome of a packet in words: a clause for the summary, and the reason or consequence."""
 
     clause: str
     reason: str = ""
@@ -86,19 +86,19 @@ def outcome_text(outcome: Outcome, situation: Situation) -> OutcomeText:
 
 
 def of_unused_port(step: Step) -> bool:
-    """The rule refuses packets for a virtual IP and no service."""
+    """Whether the rule refuses packets to a virtual IP at a port that no service has."""
     return step.chain == UNUSED if in_table(step) else step.comment == UNUSED_PORTS
 
 
 def _at_limit(step: Step, options: Options) -> bool:
-    """The rule drops packets from a source that is not allowed."""
+    """Whether the rule drops packets from a source that is not allowed."""
     if isinstance(options, TableOptions):
         return limits_sources(step.chain)
     return step.chain == options.names.fixed("PROXY-FIREWALL")
 
 
 def _refusal(outcome: Outcome) -> str:
-    """What a client of a service without backends sees."""
+    """What a client sees if the service has no ready backend."""
     if outcome.verdict is PacketVerdict.DROPPED:
         return "its fallback is drop: clients wait until they give up"
     if "tcp reset" in outcome.steps[-1].rule.replace("-", " "):
@@ -123,7 +123,7 @@ def hint(situation: Situation) -> str:
 
 
 def notes(query: Query, owner: Forwarding | None, *, several: bool) -> tuple[str, ...]:
-    """Other conditions that affect such packets."""
+    """Notes on other conditions that affect such packets."""
     said = []
     if query.assumed:
         said.append(f"{query.packet.source} is assumed as the source; --from ADDRESS tells another")
@@ -158,7 +158,8 @@ def _node_port_hint(situation: Situation) -> str:
 
 
 def _may_come(owner: Forwarding, situation: Situation) -> bool:
-    """The source is allowed: iptables drops it in the same place when no backend is on this host."""
+    """Whether the source is allowed. The dropping chain does not tell: iptables drops in the same chain if no
+    backend is on this host."""
     source = ip_address(situation.packet.source)
     return any(source in ip_network(network) for network in _networks(owner, situation))
 

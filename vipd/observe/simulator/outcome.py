@@ -1,4 +1,4 @@
-"""The result of a simulation: every way of one packet, with its probability and the rules. Pure."""
+"""The result of a simulation: every outcome for one packet, with its probability and the rules. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from vipd.observe.simulator.packet import Packet
 
 
 class PacketVerdict(StrEnum):
-    """The outcome of a packet."""
+    """What happens to a packet in the end."""
 
     DELIVERED = "delivered"
-    """Sent on to the backend that a rule chose."""
+    """Forwarded to the backend that a rule chose."""
     REJECTED = "rejected"
     DROPPED = "dropped"
     UNCHANGED = "unchanged"
-    """Sent on to its own destination: no rule chose a backend."""
+    """Forwarded to its original destination: no rule chose a backend."""
 
 
 class RuleVerdict(StrEnum):
@@ -30,7 +30,8 @@ class RuleVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Which of some equally likely slots (nftables) lead to this outcome, from 0."""
+    """The slots that lead to an outcome (nftables): `chosen` are their numbers from 0, out of `of` equally
+    likely slots."""
 
     chosen: tuple[int, ...]
     of: int
@@ -50,9 +51,9 @@ class Step:
     """The rule's text as read; `policy DROP` for a policy. For nftables without its comment."""
     comment: str = ""
     element: str = ""
-    """The element of a map or set that the rule found, in its original spelling."""
+    """The element that the rule's lookup in a map or set found, in its original spelling."""
     slots: Slots | None = None
-    """If the rule chose a slot: that one, or all those with the same outcome."""
+    """The slot that the rule chose, or all slots with the same outcome; None if it chose none."""
 
     def __str__(self) -> str:
         return f"{self.table} {self.chain}: {self.rule}"
@@ -60,27 +61,28 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One way of the packet."""
+    """One possible outcome for the packet."""
 
     verdict: PacketVerdict
     backend: str | None
-    """`ip:port` (IPv6 `[ip]:port`, ICMP without port) that a rule chose, also when it was then refused."""
+    """The backend that a rule chose, as `ip:port` (IPv6 `[ip]:port`, ICMP without port). It is also set if a
+    later rule refused the packet."""
     probability: float
     """0..1; over the outcomes of a trace they sum to 1."""
     masqueraded: bool
     steps: tuple[Step, ...]
-    """One path to this outcome: the first in rule order."""
+    """The matched rules of one path to this outcome: the first path in rule order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Every way of one packet. No two outcomes agree in verdict, backend and masquerade."""
+    """Every outcome for one packet. No two have the same verdict, backend and masquerade."""
 
     packet: Packet
     outcomes: tuple[Outcome, ...]
 
     def shares(self) -> dict[str, float]:
-        """The part of new flows for each backend, 0..1, in rule order."""
+        """The share of new flows that each backend gets, 0..1, in rule order."""
         shares: defaultdict[str, float] = defaultdict(float)
         for outcome in self.outcomes:
             if outcome.verdict is PacketVerdict.DELIVERED and outcome.backend is not None:

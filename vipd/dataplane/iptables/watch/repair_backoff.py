@@ -1,4 +1,7 @@
-"""When to repair: at once, unless another program keeps undoing it. Pure; time is an argument."""
+"""Decides when to repair rules: at once, unless another program keeps undoing the repairs. Pure.
+
+Callers pass the current time.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from dataclasses import dataclass, field
 from vipd.dataplane.iptables.watch.external_change import Actor
 
 WINDOW_SECONDS = 60.0
-"""Repairs are counted over this time, and a quarrel is over after so long without a disturbance."""
+"""Repairs are counted over this time. An offender is forgotten after this time without a change by it."""
 REPAIRS_WITHOUT_PAUSE = 5
-"""This many repairs after one culprit within the window are made without a pause."""
+"""Number of repairs of one offender's changes within the window that vipd makes without a pause."""
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
 MAX_OFFENDERS = 100
-"""Further culprits count together as an unknown one."""
+"""Further offenders count together as one unknown offender."""
 
 _UNKNOWN = ""
 _HINTS = {
@@ -27,21 +30,21 @@ _HINTS = {
 
 @dataclass(slots=True)
 class _Offender:
-    """One culprit's record."""
+    """A program that changes vipd's rules, and the repairs that followed its changes."""
 
     name: str
     pid: int
     repairs: int = 0
-    """Number of repairs after this culprit since the quarrel began."""
+    """Number of repairs since this record began."""
     first: float = 0.0
-    """When that was the first time."""
+    """Time of the first repair."""
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=REPAIRS_WITHOUT_PAUSE))
-    """Times of the latest repairs: a quarrel may last for months."""
+    """Times of the latest repairs only, because the conflict may last for months."""
     pause: float = 0.0
     last: float = 0.0
-    """When it was last observed."""
+    """Time of its last change, or of the last repair."""
     guessed: bool = True
-    """It was never observed itself, only inferred."""
+    """Whether vipd never observed the program itself, and only inferred it."""
 
     def recent(self, now: float) -> int:
         return sum(now - at < WINDOW_SECONDS for at in self.latest)
@@ -54,10 +57,10 @@ class _Offender:
 
 
 class RepairBackoff:
-    """Prevents a loop of repairs: it receives disturbances and repairs, and computes the time of the next
+    """Prevents an endless loop of changes and repairs: records both, and computes the time of the next
     repair.
 
-    The program behind a disturbance counts, not its process: each run of iptables has another pid.
+    Changes are counted by program, not by process, because each run of iptables has another pid.
     """
 
     def __init__(self, chain_prefix: str = "VIPD") -> None:
@@ -72,7 +75,8 @@ class RepairBackoff:
         return self._due
 
     def record_change(self, actors: Iterable[Actor], now: float) -> float:
-        """vipd's rules were touched; returns when to repair, `now` or later. No actors: unknown."""
+        """Record that `actors` changed vipd's rules (none: unknown); returns when to repair, `now` or
+        later."""
         for actor in [*actors] or [Actor(_UNKNOWN)]:
             name, pid = actor.offender
             quarrel = self._offender(name, pid, now)
@@ -80,14 +84,14 @@ class RepairBackoff:
             quarrel.guessed &= actor.guessed
             self._waiting.add(quarrel.name)
             due = now + quarrel.pause
-            # The change of a new culprit is repaired at once even during a pause for another one.
+            # A change by a new offender is repaired at once, even during a pause for another offender.
             self._due = due if self._due is None else min(self._due, due)
         assert self._due is not None  # noqa: S101 (there is at least one culprit)
         return self._due
 
     def record_repair(self, wrote: bool, now: float) -> None:
-        """A comparison with the kernel has ended. `wrote`: it required a repair; else no culprit is
-        blamed."""
+        """Record the end of a comparison with the kernel. `wrote`: it required a repair; otherwise no
+        offender is blamed."""
         for name in self._waiting:
             quarrel = self._offenders[name]
             if not wrote:
@@ -99,14 +103,14 @@ class RepairBackoff:
         self._due = None
 
     def warnings(self, now: float) -> tuple[str, ...]:
-        """One warning for each culprit that keeps undoing vipd's rules; empty once it has stopped."""
+        """One warning for each offender that keeps undoing vipd's rules; none after it has stopped."""
         self._forget_quiet(now)
         return tuple(self._warning(q, now) for q in self._offenders.values() if q.pause)
 
     def _offender(self, name: str, pid: int, now: float) -> _Offender:
         self._forget_quiet(now)
         if name not in self._offenders and len(self._offenders) >= MAX_OFFENDERS:
-            name, pid = _UNKNOWN, 0  # a program may call itself otherwise each time
+            name, pid = _UNKNOWN, 0  # a program may use another name each time
         quarrel = self._offenders.setdefault(name, _Offender(name, pid))
         quarrel.pid = pid
         return quarrel

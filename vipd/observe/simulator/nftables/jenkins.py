@@ -1,4 +1,4 @@
-"""The kernel's `jhash` of bytes, by which nft's hash expression chooses (include/linux/jhash.h)."""
+"""The kernel's `jhash` over bytes, which nft's hash expression uses (include/linux/jhash.h)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _BLOCK = 12
 def jhash(data: bytes, seed: int) -> int:
     """The 32-bit hash of some bytes (at least one) as this machine's kernel computes it.
 
-    Blocks of twelve bytes are read in the machine's byte order, the rest as little-endian everywhere: up to
-    twelve bytes, so an IPv4 address, hash alike on all machines.
+    The kernel reads blocks of twelve bytes in the machine's byte order, and the last one to twelve bytes as
+    little-endian on every machine. So up to twelve bytes, such as an IPv4 address, have the same hash on
+    all machines.
     """
     a = b = c = (_GOLDEN + len(data) + seed) & _BITS
     while len(data) > _BLOCK:
@@ -31,7 +32,7 @@ def jhash(data: bytes, seed: int) -> int:
 
 
 def scaled(number: int, modulus: int) -> int:
-    """A 32-bit number brought into 0..modulus - 1 (the kernel's reciprocal_scale)."""
+    """Maps a 32-bit number to 0..modulus - 1, as the kernel's reciprocal_scale does."""
     return number * modulus >> 32
 
 
@@ -51,5 +52,5 @@ def _final(a: int, b: int, c: int) -> int:
     for bits in (14, 11, 25, 16, 4, 14, 24):
         c = ((c ^ b) - _rotated(b, bits)) & _BITS
         a, b, c = b, c, a
-    # After seven rounds the word changed last is in the middle.
+    # The result is the word that the last of the seven rounds changed; it is now in `b`.
     return b

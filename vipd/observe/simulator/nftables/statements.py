@@ -1,4 +1,4 @@
-"""Statements of nftables rules: conditions, changes of the packet, verdicts."""
+"""Statements of nftables rules: matches, changes of the packet, verdicts."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Statement(Protocol):
 
     @property
     def branches(self) -> int:
-        """The number of equally likely values that chance chooses from; 1: chance has no part in it."""
+        """The number of equally likely random values; 1 if the statement is not random."""
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """The effect on a packet; None: it does not match, and the rule ends here."""
+        """The effect on a packet. None if the statement does not match: then the rule ends here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +49,19 @@ class Count:
     branches: int = 1
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """Nothing."""
+        """Matches every packet and changes nothing."""
         return Applied(context.packet)
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`EXPRESSION [OPERATOR] VALUE`: the value is any of some literals."""
+    """`EXPRESSION [OPERATOR] VALUE`: compares the expression with one literal or several."""
 
     left: Expression
     operator: str
     values: tuple[Spans, ...]
     elements: tuple[str, ...] = ()
-    """As the literals of an anonymous set are spelled."""
+    """The literals of an anonymous set, in their original spelling."""
 
     @property
     def branches(self) -> int:
@@ -69,7 +69,7 @@ class Compare:
         return self.left.branches
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """Continue if it is true."""
+        """The unchanged packet if the comparison is true, otherwise None."""
         value = self.left.value(context)
         if value is None:
             return None
@@ -91,7 +91,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class InSet:
-    """`EXPRESSION @SET`, and with `!=`."""
+    """`EXPRESSION @SET` and `EXPRESSION != @SET`."""
 
     left: Expression
     nft_set: NftSet
@@ -103,7 +103,7 @@ class InSet:
         return self.left.branches
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """Continue if the value is in the set."""
+        """The unchanged packet if the value is in the set (`!=`: is not in it), otherwise None."""
         if self.left.value(context) is None:
             return None
         there = look_up(self.left, self.nft_set, context) is not None
@@ -112,8 +112,8 @@ class InSet:
 
 @dataclass(frozen=True, slots=True)
 class SetField:
-    """`meta mark set`, `ct mark set`, and `ip saddr set` and `ip daddr set`, by which rules pass numbers
-    to the next rule."""
+    """`meta mark set`, `ct mark set`, `ip saddr set` and `ip daddr set`. By the last two, a rule passes a
+    number to the next rule."""
 
     what: str
     value: Expression
@@ -124,7 +124,7 @@ class SetField:
         return self.value.branches
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """The packet with its new content; the value of a map that has no such element is none."""
+        """The packet with the new field; None if the value is a map lookup that finds no element."""
         found = self.value.value(context)
         if found is None:
             return None
@@ -141,7 +141,7 @@ class SetField:
         return Applied(packet)
 
     def slots(self, context: EvalContext) -> Slots | None:
-        """The chosen slot, if there is one."""
+        """The slot that the value's random number or hash chooses; None if it contains neither."""
         source = self.value.key if isinstance(self.value, MapLookup) else self.value
         if not isinstance(source, Numgen | SeededHash):
             return None
@@ -163,7 +163,7 @@ class GiveVerdict:
 
 @dataclass(frozen=True, slots=True)
 class VerdictMap:
-    """`EXPRESSION vmap @NAME`."""
+    """`EXPRESSION vmap @NAME`: looks up a verdict."""
 
     key: Expression
     nft_set: NftSet
@@ -174,7 +174,7 @@ class VerdictMap:
         return self.key.branches
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """The verdict of the lookup."""
+        """The verdict that the lookup finds; None if it finds none."""
         found = look_up(self.key, self.nft_set, context)
         return Applied(context.packet, found) if isinstance(found, NftVerdict) else None
 
@@ -188,7 +188,7 @@ class Reject:
     hooks: ClassVar[frozenset[str]] = REJECTING_HOOKS
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """Refused; a reset matches TCP only."""
+        """Rejects the packet. `with tcp reset` matches TCP packets only."""
         if self.reset and context.packet.protocol != PROTOCOLS["tcp"]:
             return None
         return Applied(context.packet, RuleVerdict.REJECT)
@@ -207,7 +207,7 @@ class Translate:
         return self.to.branches
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """The packet on its way there."""
+        """The packet with the new destination."""
         found = self.to.value(context)
         if found is None:
             return None
@@ -218,20 +218,20 @@ class Translate:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """`redirect`, to this host itself, and with `to :PORT`. Ends the chain."""
+    """`redirect` and `redirect to :PORT`: the destination becomes this host. Ends the chain."""
 
     port: int | None = None
     branches: int = 1
     hooks: ClassVar[frozenset[str]] = DESTINATION_HOOKS
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """The packet on its way here."""
+        """The packet with this host as its destination."""
         return Applied(context.packet.redirected(self.port), RuleVerdict.ACCEPT, True)
 
 
 @dataclass(frozen=True, slots=True)
 class Masquerade:
-    """`masquerade`: the address of the way out becomes the source. Ends the chain."""
+    """`masquerade`: the address of the outgoing device becomes the source. Ends the chain."""
 
     branches: int = 1
     hooks: ClassVar[frozenset[str]] = SOURCE_HOOKS
@@ -243,7 +243,7 @@ class Masquerade:
 
 @dataclass(frozen=True, slots=True)
 class SetUpdate:
-    """`add`, `update` and `delete @NAME { KEY : VALUE }`: changes of maps and sets by packets."""
+    """`add`, `update` and `delete @NAME { KEY : VALUE }`: a packet changes a map or a set."""
 
     verb: str
     nft_set: NftSet
@@ -256,8 +256,8 @@ class SetUpdate:
         return max(self.key.branches, self.data.branches if self.data else 1)
 
     def apply(self, context: EvalContext) -> Applied | None:
-        """The packet after the update. An existing key keeps its value:
-        `update` renews its timeout only (nft_rhash_update)."""
+        """The packet, with the update noted in it. A key that exists keeps its value:
+        `update` renews only its timeout (nft_rhash_update)."""
         key = self.key.value(context)
         value: Key | None = () if self.data is None else self.data.value(context)
         if key is None or value is None:
