@@ -26,25 +26,32 @@ OUT_OF_WINDOW = """if True:
     import socket, struct, sys
     source, port, destination, destination_port = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     addresses = socket.inet_aton(source) + socket.inet_aton(destination)
-    ACK, FAR = 0x10, 0x7FFFFFFF
-    def header(checksum):
-        return struct.pack("!HHIIBBHHH", port, destination_port, FAR, FAR, 5 << 4, ACK, 512, checksum, 0)
-    words = struct.unpack("!16H", addresses + struct.pack("!BBH", 0, 6, 20) + header(0))
-    total = sum(words)
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
+    ACK = 0x10
+    def header(number, checksum):
+        ports = struct.pack("!HH", port, destination_port)
+        return ports + struct.pack("!IIBBHHH", number, number, 5 << 4, ACK, 512, checksum, 0)
+    def segment(number):
+        total = sum(struct.unpack("!16H", addresses + struct.pack("!BBH", 0, 6, 20) + header(number, 0)))
+        while total >> 16:
+            total = (total & 0xFFFF) + (total >> 16)
+        return header(number, ~total & 0xFFFF)
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as sender:
         sender.bind((source, 0))
-        sender.sendto(header(~total & 0xFFFF), (destination, 0))
+        for number in (0x7FFFFFFF, 0xFFFFFFFF):
+            sender.sendto(segment(number), (destination, 0))
 """
-"""A bare acknowledgement with sequence numbers far away, as a segment that was delayed for long has them."""
+"""Two bare acknowledgements with sequence numbers far away, as segments that were delayed for long have them.
+One is above the window and one below it; the kernel takes only the former for invalid."""
 CAPTURE = """if True:
     import socket
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800)) as packets:
         print("ready", flush=True)
-        while (packet := packets.recv(2048))[9] != 6 or packet[24:28] != bytes.fromhex("7fffffff"):
-            pass
-        print(socket.inet_ntoa(packet[12:16]), flush=True)
+        found = []
+        while len(found) < 2:
+            packet = packets.recv(2048)
+            if packet[9] == 6 and packet[25:28] == b"\\xff" * 3:
+                found.append(socket.inet_ntoa(packet[12:16]))
+        print(*found, flush=True)
 """
 
 
@@ -77,16 +84,16 @@ def test_a_segment_out_of_window_is_translated(lab: Lab, services: Services) -> 
     (kubernetes #74839)."""
     vip = services.add(lab.backends[:1], "--masquerade", "hairpin")
     assert lab.host.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal") == "1"
-    assert source_of_stray_segment(lab, vip) == vip.address
+    assert sources_of_stray_segments(lab, vip) == {vip.address}
     lab.host.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", 0)
     try:
-        assert source_of_stray_segment(lab, vip) == lab.backends[0].ipv4, "so it is without that setting"
+        assert lab.backends[0].ipv4 in sources_of_stray_segments(lab, vip), "so it is without that setting"
     finally:
         lab.host.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", 1)
 
 
-def source_of_stray_segment(lab: Lab, vip: Frontend) -> str:
-    """The source address that the client sees of a segment out of window that its flow's backend sends."""
+def sources_of_stray_segments(lab: Lab, vip: Frontend) -> set[str]:
+    """The source addresses that the client sees of segments out of window that its flow's backend sends."""
     backend = lab.backends[0]
     with lab.client.open(*vip) as flow:
         answer = flow.ask()
@@ -94,6 +101,6 @@ def source_of_stray_segment(lab: Lab, vip: Frontend) -> str:
         assert read_line(capture) == "ready"
         places = (backend.ipv4, str(SERVED_PORT), answer.source, str(answer.source_port))
         backend.run(sys.executable, "-I", "-c", OUT_OF_WINDOW, *places)
-        source = read_line(capture)
+        sources = set(read_line(capture).split())
         finish(capture)
-        return source
+        return sources
