@@ -82,9 +82,9 @@ class ForwardChainState:
     """vipd's rules are there, and have their effect."""
     present: bool = False
     """Something of vipd's is there."""
-    write_text: str = ""
+    insert_text: str = ""
     """Input for `place.program` that replaces vipd's rules there."""
-    remove_text: str = ""
+    delete_text: str = ""
     """The input that deletes them."""
     obstacle: str = ""
     """Why they cannot be written."""
@@ -191,8 +191,8 @@ def found_in_iptables(
         drops=listed_policy(listed, FORWARD) != "ACCEPT" or not all(ours),
         accepted=own == wanted and jumps == [jump] and jump in rules[:first],
         present=own is not None or bool(jumps),
-        write_text=f"*filter\n{declared}{written}{deleted}-I {FORWARD} 1 {jump}\nCOMMIT\n",
-        remove_text=f"*filter\n{declared}{deleted}-X {chain}\nCOMMIT\n",
+        insert_text=f"*filter\n{declared}{written}{deleted}-I {FORWARD} 1 {jump}\nCOMMIT\n",
+        delete_text=f"*filter\n{declared}{deleted}-X {chain}\nCOMMIT\n",
     )
 
 
@@ -227,8 +227,8 @@ def found_by_nft(
         accepted=comments == [options.comment] * len(rules)
         and forward_verdict(listed) is ForwardVerdict.PASSES,
         present=bool(handles),
-        write_text=deleted + inserted,
-        remove_text=deleted,
+        insert_text=deleted + inserted,
+        delete_text=deleted,
     )
 
 

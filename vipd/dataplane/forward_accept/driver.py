@@ -183,7 +183,7 @@ class ForwardAccepts:
             except OSError as error:
                 what = "what is done to this host cannot be recorded"
                 raise ApplyError(what, str(error), "mend state_dir; nothing was written") from None
-        await write(place, found.write_text if step.writes else found.remove_text, self._run)
+        await write(place, found.insert_text if step.writes else found.delete_text, self._run)
         if step.writes:
             log.info("%s accepts flows that vipd translated from now on", place)
         else:

@@ -38,4 +38,4 @@ async def find_leftovers(
 async def remove(leftovers: Iterable[ForwardChainState], run: Runner) -> None:
     """Delete these rules. Raises ApplyError."""
     for each in leftovers:
-        await write(each.forward_chain, each.remove_text, run)
+        await write(each.forward_chain, each.delete_text, run)
