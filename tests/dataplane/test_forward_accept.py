@@ -111,8 +111,8 @@ def test_a_chain_that_nft_writes(
 ) -> None:
     found = found_by_nft(NATIVE, policy, listed, OPTIONS)
     assert (found.drops, found.accepted) == (drops, accepted)
-    assert found.insert_rules.count("delete rule inet filter forward handle 7") == listed.count(OURS)
-    assert found.insert_rules.endswith(
+    assert found.insert_text.count("delete rule inet filter forward handle 7") == listed.count(OURS)
+    assert found.insert_text.endswith(
         "insert rule inet filter forward ct mark & 0x2000 == 0x2000 ct status dnat accept "
         'comment "VIPD-FORWARD: vipd translated flows"\n'
     )
