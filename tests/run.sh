@@ -6,11 +6,12 @@
 #     sudo bash tests/run.sh --nightly [arguments for pytest]
 #
 # With --fast: the quick tests of the pure parts, without root, half a minute; installs nothing but the project's own .venv.
-# With --nightly: the same tests, longer, and with a fresh seed for all that is random; prints it. SEED=N takes that one.
+# With --nightly: all tests, longer, and with a fresh seed for all that is random; prints it. SEED=N takes that one.
 # All of them run, whichever fails; the exit code is 1 when any did, 2 when this is not root. Packets and processes
 # share a machine that may stand still for seconds: up to twenty failed tests are tried again, with nothing beside them.
 # The last line names those that passed only then; tried-again.log keeps the output of their first run.
 set -euo pipefail
+export PYTHONDONTWRITEBYTECODE=  # the tests start vipd some thousand times: it is compiled once
 . "$(dirname "${BASH_SOURCE[0]}")/prepare.sh"
 
 if [ "${1:-}" = --fast ]; then
@@ -30,7 +31,8 @@ if [ "${1:-}" = --nightly ]; then
     export VIPD_TORTURE=300 VIPD_TORTURE_SEED=$seed VIPD_FUZZ=300 VIPD_FUZZ_SEED=$seed
     export VIPD_KERNELS="debian12 debian13"
     export VIPD_OVERRIDES_SECONDS=300 VIPD_OVERRIDES_SEED=$seed
-    set -- --hypothesis-profile=fresh --hypothesis-seed="$seed" "$@"
+    export VIPD_FORK_SERVER=no
+    set -- --nightly --hypothesis-profile=fresh --hypothesis-seed="$seed" "$@"
 fi
 want_space "${TMPDIR:-/tmp}" 2000
 install_packages $test_packages

@@ -167,7 +167,7 @@ def running(services: int, settings: Mapping[str, Any], settling: float) -> Iter
         watched = Watched(daemon)
         for number in range(CHANGING):
             watched.save(number)
-        daemon.vipctl("reload")
+        daemon.reload()
         daemon.wait_in_sync(START_SECONDS)
         time.sleep(settling)
         yield watched

@@ -123,7 +123,7 @@ def test_in_files(daemon: InstrumentedDaemon) -> None:
         others_are_served(daemon, number, batch)
     for path in daemon.services_dir.glob("*.json"):
         path.unlink()
-    daemon.vipctl("reload")
+    daemon.reload()
     not_held_up(daemon)
 
 

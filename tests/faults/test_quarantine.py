@@ -144,7 +144,7 @@ def test_reload_gives_it_another_chance(lab: Lab, other_tools: FailingTools, equ
             said = own.vipctl("add", "10.96.2.4:80/tcp", good, "--name", "later", check=False)
             assert said.returncode == 1
             named(own, "later")
-        own.vipctl("reload")
+        own.reload()
         own.wait_in_sync()
         lab.client.send("10.96.2.4", 80, count=5).all_answered()
 

@@ -84,8 +84,13 @@ class Daemon:
     def declare(self, declaration: str, name: str = "services.yaml") -> None:
         """Replace one file of declarations; returns once its rules are in the kernel."""
         self.write(declaration, name)
-        self.vipctl("reload")
+        self.reload()
         self.wait_in_sync()
+
+    def reload(self) -> None:
+        """Have it read its files again; returns once they are in the kernel, AssertionError otherwise."""
+        code, answer = self._request("POST", "reload")
+        assert (code, answer.get("applied")) == (200, True), answer
 
     def start(self, timeout: float = START_SECONDS) -> None:
         """Start the daemon; returns once the rules are in the kernel, AssertionError after `timeout`."""
@@ -125,13 +130,16 @@ class Daemon:
 
     def get(self, what: str) -> dict[str, Any]:
         """The API's answer to GET /v1/`what`."""
+        return self._request("GET", what)[1]
+
+    def _request(self, method: str, what: str) -> tuple[int, dict[str, Any]]:
         connection = UnixConnection(self.socket)
         try:
-            connection.request("GET", f"/v1/{what}")
-            answer: dict[str, Any] = json.loads(connection.getresponse().read())
+            connection.request(method, f"/v1/{what}")
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
         finally:
             connection.close()
-        return answer
 
     def memory(self) -> list[str]:
         """The lines of its /proc/PID/status."""

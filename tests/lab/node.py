@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from tests.lab.flow import (
     finish,
     read_line,
 )
+from tests.lab.fork_server import can_fork, fork_server
 from tests.lab.traffic import Result
 
 
@@ -45,9 +47,12 @@ class Node:
         self, *argv: str, check: bool = True, text: str | None = None, timeout: float = COMMAND_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run a command here with `text` as its standard input. AssertionError when it fails."""
-        done = subprocess.run(
-            self.inside(argv), input=text, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        if self._can_fork(argv):
+            done = fork_server(os.getpid()).run(self.namespace, argv, text, timeout)
+        else:
+            done = subprocess.run(
+                self.inside(argv), input=text, capture_output=True, text=True, timeout=timeout, check=False
+            )
         said = done.stderr.strip() or done.stdout.strip()
         assert not check or done.returncode == 0, f"{' '.join(argv)}: exit {done.returncode}: {said}"
         return done
@@ -55,11 +60,21 @@ class Node:
     def start(self, *argv: str, stderr: IO[str] | None = None) -> Process:
         """Start a process here with pipes to its standard input and output."""
         pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            self.inside(argv), stdin=pipe, stdout=pipe, stderr=stderr, text=True, bufsize=1
-        )
+        process: Process
+        if self._can_fork(argv):
+            process = fork_server(os.getpid()).start(
+                self.namespace, argv, stderr=stderr.fileno() if stderr else 2
+            )
+        else:
+            process = subprocess.Popen(
+                self.inside(argv), stdin=pipe, stdout=pipe, stderr=stderr, text=True, bufsize=1
+            )
         self.started.append(process)
         return process
+
+    def _can_fork(self, argv: Sequence[str]) -> bool:
+        """Whether the fork server starts this: not what a node of another kind wraps into other commands."""
+        return type(self).inside is Node.inside and can_fork(argv)
 
     def inside(self, argv: Sequence[str]) -> list[str]:
         """The command line that runs `argv` in this namespace."""

@@ -94,7 +94,7 @@ def test_a_file_that_claims_it_is_refused_and_others_serve(
             lab.client.send(*frontend, count=10).all_answered()
     finally:
         path.unlink()
-        daemon.vipctl("reload")
+        daemon.reload()
 
 
 @pytest.mark.parametrize("address", list(STRANGERS))
@@ -135,7 +135,7 @@ def test_a_served_version_goes_on_when_a_file_starts_to_claim(
     lab.client.send(*vip, count=5).all_answered()
     lab.client.send(lab.host.ipv4, 80).all_failed("refused")
     (daemon.services_dir / "turning.yaml").unlink()
-    daemon.vipctl("reload")
+    daemon.reload()
 
 
 def test_networks_narrowed_later_end_what_lies_outside(lab: Lab, daemon: Daemon) -> None:
@@ -177,4 +177,4 @@ def test_a_virtual_ip_is_no_backend(lab: Lab, daemon: Daemon, services: Services
     again = daemon.vipctl("add", str(vip), backend_text(lab.backends[0]), check=False)
     assert f"{vip.address} is the address of a backend of chained" in again.stderr
     (daemon.services_dir / "chained.yaml").unlink()
-    daemon.vipctl("reload")
+    daemon.reload()

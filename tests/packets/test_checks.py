@@ -280,7 +280,7 @@ def test_a_check_that_cannot_work_here_is_refused_with_its_line(daemon: Daemon) 
     added = daemon.vipctl("apply", "-f", str(daemon.services_dir / "exec.yaml"), check=False)
     assert "not allowed here" in added.stderr
     (daemon.services_dir / "exec.yaml").unlink()
-    daemon.vipctl("reload")
+    daemon.reload()
 
 
 def test_the_state_of_checks_is_json_too(daemon: Daemon, steady: list[Unsteady]) -> None:

@@ -58,7 +58,7 @@ def _nothing_left(daemon: Daemon) -> Iterator[None]:
     yield
     for path in daemon.services_dir.glob("*.yaml"):
         path.unlink()
-    daemon.vipctl("reload")
+    daemon.reload()
 
 
 def by_file(daemon: Daemon, vip: Frontend) -> None:
@@ -71,7 +71,7 @@ def by_content(daemon: Daemon, vip: Frontend) -> None:
 
 def by_reload(daemon: Daemon, vip: Frontend) -> None:
     by_file(daemon, vip)
-    daemon.vipctl("reload")
+    daemon.reload()
 
 
 def while_away(daemon: Daemon, vip: Frontend) -> None:
@@ -116,7 +116,7 @@ def test_a_service_of_the_store_removed(lab: Lab, daemon: Daemon, services: Serv
     say(daemon, spec(vip, lab.backends[0]))
     text = (daemon.services_dir / "ending.yaml").read_text()
     (daemon.services_dir / "ending.yaml").unlink()
-    daemon.vipctl("reload")
+    daemon.reload()
     path = daemon.directory / "given.yaml"
     path.write_text(text)
     daemon.vipctl("apply", str(path))

@@ -63,7 +63,7 @@ def daemon(long_running: Daemon) -> Iterator[Daemon]:
     yield long_running
     (long_running.services_dir / "services.yaml").unlink(missing_ok=True)
     long_running.vipctl("remove", "web", check=False)
-    long_running.vipctl("reload")
+    long_running.reload()
     assert long_running.get("services")["services"] == []
 
 
@@ -262,7 +262,7 @@ def test_a_file_gets_its_node_port_once_the_program_there_has_ended(lab: Lab, da
     program = listen(lab.host, daemon.directory / "bin", "gitea", 3000)
     what = "node port 3000/tcp is in use: gitea listens here, and gets no connections any more"
     daemon.wait_until(lambda: warnings(daemon), [f"service web: {what}; hint: ss -ltnp shows who"])
-    daemon.vipctl("reload")
+    daemon.reload()
     assert daemon.endpoints("web") == ["10.244.0.11:80"]
     end(program)
     daemon.wait_until(lambda: warnings(daemon), [])

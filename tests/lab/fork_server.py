@@ -1,0 +1,242 @@
+"""Starts `python -m MODULE` in a namespace by a fork of a process that has imported vipd already.
+
+Most of the time of a start of vipd goes into imports, and the tests start it and vipctl thousands of times.
+The server imports all modules once, and each start is a fork of it with the standard input, output and error,
+the environment, directory and namespaces that `ip netns exec NAMESPACE python -m MODULE` would give it. What
+differs: /proc/PID/cmdline, and the memory of all that was imported. `VIPD_FORK_SERVER=no` does without, as
+`tests/run.sh --nightly` does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import vipd
+
+WANTED = os.environ.get("VIPD_FORK_SERVER") != "no"
+"""Whether programs are started this way."""
+MODULES = ("vipd", "tests.faults.")
+"""Where modules begin that it starts."""
+MAX_REQUEST_BYTES = 200_000
+_NUMBER = struct.Struct("i")
+CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+MS_REC, MS_SLAVE, MNT_DETACH = 16384, 1 << 19, 2
+
+
+class ForkedProcess(subprocess.Popen[str]):
+    """A process started by the server. It is no child of this process: its exit code comes by a pipe."""
+
+    def __init__(
+        self, argv: Sequence[str], status: int, stdin: IO[str] | None, stdout: IO[str] | None
+    ) -> None:  # not Popen's: that would start a program
+        self.args = list(argv)
+        self.stdin, self.stdout, self.stderr = stdin, stdout, None
+        self.returncode: int | None = None
+        self._status = os.fdopen(status, "rb", buffering=0)
+        (self.pid,) = _NUMBER.unpack(self._status.read(_NUMBER.size))
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            self._read_code()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended; raises TimeoutExpired after `timeout` seconds."""
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            return self._read_code()
+        return self.returncode
+
+    def _read_code(self) -> int:
+        (code,) = _NUMBER.unpack(self._status.read(_NUMBER.size))
+        self._status.close()
+        self.returncode = int(code)
+        return self.returncode
+
+
+def can_fork(argv: Sequence[str]) -> bool:
+    """Whether the server may start a command line: `python -m` with a module of vipd."""
+    return WANTED and list(argv[:2]) == [sys.executable, "-m"] and argv[2].startswith(MODULES)
+
+
+class ForkServer:
+    """The server's process, and requests to it. One for each process that runs tests."""
+
+    def __init__(self) -> None:
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            argv = [sys.executable, "-m", __name__, str(other.fileno())]
+            self._process = subprocess.Popen(
+                argv, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            )
+
+    def start(
+        self,
+        namespace: str,
+        argv: Sequence[str],
+        *,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int = 2,
+    ) -> ForkedProcess:
+        """Start `python -m MODULE ARGUMENTS...` in a network namespace, with these descriptors as its
+        standard input, output and error; None is a pipe."""
+        pipes: list[IO[str] | None] = [None, None]
+        status, report = os.pipe()
+        theirs = [report]
+        try:
+            if stdin is None:
+                stdin, writing = os.pipe()
+                theirs.append(stdin)
+                pipes[0] = os.fdopen(writing, "w", buffering=1)
+            if stdout is None:
+                reading, stdout = os.pipe()
+                theirs.append(stdout)
+                pipes[1] = os.fdopen(reading)
+            request = {
+                "namespace": namespace,
+                "argv": argv[2:],
+                "directory": str(Path.cwd()),
+                "environment": dict(os.environ),
+            }
+            data = json.dumps(request).encode()
+            socket.send_fds(self._socket, [data], [report, stdin, stdout, stderr])
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        return ForkedProcess(argv, status, *pipes)
+
+    def run(
+        self, namespace: str, argv: Sequence[str], text: str | None, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """As subprocess.run with captured output: `text` is the standard input, else it is this process's
+        own. TimeoutExpired after `timeout` seconds, when it has ended it."""
+        with contextlib.ExitStack() as files:
+            given, stdout, stderr = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+            given.write(text or "")
+            given.seek(0)
+            process = self.start(
+                namespace,
+                argv,
+                stdin=0 if text is None else given.fileno(),
+                stdout=stdout.fileno(),
+                stderr=stderr.fileno(),
+            )
+            try:
+                code = process.wait(timeout)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+            stdout.seek(0)
+            stderr.seek(0)
+            return subprocess.CompletedProcess(argv, code, stdout.read(), stderr.read())
+
+
+@functools.cache
+def fork_server(process: int) -> ForkServer:
+    """The server of the process with this ID, the caller's own; started when first asked for."""
+    return ForkServer()
+
+
+def _serve(connection: socket.socket) -> list[str]:
+    """Fork for each request until nobody is left to ask. Returns, in each forked process that is to run a
+    module, its command line."""
+    for found in pkgutil.walk_packages(vipd.__path__, "vipd."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    gc.freeze()  # so that collections in the forked processes copy no pages of it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the tests
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that report
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 4)
+        if not data:
+            raise SystemExit
+        if os.fork() == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            connection.close()
+            return _fork_and_report(json.loads(data), *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _fork_and_report(request: dict[str, Any], status: int, *standard: int) -> list[str]:
+    """Returns the command line in the process that is to run it. Its parent reports its ID, later its exit
+    code, and ends."""
+    pid = os.fork()
+    if pid:
+        for descriptor in standard:
+            os.close(descriptor)
+        os.write(status, _NUMBER.pack(pid))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(status, _NUMBER.pack(code))
+        os._exit(0)
+    os.close(status)
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    _enter(request["namespace"])
+    argv: list[str] = request["argv"]
+    return argv
+
+
+def _enter(namespace: str) -> None:
+    """As `ip netns exec` does: the network namespace, and mounts of our own with its /sys."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(function: str, *arguments: object) -> None:
+        if getattr(libc, function)(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), f"{function}: {os.strerror(ctypes.get_errno())}")
+
+    descriptor = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    call("setns", descriptor, CLONE_NEWNET)
+    os.close(descriptor)
+    call("unshare", CLONE_NEWNS)
+    call("mount", b"", b"/", b"none", ctypes.c_ulong(MS_SLAVE | MS_REC), None)
+    call("umount2", b"/sys", MNT_DETACH)
+    call("mount", namespace.encode(), b"/sys", b"sysfs", ctypes.c_ulong(0), None)
+
+
+def _run(module: str) -> int:
+    """Run a module as `python -m` does; its exit code."""
+    sys.modules.pop(module, None)  # runpy warns of a module that is there already
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+if __name__ == "__main__":
+    _module, *sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
+    _code = _run(_module)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(_code)  # the interpreter's own end would go through everything that was imported
