@@ -67,7 +67,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 EXTENT = (
     "VIPD_SOAK",
-    "VIPD_DAYS",
     "VIPD_CHANGES",
     "VIPD_OVERRIDES",
     "VIPD_OVERRIDES_SECONDS",

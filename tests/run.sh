@@ -27,7 +27,7 @@ if [ "${1:-}" = --nightly ]; then
     shift
     seed=${SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
     step "nightly, seed $seed; the same again: SEED=$seed bash tests/run.sh --nightly"
-    export VIPD_SOAK=10000 VIPD_DAYS=1 VIPD_CHANGES=360 VIPD_OVERRIDES=1000
+    export VIPD_SOAK=10000 VIPD_CHANGES=360 VIPD_OVERRIDES=1000
     export VIPD_TORTURE=300 VIPD_TORTURE_SEED=$seed VIPD_FUZZ=300 VIPD_FUZZ_SEED=$seed
     export VIPD_KERNELS="debian12 debian13"
     export VIPD_OVERRIDES_SECONDS=300 VIPD_OVERRIDES_SEED=$seed

@@ -19,6 +19,8 @@ from typing import Any
 
 import yaml
 
+from tests.lab.flow import Process, finish
+from tests.lab.node import Node
 from tests.model.samples import HEAD
 
 PATIENCE_SECONDS = 60.0
@@ -45,6 +47,7 @@ class Host:
 
     def __init__(self, namespace: str, root: Path) -> None:
         self.namespace, self.root = namespace, root
+        self._node = Node(namespace, "host", "", "")
         self.services_dir = root / "services.d"
         self.services_dir.mkdir()
         self.state_dir = root / "state"
@@ -55,7 +58,7 @@ class Host:
             "state_dir": str(self.state_dir),
             "socket": str(self.socket),
         }
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Process | None = None
 
     def declare(self, name: str, *blocks: str) -> None:
         """Write a file of declarations, in one step as an editor does: it is never seen half written."""
@@ -74,6 +77,10 @@ class Host:
     def run(self, *arguments: str, module: str = "vipd", **more: Any) -> subprocess.CompletedProcess[str]:
         """Run a program of vipd to its end."""
         self._write_config()
+        if not more:
+            return self._node.run(
+                sys.executable, "-m", module, *arguments, check=False, timeout=PATIENCE_SECONDS
+            )
         return subprocess.run(
             self.argv(*arguments, module=module),
             capture_output=True,
@@ -119,9 +126,8 @@ class Host:
         """Start the daemon without waiting."""
         self._write_config()
         with (self.root / "log").open("a") as log:
-            self.process = subprocess.Popen(
-                self.argv("--config", str(self.config)), stdout=log, stderr=log, text=True
-            )
+            argv = (sys.executable, "-m", "vipd", "--config", str(self.config))
+            self.process = self._node.start(*argv, stdout=log, stderr=log)
 
     def wait_for(self, condition: Any) -> None:
         """Return once a condition holds; AssertionError with the log when it does not."""
@@ -146,9 +152,7 @@ class Host:
         try:
             return process.wait(PATIENCE_SECONDS)
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            finish(process)
 
     def hold(self) -> _UnixHttp:
         """A connection that stays open after a request; the caller closes it."""

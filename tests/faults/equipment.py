@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +49,6 @@ exec {real} "$@" <<<"$input"
 """
 
 
-@dataclass
-class EquippedNode(Node):
-    """A node of the lab where every command gets some environment besides this process's own."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, node: Node, **environment: str) -> EquippedNode:
-        """The same node; the lab ends what is started here, too."""
-        return cls(node.namespace, node.name, node.ipv4, node.ipv6, node.started, environment)
-
-    def inside(self, argv: Any) -> list[str]:
-        """The command line that runs `argv` in this namespace and environment."""
-        pairs = [f"{name}={value}" for name, value in self.environment.items()]
-        return super().inside(["env", *pairs, *argv])
-
-
 class FailingTools:
     """A directory with the programs that write a dataplane's rules, to be first in PATH."""
 
@@ -80,9 +62,9 @@ class FailingTools:
             script.write_text(_SCRIPT.format(real=real, complaint=complaint, asks=equipment.asks))
             script.chmod(0o755)
 
-    def equip(self, node: Node) -> EquippedNode:
+    def equip(self, node: Node) -> Node:
         """The node with these programs first in PATH."""
-        return EquippedNode.of(node, PATH=f"{self._directory}:{os.environ['PATH']}")
+        return node.with_environment(PATH=f"{self._directory}:{os.environ['PATH']}")
 
     @contextmanager
     def refusing(self, *texts: str) -> Iterator[None]:
@@ -149,7 +131,7 @@ def steady_client(node: Node, address: str, port: int) -> Iterator[dict[str, Any
 def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: str) -> Rules:
     """The rules that vipd gives these files and this store in a namespace that knew nothing before."""
     name = f"vipd-{secrets.token_hex(3)}-cold"
-    node = EquippedNode(name, "cold", "", "")
+    node = Node(name, "cold", "", "")
     with tempfile.TemporaryDirectory(prefix="vipd-cold-") as text:
         directory = Path(text)
         for part in ("services.d", "state"):

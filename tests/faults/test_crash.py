@@ -15,7 +15,6 @@ from tests.faults.dataplanes import Equipment
 from tests.faults.equipment import (
     GONE,
     Api,
-    EquippedNode,
     as_from_a_cold_start,
     steady_client,
 )
@@ -36,7 +35,7 @@ LONGEST_LIFE = 0.3
 
 @pytest.fixture(scope="module")
 def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
-    with Daemon(EquippedNode.of(lab.host), **equipment.settings) as running:
+    with Daemon(lab.host, **equipment.settings) as running:
         backends = [backend_text(backend) for backend in lab.backends]
         running.vipctl("add", f"{STABLE}:80/tcp", *backends, "--name", "kept")
         yield running

@@ -1,13 +1,13 @@
 """A day in simulated time of every row of the table of seams: the daemon lives, what it writes and keeps has
 bounds, and when the fault ends it is in sync, without help.
 
-Every row fails in the way that nobody expects; with `VIPD_DAYS=1`, as at night, in every other way, too.
+Every row fails in the way that nobody expects; at night in every other way, too.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,10 +39,15 @@ GROUPS = {"beside": BESIDE, "files": (*FILES, *DISK), "programs": PROGRAMS} | {
     seam.name: (seam,) for seam in ETCD
 }
 """What fails together: a seam behind one that fails first would never be passed."""
-MODES = ("oserror", "garbage", "nothing", "unexpected") if "VIPD_DAYS" in os.environ else ("unexpected",)
+MODES = ("oserror", "garbage", "nothing", "unexpected")
+EACH_TIME = {("beside", "unexpected"), ("programs", "unexpected"), ("answers of etcd", "unexpected")}
 WITHOUT = {("files", "nothing"), ("programs", "nothing")} | MEANINGLESS.keys()
 # A time-out is an OSError, and takes real time besides.
-DAYS = [(group, mode) for group in GROUPS for mode in MODES if (group, mode) not in WITHOUT]
+DAYS = [
+    pytest.param(*day, id="-".join(day), marks=() if day in EACH_TIME else pytest.mark.nightly)
+    for day in itertools.product(GROUPS, MODES)
+    if day not in WITHOUT
+]
 
 
 def day(directory: Path, mode: str, seams: tuple[Seam, ...]) -> dict[str, Any]:
@@ -61,7 +66,7 @@ def day(directory: Path, mode: str, seams: tuple[Seam, ...]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("group", "mode"), DAYS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("group", "mode"), DAYS)
 def test_a_day_of_faults_has_bounds_and_an_end(group: str, mode: str, tmp_path: Path) -> None:
     seams = GROUPS[group]
     found = day(tmp_path, mode, seams)

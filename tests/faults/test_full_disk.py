@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import EquippedNode
 from tests.lab.daemon import Daemon
+from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
 
@@ -24,7 +24,7 @@ FILL = 'cat /dev/zero > "$0/filler" 2>/dev/null; true'
 
 
 @dataclass
-class SmallDiskNode(EquippedNode):
+class SmallDiskNode(Node):
     """A node whose processes see a directory as a file system of 256 KiB."""
 
     directory: str = ""
@@ -67,7 +67,7 @@ class SmallDisk:
 @pytest.fixture
 def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
     """A daemon whose state directory is that small file system."""
-    plain = EquippedNode.of(lab.host)
+    plain = lab.host
     made = Daemon(plain, **equipment.settings)
     made.state_dir.mkdir()
     made.host = SmallDiskNode(plain.namespace, "", "", "", directory=str(made.state_dir))

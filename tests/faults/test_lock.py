@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.equipment import EquippedNode
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
@@ -40,7 +39,7 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(lab: Lab, lock: Path) -> Iterator[Daemon]:
-    host = EquippedNode.of(lab.host, XTABLES_LOCKFILE=str(lock))
+    host = lab.host.with_environment(XTABLES_LOCKFILE=str(lock))
     with Daemon(host, iptables_variant="legacy") as running:
         yield running
 

@@ -1,7 +1,7 @@
 """A large file that is saved again and again, on a host without a default route: memory stays what it was.
 
 Without one every save lets vipd read all its routes, in objects that only a search finds as garbage.
-`VIPD_SOAK=10000 pytest tests/faults/test_memory.py` saves it a hundred times.
+`VIPD_SOAK=10000 pytest --nightly tests/faults/test_memory.py` saves it a hundred times.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.dataplanes import EQUIPMENTS, Equipment
-from tests.faults.equipment import EquippedNode
 from tests.faults.test_soak import CHANGES
 from tests.lab.daemon import Daemon
+from tests.lab.node import Node
 from tests.lab.topology import ip
 
 SERVICES = 5000
@@ -29,7 +29,7 @@ SAVES = max(CHANGES // 100, WARM + 4)
 MOST = 50 * 1024
 """KiB by which it may grow. The garbage of one save is half of that."""
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600 + SAVES * 60)]
+pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(600 + SAVES * 60)]
 
 
 @pytest.fixture(params=EQUIPMENTS, ids=str)
@@ -37,7 +37,7 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """A host that reaches its backends, and nothing else."""
     equipment: Equipment = request.param
     name = f"vipd-{secrets.token_hex(3)}-host"
-    node = EquippedNode(name, "host", "10.244.0.1", "")
+    node = Node(name, "host", "10.244.0.1", "")
     ip("netns", "add", name)
     try:
         ip("-n", name, "link", "set", "lo", "up")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import EquippedNode
 from tests.lab.daemon import Daemon
 from tests.lab.flow import finish
+from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
 
@@ -26,7 +26,7 @@ MOST_LOGGED = 20_000
 
 
 @dataclass
-class NarrowNode(EquippedNode):
+class NarrowNode(Node):
     """A node whose processes have few descriptors."""
 
     def inside(self, argv: Any) -> list[str]:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import pytest
 
 from tests.faults.dataplanes import NFTABLES
-from tests.faults.equipment import EquippedNode
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
@@ -45,7 +44,7 @@ def test_the_daemon_outlives_a_file_that_is_too_large_for_it(lab: Lab, more: int
         {"name": f"s{n}", "address": f"10.97.{n >> 8}.{n & 255}", "ports": ["80/tcp"], "backends": [backend]}
         for n in range(SERVICES)
     ]
-    with Daemon(EquippedNode.of(lab.host), **NFTABLES.settings) as daemon:
+    with Daemon(lab.host, **NFTABLES.settings) as daemon:
         daemon.vipctl("add", "10.96.10.1:80/tcp", backend, "--name", "kept")
         process = daemon.status()["pid"]
         large = daemon.services_dir / "large.json"

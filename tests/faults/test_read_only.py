@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import EquippedNode
 from tests.lab.daemon import Daemon
+from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
 
@@ -21,7 +21,7 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@
 
 
 @dataclass
-class ReadOnlyNode(EquippedNode):
+class ReadOnlyNode(Node):
     """A node whose processes cannot write to a directory."""
 
     directory: str = ""
@@ -35,7 +35,7 @@ class ReadOnlyNode(EquippedNode):
 def test_what_can_be_read_serves(lab: Lab, equipment: Equipment, known: bool) -> None:
     backend = backend_text(lab.backends[0])
     declaration = f"- {{name: filed, address: 10.96.9.1, ports: [80/tcp], backends: ['{backend}']}}"
-    host = EquippedNode.of(lab.host)
+    host = lab.host
     daemon = Daemon(host, declaration, **equipment.settings)
     daemon.state_dir.mkdir()
     if known:

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,11 @@ def test_every_mode_that_means_no_fault_is_listed_with_its_reason() -> None:
     assert all(MEANINGLESS.values())
 
 
+def modes(*each_time: str) -> list[Any]:
+    """Every mode; those that are not tried each time only at night. test_days.py tries `unexpected`."""
+    return [pytest.param(mode, marks=() if mode in each_time else pytest.mark.nightly) for mode in MODES]
+
+
 numbers = iter(range(1, 200))
 further_numbers = iter(range(1000, 20000))
 """Of services that only show how long a change takes."""
@@ -291,7 +297,7 @@ def yardstick(daemon: FaultyDaemon) -> Yardstick:
     return Yardstick(daemon)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", modes("oserror", "timeout"))
 def test_what_fails_beside_holds_up_nobody_and_is_named(
     daemon: FaultyDaemon, equipment: Equipment, yardstick: Yardstick, mode: str
 ) -> None:
@@ -317,7 +323,7 @@ def test_what_fails_beside_holds_up_nobody_and_is_named(
     assert daemon.status()["pid"] == pid
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", modes("oserror", "timeout"))
 def test_a_disk_that_fails_holds_up_no_file(daemon: FaultyDaemon, yardstick: Yardstick, mode: str) -> None:
     number, pid = next(numbers), daemon.status()["pid"]
     daemon.fail(mode, *DISK)
@@ -331,7 +337,7 @@ def test_a_disk_that_fails_holds_up_no_file(daemon: FaultyDaemon, yardstick: Yar
     assert daemon.status()["pid"] == pid
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", modes("oserror", "timeout"))
 def test_programs_that_fail_are_named_and_made_up_for(
     daemon: FaultyDaemon, yardstick: Yardstick, mode: str
 ) -> None:
@@ -347,7 +353,7 @@ def test_programs_that_fail_are_named_and_made_up_for(
     assert daemon.status()["pid"] == pid
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", modes("oserror"))
 @pytest.mark.parametrize("seam", ETCD, ids=lambda seam: str(seam.name))
 def test_an_etcd_that_fails_is_named_and_holds_up_nothing_else(
     daemon: FaultyDaemon, yardstick: Yardstick, seam: Seam, mode: str
@@ -367,7 +373,7 @@ def test_an_etcd_that_fails_is_named_and_holds_up_nothing_else(
     assert daemon.status()["pid"] == pid
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", modes("oserror", "timeout"))
 def test_requests_that_fail_are_answered_so_and_hold_up_nothing_else(
     daemon: FaultyDaemon, yardstick: Yardstick, mode: str
 ) -> None:

@@ -1,6 +1,6 @@
 """Many random changes: no flow hurt, no memory leaked, and the same rules as from a cold start.
 
-`VIPD_SOAK=100000 pytest tests/faults/test_soak.py` makes that many changes.
+`VIPD_SOAK=100000 pytest --nightly tests/faults/test_soak.py` makes that many changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.changes import Changes, services_of
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import Api, EquippedNode, as_from_a_cold_start
+from tests.faults.equipment import Api, as_from_a_cold_start
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
@@ -31,12 +31,12 @@ WORKERS = 4
 SEED = 7
 STABLE = "10.96.7.1"
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(300 + CHANGES // 5)]
+pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(300 + CHANGES // 5)]
 
 
 @pytest.fixture(scope="module")
 def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
-    with Daemon(EquippedNode.of(lab.host), **equipment.settings) as running:
+    with Daemon(lab.host, **equipment.settings) as running:
         backends = [backend_text(backend) for backend in lab.backends]
         running.vipctl("add", f"{STABLE}:80/tcp", *backends, "--name", "kept")
         yield running

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import EquippedNode, as_from_a_cold_start
+from tests.faults.equipment import as_from_a_cold_start
 from tests.faults.hurried_vipd import PROGRAM_SECONDS
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
@@ -37,7 +37,7 @@ class Hurried(Daemon):
 
 @pytest.fixture(scope="module")
 def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
-    with Hurried(EquippedNode.of(lab.host), **equipment.settings) as running:
+    with Hurried(lab.host, **equipment.settings) as running:
         running.vipctl("add", f"{VIP}:80/tcp", backend_text(lab.backends[0]), "--name", "kept")
         yield running
 

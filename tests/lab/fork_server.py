@@ -26,8 +26,9 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import vipd
@@ -37,6 +38,7 @@ WANTED = os.environ.get("VIPD_FORK_SERVER") != "no"
 MODULES = ("vipd", "tests.faults.")
 """Where modules begin that it starts."""
 MAX_REQUEST_BYTES = 200_000
+EMPTY: Mapping[str, str] = MappingProxyType({})
 _NUMBER = struct.Struct("i")
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_REC, MS_SLAVE, MNT_DETACH = 16384, 1 << 19, 2
@@ -99,9 +101,11 @@ class ForkServer:
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int = 2,
+        environment: Mapping[str, str] = EMPTY,
     ) -> ForkedProcess:
         """Start `python -m MODULE ARGUMENTS...` in a network namespace, with these descriptors as its
-        standard input, output and error; None is a pipe."""
+        standard input, output and error; None is a pipe. Its environment is this process's own and what is
+        given."""
         pipes: list[IO[str] | None] = [None, None]
         status, report = os.pipe()
         theirs = [report]
@@ -118,7 +122,7 @@ class ForkServer:
                 "namespace": namespace,
                 "argv": argv[2:],
                 "directory": str(Path.cwd()),
-                "environment": dict(os.environ),
+                "environment": {**os.environ, **environment},
             }
             data = json.dumps(request).encode()
             socket.send_fds(self._socket, [data], [report, stdin, stdout, stderr])
@@ -128,7 +132,12 @@ class ForkServer:
         return ForkedProcess(argv, status, *pipes)
 
     def run(
-        self, namespace: str, argv: Sequence[str], text: str | None, timeout: float
+        self,
+        namespace: str,
+        argv: Sequence[str],
+        text: str | None,
+        timeout: float,
+        environment: Mapping[str, str],
     ) -> subprocess.CompletedProcess[str]:
         """As subprocess.run with captured output: `text` is the standard input, else it is this process's
         own. TimeoutExpired after `timeout` seconds, when it has ended it."""
@@ -142,6 +151,7 @@ class ForkServer:
                 stdin=0 if text is None else given.fileno(),
                 stdout=stdout.fileno(),
                 stderr=stderr.fileno(),
+                environment=environment,
             )
             try:
                 code = process.wait(timeout)

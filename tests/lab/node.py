@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -36,6 +36,8 @@ class Node:
     ipv6: str
     started: list[Process] = field(default_factory=list)
     """Every process started here; the lab ends them."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What every command here gets in its environment, besides this process's own."""
     _idle: list[Process] = field(default_factory=list, init=False, repr=False)
     """Clients that wait for their next burst."""
 
@@ -43,12 +45,16 @@ class Node:
         """Its IPv4 (4) or IPv6 (6) address."""
         return self.ipv4 if family == 4 else self.ipv6
 
+    def with_environment(self, **environment: str) -> Node:
+        """The same node with this environment; the lab ends what is started there, too."""
+        return Node(self.namespace, self.name, self.ipv4, self.ipv6, self.started, environment)
+
     def run(
         self, *argv: str, check: bool = True, text: str | None = None, timeout: float = COMMAND_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run a command here with `text` as its standard input. AssertionError when it fails."""
         if self._can_fork(argv):
-            done = fork_server(os.getpid()).run(self.namespace, argv, text, timeout)
+            done = fork_server(os.getpid()).run(self.namespace, argv, text, timeout, self.environment)
         else:
             done = subprocess.run(
                 self.inside(argv), input=text, capture_output=True, text=True, timeout=timeout, check=False
@@ -57,17 +63,21 @@ class Node:
         assert not check or done.returncode == 0, f"{' '.join(argv)}: exit {done.returncode}: {said}"
         return done
 
-    def start(self, *argv: str, stderr: IO[str] | None = None) -> Process:
-        """Start a process here with pipes to its standard input and output."""
+    def start(self, *argv: str, stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> Process:
+        """Start a process here with pipes to its standard input and output, which may be a file too."""
         pipe = subprocess.PIPE
         process: Process
         if self._can_fork(argv):
             process = fork_server(os.getpid()).start(
-                self.namespace, argv, stderr=stderr.fileno() if stderr else 2
+                self.namespace,
+                argv,
+                stdout=stdout.fileno() if stdout else None,
+                stderr=stderr.fileno() if stderr else 2,
+                environment=self.environment,
             )
         else:
             process = subprocess.Popen(
-                self.inside(argv), stdin=pipe, stdout=pipe, stderr=stderr, text=True, bufsize=1
+                self.inside(argv), stdin=pipe, stdout=stdout or pipe, stderr=stderr, text=True, bufsize=1
             )
         self.started.append(process)
         return process
@@ -77,8 +87,9 @@ class Node:
         return type(self).inside is Node.inside and can_fork(argv)
 
     def inside(self, argv: Sequence[str]) -> list[str]:
-        """The command line that runs `argv` in this namespace."""
-        return ["ip", "netns", "exec", self.namespace, *argv]
+        """The command line that runs `argv` in this namespace and environment."""
+        pairs = [f"{name}={value}" for name, value in self.environment.items()]
+        return ["ip", "netns", "exec", self.namespace, *(["env", *pairs] if pairs else []), *argv]
 
     def sysctl(self, name: str, value: int | None = None) -> str:
         """The value of a sysctl of this namespace, after setting it when one is given."""

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from tests.faults.dataplanes import EQUIPMENTS, Equipment, listed_tables, saved_rules
-from tests.faults.equipment import EquippedNode
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.lab.traffic import Result
@@ -139,7 +138,7 @@ def bounded(daemon: Daemon, operations: int) -> dict[str, int]:
 
 def test_torture(lab: Lab, equipment: Equipment) -> None:
     print(f"seed {SEED}: VIPD_TORTURE_SEED={SEED} repeats it")
-    with Daemon(EquippedNode.of(lab.host), **equipment.settings) as daemon:
+    with Daemon(lab.host, **equipment.settings) as daemon:
         torture = Torture(lab, daemon, equipment, SEED)
         comparison, latest, used = Comparison(torture), list[str](), dict[str, int]()
         end = time.monotonic() + SECONDS

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.dataplanes import IPTABLES
-from tests.faults.equipment import EquippedNode, FailingTools
+from tests.faults.equipment import FailingTools
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
@@ -121,7 +121,7 @@ def patient_in(lab: Lab, directory: Path, **settings: object) -> Iterator[Patien
     tools = FailingTools(directory, IPTABLES)
     path = f"{directory}:{BINARIES}:{os.environ['PATH']}"
     daemon = Daemon(lab.host, SERVICES, **settings)
-    daemon.host = EquippedNode.of(lab.host, PATH=path, VIPD_SOCKET=str(daemon.socket))
+    daemon.host = lab.host.with_environment(PATH=path, VIPD_SOCKET=str(daemon.socket))
     with daemon:
         doctor = Doctor(daemon.host, daemon.socket)
         try:
