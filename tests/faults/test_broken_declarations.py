@@ -113,6 +113,7 @@ def _share(line: str) -> float:
     return float(took) / float(yardstick)
 
 
+@pytest.mark.nightly
 def test_in_files(daemon: InstrumentedDaemon) -> None:
     daemon.standstills()
     for number, batch in enumerate(batches()):
@@ -141,6 +142,7 @@ def test_by_the_api(daemon: InstrumentedDaemon) -> None:
     not_held_up(daemon)
 
 
+@pytest.mark.nightly
 def test_in_etcd(daemon: InstrumentedDaemon, lab: FleetLab) -> None:
     daemon.standstills()
     for number, batch in enumerate(batches()):

@@ -143,6 +143,7 @@ def test_the_package_runs_with_each_python(prepared: Prepared, tmp_path: Path) -
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_two_builds_give_the_same_package(prepared: Prepared, tmp_path: Path) -> None:
     elsewhere = tmp_path / "a-directory-of-another-length"
     elsewhere.mkdir()
