@@ -12,8 +12,8 @@ set -euo pipefail
 
 cache=${VIPD_TEST_CACHE:-/var/cache/vipd-tests}
 in_root=systemd,systemd-sysv,dbus,iproute2,nftables
-# Not in the root, but beside it: what `apt install vipd` has to bring, and what debian/tests needs.
-at_hand=(python3 iptables curl)
+# Not in the root, but beside it: what `apt install vipd` has to bring, what debian/tests needs, and firewalls.
+at_hand=(python3 iptables curl firewalld ufw)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
@@ -55,7 +55,7 @@ apt_options() { # how this machine's apt reaches it
 
 make_root() { # release
     local root=$cache/$1 from
-    if [ ! -d "$root" ]; then
+    if [ "$(cat "$root/srv/packages/contents" 2>/dev/null)" != "$in_root ${at_hand[*]}" ]; then
         from=$(mirror)
         [ -n "$from" ] || cannot "apt here is set up with no Debian archive to make $1 from"
         want_space "$cache" 1000
@@ -63,6 +63,8 @@ make_root() { # release
             fail "cannot make the root directory of $1"
         rm -f "$root.new/etc/resolv.conf"
         : >"$root.new/etc/machine-id"
+        echo "$in_root ${at_hand[*]}" >"$root.new/srv/packages/contents"
+        rm -rf "$root"
         mv "$root.new" "$root"
     fi
     echo "$1 $root"

@@ -1,0 +1,74 @@
+"""firewalld and ufw as Debian installs them, on a booted machine: flows through a VIP outlive reloads."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.system.conftest import SERVED_PORT, Prepared
+from tests.system.machine import Machine
+
+pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(900)]
+
+VIP = "10.96.44.1"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def installed(machine: Machine, prepared: Prepared) -> None:
+    """vipd at work, with one service of two backends, and neither firewall."""
+    machine.offer(prepared.package)
+    machine.apt("install", "--no-install-recommends", "vipd")
+    machine.run("systemctl", "enable", "--now", "vipd")
+    backends = [f"{backend.ipv4}:{SERVED_PORT}" for backend in machine.lab.backends]
+    machine.run("vipctl", "add", f"{VIP}:80/tcp", *backends, "--name", "web")
+
+
+def answered(machine: Machine) -> bool:
+    return not machine.lab.client.send(VIP, 80, count=5, timeout=3.0).failures
+
+
+def is_dropped_without_vipd(machine: Machine) -> bool:
+    """Whether the firewall keeps the client from a backend's own address: else a test of it shows nothing."""
+    backend = machine.lab.backends[0].ipv4
+    return bool(machine.lab.client.send(backend, SERVED_PORT, timeout=2.0).failures)
+
+
+@pytest.mark.parametrize("dataplane", ["iptables", "nftables"])
+@pytest.mark.parametrize(
+    ("package", "start", "reload", "stop"),
+    [
+        (
+            "firewalld",
+            ("systemctl", "start", "firewalld"),
+            ("firewall-cmd", "--reload"),
+            ("systemctl", "stop", "firewalld"),
+        ),
+        ("ufw", ("ufw", "--force", "enable"), ("ufw", "reload"), ("ufw", "disable")),
+    ],
+    ids=["firewalld", "ufw"],
+)
+def test_flows_outlive_a_reload(
+    machine: Machine,
+    dataplane: str,
+    package: str,
+    start: tuple[str, ...],
+    reload: tuple[str, ...],
+    stop: tuple[str, ...],
+) -> None:
+    machine.run("vipctl", "set-dataplane", dataplane)
+    machine.apt("install", "--no-install-recommends", package)
+    if package == "firewalld":
+        machine.run("systemctl", "stop", "firewalld")  # the package starts it
+    before = machine.main_pid()
+    with machine.lab.client.open(VIP, 80) as flow:
+        backend = flow.ask()
+        machine.run(*start)
+        machine.wait_until(lambda: answered(machine), f"new flows beside {package}")
+        assert is_dropped_without_vipd(machine)
+        assert flow.ask() == backend
+        machine.run(*reload)
+        machine.wait_until(lambda: answered(machine), f"new flows after a reload of {package}")
+        assert flow.ask() == backend
+    machine.run(*stop)
+    machine.wait_until(lambda: answered(machine), f"new flows after the end of {package}")
+    assert machine.main_pid() == before
+    assert "in-sync" in machine.said("vipctl", "status")
