@@ -67,6 +67,19 @@ class EquippedNode(Node):
         return super().inside(["env", *pairs, *argv])
 
 
+@dataclass
+class MountingNode(EquippedNode):
+    """A node whose processes see a directory through a mount of their own."""
+
+    directory: str = ""
+    script: str = ""
+    """Shell script that mounts something on the directory `$0`, and then runs its arguments."""
+
+    def inside(self, argv: Any) -> list[str]:
+        """The command line that runs `argv` with that mount."""
+        return super().inside(["unshare", "--mount", "sh", "-c", self.script, self.directory, *argv])
+
+
 class FailingTools:
     """A directory with the programs that write a dataplane's rules, to be first in PATH."""
 
