@@ -101,8 +101,8 @@ def test_of_an_address_the_weightiest_is_told_and_of_this_hosts_own_nothing() ->
         ("0.0.0.0", True, {"node_port_addresses": {Family.IPV4: frozenset({"198.51.100.1"})}}),
         ("0.0.0.0", False, {"node_port_addresses": {Family.IPV4: frozenset()}}),
         ("127.0.0.1", False, {}),
-        ("127.0.0.1", True, {"on_localhost": True}),
-        ("::1", False, {"on_localhost": True}),
+        ("127.0.0.1", True, {"localhost_node_ports": True}),
+        ("::1", False, {"localhost_node_ports": True}),
         ("2001:db8::1", False, {}),
     ],
 )

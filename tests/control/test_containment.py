@@ -357,7 +357,7 @@ class Failing(Observer):
     def host_changed(self, addresses: frozenset[str]) -> None:
         self.look()
 
-    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
+    def overrides_changed(self, targets: frozenset[OverrideTarget]) -> None:
         self.look()
 
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:

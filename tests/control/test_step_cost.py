@@ -174,8 +174,8 @@ async def step_calls(case: Case, count: int) -> tuple[int, set[str]]:
     held, plane = case.make(count), Told()
     health = HealthChecker()
     fitness = BackendStatusTracker((ActiveOverrides(),), health, health.clock)  # type: ignore[arg-type]  # no orders at all
-    partners = ReconcilerDependencies(fitness)
-    reconciler = Reconciler((held,), plane, FakeSurroundings(), lambda: datetime.now(UTC), partners)
+    dependencies = ReconcilerDependencies(fitness)
+    reconciler = Reconciler((held,), plane, FakeSurroundings(), lambda: datetime.now(UTC), dependencies)
     reconciler.observers.add(ConntrackScheduler(time.monotonic))
     reconciler.observers.add(HealthPorts(reconciler, lambda family, addresses: None))
     for _ in range(2):  # what was accepted is known from the second one on

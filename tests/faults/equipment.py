@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,19 @@ if [ -s "$here/refused" ] && line=$(grep -nm1 -Ff "$here/refused" <<<"$input"); 
 fi
 exec {real} "$@" <<<"$input"
 """
+
+
+@dataclass
+class MountingNode(Node):
+    """A node whose processes see a directory through a mount of their own."""
+
+    directory: str = ""
+    script: str = ""
+    """Shell script that mounts something on the directory `$0`, and then runs its arguments."""
+
+    def inside(self, argv: Any) -> list[str]:
+        """The command line that runs `argv` with that mount."""
+        return super().inside(["unshare", "--mount", "sh", "-c", self.script, self.directory, *argv])
 
 
 class FailingTools:

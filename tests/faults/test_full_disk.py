@@ -6,14 +6,12 @@ A change that cannot be stored is refused as a whole; accepted services go on; v
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from tests.faults.dataplanes import Equipment
+from tests.faults.equipment import MountingNode
 from tests.lab.daemon import Daemon
-from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
 
@@ -21,17 +19,6 @@ pytestmark = pytest.mark.root
 
 SMALL = 'mount -t tmpfs -o size=256k,mode=755 tmpfs "$0" && exec "$@"'
 FILL = 'cat /dev/zero > "$0/filler" 2>/dev/null; true'
-
-
-@dataclass
-class SmallDiskNode(Node):
-    """A node whose processes see a directory as a file system of 256 KiB."""
-
-    directory: str = ""
-
-    def inside(self, argv: Any) -> list[str]:
-        """The command line that runs `argv` so."""
-        return super().inside(["unshare", "--mount", "sh", "-c", SMALL, self.directory, *argv])
 
 
 class SmallDisk:
@@ -70,7 +57,7 @@ def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
     plain = lab.host
     made = Daemon(plain, **equipment.settings)
     made.state_dir.mkdir()
-    made.host = SmallDiskNode(plain.namespace, "", "", "", directory=str(made.state_dir))
+    made.host = MountingNode(plain.namespace, "", "", "", directory=str(made.state_dir), script=SMALL)
     with made:
         made.host = plain
         yield made

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from tests.faults.dataplanes import Equipment
+from tests.faults.equipment import MountingNode
 from tests.lab.daemon import Daemon
-from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
 
@@ -18,17 +16,6 @@ pytestmark = pytest.mark.root
 
 TOLD = "is on a read-only file system: what could be read serves"
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
-
-
-@dataclass
-class ReadOnlyNode(Node):
-    """A node whose processes cannot write to a directory."""
-
-    directory: str = ""
-
-    def inside(self, argv: Any) -> list[str]:
-        """The command line that runs `argv` so."""
-        return super().inside(["unshare", "--mount", "sh", "-c", READ_ONLY, self.directory, *argv])
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
@@ -44,7 +31,7 @@ def test_what_can_be_read_serves(lab: Lab, equipment: Equipment, known: bool) ->
         daemon.stop()
     for command in ("nft flush ruleset", "ip link delete vipd0"):
         host.run(*command.split(), check=False)
-    daemon.host = ReadOnlyNode(host.namespace, "", "", "", directory=str(daemon.state_dir))
+    daemon.host = MountingNode(host.namespace, "", "", "", directory=str(daemon.state_dir), script=READ_ONLY)
     with daemon:
         daemon.host = host
         for address in ("10.96.9.1", *(("10.96.9.2",) if known else ())):

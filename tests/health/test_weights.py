@@ -16,7 +16,7 @@ from tests.model.samples import service
 from vipd.control.backend_status_tracker import BackendStatusTracker, TargetHealth
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.health.result import ReportedWeight, parse_weight
-from vipd.health.weights import STEPS, WeightInputs, ramp, weights
+from vipd.health.weights import SLOW_START_STEPS, WeightInputs, ramp, weights
 from vipd.model.check import Check, TcpProbe
 from vipd.model.check_target import CheckTarget
 from vipd.model.service import MAX_WEIGHT, Backend, Family, Masquerade, Protocol, ServicePort
@@ -45,8 +45,8 @@ def test_a_share_grows_step_by_step_to_its_full(weight: int, since: float, slow_
         assert now < next_step < since + slow_start
         assert weights(both, slow_start, (now + next_step) / 2)[0] == found
         now = next_step
-    steps = range(1, STEPS + 1)
-    assert [young * STEPS for _, young in seen] == [
+    steps = range(1, SLOW_START_STEPS + 1)
+    assert [young * SLOW_START_STEPS for _, young in seen] == [
         old * step for (old, _), step in zip(seen, steps, strict=True)
     ]
     assert all(young >= 1 for _, young in seen) or weight == 0
@@ -54,8 +54,8 @@ def test_a_share_grows_step_by_step_to_its_full(weight: int, since: float, slow_
 
 
 def test_without_slow_start_the_share_is_full_at_once() -> None:
-    assert ramp(None, 60, 5.0) == (STEPS, None)
-    assert ramp(5.0, 0, 5.0) == (STEPS, None)
+    assert ramp(None, 60, 5.0) == (SLOW_START_STEPS, None)
+    assert ramp(5.0, 0, 5.0) == (SLOW_START_STEPS, None)
     assert ramp(5.0, 60, 5.0) == (1, 11.0)
 
 

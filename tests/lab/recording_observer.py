@@ -14,9 +14,9 @@ class RecordingObserver(Observer):
         self.overrides: list[frozenset[OverrideTarget]] = []
         self.verdicts: list[frozenset[CheckTarget]] = []
 
-    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
+    def overrides_changed(self, targets: frozenset[OverrideTarget]) -> None:
         """Keep the event."""
-        self.overrides.append(subjects)
+        self.overrides.append(targets)
 
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Keep the event."""

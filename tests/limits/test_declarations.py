@@ -92,7 +92,7 @@ CASES: dict[str, tuple[str, int, Callable[[int], str], str]] = {
         "the document has more than 5 services",
     ),
     "endpoints in all": (
-        "UNIT_ENDPOINTS",
+        "MAX_UNIT_SIZE",
         300,
         lambda n: HEAD + "".join(service(ports=10, backends=9, number=i) for i in range(-(-n // 100))),
         "up to here the services have more than 300 endpoints",
@@ -176,12 +176,12 @@ def test_five_thousand_backends_and_ten_thousand_services_are_below_every_limit(
         one.replace("s0", f"s{i}", 1).replace("10.96.0.0", f"10.{i >> 8}.{i & 255}.1") for i in range(10_000)
     )
     assert parse(HEAD + many).ok
-    assert limits.UNIT_ENDPOINTS > 100_000 * (5 + 1)
+    assert limits.MAX_UNIT_SIZE > 100_000 * (5 + 1)
     assert limits.SERVICES > 100_000
 
 
 def test_a_file_that_grows_past_a_limit_is_not_read_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "UNIT_ENDPOINTS", 4)
+    monkeypatch.setattr(limits, "MAX_UNIT_SIZE", 4)
     before = HEAD + service(number=0) + service(number=1)
     known = parse(before)
     assert known.ok

@@ -61,7 +61,7 @@ class Admitted:
 
 
 def test_endpoints_of_all_units_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ALL_ENDPOINTS", 100)
+    monkeypatch.setattr(limits, "MAX_TOTAL_SIZE", 100)
     all_units = Admitted()
     assert all_units.now(b=fresh(1, 49), c=fresh(2, 49)) == {"b": "", "c": ""}
     all_units.now(b=taken(all_units.given["b"]), c=taken(all_units.given["c"]))
@@ -76,7 +76,7 @@ def test_endpoints_of_all_units_together(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_units_of_a_time_without_limits_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ALL_ENDPOINTS", 100)
+    monkeypatch.setattr(limits, "MAX_TOTAL_SIZE", 100)
     all_units = Admitted()
     all_units.now(**{f"u{i}": taken(fresh(i, 59)) for i in range(5)})
     serving = [u.accepted for u in all_units.admission.units.values() if u.accepted is not EMPTY_DECLARATION]
@@ -117,7 +117,7 @@ def test_registered_backends_of_a_service_with_many_addresses(monkeypatch: pytes
 
 
 def test_registered_backends_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ALL_ENDPOINTS", 50)
+    monkeypatch.setattr(limits, "MAX_TOTAL_SIZE", 50)
     registrar = Registrar()
     found = registered("172.17.0", 30)
     registrar.set_registrations({"s1": found, "s2": found}, AddressPolicy())
@@ -201,7 +201,7 @@ def test_the_store_takes_no_more_than_it_can_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = StoreSource(tmp_path / "services.yaml")
-    for name, most, kind in (("SERVICES", 1, "services"), ("UNIT_ENDPOINTS", 5, "endpoints")):
+    for name, most, kind in (("SERVICES", 1, "services"), ("MAX_UNIT_SIZE", 5, "endpoints")):
         with monkeypatch.context() as patch:
             patch.setattr(limits, name, most)
             store.save({"s1": sized(1, 4)})

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.mutation.accepted import read_accepted
 from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.run import LEAST_SECONDS, TIMES_BASELINE, Job, Outcome, run, run_baselines
+from tests.mutation.run import MIN_LIMIT_SECONDS, TIMES_BASELINE, Job, Outcome, run, run_baselines
 from tests.mutation.targets import ROOT, TARGETS, Target
 
 BASELINE_SECONDS = 600.0
@@ -59,7 +59,7 @@ def main() -> int:
             if job.outcome is not Outcome.SURVIVED:
                 print(job.output)
                 return 2
-            limits[job.target.name] = max(LEAST_SECONDS, TIMES_BASELINE * job.seconds)
+            limits[job.target.name] = max(MIN_LIMIT_SECONDS, TIMES_BASELINE * job.seconds)
         jobs = [Job(target, mutant, limits[target.name]) for target, mutant in chosen]
         return _report(jobs, options.processes, Path(folder, "tree"))
 

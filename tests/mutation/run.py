@@ -27,9 +27,9 @@ from tests.mutation.mutants import Mutant, mutate
 from tests.mutation.targets import ROOT, Target
 
 LIBRARIES = ("aiohttp.web", "hypothesis", "prometheus_client", "pydantic_settings", "re2", "yaml")
-MOST_MEMORY = 4 << 30
+MAX_MEMORY = 4 << 30
 """Bytes of address space: a mutant may build a list without end."""
-LEAST_SECONDS = 60.0
+MIN_LIMIT_SECONDS = 60.0
 TIMES_BASELINE = 8.0
 """A mutant may take so many times as long as the tests take without one; the machine may be busy."""
 NOT_RUN = 99
@@ -169,7 +169,7 @@ def _done(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
 def _run_tests(tree: Path, tests: Sequence[str], bytecode: bool) -> None:
     """In a process of its own. `bytecode`: whether Python may write what it has compiled."""
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     os.chdir(tree)
     with Path("output").open("wb") as output:
         os.dup2(output.fileno(), 1)

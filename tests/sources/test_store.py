@@ -10,7 +10,7 @@ from tests.declaration.strategies import PATIENT, services
 from tests.model.samples import HEAD, block, service
 from vipd.declaration.native import parse_declaration
 from vipd.model.service import Affinity, Backend, Masquerade, Protocol, Service, ServicePort
-from vipd.sources.store import UNIT, StoreError, StoreSource
+from vipd.sources.store import STORE_UNIT, StoreError, StoreSource
 
 RICH = Service(
     "kube-system/kube-dns",
@@ -140,8 +140,8 @@ def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_the_store_is_one_unit_that_was_accepted_when_it_was_stored(tmp_path: Path) -> None:
     store = loaded(tmp_path / "services.yaml")
     store.save({"a": service("a", "10.96.0.10")})
-    assert set(store.units()) == {UNIT}
-    unit = store.units()[UNIT]
+    assert set(store.units()) == {STORE_UNIT}
+    unit = store.units()[STORE_UNIT]
     assert unit.accepted is unit.candidate
 
 

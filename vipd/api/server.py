@@ -49,28 +49,28 @@ HTTP_STATUS = {
 }
 
 
-def application(served: ApiContext, permission: Permission) -> web.Application:
+def application(context: ApiContext, permission: Permission) -> web.Application:
     """The aiohttp application; `permission` decides on each connection's peer."""
-    reconciler, dataplane = served.reconciler, served.dataplane
+    reconciler, dataplane = context.reconciler, context.dataplane
     middlewares = [_errors(reconciler.containment), _guard(permission)]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
-    events = EventRoutes(served.events, lambda: reconciler.services)
+    events = EventRoutes(context.events, lambda: reconciler.services)
     app.on_shutdown.append(events.end)
     explaining = ExplainRoutes(reconciler, dataplane)
     app.on_cleanup.append(explaining.end)
-    overrides = OverrideRoutes(reconciler, served.overrides, permission, served.wait_applied, served.fleet)
+    overrides = OverrideRoutes(reconciler, context.overrides, permission, context.wait_applied, context.fleet)
     app.add_routes(
         [
-            *_DaemonRoutes(served, permission).routes(),
-            *ServiceRoutes(served, permission, overrides).routes(),
+            *_DaemonRoutes(context, permission).routes(),
+            *ServiceRoutes(context, permission, overrides).routes(),
             *overrides.routes(),
             *DataplaneRoutes(
-                reconciler, dataplane, served.save_dataplane_choice, permission, served.flow_stats
+                reconciler, dataplane, context.save_dataplane_choice, permission, context.flow_stats
             ).routes(),
             *events.routes(),
             *explaining.routes(),
-            *StatsRoutes(reconciler, served.flow_stats).routes(),
-            *FleetRoutes(served.fleet, permission, served.wait_applied).routes(),
+            *StatsRoutes(reconciler, context.flow_stats).routes(),
+            *FleetRoutes(context.fleet, permission, context.wait_applied).routes(),
             *healthz_routes(reconciler),
         ]
     )
@@ -80,8 +80,8 @@ def application(served: ApiContext, permission: Permission) -> web.Application:
 class _DaemonRoutes:
     """Handles requests about the daemon as a whole."""
 
-    def __init__(self, served: ApiContext, permission: Permission) -> None:
-        self._served, self._permission = served, permission
+    def __init__(self, context: ApiContext, permission: Permission) -> None:
+        self._context, self._permission = context, permission
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -96,25 +96,25 @@ class _DaemonRoutes:
         return json_response({"version": __version__})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        if self._served.metrics is None:
+        if self._context.metrics is None:
             raise RefusedError("internal", "no metrics are kept")
-        return await self._served.metrics.answer(request)
+        return await self._context.metrics.answer(request)
 
     async def status(self, _: web.Request) -> web.Response:
-        s = self._served
+        s = self._context
         about = {**s.about, "warnings": s.warnings()}
         if s.fleet is not None:
             about["etcd"] = s.fleet.status()
         return json_response(status_view(s.reconciler, s.dataplane, s.sources, about))
 
     async def diff(self, _: web.Request) -> web.Response:
-        text = await self._served.reconciler.difference.text()
+        text = await self._context.reconciler.difference.text()
         return json_response({"in_sync": not text, "diff": text})
 
     async def reload(self, request: web.Request) -> web.Response:
-        served, cause = self._served, f"user {self._permission.peer(request.transport)}"
+        context, cause = self._context, f"user {self._permission.peer(request.transport)}"
         reloaded = await reload(
-            served.rescan, served.dataplane, served.reconciler, served.sources, cause=cause
+            context.rescan, context.dataplane, context.reconciler, context.sources, cause=cause
         )
         if reloaded.problems:
             unwritten = reloaded.fault and f"not all of it is in the kernel: {reloaded.fault}"

@@ -34,8 +34,8 @@ NAMES_LOGGED = 100
 class ServiceRoutes:
     """Handles requests to `/v1/services`, `/v1/export` and `/v1/apply`."""
 
-    def __init__(self, served: ApiContext, permission: Permission, overrides: OverrideRoutes) -> None:
-        self._served, self._permission, self._overrides = served, permission, overrides
+    def __init__(self, context: ApiContext, permission: Permission, overrides: OverrideRoutes) -> None:
+        self._context, self._permission, self._overrides = context, permission, overrides
         self._bodies = BodyReader()
 
     def routes(self) -> list[web.RouteDef]:
@@ -56,7 +56,7 @@ class ServiceRoutes:
 
     async def services(self, _: web.Request) -> web.Response:
         """Show every service with its current state."""
-        reconciler, dataplane = self._served.reconciler, self._served.dataplane
+        reconciler, dataplane = self._context.reconciler, self._context.dataplane
         ordered = dict(sorted(reconciler.services.items()))
         return await chunked_json_response(
             "services", ordered, lambda s: service_view(s, reconciler, dataplane)
@@ -64,13 +64,13 @@ class ServiceRoutes:
 
     async def service(self, request: web.Request) -> web.Response:
         """Show one service, found by name or frontend."""
-        reconciler = self._served.reconciler
+        reconciler = self._context.reconciler
         found = operations.find(reconciler.services, request.match_info["target"])
-        return json_response({"service": service_view(found, reconciler, self._served.dataplane)})
+        return json_response({"service": service_view(found, reconciler, self._context.dataplane)})
 
     async def export(self, _: web.Request) -> web.Response:
         """Show every service as it is declared."""
-        ordered = dict(sorted(self._served.reconciler.services.items()))
+        ordered = dict(sorted(self._context.reconciler.services.items()))
         return await chunked_json_response(
             "services", ordered, lambda s: operations.spec_of(without_registrations(s))
         )
@@ -104,7 +104,7 @@ class ServiceRoutes:
         """Change the weight of one backend."""
         target, backend = request.match_info["target"], request.match_info["backend"]
         weight = (await body_of(request)).get("weight")
-        service = operations.find(self._served.services_snapshot().services(), target)
+        service = operations.find(self._context.services_snapshot().services(), target)
         # The store must not change another owner's declaration: the weight becomes an override.
         if service.origin.source != self._store_of(request).source:
             return await self._overrides.override_weight(request, service.name, backend, weight)
@@ -131,27 +131,27 @@ class ServiceRoutes:
 
         `size`: number of services that the change names.
         """
-        served, store = self._served, self._store_of(request)
-        await served.refresh_address_policy()
+        context, store = self._context, self._store_of(request)
+        await context.refresh_address_policy()
         dry_run = flag_of(request, "dry_run")
-        policy = served.address_policy()
+        policy = context.address_policy()
         if session := session_of(request):
             policy = replace(policy, host=policy.host.with_session_protected(*session))
         applied, message, place = False, "dry run: nothing was changed", store.location
         async with contextlib.nullcontext() if dry_run else store.write_lock:
             asked = ChangeRequest(change, store.source, policy, size)
-            outcome = await decide(asked, served.services_snapshot, served.check_problems)
+            outcome = await decide(asked, context.services_snapshot, context.check_problems)
             store.check(outcome)
             if not dry_run:
                 if outcome.changed:
-                    served.reconciler.causes.note(outcome.results, self._cause(request))
+                    context.reconciler.causes.note(outcome.results, self._cause(request))
                 saved = await store.save(outcome)
         if not dry_run:
             if outcome.changed:
                 self._log_stored(outcome, store, request)
             place, message = saved.location, saved.error
             if not message:
-                applied, message = await served.wait_applied(outcome.results, outcome.changed, saved.units)
+                applied, message = await context.wait_applied(outcome.results, outcome.changed, saved.units)
         return json_response(
             {
                 "changed": outcome.changed,
@@ -166,19 +166,19 @@ class ServiceRoutes:
     async def _warnings(self, outcome: Outcome) -> Sequence[str]:
         """The warnings about services that a change names and does not remove."""
         named = [outcome.stored[name] for name in outcome.results if name in outcome.stored]
-        return await asyncio.to_thread(self._served.warnings_of, named)
+        return await asyncio.to_thread(self._context.warnings_of, named)
 
     def _store_of(self, request: web.Request) -> Store:
         """The store that a request is for. Raises RefusedError."""
-        served = self._served
-        wanted = request.query.get("store", served.default_store)
+        context = self._context
+        wanted = request.query.get("store", context.default_store)
         if wanted not in STORES:
             raise RefusedError("malformed", f"store={wanted}", "", f"store is {' or '.join(STORES)}")
         if wanted == "file":
-            return HostStore(served.store)
-        if served.fleet is None:
+            return HostStore(context.store)
+        if context.fleet is None:
             raise no_etcd_error()
-        return FleetStore(served.fleet.store)
+        return FleetStore(context.fleet.store)
 
     def _cause(self, request: web.Request) -> str:
         return f"user {self._permission.peer(request.transport)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from vipd.declaration.operations import CLI, Outcome, RefusedError
 from vipd.model.service import Service
-from vipd.sources.store import UNIT, StoreSource
+from vipd.sources.store import STORE_UNIT, StoreSource
 
 if TYPE_CHECKING:
     from vipd.sources.etcd.store import EtcdStore
@@ -83,7 +83,7 @@ class HostStore:
         """The change is on disk when this returns. If the caller is cancelled, the write still ends soon."""
         if outcome.changed:
             await asyncio.shield(asyncio.to_thread(self.store.save, outcome.stored))
-        return SaveResult(self.location, units=(UNIT,))
+        return SaveResult(self.location, units=(STORE_UNIT,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,9 @@ class _Admitted:
 
     given: Unit
     unit: Unit
-    passed: frozenset[int] = frozenset()
+    passed_policy: frozenset[int] = frozenset()
     """Services that pass the whole policy."""
-    lasting: frozenset[int] = frozenset()
+    passed_settings: frozenset[int] = frozenset()
     """Services that pass the policy for accepted versions."""
 
 
@@ -79,21 +79,25 @@ def admit_unit(unit: Unit, policy: AddressPolicy) -> Unit:
 
 
 def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _Admitted:
-    passed, lasted = (before.passed, before.lasting) if before else (frozenset[int](), frozenset[int]())
-    lasting = policy.for_accepted()
+    passed_policy, passed_settings = (
+        (before.passed_policy, before.passed_settings) if before else (frozenset[int](), frozenset[int]())
+    )
+    accepted_policy = policy.for_accepted()
     services = unit.accepted.services
-    allowed = tuple([s for s in services if id(s) in lasted or _may_keep_serving(s, lasting)])
+    allowed = tuple(
+        [s for s in services if id(s) in passed_settings or _may_keep_serving(s, accepted_policy)]
+    )
     same = len(allowed) == len(services)
     accepted = unit.accepted if same else replace(unit.accepted, services=allowed)
     if unit.candidate is unit.accepted:
-        candidate = accepted if same else admit(unit.candidate, lasting)
-        known = passed.intersection(map(id, allowed))
+        candidate = accepted if same else admit(unit.candidate, accepted_policy)
+        known = passed_policy.intersection(map(id, allowed))
     else:
         # A service that did not change is not checked again. The host may have taken over its address since
         # then, which must not keep the other services of the unit from changing.
         serving = {service.name: service for service in allowed}
         unchanged = {id(s) for s in unit.candidate.services if serving.get(s.name) == s}
-        candidate = admit(unit.candidate, policy, passed | unchanged)
+        candidate = admit(unit.candidate, policy, passed_policy | unchanged)
         known = frozenset(map(id, unit.candidate.services)) if candidate is unit.candidate else frozenset()
     return _Admitted(unit, Unit(candidate, accepted), known, known.union(map(id, allowed)))
 
@@ -144,7 +148,7 @@ class Admission:
             unit, before = self._given.get(name), self._admitted.get(name)
             if unit is None or unit.candidate is unit.accepted or not unit.candidate.ok:
                 continue
-            passed = before.passed if before else frozenset[int]()
+            passed = before.passed_policy if before else frozenset[int]()
             fresh = [service for service in unit.candidate.services if id(service) not in passed]
             found.update(check for service in fresh for check in checks_to_query(service, self._policy))
         return found
@@ -172,7 +176,7 @@ class Admission:
                 after = _admitted(unit, policy, before)
             except Exception as error:  # refuses only this unit
                 after = _Admitted(unit, refused(name, unit, error, "admitting it"))
-            if self._keep(name, after):
+            if self._record(name, after):
                 found.add(name)
         return found
 
@@ -190,14 +194,14 @@ class Admission:
             self._refused.discard(name)
         return gone
 
-    def _keep(self, name: str, admitted: _Admitted) -> bool:
+    def _record(self, name: str, admitted: _Admitted) -> bool:
         """Record an admitted unit, as far as the endpoint limit allows it. Returns whether the admitted part
         has changed."""
-        unit = self._budget.take(name, admitted.unit)
+        unit = self._budget.admit(name, admitted.unit)
         self._admitted[name] = replace(admitted, unit=unit)
         (self._refused.discard if unit.candidate.ok else self._refused.add)(name)
         known = self.units.get(name)
-        if known is not None and _alike(known, unit):
+        if known is not None and _equivalent(known, unit):
             return False
         self.units[name] = unit
         return True
@@ -215,7 +219,7 @@ def _same(one: Unit, other: Unit) -> bool:
     return one.candidate is other.candidate and one.accepted is other.accepted
 
 
-def _alike(one: Unit, other: Unit) -> bool:
+def _equivalent(one: Unit, other: Unit) -> bool:
     """Whether two units are equivalent; a refused unit is a new object at each check."""
     refused = not other.candidate.ok and one.candidate == other.candidate
     return one.accepted is other.accepted and (refused or one.candidate is other.candidate)
@@ -232,7 +236,7 @@ class EndpointBudget:
         """Stop counting a unit."""
         self._size -= self._sizes.pop(name, 0)
 
-    def take(self, name: str, unit: Unit) -> Unit:
+    def admit(self, name: str, unit: Unit) -> Unit:
         """Count a unit; returns it, with a problem of the candidate if that exceeds the limit.
 
         An accepted version was within the limit when it was accepted. If it dates from before the limit
@@ -240,7 +244,7 @@ class EndpointBudget:
         """
         self.drop(name)
         chosen = unit.candidate if unit.candidate.ok else unit.accepted
-        size, most = _size_of(chosen), limits.ALL_ENDPOINTS
+        size, most = _size_of(chosen), limits.MAX_TOTAL_SIZE
         if self._size + size > most and chosen is not unit.accepted:
             unit = Unit(_over_limit(name, unit.candidate, size, most - self._size), unit.accepted)
             chosen, size = unit.accepted, _size_of(unit.accepted)
@@ -258,6 +262,6 @@ def _size_of(declaration: Declaration) -> int:
 
 def _over_limit(name: str, candidate: Declaration, size: int, room: int) -> Declaration:
     what = f"its services have {size} endpoints, and there is room for {max(0, room)} beside all others"
-    hint = f"{limits.ALL_ENDPOINTS} are the most: remove services, or backends"
+    hint = f"{limits.MAX_TOTAL_SIZE} are the most: remove services, or backends"
     problem = Problem(name.removeprefix("file:"), 0, "", what, hint)
     return replace(candidate, problems=(*candidate.problems, problem))

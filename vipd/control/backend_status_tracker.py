@@ -61,7 +61,7 @@ class _NoChecks:
         """Check nothing."""
 
     def status(self, target: CheckTarget) -> None:
-        """Returns None: no state is known."""
+        """Returns None: no state is tracked."""
 
 
 class OverrideSource(Protocol):
@@ -88,10 +88,10 @@ class _OverrideIndex:
     by_address: dict[str, list[Override]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
-    def of(cls, books: Iterable[OverrideSource]) -> _OverrideIndex:
+    def of(cls, override_sources: Iterable[OverrideSource]) -> _OverrideIndex:
         """The index of all overrides in these stores."""
         index = cls()
-        for override in (o for book in books for o in book.overrides.values()):
+        for override in (o for source in override_sources for o in source.overrides.values()):
             if override.target.service:
                 index.by_service[override.target.service].append(override)
             else:
@@ -108,7 +108,7 @@ class _OverrideIndex:
         return effective_override(service, backend, [*(named or ()), *(everywhere or ())])
 
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 """Maximum number of backends that the warnings name; further ones are only counted."""
 
 
@@ -120,14 +120,15 @@ class BackendStatusTracker(Observer):
 
     def __init__(
         self,
-        books: Sequence[OverrideSource] = (),
-        checking: HealthSource | None = None,
+        override_sources: Sequence[OverrideSource] = (),
+        health_source: HealthSource | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._books, self._checking, self._clock = books, checking or _NoChecks(), clock
-        self._known: dict[str, _TrackedService] = {}
+        self._override_sources, self._health_source = override_sources, health_source or _NoChecks()
+        self._clock = clock
+        self._tracked: dict[str, _TrackedService] = {}
         self._users: dict[CheckTarget, set[str]] = {}
-        self._index = _OverrideIndex.of(books)
+        self._index = _OverrideIndex.of(override_sources)
         self._dirty: set[str] = set()
         self._ramps: dict[str, float] = {}
         self._unchecked: dict[str, tuple[Backend, ...]] = {}
@@ -137,34 +138,36 @@ class BackendStatusTracker(Observer):
         declared backends this is already a problem of the declaration; registered ones appear only here."""
         unasked = [(name, backend) for name, found in self._unchecked.items() for backend in found]
         hint = "add port to the check, or register the backend with a port that it asks at"
-        told = [
+        lines = [
             f"{name}: the check of {backend} finds no port, so that it serves unchecked; hint: {hint}"
-            for name, backend in unasked[:_MOST_NAMED]
+            for name, backend in unasked[:_MAX_NAMED]
         ]
-        more = len(unasked) - len(told)
-        return (*told, *([f"{more} more backends serve unchecked"] if more > 0 else ()))
+        more = len(unasked) - len(lines)
+        return (*lines, *([f"{more} more backends serve unchecked"] if more > 0 else ()))
 
     def follow(self, changes: Mapping[str, Service | None]) -> None:
         """Record new and changed services, and None for those that are gone. From now on, exactly the
         backends of the existing services are checked."""
         for name, service in changes.items():
-            if service is None and name in self._known:
+            if service is None and name in self._tracked:
                 self._untrack(name)
-                self._checking.follow(name, ())
+                self._health_source.follow(name, ())
         for name, service in changes.items():
-            if service is not None and (name not in self._known or self._known[name].service is not service):
-                self._renew(service)
+            if service is not None and (
+                name not in self._tracked or self._tracked[name].service is not service
+            ):
+                self._track(service)
 
-    def _renew(self, service: Service) -> None:
+    def _track(self, service: Service) -> None:
         self._untrack(service.name)
         entry = _TrackedService(service, check_targets(service))
-        self._known[service.name] = entry
+        self._tracked[service.name] = entry
         if len(entry.targets) < len(service.backends) and (unasked := backends_without_check_port(service)):
             self._unchecked[service.name] = unasked
         for target in entry.targets.values():
             self._users.setdefault(target, set()).add(service.name)
         # One call replaces the old targets, so that the new ones inherit the state of an earlier check.
-        self._checking.follow(service.name, frozenset(entry.targets.values()))
+        self._health_source.follow(service.name, frozenset(entry.targets.values()))
 
     def take_dirty(self) -> set[str]:
         """Services whose backends' status may have changed since the last call."""
@@ -176,7 +179,9 @@ class BackendStatusTracker(Observer):
         if not service.backends and not service.fallback:
             return {}
         targets = (
-            check_targets(service) if service.name not in self._known else self._known[service.name].targets
+            check_targets(service)
+            if service.name not in self._tracked
+            else self._tracked[service.name].targets
         )
         if not targets and not self._index.may_concern(service):
             return {}
@@ -185,24 +190,24 @@ class BackendStatusTracker(Observer):
             name: self._status_of(service, backend, targets.get(name)) for name, backend in backends.items()
         }
         weighed = self._weights(service, targets, found)
-        stood = {name: standing.with_weight(weighed.get(name)) for name, standing in found.items()}
+        statuses = {name: status.with_weight(weighed.get(name)) for name, status in found.items()}
         return {
-            name: standing
-            for name, standing in stood.items()
-            if standing != DEFAULT_STATUS or _is_reportable(standing)
+            name: status
+            for name, status in statuses.items()
+            if status != DEFAULT_STATUS or _is_reportable(status)
         }
 
-    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
+    def overrides_changed(self, targets: frozenset[OverrideTarget]) -> None:
         """Overrides of these targets were set or cleared."""
-        self._index = _OverrideIndex.of(self._books)
-        names = {subject.service for subject in subjects if subject.service}
-        addresses = {subject.backend for subject in subjects if not subject.service}
-        self._dirty |= names & self._known.keys()
+        self._index = _OverrideIndex.of(self._override_sources)
+        names = {target.service for target in targets if target.service}
+        addresses = {target.backend for target in targets if not target.service}
+        self._dirty |= names & self._tracked.keys()
         if addresses:
             self._dirty |= {
                 name
-                for name, known in self._known.items()
-                if any(b.address in addresses for b in (*known.service.backends, *known.service.fallback))
+                for name, tracked in self._tracked.items()
+                if any(b.address in addresses for b in (*tracked.service.backends, *tracked.service.fallback))
             }
 
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
@@ -224,32 +229,32 @@ class BackendStatusTracker(Observer):
         return bool(ready)
 
     def _untrack(self, name: str) -> None:
-        known = self._known.pop(name, None)
+        tracked = self._tracked.pop(name, None)
         self._ramps.pop(name, None)
         self._unchecked.pop(name, None)
-        for target in known.targets.values() if known else ():
+        for target in tracked.targets.values() if tracked else ():
             users = self._users.get(target, set())
             users.discard(name)
             if not users:
                 self._users.pop(target, None)
 
     def _status_of(self, service: Service, backend: Backend, target: CheckTarget | None) -> _CheckedStatus:
-        orders = self._index.overrides_of_backend(service, backend)
-        verdict = self._checking.status(target) if target else None
-        healthy = verdict is None or verdict.counts_healthy
-        reasons = [_override_text(override) for override in orders.sources]
-        if verdict is not None and not verdict.counts_healthy:
-            reasons.append(f"unhealthy: {verdict.reason}")
-        standing = BackendStatus(
+        override = self._index.overrides_of_backend(service, backend)
+        health = self._health_source.status(target) if target else None
+        healthy = health is None or health.counts_healthy
+        reasons = [_override_text(each) for each in override.sources]
+        if health is not None and not health.counts_healthy:
+            reasons.append(f"unhealthy: {health.reason}")
+        status = BackendStatus(
             healthy,
-            orders.admin,
-            orders.weight,
-            keeps_affinity=orders.keeps_affinity,
+            override.admin,
+            override.weight,
+            keeps_affinity=override.keeps_affinity,
             reason="; ".join(reasons),
-            health=str(verdict.state) if verdict else "",
-            probe_result=verdict.reason if verdict else "",
+            health=str(health.state) if health else "",
+            probe_result=health.reason if health else "",
         )
-        return _CheckedStatus(standing, verdict)
+        return _CheckedStatus(status, health)
 
     def _weights(
         self, service: Service, targets: Mapping[str, CheckTarget], found: Mapping[str, _CheckedStatus]
@@ -259,17 +264,17 @@ class BackendStatusTracker(Observer):
         self._ramps.pop(service.name, None)
         if not targets or not (service.weight_from_check or service.slow_start):
             return {}
-        claims = [_weight_inputs(service, backend, found[str(backend)]) for backend in service.backends]
+        inputs = [_weight_inputs(service, backend, found[str(backend)]) for backend in service.backends]
         now = self._clock()
-        shares, next_step = weights(claims, service.slow_start, now)
+        shares, next_step = weights(inputs, service.slow_start, now)
         if next_step is not None:
             self._ramps[service.name] = next_step
-        ramps = [ramp(claim.healthy_since, service.slow_start, now) for claim in claims]
-        grown_shares = zip(service.backends, claims, shares, ramps, strict=True)
+        ramps = [ramp(each.healthy_since, service.slow_start, now) for each in inputs]
+        grown_shares = zip(service.backends, inputs, shares, ramps, strict=True)
         return {
-            str(backend): _Weight(share, full_weight(claim), grown)
-            for backend, claim, share, grown in grown_shares
-            if (share, full_weight(claim), grown) != (claim.declared, claim.declared, FULL_SHARE)
+            str(backend): _Weight(share, full_weight(each), grown)
+            for backend, each, share, grown in grown_shares
+            if (share, full_weight(each), grown) != (each.declared, each.declared, FULL_SHARE)
         }
 
 
@@ -285,33 +290,33 @@ class _Weight(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _CheckedStatus:
     status: BackendStatus
-    verdict: TargetHealth | None
+    health: TargetHealth | None
 
     def with_weight(self, weight: _Weight | None) -> BackendStatus:
         """The status with another weight; unchanged for None."""
         if weight is None:
             return self.status
-        said = self.verdict.weight if self.verdict else None
+        said = self.health.weight if self.health else None
         why = [f"weight {said} said by its check"] if said else []
         why += ["slow start"] if weight.ramp != FULL_SHARE else []
         reason = "; ".join(filter(None, (self.status.reason, *why)))
         return replace(self.status, weight=weight.value, shown_weight=weight.full, reason=reason)
 
 
-def _weight_inputs(service: Service, backend: Backend, stood: _CheckedStatus) -> WeightInputs:
-    ordered, verdict = stood.status.weight, stood.verdict
+def _weight_inputs(service: Service, backend: Backend, checked: _CheckedStatus) -> WeightInputs:
+    override_weight, health = checked.status.weight, checked.health
     # An operator's weight overrides the weight that the backend reports.
-    listened = service.weight_from_check and ordered is None and verdict is not None
+    listened = service.weight_from_check and override_weight is None and health is not None
     return WeightInputs(
-        backend.weight if ordered is None else ordered,
-        verdict.weight if verdict and listened else None,
-        verdict.serves_since if verdict else None,
+        backend.weight if override_weight is None else override_weight,
+        health.weight if health and listened else None,
+        health.serves_since if health else None,
     )
 
 
-def _is_reportable(standing: BackendStatus) -> bool:
+def _is_reportable(status: BackendStatus) -> bool:
     """Whether a status has anything to show: a reason, or a check's state."""
-    return bool(standing.reason or standing.health)
+    return bool(status.reason or status.health)
 
 
 def _override_text(override: Override) -> str:

@@ -79,10 +79,12 @@ class Catalog:
         try:
             if not changed:
                 self._merged = replace(self._merged, dirty=())
-            elif self._merged.has_conflicts or (exchange := self._find_replacement(units, changed)) is None:
+            elif (
+                self._merged.has_conflicts or (replacement := self._find_replacement(units, changed)) is None
+            ):
                 self._merge_from_scratch(units)
             else:
-                self._apply_replacement(units, changed, exchange)
+                self._apply_replacement(units, changed, replacement)
         except Exception as error:
             self._hold(units, sorted(changed & units.keys()), error)
         return self._merged
@@ -110,26 +112,26 @@ class Catalog:
         uses = self._uses.counts_after(leaving, coming)
         return None if uses is None else _Replacement(chosen, leaving, coming, owners, uses)
 
-    def _apply_replacement(self, units: Units, changed: Collection[str], exchange: _Replacement) -> None:
-        staying = {service.name for service in exchange.coming}
+    def _apply_replacement(self, units: Units, changed: Collection[str], replacement: _Replacement) -> None:
+        staying = {service.name for service in replacement.coming}
         # This may raise, so it precedes all changes.
-        released = [claim for service in exchange.leaving for claim in claims_of(service)]
+        released = [claim for service in replacement.leaving for claim in claims_of(service)]
         for claim in released:
             self._owners.pop(claim, None)
-        for service in exchange.leaving:
+        for service in replacement.leaving:
             if service.name not in staying:
                 self._services.pop(service.name, None)
-        self._owners.update(exchange.owners)
-        self._uses.update(exchange.uses)
-        self._services.update((service.name, service) for service in exchange.coming)
-        self._chosen.update(exchange.chosen)
+        self._owners.update(replacement.owners)
+        self._uses.update(replacement.uses)
+        self._services.update((service.name, service) for service in replacement.coming)
+        self._chosen.update(replacement.chosen)
         problems = {name: found for name, found in self._merged.problems.items() if name not in changed}
         for name in sorted(changed):
             if name not in units:
                 self._chosen.pop(name, None)
             elif not units[name].candidate.ok:
                 problems[name] = units[name].candidate.problems
-        dirty = dict.fromkeys(service.name for service in (*exchange.leaving, *exchange.coming))
+        dirty = dict.fromkeys(service.name for service in (*replacement.leaving, *replacement.coming))
         self._merged = MergeResult(self._chosen, self._services, problems, dirty=tuple(dirty))
 
     def _merge_from_scratch(self, units: Units) -> None:
@@ -151,41 +153,41 @@ class Catalog:
     def _hold(self, units: Units, changed: Sequence[str], error: Exception) -> None:
         """Hold the changed units that cannot be merged, and merge all others."""
         before = self._merged.services
-        in_place = self._in_place(units, changed, error)
-        faulty = self._faulty(units, in_place, changed, set()) if changed else []
-        self._held = {name: in_place[name] for name in faulty}
+        substitutes = self._substitutes(units, changed, error)
+        faulty = self._faulty(units, substitutes, changed, set()) if changed else []
+        self._held = {name: substitutes[name] for name in faulty}
         # Merge from scratch and mark all services dirty: a failed merge may have left partial changes.
         self._merge_from_scratch(self._view(units))
         self._merged = replace(self._merged, dirty=tuple(dict.fromkeys((*before, *self._services))))
 
-    def _in_place(self, units: Units, names: Sequence[str], error: Exception) -> dict[str, Unit]:
+    def _substitutes(self, units: Units, names: Sequence[str], error: Exception) -> dict[str, Unit]:
         """What to merge instead of these units: their accepted versions, or, if that fails, nothing. Raises
         `error` if the merge fails even then."""
         accepted = {name: refused(name, units[name], error, "merging it with all others") for name in names}
         nothing = {name: Unit(unit.candidate, EMPTY_DECLARATION) for name, unit in accepted.items()}
-        for in_place in (accepted, nothing):
-            if _merges(self._view(units, in_place)):
-                return in_place
+        for substitutes in (accepted, nothing):
+            if _merges(self._view(units, substitutes)):
+                return substitutes
         raise error
 
     def _faulty(
         self,
         units: Units,
-        in_place: Units,
+        substitutes: Units,
         suspects: Sequence[str],
-        sound: set[str],
+        known_good: set[str],
     ) -> list[str]:
-        """The suspects that cannot be merged together with the `sound` ones, found by bisection. Adds the
-        others to `sound`."""
-        left_out = {name: in_place[name] for name in in_place.keys() - sound - set(suspects)}
+        """The suspects that cannot be merged together with the `known_good` ones, found by bisection. Adds
+        the others to `known_good`."""
+        left_out = {name: substitutes[name] for name in substitutes.keys() - known_good - set(suspects)}
         if _merges(self._view(units, left_out)):
-            sound.update(suspects)
+            known_good.update(suspects)
             return []
         if len(suspects) == 1:
             return list(suspects)
         middle = len(suspects) // 2
-        first = self._faulty(units, in_place, suspects[:middle], sound)
-        return first + self._faulty(units, in_place, suspects[middle:], sound)
+        first = self._faulty(units, substitutes, suspects[:middle], known_good)
+        return first + self._faulty(units, substitutes, suspects[middle:], known_good)
 
 
 @dataclass(frozen=True, slots=True)

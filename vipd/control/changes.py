@@ -52,7 +52,7 @@ class Changes:
     policy: SelectionPolicy
     services: dict[str, Service | None] = field(default_factory=dict)
     """New or changed services; None for services that are gone."""
-    chosen: dict[str, ServiceForwardings] = field(default_factory=dict)
+    selected: dict[str, ServiceForwardings] = field(default_factory=dict)
     """The forwardings of each service whose backends were selected again."""
     forwardings: dict[ForwardingKey, Forwarding | None] = field(default_factory=dict)
     """New or changed forwardings; None: deleted."""
@@ -82,7 +82,7 @@ class Selector:
         self._snapshot, self._statuses, self._quarantine = snapshot, statuses, quarantine
         self._withheld, self._heartbeat = withheld, heartbeat
 
-    async def select(self, policy: SelectionPolicy, dirty: Dirty, given: LastProgrammed) -> Changes:
+    async def select(self, policy: SelectionPolicy, dirty: Dirty, last_programmed: LastProgrammed) -> Changes:
         """The differences from the dataplane's input."""
         again = self._quarantine.due()
         async for part in in_batches(dict.fromkeys((*dirty.declared, *again))):
@@ -90,16 +90,16 @@ class Selector:
             self._heartbeat()
         dirty.statuses |= self._statuses.take_dirty()
         changes = Changes(policy)
-        everything = self._snapshot.names if policy != given.policy else ()
+        everything = self._snapshot.names if policy != last_programmed.policy else ()
         anew = {*everything, *dirty.statuses, *again}
         names = dict.fromkeys((*dirty.declared, *dirty.statuses, *again, *everything))
         async for part in in_batches(names):
             for name in part:
-                chosen = await self._select_in_thread(name, policy)
-                self._select_one(name, changes, given, chosen, anew=name in anew)
+                selected = await self._select_in_thread(name, policy)
+                self._select_one(name, changes, last_programmed, selected, anew=name in anew)
             self._heartbeat()
         for key in dirty.in_doubt - changes.forwardings.keys():
-            known = changes.chosen.get(key.service) or given.forwardings.get(key.service, ())
+            known = changes.selected.get(key.service) or last_programmed.forwardings.get(key.service, ())
             changes.forwardings[key] = next((f for f in known if f.key == key), None)
         return changes
 
@@ -125,31 +125,31 @@ class Selector:
         self,
         name: str,
         changes: Changes,
-        given: LastProgrammed,
-        chosen: ServiceForwardings | None,
+        last_programmed: LastProgrammed,
+        selected: ServiceForwardings | None,
         *,
         anew: bool,
     ) -> None:
         """Select the backends of a service, unless it is unchanged and `anew` is false. An unexpected
         exception affects only this service: its rules stay."""
         changes.attempted.add(name)
-        before = given.forwardings.get(name, ())
+        before = last_programmed.forwardings.get(name, ())
         try:
-            service, known = self._snapshot.service(name), given.services.get(name)
+            service, known = self._snapshot.service(name), last_programmed.services.get(name)
             if service is not known:
                 changes.services[name] = service
             if service is None:
                 changes.replace(before, ())
             elif anew or service != known:  # if equal, only its line in the file has changed
-                if chosen is None:
-                    chosen = select_backends(
+                if selected is None:
+                    selected = select_backends(
                         service, changes.policy, self._statuses.backend_statuses(service)
                     )
-                changes.chosen[name] = chosen
-                changes.replace(before, chosen)
+                changes.selected[name] = selected
+                changes.replace(before, selected)
             if anew or name in changes.services:
                 for key, forwarding in self._withheld(name).items():
                     changes.forwardings.setdefault(key, forwarding)
         except Exception as error:
-            changes.chosen[name] = before
+            changes.selected[name] = before
             self._quarantine.add(name, "selecting its backends", error)

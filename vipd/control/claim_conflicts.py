@@ -115,7 +115,7 @@ class ConflictResolver:
         self._units = units
         self._chosen: dict[str, Declaration] = {}
         self._holders: dict[Claim, list[Claimant]] = {}
-        self._lost: dict[str, set[int]] = {}
+        self._lost_services: dict[str, set[int]] = {}
         """By unit: the indexes of services that it lost from its serving version."""
         self._accepted: dict[str, frozenset[Claim]] = {}
         for name, unit in sorted(units.items()):
@@ -136,7 +136,7 @@ class ConflictResolver:
 
     def remaining(self) -> dict[str, Declaration]:
         """The declaration that each unit may serve: its version without the services that it lost."""
-        for name, lost in self._lost.items():
+        for name, lost in self._lost_services.items():
             services = self._chosen[name].services
             left = tuple(service for place, service in enumerate(services) if place not in lost)
             self._chosen[name] = Declaration(left)
@@ -176,8 +176,8 @@ class ConflictResolver:
                 suspects.update(dict.fromkeys(self._choose(name, self._units[name].accepted)))
             else:
                 self._remove(name, mine)
-                self._lost.setdefault(name, set()).update(mine)
-        return _one_role(suspects)
+                self._lost_services.setdefault(name, set()).update(mine)
+        return _as_backend_role(suspects)
 
     def _choose(self, name: str, declaration: Declaration) -> Iterable[Claim]:
         """Make a version of a unit serve; returns its claims."""
@@ -218,7 +218,7 @@ def _all_claims(service: Service) -> Iterable[Claim]:
     return dict.fromkeys((*claims_of(service), *address_uses(service)))
 
 
-def _one_role(claims: Iterable[Claim]) -> Iterable[Claim]:
+def _as_backend_role(claims: Iterable[Claim]) -> Iterable[Claim]:
     """The same claims, with each address only in its role as a backend."""
     return dict.fromkeys(
         claim.opposite() if isinstance(claim, AddressUse) and not claim.as_backend else claim

@@ -156,7 +156,7 @@ class ClaimIndex:
         for socket in facts.sockets:
             for key in self._node_ports.get((socket.protocol, socket.port), ()):
                 claim = self._known[key]
-                if not facts.node_families(socket).isdisjoint(claim.families):
+                if not facts.intercepted_families(socket).isdisjoint(claim.families):
                     yield Finding(claim.service, _held(f"node port {socket.port}/{socket.protocol}", socket))
 
     def _of_own_ports(self, facts: HostFacts) -> Iterator[Finding]:

@@ -106,9 +106,9 @@ def _named(request: Mapping[str, object]) -> tuple[str, str, str]:
     return service, backend, address
 
 
-def _backends_of(snapshot: Services, subjects: Collection[OverrideTarget]) -> Backends:
+def _backends_of(snapshot: Services, targets: Collection[OverrideTarget]) -> Backends:
     """The backends that overrides of these targets apply to."""
-    known = frozenset(subjects)
+    known = frozenset(targets)
     return tuple(
         (service, backend)
         for service in snapshot.values()

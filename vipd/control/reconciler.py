@@ -81,28 +81,28 @@ class Reconciler:
         dataplane: Dataplane,
         host: HostProvider,
         clock: Callable[[], datetime],
-        partners: ReconcilerDependencies | None = None,
+        dependencies: ReconcilerDependencies | None = None,
     ) -> None:
-        partners = partners or ReconcilerDependencies()
+        dependencies = dependencies or ReconcilerDependencies()
         self._dataplane, self._host, self.clock = dataplane, host, clock
-        self._statuses, self.observers = partners.statuses, partners.observers
+        self._statuses, self.observers = dependencies.statuses, dependencies.observers
         self.containment = self.observers.containment
         """Catches and reports unexpected exceptions that belong to no unit and no service."""
-        self._snapshot = Snapshot(sources, partners.registrations, self.containment)
+        self._snapshot = Snapshot(sources, dependencies.registrations, self.containment)
         heartbeat = self.observers.heartbeat
         self._quarantine = ServiceQuarantine(lambda: asyncio.get_running_loop().time())
         self._programming = Programming(dataplane, self._quarantine, heartbeat)
         self._selector = Selector(
             self._snapshot, self._statuses, self._quarantine, self._programming.withheld, heartbeat
         )
-        self._flow_resets = FlowResets(partners.resets)
+        self._flow_resets = FlowResets(dependencies.resets)
         self._dirty = Dirty()
         self._write_order = WriteOrder()
-        self._given_later: dict[ForwardingKey, Forwarding | None] = {}
+        self._programmed_of_postponed: dict[ForwardingKey, Forwarding | None] = {}
         """For forwardings left for a later step: the versions that the dataplane has now."""
         self._policy: SelectionPolicy | None = None
         self._requested = asyncio.Event()
-        self._stepped = asyncio.Condition()
+        self._step_done = asyncio.Condition()
         self._lock = WriteLock()
         self.difference = Difference(dataplane, self._lock)
         """Computes what a step would write now."""
@@ -148,9 +148,9 @@ class Reconciler:
             attempted = progress.attempted >= generation and (not later() or bool(progress.fault))
             return progress.stopping or attempted
 
-        async with self._stepped:
+        async with self._step_done:
             try:
-                await asyncio.wait_for(self._stepped.wait_for(over), timeout=timeout)
+                await asyncio.wait_for(self._step_done.wait_for(over), timeout=timeout)
             except TimeoutError:
                 return False
         return progress.applied >= generation and not later()
@@ -158,8 +158,8 @@ class Reconciler:
     async def stop_waiting(self) -> None:
         """End every `wait_synced`, because vipd stops."""
         self.progress.stopping = True
-        async with self._stepped:
-            self._stepped.notify_all()
+        async with self._step_done:
+            self._step_done.notify_all()
 
     async def run(self) -> None:
         """Run a step whenever one is requested, for ever; after a failure also without a request."""
@@ -202,8 +202,8 @@ class Reconciler:
                 self._dirty.declared.update(dict.fromkeys(self.services))
                 self._failed(generation, f"{internal_error(error, 'reconciling')}; {PLEASE_REPORT}", error)
             self.observers.stepped()
-        async with self._stepped:
-            self._stepped.notify_all()
+        async with self._step_done:
+            self._step_done.notify_all()
         return not self.progress.fault
 
     async def _reconcile(self, generation: int, began: datetime, work: contextlib.ExitStack) -> None:
@@ -215,8 +215,8 @@ class Reconciler:
         await self._log_problems(merged)
         if len(self._dirty.declared) > LARGE:
             work.enter_context(gc_paused())
-        given = LastProgrammed(self.services, self.forwardings, self._policy)
-        changes = await self._selector.select(policy, self._dirty, given)
+        last_programmed = LastProgrammed(self.services, self.forwardings, self._policy)
+        changes = await self._selector.select(policy, self._dirty, last_programmed)
         await self._yield_to_loop()
         await self._update_dataplane(changes)
         await self._yield_to_loop()
@@ -266,12 +266,12 @@ class Reconciler:
         self._dirty.in_doubt |= changes.forwardings.keys()
         later: Mapping[ForwardingKey, Forwarding | None] = {}
         if self.progress.applied:  # the first load is not divided
-            later = self._write_order.postponed(changes.forwardings, self._given)
+            later = self._write_order.postponed(changes.forwardings, self._programmed)
         now = {key: f for key, f in changes.forwardings.items() if key not in later}
         async for part in in_batches(now, weight=_weight):
             with self.containment.contain("dataplane", "preparing changed services"):
                 await self._dataplane.prepare(part)
-            self._programming.record_changes(part, self._given)
+            self._programming.record_changes(part, self._programmed)
             self._programming.update(part)
             self.observers.heartbeat()
         # All in one batch, except for the first load, so that a frontend that moves between services is never
@@ -282,29 +282,29 @@ class Reconciler:
             self.observers.services_changed(part)
             self.observers.heartbeat()
         if resets := self._flow_resets.changes():
-            self._programming.record_changes(resets, self._given)
+            self._programming.record_changes(resets, self._programmed)
             self._programming.update(resets)
-        async for chosen in in_batches(changes.chosen):
-            for name, forwardings in chosen.items():
+        async for selected in in_batches(changes.selected):
+            for name, forwardings in selected.items():
                 self.readiness.update(name, self._snapshot.service(name), forwardings)
             self.observers.heartbeat()
-        self._given_later = dict(later)
-        self._remember(changes)
+        self._programmed_of_postponed = dict(later)
+        self._record_programmed(changes)
         self._dirty = Dirty(in_doubt=set(later))
 
-    def _given(self, key: ForwardingKey) -> Forwarding | None:
+    def _programmed(self, key: ForwardingKey) -> Forwarding | None:
         """The forwarding that the dataplane has now."""
-        if key in self._given_later:
-            return self._given_later[key]
+        if key in self._programmed_of_postponed:
+            return self._programmed_of_postponed[key]
         return next((f for f in self.forwardings.get(key.service, ()) if f.key == key), None)
 
-    def _remember(self, changes: Changes) -> None:
+    def _record_programmed(self, changes: Changes) -> None:
         before = {name: self.services[name] for name in changes.services if name in self.services}
         after = {name: service for name, service in changes.services.items() if service is not None}
         causes = self.causes.take()
         if self._policy is not None:  # the log contains only the number of services of the first load
             with self.containment.contain("log", "logging changed services"):
-                log_changes(before, after, [n for n in changes.chosen if n in after], causes)
+                log_changes(before, after, [n for n in changes.selected if n in after], causes)
         # A new dictionary, because other tasks may iterate over the old one.
         services = dict(self.services) if changes.services else self.services
         services.update(after)
@@ -312,7 +312,7 @@ class Reconciler:
             del services[name]
             self.forwardings.pop(name, None)
             self.readiness.update(name, None)
-        self.forwardings.update(changes.chosen)
+        self.forwardings.update(changes.selected)
         self._policy, self.services = changes.policy, services
 
     def _succeeded(self, generation: int, began: datetime, wrote: bool) -> None:
@@ -330,7 +330,7 @@ class Reconciler:
         left_out = self._snapshot.warnings()
         progress.warnings = (*left_out, *self._host_warnings, *self._dataplane.warnings())
         progress.succeed(generation)
-        progress.postpone(frozenset(key.service for key in self._given_later), self.clock())
+        progress.postpone(frozenset(key.service for key in self._programmed_of_postponed), self.clock())
         if progress.postponed:
             self._requested.set()
 

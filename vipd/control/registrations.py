@@ -142,7 +142,7 @@ class Registrar:
     def _room(self, service: Service) -> int:
         """Maximum number of registered backends of a service."""
         declared, ports = len(service.backends) + len(service.fallback), len(service.ports)
-        in_all = max(0, limits.ALL_ENDPOINTS - self._size) // ports
+        in_all = max(0, limits.MAX_TOTAL_SIZE - self._size) // ports
         at_each = limits.ADDRESS_ENDPOINTS // (ports * max(1, len(service.all_addresses())))
         own = min(limits.BACKENDS, limits.SERVICE_ENDPOINTS // ports, at_each) - declared
         return max(0, min(own, in_all))

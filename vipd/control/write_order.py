@@ -16,7 +16,7 @@ MAX_WORK_PER_STEP = 5000
 """Maximum sum of `compile_cost` of the large forwardings that one step writes. A step may write a single
 forwarding above it."""
 
-Changes = Mapping[ForwardingKey, Forwarding | None]
+ForwardingChanges = Mapping[ForwardingKey, Forwarding | None]
 Before = Callable[[ForwardingKey], Forwarding | None]
 """Returns the forwarding that the dataplane has now for the key of a change."""
 FrontendTuple = tuple[str, int, Protocol]
@@ -37,7 +37,7 @@ class WriteOrder:
         self._waiting: dict[ForwardingKey, int] = {}
         """The changes that the last step postponed, each with its place in the queue."""
 
-    def postponed(self, changes: Changes, before: Before) -> Changes:
+    def postponed(self, changes: ForwardingChanges, before: Before) -> ForwardingChanges:
         """The keys of the changes to leave for a later step, each with the dataplane's current forwarding.
 
         A large change is never separated from another change of the same address and port, before or after.
@@ -46,7 +46,7 @@ class WriteOrder:
         large = {
             key: f.compile_cost() for key, f in changes.items() if f is not None and f.compile_cost() > LARGE
         }
-        shared = _shared(changes, before) if large else frozenset()
+        shared = _shared_frontends(changes, before) if large else frozenset()
         movable = [key for key in large if shared.isdisjoint(_frontends(changes[key], before(key)))]
         movable.sort(key=lambda key: self._waiting.get(key, len(self._waiting)))
         gives_way = len(movable) < len(changes) and not self._gave_way
@@ -66,7 +66,7 @@ def _count_within_limit(works: Sequence[int]) -> int:
     return len(works)
 
 
-def _shared(changes: Changes, before: Before) -> frozenset[FrontendTuple]:
+def _shared_frontends(changes: ForwardingChanges, before: Before) -> frozenset[FrontendTuple]:
     """Frontends that more than one of the changes has, before or after it."""
     count = Counter(place for key, f in changes.items() for place in set(_frontends(f, before(key))))
     return frozenset(place for place, changing in count.items() if changing > 1)

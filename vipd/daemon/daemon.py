@@ -38,8 +38,7 @@ from vipd.observe.events.log_handler import recording
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import ListenAddress, Listeners
-from vipd.observe.monitoring import Monitored
-from vipd.observe.monitoring import Monitoring as Pages
+from vipd.observe.monitoring import Monitored, Monitoring
 
 log = logging.getLogger(__name__)
 
@@ -94,13 +93,13 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         listeners = [*health_listeners(parts)]
         warnings = _warnings_of(parts, listeners, recorder, notifier)
-        pages = Pages(monitored(parts, recorder, warnings))
-        listeners += pages.listeners
-        served = _api_context(parts, pages, recorder, warnings)
-        async with _serving_api(settings, served, pages), asyncio.TaskGroup() as tasks:
+        monitoring = Monitoring(monitored(parts, recorder, warnings))
+        listeners += monitoring.listeners
+        context = _api_context(parts, monitoring, recorder, warnings)
+        async with _serving_api(settings, context, monitoring), asyncio.TaskGroup() as tasks:
             work = [
                 tasks.create_task(parts.supervisor.run(name, loop), name=name)
-                for name, loop in loops(parts, listeners, pages).items()
+                for name, loop in loops(parts, listeners, monitoring).items()
             ]
             _on_signals(parts, reporter, stop, work)
             if parts.fleet:
@@ -189,7 +188,7 @@ def _warnings_of(
     ]
 
 
-def _api_context(parts: Parts, pages: Pages, recorder: Recorder, warnings: Warnings) -> ApiContext:
+def _api_context(parts: Parts, monitoring: Monitoring, recorder: Recorder, warnings: Warnings) -> ApiContext:
     """The objects that the API shows and changes."""
     settings, host = parts.settings, parts.host
     about = {
@@ -216,12 +215,14 @@ def _api_context(parts: Parts, pages: Pages, recorder: Recorder, warnings: Warni
         flow_stats=parts.flow_stats,
         fleet=parts.fleet,
         default_store=settings.store,
-        metrics=pages.metrics,
+        metrics=monitoring.metrics,
     )
 
 
 @contextlib.asynccontextmanager
-async def _serving_api(settings: Settings, served: ApiContext, pages: Pages) -> AsyncIterator[None]:
+async def _serving_api(
+    settings: Settings, context: ApiContext, monitoring: Monitoring
+) -> AsyncIterator[None]:
     """The API's socket, answering. Raises StartError."""
     try:
         listener = bind_socket(settings.socket, settings.socket_group)
@@ -229,8 +230,8 @@ async def _serving_api(settings: Settings, served: ApiContext, pages: Pages) -> 
         what = f"{settings.socket}: {error.strerror or error}"
         raise StartError(what, number=error.errno or 0) from None
     try:
-        async with serving(application(served, Permission(settings.admin_group)), listener):
-            with pages.counters.count_events():
+        async with serving(application(context, Permission(settings.admin_group)), listener):
+            with monitoring.counters.count_events():
                 yield
     finally:
         settings.socket.unlink(missing_ok=True)

@@ -22,11 +22,11 @@ from vipd.control.reconciler import Reconciler
 from vipd.daemon.wiring import Parts
 from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.host.observer import Observer
-from vipd.host.supervisor import Backoff, Loop, LoopState, Work
+from vipd.host.supervisor import Backoff, Loop, LoopState, Work, until_first_ends
 from vipd.model.check_target import CheckTarget
 from vipd.model.override import OverrideTarget
 from vipd.observe.listeners import Listeners
-from vipd.observe.monitoring import Monitoring as Pages
+from vipd.observe.monitoring import Monitoring
 
 POLL_FILES = Backoff(maximum=5.0)
 """Each try reads the times of all files, which is the fallback for a directory that cannot be watched."""
@@ -52,7 +52,7 @@ class _Events(Observer):
         self._after_overrides.append(asyncio.Event())
         return self._after_overrides[-1]
 
-    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
+    def overrides_changed(self, targets: frozenset[OverrideTarget]) -> None:
         for event in self._after_overrides:
             event.set()
 
@@ -67,7 +67,7 @@ class _Events(Observer):
         self.switched.set()
 
 
-def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[str, Work]:
+def loops(parts: Parts, listeners: Sequence[Listeners], monitoring: Monitoring) -> dict[str, Work]:
     """Every loop of a daemon."""
     reconciler, conntrack, events = parts.reconciler, parts.conntrack, _Events(parts.reconciler)
     collect, cleaned, saved, grown = (events.after_step() for _ in range(4))
@@ -86,7 +86,7 @@ def loops(parts: Parts, listeners: Sequence[Listeners], pages: Pages) -> dict[st
         "checking backends": parts.health.run,
         **parts.flow_stats.loops(),
         **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},
-        "keeping the status page": pages.run,
+        "keeping the status page": monitoring.run,
         **(parts.fleet.loops(reconciler) if parts.fleet else {}),
     }
 
@@ -114,12 +114,4 @@ async def _watch_rules(parts: Parts, switched: asyncio.Event) -> None:
         switched.clear()
         open_watch = partial(parts.dataplane.watch, options)
         watching = watch_rules(open_watch, parts.repair_backoff, parts.dataplane, parts.reconciler)
-        work = [asyncio.create_task(watching), asyncio.create_task(switched.wait())]
-        try:
-            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in work:
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+        await until_first_ends([asyncio.create_task(watching), asyncio.create_task(switched.wait())])

@@ -110,9 +110,9 @@ async def wire(
     await conntrack.load()  # left over by an earlier process
     observers.add(conntrack)
     registrations = fleet.registrations if fleet else dict
-    partners = ReconcilerDependencies(statuses, registrations, conntrack.resets, observers)
+    dependencies = ReconcilerDependencies(statuses, registrations, conntrack.resets, observers)
     declaring = (files, store, *((fleet.source,) if fleet else ()))
-    reconciler = Reconciler(declaring, dataplane, host, now, partners)
+    reconciler = Reconciler(declaring, dataplane, host, now, dependencies)
     flow_stats = FlowStats.of(
         dataplane.counter,
         reconciler,

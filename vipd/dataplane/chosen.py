@@ -10,7 +10,7 @@ from vipd.host.durable import error_text, make_directory, move_aside, read_own, 
 
 log = logging.getLogger(__name__)
 
-_LONGEST_NAME = 4096
+_MAX_NAME_BYTES = 4096
 
 
 class ChosenDataplane:
@@ -22,7 +22,7 @@ class ChosenDataplane:
     def read(self) -> str:
         """The name, or `auto`; empty if the settings count."""
         try:
-            chosen = read_own(self._path, _LONGEST_NAME).decode().strip()
+            chosen = read_own(self._path, _MAX_NAME_BYTES).decode().strip()
             if chosen not in (*DATAPLANES, "auto"):
                 raise ValueError("it names no dataplane")
         except FileNotFoundError:

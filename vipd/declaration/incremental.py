@@ -150,7 +150,7 @@ def _size(services: Sequence[Service]) -> int:
 
 
 def _within_limits(services: Sequence[Service]) -> bool:
-    return len(services) <= limits.SERVICES and _size(services) <= limits.UNIT_ENDPOINTS
+    return len(services) <= limits.SERVICES and _size(services) <= limits.MAX_UNIT_SIZE
 
 
 def _split(services: Sequence[Service], first: int, end: int) -> tuple[tuple[Service, ...], ...]:

@@ -24,7 +24,7 @@ from vipd.model.service import Origin, Service
 _GROUPS = {"Service": "", "Endpoints": "", "EndpointSlice": "discovery.k8s.io"}
 """The supported kinds of objects, with the API group of each."""
 
-MAX_KINDS = 20
+MAX_KINDS_NAMED = 20
 """Number of kinds that the note on the objects left out of a List names."""
 
 _LISTS = {f"{kind}List": kind for kind in _GROUPS}
@@ -94,9 +94,9 @@ class KubernetesObjects:
             self._read_list(place)
         elif kind in _LISTS and self._right_version(place, version, kind, _GROUPS[_LISTS[kind]]):
             for item in place.at("items").items():
-                self._take(item, _LISTS[kind])
+                self._add_object(item, _LISTS[kind])
         elif kind in _GROUPS and self._right_version(place, version, kind, _GROUPS[kind]):
-            self._take(place, kind)
+            self._add_object(place, kind)
         elif kind != "List" and kind not in _GROUPS and kind not in _LISTS:
             hint = "it serves Service, EndpointSlice, Endpoints, and lists of them"
             place.at("kind").problem(f"kind {quoted(kind)[1:-1]} is not something that vipd serves", hint)
@@ -110,15 +110,15 @@ class KubernetesObjects:
             group = version.rpartition("/")[0]
             if kind in _GROUPS and (not version or group == _GROUPS[kind]):
                 if self._right_version(item, version, kind, _GROUPS[kind]):
-                    self._take(item, kind)
+                    self._add_object(item, kind)
             elif kind:
                 others[kind] += 1
             else:
                 item.problem("kind is missing", "every object of a List has a kind and an apiVersion")
         if others:
-            named = others.most_common(MAX_KINDS)
+            named = others.most_common(MAX_KINDS_NAMED)
             counts = ", ".join(f"{count} {quoted(kind)[1:-1]}" for kind, count in named)
-            place.note(f"left out of the List: {counts}{', ...' if len(others) > MAX_KINDS else ''}")
+            place.note(f"left out of the List: {counts}{', ...' if len(others) > MAX_KINDS_NAMED else ''}")
 
     def _right_version(self, place: FieldCursor, version: str, kind: str, group: str) -> bool:
         wanted = f"{group}/{_VERSION}" if group else _VERSION
@@ -133,11 +133,11 @@ class KubernetesObjects:
             )
         return False
 
-    def _take(self, place: FieldCursor, kind: str) -> None:
+    def _add_object(self, place: FieldCursor, kind: str) -> None:
         if place.node is None or not isinstance(place.node, Mapping):
             place.problem(f"must be a {kind}", "remove it")
             return
-        if not self._first(place, kind):
+        if not self._is_first(place, kind):
             return
         if kind == "Service":
             self.declared.add(object_name(place))
@@ -151,7 +151,7 @@ class KubernetesObjects:
             self.referenced.setdefault(group.service, (f"{kind} {object_name(place)}", place.line))
         (self.endpoints if kind == "Endpoints" else self.slices).extend(kept)
 
-    def _first(self, place: FieldCursor, kind: str) -> bool:
+    def _is_first(self, place: FieldCursor, kind: str) -> bool:
         """Whether no earlier object has this kind and name. Reports a second one, because nothing says which
         of the two is valid."""
         name = object_name(place)

@@ -69,8 +69,8 @@ def check_total_size(report: Report, service: Service, number: int) -> bool:
     what = ""
     if number > limits.SERVICES:
         what = f"the document has more than {limits.SERVICES} services"
-    elif report.size > limits.UNIT_ENDPOINTS:
-        what = f"up to here the services have more than {limits.UNIT_ENDPOINTS} endpoints"
+    elif report.size > limits.MAX_UNIT_SIZE:
+        what = f"up to here the services have more than {limits.MAX_UNIT_SIZE} endpoints"
     if what:
         report.add(service.origin.line, "", what, "divide it into several files, or write fewer services")
     return not what

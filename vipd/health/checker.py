@@ -39,7 +39,7 @@ KINDS = ("tcp", "http", "https", "udp", "dns", "exec")
 """Types of checks."""
 
 _AS_BEFORE = "as before: "
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class HealthChecker:
     def warnings(self) -> tuple[str, ...]:
         """Reasons why vipd cannot probe. As long as there are any, the affected states stay as they are."""
         troubled = {t: r.probe_error for t, r in self._records.items() if r.probe_error}
-        told = [f"{target} {trouble}" for target, trouble in list(troubled.items())[:_MOST_NAMED]]
+        told = [f"{target} {trouble}" for target, trouble in list(troubled.items())[:_MAX_NAMED]]
         more = len(troubled) - len(told)
         if more > 0:
             told.append(f"{more} more backends cannot be asked")

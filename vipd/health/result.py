@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vipd.model.service import MAX_WEIGHT
 from vipd.model.text import shortened
 
-_LONGEST_REASON = 120
+_MAX_REASON_LENGTH = 120
 
 
 class ReportedWeight(NamedTuple):
@@ -66,7 +66,7 @@ def milliseconds(seconds: float) -> str:
 
 def one_line(text: str) -> str:
     """Untrusted text made safe to print: one short line without control characters."""
-    return shortened(text, _LONGEST_REASON)
+    return shortened(text, _MAX_REASON_LENGTH)
 
 
 _WEIGHT = re.compile(r"0*([0-9]{1,5})(%?)")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vipd.health.result import ReportedWeight
 from vipd.model.service import MAX_WEIGHT
 
-STEPS = 10
+SLOW_START_STEPS = 10
 """Number of steps in which a slow start raises a share. Each step changes rules."""
 
 
@@ -18,12 +18,12 @@ class Ramp(NamedTuple):
     """Progress of a slow start."""
 
     step: int
-    """1..STEPS: tenths of the full share."""
+    """1..`SLOW_START_STEPS`: tenths of the full share."""
     next_step: float | None
     """Time of the next step; None at the full share."""
 
 
-FULL_SHARE = Ramp(STEPS, None)
+FULL_SHARE = Ramp(SLOW_START_STEPS, None)
 
 
 def ramp(healthy_since: float | None, slow_start: float, now: float) -> Ramp:
@@ -34,9 +34,9 @@ def ramp(healthy_since: float | None, slow_start: float, now: float) -> Ramp:
     """
     if healthy_since is None or slow_start <= 0 or now >= healthy_since + slow_start:
         return FULL_SHARE
-    starts = [healthy_since + slow_start * step / STEPS for step in range(1, STEPS)]
+    starts = [healthy_since + slow_start * step / SLOW_START_STEPS for step in range(1, SLOW_START_STEPS)]
     later = [start for start in starts if start > now]
-    return Ramp(STEPS - len(later), later[0]) if later else FULL_SHARE
+    return Ramp(SLOW_START_STEPS - len(later), later[0]) if later else FULL_SHARE
 
 
 class WeightInputs(NamedTuple):
@@ -51,7 +51,7 @@ class WeightInputs(NamedTuple):
 
 
 def weights(
-    claims: Sequence[WeightInputs], slow_start: float, now: float
+    inputs: Sequence[WeightInputs], slow_start: float, now: float
 ) -> tuple[tuple[int, ...], float | None]:
     """The weights of all backends of a service, in order, and the time of the next step of a slow start.
 
@@ -59,24 +59,24 @@ def weights(
     multiplied by the same factor, so that even a tenth of the weight 1 is a whole number. Otherwise they are
     as declared. Each is 0..65535, and 0 only for a declared or reported weight of 0.
     """
-    ramps = [ramp(claim.healthy_since, slow_start, now) for claim in claims]
-    exact = [_wanted(claim) * r.step / STEPS for claim, r in zip(claims, ramps, strict=True)]
+    ramps = [ramp(each.healthy_since, slow_start, now) for each in inputs]
+    exact = [_exact_weight(each) * r.step / SLOW_START_STEPS for each, r in zip(inputs, ramps, strict=True)]
     steps = [r.next_step for r in ramps if r.next_step is not None]
     return _whole(exact), min(steps, default=None)
 
 
-def full_weight(claim: WeightInputs) -> int:
+def full_weight(inputs: WeightInputs) -> int:
     """The weight of a backend with its full share, without the factor that `weights` may multiply by."""
-    return _at_least_one(_wanted(claim))
+    return _at_least_one(_exact_weight(inputs))
 
 
-def _wanted(claim: WeightInputs) -> Fraction:
-    if claim.reported is None:
-        return Fraction(claim.declared)
+def _exact_weight(inputs: WeightInputs) -> Fraction:
+    if inputs.reported is None:
+        return Fraction(inputs.declared)
     return (
-        Fraction(claim.declared * claim.reported.value, 100)
-        if claim.reported.percent
-        else Fraction(claim.reported.value)
+        Fraction(inputs.declared * inputs.reported.value, 100)
+        if inputs.reported.percent
+        else Fraction(inputs.reported.value)
     )
 
 

@@ -15,7 +15,7 @@ from vipd.model.service import Family, Protocol, Service, family_of, socket_text
 
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"  # noqa: S104 (compared, not bound)
 
-_NOBODYS = "choose an address that no host has"
+_UNUSED_ADDRESS_HINT = "choose an address that no host has"
 
 
 class Subnet(NamedTuple):
@@ -71,7 +71,7 @@ class HostFacts:
     """Sockets whose ports no service may claim."""
     node_port_addresses: Mapping[Family, frozenset[str] | None] = field(default_factory=dict)
     """The addresses of this host on which node ports are served; None, or no entry: all."""
-    on_localhost: bool = False
+    localhost_node_ports: bool = False
     """Whether node ports are also served on 127.0.0.0/8."""
     subnets: tuple[Subnet, ...] = field(default=(), compare=False)
     neighbours: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -104,9 +104,9 @@ class HostFacts:
         for address in service.all_addresses():
             if address in self.gateways:
                 what = f"{service.name}: {address} is a gateway of this host, on {self.gateways[address]}"
-                yield what, f"{_NOBODYS}: what this host sends by way of the gateway needs it"
+                yield what, f"{_UNUSED_ADDRESS_HINT}: what this host sends by way of the gateway needs it"
             elif address in self.reserved_addresses:
-                yield f"{service.name}: {address} is {self.reserved_addresses[address]}", _NOBODYS
+                yield f"{service.name}: {address} is {self.reserved_addresses[address]}", _UNUSED_ADDRESS_HINT
         for place, found in self._port_conflicts(service) if self.protected_sockets or self.sockets else ():
             if found.protected:
                 what = f"{service.name}: {place} is the port of {found.owner}"
@@ -151,14 +151,16 @@ class HostFacts:
     ) -> LocalSocket | None:
         """The socket whose connections a node port would intercept, if any; a protected one first."""
         sockets = self._by_port.get((protocol, node_port), ())
-        return next((each for each in sockets if not self.node_families(each).isdisjoint(families)), None)
+        return next(
+            (each for each in sockets if not self.intercepted_families(each).isdisjoint(families)), None
+        )
 
     @property
     def bound_ports(self) -> Collection[tuple[Protocol, int]]:
         """The protocol and port of every socket."""
         return self._by_port.keys()
 
-    def node_families(self, found: LocalSocket) -> frozenset[Family]:
+    def intercepted_families(self, found: LocalSocket) -> frozenset[Family]:
         """The families in which a node port with a socket's port number intercepts the socket's flows."""
         if found.address == ANY_IPV6:
             return frozenset(
@@ -169,7 +171,7 @@ class HostFacts:
         if found.address == ANY_IPV4:
             taken = answering != frozenset()
         elif ip_address(found.address).is_loopback:
-            taken = self.on_localhost and family is Family.IPV4
+            taken = self.localhost_node_ports and family is Family.IPV4
         else:
             taken = answering is None or found.address in answering
         return frozenset({family} if taken else ())

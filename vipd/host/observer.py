@@ -18,8 +18,8 @@ class Observer:
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
 
-    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
-        """Overrides of these subjects are given, cleared or expired; what was given or cleared is on disk."""
+    def overrides_changed(self, targets: frozenset[OverrideTarget]) -> None:
+        """Overrides of these targets are set, cleared or expired; what was set or cleared is on disk."""
 
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Health checks have another verdict, or another weight, for these targets."""
@@ -63,11 +63,11 @@ class Observers(Observer):
             with self._around(observer, "taking this host's addresses"):
                 observer.host_changed(addresses)
 
-    def overrides_changed(self, subjects: frozenset[OverrideTarget]) -> None:
+    def overrides_changed(self, targets: frozenset[OverrideTarget]) -> None:
         """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "taking changed overrides"):
-                observer.overrides_changed(subjects)
+                observer.overrides_changed(targets)
 
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Notify all observers."""

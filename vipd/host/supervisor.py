@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.host.systemd.fields import Event, fields
@@ -91,6 +91,19 @@ class Loop:
         await self.work()
 
 
+async def until_first_ends(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Wait until one of the tasks ends, and raise its exception if it failed. Before it returns or raises, it
+    cancels the others and waits until they have ended."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Supervisor:
     """Runs loops. `expected` are the exceptions that describe the fault themselves; any other one is a fault
     of vipd, logged with its traceback. The clock is the event loop's; `now` returns the time of day, for
@@ -104,39 +117,39 @@ class Supervisor:
     ) -> None:
         self._expected, self._now = expected, now
         self._random = rng or Random()  # noqa: S311 (spreads a fleet; nothing secret)
-        self._tasks: dict[str, LoopState] = {}
+        self._states: dict[str, LoopState] = {}
 
     @property
     def loops(self) -> Mapping[str, LoopState]:
         """Every loop by its name."""
-        return self._tasks
+        return self._states
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """One line for each failing loop whose fault no other part names."""
         return tuple(
-            f"{name} fails: {task.fault}; {_failure_count_text(task)}, "
-            f"tried again every {task.retry_delay:.3g} s"
-            for name, task in self._tasks.items()
-            if task.fault and not task.reported_elsewhere
+            f"{name} fails: {state.fault}; {_failure_count_text(state)}, "
+            f"tried again every {state.retry_delay:.3g} s"
+            for name, state in self._states.items()
+            if state.fault and not state.reported_elsewhere
         )
 
     async def run(self, name: str, work: Work) -> NoReturn:
         """Run `work` repeatedly, for ever. It may be one round of a loop, or a loop that
         never returns; it must release its resources when it raises or is cancelled."""
-        task = self._tasks.setdefault(name, work.state if isinstance(work, Loop) else LoopState())
+        state = self._states.setdefault(name, work.state if isinstance(work, Loop) else LoopState())
         clock = asyncio.get_running_loop().time
         while True:
             began = clock()
             try:
-                await self._run_once(name, task, work)
+                await self._run_once(name, state, work)
             except Exception as error:
-                task.last_run_seconds = clock() - began
-                self._failed(name, task, error)
+                state.last_run_seconds = clock() - began
+                self._failed(name, state, error)
                 _end_if_cancelled()
-                await asyncio.sleep(task.retry_delay)
+                await asyncio.sleep(state.retry_delay)
             else:
-                self._recovered(name, task)
+                self._recovered(name, state)
                 _end_if_cancelled()
                 await asyncio.sleep(0)  # work that returns at once must not block the event loop
 
@@ -146,61 +159,61 @@ class Supervisor:
         try:
             await self.run(name, work)
         finally:
-            self._tasks.pop(name, None)
+            self._states.pop(name, None)
 
-    async def _run_once(self, name: str, task: LoopState, work: Work) -> None:
+    async def _run_once(self, name: str, state: LoopState, work: Work) -> None:
         """Run `work` once; if it failed the last time, check whether it keeps running."""
-        if not task.consecutive_failures:
+        if not state.consecutive_failures:
             await work()
             return
-        enough = max(RECOVERED_AFTER_SECONDS, task.retry_delay, 2 * task.last_run_seconds)
-        steady = asyncio.get_running_loop().call_later(enough, self._recovered, name, task)
+        enough = max(RECOVERED_AFTER_SECONDS, state.retry_delay, 2 * state.last_run_seconds)
+        steady = asyncio.get_running_loop().call_later(enough, self._recovered, name, state)
         try:
             await work()
         finally:
             steady.cancel()
 
-    def _failed(self, name: str, task: LoopState, error: Exception) -> None:
-        task.failures += 1
-        task.consecutive_failures += 1
-        task.since = task.since or self._now()
-        task.retry_delay = task.backoff.delay(task.consecutive_failures, self._random)
+    def _failed(self, name: str, state: LoopState, error: Exception) -> None:
+        state.failures += 1
+        state.consecutive_failures += 1
+        state.since = state.since or self._now()
+        state.retry_delay = state.backoff.delay(state.consecutive_failures, self._random)
         known = isinstance(error, self._expected)
-        task.fault = str(error) if known else f"{internal_error(error, name)}; {PLEASE_REPORT}"
-        if _should_log(task):
-            extra = fields(Event.TASK_FAILED, cause=name, reason=task.fault)
-            log.warning("%s fails: %s", name, task.fault, extra=extra, exc_info=None if known else error)
+        state.fault = str(error) if known else f"{internal_error(error, name)}; {PLEASE_REPORT}"
+        if _should_log(state):
+            extra = fields(Event.TASK_FAILED, cause=name, reason=state.fault)
+            log.warning("%s fails: %s", name, state.fault, extra=extra, exc_info=None if known else error)
 
-    def _recovered(self, name: str, task: LoopState) -> None:
-        if task.consecutive_failures:
+    def _recovered(self, name: str, state: LoopState) -> None:
+        if state.consecutive_failures:
             log.info(
                 "%s works again",
                 name,
-                extra=fields(Event.TASK_RECOVERED, cause=name, reason=_failure_count_text(task)),
+                extra=fields(Event.TASK_RECOVERED, cause=name, reason=_failure_count_text(state)),
             )
-        task.fault, task.consecutive_failures, task.since = "", 0, None
-        task.logged.clear()
+        state.fault, state.consecutive_failures, state.since = "", 0, None
+        state.logged.clear()
 
 
-def _should_log(task: LoopState) -> bool:
+def _should_log(state: LoopState) -> bool:
     """Whether to log the fault of a loop: it is new, and within the limit. Records it if so."""
     now = asyncio.get_running_loop().time()
-    if task.fault in task.logged:
+    if state.fault in state.logged:
         return False
-    if len(task.logged) >= MAX_LOGGED_REASONS:
-        if now - max(task.logged.values()) < LOG_AGAIN_SECONDS:
+    if len(state.logged) >= MAX_LOGGED_REASONS:
+        if now - max(state.logged.values()) < LOG_AGAIN_SECONDS:
             return False
-        del task.logged[min(task.logged, key=task.logged.__getitem__)]
-    task.logged[task.fault] = now
+        del state.logged[min(state.logged, key=state.logged.__getitem__)]
+    state.logged[state.fault] = now
     return True
 
 
-def _failure_count_text(task: LoopState) -> str:
-    since = f" since {task.since:%Y-%m-%dT%H:%M:%SZ}" if task.since else ""
+def _failure_count_text(state: LoopState) -> str:
+    since = f" since {state.since:%Y-%m-%dT%H:%M:%SZ}" if state.since else ""
     return (
         "failed once" + since
-        if task.consecutive_failures == 1
-        else f"failed {task.consecutive_failures} times{since}"
+        if state.consecutive_failures == 1
+        else f"failed {state.consecutive_failures} times{since}"
     )
 
 

@@ -44,11 +44,11 @@ hundred bytes in vipd and in the kernel."""
 NAMED_PORT_LOOKUPS = 500_000
 """Port names in the backends of one service, times its ports: vipd looks up each name in each port."""
 
-UNIT_ENDPOINTS = 1_500_000
+MAX_UNIT_SIZE = 1_500_000
 """Sum of `declared_size` over the services of one file, or one store. 100,000 services of five backends have
 600,000."""
 
-ALL_ENDPOINTS = 3_000_000
+MAX_TOTAL_SIZE = 3_000_000
 """The same sum over all files, stores and keys together: some gigabytes in memory."""
 
 TEXT = 4_096
@@ -95,7 +95,7 @@ ETCD_BYTES = 128 * MIB
 """Bytes of all watched keys and values: four times 100,000 services. etcd's own default limit is 2 GiB for
 everything."""
 
-REGISTERED_CHECK_SECONDS = 1.0
+MIN_REGISTERED_CHECK_SECONDS = 1.0
 """Shortest interval of a registered backend's own check, because every host of a fleet runs that check.
 Only the service's own check, which its administrator sets, may have a shorter interval."""
 
@@ -110,7 +110,7 @@ ANSWER_BYTES = 512 * MIB
 
 
 def declared_size(service: Service) -> int:
-    """The size of a service, as `UNIT_ENDPOINTS` and `ALL_ENDPOINTS` count it: its ports times its backends
+    """The size of a service, as `MAX_UNIT_SIZE` and `MAX_TOTAL_SIZE` count it: its ports times its backends
     and addresses. With several addresses, each address has an entry for each backend; half of them count,
     because with addresses in both families each address has half of the backends."""
     backends = len(service.backends) + len(service.fallback)

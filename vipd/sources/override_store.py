@@ -140,10 +140,10 @@ class OverrideStore:
             _log_expired(before[key], pins_alone=changed is not None)
         return frozenset(key.target for key in changes)
 
-    def _change(self, wanted: dict[OverrideKey, Override], subjects: frozenset[OverrideTarget]) -> None:
+    def _change(self, wanted: dict[OverrideKey, Override], targets: frozenset[OverrideTarget]) -> None:
         self._save(wanted)
         self._overrides = wanted
-        self._observer.overrides_changed(subjects)
+        self._observer.overrides_changed(targets)
 
     def _save(self, wanted: dict[OverrideKey, Override]) -> None:
         if self._faults:

@@ -20,7 +20,7 @@ from vipd.model import limits
 from vipd.model.service import Service
 from vipd.model.text import join_surrogate_pairs
 
-UNIT = "cli"
+STORE_UNIT = "cli"
 COPY_SUFFIX = ".last-good"
 
 _FOREIGN = re.compile(r"[&*\r\x85\u2028\u2029]|\n(?!  - |    |\Z)")
@@ -118,7 +118,7 @@ class StoreSource:
         """One unit: stored services were accepted when they were stored."""
         if self._unit.candidate is not self._declaration:
             self._unit = Unit(self._declaration, self._declaration)
-        return {UNIT: self._unit}
+        return {STORE_UNIT: self._unit}
 
     def _set_declaration(self, declaration: Declaration) -> None:
         self._services = {service.name: service for service in declaration.services}
@@ -152,9 +152,9 @@ def _check_limits(services: int, size: int) -> None:
     """Ensures that the file can be read again. Raises StoreError."""
     if services > limits.SERVICES:
         raise StoreError(f"the store would have {services} services: {limits.SERVICES} are the most; {_HINT}")
-    if size > limits.UNIT_ENDPOINTS:
+    if size > limits.MAX_UNIT_SIZE:
         raise StoreError(
-            f"the store would have {size} endpoints: {limits.UNIT_ENDPOINTS} are the most; {_HINT}"
+            f"the store would have {size} endpoints: {limits.MAX_UNIT_SIZE} are the most; {_HINT}"
         )
 
 
@@ -179,7 +179,7 @@ def _reads_back(blocks: Sequence[tuple[Service, str]]) -> bool:
     """Whether these texts parse to exactly their services. Each is an independent item without references, so
     that this is true beside any others."""
     text = _file_text([text for _, text in blocks])
-    found = parse_declaration(text, UNIT, source="cli", accepted=True)
+    found = parse_declaration(text, STORE_UNIT, source="cli", accepted=True)
     return found.ok and found.services == tuple(service for service, _ in blocks)
 
 

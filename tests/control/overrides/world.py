@@ -167,9 +167,9 @@ class World:
             stored = EtcdStore(cast(EtcdClient, self.etcd), etcd, PREFIX, lambda: self.now)
             fleet = cast(FleetMember, SimpleNamespace(overrides=self.orders, store=stored, name="h1"))
             self.orders.refresh()
-        books = (self.store, *((self.orders,) if self.orders else ()))
+        override_sources = (self.store, *((self.orders,) if self.orders else ()))
         self.fitness = BackendStatusTracker(
-            books, cast(HealthSource, SimpleNamespace(follow=_ignore)), lambda: 0.0
+            override_sources, cast(HealthSource, SimpleNamespace(follow=_ignore)), lambda: 0.0
         )
         observers.add(self.fitness)
         reconciler = SimpleNamespace(

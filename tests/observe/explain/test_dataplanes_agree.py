@@ -33,7 +33,7 @@ from vipd.observe.simulator import (
     Host,
     Packet,
     PacketVerdict,
-    Trace,
+    SimulationResult,
     parse_ruleset,
     parse_tables,
     trace,
@@ -63,7 +63,7 @@ ELSEWHERE = {Family.IPV4: "192.0.2.99", Family.IPV6: "2001:db8::99"}
 Fates = dict[tuple[str, str | None, bool], float]
 
 
-def fates(found: Trace) -> Fates:
+def fates(found: SimulationResult) -> Fates:
     """What may become of a packet, and how likely; of what is not delivered only the verdict counts."""
     summed: defaultdict[tuple[str, str | None, bool], float] = defaultdict(float)
     for outcome in found.outcomes:

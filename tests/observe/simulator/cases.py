@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from vipd.model.service import Family
-from vipd.observe.simulator import Arrival, Host, Packet, Ruleset, Trace, parse_ruleset, trace
+from vipd.observe.simulator import Arrival, Host, Packet, Ruleset, SimulationResult, parse_ruleset, trace
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = sorted(p.name for p in GOLDEN.iterdir() if p.is_dir())
@@ -47,7 +47,7 @@ def send(source: str, destination: str, protocol: str, port: int) -> Packet:
     return Packet(source, destination, protocol, port, arriving=arriving)
 
 
-def traced(case: str, packet: Packet, host: Host = HOST) -> Trace:
+def traced(case: str, packet: Packet, host: Host = HOST) -> SimulationResult:
     """What a case does to a packet."""
     return trace(ruleset(case), packet, host)
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.observe.simulator.cases import CASES, HOST, OUTSIDE, PACKETS, family_of_case, rules_text, send
 from vipd.model.service import Family
-from vipd.observe.simulator import Host, Packet, Trace, parse_ruleset, trace
+from vipd.observe.simulator import Host, Packet, SimulationResult, parse_ruleset, trace
 
 pytestmark = [
     pytest.mark.root,
@@ -71,7 +71,7 @@ def make_namespace() -> Iterator[Callable[[], Namespace]]:
         run("ip", "netns", "del", namespace.name)
 
 
-def meaning(found: Trace) -> list[tuple[object, ...]]:
+def meaning(found: SimulationResult) -> list[tuple[object, ...]]:
     return [(o.verdict, o.backend, o.probability, o.masqueraded, len(o.steps)) for o in found.outcomes]
 
 

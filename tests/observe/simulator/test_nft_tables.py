@@ -12,7 +12,7 @@ from vipd.observe.simulator import (
     Packet,
     PacketVerdict,
     RulesetError,
-    Trace,
+    SimulationResult,
     UnknownRule,
     parse_tables,
     trace,
@@ -42,7 +42,7 @@ def nft_set(name: str, type_of: str, *elements: str) -> str:
     return "\n".join([f"{kind} {name} {{", f"type {type_of}", *listed, "}"])
 
 
-def traced(text: str, packet: Packet = TCP) -> Trace:
+def traced(text: str, packet: Packet = TCP) -> SimulationResult:
     return trace(parse_tables(text, packet.family), packet, HOST)
 
 
@@ -188,7 +188,7 @@ def test_dice_fork_and_equal_outcomes_meet_again() -> None:
     assert found.shares() == {"10.0.0.1:80": 0.25, "10.0.0.2:80": 0.75}
     assert [o.masqueraded for o in found.outcomes] == [False, True]
     slots = [o.steps[0].slots for o in found.outcomes]
-    assert [(s.chosen, s.of) for s in slots if s] == [((0,), 4), ((1, 2, 3), 4)]
+    assert [(s.chosen, s.total) for s in slots if s] == [((0,), 4), ((1, 2, 3), 4)]
     assert [s.element for s in found.outcomes[1].steps] == ["", "0.0.0.1 : 10.0.0.2", ""]
 
 

@@ -121,10 +121,12 @@ class _Layout:
         self._reply = ATTRIBUTES + one_way
         self._id = self._reply + one_way
         self._id_head = head(8, entries.CTA_ID)
-        self._counted = head(28, entries.CTA_COUNTERS_ORIG | NESTED) + _PACKETS_HEAD
+        self._original_counters_head = head(28, entries.CTA_COUNTERS_ORIG | NESTED) + _PACKETS_HEAD
         self._counters = (self._id + 16, self._id + 24)
-        self._counted_reply = head(28, entries.CTA_COUNTERS_REPLY | NESTED) + _PACKETS_HEAD
-        self._ends = struct.Struct(f">{16 + size}x{size}s8xB15xH2x12x{size}s{size + 20}xH").unpack_from
+        self._reply_counters_head = head(28, entries.CTA_COUNTERS_REPLY | NESTED) + _PACKETS_HEAD
+        self._unpack_tuples = struct.Struct(
+            f">{16 + size}x{size}s8xB15xH2x12x{size}s{size + 20}xH"
+        ).unpack_from
 
     def read(self, message: bytes) -> FlowEnd | None:
         """The flow; None if the message has another layout."""
@@ -135,16 +137,16 @@ class _Layout:
         ):
             return None
         for at in self._counters:
-            if message[at : at + 8] == self._counted:
+            if message[at : at + 8] == self._original_counters_head:
                 break
         else:
             return None
         if len(message) < at + 56 or message[at_id : at_id + 4] != self._id_head:
             return None
         packets_in, bytes_in, heads, packets_out, bytes_out = _NUMBERS(message, at + 8)
-        if heads != self._counted_reply:
+        if heads != self._reply_counters_head:
             return None
-        destination, number, port, backend, backend_port = self._ends(message, ATTRIBUTES)
+        destination, number, port, backend, backend_port = self._unpack_tuples(message, ATTRIBUTES)
         protocol = PROTOCOLS.get(number)
         if protocol is None:
             return None

@@ -13,13 +13,13 @@ from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.service_chains import ServiceChainRules
 from vipd.dataplane.iptables.syntax import (
-    REMOVED,
-    UNUSED_PORTS,
+    REMOVED_COMMENT,
+    UNUSED_PORTS_COMMENT,
     any_port,
     comment,
     echo_request,
-    to_address,
-    to_port,
+    match_address,
+    match_port,
 )
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import ExternalAddress, Family, Protocol, RejectAction, TrafficPolicy
@@ -74,7 +74,7 @@ class Compiler:
             note = comment(f"{forwarding.key.service_port} health check node port")
             lines.add(
                 self._shared("filter", "NODEPORTS"),
-                f"{to_port(Protocol.TCP, note, forwarding.health_port)} -j ACCEPT",
+                f"{match_port(Protocol.TCP, note, forwarding.health_port)} -j ACCEPT",
             )
         chains = {ChainId("nat", name): rules for name, rules in self._chains(forwarding)}
         return Fragment(chains, lines.found)
@@ -108,12 +108,12 @@ class Compiler:
         for address in forwarding.addresses:
             if endpoints:
                 note = comment(f"{key.service_port} cluster IP")
-                match = to_address(address, key.family, key.protocol, note, forwarding.port)
+                match = match_address(address, key.family, key.protocol, note, forwarding.port)
                 chain = self._names.service(key, "SVL" if policy is TrafficPolicy.LOCAL else "SVC")
                 lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}", address)
             else:
                 for note, target in self._refusals(forwarding):
-                    match = to_address(address, key.family, key.protocol, note, forwarding.port)
+                    match = match_address(address, key.family, key.protocol, note, forwarding.port)
                     lines.add(self._shared("filter", "SERVICES"), f"{match} {target}", address)
 
     def _answer_for_address(self, forwarding: Forwarding, lines: _Lines) -> None:
@@ -126,7 +126,7 @@ class Compiler:
                 lines.add(self._shared("nat", "SERVICES"), f"{match} -j REDIRECT", address)
             if self._options.reject_unused_ports:
                 for protocol, target in self._unused:
-                    match = any_port(address, self._options.family, protocol, comment(UNUSED_PORTS))
+                    match = any_port(address, self._options.family, protocol, comment(UNUSED_PORTS_COMMENT))
                     lines.add(self._shared("filter", "UNUSED"), f"{match} {target}", address)
 
     def _dispatch_external(self, forwarding: Forwarding, lines: _Lines) -> None:
@@ -140,7 +140,7 @@ class Compiler:
             if refused:
                 refusals = self._shared("filter", "EXTERNAL-SERVICES")
                 for note, target in self._refusals(forwarding):
-                    match = to_address(external.address, key.family, key.protocol, note, forwarding.port)
+                    match = match_address(external.address, key.family, key.protocol, note, forwarding.port)
                     lines.add(refusals, f"{match} {target}", external.address)
         if forwarding.node_port:
             self._dispatch_node_port(forwarding, forwarding.node_port, refused, lines)
@@ -151,19 +151,19 @@ class Compiler:
         key = forwarding.key
         kind = "loadbalancer IP" if external.load_balancer else "external IP"
         note = comment(f"{key.service_port} {kind}")
-        match = to_address(external.address, key.family, key.protocol, note, forwarding.port)
+        match = match_address(external.address, key.family, key.protocol, note, forwarding.port)
         chain = firewall or self._names.service(key, "EXT")
         lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}", external.address)
         if firewall:
             said = comment(f"{key.service_port} traffic not accepted by {firewall}")
-            match = to_address(external.address, key.family, key.protocol, said, forwarding.port)
+            match = match_address(external.address, key.family, key.protocol, said, forwarding.port)
             lines.add(self._shared("filter", "PROXY-FIREWALL"), f"{match} -j DROP", external.address)
 
     def _dispatch_node_port(self, forwarding: Forwarding, port: int, refused: bool, lines: _Lines) -> None:
         """Node ports are not subject to source ranges, as for kube-proxy (contract 1.4)."""
         key = forwarding.key
         if forwarding.has_endpoints:
-            match = to_port(key.protocol, comment(key.service_port), port)
+            match = match_port(key.protocol, comment(key.service_port), port)
             chain = self._names.service(key, "EXT")
             lines.add(self._shared("nat", "NODEPORTS"), f"{match} -j {chain}")
         for note, target in self._refusals(forwarding) if refused else ():
@@ -173,9 +173,9 @@ class Compiler:
     def _reset(self, forwarding: Forwarding, lines: _Lines) -> None:
         """Connection tracking has forgotten an old flow, so its next packet counts as new but is no SYN. A
         SYN is handled as if vipd were not there."""
-        key, note = forwarding.key, comment(REMOVED)
+        key, note = forwarding.key, comment(REMOVED_COMMENT)
         for address in forwarding.addresses:
-            match = to_address(address, key.family, key.protocol, note, forwarding.port)
+            match = match_address(address, key.family, key.protocol, note, forwarding.port)
             lines.add(self._shared("filter", "SERVICES"), f"{match} {_UNDER_WAY} {_RESET}", address)
         if forwarding.node_port:
             to_host = f"-p {key.protocol} {note} -m addrtype --dst-type LOCAL -m {key.protocol}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from vipd.dataplane.iptables.names import Rules
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.syntax import comment, joined, source, to_address
+from vipd.dataplane.iptables.syntax import comment, joined, match_address, source
 from vipd.dataplane.options import LOOPBACK
 from vipd.dataplane.slots import interleaved, slot_counts
 from vipd.model.forwarding import Endpoint, Forwarding
@@ -90,7 +90,7 @@ class ServiceChainRules:
         # Without cluster networks of this family, all sources are outside the cluster; kube-proxy marks none.
         everything_is_outside = mode is Masquerade.OFF_CLUSTER and not (cidrs or self._options.kube_proxy)
         for address in forwarding.addresses:
-            match = to_address(address, key.family, key.protocol, note, forwarding.port)
+            match = match_address(address, key.family, key.protocol, note, forwarding.port)
             if mode is Masquerade.ALWAYS or everything_is_outside:
                 yield f"{match} {self._mark}"
             elif mode is Masquerade.FORWARDED:

@@ -9,10 +9,10 @@ from vipd.model.service import Family, Protocol
 COMMENT_LIMIT = 255
 """Both iptables variants silently truncate longer comments (contract 1.8)."""
 
-UNUSED_PORTS = "vipd unused ports"
+UNUSED_PORTS_COMMENT = "vipd unused ports"
 """Comment of the rules that refuse packets for a VIP at a port that no service has."""
 
-REMOVED = "vipd flows of removed services"
+REMOVED_COMMENT = "vipd flows of removed services"
 """Comment of the rules that reset flows whose frontend was removed."""
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
@@ -30,12 +30,12 @@ def source(network: str) -> str:
     return "" if network.endswith("/0") else f"-s {network} "
 
 
-def to_address(address: str, family: Family, protocol: Protocol, note: str, port: int) -> str:
+def match_address(address: str, family: Family, protocol: Protocol, note: str, port: int) -> str:
     """Matches packets for one address and port."""
-    return f"-d {address}/{family.bits} {to_port(protocol, note, port)}"
+    return f"-d {address}/{family.bits} {match_port(protocol, note, port)}"
 
 
-def to_port(protocol: Protocol, note: str, port: int) -> str:
+def match_port(protocol: Protocol, note: str, port: int) -> str:
     """Matches packets for one port of any address."""
     return f"-p {protocol} {note} -m {protocol} --dport {port}"
 

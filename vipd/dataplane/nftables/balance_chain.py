@@ -17,20 +17,20 @@ HASH_SEED = 0x76697064
 class _AffinityRules:
     """The rules of affinity by function; `BalanceChain._affinity` has their order."""
 
-    look_up: str
-    """Look the client's pin up."""
-    remember: str
-    """Add a pin to the endpoint, or renew the timeout of an existing one."""
-    restore: str
-    """Restore the client's address."""
+    look_up_entry: str
+    """Look the client's entry up."""
+    store_entry: str
+    """Store an entry for the endpoint, or renew the timeout of an existing one."""
+    restore_client: str
+    """Restore the client's address as the packet's source."""
     translate: str
     """Translate to the endpoint."""
-    forget: str
-    """Delete the pin."""
+    delete_entry: str
+    """Delete the entry."""
     endpoint_of_slot: str
     """Map a slot to its endpoint."""
     use_stored_entry: str
-    """Use the endpoint of the existing pin."""
+    """Use the endpoint of the existing entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class BalanceChain:
 
     slots: int
     balance: Balance
-    place: FrontendKind = FrontendKind.ADDRESS
+    frontend_kind: FrontendKind = FrontendKind.ADDRESS
     local: bool = False
     """The slots of endpoints on this host."""
     timeout: int | None = None
@@ -50,7 +50,12 @@ class BalanceChain:
     @property
     def name(self) -> str:
         """`random-3`, `node-local-source-hash-1021-pinned-600`, `round-robin-3-5c0ffee`."""
-        words = [self.place.value.rstrip("_"), "local" if self.local else "", self.balance, str(self.slots)]
+        words = [
+            self.frontend_kind.value.rstrip("_"),
+            "local" if self.local else "",
+            self.balance,
+            str(self.slots),
+        ]
         pinned = f"pinned-{self.timeout}" if self.timeout is not None else ""
         return "-".join(word for word in (*words, self.owner, pinned) if word)
 
@@ -73,78 +78,85 @@ class BalanceChain:
         ip, frontend = options.ip, self._frontend(options)
         for choice in self._choices(options):
             yield choice
-            yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.place.endpoints.name}"
+            yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.frontend_kind.endpoints.name}"
 
     def _affinity(self, options: TableOptions) -> Iterator[str]:
         """The rules of a service with affinity. The packet's two addresses serve as registers, since rules
         have no other way to pass on values:
 
-            rule           runs if     source holds then  destination holds then
-            -------------  ----------  -----------------  ----------------------------------------
-            1  look up     always      service number     number of the pinned endpoint, or as before
-            2  remember    numbered    service number     the same; the pin is renewed
-            3  restore     always      client             the same
-            4  translate   numbered    client             endpoint: the packet leaves the chain
-            5  forget      numbered    service number     the same; the pin, to no endpoint, is deleted
-            6  choose      always      any                number of the chosen slot
-            7  pick        always      any                number of the endpoint in that slot
-            8  remember    numbered    service number     the same; there is a pin
-            9  agree       numbered    service number     number of the endpoint of the pin that stands
-            10 restore     always      client             the same
-            11 translate   numbered    client             endpoint: the packet leaves the chain
-            12 forget      numbered    service number     the same; the pin is deleted
-            13 first slot  always      any                number of slot 0
-            14 pick        always      any                number of the endpoint in slot 0
-            15 remember    numbered    service number     the same; there is a pin
-            16 restore     always      client             the same
-            17 translate   numbered    client             endpoint: the packet leaves the chain
+            rule                 runs if   source then     destination then
+            -------------------  --------  --------------  -----------------------------------------------
+            1  look_up_entry     always    service number  number of the entry's endpoint, or as before
+            2  store_entry       numbered  service number  the same; the entry is renewed
+            3  restore_client    always    client          the same
+            4  translate         numbered  client          endpoint: the packet leaves the chain
+            5  delete_entry      numbered  service number  the same; the entry, to no endpoint, is deleted
+            6  choose            always    any             number of the chosen slot
+            7  endpoint_of_slot  always    any             number of the endpoint in that slot
+            8  store_entry       numbered  service number  the same; there is an entry
+            9  use_stored_entry  numbered  service number  number of the stored entry's endpoint
+            10 restore_client    always    client          the same
+            11 translate         numbered  client          endpoint: the packet leaves the chain
+            12 delete_entry      numbered  service number  the same; the entry is deleted
+            13 first_slot        always    any             number of slot 0
+            14 endpoint_of_slot  always    any             number of the endpoint in slot 0
+            15 store_entry       numbered  service number  the same; there is an entry
+            16 restore_client    always    client          the same
+            17 translate         numbered  client          endpoint: the packet leaves the chain
 
         "Numbered": the destination is in `RESERVED`, so it is the number of an endpoint, or of a slot without
         an endpoint. A failed map lookup ends its rule; what the rule has set before the lookup
         stays. A packet reaches rules 5 and 12 with a number only if it leads to no endpoint (any more).
         Rule 9: if flows of a client begin at the same moment on several processors, each may have chosen;
-        the first one's pin stays, and the others follow it. Rules 13 to 17 are for a slot that a change has
+        the first one's entry stays, and the others follow it. Rules 13 to 17 are for a slot that a change has
         just removed; slot 0 exists.
         """
         rule = self._affinity_rules(options)
         choose, first_slot = self._choices(options)
-        yield from (rule.look_up, rule.remember, rule.restore, rule.translate, rule.forget)  # 1 to 5
-        yield from (choose, rule.endpoint_of_slot, rule.remember, rule.use_stored_entry)  # 6 to 9
-        yield from (rule.restore, rule.translate, rule.forget)  # 10 to 12
+        yield from (
+            rule.look_up_entry,
+            rule.store_entry,
+            rule.restore_client,
+            rule.translate,
+            rule.delete_entry,
+        )  # 1 to 5
+        yield from (choose, rule.endpoint_of_slot, rule.store_entry, rule.use_stored_entry)  # 6 to 9
+        yield from (rule.restore_client, rule.translate, rule.delete_entry)  # 10 to 12
         yield from (
             first_slot,
             rule.endpoint_of_slot,
-            rule.remember,
-            rule.restore,
+            rule.store_entry,
+            rule.restore_client,
             rule.translate,
         )  # 13 to 17
 
     def _affinity_rules(self, options: TableOptions) -> _AffinityRules:
         ip, frontend, client = options.ip, self._frontend(options), affinity_key(options)
         numbered = f"{ip} daddr {RESERVED[options.family]}"
-        to_service = f"{ip} saddr set {frontend} map @{self.place.service_numbers.name}"
-        endpoints = self.place.numbered_endpoints(self.local).name
-        pin = f"{client} timeout {self.timeout}s : {ip} daddr"
+        to_service = f"{ip} saddr set {frontend} map @{self.frontend_kind.service_numbers.name}"
+        endpoints = self.frontend_kind.numbered_endpoints(self.local).name
+        slot_endpoints = self.frontend_kind.slot_endpoints.name
+        entry = f"{client} timeout {self.timeout}s : {ip} daddr"
         return _AffinityRules(
-            look_up=f"{to_service} {ip} daddr set {client} map @pins",
-            remember=f"{numbered} {to_service} update @pins {{ {pin} }}",
-            restore=f"{ip} saddr set ct original {ip} saddr",
+            look_up_entry=f"{to_service} {ip} daddr set {client} map @pins",
+            store_entry=f"{numbered} {to_service} update @pins {{ {entry} }}",
+            restore_client=f"{ip} saddr set ct original {ip} saddr",
             translate=f"{numbered} dnat {ip} to {frontend} . {ip} daddr map @{endpoints}",
-            forget=f"{numbered} {to_service} delete @pins {{ {client} : {ip} daddr }}",
-            endpoint_of_slot=f"{ip} daddr set {frontend} . {ip} daddr map @{self.place.slot_endpoints.name}",
+            delete_entry=f"{numbered} {to_service} delete @pins {{ {client} : {ip} daddr }}",
+            endpoint_of_slot=f"{ip} daddr set {frontend} . {ip} daddr map @{slot_endpoints}",
             use_stored_entry=f"{numbered} {ip} daddr set {client} map @pins",
         )
 
     def _frontend(self, options: TableOptions) -> str:
         rest = "meta l4proto . th dport"
-        return rest if self.place is FrontendKind.NODE else f"ct original {options.ip} daddr . {rest}"
+        return rest if self.frontend_kind is FrontendKind.NODE else f"ct original {options.ip} daddr . {rest}"
 
     def _choices(self, options: TableOptions) -> Iterator[str]:
         """Choose a slot; if it is empty, the first one."""
-        wide = f" map @{NUMBER_TO_IPV6.name}" if options.family is Family.IPV6 else ""
+        to_ipv6 = f" map @{NUMBER_TO_IPV6.name}" if options.family is Family.IPV6 else ""
         offset = f" offset {LOCAL_OFFSET}" if self.local else ""
         for choice in (self._choice(options), "numgen inc mod 1"):
-            yield f"{options.ip} daddr set {choice}{offset}{wide}"
+            yield f"{options.ip} daddr set {choice}{offset}{to_ipv6}"
 
     def _choice(self, options: TableOptions) -> str:
         if self.balance is Balance.SOURCE_HASH:

@@ -28,7 +28,7 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.options import LOOPBACK
 from vipd.model.service import Family, Masquerade
 
-_LIMITED = "limited"
+_SOURCE_RANGE_PREFIX = "limited"
 _RESET = "tcp flags & 0x17 != 0x2 reject with tcp reset"
 """Matches every TCP segment except the first of a flow, which has only SYN of the flags FIN, SYN, RST,
 ACK."""
@@ -81,18 +81,18 @@ class ResetChain:
     """Resets TCP flows that began while their frontend was served. It treats all other packets as if the
     dispatch map had no element for this frontend."""
 
-    place: FrontendKind = FrontendKind.ADDRESS
+    frontend_kind: FrontendKind = FrontendKind.ADDRESS
 
     @property
     def name(self) -> str:
         """`removed` or `node-removed`; reset is a keyword of nft."""
-        return f"{self.place.value.rstrip('_')}-removed".lstrip("-")
+        return f"{self.frontend_kind.value.rstrip('_')}-removed".lstrip("-")
 
     def rules(self, options: TableOptions) -> Rules:
         """Connection tracking no longer has an entry for the flow, so its next packet begins a new entry
         although it is no SYN: the reset rule matches it. The other rules are those that the dispatch has for
         an address and port of no service."""
-        if self.place is FrontendKind.NODE:
+        if self.frontend_kind is FrontendKind.NODE:
             return ("fib daddr type != local return", _RESET)
         daddr = f"{options.ip} daddr"
         restore = f"{daddr} set ct original {daddr}"
@@ -211,7 +211,7 @@ class SourceRangeChain:
     @property
     def name(self) -> str:
         """`limited-16-24`."""
-        return "-".join((_LIMITED, *map(str, self.lengths)))
+        return "-".join((_SOURCE_RANGE_PREFIX, *map(str, self.lengths)))
 
     def rules(self, options: TableOptions) -> Rules:
         """One rule for each length, the longest first. The order has no effect; it is for readers."""
@@ -263,7 +263,7 @@ class ChainNumbers:
 
 def limits_sources(chain: str) -> bool:
     """Whether this is the name of a `SourceRangeChain` chain."""
-    return chain.partition("-")[0] == _LIMITED
+    return chain.partition("-")[0] == _SOURCE_RANGE_PREFIX
 
 
 def closure(chain: Chain) -> Iterator[Chain]:

@@ -175,14 +175,14 @@ def allowed_sources(length: int) -> NftSet:
 def fixed_sets(family: Family, affinity_map_size: int) -> tuple[NftSet, ...]:
     """Every holder but those of limits, which are there for the lengths in use."""
     written = (FRONTENDS, DISPATCH_MAP, NODE_PORTS, PINGED, CLAIMED, HAIRPIN)
-    by_place = (
+    by_frontend_kind = (
         *_ENDPOINTS.values(),
         *_SLOT_ENDPOINTS.values(),
         *_SERVICES.values(),
         *_NUMBERED_ENDPOINTS.values(),
     )
-    wide = (NUMBER_TO_IPV6,) if family is Family.IPV6 else ()
-    return (*written, *wide, *by_place, affinity_map(family, affinity_map_size), FLOWS)
+    to_ipv6 = (NUMBER_TO_IPV6,) if family is Family.IPV6 else ()
+    return (*written, *to_ipv6, *by_frontend_kind, affinity_map(family, affinity_map_size), FLOWS)
 
 
 @lru_cache(maxsize=4096)

@@ -16,8 +16,8 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
 )
 
+from vipd.host.settings.error_text import fault_text
 from vipd.host.settings.etcd import EtcdSettings
-from vipd.host.settings.faults import fault_text
 from vipd.host.settings.settings_file import SettingsFile
 
 ENVIRONMENT_PREFIX = "VIPD_"
@@ -45,12 +45,12 @@ class Layers:
     def problems(self, error: ValidationError, known: tuple[str, ...]) -> list[str]:
         """One line for each problem, in the order of the file. `known`: the names of all settings."""
         found = sorted(((self._line(_location(item)), item) for item in error.errors()), key=itemgetter(0))
-        return [problem for line, item in found for problem in self._said(item, line, known)]
+        return [problem for line, item in found for problem in self._problem_lines(item, line, known)]
 
     def _line(self, location: list[str]) -> int:
         return self._file.line_of(location) if self._file else 0
 
-    def _said(self, error: Any, line: int, known: tuple[str, ...]) -> list[str]:
+    def _problem_lines(self, error: Any, line: int, known: tuple[str, ...]) -> list[str]:
         location = _location(error)
         of_etcd = location[:1] == ["etcd"]
         name = ".".join(location) if of_etcd else (location or [""])[0]

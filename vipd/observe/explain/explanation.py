@@ -17,7 +17,7 @@ from vipd.model.service import Family, socket_text
 from vipd.observe.explain.explanation_text import (
     Options,
     OutcomeText,
-    Situation,
+    PacketContext,
     hint,
     notes,
     of_unused_port,
@@ -30,7 +30,7 @@ from vipd.observe.simulator import (
     Outcome,
     Packet,
     PacketVerdict,
-    Trace,
+    SimulationResult,
     parse_ruleset,
     parse_tables,
     trace,
@@ -65,7 +65,7 @@ class Reached:
 class Explanation:
     """The answer to one query."""
 
-    trace: Trace
+    trace: SimulationResult
     service_port: str
     """`namespace/name:port` of the service that the packet is for; empty when it is for none."""
     summary: str
@@ -144,20 +144,24 @@ def explain(
     related, others = _related(packet, forwardings)
     # Without any forwarding there would be no rules at all, not even those that all packets pass.
     found = _traced(related or others, options, packet, Host(tuple(sorted(host_addresses))))
-    situation = Situation(packet, related, options, own=is_own(packet.destination, host_addresses))
-    owner = situation.owner()
-    clause, reason = _outcome_texts(found, situation)
+    context = PacketContext(
+        packet, related, options, destination_is_local=is_own(packet.destination, host_addresses)
+    )
+    owner = context.owner()
+    clause, reason = _outcome_texts(found, context)
     return Explanation(
         found,
         owner.key.service_port if owner else "",
         f"{_place(packet)} {clause}",
         reason,
-        hint(situation) if _unserved(found) else "",
-        notes(query, owner, several=len(found.shares()) > 1),
+        hint(context) if _unserved(found) else "",
+        notes(query, owner, several_backends=len(found.shares()) > 1),
     )
 
 
-def _traced(forwardings: Iterable[Forwarding], options: Options, packet: Packet, host: Host) -> Trace:
+def _traced(
+    forwardings: Iterable[Forwarding], options: Options, packet: Packet, host: Host
+) -> SimulationResult:
     """The effect of the rules of these forwardings on a packet."""
     if isinstance(options, TableOptions):
         return trace(parse_tables(render_table(forwardings, options), packet.family), packet, host)
@@ -196,13 +200,13 @@ def _place(packet: Packet) -> str:
     return f"{packet.source} -> {there}/{packet.protocol}"
 
 
-def _outcome_texts(found: Trace, situation: Situation) -> OutcomeText:
+def _outcome_texts(found: SimulationResult, context: PacketContext) -> OutcomeText:
     """The outcome of the packet; several with the probability of each."""
     delivered = found.probability(PacketVerdict.DELIVERED)
     others = [outcome for outcome in found.outcomes if outcome.verdict is not PacketVerdict.DELIVERED]
     if not others:
         return OutcomeText(_delivery(found))
-    texts = [outcome_text(outcome, situation) for outcome in others]
+    texts = [outcome_text(outcome, context) for outcome in others]
     if len(found.outcomes) == 1:
         return texts[0]
     ways = [f"in {100 * delivered:.1f}% {_delivery(found)}"] if delivered else []
@@ -210,7 +214,7 @@ def _outcome_texts(found: Trace, situation: Situation) -> OutcomeText:
     return OutcomeText("; ".join(ways), next((f.reason for f in texts if f.reason), ""))
 
 
-def _delivery(found: Trace) -> str:
+def _delivery(found: SimulationResult) -> str:
     backends = list(_reached(found))
     count = len(found.shares())
     where = f"is balanced over {count} backends" if count > 1 else f"goes to {backends[0].endpoint}"
@@ -220,19 +224,19 @@ def _delivery(found: Trace) -> str:
     return f"{where}, masqueraded for some" if any(masqueraded) else f"{where}, not masqueraded"
 
 
-def _reached(found: Trace) -> Iterator[Reached]:
+def _reached(found: SimulationResult) -> Iterator[Reached]:
     for outcome in found.outcomes:
         if outcome.verdict is PacketVerdict.DELIVERED and outcome.backend is not None:
             yield Reached(outcome.backend, outcome.probability, outcome.masqueraded)
 
 
-def _unserved(found: Trace) -> bool:
+def _unserved(found: SimulationResult) -> bool:
     """No service has the packet's address and port."""
     last = found.outcomes[0].steps[-1:] if found.outcomes else ()
     return _verdict(found) == PacketVerdict.UNCHANGED or any(map(of_unused_port, last))
 
 
-def _verdict(found: Trace) -> str:
+def _verdict(found: SimulationResult) -> str:
     verdicts = {str(outcome.verdict) for outcome in found.outcomes}
     return verdicts.pop() if len(verdicts) == 1 else "mixed"
 

@@ -8,7 +8,7 @@ from ipaddress import ip_address, ip_network
 from typing import NamedTuple, TypeAlias
 
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.syntax import UNUSED_PORTS
+from vipd.dataplane.iptables.syntax import UNUSED_PORTS_COMMENT
 from vipd.dataplane.nftables.chains import limits_sources
 from vipd.dataplane.nftables.layout import UNUSED
 from vipd.dataplane.nftables.options import TableOptions
@@ -28,20 +28,20 @@ Options: TypeAlias = RuleOptions | TableOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class PacketContext:
     """A packet and the forwardings that can affect it."""
 
     packet: Packet
     forwardings: Sequence[Forwarding]
     options: Options
-    own: bool
+    destination_is_local: bool
     """Whether the packet's destination is an address of this host."""
 
     def owner(self, place: str = "") -> Forwarding | None:
         """The forwarding that serves `place`, an `address:port`; if it is empty, the packet's destination."""
         wanted = place or socket_text(self.packet.destination, self.packet.port or 0)
         for forwarding in self._of_protocol():
-            on_node = self.own and not place and forwarding.node_port == self.packet.port
+            on_node = self.destination_is_local and not place and forwarding.node_port == self.packet.port
             if on_node or wanted in _places(forwarding):
                 return forwarding
         return None
@@ -57,12 +57,12 @@ class OutcomeText(NamedTuple):
     reason: str = ""
 
 
-def outcome_text(outcome: Outcome, situation: Situation) -> OutcomeText:
+def outcome_text(outcome: Outcome, context: PacketContext) -> OutcomeText:
     """The outcome of a packet that is not delivered, and the reason."""
     if outcome.verdict is PacketVerdict.UNCHANGED:
-        return OutcomeText(_left_alone(situation))
+        return OutcomeText(_unchanged_text(context))
     last = outcome.steps[-1]
-    owner = situation.owner(outcome.backend or "")
+    owner = context.owner(outcome.backend or "")
     refused = "refused" if outcome.verdict is PacketVerdict.REJECTED else "dropped"
     does = f"is translated to {outcome.backend}, then {refused}" if outcome.backend else f"is {refused}"
     if owner is None and of_unused_port(last):
@@ -75,29 +75,29 @@ def outcome_text(outcome: Outcome, situation: Situation) -> OutcomeText:
             f"{does} by {last.chain}", last.rule if in_table(last) else last.comment or last.rule
         )
     name = owner.key.service_port
-    if _at_limit(last, situation.options) and not _may_come(owner, situation):
-        return OutcomeText(f"{does}: this source may not use {name}", _allowed(owner, situation))
+    if _in_source_range_chain(last, context.options) and not _source_allowed(owner, context):
+        return OutcomeText(f"{does}: this source may not use {name}", _allowed(owner, context))
     if owner.has_endpoints:
         return OutcomeText(
             f"{does}: {name} has no backends on this host",
             "its traffic policy is local; a client behind a load balancer tries another host",
         )
-    return OutcomeText(f"{does}: no backend of {name} is ready", _refusal(outcome))
+    return OutcomeText(f"{does}: no backend of {name} is ready", _reject_text(outcome))
 
 
 def of_unused_port(step: Step) -> bool:
     """Whether the rule refuses packets to a virtual IP at a port that no service has."""
-    return step.chain == UNUSED if in_table(step) else step.comment == UNUSED_PORTS
+    return step.chain == UNUSED if in_table(step) else step.comment == UNUSED_PORTS_COMMENT
 
 
-def _at_limit(step: Step, options: Options) -> bool:
-    """Whether the rule drops packets from a source that is not allowed."""
+def _in_source_range_chain(step: Step, options: Options) -> bool:
+    """Whether the rule is in a chain that drops packets from sources that are not allowed."""
     if isinstance(options, TableOptions):
         return limits_sources(step.chain)
     return step.chain == options.names.fixed("PROXY-FIREWALL")
 
 
-def _refusal(outcome: Outcome) -> str:
+def _reject_text(outcome: Outcome) -> str:
     """What a client sees if the service has no ready backend."""
     if outcome.verdict is PacketVerdict.DROPPED:
         return "its fallback is drop: clients wait until they give up"
@@ -106,29 +106,29 @@ def _refusal(outcome: Outcome) -> str:
     return "refused by an ICMP error, port unreachable: clients see connection refused"
 
 
-def hint(situation: Situation) -> str:
+def hint(context: PacketContext) -> str:
     """A suggestion if no service matches the packet; otherwise empty."""
-    packet = situation.packet
-    owner = situation.owner()
+    packet = context.packet
+    owner = context.owner()
     if owner is not None:
         return (
             f"{packet.port} is a node port of {owner.key.service_port}, but not at this address; "
             "see node_port_addresses and localhost_node_ports"
         )
-    there = [f for f in situation.forwardings if _has_address(f, packet.destination)]
+    there = [f for f in context.forwardings if _has_address(f, packet.destination)]
     if there:
         served = [f"{f.port}/{f.key.protocol}" for f in there]
         return f"{packet.destination} serves {_listed(served)}"
-    return _node_port_hint(situation)
+    return _node_port_hint(context)
 
 
-def notes(query: Query, owner: Forwarding | None, *, several: bool) -> tuple[str, ...]:
+def notes(query: Query, owner: Forwarding | None, *, several_backends: bool) -> tuple[str, ...]:
     """Notes on other conditions that affect such packets."""
     said = []
     if query.assumed:
         said.append(f"{query.packet.source} is assumed as the source; --from ADDRESS tells another")
     hashed = owner is not None and owner.balance is Balance.SOURCE_HASH and len(owner.endpoints) > 1
-    if (several or hashed) and owner is not None and owner.affinity_timeout is not None:
+    if (several_backends or hashed) and owner is not None and owner.affinity_timeout is not None:
         kept = duration_text(owner.affinity_timeout)
         said.append(f"a client that connected within {kept} keeps its backend; the shares are for others")
     if owner is not None and hashed:
@@ -139,38 +139,40 @@ def notes(query: Query, owner: Forwarding | None, *, several: bool) -> tuple[str
     return tuple(said)
 
 
-def _left_alone(situation: Situation) -> str:
-    packet, health = situation.packet, None
-    if situation.own and packet.protocol == Protocol.TCP:
-        health = next((f for f in situation.forwardings if f.health_port == packet.port), None)
+def _unchanged_text(context: PacketContext) -> str:
+    packet, health = context.packet, None
+    if context.destination_is_local and packet.protocol == Protocol.TCP:
+        health = next((f for f in context.forwardings if f.health_port == packet.port), None)
     if health is not None:
         return f"is left to this host: {packet.port} is the health port of {health.key.service}"
     return "is left alone: no service has this address and port"
 
 
-def _node_port_hint(situation: Situation) -> str:
-    packet = situation.packet
-    with_port = [f for f in situation.forwardings if f.node_port == packet.port]
+def _node_port_hint(context: PacketContext) -> str:
+    packet = context.packet
+    with_port = [f for f in context.forwardings if f.node_port == packet.port]
     if not with_port:
         return ""
     named = [f"{Frontend('', packet.port or 0, f.key.protocol)} ({f.key.service_port})" for f in with_port]
-    return f"there is {_listed(named)}" + ("" if situation.own else ", at this host's own addresses")
+    return f"there is {_listed(named)}" + (
+        "" if context.destination_is_local else ", at this host's own addresses"
+    )
 
 
-def _may_come(owner: Forwarding, situation: Situation) -> bool:
+def _source_allowed(owner: Forwarding, context: PacketContext) -> bool:
     """Whether the source is allowed. The dropping chain does not tell: iptables drops in the same chain if no
     backend is on this host."""
-    source = ip_address(situation.packet.source)
-    return any(source in ip_network(network) for network in _networks(owner, situation))
+    source = ip_address(context.packet.source)
+    return any(source in ip_network(network) for network in _networks(owner, context))
 
 
-def _allowed(owner: Forwarding, situation: Situation) -> str:
-    allowed = _networks(owner, situation)
+def _allowed(owner: Forwarding, context: PacketContext) -> str:
+    allowed = _networks(owner, context)
     return f"allowed are {_listed(allowed)}" if allowed else ""
 
 
-def _networks(owner: Forwarding, situation: Situation) -> list[str]:
-    destination = situation.packet.destination
+def _networks(owner: Forwarding, context: PacketContext) -> list[str]:
+    destination = context.packet.destination
     return [n for e in owner.external_addresses if e.address == destination for n in e.allow_from or ()]
 
 

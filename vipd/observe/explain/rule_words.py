@@ -33,7 +33,7 @@ def in_table(step: Step) -> bool:
 
 def _slots(step: Step) -> str:
     slots = step.slots
-    if slots is None or slots.of == 1:
+    if slots is None or slots.total == 1:
         return ""
     count = len(slots.chosen)
     return f"slot {slots.chosen[0]}" if count == 1 else f"{count} of them"

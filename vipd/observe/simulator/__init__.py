@@ -5,13 +5,13 @@ It knows the rule forms that vipd and kube-proxy write and rejects every other: 
 error. It does not read the kernel; callers supply the text of `iptables-save`, of a restore, or of nft.
 
 `parse_ruleset(text, family)` returns a `Ruleset` (iptables), `parse_tables(text, family)` returns `Tables`
-(nftables); `trace(rules, packet, host)` returns a `Trace` for either.
+(nftables); `trace(rules, packet, host)` returns a `SimulationResult` for either.
 """
 
 from vipd.observe.simulator.errors import RulesetError, UnknownRule
 from vipd.observe.simulator.iptables.ruleset import Ruleset, parse_ruleset
 from vipd.observe.simulator.nftables.tables import Tables, parse_tables
-from vipd.observe.simulator.outcome import Outcome, PacketVerdict, Slots, Step, Trace
+from vipd.observe.simulator.outcome import Outcome, PacketVerdict, SimulationResult, Slots, Step
 from vipd.observe.simulator.packet import Arrival, Host, Packet
 from vipd.observe.simulator.walk import trace
 
@@ -23,10 +23,10 @@ __all__ = [
     "PacketVerdict",
     "Ruleset",
     "RulesetError",
+    "SimulationResult",
     "Slots",
     "Step",
     "Tables",
-    "Trace",
     "UnknownRule",
     "parse_ruleset",
     "parse_tables",

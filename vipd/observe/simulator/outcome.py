@@ -30,14 +30,14 @@ class RuleVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The slots that lead to an outcome (nftables): `chosen` are their numbers from 0, out of `of` equally
+    """The slots that lead to an outcome (nftables): `chosen` are their numbers from 0, out of `total` equally
     likely slots."""
 
     chosen: tuple[int, ...]
-    of: int
+    total: int
 
     def __or__(self, other: Slots) -> Slots:
-        return Slots((*self.chosen, *other.chosen), self.of)
+        return Slots((*self.chosen, *other.chosen), self.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class SimulationResult:
     """Every outcome for one packet. No two have the same verdict, backend and masquerade."""
 
     packet: Packet

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from vipd.model.service import Family
-from vipd.observe.simulator.outcome import Outcome, PacketVerdict, RuleVerdict, Slots, Step, Trace
+from vipd.observe.simulator.outcome import Outcome, PacketVerdict, RuleVerdict, SimulationResult, Slots, Step
 from vipd.observe.simulator.packet import Arrival, Host, Packet
 from vipd.observe.simulator.packet_state import Manipulation, PacketState
 
@@ -79,7 +79,7 @@ class Rules(Protocol):
         """Those of `prerouting`, `input`, `forward`, `output` or `postrouting`, in the kernel's order."""
 
 
-def trace(rules: Rules, packet: Packet, host: Host) -> Trace:
+def trace(rules: Rules, packet: Packet, host: Host) -> SimulationResult:
     """Every way of `packet`, the first of its flow, with the rules on this host.
 
     The work is linear in the rules that the branches read; n equally likely backends make n branches.
@@ -94,7 +94,7 @@ def trace(rules: Rules, packet: Packet, host: Host) -> Trace:
     first = _through_hook(
         rules, packet, _FIRST[packet.arriving], [(PacketState.first(packet, host), RuleVerdict.ACCEPT)]
     )
-    return Trace(packet, _merged(_finished(rules, packet, first)))
+    return SimulationResult(packet, _merged(_finished(rules, packet, first)))
 
 
 def _finished(rules: Rules, packet: Packet, branches: Iterable[ChainResult]) -> Iterator[ChainResult]:

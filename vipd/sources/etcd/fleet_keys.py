@@ -120,11 +120,11 @@ def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, s
 
 
 def keys_of_targets(
-    layout: Layout, values: Mapping[str, str], subjects: Collection[OverrideTarget]
+    layout: Layout, values: Mapping[str, str], targets: Collection[OverrideTarget]
 ) -> list[str]:
     """The keys of the overrides of these targets, whoever wrote them and wherever below `overrides/`."""
     found = []
     for key, value in sorted(values.items()):
         orders, _ = read_overrides({key: value})
-        found += [f"{layout.overrides}{key}"] if any(known.target in subjects for known in orders) else []
+        found += [f"{layout.overrides}{key}"] if any(known.target in targets for known in orders) else []
     return found

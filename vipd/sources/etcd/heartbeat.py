@@ -89,7 +89,7 @@ class HostHeartbeat:
         return self.loop_state.fault and f"this host's report cannot be published: {self.loop_state.fault}"
 
     async def run(self) -> None:
-        """Publish until that fails. Raises EtcdError; run it again then, with `task`."""
+        """Publish until that fails. Raises EtcdError; run it again then, with `loop_state`."""
         clock = asyncio.get_running_loop().time
         renewed = -inf
         while True:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from vipd.declaration.problems import printable
-from vipd.host.supervisor import Backoff, LoopState
+from vipd.host.supervisor import Backoff, LoopState, until_first_ends
 from vipd.model import limits
 from vipd.sources.etcd.client import EtcdClient, Listing
 from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
@@ -86,7 +86,7 @@ class ListWatcher:
         return max(self._positions.values(), default=0)
 
     async def run(self) -> None:
-        """Follow until that fails. Raises EtcdError; run it again then, with `task`."""
+        """Follow until that fails. Raises EtcdError; run it again then, with `loop_state`."""
         try:
             await self._follow()
         except (CompactedError, RelistError):
@@ -113,14 +113,7 @@ class ListWatcher:
             self.endpoint = watches[0].endpoint
             work = [asyncio.create_task(self._probe_periodically(watches), name="probe etcd")]
             work += [asyncio.create_task(self._read(watch), name=f"watch {watch.keys}") for watch in watches]
-            try:
-                done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                for task in work:
-                    task.cancel()
-                await asyncio.gather(*work, return_exceptions=True)
+            await until_first_ends(work)
 
     async def _read(self, watch: Watch) -> None:
         async for changes in watch:

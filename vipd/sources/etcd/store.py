@@ -144,9 +144,9 @@ class EtcdStore:
         left = math.ceil((until - self._clock()).total_seconds())
         return await self._asked(self._client.grant_lease(max(left, 1)))
 
-    async def clear_overrides(self, subjects: Collection[OverrideTarget]) -> WriteResult:
+    async def clear_overrides(self, targets: Collection[OverrideTarget]) -> WriteResult:
         """Delete the overrides of these targets. Raises as `save` does."""
-        keys = keys_of_targets(self._layout, self._source.overrides, subjects)
+        keys = keys_of_targets(self._layout, self._source.overrides, targets)
         revision = 0
         for start in range(0, len(keys), MAX_DELETES_PER_TXN):
             some = keys[start : start + MAX_DELETES_PER_TXN]

@@ -139,9 +139,11 @@ def _refuse_checks(report: Report, backends: Sequence[Backend]) -> None:
     for backend in backends:
         probe = backend.check.probe if backend.check else None
         interval = backend.check.timing.interval if backend.check and probe else math.inf
-        if interval < limits.REGISTERED_CHECK_SECONDS:
+        if interval < limits.MIN_REGISTERED_CHECK_SECONDS:
             what = f"a registered backend's check asks every {interval:g} s, from every host"
-            hint = f"{limits.REGISTERED_CHECK_SECONDS:g}s or more, or write it into the service's own check"
+            hint = (
+                f"{limits.MIN_REGISTERED_CHECK_SECONDS:g}s or more, or write it into the service's own check"
+            )
             report.add(1, "check.interval", what, hint)
         if isinstance(probe, HttpProbe) and literal_text(probe.body) is None:
             what = f"a registered backend's check wants plain text, not the pattern {quoted(probe.body)}"

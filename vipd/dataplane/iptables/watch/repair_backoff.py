@@ -79,45 +79,45 @@ class RepairBackoff:
         later."""
         for actor in [*actors] or [Actor(_UNKNOWN)]:
             name, pid = actor.offender
-            quarrel = self._offender(name, pid, now)
-            quarrel.last = now
-            quarrel.guessed &= actor.guessed
-            self._waiting.add(quarrel.name)
-            due = now + quarrel.pause
+            offender = self._offender(name, pid, now)
+            offender.last = now
+            offender.guessed &= actor.guessed
+            self._waiting.add(offender.name)
+            due = now + offender.pause
             # A change by a new offender is repaired at once, even during a pause for another offender.
             self._due = due if self._due is None else min(self._due, due)
-        assert self._due is not None  # noqa: S101 (there is at least one culprit)
+        assert self._due is not None  # noqa: S101 (there is at least one offender)
         return self._due
 
     def record_repair(self, wrote: bool, now: float) -> None:
         """Record the end of a comparison with the kernel. `wrote`: it required a repair; otherwise no
         offender is blamed."""
         for name in self._waiting:
-            quarrel = self._offenders[name]
+            offender = self._offenders[name]
             if not wrote:
                 continue
-            quarrel.repaired(now)
-            if quarrel.recent(now) >= REPAIRS_WITHOUT_PAUSE:
-                quarrel.pause = min(max(FIRST_PAUSE_SECONDS, 2 * quarrel.pause), MAX_PAUSE_SECONDS)
+            offender.repaired(now)
+            if offender.recent(now) >= REPAIRS_WITHOUT_PAUSE:
+                offender.pause = min(max(FIRST_PAUSE_SECONDS, 2 * offender.pause), MAX_PAUSE_SECONDS)
         self._waiting.clear()
         self._due = None
 
     def warnings(self, now: float) -> tuple[str, ...]:
         """One warning for each offender that keeps undoing vipd's rules; none after it has stopped."""
-        self._forget_quiet(now)
+        self._drop_inactive(now)
         return tuple(self._warning(q, now) for q in self._offenders.values() if q.pause)
 
     def _offender(self, name: str, pid: int, now: float) -> _Offender:
-        self._forget_quiet(now)
+        self._drop_inactive(now)
         if name not in self._offenders and len(self._offenders) >= MAX_OFFENDERS:
             name, pid = _UNKNOWN, 0  # a program may use another name each time
-        quarrel = self._offenders.setdefault(name, _Offender(name, pid))
-        quarrel.pid = pid
-        return quarrel
+        offender = self._offenders.setdefault(name, _Offender(name, pid))
+        offender.pid = pid
+        return offender
 
-    def _forget_quiet(self, now: float) -> None:
-        for name, quarrel in list(self._offenders.items()):
-            if now - quarrel.last >= WINDOW_SECONDS and name not in self._waiting:
+    def _drop_inactive(self, now: float) -> None:
+        for name, offender in list(self._offenders.items()):
+            if now - offender.last >= WINDOW_SECONDS and name not in self._waiting:
                 del self._offenders[name]
 
     def _warning(self, offender: _Offender, now: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vipd.observe.simulator.nftables.datatypes import NUMBER, Datatype, packed
-from vipd.observe.simulator.nftables.jenkins import jhash, scaled
+from vipd.observe.simulator.nftables.jhash import jhash, reciprocal_scale
 from vipd.observe.simulator.nftables.sets import NftSet, NftVerdict
 from vipd.observe.simulator.packet_state import Key, PacketState
 
@@ -181,7 +181,7 @@ class SeededHash:
         found = self.of.value(context)
         if found is None:
             return None
-        return (scaled(jhash(packed(found, self.of.types), self.seed), self.modulus) + self.offset,)
+        return (reciprocal_scale(jhash(packed(found, self.of.types), self.seed), self.modulus) + self.offset,)
 
 
 @dataclass(frozen=True, slots=True)

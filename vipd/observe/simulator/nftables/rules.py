@@ -24,8 +24,7 @@ from vipd.observe.simulator.nftables.reader import (
 from vipd.observe.simulator.nftables.sets import NftSet
 from vipd.observe.simulator.nftables.statements import (
     Compare,
-    Count,
-    GiveVerdict,
+    Counter,
     InSet,
     Masquerade,
     Redirect,
@@ -35,6 +34,7 @@ from vipd.observe.simulator.nftables.statements import (
     Statement,
     Translate,
     VerdictMap,
+    VerdictStatement,
 )
 from vipd.observe.simulator.nftables.words import Words, split_words
 
@@ -102,7 +102,7 @@ class _Reader:
     def _statement(self) -> Statement:
         word = self._words.next
         if word in FINAL_VERDICTS | CHAIN_VERDICTS:
-            return GiveVerdict(read_verdict(self._words))
+            return VerdictStatement(read_verdict(self._words))
         readers: dict[str, Callable[[], Statement]] = {
             "counter": self._counter,
             "reject": self._reject,
@@ -129,11 +129,11 @@ class _Reader:
         return self._compare(left)
 
     def _write(self, left: Expression) -> Statement:
-        what, datatype = writable(left), left.types[0]
+        field, datatype = writable(left), left.types[0]
         value = self._value((datatype,))
         if len(value.types) != 1 or value.types[0].size > datatype.size:
-            raise ValueError(f"the value does not fit into {what}")
-        return SetField(what, value)
+            raise ValueError(f"the value does not fit into {field}")
+        return SetField(field, value)
 
     def _compare(self, left: Expression) -> Statement:
         words = self._words
@@ -172,7 +172,7 @@ class _Reader:
         for word in ("packets", "bytes"):
             if self._words.accept(word):
                 self._words.take()
-        return Count()
+        return Counter()
 
     def _reject(self) -> Statement:
         words = self._words

@@ -43,7 +43,7 @@ class Statement(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class Counter:
     """`counter`, which changes nothing."""
 
     branches: int = 1
@@ -115,7 +115,7 @@ class SetField:
     """`meta mark set`, `ct mark set`, `ip saddr set` and `ip daddr set`. By the last two, a rule passes a
     number to the next rule."""
 
-    what: str
+    field: str
     value: Expression
 
     @property
@@ -129,7 +129,7 @@ class SetField:
         if found is None:
             return None
         number, packet = found[0], context.packet
-        match self.what.split():
+        match self.field.split():
             case ["meta", _]:
                 packet = replace(packet, mark=number)
             case ["ct", _]:
@@ -150,7 +150,7 @@ class SetField:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveVerdict:
+class VerdictStatement:
     """`accept`, `drop`, `return`, `continue`, `jump CHAIN` and `goto CHAIN`."""
 
     verdict: NftVerdict

@@ -12,7 +12,7 @@ from vipd.observe.simulator.nftables.datatypes import DATATYPES, Datatype
 from vipd.observe.simulator.nftables.reader import read_concatenation, read_many_elements
 from vipd.observe.simulator.nftables.rules import parse_rule
 from vipd.observe.simulator.nftables.sets import NftSet
-from vipd.observe.simulator.nftables.statements import GiveVerdict, VerdictMap
+from vipd.observe.simulator.nftables.statements import VerdictMap, VerdictStatement
 from vipd.observe.simulator.nftables.words import Words, split_words
 from vipd.observe.simulator.outcome import RuleVerdict
 
@@ -203,7 +203,7 @@ def _check(chains: Mapping[tuple[str, str], Chain]) -> None:
 def _leads(chain: Chain) -> Iterator[str]:
     for rule in chain.rules:
         for statement in rule.statements:
-            if isinstance(statement, GiveVerdict) and statement.verdict.chain:
+            if isinstance(statement, VerdictStatement) and statement.verdict.chain:
                 yield statement.verdict.chain
             elif isinstance(statement, VerdictMap):
                 yield from statement.nft_set.chains()

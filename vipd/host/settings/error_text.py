@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 MANUAL_HINT = "man vipd.yaml tells them all"
 
-_WANTED = {
+_EXPECTED = {
     "bool": "true or false",
     "int": "a whole number",
     "string": "text",
@@ -33,16 +33,16 @@ def fault_text(error: Mapping[str, object], known: tuple[str, ...]) -> str:
         return f"unknown setting; hint: {f'did you mean {close[0]}?' if close else MANUAL_HINT}"
     given = _given(error["input"])
     if kind == "literal_error":
-        return _no_choice(given, error)
+        return _literal_error_text(given, error)
     if kind == "string_pattern_mismatch":
         return f"{given} is not in the form wanted; hint: man vipd.yaml"
-    for start, wanted in _WANTED.items():
+    for start, expected in _EXPECTED.items():
         if kind.startswith(start):
-            return f"must be {wanted.format_map(_context(error))}, not {given}"
+            return f"must be {expected.format_map(_context(error))}, not {given}"
     return re.sub(r"^Value error, ", "", str(error["msg"]))
 
 
-def _no_choice(given: str, error: Mapping[str, object]) -> str:
+def _literal_error_text(given: str, error: Mapping[str, object]) -> str:
     words = re.findall(r"'([^']*)'", str(_context(error).get("expected", "")))
     close = difflib.get_close_matches(given.strip('"').lower(), words, 1)
     hint = f"; hint: did you mean {close[0]}?" if close else ""

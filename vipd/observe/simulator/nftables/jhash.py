@@ -22,7 +22,7 @@ def jhash(data: bytes, seed: int) -> int:
             (word + int.from_bytes(data[at : at + 4], byteorder)) & _BITS
             for word, at in ((a, 0), (b, 4), (c, 8))
         )
-        a, b, c = _mixed(a, b, c)
+        a, b, c = _mix(a, b, c)
         data = data[_BLOCK:]
     rest = data.ljust(_BLOCK, b"\0")
     a, b, c = (
@@ -31,18 +31,18 @@ def jhash(data: bytes, seed: int) -> int:
     return _final(a, b, c)
 
 
-def scaled(number: int, modulus: int) -> int:
+def reciprocal_scale(number: int, modulus: int) -> int:
     """Maps a 32-bit number to 0..modulus - 1, as the kernel's reciprocal_scale does."""
     return number * modulus >> 32
 
 
-def _rotated(word: int, bits: int) -> int:
+def _rotate_left(word: int, bits: int) -> int:
     return (word << bits | word >> (32 - bits)) & _BITS
 
 
-def _mixed(a: int, b: int, c: int) -> tuple[int, int, int]:
+def _mix(a: int, b: int, c: int) -> tuple[int, int, int]:
     for bits in (4, 6, 8, 16, 19, 4):
-        a = (a - c) & _BITS ^ _rotated(c, bits)
+        a = (a - c) & _BITS ^ _rotate_left(c, bits)
         c = (c + b) & _BITS
         a, b, c = b, c, a
     return a, b, c
@@ -50,7 +50,7 @@ def _mixed(a: int, b: int, c: int) -> tuple[int, int, int]:
 
 def _final(a: int, b: int, c: int) -> int:
     for bits in (14, 11, 25, 16, 4, 14, 24):
-        c = ((c ^ b) - _rotated(b, bits)) & _BITS
+        c = ((c ^ b) - _rotate_left(b, bits)) & _BITS
         a, b, c = b, c, a
     # The result is the word that the last of the seven rounds changed; it is now in `b`.
     return b
