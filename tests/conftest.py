@@ -36,19 +36,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 LONGEST = (
+    "tests/system/test_life",
+    "tests/packets/test_foreign_forward",
+    "tests/faults/test_seams",
     "tests/system",
+    "tests/faults",
     "tests/onefile",
     "tests/fleet",
+    "tests/packets",
     "tests/sources/etcd",
     "tests/health",
     "tests/docs/test_pages",
-    "tests/observe/bench",
-    "tests/faults",
+    "tests/observe",
     "tests/dataplane/nftables",
-    "tests/packets",
-    "tests/observe/live_trace/",
-    "tests/observe/page",
 )
+"""Beginnings of the names of tests whose files take long, the longest first."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +64,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    ranks = (rank for rank, beginning in enumerate(LONGEST) if item.nodeid.startswith(beginning))
+    return next(ranks, len(LONGEST))
 
 
 EXTENT = (
