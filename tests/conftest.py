@@ -36,9 +36,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 LONGEST = (
-    "tests/system/test_life",
     "tests/packets/test_foreign_forward",
     "tests/faults/test_seams",
+    "tests/faults/test_broken_declarations",
+    "tests/system/test_life",
     "tests/system",
     "tests/faults",
     "tests/onefile",
