@@ -33,9 +33,10 @@ from typing import IO, Any
 
 import vipd
 
+ROOT = Path(__file__).parents[2]
 WANTED = os.environ.get("VIPD_FORK_SERVER") != "no"
 """Whether programs are started this way."""
-MODULES = ("vipd", "tests.faults.")
+MODULES = ("vipd", "tests.")
 """Where modules begin that it starts."""
 MAX_REQUEST_BYTES = 200_000
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -78,7 +79,7 @@ class ForkedProcess(subprocess.Popen[str]):
 
 
 def can_fork(argv: Sequence[str]) -> bool:
-    """Whether the server may start a command line: `python -m` with a module of vipd."""
+    """Whether the server may start a command line: `python -m` with a module of vipd or of the tests."""
     return WANTED and list(argv[:2]) == [sys.executable, "-m"] and argv[2].startswith(MODULES)
 
 
@@ -90,7 +91,7 @@ class ForkServer:
         with other:
             argv = [sys.executable, "-m", __name__, str(other.fileno())]
             self._process = subprocess.Popen(
-                argv, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+                argv, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT
             )
 
     def start(

@@ -24,7 +24,6 @@ from vipd.observe.explain.explanation import Explanation
 from vipd.observe.simulator import Arrival, PacketVerdict
 
 ROOT = Path(__file__).parents[3]
-
 NODE = "192.168.100.1"
 """The host's address in the golden cases."""
 OTHER_NODE = "192.168.101.1"
@@ -197,9 +196,7 @@ class World:
         self._program(node, "answerer", *places)
 
     def _program(self, node: Node, name: str, *words: str) -> Process:
-        # `-m` finds the tests by the working directory.
-        argv = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", f"tests.observe.explain.{name}", *words]
-        process = node.start(*argv)
+        process = node.start(sys.executable, "-m", f"tests.observe.explain.{name}", *words)
         said = read_line(process)
         assert said == "READY", f"{name} in {node.namespace} did not start: {said!r}"
         return process

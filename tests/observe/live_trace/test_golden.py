@@ -14,7 +14,7 @@ from tests.lab.flow import Process, read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab, Wiring
 from tests.observe.explain.test_real_packets import compiled, probes
-from tests.observe.explain.world import ROOT, SILENCE, Sender, World
+from tests.observe.explain.world import SILENCE, Sender, World
 from tests.observe.simulator.cases import CASES, GOLDEN, family_of_case, rules_text
 from vipd.cli.offline import Compilation
 from vipd.dataplane.nftables.render import render as render_table
@@ -81,9 +81,7 @@ class Traced:
 
     @staticmethod
     def _started(host: Node) -> Process:
-        return host.start(
-            "env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "tests.observe.live_trace.follower"
-        )
+        return host.start(sys.executable, "-m", "tests.observe.live_trace.follower")
 
 
 def _fault(asked: Probe, seen: dict[str, Any] | None) -> str:
