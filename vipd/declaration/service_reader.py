@@ -24,6 +24,7 @@ from vipd.declaration.fields import (
     known_keys,
     misspelt,
     one_or_more,
+    read_boolean,
     read_choice,
     read_integer,
     read_short_form,
@@ -290,12 +291,12 @@ def _read_on_remove(report: Report, draft: _Draft, node: Node, path: str) -> Non
 
 
 def _read_respond_to_ping(report: Report, draft: _Draft, node: Node, path: str) -> None:
-    choice = read_choice(report, node, path, {"true": True, "false": False})
+    choice = read_boolean(report, node, path)
     draft.answers_ping = draft.answers_ping if choice is None else choice
 
 
 def _read_registrations(report: Report, draft: _Draft, node: Node, path: str) -> None:
-    draft.registrations = read_choice(report, node, path, {"true": True, "false": False})
+    draft.registrations = read_boolean(report, node, path)
 
 
 def _read_host_port(report: Report, node: Node, path: str) -> Located[int] | None:
