@@ -99,6 +99,12 @@ SERVICE = {
         "TCP port of this host that tells outer load balancers whether to send traffic here.",
     ),
     "traffic_policy": KeyDoc("a mapping", "`cluster` for both", "Whether only backends on this host serve."),
+    "traffic_distribution": KeyDoc(
+        "`prefer-same-zone` or `prefer-same-node`",
+        "`prefer-same-zone`",
+        "Which ready backends serve first under the policy `cluster`: those for this host's zone, or those "
+        "on this host and then those for its zone.",
+    ),
     "on_remove": KeyDoc(
         "`keep` or `reset`",
         "`keep`",

@@ -57,6 +57,7 @@ from vipd.model.service import (
     Origin,
     Service,
     ServicePort,
+    TrafficDistribution,
     TrafficPolicy,
     family_of,
 )
@@ -85,6 +86,7 @@ class _Draft(DefaultPolicy):
     ends_flows: bool = False
     answers_ping: bool = True
     registrations: bool | None = None
+    distribution: TrafficDistribution = TrafficDistribution.PREFER_SAME_ZONE
 
     def claimed(self) -> list[Located[str]]:
         """Every address, those for inside first."""
@@ -216,6 +218,7 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         slow_start=draft.slow_start,
         weight_from_check=draft.weight_from is not None and draft.weight_from.value,
         registrations=draft.registrations,
+        traffic_distribution=draft.distribution,
         origin=origin,
     )
 
@@ -277,6 +280,11 @@ def _read_traffic_policy(report: Report, draft: _Draft, node: Node, path: str) -
     draft.internal_policy, draft.external_policy = read_traffic_policy(report, node, path)
 
 
+def _read_traffic_distribution(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    choice = read_choice(report, node, path, {each.value: each for each in TrafficDistribution})
+    draft.distribution = choice or draft.distribution
+
+
 def _read_node_port(report: Report, draft: _Draft, node: Node, path: str) -> None:
     draft.node_port = _read_host_port(report, node, path)
 
@@ -320,6 +328,7 @@ SERVICE_KEYS: dict[str, _ServiceKey] = {
     "node_port": _read_node_port,
     "health_port": _read_health_port,
     "traffic_policy": _read_traffic_policy,
+    "traffic_distribution": _read_traffic_distribution,
     "on_remove": _read_on_remove,
     "respond_to_ping": _read_respond_to_ping,
     "registrations": _read_registrations,
