@@ -91,7 +91,7 @@ def add(
     \b
     vipctl add 10.96.0.10:53/udp 10.244.0.5 10.244.2.21
     vipctl add [fd00::10]:443/tcp fd00:1::5@3 fd00:1::6 --name web
-    vipctl add 10.96.0.11:80:8080/tcp 10.244.0.5
+    vipctl add 10.96.0.53:53:5353/tcp,udp 10.244.0.5
     """
     spec: Json = {"name": name} if name else {}
     spec |= frontend_spec(vip, target)
