@@ -17,6 +17,7 @@ from vipd.declaration.native import (
     service_to_spec,
 )
 from vipd.declaration.problems import Declaration
+from vipd.model.check import ExecProbe
 from vipd.model.service import (
     Affinity,
     Backend,
@@ -84,6 +85,15 @@ def test_a_short_spelling_is_the_same_as_the_long_one() -> None:
             for each in (name, name.replace("short/", "long/"))
         )
         assert spelled == written_out
+
+
+def test_a_command_line_in_one_text_that_was_accepted_before_stays() -> None:
+    check = "    check: {type: exec, command: /opt/check --quick}\n"
+    text = f"apiVersion: vipd/v1\nservices:\n  - address: 10.96.0.10\n    ports: 53/udp\n{check}"
+    assert not parse_declaration(text, "x.yaml").ok
+    kept = parse_declaration(text, "x.yaml", accepted=True)
+    assert kept.problems == ()
+    assert kept.services[0].check.probe == ExecProbe(command=("/opt/check --quick",))
 
 
 ADDRESSES = ("name", "address", "external_addresses")

@@ -163,8 +163,6 @@ def misspelt(node: nodes.Mapping, known: Collection[str]) -> set[str]:
 def _key_meant(key: str, known: Collection[str]) -> str:
     """The known key that an unknown one means, in the spelling of Kubernetes, too; empty if none is."""
     word = _CAPITAL.sub("_", key[:64]).lower().replace("-", "_")
-    if word in known:
-        return word
     meant = (name for name, words in _SYNONYMS.items() if word in words and name in known)
     return next(meant, "") or _nearest(key, known)
 
