@@ -71,11 +71,13 @@ SERVICE = {
     "ports": KeyDoc("a port or a list, at least one", "", "Required. What clients connect to."),
     "backends": KeyDoc("a backend or a list, may be empty", "none", "Who serves."),
     "affinity": KeyDoc(
-        "`none`, `client-ip`, a duration, or a mapping", "`none`", "Whether a client keeps its backend."
+        "`none`, `client-ip`, `true`, a duration, or a mapping",
+        "`none`",
+        "Whether a client keeps its backend.",
     ),
     "masquerade": KeyDoc("a mode", "`auto`", "Which flows get this host's address as their source."),
     "fallback": KeyDoc(
-        "`reject`, `drop`, `keep`, or a mapping",
+        "`reject`, `drop`, `keep`, a backend, a list of them, or a mapping",
         "`reject`",
         "What a new flow meets while no backend can serve. `keep`: while all are unhealthy, all serve.",
     ),
@@ -86,7 +88,7 @@ SERVICE = {
         "the same", "none", "The same, called a load balancer's in rules and by Kubernetes."
     ),
     "allow_from": KeyDoc(
-        "a network, a list, or `any`",
+        "a network, an address, a list, or `any`",
         "`any`",
         "Who may use the external addresses that do not say so themselves.",
     ),
@@ -97,6 +99,12 @@ SERVICE = {
         "TCP port of this host that tells outer load balancers whether to send traffic here.",
     ),
     "traffic_policy": KeyDoc("a mapping", "`cluster` for both", "Whether only backends on this host serve."),
+    "traffic_distribution": KeyDoc(
+        "`prefer-same-zone` or `prefer-same-node`",
+        "`prefer-same-zone`",
+        "Which ready backends serve first under the policy `cluster`: those for this host's zone, or those "
+        "on this host and then those for its zone.",
+    ),
     "on_remove": KeyDoc(
         "`keep` or `reset`",
         "`keep`",
@@ -200,7 +208,7 @@ FALLBACK = {
 EXTERNAL_ADDRESS = {
     "address": KeyDoc("an IPv4 or IPv6 address", "", "Required."),
     "allow_from": KeyDoc(
-        "a network, a list, or `any`",
+        "a network, an address, a list, or `any`",
         "the service's `allow_from`",
         "Sources that may use it. Packets of others are dropped.",
     ),
@@ -258,7 +266,9 @@ CHECK = {
     "rcode": KeyDoc("a response code", "`NOERROR`", "dns: of a good answer."),
     "answer": KeyDoc("the text of a record", "any or none", "dns: must be among the answers."),
     "command": KeyDoc(
-        "a list of text", "", "exec: a program's absolute path and its arguments. No shell. Required."
+        "a list of text",
+        "",
+        "exec: a program's absolute path and its arguments, each word by itself. No shell. Required.",
     ),
     "user": KeyDoc(
         "a user's name",
