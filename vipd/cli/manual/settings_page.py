@@ -54,14 +54,14 @@ def _description() -> tuple[Block, ...]:
 
 
 def _settings() -> Iterator[Block]:
-    for name, _, values, default, meaning in settings():
-        yield entry(f"`{name}:` {values}", f"{meaning} Default: {default}.")
+    for each in settings():
+        yield entry(f"`{each.name}:` {each.values}", f"{each.meaning} Default: {each.default}.")
 
 
 def _etcd() -> Iterator[Block]:
     yield Paragraph("The keys of `etcd`:")
-    for name, _, values, default, meaning in etcd_settings():
-        yield entry(f"`{name}:` {values}", f"{meaning} Default: {default}.")
+    for each in etcd_settings():
+        yield entry(f"`{each.name}:` {each.values}", f"{each.meaning} Default: {each.default}.")
 
 
 def _environment() -> tuple[Block, ...]:
