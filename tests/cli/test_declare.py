@@ -67,6 +67,25 @@ class TestCheck:
         assert second.startswith(f"{bad}:4: services[1].ports[0]: ")
         assert summary == "2 problems in 1 file"
 
+    def test_a_program_that_this_host_lacks_is_a_note(self, vipctl: Vipctl, tmp_path: Path) -> None:
+        file, missing = tmp_path / "exec.yaml", tmp_path / "pg-check"
+        commands = (["/bin/true"], [str(missing), "-q"], [str(missing)], [f"{missing} -q"])
+        lines = [
+            f"  - {{address: 10.96.0.{n}, ports: 80, backends: [{{address: 10.0.0.1, check: "
+            f"{{type: exec, command: {json.dumps(command)}}}}}]}}\n"
+            for n, command in enumerate(commands)
+        ]
+        file.write_text("apiVersion: vipd/v1\nservices:\n" + "".join(lines))
+        ended = vipctl("check", str(file))
+        assert (ended.code, ended.out) == (0, f"ok: 4 services in 1 file{NOT_ASKED}\n")
+        why = "no such file; install it on this host, or correct the path"
+        split = f"write each word as an item of the list: [{missing}, -q]"
+        assert ended.err.splitlines() == [
+            f"{file}:4: note: 10.96.0.1:80/tcp: {missing}: {why}",
+            f"{file}:6: note: 10.96.0.3:80/tcp: {missing} -q: no such file; {split}",
+        ]
+        assert vipctl("check", "-q", str(file)) == (0, "", "")
+
     def test_files_are_checked_together(self, vipctl: Vipctl, good: Path, tmp_path: Path) -> None:
         other = tmp_path / "other.yaml"
         other.write_text(OTHER)

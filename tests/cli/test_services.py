@@ -57,6 +57,24 @@ def test_warnings_of_a_change_are_told_on_stderr(vipctl: Vipctl, daemon: FakeDae
             },
         ),
         (
+            ["10.0.0.1:80:8080", "--affinity", "true"],
+            {
+                "address": "10.0.0.1",
+                "ports": [{"port": 80, "protocol": "tcp", "target": 8080}],
+                "affinity": "client-ip",
+            },
+        ),
+        (
+            ["[fd00::1]:53/tcp,UDP", "--target", "5353"],
+            {
+                "address": "fd00::1",
+                "ports": [
+                    {"port": 53, "protocol": "tcp", "target": 5353},
+                    {"port": 53, "protocol": "udp", "target": 5353},
+                ],
+            },
+        ),
+        (
             ["10.0.0.1:80/tcp", "--affinity", "none", "--masquerade", "auto", "--fallback", "drop"],
             {"address": "10.0.0.1", "ports": ["80/tcp"], "fallback": "drop"},
         ),
@@ -128,6 +146,9 @@ def test_dry_run_says_so_and_asks_for_it(vipctl: Vipctl, daemon: FakeDaemon) -> 
         ["10.96.0.10:53/udp", "--fallback", "drop,10.0.0.1"],
         ["10.96.0.10:53/udp", "--masquerade", "sometimes"],
         ["10.96.0.10:53/udp", "--target", "0"],
+        ["10.96.0.10:53:5353/udp", "--target", "5353"],
+        ["10.96.0.10:53/udp,udp"],
+        ["10.96.0.10:53:0/udp"],
     ],
 )
 def test_words_in_no_known_form_are_wrong_usage(vipctl: Vipctl, daemon: FakeDaemon, words: list[str]) -> None:

@@ -21,6 +21,7 @@ from vipd.model.service import (
     RejectAction,
     Service,
     ServicePort,
+    TrafficDistribution,
     TrafficPolicy,
     family_of,
 )
@@ -259,6 +260,36 @@ def serving(zones: dict[str, tuple[str, ...]], policy: SelectionPolicy, **change
 )
 def test_a_host_of_a_zone_uses_the_backends_for_that_zone(zone: str, expected: set[str]) -> None:
     assert serving(ZONED, SelectionPolicy.of(Settings(zone=zone), ())) == expected
+
+
+NODES = {"10.0.0.1": ("east", "a"), "10.0.0.2": ("east", "b"), "10.0.0.3": ("west", "c")}
+
+
+@pytest.mark.parametrize(
+    ("node", "zone", "expected"),
+    [
+        ("a", "east", {"10.0.0.1"}),
+        ("a", "west", {"10.0.0.1"}),
+        ("c", "", {"10.0.0.3"}),
+        ("d", "east", {"10.0.0.1", "10.0.0.2"}),
+        ("d", "north", set(NODES)),
+        ("", "", set(NODES)),
+    ],
+)
+def test_the_same_node_is_preferred_and_then_the_zone(node: str, zone: str, expected: set[str]) -> None:
+    policy = replace(POLICY, host=HostIdentity(node_name=node, zone=zone))
+    backends = tuple(Backend(address, zones=(z,), node=n) for address, (z, n) in NODES.items())
+    service = replace(DNS, backends=backends, traffic_distribution=TrafficDistribution.PREFER_SAME_NODE)
+    (forwarding,) = select_backends(service, policy)
+    assert {endpoint.address for endpoint in forwarding.endpoints} == expected
+
+
+def test_an_unhealthy_backend_of_the_same_node_is_not_preferred() -> None:
+    policy = replace(POLICY, host=HostIdentity(node_name="a"))
+    backends = (Backend("10.0.0.1", node="a"), Backend("10.0.0.2", node="b"))
+    service = replace(DNS, backends=backends, traffic_distribution=TrafficDistribution.PREFER_SAME_NODE)
+    (forwarding,) = select_backends(service, policy, {"10.0.0.1": BackendStatus(healthy=False)})
+    assert [endpoint.address for endpoint in forwarding.endpoints] == ["10.0.0.2"]
 
 
 @pytest.mark.parametrize("without", list(ZONED))

@@ -53,6 +53,8 @@ def _endpoints(draw: st.DrawFn, prefix: str) -> Json:
         found["nodeName"] = draw(st.sampled_from(["node1", "node2"]))
     if draw(st.booleans()):
         found["hints"] = {"forZones": [{"name": draw(st.sampled_from(["a", "b"]))}]}
+        if "nodeName" in found:
+            found["hints"]["forNodes"] = [{"name": found["nodeName"]}]
     return found
 
 
@@ -92,6 +94,9 @@ def _services(draw: st.DrawFn, index: int) -> list[Json]:
         "externalTrafficPolicy": draw(st.sampled_from(["Cluster", "Local"])),
         "healthCheckNodePort": 32000 + index,
         "publishNotReadyAddresses": draw(st.booleans()),
+        "trafficDistribution": draw(
+            st.sampled_from([None, "PreferClose", "PreferSameZone", "PreferSameNode"])
+        ),
     }
     ingress = [
         {"ip": f"198.51.100.{index}"},

@@ -28,6 +28,7 @@ from vipd.model.service import (
     RejectAction,
     Service,
     ServicePort,
+    TrafficDistribution,
     TrafficPolicy,
     family_of,
 )
@@ -230,6 +231,7 @@ def services(draw: st.DrawFn) -> Service:
         allow_from=draw(networks_like(()) | networks_like(tuple(e.address for e in external))),
         internal_policy=draw(st.sampled_from(list(TrafficPolicy))),
         external_policy=draw(st.sampled_from(list(TrafficPolicy))),
+        traffic_distribution=draw(st.sampled_from(TrafficDistribution)),
         balance=draw(st.sampled_from(Balance)),
         check=check,
         keeps_unhealthy=keeps,

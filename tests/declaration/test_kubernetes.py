@@ -26,6 +26,7 @@ from vipd.model.service import (
     Protocol,
     Service,
     ServicePort,
+    TrafficDistribution,
     TrafficPolicy,
 )
 
@@ -65,7 +66,7 @@ def test_a_service_with_everything() -> None:
                 {"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 53},
             ],
             externalIPs=["203.0.113.10"],
-            loadBalancerSourceRanges=[" 192.0.2.77/24 ", "10.0.0.0/8", "192.0.2.0/24"],
+            loadBalancerSourceRanges=[" 192.0.2.77/24 ", "010.00.0.5", "10.0.0.0/08", "192.0.2.0/24"],
             sessionAffinity="ClientIP",
             sessionAffinityConfig={"clientIP": {"timeoutSeconds": 90}},
             internalTrafficPolicy="Local",
@@ -81,7 +82,9 @@ def test_a_service_with_everything() -> None:
         affinity=Affinity(90),
         external_addresses=(
             ExternalAddress("203.0.113.10", allow_from=()),
-            ExternalAddress("198.51.100.5", load_balancer=True, allow_from=("192.0.2.0/24", "10.0.0.0/8")),
+            ExternalAddress(
+                "198.51.100.5", load_balancer=True, allow_from=("192.0.2.0/24", "10.0.0.5/32", "10.0.0.0/8")
+            ),
             ExternalAddress("2001:db8::5", load_balancer=True, allow_from=()),
         ),
         internal_policy=TrafficPolicy.LOCAL,
@@ -215,6 +218,80 @@ def test_zone_hints_count_when_the_service_asks(annotations: dict[str, str], zon
         "hints": {"forZones": [{"name": z} for z in "ab"]},
     }
     assert backends(declared, endpoint_slice(endpoint)) == (Backend("10.244.0.1", node="n1", zones=zones),)
+
+
+ZONED: Json = {
+    "addresses": ["10.244.0.1"],
+    "nodeName": "n1",
+    "hints": {"forZones": [{"name": "a"}], "forNodes": [{"name": "n1"}]},
+}
+BARE: Json = {"addresses": ["10.244.0.1"], "nodeName": "n1"}
+SAME_ZONE, SAME_NODE = TrafficDistribution.PREFER_SAME_ZONE, TrafficDistribution.PREFER_SAME_NODE
+
+
+@pytest.mark.parametrize(
+    ("value", "distribution"),
+    [("PreferClose", SAME_ZONE), ("PreferSameZone", SAME_ZONE), ("PreferSameNode", SAME_NODE)],
+)
+def test_hints_count_when_the_service_has_a_traffic_distribution(
+    value: str, distribution: TrafficDistribution
+) -> None:
+    declared = service(trafficDistribution=value), endpoint_slice(ZONED)
+    found = only(*declared)
+    assert found.traffic_distribution is distribution
+    assert found.backends == (Backend("10.244.0.1", node="n1", zones=("a",)),)
+    assert notes(*declared) == []
+
+
+def test_the_annotation_wins_over_a_traffic_distribution() -> None:
+    declared = service(trafficDistribution="PreferSameNode")
+    declared["metadata"]["annotations"] = {"service.kubernetes.io/topology-mode": "Auto"}
+    found = only(declared, endpoint_slice(ZONED))
+    assert (found.traffic_distribution, found.backends[0].zones) == (SAME_ZONE, ("a",))
+    declared["metadata"]["annotations"] = {"service.kubernetes.io/topology-mode": "Disabled"}
+    found = only(declared, endpoint_slice(ZONED))
+    assert (found.traffic_distribution, found.backends[0].zones) == (SAME_NODE, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("value", "endpoint", "note"),
+    [
+        (
+            "PreferRack",
+            BARE,
+            "Service default/web: trafficDistribution PreferRack has no effect; known: PreferClose,",
+        ),
+        (
+            "PreferClose",
+            BARE,
+            "Service default/web: trafficDistribution PreferClose has no effect: no endpoint has hints",
+        ),
+        (
+            None,
+            ZONED,
+            "Service default/web: hints of its endpoints left out: it has neither trafficDistribution nor ",
+        ),
+        (
+            "PreferSameNode",
+            {**ZONED, "hints": {"forNodes": [{"name": "n2"}]}},
+            "EndpointSlice default/: forNodes with nodes other than nodeName left out of the hints of ",
+        ),
+        (
+            "PreferSameNode",
+            {**ZONED, "hints": {"forRacks": [{"name": "r1"}]}},
+            "EndpointSlice default/: forRacks left out of the hints of its endpoints",
+        ),
+    ],
+)
+def test_what_is_not_honoured_of_a_preference_is_told(value: str | None, endpoint: Json, note: str) -> None:
+    (told,) = notes(service(trafficDistribution=value), endpoint_slice(endpoint))
+    assert told.startswith(note)
+
+
+def test_hints_that_a_service_forbids_need_no_note() -> None:
+    declared = service()
+    declared["metadata"]["annotations"] = {"service.kubernetes.io/topology-mode": "Disabled"}
+    assert notes(declared, endpoint_slice(ZONED)) == []
 
 
 def test_the_usual_number_is_the_target_and_others_are_the_backends() -> None:

@@ -17,6 +17,7 @@ from vipd.declaration.native import (
     service_to_spec,
 )
 from vipd.declaration.problems import Declaration
+from vipd.model.check import ExecProbe
 from vipd.model.service import (
     Affinity,
     Backend,
@@ -72,6 +73,53 @@ def test_valid_declarations_have_no_problem_and_survive_formatting(path: Path) -
     assert (
         parse_declaration(format_declaration(declaration.services), "again").services == declaration.services
     )
+
+
+def test_a_short_spelling_is_the_same_as_the_long_one() -> None:
+    services = {service.name: service for service in read(HERE / "valid" / "spellings.yaml").services}
+    short = [name for name in services if name.startswith("short/")]
+    assert len(short) == len(services) / 2 == 6
+    for name in short:
+        spelled, written_out = (
+            {key: value for key, value in service_to_spec(services[each]).items() if key not in ADDRESSES}
+            for each in (name, name.replace("short/", "long/"))
+        )
+        assert spelled == written_out
+
+
+def test_a_command_line_in_one_text_that_was_accepted_before_stays() -> None:
+    check = "    check: {type: exec, command: /opt/check --quick}\n"
+    text = f"apiVersion: vipd/v1\nservices:\n  - address: 10.96.0.10\n    ports: 53/udp\n{check}"
+    assert not parse_declaration(text, "x.yaml").ok
+    kept = parse_declaration(text, "x.yaml", accepted=True)
+    assert kept.problems == ()
+    assert kept.services[0].check.probe == ExecProbe(command=("/opt/check --quick",))
+
+
+ADDRESSES = ("name", "address", "external_addresses")
+
+
+def test_short_spellings_are_read_in_json_too() -> None:
+    spec = {
+        "address": "10.96.0.10",
+        "ports": ["80:8080/TCP", "53/tcp,udp"],
+        "fallback": "10.244.9.9",
+        "affinity": True,
+        "external_addresses": "203.0.113.1",
+        "allow_from": "10.0.0.5",
+        "x-note": {"any": "thing"},
+    }
+    service, problems = parse_service(spec, Origin("cli"))
+    assert problems == ()
+    assert service is not None
+    assert service_to_spec(service) == {
+        "address": "10.96.0.10",
+        "external_addresses": "203.0.113.1",
+        "allow_from": "10.0.0.5/32",
+        "ports": [{"port": 80, "protocol": "tcp", "target": 8080}, "53/tcp", "53/udp"],
+        "affinity": "client-ip",
+        "fallback": {"backends": ["10.244.9.9"]},
+    }
 
 
 def test_every_field_of_a_service_is_read() -> None:

@@ -12,10 +12,11 @@ from vipd.declaration.syntax import (
     InvalidTextError,
     duration_text,
     parse_address,
+    parse_address_and_ports,
     parse_backend,
     parse_duration,
     parse_frontend,
-    parse_port,
+    parse_ports,
 )
 from vipd.model.service import Backend, Frontend, Protocol, ServicePort, socket_text
 
@@ -49,8 +50,38 @@ def test_frontends(text: str, frontend: Frontend) -> None:
 
 
 def test_ports() -> None:
-    assert parse_port("53") == ServicePort(53, Protocol.TCP)
-    assert parse_port("53/udp") == ServicePort(53, Protocol.UDP)
+    assert parse_ports("53") == (ServicePort(53, Protocol.TCP),)
+    assert parse_ports("53/udp") == parse_ports("53/UDP") == (ServicePort(53, Protocol.UDP),)
+    assert parse_ports("80:8080/tcp") == (ServicePort(80, Protocol.TCP, target=8080),)
+    assert parse_ports("80:80") == parse_ports("80") == (ServicePort(80, Protocol.TCP),)
+    assert parse_ports("54:5353/tcp, udp") == (
+        ServicePort(54, Protocol.TCP, target=5353),
+        ServicePort(54, Protocol.UDP, target=5353),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "ports"),
+    [
+        ("10.96.0.10:53/udp", "10.96.0.10", "53/udp"),
+        ("10.96.0.10:53", "10.96.0.10", "53"),
+        ("10.96.0.10:80:8080/tcp", "10.96.0.10", "80:8080/tcp"),
+        ("10.96.0.10:80:8080", "10.96.0.10", "80:8080"),
+        ("10.96.0.10:53/tcp,udp", "10.96.0.10", "53/tcp,udp"),
+        ("[FD00::10]:53:5353/tcp,udp", "fd00::10", "53:5353/tcp,udp"),
+        ("[fd00::10]:53/UDP", "fd00::10", "53/udp"),
+    ],
+)
+def test_address_and_ports(text: str, address: str, ports: str) -> None:
+    assert parse_address_and_ports(text) == (address, parse_ports(ports))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["10.96.0.10", "fd00::10:53", "fd00:96::1:80/tcp", "dns:53/udp", "http://10.96.0.1:80/", "[10.0.0.1]:80"],
+)
+def test_address_and_ports_refuses_as_a_frontend_is_refused(text: str) -> None:
+    assert told(parse_address_and_ports, text) == told(parse_frontend, text)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +115,16 @@ REFUSED: list[tuple[Callable[[str], object], str, str, str]] = [
     (parse_backend, "[fd00::1]", "no port", "alone: fd00::1"),
     (parse_backend, "[fd00::1", "closing bracket", "[fd00::10]:53"),
     (parse_backend, "[10.0.0.1]:80", "not IPv6", "brackets"),
-    (parse_port, "53/UDP", "not a protocol", "write udp"),
-    (parse_port, "53/", "not a protocol", "tcp"),
-    (parse_port, "dns", "not a port", "1 to 65535"),
-    (parse_port, "0", "out of range", "1 to 65535"),
+    (parse_ports, "53/icmp", "not a protocol", "tcp, udp, sctp"),
+    (parse_ports, "53/tcp,tcp", "twice", "once"),
+    (parse_ports, "53:/tcp", "not a port", "1 to 65535"),
+    (parse_ports, "53:0/tcp", "out of range", "1 to 65535"),
+    (parse_ports, "53:1:2/tcp", "not a port", "1 to 65535"),
+    (parse_address_and_ports, "[10.0.0.1]:80:81", "brackets", "leave"),
+    (parse_address_and_ports, "10.96.0.10:80:x/tcp", "not a port", "1 to 65535"),
+    (parse_ports, "53/", "not a protocol", "tcp"),
+    (parse_ports, "dns", "not a port", "1 to 65535"),
+    (parse_ports, "0", "out of range", "1 to 65535"),
     (parse_frontend, "10.96.0.10", "no port", "10.96.0.10:53/udp"),
     (parse_frontend, "fd00::10", "no port", "[fd00::10]:53/udp"),
     (parse_frontend, "dns:53/udp", "a name", "write the address"),
@@ -123,7 +160,14 @@ def test_refusals_say_what_and_hint(parse: Callable[[str], object], text: str, w
 @PATIENT
 @given(st.text(max_size=40) | st.text("[]0123456789abcdef:.@/%stpu", max_size=30))
 def test_any_text_is_read_or_refused_by_name(text: str) -> None:
-    for parse in (parse_address, parse_backend, parse_port, parse_frontend, parse_duration):
+    for parse in (
+        parse_address,
+        parse_backend,
+        parse_ports,
+        parse_frontend,
+        parse_address_and_ports,
+        parse_duration,
+    ):
         assert told(parse, text).isprintable()
 
 

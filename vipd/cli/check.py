@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import islice
 
 import click
 
@@ -12,8 +14,12 @@ from vipd.cli.errors import FAILED, OK
 from vipd.cli.inputs import DEFAULT_SERVICES_DIR, Inputs, problem_count, read_inputs
 from vipd.cli.offline import admitted, host_addresses, host_facts, read_settings
 from vipd.cli.output import document, output_option, prose, screen
-from vipd.declaration.problems import Problem
+from vipd.declaration.problems import Note, Problem
+from vipd.health.host_problems import program_problems
+from vipd.model import limits
+from vipd.model.check import ExecProbe
 from vipd.model.formatting import counted
+from vipd.model.service import Service
 
 
 @click.command()
@@ -40,8 +46,9 @@ def check(
     """Look for problems in declarations. FILE may be a directory, or - for standard input.
 
     Every problem is a line on stderr: file:line: path: what; hint. Exit code 1 when there is one. What is
-    left out of Kubernetes objects is told as file:line: note: text. No daemon is asked, so that claims of
-    vipctl add, of etcd and of files not named here are not seen.
+    left out of Kubernetes objects is told as file:line: note: text, and so is a program of a check that
+    this host lacks. No daemon is asked, so that claims of vipctl add, of etcd and of files not named here
+    are not seen.
 
     \b
     vipctl check
@@ -51,6 +58,7 @@ def check(
     own = host_addresses(settings)
     inputs = admitted(read_inputs(files or (services_dir,)), settings, own, host_facts(settings, own))
     if not quiet:
+        inputs = inputs._replace(notes=(*inputs.notes, *_program_notes(inputs.services)))
         inputs.print_notes()
     if form != "text":
         problems = [_plain(problem) for problem in inputs.problems]
@@ -70,6 +78,23 @@ def _print_text(inputs: Inputs, quiet: bool) -> None:
         services = counted(len(inputs.services), "service")
         files = counted(len(inputs.files), "file")
         print(f"ok: {services} in {files}; vipd was not asked whether others claim the same")
+
+
+def _program_notes(services: Iterable[Service]) -> Iterable[Note]:
+    """A note for each program of a check that cannot run here, at the first service that names it. It is no
+    problem: the files may be meant for another host."""
+    first: dict[str, Service] = {}
+    for service in services:
+        own = (backend.check for backend in (*service.backends, *service.fallback))
+        for check in (service.check, *own):
+            if check is not None and isinstance(check.probe, ExecProbe):
+                first.setdefault(check.probe.command[0], service)
+    found = (
+        Note(service.origin.path, service.origin.line, f"{service.name}: {problem.replace('; hint: ', '; ')}")
+        for program, service in first.items()
+        for problem in program_problems((program,))
+    )
+    return islice(found, limits.NOTES)
 
 
 def _plain(problem: Problem) -> dict[str, object]:

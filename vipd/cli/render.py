@@ -17,7 +17,7 @@ from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
 from vipd.host.settings.settings import Settings
 from vipd.host.settings.settings_file import DEFAULT_CONFIG
-from vipd.model.service import Family, Service, TrafficPolicy, family_of
+from vipd.model.service import Family, Service, TrafficDistribution, TrafficPolicy, family_of
 
 FAMILIES = {str(family): family for family in Family}
 
@@ -72,7 +72,11 @@ def render(
 
 def _host_addresses(settings: Settings, services: Sequence[Service]) -> Collection[str]:
     """The host's addresses as set; read from the kernel only where the rules depend on them."""
-    local = any(TrafficPolicy.LOCAL in (s.internal_policy, s.external_policy) for s in services)
+    local = any(
+        TrafficPolicy.LOCAL in (s.internal_policy, s.external_policy)
+        or s.traffic_distribution is TrafficDistribution.PREFER_SAME_NODE
+        for s in services
+    )
     limited = any(s.allow_from or any(e.allow_from for e in s.external_addresses) for s in services)
     if settings.host_addresses is None and not (local or limited or settings.node_port_addresses):
         return ()

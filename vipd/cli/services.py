@@ -69,7 +69,7 @@ def _policy_options(command: Callable[..., int]) -> Callable[..., int]:
     "--target",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="The backends' port; default: that of the VIP.",
+    help="The backends' port, as in VIP:PORT:TARGET/PROTO; default: PORT.",
 )
 @_policy_options
 @service_change_options
@@ -91,6 +91,7 @@ def add(
     \b
     vipctl add 10.96.0.10:53/udp 10.244.0.5 10.244.2.21
     vipctl add [fd00::10]:443/tcp fd00:1::5@3 fd00:1::6 --name web
+    vipctl add 10.96.0.53:53:5353/tcp,udp 10.244.0.5
     """
     spec: Json = {"name": name} if name else {}
     spec |= frontend_spec(vip, target)

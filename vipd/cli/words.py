@@ -12,11 +12,11 @@ from vipd.cli.errors import USAGE, CliError
 from vipd.declaration.syntax import (
     InvalidTextError,
     duration_text,
+    parse_address_and_ports,
     parse_backend,
     parse_duration,
-    parse_frontend,
 )
-from vipd.model.service import Backend
+from vipd.model.service import Backend, ServicePort
 from vipd.observe.api_client import Json
 
 T = TypeVar("T")
@@ -25,12 +25,18 @@ FALLBACK_WORDS = ("reject", "drop", "keep")
 
 
 def frontend_spec(word: str, target_port: int | None) -> Json:
-    """The `address` and `ports` of a Spec for `10.96.0.10:53/udp`."""
-    frontend = _short_form(parse_frontend, word)
-    port: str | Json = f"{frontend.port}/{frontend.protocol}"
-    if target_port is not None:
-        port = {"port": frontend.port, "protocol": str(frontend.protocol), "target": target_port}
-    return {"address": frontend.address, "ports": [port]}
+    """The `address` and `ports` of a Spec for `10.96.0.10:53/udp`, `10.96.0.10:80:8080` or
+    `10.96.0.10:53/tcp,udp`."""
+    address, ports = _short_form(parse_address_and_ports, word)
+    if target_port is not None and any(port.target is not None for port in ports):
+        raise CliError(f"{word} names the backends' port already", hint="leave --target out", code=USAGE)
+    return {"address": address, "ports": [_port_spec(port, port.target or target_port) for port in ports]}
+
+
+def _port_spec(port: ServicePort, target: int | None) -> str | Json:
+    if target is None:
+        return str(port)
+    return {"port": port.port, "protocol": str(port.protocol), "target": target}
 
 
 def backend_specs(words: Iterable[str]) -> list[str | Json]:
@@ -69,11 +75,12 @@ def split_backend(word: str, command: str, everywhere: str = "") -> tuple[str, s
 
 
 def affinity_spec(word: str) -> str | Json | None:
-    """`none` is None, `client-ip` itself, and a duration such as `10m` client-ip with that timeout."""
-    if word == "none":
+    """`none` or `false` is None, `client-ip` or `true` client-ip, and a duration such as `10m` that with
+    this timeout."""
+    if word in ("none", "false"):
         return None
-    if word == "client-ip":
-        return word
+    if word in ("client-ip", "true"):
+        return "client-ip"
     return {"by": "client-ip", "timeout": duration_text(_short_form(parse_duration, word))}
 
 

@@ -24,6 +24,7 @@ from vipd.model.service import (
     Masquerade,
     Service,
     ServicePort,
+    TrafficDistribution,
     TrafficPolicy,
     family_of,
     port_names,
@@ -190,10 +191,16 @@ def _choose_endpoints(
     ready = tuple(c for c in candidates if c.ready) or backups
     terminating = tuple(c for c in candidates if c.terminating)
     cluster = (
-        () if local_internal and not externally_exposed else _same_zone_or_all(ready, host) or terminating
+        () if local_internal and not externally_exposed else _preferred(ready, service, host) or terminating
     )
     local = _on_host(ready) or _on_host(terminating) if local_internal or local_external else ()
     return _Selection(cluster, local, has_endpoints=bool(ready or terminating), ready_local=_on_host(ready))
+
+
+def _preferred(ready: tuple[_Candidate, ...], service: Service, host: HostIdentity) -> tuple[_Candidate, ...]:
+    """The ready backends on this host, if the service prefers them and there are any; else by zone."""
+    same_node = service.traffic_distribution is TrafficDistribution.PREFER_SAME_NODE
+    return (_on_host(ready) if same_node else ()) or _same_zone_or_all(ready, host)
 
 
 def _same_zone_or_all(ready: tuple[_Candidate, ...], host: HostIdentity) -> tuple[_Candidate, ...]:

@@ -11,6 +11,7 @@ from vipd.declaration.fields import (
     known_keys,
     misspelt,
     one_or_more,
+    read_boolean,
     read_choice,
     read_integer,
     read_short_form,
@@ -65,6 +66,11 @@ def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend |
     values: dict[str, Node] = dict(known_keys(report, node, path, BACKEND_KEYS))
     port, weight, ports = _read_ports_and_weight(report, values, path)
     state, where, zones = _read_state_and_topology(report, values, path)
+    backup = check = None
+    if "backup" in values:
+        backup = read_boolean(report, values["backup"], f"{path}.backup")
+    if "check" in values:
+        check = read_check(report, values["check"], f"{path}.check")
     if "address" not in values:
         if "address" not in misspelt(node, BACKEND_KEYS):
             report.add(node.line, path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
@@ -72,11 +78,6 @@ def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend |
     address = read_short_form(report, values["address"], f"{path}.address", parse_address, "an IP address")
     if address is None:
         return None
-    backup = check = None
-    if "backup" in values:
-        backup = read_choice(report, values["backup"], f"{path}.backup", {"true": True, "false": False})
-    if "check" in values:
-        check = read_check(report, values["check"], f"{path}.check")
     return Backend(address, port, weight, state, where, zones, ports, bool(backup), check)
 
 

@@ -15,12 +15,13 @@ from vipd.declaration.fields import (
     Report,
     known_keys,
     one_or_more,
+    read_boolean,
     read_choice,
     read_integer,
     read_short_form,
     read_text,
 )
-from vipd.declaration.nodes import Mapping, Node, Scalar, integer
+from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, integer
 from vipd.declaration.syntax import MAX_PORT, parse_percent, parse_period, period_text, quoted
 from vipd.model.check import (
     MAX_CHECK_SECONDS,
@@ -199,10 +200,6 @@ def _read_body(report: Report, node: Node, path: str) -> str | None:
     return text
 
 
-def _read_flag(report: Report, node: Node, path: str) -> bool | None:
-    return read_choice(report, node, path, {"true": True, "false": False})
-
-
 def _read_absolute(report: Report, node: Node, path: str) -> str | None:
     text = read_text(report, node, path, "a file's path")
     if text is None or (text.startswith("/") and "\0" not in text):
@@ -252,6 +249,9 @@ def _read_command(report: Report, node: Node, path: str) -> tuple[str, ...] | No
     if program is not None and not program.startswith("/"):
         hint = "write the program's absolute path and its arguments as a list; there is no shell"
         report.add(items[0][1].line, items[0][0], f"{quoted(program)} is not an absolute path", hint)
+    elif program and not isinstance(node, Sequence) and len(program.split()) > 1 and not report.accepted:
+        hint = f"write a list, each word by itself: [{', '.join(program.split())}]; there is no shell"
+        report.add(node.line, path, "the program and its arguments are one text", hint)
     return tuple(word for word in words if word is not None)
 
 
@@ -298,7 +298,7 @@ PROBE_KEYS: dict[str, dict[str, tuple[str, KeyReader]]] = {
     "http": _HTTP,
     "https": {
         **_HTTP,
-        "verify": ("verify", _read_flag),
+        "verify": ("verify", read_boolean),
         "ca": ("ca", _read_absolute),
         "server_name": ("server_name", _matching(HOST_NAME, "a host name", "the name in the certificate")),
     },

@@ -57,7 +57,8 @@ def _read_external_address(report: Report, node: Node, path: str) -> ExternalAdd
 
 
 def read_allow_from(report: Report, node: Node, path: str) -> tuple[str, ...]:
-    """One network or a list, or `any`, which is the empty tuple. Networks that repeat are reported."""
+    """One network or address, or a list, or `any`, which is the empty tuple. Networks that repeat are
+    reported."""
     if isinstance(node, Scalar) and node.text == _ANY:
         return ()
     items = one_or_more(node, path)

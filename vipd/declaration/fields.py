@@ -7,6 +7,7 @@ problems name, like `services[2].backends[0].port`. Pure.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
@@ -100,17 +101,70 @@ def _cut(text: str) -> str:
     return quoted(text)[1:-1]
 
 
-def did_you_mean(text: str, known: Collection[str]) -> str:
-    """A hint that names the nearest known word, else all of them."""
-    close = _nearest(text, known)
+_SYNONYMS = {
+    "address": (
+        *("vip", "vips", "virtual_ip", "cluster_ip", "cluster_ips", "ip", "ips", "addr"),
+        *("host", "hostname", "server", "listen", "bind"),
+    ),
+    "backends": (
+        *("servers", "server", "real_servers", "real_server", "upstream", "upstreams", "members", "member"),
+        *("nodes", "pool", "hosts", "endpoints", "targets"),
+    ),
+    "target": ("target_port", "backend_port", "container_port", "to"),
+    "port": ("target_port", "backend_port"),
+    "state": ("status", "enabled", "disabled", "admin_state"),
+    "backup": ("standby", "spare"),
+    "affinity": ("sticky", "persistence", "persistence_timeout", "session_affinity", "stickiness"),
+    "balance": ("algorithm", "scheduler", "lb_algo", "lb_method", "load_balancing", "method"),
+    "check": ("healthcheck", "health_check", "health", "monitor", "probe"),
+    "masquerade": ("masq", "snat", "nat"),
+    "external_addresses": ("external_ips", "external_ip"),
+    "load_balancer_addresses": ("load_balancer_ip", "load_balancer_ips"),
+    "allow_from": ("load_balancer_source_ranges", "source_ranges", "allow", "allowed", "whitelist"),
+    "traffic_policy": ("external_traffic_policy", "internal_traffic_policy"),
+    "on_remove": ("on_delete",),
+    "path": ("uri", "url"),
+    "interval": ("every", "period", "inter", "period_seconds"),
+    "fall": ("retries", "failure_threshold", "unhealthy_threshold"),
+    "rise": ("success_threshold", "healthy_threshold"),
+    "status": ("code", "codes", "expected_status", "expect_status", "status_code"),
+    "command": ("cmd", "exec", "script", "program"),
+    "server_name": ("sni",),
+    "services": ("vips", "virtual_services", "virtual_servers", "frontends", "listeners"),
+}
+"""Words of other load balancers for a key. Of several keys the first that a mapping may have is meant."""
+
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+_PASSED_OVER = "x-"
+"""Keys that begin with it hold values for YAML anchors, and declare nothing."""
+
+_TRUE_WORDS, _FALSE_WORDS = ("yes", "on", "true", "y", "1"), ("no", "off", "false", "n", "0")
+
+
+def is_passed_over(key: str) -> bool:
+    """Whether a key declares nothing: it begins with `x-`."""
+    return key.startswith(_PASSED_OVER)
+
+
+def did_you_mean(key: str, known: Collection[str]) -> str:
+    """A hint that names the known key that an unknown one means or is nearest to, else all of them."""
+    close = _key_meant(key, known)
     return f'did you mean "{close}"?' if close else f"known: {', '.join(known)}"
 
 
 def misspelt(node: nodes.Mapping, known: Collection[str]) -> set[str]:
-    """The known keys that are nearest to a mapping's unknown ones: they are present, but misspelt."""
-    unknown = [key for key in node.items if key not in known]
+    """The known keys that a mapping's unknown ones mean: they are present, but misspelt."""
+    unknown = [key for key in node.items if key not in known and not is_passed_over(key)]
     # In a mapping full of unknown keys most are no misspelt known ones.
-    return {_nearest(key, known) for key in unknown[: 2 * len(known)]} if unknown else set()
+    return {_key_meant(key, known) for key in unknown[: 2 * len(known)]} if unknown else set()
+
+
+def _key_meant(key: str, known: Collection[str]) -> str:
+    """The known key that an unknown one means, in the spelling of Kubernetes, too; empty if none is."""
+    word = _CAPITAL.sub("_", key[:64]).lower().replace("-", "_")
+    meant = (name for name, words in _SYNONYMS.items() if word in words and name in known)
+    return next(meant, "") or _nearest(key, known)
 
 
 def _nearest(text: str, known: Collection[str]) -> str:
@@ -118,13 +172,16 @@ def _nearest(text: str, known: Collection[str]) -> str:
 
 
 def known_keys(report: Report, node: Node, path: str, known: Collection[str]) -> Iterator[tuple[str, Node]]:
-    """The known keys of a mapping in written order with their values; every other key is reported."""
+    """The known keys of a mapping in written order with their values; every other key is reported, but
+    those that are passed over."""
     if not isinstance(node, nodes.Mapping):
         report.wrong_type(node, path, f"a mapping with the keys {', '.join(known)}")
         return
     for key, value in node.items.items():
         if key in known:
             yield key, value
+            continue
+        if is_passed_over(key):
             continue
         if report.problems.full:
             report.problems.count()
@@ -194,7 +251,14 @@ def read_choice(report: Report, node: Node, path: str, choices: Mapping[str, T])
     return choices[text]
 
 
+def read_boolean(report: Report, node: Node, path: str) -> bool | None:
+    """`true` or `false`."""
+    return read_choice(report, node, path, {"true": True, "false": False})
+
+
 def _choice_hint(text: str, choices: Collection[str]) -> str:
+    if "true" in choices and text.lower() in (*_TRUE_WORDS, *_FALSE_WORDS):
+        return f"write {'true' if text.lower() in _TRUE_WORDS else 'false'}"
     close = _nearest(text, choices)
     return f'did you mean "{close}"?' if close else ""
 

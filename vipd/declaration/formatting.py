@@ -19,6 +19,7 @@ from vipd.model.service import (
     RejectAction,
     Service,
     ServicePort,
+    TrafficDistribution,
     TrafficPolicy,
 )
 from vipd.model.text import yaml_quoted
@@ -58,10 +59,7 @@ def _policy_spec(service: Service) -> dict[str, object]:
     fallback = _fallback_spec(service)
     if fallback is not None:
         spec["fallback"] = fallback
-    policies = {"internal": service.internal_policy, "external": service.external_policy}
-    traffic = {key: policy.value for key, policy in policies.items() if policy is not TrafficPolicy.CLUSTER}
-    if traffic:
-        spec["traffic_policy"] = traffic
+    spec |= _traffic_spec(service)
     if service.health_port is not None:
         spec["health_port"] = service.health_port
     if service.ends_flows:
@@ -69,6 +67,17 @@ def _policy_spec(service: Service) -> dict[str, object]:
     if not service.answers_ping:
         spec["respond_to_ping"] = False
     return spec | _check_spec(service)
+
+
+def _traffic_spec(service: Service) -> dict[str, object]:
+    spec: dict[str, object] = {}
+    policies = {"internal": service.internal_policy, "external": service.external_policy}
+    traffic = {key: policy.value for key, policy in policies.items() if policy is not TrafficPolicy.CLUSTER}
+    if traffic:
+        spec["traffic_policy"] = traffic
+    if service.traffic_distribution is not TrafficDistribution.PREFER_SAME_ZONE:
+        spec["traffic_distribution"] = service.traffic_distribution.value
+    return spec
 
 
 def _check_spec(service: Service) -> dict[str, object]:

@@ -10,8 +10,8 @@ from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence
 _BRACKETS = re.compile(r"""(?<!["'])\[([0-9A-Fa-f:.]{2,45})\]:[ ]?([0-9]{1,5}(?:@[0-9]{1,5})?)""")
 """A list as the key of a mapping."""
 _EDGES = re.compile(
-    r"""(?<![\w"':.\[])((?:::[0-9A-Fa-f:.]{0,43})|(?:[0-9A-Fa-f:]{2,43}::))(/[0-9]{1,3})?(?=[\s,}\]]|$)"""
-    r"""|(?<=\[)(::[0-9A-Fa-f:.]{0,43})(/[0-9]{1,3})?(?=[\s,\]])"""
+    r"""(?<![\w"':.\[])((?:::[0-9A-Fa-f:.]{0,43})|(?:[0-9A-Fa-f:]{2,43}::(?!/)))(/[0-9]{1,3})?(?=[\s,}\]]|$)"""
+    r"""|(?<=\[)((?:::[0-9A-Fa-f:.]{0,43})|(?:[0-9A-Fa-f:]{2,43}::(?!/)))(/[0-9]{1,3})?(?=[\s,\]])"""
 )
 """An address that begins or ends with a colon, which separates keys from values."""
 _LONGEST_LINE = 4096

@@ -21,7 +21,7 @@ from vipd.declaration.port_reader import PORT_KEYS
 from vipd.declaration.service_reader import ON_REMOVE, SERVICE_KEYS
 from vipd.declaration.value_forms import Schema, ValueForm
 from vipd.model.check import MAX_COUNT, InitialHealth
-from vipd.model.service import MAX_WEIGHT, Balance, Protocol, TrafficPolicy
+from vipd.model.service import MAX_WEIGHT, Balance, TrafficDistribution, TrafficPolicy
 
 
 class KeyDoc(NamedTuple):
@@ -114,6 +114,12 @@ SERVICE = {
     "traffic_policy": KeyDoc(
         forms.TRAFFIC_POLICIES, "`cluster` for both", "Whether only backends on this host serve."
     ),
+    "traffic_distribution": KeyDoc(
+        forms.choice(*TrafficDistribution),
+        "`prefer-same-zone`",
+        "Which ready backends serve first under the policy `cluster`: those for this host's zone, or those "
+        "on this host and then those for its zone.",
+    ),
     "on_remove": KeyDoc(
         forms.choice(*ON_REMOVE),
         "`keep`",
@@ -163,7 +169,7 @@ PORT = {
         "1 to 63 of `a-z 0-9 -`, at least one letter. Needed only for `ports` of a backend.",
     ),
     "port": KeyDoc(forms.PORT_NUMBER, "", "Required. What clients connect to."),
-    "protocol": KeyDoc(forms.choice(*Protocol), "`tcp`", "Of clients and backends."),
+    "protocol": KeyDoc(forms.PROTOCOL, "`tcp`", "Of clients and backends."),
     "target": KeyDoc(forms.PORT_NUMBER, "`port`", "The backends' port."),
     "node_port": KeyDoc(forms.PORT_NUMBER, "none", "Port on this host's own addresses that leads here too."),
 }
@@ -280,7 +286,9 @@ CHECK = {
     "rcode": KeyDoc(forms.RCODE, "`NOERROR`", "dns: of a good answer."),
     "answer": KeyDoc(forms.RECORD_TEXT, "any or none", "dns: must be among the answers."),
     "command": KeyDoc(
-        forms.COMMAND, "", "exec: a program's absolute path and its arguments. No shell. Required."
+        forms.COMMAND,
+        "",
+        "exec: a program's absolute path and its arguments, each word by itself. No shell. Required.",
     ),
     "user": KeyDoc(
         forms.USER,

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from vipd.declaration.fields import Located, Report
 from vipd.declaration.kubernetes_endpoints import EndpointGroup
-from vipd.declaration.kubernetes_services import KubernetesService
+from vipd.declaration.kubernetes_services import HINTS_ANNOTATION, KubernetesService
 from vipd.declaration.service_rules import check_backends
 from vipd.declaration.service_size import check_address_endpoints, check_size, service_network_count
 from vipd.model import limits
@@ -32,6 +32,7 @@ def with_backends(
     many, which is reported."""
     if not _within_limits(report, declared, groups):
         return None
+    _note_hints(report, declared, groups)
     servers = _servers_by_port(declared, groups)
     numbers = {port: Counter(number for _, number in found) for port, found in servers.items()}
     placed = [p._replace(value=_with_target(p.value, numbers[p.value.name])) for p in declared.ports]
@@ -41,6 +42,18 @@ def with_backends(
     backends = _backends(ports, servers)
     check_backends(report, backends, declared.addresses, placed)
     return replace(declared.service, ports=ports, backends=tuple(backend.value for backend in backends))
+
+
+def _note_hints(report: Report, declared: KubernetesService, groups: Sequence[EndpointGroup]) -> None:
+    """Note hints that do not count, and a preference that has none to go by."""
+    hinted = any(server.value.zones for group in groups for server in group.servers)
+    name, asked = declared.service.name, declared.prefers_zone
+    if hinted and declared.zone_hints is None:
+        why = f"it has neither trafficDistribution nor the annotation {HINTS_ANNOTATION}"
+        report.note(declared.service.origin.line, f"Service {name}: hints of its endpoints left out: {why}")
+    if asked is not None and not hinted and any(group.servers for group in groups):
+        text = f"Service {name}: trafficDistribution {asked.value} has no effect: no endpoint has hints"
+        report.note(asked.line, text)
 
 
 def _within_limits(report: Report, declared: KubernetesService, groups: Sequence[EndpointGroup]) -> bool:

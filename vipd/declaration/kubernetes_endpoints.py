@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from vipd.declaration.backend_reader import TOPOLOGY_NAME_HINT, is_topology_name
 from vipd.declaration.fields import Located
 from vipd.declaration.kubernetes_fields import FieldCursor
+from vipd.declaration.nodes import Mapping
 from vipd.declaration.service_rules import check_backend_address
 from vipd.declaration.syntax import quoted
 from vipd.model.service import Backend, BackendState, Family, Protocol, family_of
@@ -20,6 +21,10 @@ HEADLESS_LABEL = "service.kubernetes.io/headless"
 PROXY_LABEL = "service.kubernetes.io/service-proxy-name"
 
 PROTOCOLS = {protocol.value.upper(): protocol for protocol in Protocol}
+
+_HINTS = ("forZones", "forNodes")
+_MAX_HINTS = 5
+"""More unknown hints than these are not named."""
 
 _FAMILIES: dict[str, Family | None] = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
@@ -73,7 +78,11 @@ def read_slice(place: FieldCursor) -> EndpointGroup | None:
         kind.problem("addressType is missing", "write IPv4 or IPv6")
     family = kind.choice(_FAMILIES, None)
     ports = tuple(port for item in place.at("ports").items() if (port := _read_port(item)))
-    read = [_read_endpoint(item, family) for item in place.at("endpoints").items()]
+    endpoints = list(place.at("endpoints").items())
+    read = [_read_endpoint(item, family) for item in endpoints]
+    unread = next(((item, text) for item in endpoints if (text := _unread_hints(item))), None)
+    if unread:
+        unread[0].note(f"EndpointSlice {name}: {unread[1]} left out of the hints of its endpoints")
     return EndpointGroup(_in_namespace(place, service), ports, tuple(server for server in read if server))
 
 
@@ -118,6 +127,20 @@ def _read_endpoint(place: FieldCursor, family: Family | None) -> Located[Backend
     known = tuple(dict.fromkeys(filter(None, zones)))
     backend = Backend(address.value, state=_state(place.at("conditions")), node=node, zones=known)
     return _sound(place, Located(backend, address.line, address.path))
+
+
+def _unread_hints(place: FieldCursor) -> str:
+    """The part of an endpoint's hints that does not count: keys other than those of Kubernetes 1.34, and
+    nodes other than the endpoint's own, which is the only one that Kubernetes writes."""
+    hints = place.at("hints")
+    if not isinstance(hints.node, Mapping):
+        return ""
+    items = hints.at("forNodes").items()
+    nodes = {item.at("name").text() for item in items if isinstance(item.node, Mapping)}
+    others = [key for key in hints.node.items if key not in _HINTS]
+    if nodes - {place.at("nodeName").text()}:
+        others.append("forNodes with nodes other than nodeName")
+    return ", ".join(quoted(key)[1:-1] for key in others[:_MAX_HINTS])
 
 
 def _state(conditions: FieldCursor) -> BackendState:

@@ -21,20 +21,28 @@ from vipd.model.service import (
     Protocol,
     Service,
     ServicePort,
+    TrafficDistribution,
     TrafficPolicy,
     family_of,
 )
 
 _TYPES = {name: name for name in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")}
 _POLICIES = {"Cluster": TrafficPolicy.CLUSTER, "Local": TrafficPolicy.LOCAL}
+_DISTRIBUTIONS = {
+    "PreferClose": TrafficDistribution.PREFER_SAME_ZONE,
+    "PreferSameZone": TrafficDistribution.PREFER_SAME_ZONE,
+    "PreferSameNode": TrafficDistribution.PREFER_SAME_NODE,
+}
+"""Of Kubernetes 1.34: PreferClose is the older name of PreferSameZone."""
 _AFFINITIES = {"None": False, "ClientIP": True}
 _OPEN_TYPES = ("NodePort", "LoadBalancer")
 """Types whose ports have node ports."""
 
+_LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 _OLD_HINTS = "service.kubernetes.io/topology-aware-hints"
-_HINTS = "service.kubernetes.io/topology-mode"
+HINTS_ANNOTATION = "service.kubernetes.io/topology-mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +54,10 @@ class KubernetesService:
     ports: tuple[Located[ServicePort], ...]
     addresses: tuple[Located[str], ...]
     """The cluster IPs."""
-    zone_hints: bool
-    """Whether the zones in its endpoints' hints count."""
+    zone_hints: bool | None
+    """Whether the zones in its endpoints' hints count; None: the Service does not say."""
+    prefers_zone: Located[str] | None
+    """Its trafficDistribution, if that takes effect by hints alone."""
     publish_not_ready: bool
 
 
@@ -67,6 +77,10 @@ def read_kubernetes_service(place: FieldCursor, origin: Origin) -> KubernetesSer
     health = _read_health_port(spec, kind) if external_policy is TrafficPolicy.LOCAL else None
     check_host_ports(place.report, ports, health)
     accessible = kind in _OPEN_TYPES or bool(external)
+    hints = _topology_mode(place)
+    distribution = _read_distribution(spec, name)
+    if hints:
+        distribution = None  # the annotation takes precedence
     service = Service(
         name=name,
         addresses=tuple(address.value for address in addresses),
@@ -76,10 +90,20 @@ def read_kubernetes_service(place: FieldCursor, origin: Origin) -> KubernetesSer
         internal_policy=spec.at("internalTrafficPolicy").choice(_POLICIES, TrafficPolicy.CLUSTER),
         external_policy=external_policy if accessible else TrafficPolicy.CLUSTER,
         health_port=health.value if health else None,
+        traffic_distribution=distribution or TrafficDistribution.PREFER_SAME_ZONE,
         origin=origin,
     )
     publish = spec.at("publishNotReadyAddresses").boolean() or False
-    return KubernetesService(service, tuple(ports), tuple(addresses), _zone_hints(place), publish)
+    at = spec.at("trafficDistribution")
+    by_zone = distribution is TrafficDistribution.PREFER_SAME_ZONE
+    return KubernetesService(
+        service,
+        tuple(ports),
+        tuple(addresses),
+        zone_hints=True if distribution else hints,
+        prefers_zone=Located(at.text(), at.line, at.path) if by_zone else None,
+        publish_not_ready=publish,
+    )
 
 
 def _sound_name(place: FieldCursor) -> bool:
@@ -226,12 +250,16 @@ def _read_ingress(place: FieldCursor) -> list[Located[str]]:
 
 
 def _read_ranges(place: FieldCursor) -> tuple[str, ...]:
-    """Networks, blanks around them and bits beyond the prefix cleared, each once."""
-    found = [
-        item.short_form(lambda text: parse_network(text.strip(), mask=True), "a network like 203.0.113.0/24")
-        for item in place.items()
-    ]
+    """Networks, each once."""
+    found = [item.short_form(_parse_range, "a network like 203.0.113.0/24") for item in place.items()]
     return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _parse_range(text: str) -> str:
+    """A network as kube-proxy reads it: without blanks around it, bits beyond its length, and zeros in front,
+    which are decimal to Kubernetes. Also an address alone."""
+    text = text.strip()
+    return parse_network(text if ":" in text else _LEADING_ZEROS.sub("", text), mask=True)
 
 
 def _read_affinity(spec: FieldCursor) -> Affinity | None:
@@ -241,8 +269,20 @@ def _read_affinity(spec: FieldCursor) -> Affinity | None:
     return Affinity(timeout or DEFAULT_AFFINITY_SECONDS)
 
 
-def _zone_hints(place: FieldCursor) -> bool:
-    """kube-proxy 1.30 takes all but an empty annotation and `disabled` for a yes; the older name wins."""
+def _topology_mode(place: FieldCursor) -> bool | None:
+    """Whether the annotation requests hints; None without one. kube-proxy 1.30 takes all but `disabled` for a
+    yes; the older name wins."""
     annotations = place.at("metadata", "annotations")
-    key = _OLD_HINTS if annotations.has(_OLD_HINTS) else _HINTS
-    return annotations.at(key).text() not in {"", "disabled", "Disabled"}
+    key = _OLD_HINTS if annotations.has(_OLD_HINTS) else HINTS_ANNOTATION
+    text = annotations.at(key).text()
+    return text not in {"disabled", "Disabled"} if text else None
+
+
+def _read_distribution(spec: FieldCursor, name: str) -> TrafficDistribution | None:
+    """What the Service prefers; None with a note for a value that only another program knows."""
+    at = spec.at("trafficDistribution")
+    text = at.text()
+    if text and text not in _DISTRIBUTIONS:
+        known = ", ".join(_DISTRIBUTIONS)
+        at.note(f"Service {name}: trafficDistribution {quoted(text)[1:-1]} has no effect; known: {known}")
+    return _DISTRIBUTIONS.get(text)

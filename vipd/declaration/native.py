@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from vipd.declaration.conflicts import claim_problem, conflicts_of
-from vipd.declaration.fields import Report, did_you_mean
+from vipd.declaration.fields import Report, did_you_mean, is_passed_over
 from vipd.declaration.formatting import API_VERSION, format_declaration, format_service, service_to_spec
 from vipd.declaration.kubernetes import KubernetesObjects, is_kubernetes
 from vipd.declaration.nodes import (
@@ -110,7 +110,7 @@ def _read_document(report: Report, node: Node, origin: Origin) -> list[Service]:
     if not _right_version(report, node, origin):
         return []
     for key, line in node.key_lines.items():
-        if key not in DOCUMENT_KEYS:
+        if key not in DOCUMENT_KEYS and not is_passed_over(key):
             hint = "" if report.problems.full else did_you_mean(key, DOCUMENT_KEYS)
             report.add(line, "", f"unknown key {quoted(key)}", hint)
     defaults = node.items.get("defaults")

@@ -26,7 +26,12 @@ _MASQUERADE: dict[str, tuple[Masquerade | None]] = {
     **{mode.value: (mode,) for mode in Masquerade},
     "auto": (None,),
 }
-_AFFINITIES: dict[str, tuple[Affinity | None]] = {"none": (None,), "client-ip": (Affinity(),)}
+_AFFINITIES: dict[str, tuple[Affinity | None]] = {
+    "none": (None,),
+    "client-ip": (Affinity(),),
+    "true": (Affinity(),),
+    "false": (None,),
+}
 _FALLBACKS = {**{refusal.value: refusal for refusal in RejectAction}, "keep": None}
 
 
@@ -103,21 +108,36 @@ def _read_fallback(report: Report, policy: ServiceDefaults, node: Node, path: st
     policy.own_fallback = True
     policy.refusal = RejectAction.REJECT
     policy.fallback, policy.keeps_unhealthy = (), False
-    if not isinstance(node, Mapping):
+    if isinstance(node, Scalar) and not _looks_like_address(node):
         choice = read_choice(report, node, path, {word: word for word in _FALLBACKS})
         policy.keeps_unhealthy = choice == "keep"
         policy.refusal = _FALLBACKS.get(choice or "") or RejectAction.REJECT
         return
-    values: dict[str, Node] = dict(known_keys(report, node, path, FALLBACK_KEYS))
-    if "backends" not in values:
-        report.add(
-            node.line, path, "backends is missing", "write reject, drop, keep or {backends: [10.0.0.9]}"
-        )
+    backends, place = node, path
+    if isinstance(node, Mapping) and "address" not in node.items:
+        values: dict[str, Node] = dict(known_keys(report, node, path, FALLBACK_KEYS))
+        if "backends" not in values:
+            hint = "write reject, drop, keep or {backends: [10.0.0.9]}"
+            report.add(node.line, path, "backends is missing", hint)
+            return
+        backends, place = values["backends"], f"{path}.backends"
+    if not one_or_more(backends, place) or is_null(backends):
+        report.add(backends.line, place, "the list is empty", "name a backend, or write reject")
+    words = [(at, item) for at, item in one_or_more(backends, place) if _is_word(item)]
+    for at, item in words:
+        report.wrong_type(item, at, "a backend", "write reject, drop or keep alone, or only backends")
+    if words:
         return
-    place = f"{path}.backends"
-    if not one_or_more(values["backends"], place) or is_null(values["backends"]):
-        report.add(values["backends"].line, place, "the list is empty", "name a backend, or write reject")
-    policy.fallback = tuple(read_backends(report, values["backends"], place))
+    policy.fallback = tuple(read_backends(report, backends, place))
+
+
+def _is_word(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.text in _FALLBACKS
+
+
+def _looks_like_address(node: Scalar) -> bool:
+    """Whether a fallback is a backend, no word; a name of a host is told what is wrong with it."""
+    return any(sign in node.text for sign in ".:")
 
 
 def _read_check(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:

@@ -14,8 +14,8 @@ from vipd.declaration.fields import (
     read_short_form,
     read_text,
 )
-from vipd.declaration.nodes import Mapping, Node
-from vipd.declaration.syntax import MAX_PORT, parse_port, parse_protocol, quoted
+from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, other_meaning
+from vipd.declaration.syntax import MAX_PORT, parse_ports, parse_protocol, quoted
 from vipd.model.service import Protocol, ServicePort
 
 PORT_NAME = re.compile(r"(?=[0-9-]*[a-z])[a-z0-9-]{1,63}")
@@ -31,15 +31,33 @@ def read_ports(report: Report, node: Node, path: str) -> list[Located[ServicePor
     if not items:
         report.add(node.line, path, "the list is empty", "every service needs a port, like 53/udp")
     found = []
-    for place, item in items:
-        port = (
-            _read_port_mapping(report, item, place)
-            if isinstance(item, Mapping)
-            else read_short_form(report, item, place, parse_port, "a port like 53/udp or a mapping")
-        )
-        if port is not None:
-            found.append(Located(port, item.line, place))
+    for index, (place, item) in enumerate(items):
+        ports: tuple[ServicePort, ...] = ()
+        if isinstance(item, Mapping):
+            port = _read_port_mapping(report, item, place)
+            ports = () if port is None else (port,)
+        elif _is_misread(report, item, place, items[index - 1][1] if index else None):
+            continue
+        else:
+            wanted = "a port like 53/udp or a mapping"
+            ports = read_short_form(report, item, place, parse_ports, wanted) or ()
+        found += [Located(port, item.line, place) for port in ports]
     return found
+
+
+def _is_misread(report: Report, node: Node, path: str, before: Node | None) -> bool:
+    """Report what YAML makes of a port without quotes: the item `udp` of `[80/tcp,udp]`, the number
+    `22:22`."""
+    if not isinstance(node, Scalar):
+        return False
+    if isinstance(before, Scalar) and node.text.lower() in tuple(Protocol) and "/" in before.text:
+        hint = f'a comma ends an item of a list: write "{before.text},{node.text}" in quotes'
+        report.add(node.line, path, f"{quoted(node.text)} is not a port", hint)
+        return True
+    if ":" in node.text and other_meaning(node):
+        report.wrong_type(node, path, "a port", f'put it in quotes: "{node.text}", or write {node.text}/tcp')
+        return True
+    return False
 
 
 def is_port_name(text: str) -> bool:
@@ -53,7 +71,7 @@ def _read_port_mapping(report: Report, node: Mapping, path: str) -> ServicePort 
     protocol: Protocol | None = Protocol.TCP
     if "protocol" in values:
         place = f"{path}.protocol"
-        protocol = read_short_form(report, values["protocol"], place, parse_protocol, "tcp, udp or sctp")
+        protocol = _read_protocol(report, values["protocol"], place)
     numbers = {
         key: read_integer(report, values[key], f"{path}.{key}", 1, MAX_PORT)
         for key in ("target", "node_port", "port")
@@ -65,6 +83,14 @@ def _read_port_mapping(report: Report, node: Mapping, path: str) -> ServicePort 
     if port is None or protocol is None:
         return None
     return ServicePort(port, protocol, name, None if target == port else target, numbers.get("node_port"))
+
+
+def _read_protocol(report: Report, node: Node, path: str) -> Protocol | None:
+    if isinstance(node, Sequence) or (isinstance(node, Scalar) and "," in node.text):
+        hint = "write a port for each, or the short form: 53:5353/tcp,udp"
+        report.add(node.line, path, "a port has one protocol", hint)
+        return None
+    return read_short_form(report, node, path, parse_protocol, "tcp, udp or sctp")
 
 
 def _read_port_name(report: Report, node: Node, path: str) -> str:

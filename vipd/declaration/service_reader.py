@@ -24,6 +24,7 @@ from vipd.declaration.fields import (
     known_keys,
     misspelt,
     one_or_more,
+    read_boolean,
     read_choice,
     read_integer,
     read_short_form,
@@ -56,6 +57,7 @@ from vipd.model.service import (
     Origin,
     Service,
     ServicePort,
+    TrafficDistribution,
     TrafficPolicy,
     family_of,
 )
@@ -84,6 +86,7 @@ class _Draft(DefaultPolicy):
     ends_flows: bool = False
     answers_ping: bool = True
     registrations: bool | None = None
+    distribution: TrafficDistribution = TrafficDistribution.PREFER_SAME_ZONE
 
     def claimed(self) -> list[Located[str]]:
         """Every address, those for inside first."""
@@ -215,6 +218,7 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         slow_start=draft.slow_start,
         weight_from_check=draft.weight_from is not None and draft.weight_from.value,
         registrations=draft.registrations,
+        traffic_distribution=draft.distribution,
         origin=origin,
     )
 
@@ -276,6 +280,11 @@ def _read_traffic_policy(report: Report, draft: _Draft, node: Node, path: str) -
     draft.internal_policy, draft.external_policy = read_traffic_policy(report, node, path)
 
 
+def _read_traffic_distribution(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    choice = read_choice(report, node, path, {each.value: each for each in TrafficDistribution})
+    draft.distribution = choice or draft.distribution
+
+
 def _read_node_port(report: Report, draft: _Draft, node: Node, path: str) -> None:
     draft.node_port = _read_host_port(report, node, path)
 
@@ -290,12 +299,12 @@ def _read_on_remove(report: Report, draft: _Draft, node: Node, path: str) -> Non
 
 
 def _read_respond_to_ping(report: Report, draft: _Draft, node: Node, path: str) -> None:
-    choice = read_choice(report, node, path, {"true": True, "false": False})
+    choice = read_boolean(report, node, path)
     draft.answers_ping = draft.answers_ping if choice is None else choice
 
 
 def _read_registrations(report: Report, draft: _Draft, node: Node, path: str) -> None:
-    draft.registrations = read_choice(report, node, path, {"true": True, "false": False})
+    draft.registrations = read_boolean(report, node, path)
 
 
 def _read_host_port(report: Report, node: Node, path: str) -> Located[int] | None:
@@ -319,6 +328,7 @@ SERVICE_KEYS: dict[str, _ServiceKey] = {
     "node_port": _read_node_port,
     "health_port": _read_health_port,
     "traffic_policy": _read_traffic_policy,
+    "traffic_distribution": _read_traffic_distribution,
     "on_remove": _read_on_remove,
     "respond_to_ping": _read_respond_to_ping,
     "registrations": _read_registrations,

@@ -11,7 +11,7 @@ import re
 from ipaddress import AddressValueError, IPv6Address, ip_network
 from typing import NoReturn
 
-from vipd.model.service import MAX_WEIGHT, Backend, Frontend, Protocol, ServicePort, socket_text
+from vipd.model.service import MAX_WEIGHT, Backend, Frontend, Protocol, ServicePort, family_of, socket_text
 
 MAX_PORT = 65535
 
@@ -26,6 +26,10 @@ _IPV4_LIKE = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
 _HOST_NAME = re.compile(r"(?=[0-9_.-]*[A-Za-z])[A-Za-z0-9_.-]+")
 _PREFIX_LENGTH = re.compile(r"0|[1-9][0-9]{0,2}")
 _DIGITS = re.compile(r"[0-9]{1,18}")
+_ADDRESS_AND_PORTS = re.compile(
+    r"(?:\[([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*)\]|([^]:/\[]+)):([0-9]+:[^:/]*(?:/.*)?|[0-9]+/.*,.*)", re.DOTALL
+)
+"""Several ports, or one with the backends' port."""
 _DURATION = re.compile(r"(0|[1-9][0-9]{0,17})([smhd]?)")
 _PERIOD = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|)")
 _PERIOD_UNITS = {"ms": 1, "s": 1000, "": 1000, "m": 60_000}
@@ -68,13 +72,13 @@ def parse_address(text: str) -> str:
 
 
 def parse_network(text: str, *, mask: bool = False) -> str:
-    """A network as `ADDR/LENGTH` in its canonical spelling. Host bits are refused, or cleared with `mask`."""
+    """A network as `ADDR/LENGTH` in its canonical spelling; an address alone is the network of it alone. Host
+    bits are refused, or cleared with `mask`."""
     base, slash, length = text.partition("/")
     address = parse_address(base)
-    most = 128 if ":" in address else 32
+    most = family_of(address).bits
     if not slash:
-        hint = f"write {address}/{most} for this address alone"
-        raise InvalidTextError(f"{quoted(text)} has no prefix length", hint)
+        return f"{address}/{most}"
     if not _PREFIX_LENGTH.fullmatch(length) or int(length) > most:
         hint = f"a whole number from 0 to {most} after the slash"
         raise InvalidTextError(f"{quoted(text)} has no usable prefix length", hint)
@@ -84,10 +88,18 @@ def parse_network(text: str, *, mask: bool = False) -> str:
     return network
 
 
-def parse_port(text: str) -> ServicePort:
-    """`53/udp`; `53` alone is TCP."""
-    number, slash, protocol = text.partition("/")
-    return ServicePort(parse_port_number(number), parse_protocol(protocol) if slash else Protocol.TCP)
+def parse_ports(text: str) -> tuple[ServicePort, ...]:
+    """`53/udp`, `80:8080/tcp` with the backends' port, `53/tcp,udp` for a port of each protocol; `53` alone
+    is TCP."""
+    numbers, slash, protocols = text.partition("/")
+    number, colon, behind = numbers.partition(":")
+    port = parse_port_number(number)
+    target = parse_port_number(behind) if colon else port
+    words = protocols.replace(", ", ",").split(",") if slash else ["tcp"]
+    named = [parse_protocol(word) for word in words]
+    if len({*named}) < len(named):
+        raise InvalidTextError(f"{quoted(text)} names a protocol twice", "name each protocol once")
+    return tuple([ServicePort(port, p, target=None if target == port else target) for p in named])
 
 
 def parse_port_number(text: str) -> int:
@@ -96,12 +108,10 @@ def parse_port_number(text: str) -> int:
 
 
 def parse_protocol(text: str) -> Protocol:
-    """`tcp`, `udp` or `sctp`, in lower case."""
-    protocol = _PROTOCOLS.get(text)
+    """`tcp`, `udp` or `sctp`, in upper or lower case."""
+    protocol = _PROTOCOLS.get(text) or _PROTOCOLS.get(text.lower())
     if protocol is None:
-        lower = text.lower()
-        hint = f"write {lower}" if lower in _PROTOCOLS else f"one of {', '.join(_PROTOCOLS)}"
-        raise InvalidTextError(f"{quoted(text)} is not a protocol", hint)
+        raise InvalidTextError(f"{quoted(text)} is not a protocol", f"one of {', '.join(_PROTOCOLS)}")
     return protocol
 
 
@@ -153,6 +163,15 @@ def parse_frontend(text: str) -> Frontend:
         raise InvalidTextError(f"{quoted(text)} has no port", f"write it like {example}")
     number = parse_port_number(port)
     return Frontend(parse_address(address), number, parse_protocol(protocol) if slash else Protocol.TCP)
+
+
+def parse_address_and_ports(text: str) -> tuple[str, tuple[ServicePort, ...]]:
+    """What a new service is reached at: a frontend, whose port has any form of `parse_ports`."""
+    found = _ADDRESS_AND_PORTS.fullmatch(text)
+    if found:
+        return parse_address(found[1] or found[2]), parse_ports(found[3])
+    frontend = parse_frontend(text)
+    return frontend.address, (ServicePort(frontend.port, frontend.protocol),)
 
 
 def parse_duration(text: str) -> int:

@@ -113,7 +113,7 @@ IPV6_PATTERN = (
 )
 PORT_PATTERN = r"(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
 """1 to 65535."""
-_PROTOCOLS = "|".join(Protocol)
+_PROTOCOLS = "|".join("".join(f"[{c}{c.upper()}]" for c in protocol) for protocol in Protocol)
 _FRONTEND = rf"(?:{IPV4_PATTERN}|\[{IPV6_PATTERN}\]):{PORT_PATTERN}/(?:{_PROTOCOLS})"
 
 PERIOD_TEXT = matching(
@@ -126,8 +126,8 @@ DEFINITIONS: Mapping[str, Schema] = {
         f"{IPV4_PATTERN}|{IPV6_PATTERN}", "an IPv4 or IPv6 address, without port, prefix length or name"
     ),
     "network": matching(
-        rf"{IPV4_PATTERN}/(?:3[0-2]|[12]?[0-9])|{IPV6_PATTERN}/(?:12[0-8]|1[01][0-9]|[1-9]?[0-9])",
-        "a network such as 203.0.113.0/24 or fd00::/8",
+        rf"{IPV4_PATTERN}(?:/(?:3[0-2]|[12]?[0-9]))?|{IPV6_PATTERN}(?:/(?:12[0-8]|1[01][0-9]|[1-9]?[0-9]))?",
+        "a network such as 203.0.113.0/24 or fd00::/8, or an address",
     ),
     "period": {**PERIOD_TEXT, "minimum": MIN_CHECK_SECONDS, "maximum": MAX_CHECK_SECONDS},
 }
@@ -135,8 +135,8 @@ DEFINITIONS: Mapping[str, Schema] = {
 
 PORT_TEXT = {
     **matching(
-        rf"{PORT_PATTERN}(?:/(?:{_PROTOCOLS}))?",
-        "a port such as 443 or 53/udp",
+        rf"{PORT_PATTERN}(?::{PORT_PATTERN})?(?:/(?:{_PROTOCOLS})(?:, ?(?:{_PROTOCOLS}))*)?",
+        "a port such as 443, 53/udp, 80:8080/tcp or 53/tcp,udp",
         ["integer", "string", "object"],
     ),
     "minimum": 1,
@@ -157,7 +157,7 @@ PORT_NUMBER = whole_number(1, MAX_PORT)
 ADDRESS = ValueForm("an IPv4 or IPv6 address", reference("ip_address"))
 ADDRESSES = one_or_more("an IPv4 or IPv6 address, or a list", ADDRESS.schema, uniqueItems=True)
 NETWORKS = ValueForm(
-    "a network, a list, or `any`",
+    "a network, an address, a list, or `any`",
     {
         "if": {"type": "array"},
         "then": {"items": reference("network"), "minItems": 1, "uniqueItems": True},
@@ -190,17 +190,21 @@ EXTERNAL_ADDRESSES = one_or_more(
 MASQUERADE = ValueForm("a mode", {"enum": ["auto", *Masquerade]})
 AFFINITY_TIMEOUT = duration("a duration, 1s to 1d", 1, MAX_AFFINITY_SECONDS)
 AFFINITY = either(
-    "`none`, `client-ip`, a duration, or a mapping",
-    {"enum": ["none", "client-ip"]},
+    "`none`, `client-ip`, `true`, a duration, or a mapping",
+    {"enum": ["none", "client-ip", True, False]},
     AFFINITY_TIMEOUT.schema,
     reference("affinity"),
 )
 FALLBACK = either(
-    "`reject`, `drop`, `keep`, or a mapping", {"enum": [*RejectAction, "keep"]}, reference("fallback")
+    "`reject`, `drop`, `keep`, a backend, a list of them, or a mapping",
+    {"enum": [*RejectAction, "keep"]},
+    FALLBACK_BACKENDS.schema,
+    reference("fallback"),
 )
 TRAFFIC_POLICIES = ValueForm("a mapping", reference("traffic_policies"))
 SLOW_START = duration("a duration, up to 1h", 0, MAX_SLOW_START_SECONDS)
 
+PROTOCOL = choice(*Protocol, synonyms=[protocol.upper() for protocol in Protocol])
 PORT_LABEL = text_like(PORT_NAME.pattern, PORT_NAME_HINT)
 NAMED_PORTS = ValueForm(
     "a mapping of port names to numbers",
@@ -258,7 +262,7 @@ COMMAND = ValueForm(
             "minItems": 1,
             "maxItems": MAX_ARGUMENTS,
         },
-        "else": FILE.schema,
+        "else": matching("/\\S*", "a program's absolute path, or a list with its arguments"),
     },
 )
 USER = ValueForm("a user's name", matching(USER_NAME.pattern, "the name of a user, such as vipd-check"))

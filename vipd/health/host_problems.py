@@ -32,20 +32,24 @@ def host_problems(check: Check, users: CheckUsers) -> tuple[str, ...]:
 def _problems(check: Check, users: CheckUsers) -> tuple[str, ...]:
     probe = check.probe
     if isinstance(probe, ExecProbe):
-        return (*_program_problems(probe.command), *_user_problems(probe.user, users))
+        return (*program_problems(probe.command), *_user_problems(probe.user, users))
     if isinstance(probe, HttpProbe) and probe.tls and probe.verify and probe.ca:
         return _ca_problems(probe)
     return ()
 
 
-def _program_problems(command: tuple[str, ...]) -> tuple[str, ...]:
+def program_problems(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Why this host cannot run a command, as `host_problems` returns it."""
     if not command or not command[0]:
         return ("command is missing; hint: write command: [/usr/local/bin/check, --quick]",)
     program = command[0]
     try:
         mode = Path(program).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return (f"{program}: no such file; hint: install it on this host, or correct the path",)
+        hint = "install it on this host, or correct the path"
+        if " " in program:
+            hint = f"write each word as an item of the list: [{', '.join(program.split())}]"
+        return (f"{program}: no such file; hint: {hint}",)
     except OSError as error:
         return (f"{program}: {error.strerror}; hint: its directories must be open to vipd",)
     except ValueError:

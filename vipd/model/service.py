@@ -151,6 +151,15 @@ class TrafficPolicy(StrEnum):
     """Only backends on this host."""
 
 
+class TrafficDistribution(StrEnum):
+    """Which of the ready backends serve first, where the policy is `cluster`."""
+
+    PREFER_SAME_ZONE = "prefer-same-zone"
+    """Those for this host's zone, if every one names its zones and any names this one."""
+    PREFER_SAME_NODE = "prefer-same-node"
+    """Those on this host; if there are none, as `PREFER_SAME_ZONE`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExternalAddress:
     """An address for clients from outside: an external IP, or a load balancer's ingress IP."""
@@ -243,6 +252,7 @@ class Service:
     """Whether a backend's answer to an HTTP check may set its weight."""
     registrations: bool | None = None
     """Whether backends that registered themselves in etcd take part; None: the default of its source."""
+    traffic_distribution: TrafficDistribution = TrafficDistribution.PREFER_SAME_ZONE
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:

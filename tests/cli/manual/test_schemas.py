@@ -69,6 +69,9 @@ BEYOND_A_SCHEMA = {
     r"has bits set beyond its prefix|is no range|\"2[dh]\" is out of range": "it does not calculate",
     r"is not a regular expression": "it does not know RE2's syntax",
     r"(integer|port|name|node|mapping).*, not .*YAML": "it sees the value that the text stands for",
+    r"not True \(a boolean\)": "the same",
+    r"names a protocol twice": "it compares the words of a text",
+    r"YAML syntax": "YAML readers differ in what they accept",
     r"stands twice in one mapping": "it sees one of the two; editors find this themselves",
     r"alias|YAML tag|merge key|nested more": "it sees what the YAML stands for",
 }
@@ -177,12 +180,21 @@ def service_with(line: str) -> str:
 
 
 SPELLINGS = {
-    "ports": ("443", "65535", '"443"', "53/udp", "[80, 81/sctp]", "{port: 80, target: 8080}"),
+    "ports": (
+        "443",
+        "65535",
+        '"443"',
+        "53/udp",
+        "[80, 81/sctp]",
+        "80:8080/tcp",
+        '"53/TCP,udp"',
+        "{port: 80, target: 8080}",
+    ),
     "address": ("223.0.0.1", "fd00::1", "fd00:1:2:3:4:5:6:7", '"64:ff9b::10.0.0.1"', "[10.0.0.1, 10.0.0.2]"),
     "backends": ("", "[]", '"[fd00::5]:80@0"', "fd00::5", "10.0.0.1:65535@65535", "{address: 10.0.0.1}"),
-    "affinity": ("none", "client-ip", "600", "10m", "1d", "{by: client-ip}"),
+    "affinity": ("none", "true", "false", "client-ip", "600", "10m", "1d", "{by: client-ip}"),
     "slow_start": ("0", "0s", "1h", "3600"),
-    "fallback": ("keep", "{backends: 10.244.9.9}"),
+    "fallback": ("keep", "10.244.9.9", "[10.244.9.9]", "{backends: 10.244.9.9}"),
     "check": (
         *(
             "none",

@@ -13,14 +13,15 @@ INTRODUCTIONS = {
     "A document": "A file may hold several documents, separated by `---`; Kubernetes objects (Service, "
     "EndpointSlice, Endpoints, List) may stand among them. An empty file declares nothing and is no fault.",
     "A service": "Needs `ports`, and one of `address`, `external_addresses` and `load_balancer_addresses`.",
-    "A port": "Short: `53/udp`, or `443`, which is TCP. A mapping says more:",
+    "A port": "Short: `53/udp`, or `443`, which is TCP; `80:8080/tcp` with a target; `53/tcp,udp` for "
+    "both, in quotes within brackets. A mapping says more:",
     "A backend": "Short: `10.244.0.5`, `10.244.0.5:5353` or `[fd00::5]:5353`, each with `@3` for a weight. "
     "A mapping says more:",
     "Affinity": "With `client-ip` each client address keeps the backend that it was given, for each port, "
     "until it has opened no new flow for `timeout`. The kernel remembers 100 clients for each port and "
     "backend, unless its module xt_recent is loaded with a larger `ip_list_tot`.",
     "Fallback": "`reject` refuses a new flow at once: TCP by a reset, others by an ICMP error. `drop` is "
-    "silence. A mapping names backends for this case:",
+    "silence. Backends for this case stand alone, `fallback: 10.244.9.9`, or in a mapping:",
     "An external address": "An address for clients from outside of the cluster. A mapping limits who may "
     "use it:",
     "Traffic policies": "Under `cluster` every backend serves. Under `local` only those on this host do; if "
@@ -147,7 +148,7 @@ def _short_form() -> tuple[Block, ...]:
             "backend",
             "`10.244.0.5`, `10.244.0.5:5353@2` or `[fd00::5]:5353@2`, port and weight being optional.",
         ),
-        entry("network", "`10.0.0.0/8` or `fd00::/8`, without bits beyond its length."),
+        entry("network", "`10.0.0.0/8` or `fd00::/8`, without bits beyond its length; or an address alone."),
         entry(
             "duration",
             "`90s`, `10m`, `3h`, `1d`, or a number of seconds. Those of checks may be `500ms` or `2.5s`, "
@@ -201,7 +202,7 @@ def _strictness() -> tuple[Block, ...]:
             "not agree on: text that looks like a number, a date or a boolean needs quotes where text is "
             'meant, `name: "123"`, '
             "and numbers are plain decimal. Tags, merge keys and nesting of more than 32 levels are not "
-            "accepted."
+            "accepted. Keys that begin with `x-` are passed over: they hold what YAML anchors name."
         ),
     )
 
