@@ -12,7 +12,6 @@ import pytest
 from tests.docs.commands import PROGRAMS, calls_of_ours, fault_of
 from tests.docs.markdown import Block, Line, blocks, pages, prose
 from vipd.declaration.native import parse_declaration
-from vipd.declaration.problems import Declaration
 from vipd.host.settings.settings import load_settings
 from vipd.host.settings.settings_file import SettingsError, read_settings_text
 
@@ -35,21 +34,26 @@ def lines_of(text: str, mark: str) -> set[int]:
     return {number for number, line in enumerate(text.splitlines(), 1) if mark in line}
 
 
-def declaration_of(block: Block) -> tuple[str, Declaration]:
-    """The block's text as a whole declaration, and what it declares. A list of services may stand alone."""
+def is_settings(block: Block) -> bool:
+    return block.text.startswith(_SETTINGS)
+
+
+def declaration_text(block: Block) -> str:
+    """The block's text as a whole declaration. A list of services may stand alone."""
     text = block.text
     if re.match(r"(?:#.*\n)*- ", text):
-        text = _HEAD + textwrap.indent(text, "  ")
-    elif not re.search(r"^apiVersion:", text, re.MULTILINE):
+        return _HEAD + textwrap.indent(text, "  ")
+    if not re.search(r"^apiVersion:", text, re.MULTILINE):
         pytest.fail(f"{block}: neither a declaration, nor services, nor headed {_SETTINGS}")
-    return text, parse_declaration(text, "example.yaml")
+    return text
 
 
 def faults_in(block: Block) -> list[str]:
     """What the block gets wrong against its marks."""
-    if block.text.startswith(_SETTINGS):
+    if is_settings(block):
         return settings_faults(block.text)
-    text, declared = declaration_of(block)
+    text = declaration_text(block)
+    declared = parse_declaration(text, "example.yaml")
     marked = lines_of(text, WRONG)
     found = {problem.line for problem in declared.problems}
     unwanted = [str(problem) for problem in declared.problems if problem.line not in marked]

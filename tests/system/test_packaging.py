@@ -204,6 +204,14 @@ def test_every_link_of_a_shipped_page_leads_to_a_shipped_file(prepared: Prepared
     assert dead == []
     examples = "usr/share/doc/vipd/examples/"
     assert {examples + name for name in ("prometheus-alerts.yaml", "grafana-dashboard.json")} <= shipped
+    named = [
+        (posixpath.join(f"/{directory}", schema), file)
+        for directory in ("etc/vipd", "usr/share/doc/vipd/examples")
+        for file in sorted((tmp_path / directory).glob("*.yaml"))
+        for schema in re.findall(r"(?m)^# yaml-language-server: \$schema=(\S+)$", file.read_text())
+    ]
+    assert len(named) == 2, "vipd.yaml and minimal.yaml"
+    assert [file for schema, file in named if posixpath.normpath(schema).lstrip("/") not in shipped] == []
 
 
 def interpreter(version: str) -> str | None:

@@ -34,14 +34,14 @@ STATES = {
 }
 """The words for a backend's state. The canonical ones are those of the model; they are used for output."""
 
-_PLACE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+TOPOLOGY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 TOPOLOGY_NAME_HINT = "1 to 253 of A-Z a-z 0-9 . _ - with a letter or digit at both ends"
 
 
 def is_topology_name(text: str) -> bool:
     """Whether a name is valid for a node or a zone."""
-    return _PLACE_NAME.fullmatch(text) is not None
+    return TOPOLOGY_NAME.fullmatch(text) is not None
 
 
 def read_backends(report: Report, node: Node, path: str) -> list[Located[Backend]]:

@@ -54,14 +54,14 @@ _TYPES: dict[str, Probe | None] = {
 CHECK_TYPES = tuple(_TYPES)
 """The words for kinds of checks."""
 
-_METHOD = re.compile(r"[A-Z]{1,16}")
-_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")
-_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-_QUERY = re.compile(r"\.|(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
-_STATUS_RANGE = re.compile(r"([1-5][0-9]{2})(?:-([1-5][0-9]{2}))?")
+HTTP_METHOD = re.compile(r"[A-Z]{1,16}")
+HOST_NAME = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")
+USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+DOMAIN_NAME = re.compile(r"\.|(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
+STATUS_RANGE = re.compile(r"([1-5][0-9]{2})(?:-([1-5][0-9]{2}))?")
 _HEX = re.compile(r"hex:((?:[0-9a-fA-F]{2})+)")
 _MAX_PAYLOAD = 1024
-_MAX_ARGUMENTS = 64
+MAX_ARGUMENTS = 64
 
 
 def read_check(report: Report, node: Node, path: str) -> Check | None:
@@ -75,10 +75,9 @@ def read_check(report: Report, node: Node, path: str) -> Check | None:
     kind = read_choice(report, node.items["type"], f"{path}.type", {name: name for name in _TYPES})
     if kind is None:
         return None
-    keys = {"type": None, **(TIMING_KEYS if kind != "none" else {}), **PROBE_KEYS[kind]}
     timing: dict[str, Any] = {}
     fields: dict[str, Any] = {}
-    for key, value in known_keys(report, node, path, keys):
+    for key, value in known_keys(report, node, path, keys_of_check(kind)):
         if key == "type":
             continue
         into = timing if key in TIMING_KEYS else fields
@@ -89,6 +88,11 @@ def read_check(report: Report, node: Node, path: str) -> Check | None:
     probe = _TYPES[kind]
     check = Check(probe and replace(probe, **fields), Timing(**timing))
     return _finished(report, kind, check, node, path)
+
+
+def keys_of_check(kind: str) -> tuple[str, ...]:
+    """The keys of a check of this type."""
+    return ("type", *(TIMING_KEYS if kind != "none" else ()), *PROBE_KEYS[kind])
 
 
 def default_probe(kind: str) -> Probe | None:
@@ -170,7 +174,7 @@ def _read_status(report: Report, node: Node, path: str) -> tuple[tuple[int, int]
     found = []
     for place, item in one_or_more(node, path):
         text = item.text if isinstance(item, Scalar) else ""
-        match = _STATUS_RANGE.fullmatch(text)
+        match = STATUS_RANGE.fullmatch(text)
         if match is None:
             report.wrong_type(item, place, "a status like 200 or a range like 200-299")
             continue
@@ -238,8 +242,8 @@ def _read_answer(report: Report, node: Node, path: str) -> str | None:
 def _read_command(report: Report, node: Node, path: str) -> tuple[str, ...] | None:
     items = one_or_more(node, path)
     words = [_argument(report, item, place) for place, item in items]
-    if not words or len(words) > _MAX_ARGUMENTS:
-        report.add(node.line, path, f"{len(words)} words are no command", f"from 1 to {_MAX_ARGUMENTS} words")
+    if not words or len(words) > MAX_ARGUMENTS:
+        report.add(node.line, path, f"{len(words)} words are no command", f"from 1 to {MAX_ARGUMENTS} words")
         return None
     program = words[0]
     if program is not None and not program.startswith("/"):
@@ -282,9 +286,9 @@ TIMING_KEYS: dict[str, tuple[str, KeyReader]] = {
 _PORT: dict[str, tuple[str, KeyReader]] = {"port": ("port", _read_port)}
 _HTTP: dict[str, tuple[str, KeyReader]] = {
     **_PORT,
-    "method": ("method", _matching(_METHOD, "an HTTP method", "write it in capitals: GET or HEAD")),
+    "method": ("method", _matching(HTTP_METHOD, "an HTTP method", "write it in capitals: GET or HEAD")),
     "path": ("path", _read_path),
-    "host": ("host", _matching(_HOST, "a host name", "write a name, or an address, without a scheme")),
+    "host": ("host", _matching(HOST_NAME, "a host name", "write a name, or an address, without a scheme")),
     "status": ("status", _read_status),
     "body": ("body", _read_body),
 }
@@ -296,12 +300,12 @@ PROBE_KEYS: dict[str, dict[str, tuple[str, KeyReader]]] = {
         **_HTTP,
         "verify": ("verify", read_boolean),
         "ca": ("ca", _read_absolute),
-        "server_name": ("server_name", _matching(_HOST, "a host name", "the name in the certificate")),
+        "server_name": ("server_name", _matching(HOST_NAME, "a host name", "the name in the certificate")),
     },
     "udp": {**_PORT, "send": ("send", _read_payload), "expect": ("expect", _read_payload)},
     "dns": {
         **_PORT,
-        "query": ("query", _matching(_QUERY, "a domain name", "write a name like example.com, or .")),
+        "query": ("query", _matching(DOMAIN_NAME, "a domain name", "write a name like example.com, or .")),
         "record": ("type", _read_record),
         "rcode": ("rcode", _read_rcode),
         "answer": ("answer", _read_answer),
@@ -311,7 +315,7 @@ PROBE_KEYS: dict[str, dict[str, tuple[str, KeyReader]]] = {
         "command": ("command", _read_command),
         "user": (
             "user",
-            _matching(_USER, "a user's name", "a user without rights, such as vipd-check"),
+            _matching(USER_NAME, "a user's name", "a user without rights, such as vipd-check"),
         ),
     },
 }

@@ -29,6 +29,10 @@ MAX_KINDS_NAMED = 20
 
 _LISTS = {f"{kind}List": kind for kind in _GROUPS}
 _VERSION = "v1"
+KINDS = ("List", *_GROUPS, *_LISTS)
+"""The kinds of documents."""
+VERSIONS = tuple(dict.fromkeys(f"{group}/{_VERSION}" if group else _VERSION for group in _GROUPS.values()))
+"""Their values of `apiVersion`."""
 
 
 def is_kubernetes(document: Node, native_version: str) -> bool:
@@ -97,7 +101,7 @@ class KubernetesObjects:
                 self._add_object(item, _LISTS[kind])
         elif kind in _GROUPS and self._right_version(place, version, kind, _GROUPS[kind]):
             self._add_object(place, kind)
-        elif kind != "List" and kind not in _GROUPS and kind not in _LISTS:
+        elif kind not in KINDS:
             hint = "it serves Service, EndpointSlice, Endpoints, and lists of them"
             place.at("kind").problem(f"kind {quoted(kind)[1:-1]} is not something that vipd serves", hint)
 

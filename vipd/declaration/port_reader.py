@@ -18,7 +18,7 @@ from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, other_meanin
 from vipd.declaration.syntax import MAX_PORT, parse_ports, parse_protocol, quoted
 from vipd.model.service import Protocol, ServicePort
 
-_PORT_NAME = re.compile(r"(?=[0-9-]*[a-z])[a-z0-9-]{1,63}")
+PORT_NAME = re.compile(r"(?=[0-9-]*[a-z])[a-z0-9-]{1,63}")
 
 PORT_NAME_HINT = "1 to 63 of a-z 0-9 - with at least one letter"
 
@@ -62,7 +62,7 @@ def _is_misread(report: Report, node: Node, path: str, before: Node | None) -> b
 
 def is_port_name(text: str) -> bool:
     """Whether a name is valid for a service port."""
-    return _PORT_NAME.fullmatch(text) is not None
+    return PORT_NAME.fullmatch(text) is not None
 
 
 def _read_port_mapping(report: Report, node: Mapping, path: str) -> ServicePort | None:

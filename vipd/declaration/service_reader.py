@@ -65,7 +65,7 @@ from vipd.model.service import (
 _FEW = 10
 """This many ports, with as many addresses and a tenth of the backends, are below every limit."""
 
-_SERVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
+SERVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ def read_service(
     for key, value in known_keys(report, node, path, SERVICE_KEYS):
         SERVICE_KEYS[key](report, draft, value, prefix + key)
     written = node.items.keys() | misspelt(node, SERVICE_KEYS)
-    if not _ADDRESS_KEYS & written:
+    if not ADDRESS_KEYS & written:
         report.add(node.line, path, "address is missing", "every service needs address")
     if "ports" not in written:
         report.add(node.line, path, "ports is missing", "every service needs ports")
@@ -226,7 +226,7 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
 def _name(report: Report, name: Located[str] | None, default: str) -> str:
     if name is None or name.value == default:
         return default
-    if _SERVICE_NAME.fullmatch(name.value):
+    if SERVICE_NAME.fullmatch(name.value):
         return name.value
     what = f"{quoted(name.value)} is not a service name"
     hint = "1 to 128 of A-Z a-z 0-9 . _ / - with a letter or digit at both ends"
@@ -315,7 +315,7 @@ def _read_host_port(report: Report, node: Node, path: str) -> Located[int] | Non
 ON_REMOVE = {"keep": False, "reset": True}
 """What happens to established flows of a removed backend."""
 
-_ADDRESS_KEYS = {"address", "external_addresses", "load_balancer_addresses"}
+ADDRESS_KEYS = {"address", "external_addresses", "load_balancer_addresses"}
 
 SERVICE_KEYS: dict[str, _ServiceKey] = {
     "name": _read_name,

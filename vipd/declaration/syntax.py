@@ -19,9 +19,9 @@ MAX_SECONDS = 10**9
 """Longest duration in seconds, some thirty years: larger ones are typing errors."""
 
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_IPV4_TEXT = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
-_IPV4 = re.compile(_IPV4_TEXT)
-_IPV4_BACKEND = re.compile(rf"({_IPV4_TEXT})(?::([1-9][0-9]{{0,4}}))?(?:@(0|[1-9][0-9]{{0,4}}))?")
+IPV4_PATTERN = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
+_IPV4 = re.compile(IPV4_PATTERN)
+_IPV4_BACKEND = re.compile(rf"({IPV4_PATTERN})(?::([1-9][0-9]{{0,4}}))?(?:@(0|[1-9][0-9]{{0,4}}))?")
 _IPV4_LIKE = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
 _HOST_NAME = re.compile(r"(?=[0-9_.-]*[A-Za-z])[A-Za-z0-9_.-]+")
 _PREFIX_LENGTH = re.compile(r"0|[1-9][0-9]{0,2}")

@@ -13,6 +13,7 @@ from tests.docs.markdown import ROOT, rows
 from vipd.cli.manual import settings_reference
 from vipd.cli.manual.settings_reference import docstrings, settings
 from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, KeyDoc, KeyGroup
+from vipd.declaration.value_forms import TEXT
 from vipd.host.settings.settings import Settings
 from vipd.host.settings.settings_file import read_settings_text
 from vipd.model.service import Masquerade
@@ -51,7 +52,7 @@ def test_the_documentation_of_keys_has_the_same_words(title: str) -> None:
     told = {
         named(first): [plain(cell) for cell in rest] for first, *rest in rows(DOCS / "declaration.md", title)
     }
-    meant = {name: list(key) for name, key in GROUPS[title].docs.items()}
+    meant = {name: [key.form, key.default, key.meaning] for name, key in GROUPS[title].docs.items()}
     if all(len(rest) == 2 for rest in told.values()):  # a table without a column for defaults
         meant = {name: [key.form, key.meaning] for name, key in GROUPS[title].docs.items()}
     wrong = [
@@ -71,8 +72,8 @@ def test_masquerade_modes_are_told_in_the_same_words() -> None:
 @pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
 def test_the_documentation_of_settings_has_the_same_words(setting: settings_reference.Setting) -> None:
     told = {named(first): rest for first, *rest in rows(DOCS / "settings.md") if len(rest) == 4}
-    _, environment, *rest = setting
-    assert [plain(cell) for cell in told[setting.name]] == [f"`{environment}`", *rest], (
+    meant = [f"`{setting.environment}`", setting.values, setting.default, setting.meaning]
+    assert [plain(cell) for cell in told[setting.name]] == meant, (
         "docs/settings.md and vipd/host/settings/settings.py differ"
     )
 
@@ -90,7 +91,7 @@ def test_the_packaged_file_shows_the_defaults() -> None:
 
 def test_a_key_without_a_meaning_is_told() -> None:
     with pytest.raises(LookupError, match=r"A test: no meaning of b; hint: .*key_docs\.py"):
-        list(KeyGroup("A test", ("a", "b"), {"a": KeyDoc("text", "", "A.")}).described())
+        list(KeyGroup("A test", ("a", "b"), {"a": KeyDoc(TEXT, "", "A.")}).described())
 
 
 class _Sample(BaseModel):

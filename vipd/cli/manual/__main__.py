@@ -1,4 +1,5 @@
-"""`python -m vipd.cli.manual DIR` writes the manual pages to DIR/man and shells' scripts to DIR/completions.
+"""`python -m vipd.cli.manual DIR` writes the manual pages to DIR/man, shells' scripts to DIR/completions, and
+JSON Schemas to DIR/schemas, which docs/ contains, too: cp DIR/schemas/* docs/
 
 The date in a page is that of SOURCE_DATE_EPOCH, seconds since 1970; without it a page has none, so that
 builds are reproducible. All content is read from the imported program.
@@ -17,6 +18,7 @@ from vipd import __version__
 from vipd.cli.manual.completion import FILES, script
 from vipd.cli.manual.pages import Page
 from vipd.cli.manual.roff import roff
+from vipd.cli.manual.schemas import schemas
 from vipd.cli.manual.services_page import services_page
 from vipd.cli.manual.settings_page import settings_page
 from vipd.cli.manual.vipctl_page import vipctl_page
@@ -34,6 +36,8 @@ def files(day: date | None) -> Iterator[tuple[str, str]]:
         yield f"man/{page.file}", roff(page, __version__, day)
     for shell, path in FILES.items():
         yield f"completions/{path}", script(shell)
+    for name, text in schemas().items():
+        yield f"schemas/{name}", text
 
 
 def day_of(environment: Mapping[str, str]) -> date | None:
@@ -45,7 +49,7 @@ def day_of(environment: Mapping[str, str]) -> date | None:
 def main() -> int:
     """Write the files; the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m vipd.cli.manual", description="Write manual and completions."
+        prog="python -m vipd.cli.manual", description="Write manual, completions and schemas."
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="made if it is not there")
     directory: Path = parser.parse_args().directory

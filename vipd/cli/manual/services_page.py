@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.cli.manual.pages import Block, Example, Page, Paragraph, Section, Subsection, entry
+from vipd.cli.manual.schemas import DECLARATION, INSTALLED
 from vipd.declaration.backend_reader import STATES
 from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, KeyDoc
 
@@ -212,6 +213,11 @@ def _files() -> tuple[Block, ...]:
         entry(
             "`/var/lib/vipd/services.yaml`",
             "What `vipctl` added, in the same language. The daemon writes it.",
+        ),
+        entry(
+            f"`{INSTALLED}/{DECLARATION}`",
+            "A JSON Schema of this language, by which editors complete and check it: a file whose first line "
+            f"is `# yaml-language-server: $schema={INSTALLED}/{DECLARATION}`.",
         ),
     )
 

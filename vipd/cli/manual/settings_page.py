@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.cli.manual.pages import Block, Example, Page, Paragraph, Section, entry
+from vipd.cli.manual.schemas import INSTALLED, SETTINGS
 from vipd.cli.manual.settings_reference import etcd_settings, settings
 from vipd.host.settings.layers import ENVIRONMENT_PREFIX
 from vipd.host.settings.settings_file import DEFAULT_CONFIG
@@ -21,9 +22,7 @@ def settings_page() -> Page:
             Section("DESCRIPTION", _description()),
             Section("OPTIONS", tuple(_settings())),
             Section("ETCD", tuple(_etcd())),
-            Section(
-                "FILES", (entry(f"`{DEFAULT_CONFIG}`", "Read when `vipd` is started without `--config`."),)
-            ),
+            Section("FILES", _files()),
             Section("ENVIRONMENT", _environment()),
             Section("EXAMPLES", _examples()),
             Section("SEE ALSO", (Paragraph("`vipd`(8), `vipctl`(1), `vipd-services`(5)"),)),
@@ -54,14 +53,21 @@ def _description() -> tuple[Block, ...]:
 
 
 def _settings() -> Iterator[Block]:
-    for name, _, values, default, meaning in settings():
-        yield entry(f"`{name}:` {values}", f"{meaning} Default: {default}.")
+    for each in settings():
+        yield entry(f"`{each.name}:` {each.values}", f"{each.meaning} Default: {each.default}.")
 
 
 def _etcd() -> Iterator[Block]:
     yield Paragraph("The keys of `etcd`:")
-    for name, _, values, default, meaning in etcd_settings():
-        yield entry(f"`{name}:` {values}", f"{meaning} Default: {default}.")
+    for each in etcd_settings():
+        yield entry(f"`{each.name}:` {each.values}", f"{each.meaning} Default: {each.default}.")
+
+
+def _files() -> tuple[Block, ...]:
+    return (
+        entry(f"`{DEFAULT_CONFIG}`", "Read when `vipd` is started without `--config`."),
+        entry(f"`{INSTALLED}/{SETTINGS}`", "A JSON Schema, by which editors complete and check it."),
+    )
 
 
 def _environment() -> tuple[Block, ...]:

@@ -1,4 +1,7 @@
-"""The table of settings, with values, default and meaning of each, from the fields of `Settings`."""
+"""The table of settings, with values, default and meaning of each, from the fields of `Settings`.
+
+A type of values has its words and its JSON Schema here; a schema describes what a settings file may say.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,18 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from vipd.declaration.syntax import period_text
+from vipd.declaration.syntax import IPV4_PATTERN, MAX_PORT, period_text
+from vipd.declaration.value_forms import (
+    FLAG,
+    IPV6_PATTERN,
+    PERIOD_TEXT,
+    PORT_PATTERN,
+    Schema,
+    ValueForm,
+    choice,
+    matching,
+    reference,
+)
 from vipd.host.settings.etcd import PERCENT, PERIOD, EtcdSettings, Url
 from vipd.host.settings.field_types import (
     Address,
@@ -26,37 +40,121 @@ from vipd.host.settings.field_types import (
 )
 from vipd.host.settings.layers import ENVIRONMENT_PREFIX
 from vipd.host.settings.settings import Settings
+from vipd.model.claim_limits import SOURCES
 
-TYPES: Mapping[object, str] = {
-    bool: "`true` or `false`",
-    int: "a number",
-    float: "a number",
-    str: "text",
-    Path: "an absolute path",
-    Network: "a network",
-    Address: "an address",
-    ListenAddress: "`ADDR:PORT` or `[IPV6]:PORT`",
-    LocalListenAddress: "`PORT`, `ADDR:PORT` or `[IPV6]:PORT`",
-    tuple[Url, ...]: "a list of URLs",
-    tuple[Network, ...]: "a list of networks",
-    tuple[Address, ...]: "a list of addresses",
-    get_args(NetworksBySource)[0]: "a list of networks, or a mapping by source",
-    get_args(PortRangesBySource)[0]: "a range, a list of ranges, `any`, or a mapping by source",
-    EtcdSettings: "a mapping",
-    PERIOD: "a duration",
-    PERCENT: "a share of 100%",
+_ADDRESS = rf"{IPV4_PATTERN}|{IPV6_PATTERN}"
+_SOCKET = rf"(?:{IPV4_PATTERN}|\[{IPV6_PATTERN}\]):{PORT_PATTERN}"
+_PORT_RANGE = rf"any|{PORT_PATTERN}(?: *- *{PORT_PATTERN})?"
+
+DEFINITIONS: Mapping[str, Schema] = {
+    "ip_address": matching(_ADDRESS, "an address such as 192.0.2.1"),
+    "network": matching(rf"(?:{_ADDRESS})(?:/[0-9.]{{1,15}})?", "a network such as 10.244.0.0/16"),
+    "port_range": {
+        **matching(
+            _PORT_RANGE, "a range of ports such as 30000-32767, a port, or any", ["integer", "string"]
+        ),
+        "minimum": 1,
+        "maximum": MAX_PORT,
+    },
+}
+"""Schemas of values that several settings have."""
+
+
+def _list_of(words: str, item: Schema, characters: str) -> ValueForm:
+    """A list, or text of these characters with commas between the items."""
+    text = {"type": "string", "pattern": f"^[ ,{characters}]*$"}
+    return ValueForm(words, {"if": {"type": "array"}, "then": {"items": item}, "else": text})
+
+
+def _by_source(words: str, values: ValueForm) -> ValueForm:
+    """Values for all sources, or a mapping by source."""
+    mapping = {"properties": dict.fromkeys(SOURCES, values.schema), "additionalProperties": False}
+    return ValueForm(words, {"if": {"type": "object"}, "then": mapping, "else": values.schema})
+
+
+_NETWORKS = _list_of("a list of networks", reference("network"), "0-9A-Fa-f:./")
+_PORT_RANGES = ValueForm(
+    "a list of ranges",
+    {
+        "if": {"type": "string", "pattern": ","},
+        "then": {"pattern": "^[ ,0-9-]*$"},
+        "else": {
+            "if": {"type": "array"},
+            "then": {"items": reference("port_range"), "minItems": 1},
+            "else": reference("port_range"),
+        },
+    },
+)
+
+TYPES: Mapping[object, ValueForm] = {
+    bool: FLAG,
+    int: ValueForm("a number", {"type": "integer"}),
+    float: ValueForm("a number", {"type": "number"}),
+    str: ValueForm("text", {"type": "string"}),
+    Path: ValueForm("an absolute path", matching("/.*", "an absolute path")),
+    Network: ValueForm("a network", reference("network")),
+    Address: ValueForm("an address", reference("ip_address")),
+    ListenAddress: ValueForm(
+        "`ADDR:PORT` or `[IPV6]:PORT`", matching(_SOCKET, "an address and a port such as 127.0.0.1:10256")
+    ),
+    LocalListenAddress: ValueForm(
+        "`PORT`, `ADDR:PORT` or `[IPV6]:PORT`",
+        {
+            **matching(
+                f"{PORT_PATTERN}|{_SOCKET}",
+                "a port, or an address and a port such as 127.0.0.1:9100",
+                ["integer", "string"],
+            ),
+            "minimum": 1,
+            "maximum": MAX_PORT,
+        },
+    ),
+    tuple[Url, ...]: _list_of(
+        "a list of URLs", matching("https?://[^ /]+/?", "a URL such as https://10.0.0.1:2379"), "!-~"
+    ),
+    tuple[Network, ...]: _NETWORKS,
+    tuple[Address, ...]: _list_of("a list of addresses", reference("ip_address"), "0-9A-Fa-f:."),
+    get_args(NetworksBySource)[0]: _by_source("a list of networks, or a mapping by source", _NETWORKS),
+    get_args(PortRangesBySource)[0]: _by_source(
+        "a range, a list of ranges, `any`, or a mapping by source", _PORT_RANGES
+    ),
+    EtcdSettings: ValueForm("a mapping", reference("etcd")),
+    PERIOD: ValueForm("a duration", {**PERIOD_TEXT, "minimum": 0}),
+    PERCENT: ValueForm(
+        "a share of 100%",
+        {
+            **matching("(?:100|[1-9]?[0-9]) *%?", "a share such as 50%", ["integer", "string"]),
+            "minimum": 0,
+            "maximum": 100,
+        },
+    ),
 }
 """The values of a field of a type, or with a validator. A new type needs a line here."""
 
 
+_LIMITS = {"ge": "minimum", "le": "maximum"}
+"""What JSON Schema calls the limits of a field."""
+
+
 class Setting(NamedTuple):
-    """One setting. `values` and `default` have the markup of `vipd.cli.manual.pages`, as `meaning` has."""
+    """One setting. The words of `value`, `default` and `meaning` have the markup of
+    `vipd.cli.manual.pages`."""
 
     name: str
     environment: str
-    values: str
+    value: ValueForm
     default: str
     meaning: str
+
+    @property
+    def values(self) -> str:
+        """Its possible values, in words."""
+        return self.value.words
+
+    @property
+    def required(self) -> bool:
+        """Whether its mapping must have it."""
+        return self.meaning.endswith("Required.")
 
 
 def settings() -> tuple[Setting, ...]:
@@ -80,7 +178,7 @@ def _described(model: type) -> tuple[Setting, ...]:
                 f"setting {name} has no docstring below it; hint: write one in vipd/host/settings/settings.py"
             )
         environment = f"{ENVIRONMENT_PREFIX}{name.upper()}" if model is Settings else ""
-        found.append(Setting(name, environment, _values(name, field), _default(field), meaning))
+        found.append(Setting(name, environment, _value(name, field), _default(field), meaning))
     return tuple(found)
 
 
@@ -116,19 +214,32 @@ def _is_string(node: ast.stmt) -> bool:
     )
 
 
-def _values(name: str, field: FieldInfo) -> str:
+def _value(name: str, field: FieldInfo) -> ValueForm:
+    form = _form(name, field)
+    limits = {
+        limit: getattr(each, end)
+        for each in field.metadata
+        for end, limit in _LIMITS.items()
+        if hasattr(each, end)
+    }
+    words = form.words
+    if len(limits) == 2 and _required(field.annotation) is int:
+        words = f"{limits['minimum']} to {limits['maximum']}"
+    schema: Schema = {**form.schema, **limits}
+    return ValueForm(words, {"anyOf": [schema, {"type": "null"}]} if field.default is None else schema)
+
+
+def _form(name: str, field: FieldInfo) -> ValueForm:
     wanted = _required(field.annotation)
     for each in field.metadata:
         if isinstance(each, str):
-            return each
+            return ValueForm(each, TYPES[str].schema)
         if isinstance(each, BeforeValidator) and each in TYPES:
             return TYPES[each]
-    limits = [getattr(each, end) for each in field.metadata for end in ("ge", "le") if hasattr(each, end)]
-    if len(limits) == 2:
-        return f"{limits[0]} to {limits[1]}"
+        if getattr(each, "pattern", None):
+            return ValueForm(TYPES[str].words, {"type": "string", "pattern": each.pattern})
     if get_origin(wanted) is Literal:
-        *others, last = (f"`{choice}`" for choice in get_args(wanted))
-        return f"{', '.join(others)} or {last}" if others else last
+        return choice(*get_args(wanted))
     if wanted not in TYPES:
         hint = "add a line to TYPES in vipd/cli/manual/settings_reference.py"
         raise LookupError(
