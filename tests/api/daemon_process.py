@@ -78,9 +78,8 @@ class Host:
         """Run a program of vipd to its end."""
         self._write_config()
         if not more:
-            return self._node.run(
-                sys.executable, "-m", module, *arguments, check=False, timeout=PATIENCE_SECONDS
-            )
+            inside = self.argv(*arguments, module=module)[4:]
+            return self._node.run(*inside, check=False, timeout=PATIENCE_SECONDS)
         return subprocess.run(
             self.argv(*arguments, module=module),
             capture_output=True,
@@ -126,8 +125,8 @@ class Host:
         """Start the daemon without waiting."""
         self._write_config()
         with (self.root / "log").open("a") as log:
-            argv = (sys.executable, "-m", "vipd", "--config", str(self.config))
-            self.process = self._node.start(*argv, stdout=log, stderr=log)
+            inside = self.argv("--config", str(self.config))[4:]
+            self.process = self._node.start(*inside, stdout=log, stderr=log)
 
     def wait_for(self, condition: Any) -> None:
         """Return once a condition holds; AssertionError with the log when it does not."""

@@ -2,8 +2,8 @@
 
 Most of the time of a start of vipd goes into imports, and the tests start it and vipctl thousands of times.
 The server imports all modules once, and each start is a fork of it with the standard input, output and error,
-the environment, directory and namespaces that `ip netns exec NAMESPACE python -m MODULE` would give it. What
-differs: /proc/PID/cmdline, and the memory of all that was imported. `VIPD_FORK_SERVER=no` does without, as
+the environment, directory, namespaces and /proc/PID/cmdline that `ip netns exec NAMESPACE python -m MODULE`
+would give it. What differs is the memory of all that was imported. `VIPD_FORK_SERVER=no` does without, as
 `tests/run.sh --nightly` does.
 """
 
@@ -40,6 +40,7 @@ MODULES = ("vipd", "tests.")
 """Where modules begin that it starts."""
 MAX_REQUEST_BYTES = 200_000
 EMPTY: Mapping[str, str] = MappingProxyType({})
+ROOM_FOR_ARGUMENTS = " " * 4000
 _NUMBER = struct.Struct("i")
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_REC, MS_SLAVE, MNT_DETACH = 16384, 1 << 19, 2
@@ -89,7 +90,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
-            argv = [sys.executable, "-m", __name__, str(other.fileno())]
+            argv = [sys.executable, "-m", __name__, str(other.fileno()), ROOM_FOR_ARGUMENTS]
             self._process = subprocess.Popen(
                 argv, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT
             )
@@ -208,29 +209,41 @@ def _fork_and_report(request: dict[str, Any], status: int, *standard: int) -> li
     for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    # As a new interpreter opens them: those of the server were opened for other files.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    _enter(request["namespace"])
+    libc = ctypes.CDLL(None, use_errno=True)
+    _enter(request["namespace"], libc)
     argv: list[str] = request["argv"]
+    _show_as([sys.executable, "-m", *argv])
     return argv
 
 
-def _enter(namespace: str) -> None:
+def _call(libc: ctypes.CDLL, function: str, *arguments: object) -> None:
+    if getattr(libc, function)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), f"{function}: {os.strerror(ctypes.get_errno())}")
+
+
+def _enter(namespace: str, libc: ctypes.CDLL) -> None:
     """As `ip netns exec` does: the network namespace, and mounts of our own with its /sys."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def call(function: str, *arguments: object) -> None:
-        if getattr(libc, function)(*arguments) != 0:
-            raise OSError(ctypes.get_errno(), f"{function}: {os.strerror(ctypes.get_errno())}")
-
     descriptor = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-    call("setns", descriptor, CLONE_NEWNET)
+    _call(libc, "setns", descriptor, CLONE_NEWNET)
     os.close(descriptor)
-    call("unshare", CLONE_NEWNS)
-    call("mount", b"", b"/", b"none", ctypes.c_ulong(MS_SLAVE | MS_REC), None)
-    call("umount2", b"/sys", MNT_DETACH)
-    call("mount", namespace.encode(), b"/sys", b"sysfs", ctypes.c_ulong(0), None)
+    _call(libc, "unshare", CLONE_NEWNS)
+    _call(libc, "mount", b"", b"/", b"none", ctypes.c_ulong(MS_SLAVE | MS_REC), None)
+    _call(libc, "umount2", b"/sys", MNT_DETACH)
+    _call(libc, "mount", namespace.encode(), b"/sys", b"sysfs", ctypes.c_ulong(0), None)
+
+
+def _show_as(argv: list[str]) -> None:
+    """Have /proc/PID/cmdline hold this: vipctl and doctor recognise a running vipd by it. It is written where
+    the server's own command line stood, which is long enough."""
+    begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    text = b"".join(word.encode() + b"\0" for word in argv)[: end - begin]
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
 def _run(module: str) -> int:
