@@ -72,7 +72,7 @@ class StatsRoutes:
                 "traffic": _traffic_view(uncounted, totals.lost),
                 "services": [
                     service_stats_view(
-                        s.name,
+                        s,
                         forwardings.get(s.name, ()),
                         counted,
                         tracked.get(s.name, ()),

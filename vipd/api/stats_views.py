@@ -6,11 +6,12 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vipd.control.service_status import ready_backends
 from vipd.dataplane.conntrack.entries import Entry, Traffic
 from vipd.dataplane.counting import BackendKey
 from vipd.declaration.bounded_json import Json
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import Frontend, Protocol, socket_text
+from vipd.model.service import Frontend, Protocol, Service, socket_text
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Flow, TrackedFlows
 
@@ -59,7 +60,7 @@ class FlowSnapshot:
 
 
 def service_stats_view(
-    name: str,
+    service: Service,
     forwardings: Sequence[Forwarding],
     snapshot: FlowSnapshot,
     tracked: Sequence[BackendKey],
@@ -68,8 +69,11 @@ def service_stats_view(
 ) -> Json:
     """One item of `services` in the answer to `/v1/stats`; `tracked`: the backends that have flows."""
     totals = snapshot.totals
+    name = service.name
     told: Json = {
         "name": name,
+        "ready": ready_backends(service, forwardings),
+        "declared": len(service.backends),
         **snapshot.stats_view(totals.flows_of_service(name), tracked, totals.traffic_of_service(name)),
     }
     if not backends:
@@ -80,6 +84,7 @@ def service_stats_view(
         for endpoint in (*f.reachable(), *f.without_new_flows, *f.unavailable)
     ]
     gone = {*totals.backends_of(name), *tracked}.difference(known)
+    ready = {BackendKey(f.key, e.address, e.port) for f in forwardings for e in f.reachable()}
     places = [*((place, False) for place in known), *((place, True) for place in sorted(gone))]
     told["backends"] = [
         {
@@ -88,6 +93,7 @@ def service_stats_view(
             "protocol": place.key.protocol,
             "family": str(place.key.family),
             "gone": is_gone,
+            "ready": place in ready,
             **snapshot.stats_view(totals.flows_of_backend(place), [place], totals.traffic_of_backend(place)),
         }
         for place, is_gone in places
