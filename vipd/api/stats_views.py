@@ -7,29 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vipd.control.service_status import ready_backends
-from vipd.dataplane.conntrack.entries import Entry, Traffic
+from vipd.dataplane.conntrack.entries import Traffic, flow_state
 from vipd.dataplane.counting import BackendKey
 from vipd.declaration.bounded_json import Json
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import Frontend, Protocol, Service, socket_text
+from vipd.model.service import Frontend, Service, socket_text
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Flow, TrackedFlows
 
 TRAFFIC = Traffic._fields
-
-TCP_STATES = (
-    "NONE",
-    "SYN_SENT",
-    "SYN_RECV",
-    "ESTABLISHED",
-    "FIN_WAIT",
-    "CLOSE_WAIT",
-    "LAST_ACK",
-    "TIME_WAIT",
-    "CLOSE",
-    "SYN_SENT2",
-)
-"""By the kernel's number, in the kernel's words (enum tcp_conntrack)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +103,6 @@ def flow_view(flow: Flow, now: float) -> Json:
         "age": None if entry.began is None else round(max(now - entry.began / 1e9, 0.0), 3),
         **{name: getattr(traffic, name) if traffic else None for name in TRAFFIC},
     }
-
-
-def flow_state(entry: Entry) -> str:
-    """TCP's state; for other flows whether they were answered."""
-    if entry.protocol is Protocol.TCP and entry.tcp_state < len(TCP_STATES):
-        return TCP_STATES[entry.tcp_state]
-    return "REPLIED" if entry.replied else "UNREPLIED"
 
 
 def flow_sort_key(flow: Flow) -> tuple[object, ...]:
