@@ -32,7 +32,7 @@ def recipes() -> list[str]:
     """The scripts, in the order of the page: mail, webhook, chat."""
     page = (ROOT / "docs" / "operations.md").read_text()
     section = page.partition("### A program for each event")[2].partition("\n## ")[0]
-    return re.findall(r"```sh\n(#!/bin/sh\n.*?)```", section, re.DOTALL)
+    return re.findall(r"```\n(#!/bin/sh\n.*?)```", section, re.DOTALL)
 
 
 def sent(recipe: str, directory: Path, level: str = "warning", event: str = "backend-health") -> str | None:
