@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.conftest import Vipctl
 from tests.cli.fake_daemon import FakeDaemon
+from vipd.cli.explain import SCOPE
 
 DECLARED = """
 apiVersion: vipd/v1
@@ -55,8 +56,19 @@ def test_a_packet_is_followed_through_files(vipctl: Vipctl, declared: str) -> No
     ended = vipctl("explain", "-f", declared, *HOST, "--from", "10.10.0.9", "10.96.0.10:53/udp")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith(TEXT)
-    assert ended.out.splitlines()[-1].endswith("this host's address becomes the source")
+    assert ended.out.splitlines()[-3].endswith("this host's address becomes the source")
+    assert ended.out.splitlines()[-1] == SCOPE, "it says what it leaves out"
     assert max(map(len, ended.out.splitlines())) <= 80
+
+
+def test_the_rules_themselves_are_shown_where_wanted(vipctl: Vipctl, declared: str) -> None:
+    question = ("explain", "-f", declared, *HOST, "--from", "10.10.0.9", "10.96.0.10:53/udp", "-o", "wide")
+    lines = [line for line in vipctl(*question).out.splitlines() if "DNAT to 10.244.2.21:53" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith(" -j DNAT --to-destination 10.244.2.21:53")
+    assert lines[0].split()[0] == "VIPD-SEP-FZ7LGTEUYYXOD6WE"
+    table = vipctl(*question, "--dataplane", "nftables").out
+    assert "(element 10.96.0.10 . udp . 53" in table, "of a map the element that matched"
 
 
 def test_jumps_to_chains_where_nothing_matched_are_left_out(vipctl: Vipctl, declared: str) -> None:
@@ -77,7 +89,7 @@ def test_refused_is_an_answer_too(vipctl: Vipctl, declared: str) -> None:
         "refused by a TCP reset: clients see connection refused",
         "note: 192.0.2.1 is assumed as the source; --from ADDRESS tells another",
     ]
-    assert ended.out.splitlines()[-1].split() == [
+    assert ended.out.splitlines()[-3].split() == [
         "VIPD-SERVICES",
         "10.96.0.30:80/tcp:",
         "refused,",

@@ -140,7 +140,7 @@ BESIDE = (
         (
             "vipd.health.probes.base",
             "vipd.health.probes.dns",
-            "vipd.health.probes.exec",
+            "vipd.host.unprivileged",
             "vipd.health.probes.http",
             "vipd.health.probes.tcp",
             "vipd.health.probes.tls",
@@ -332,7 +332,7 @@ NO_SEAM = {
     "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",
     "vipd.dataplane.switching": "its `open` makes a dataplane",
     "vipd.host.descriptors": "asks for this process's own limit, once at the start",
-    "vipd.health.probes.program_runner": "its failures are those of the check's program",
+    "vipd.host.program_runner": "its failures are those of the check's program",
     "vipd.health.checker": "its clock is the loop's",
     "vipd.observe.flow_stats.totals": "its `open` is of a flow",
     "vipd.observe.monitoring": "asks for this host's name, once at the start",

@@ -24,6 +24,7 @@ from vipd.health.verdict_log import HealthLog
 from vipd.host import containment
 from vipd.host.accounts import CheckUsers
 from vipd.host.observer import Observer, Observers
+from vipd.host.unprivileged import ProgramOutcome, ProgramRun
 from vipd.model.check import DnsProbe, ExecProbe, HttpProbe, Probe, TcpProbe, Timing, UdpProbe
 from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
@@ -117,10 +118,10 @@ def test_a_coroutine_that_fails(
 def test_a_thread_that_fails(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(_: CheckTarget) -> dict[str, str]:
+    def fails(self: ProgramRun) -> ProgramOutcome:
         raise ZeroDivisionError("in a thread")
 
-    monkeypatch.setattr("vipd.health.probes.exec.environment", fails)
+    monkeypatch.setattr(ProgramRun, "to_end", fails)
     probe = ExecProbe(command=("/bin/true",))
     both_are_asked(backend, probe, "ZeroDivisionError: in a thread; please report it", caplog)
 

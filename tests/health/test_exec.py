@@ -17,10 +17,10 @@ import pytest
 
 from tests.health.servers import PATIENCE, answer, run, target
 from tests.lab.waiting import wait_until
-from vipd.health.probes import exec as exec_module
-from vipd.health.probes import program_runner as keeper
-from vipd.health.probes.exec import ExecProber, trouble
+from vipd.health.probes.exec import ExecProber
 from vipd.health.result import ProbeResult
+from vipd.host import program_runner as keeper
+from vipd.host import unprivileged
 from vipd.host.accounts import CheckUsers
 from vipd.model.check import ExecProbe
 
@@ -195,8 +195,9 @@ def test_a_malformed_command_is_trouble_alone(command: tuple[str, ...]) -> None:
 
 
 def test_a_daemon_that_may_not_change_user_says_so() -> None:
-    told = trouble(ExecProbe(command=("/bin/true",), user="nobody"), PermissionError(1, "Not permitted"))
-    assert told == "vipd may not become nobody; hint: it needs CAP_SETUID, CAP_SETGID and CAP_KILL"
+    program = unprivileged.Program(("/bin/true",), 1.0, user="nobody")
+    told = unprivileged.start_failure(program, PermissionError(1, "Not permitted"))
+    assert told.startswith("vipd may not become nobody; hint: it needs CAP_SETUID, CAP_SETGID and CAP_KILL")
 
 
 @pytest.mark.root
@@ -243,7 +244,7 @@ def test_a_program_that_vipd_may_not_end_holds_up_nobody(
     command = program(f"echo $$ >> {tmp_path}/pids; exec sleep 300")
     pids, powerless = tmp_path / "pids", tmp_path / "powerless.py"
     powerless.write_text(WITHOUT_RIGHTS.format(keeper=keeper.__file__))
-    monkeypatch.setattr(exec_module, "PROGRAMS_AT_ONCE", 2)
+    monkeypatch.setattr(unprivileged, "MAX_UNENDED", 2)
     monkeypatch.setattr(keeper, "__file__", str(powerless))
 
     async def ask() -> list[ProbeResult]:
@@ -332,7 +333,7 @@ def test_what_runs_programs_may_be_killed(program: Program, tmp_path: Path) -> N
         with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
             asked = target(80, ExecProbe(command=(command,), user=ME))
             found = [await answer(prober, asked)]
-            process = prober._keepers._process
+            process = prober._runners._process
             assert process is not None
             process.kill()
             await asyncio.to_thread(process.wait)

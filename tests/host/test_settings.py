@@ -45,6 +45,23 @@ def test_lists_in_the_environment_are_separated_by_commas(given: str) -> None:
     assert settings.cluster_cidrs_of(Family.IPV6) == ("fd00::/8",)
 
 
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ("/bin/a", ("/bin/a",)),
+        ("[/bin/a, '-x, y', \"7\"]", ("/bin/a", "-x, y", "7")),
+        ("", ()),
+    ],
+)
+def test_a_command_in_the_environment_is_a_path_or_a_list(given: str, command: tuple[str, ...]) -> None:
+    assert load_settings(environment={"VIPD_NOTIFY": given}).notify == command
+
+
+def test_a_command_is_limited_in_length() -> None:
+    with pytest.raises(SettingsError, match="longer than 4096 characters"):
+        load_settings(flags={"notify": ["/bin/a", "x" * 4096]})
+
+
 def test_lists_in_the_file_are_lists_and_networks_get_their_usual_spelling(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("cluster_cidrs: [10.0.0.0/8, 'FD00:0::/8']\n")
     assert load_settings(tmp_path / "c").cluster_cidrs == ("10.0.0.0/8", "fd00::/8")
@@ -79,6 +96,19 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
         ("services_dir: [a]\n", "services_dir: must be a path, not a list"),
         ("cluster_cidrs: 7\n", "cluster_cidrs: must be a list, not 7"),
         ("chain_prefix: v\n", 'chain_prefix: "v" is not in the form wanted; hint: man vipd.yaml'),
+        (
+            "notify: logger -t vipd\n",
+            "notify: 'logger -t vipd' is one word; hint: write a list, such as [logger, -t, vipd]",
+        ),
+        (
+            "notify: [logger]\n",
+            "notify: 'logger' is no absolute path; hint: vipd uses no shell and searches no PATH",
+        ),
+        ("notify: [/bin/a, 5]\n", "notify: 5 is no text; hint: put it in quotes"),
+        (
+            "notify: {a: b}\n",
+            "notify: must be a list, a program and its arguments; hint: [/usr/local/bin/notify, --short]",
+        ),
         ("markbit: 3\n", "markbit: unknown setting; hint: did you mean mark_bit?"),
         ("weather: fair\n", "weather: unknown setting; hint: man vipd.yaml tells them all"),
     ],

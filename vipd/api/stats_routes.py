@@ -11,9 +11,10 @@ from heapq import nsmallest
 from aiohttp import web
 
 from vipd.api.messages import flag_of, json_response
-from vipd.api.stats_views import FlowSnapshot, flow_sort_key, flow_state, flow_view, service_stats_view
+from vipd.api.stats_views import FlowSnapshot, flow_sort_key, flow_view, service_stats_view
 from vipd.api.user_quota import UserQuota
 from vipd.control.reconciler import Reconciler
+from vipd.dataplane.conntrack.entries import flow_state
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError, find
@@ -72,7 +73,7 @@ class StatsRoutes:
                 "traffic": _traffic_view(uncounted, totals.lost),
                 "services": [
                     service_stats_view(
-                        s.name,
+                        s,
                         forwardings.get(s.name, ()),
                         counted,
                         tracked.get(s.name, ()),

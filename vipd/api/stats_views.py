@@ -6,29 +6,16 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vipd.dataplane.conntrack.entries import Entry, Traffic
+from vipd.control.service_status import ready_backends
+from vipd.dataplane.conntrack.entries import Traffic, flow_state
 from vipd.dataplane.counting import BackendKey
 from vipd.declaration.bounded_json import Json
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import Frontend, Protocol, socket_text
+from vipd.model.service import Frontend, Service, socket_text
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Flow, TrackedFlows
 
 TRAFFIC = Traffic._fields
-
-TCP_STATES = (
-    "NONE",
-    "SYN_SENT",
-    "SYN_RECV",
-    "ESTABLISHED",
-    "FIN_WAIT",
-    "CLOSE_WAIT",
-    "LAST_ACK",
-    "TIME_WAIT",
-    "CLOSE",
-    "SYN_SENT2",
-)
-"""By the kernel's number, in the kernel's words (enum tcp_conntrack)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,7 @@ class FlowSnapshot:
 
 
 def service_stats_view(
-    name: str,
+    service: Service,
     forwardings: Sequence[Forwarding],
     snapshot: FlowSnapshot,
     tracked: Sequence[BackendKey],
@@ -68,8 +55,11 @@ def service_stats_view(
 ) -> Json:
     """One item of `services` in the answer to `/v1/stats`; `tracked`: the backends that have flows."""
     totals = snapshot.totals
+    name = service.name
     told: Json = {
         "name": name,
+        "ready": ready_backends(service, forwardings),
+        "declared": len(service.backends),
         **snapshot.stats_view(totals.flows_of_service(name), tracked, totals.traffic_of_service(name)),
     }
     if not backends:
@@ -80,6 +70,7 @@ def service_stats_view(
         for endpoint in (*f.reachable(), *f.without_new_flows, *f.unavailable)
     ]
     gone = {*totals.backends_of(name), *tracked}.difference(known)
+    ready = {BackendKey(f.key, e.address, e.port) for f in forwardings for e in f.reachable()}
     places = [*((place, False) for place in known), *((place, True) for place in sorted(gone))]
     told["backends"] = [
         {
@@ -88,6 +79,7 @@ def service_stats_view(
             "protocol": place.key.protocol,
             "family": str(place.key.family),
             "gone": is_gone,
+            "ready": place in ready,
             **snapshot.stats_view(totals.flows_of_backend(place), [place], totals.traffic_of_backend(place)),
         }
         for place, is_gone in places
@@ -111,13 +103,6 @@ def flow_view(flow: Flow, now: float) -> Json:
         "age": None if entry.began is None else round(max(now - entry.began / 1e9, 0.0), 3),
         **{name: getattr(traffic, name) if traffic else None for name in TRAFFIC},
     }
-
-
-def flow_state(entry: Entry) -> str:
-    """TCP's state; for other flows whether they were answered."""
-    if entry.protocol is Protocol.TCP and entry.tcp_state < len(TCP_STATES):
-        return TCP_STATES[entry.tcp_state]
-    return "REPLIED" if entry.replied else "UNREPLIED"
 
 
 def flow_sort_key(flow: Flow) -> tuple[object, ...]:

@@ -27,6 +27,9 @@ from vipd.observe.api_client import DaemonError, Json
 
 BACKEND_COLUMNS = (Column("BACKEND"), Column("SHARE%", right=True), Column("SOURCE SEEN"))
 RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", min_width=20))
+WIDE_RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("MEANING"), Column("RULE"))
+
+SCOPE = "These are vipd's own rules alone; vipctl trace follows a real packet."
 
 _MAX_BRANCHES = 8
 """Maximum number of branches shown where a path forks; the table of backends has them all."""
@@ -36,6 +39,9 @@ _MIN_NAME_WIDTH, _BESIDES_NAME = 20, 54
 
 MALFORMED = 400
 """HTTP status of a question that cannot be read."""
+
+_Row = tuple[str, str, str, str]
+"""Chain, share, the meaning of the rule, and the rule itself."""
 
 _COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "mixed": "yellow"}
 
@@ -75,7 +81,7 @@ _COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "mixed": 
     type=click.Choice(["iptables", "nftables"]),
     help="With -f: whose rules; default: as set.",
 )
-@output_option("text", "json", "yaml")
+@output_option("text", "wide", "json", "yaml")
 @socket_option
 def explain(
     target: str,
@@ -91,7 +97,7 @@ def explain(
 
     TARGET is ADDR:PORT/PROTOCOL, also of a node port, or the name of a service. With -f FILE, which may be a
     directory or - for standard input, no daemon is asked. Rules that others put into the kernel are not
-    looked at.
+    looked at. -o wide shows each rule itself, too.
 
     \b
     vipctl explain --from 10.10.0.9 10.96.0.10:53/udp
@@ -110,7 +116,10 @@ def explain(
         raise CliError("--settings, --set and --dataplane go with -f FILE", own, code=USAGE)
     else:
         view = _asked(source, target)
-    print(document({"explanation": view}, form) if form != "text" else "\n".join(_lines(view, screen())))
+    if form in ("text", "wide"):
+        print("\n".join(_lines(view, screen(), wide=form == "wide")))
+    else:
+        print(document({"explanation": view}, form))
     return OK
 
 
@@ -126,7 +135,8 @@ def _asked(source: str, target: str) -> Json:
     return answer
 
 
-def _lines(view: Json, terminal: Screen) -> Iterator[str]:
+def _lines(view: Json, terminal: Screen, *, wide: bool = False) -> Iterator[str]:
+    """The answer as text; `wide`: with each rule as it is written, and no column cut."""
     colour = _COLOURS.get(view["verdict"], "bold")
     yield from (terminal.paint(line, colour) for line in prose(view["summary"], terminal))
     if view["reason"]:
@@ -140,7 +150,9 @@ def _lines(view: Json, terminal: Screen) -> Iterator[str]:
         yield from table(
             BACKEND_COLUMNS, [_backend_row(backend, view) for backend in view["backends"]], terminal
         )
-    yield from _rule_lines(view["outcomes"], terminal)
+    yield from _rule_lines(view["outcomes"], Screen(None, terminal.colour) if wide else terminal, wide)
+    yield ""
+    yield from prose(SCOPE, terminal)
 
 
 def _backend_row(backend: Json, view: Json) -> list[str | Cell]:
@@ -148,7 +160,7 @@ def _backend_row(backend: Json, view: Json) -> list[str | Cell]:
     return [backend["endpoint"], _percent(backend["share"]), seen]
 
 
-def _rule_lines(outcomes: Sequence[Json], terminal: Screen) -> Iterator[str]:
+def _rule_lines(outcomes: Sequence[Json], terminal: Screen, wide: bool = False) -> Iterator[str]:
     """One path; at a fork, every branch with its share, and then only the most probable one."""
     likeliest = max(outcomes, key=lambda outcome: float(outcome["probability"]))
     path = likeliest["rules"]
@@ -166,12 +178,20 @@ def _rule_lines(outcomes: Sequence[Json], terminal: Screen) -> Iterator[str]:
     if terminal.width is not None:
         room = max(_MIN_NAME_WIDTH, terminal.width - _BESIDES_NAME)
         rows = [(name, (truncate_middle(row[0], room), *row[1:])) for name, row in rows]
-    widths = [max(len(row[1][i]) for row in rows) for i in range(2)] if rows else []
+    widths = [max(len(row[1][i]) for row in rows) for i in range(3 if wide else 2)] if rows else []
     for name, group in groupby(rows, key=lambda row: row[0]):
         yield terminal.paint(f"  {name}", "bold")
         # All groups get columns of the same width, so that they read as one table.
-        cells = [[chain.ljust(widths[0]), share.rjust(widths[1]), told] for _, (chain, share, told) in group]
-        yield from table(RULE_COLUMNS, cells, terminal, headers=False, indent="    ")
+        cells: list[list[str | Cell]] = [
+            [
+                chain.ljust(widths[0]),
+                share.rjust(widths[1]),
+                *([told.ljust(widths[2]), rule] if wide else [told]),
+            ]
+            for _, (chain, share, told, rule) in group
+        ]
+        columns = WIDE_RULE_COLUMNS if wide else RULE_COLUMNS
+        yield from table(columns, cells, terminal, headers=False, indent="    ")
 
 
 def _informative(rules: Sequence[Json], path: Sequence[Json]) -> Iterator[Json]:
@@ -203,25 +223,26 @@ def _fork(outcomes: Sequence[Json]) -> int:
     return min(map(len, paths))
 
 
-def _branch_rows(outcomes: Sequence[Json], fork: int) -> list[tuple[str, str, str]]:
+def _branch_rows(outcomes: Sequence[Json], fork: int) -> list[_Row]:
     rows = [
         _branch_row(outcome, outcome["rules"][fork])
         for outcome in outcomes[:_MAX_BRANCHES]
         if len(outcome["rules"]) > fork
     ]
     more = len(outcomes) - _MAX_BRANCHES
-    return [*rows, ("", "", f"and {more} more, as above")] if more > 0 else rows
+    return [*rows, ("", "", f"and {more} more, as above", "")] if more > 0 else rows
 
 
-def _branch_row(outcome: Json, rule: Json) -> tuple[str, str, str]:
+def _branch_row(outcome: Json, rule: Json) -> _Row:
     """What distinguishes a branch, or else where it leads."""
-    chain, share, told = _rule_row(rule, _percent(outcome["probability"]))
+    chain, share, told, text = _rule_row(rule, _percent(outcome["probability"]))
     backend = outcome["backend"] or ""
-    return chain, share, told if backend in told else f"{told} -> {backend}"
+    return chain, share, told if backend in told else f"{told} -> {backend}", text
 
 
-def _rule_row(rule: Json, share: str = "") -> tuple[str, str, str]:
-    return rule["chain"], share, rule["meaning"]
+def _rule_row(rule: Json, share: str = "") -> _Row:
+    element = f" (element {rule['element']})" if rule.get("element") else ""
+    return rule["chain"], share, rule["meaning"], f"{rule['rule']}{element}"
 
 
 def _percent(share: float) -> str:

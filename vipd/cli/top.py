@@ -17,13 +17,14 @@ import click
 
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
+from vipd.cli.output import screen as output_screen
 from vipd.cli.output import socket_option
-from vipd.cli.top_frame import BOLD, CHOSEN, TITLES, State, frame, press
-from vipd.cli.words import seconds
+from vipd.cli.top_frame import BOLD, CHOSEN, TITLES, State, batch, frame, press
+from vipd.declaration.syntax import InvalidTextError, parse_period
 from vipd.model.text import one_line
 from vipd.observe.api_client import Json
 
-REFRESH_SECONDS = 1.0
+MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.2, 3600.0
 PAUSE_PER_REQUEST_TIME = 4
 """After a slow answer the next request waits for this many times as long: large hosts answer slowly."""
 TIMEOUT_SECONDS = 10.0
@@ -53,28 +54,72 @@ class _EndedError(Exception):
 
 
 @click.command()
-@click.option("-d", "--delay", metavar="TIME", default="1s", help="How often to look, as 5s; default: 1s.")
+@click.option(
+    "-d", "--delay", metavar="TIME", default="1s", help="How often to look, as 5s or 0.5; default: 1s."
+)
+@click.option(
+    "--batch", "in_batch", is_flag=True, help="Print text instead of a screen, also to a file or a pipe."
+)
+@click.option(
+    "-n", "--count", type=click.IntRange(min=1), help="With --batch: print so many times, then end."
+)
 @socket_option
-def top(delay: str) -> int:
-    """Show which services are busy, live: new flows a second, flows now, bytes a second.
+def top(*, delay: str, in_batch: bool, count: int | None) -> int:
+    """Show which services are busy, live: backends that are ready, new flows a second, flows now, bytes and
+    packets a second.
 
     P, M and N sort by new flows a second, flows and name; s takes the next column, r the other direction.
-    / filters, Enter shows the backends of the chosen service, q quits.
+    / filters, b shows bits, Enter shows the backends of the chosen service, q quits.
+
+    \b
+    vipctl top --batch -n 3 -d 0.5
     """
+    wanted = _pause(delay)
+    if count is not None and not in_batch:
+        raise CliError("-n needs --batch", hint=f"vipctl top --batch -n {count}", code=USAGE)
+    if in_batch:
+        return _print_batches(wanted, count)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise CliError("top needs a terminal", hint="vipctl stats --rate 2s", code=USAGE)
-    pause, daemon, state = max(float(seconds(delay)), REFRESH_SECONDS), connect(TIMEOUT_SECONDS), State()
+        raise CliError(
+            "top needs a terminal", hint="vipctl top --batch, or vipctl stats --rate 2s", code=USAGE
+        )
+    daemon, state = connect(TIMEOUT_SECONDS), State()
     state.take(_ask(daemon, state))  # an unreachable daemon is reported before curses starts
     locale.setlocale(locale.LC_ALL, "")
     try:
         with _ended_by_signals(), _screen() as screen:
-            _run(screen, daemon, state, pause)
+            _run(screen, daemon, state, wanted)
     except KeyboardInterrupt:
         return INTERRUPTED
     except _EndedError as ended:
         number = signal.Signals(ended.args[0])
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+    return OK
+
+
+def _pause(word: str) -> float:
+    """Seconds of `0.5`, `500ms` or `5s`."""
+    try:
+        found = float(word) if word[-1:].isdecimal() else parse_period(word)
+    except (ValueError, InvalidTextError):
+        found = 0.0
+    if not MIN_DELAY_SECONDS <= found <= MAX_DELAY_SECONDS:
+        hint = f"{MIN_DELAY_SECONDS:g}s to {MAX_DELAY_SECONDS:g}s, such as 0.5 or 5s"
+        raise CliError(f"{word} is no time to look again after", hint=hint, code=USAGE)
+    return found
+
+
+def _print_batches(pause: float, count: int | None) -> int:
+    """Print the numbers, each time after a pause: rates need two readings."""
+    daemon, state, printed = connect(TIMEOUT_SECONDS), State(), 0
+    state.take(_ask(daemon, state))
+    while count is None or printed < count:
+        time.sleep(pause)
+        state.take(_ask(daemon, state))
+        text = batch(state, output_screen().width or 0)
+        print(text if printed == 0 else f"\n{text}", end="", flush=True)
+        printed += 1
     return OK
 
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from vipd.cli.output import truncate_middle
 from vipd.cli.rates import Key, Rates, key_of
-from vipd.model.formatting import counted, per_second, size
+from vipd.model.formatting import counted, per_second, size, thousands
 from vipd.observe.api_client import Json
 
 PLAIN, BOLD, TITLES, CHOSEN = "", "bold", "titles", "chosen"
 
 MIN_NAME_WIDTH = 12
-HELP = "q quit  s sort  r reverse  / filter  Enter backends  P new/s  M flows  N name"
-HELP_BACKENDS = "q quit  s sort  r reverse  / filter  Esc services  P new/s  M flows  N name"
+HELP = "q quit  s sort  r reverse  / filter  b bits  Enter backends  P new/s  M flows  N name"
+HELP_BACKENDS = "q quit  s sort  r reverse  / filter  b bits  Esc services  P new/s  M flows  N name"
 HELP_FILTER = "Enter keep  Esc no filter"
 
 
@@ -37,14 +37,22 @@ class Field(NamedTuple):
 
 
 FIELDS = {
+    "ready": Field("READY", 7, "Y", lambda number: f"{number:.0f}"),
     "new": Field("NEW/S", 7, "P", per_second),
     "total": Field("NEW", 11, "T", lambda number: f"{number:.0f}"),
     "flows": Field("FLOWS", 8, "M", lambda number: f"{number:.0f}"),
     "in": Field("IN/S", 7, "I", size),
     "out": Field("OUT/S", 7, "O", size),
+    "packets": Field("PKT/S", 7, "K", thousands),
 }
+_OF_TRAFFIC = ("in", "out", "packets")
+_BITS = {
+    "in": Field("IN b/s", 7, "I", lambda number: thousands(8 * number)),
+    "out": Field("OUT b/s", 7, "O", lambda number: thousands(8 * number)),
+}
+"""In place of bytes, with units of 1,000 as links have them."""
 _SORT_KEYS = {of.key: name for name, of in FIELDS.items()} | {"N": "name"}
-SORTS = ("new", "flows", "total", "in", "out", "name")
+SORTS = ("new", "flows", "total", "in", "out", "packets", "ready", "name")
 
 
 @dataclass(slots=True)
@@ -52,7 +60,10 @@ class Row:
     """A service or a backend; an unknown number is None."""
 
     name: str
+    ready: str
+    """`2/3`: of a service's backends those that take new flows; for a backend `yes` or `no`."""
     numbers: dict[str, float | None]
+    """By field; `ready`: the number of backends that are not."""
     key: Key
 
 
@@ -62,6 +73,8 @@ class State:
 
     sort: str = "new"
     reverse: bool = False
+    bits: bool = False
+    """Traffic is shown in bits, not bytes."""
     filter: str = ""
     typing: bool = False
     """Keys are added to the filter."""
@@ -112,14 +125,28 @@ class State:
 
     def _row(self, name: str, key: Key, told: Json) -> Row:
         rates = self.rates.of(key)
+        ready, missing = _readiness(told)
+        both = rates["packets_in"], rates["packets_out"]
         numbers: dict[str, Any] = {
+            "ready": missing,
             "new": rates["new_flows"],
             "total": told["new_flows"],
             "flows": told["flows"],
             "in": rates["bytes_in"],
             "out": rates["bytes_out"],
+            "packets": None if None in both else sum(filter(None, both)),
         }
-        return Row(name, numbers, key)
+        return Row(name, ready, numbers, key)
+
+
+def _readiness(told: Json) -> tuple[str, float | None]:
+    """As text, and the number of backends that take no new flows."""
+    ready = told.get("ready")
+    if ready is None:  # a daemon of an earlier version
+        return "-", None
+    if "declared" in told:
+        return f"{ready}/{told['declared']}", float(told["declared"] - ready)
+    return "yes" if ready else "no", float(not ready)
 
 
 def press(state: State, key: str) -> None:
@@ -128,18 +155,38 @@ def press(state: State, key: str) -> None:
         _type(state, key)
     elif key in ("q", "Q"):
         state.quitting = True
-    elif key == "s":
-        state.sort = SORTS[(SORTS.index(state.sort) + 1) % len(SORTS)]
-    elif key == "r":
-        state.reverse = not state.reverse
-    elif key == "/":
-        state.typing = True
+    elif key in _SWITCHES:
+        _SWITCHES[key](state)
     elif key in ("ENTER", "ESC"):
         _enter(state, key)
     elif key.upper() in _SORT_KEYS:
         state.sort = _SORT_KEYS[key.upper()]
     else:
         _move(state, key)
+
+
+def _next_sort(state: State) -> None:
+    state.sort = SORTS[(SORTS.index(state.sort) + 1) % len(SORTS)]
+
+
+def _reverse(state: State) -> None:
+    state.reverse = not state.reverse
+
+
+def _toggle_bits(state: State) -> None:
+    state.bits = not state.bits
+
+
+def _begin_filter(state: State) -> None:
+    state.typing = True
+
+
+_SWITCHES: dict[str, Callable[[State], None]] = {
+    "s": _next_sort,
+    "r": _reverse,
+    "b": _toggle_bits,
+    "/": _begin_filter,
+}
 
 
 def frame(state: State, width: int, height: int) -> list[Line]:
@@ -149,17 +196,38 @@ def frame(state: State, width: int, height: int) -> list[Line]:
     at = _chosen_at(state, rows)
     state.first = max(min(state.first, at, max(len(rows) - state.page, 0)), at - state.page + 1)
     shown = rows[state.first : state.first + state.page]
-    fields = _fitting(state, width)
     lines = [
         Line(_summary(state, len(rows)), BOLD),
         Line(_situation(state)),
-        Line(_titles(state, fields, width), TITLES),
-        *(Line(_cells(row, fields, width), CHOSEN if row.key == state.chosen else PLAIN) for row in shown),
+        *_table(state, shown, width),
     ]
     lines = lines[: max(height - 1, 0)]
     lines += [Line("")] * (height - 1 - len(lines))
     lines.append(Line(HELP_FILTER if state.typing else HELP_BACKENDS if state.focus else HELP))
     return [Line(line.text[:width], line.style) for line in lines[-height:]]
+
+
+def batch(state: State, width: int) -> str:
+    """All rows as text, for a file or a program; `width` 0: no name is cut."""
+    rows = state.rows()
+    fields = _shown_fields(state)
+    longest = max((len(row.name) for row in rows), default=0)
+    width = width or max(longest, MIN_NAME_WIDTH) + sum(of.width + 1 for of in fields.values())
+    lines = [
+        f"{_summary(state, len(rows))}; {state.answer.get('at', '')}",
+        _situation(state),
+        *(line.text for line in _table(state, rows, width)),
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _table(state: State, rows: Sequence[Row], width: int) -> list[Line]:
+    """The titles, and a line for each row."""
+    fields = _fitting(state, width)
+    return [
+        Line(_titles(state, fields, width), TITLES),
+        *(Line(_cells(row, fields, width), CHOSEN if row.key == state.chosen else PLAIN) for row in rows),
+    ]
 
 
 def _type(state: State, key: str) -> None:
@@ -228,12 +296,18 @@ def _situation(state: State) -> str:
 
 
 def _fitting(state: State, width: int) -> dict[str, Field]:
-    """The columns that there is room for, and that there are numbers for."""
-    counted = bool(state.answer.get("traffic", {}).get("counted"))
-    fields = {name: of for name, of in FIELDS.items() if counted or name not in ("in", "out")}
+    """The columns that there is room for."""
+    fields = _shown_fields(state)
     while fields and _room(fields, width) < MIN_NAME_WIDTH:
         fields.popitem()
     return fields
+
+
+def _shown_fields(state: State) -> dict[str, Field]:
+    """The columns that there are numbers for."""
+    counted = bool(state.answer.get("traffic", {}).get("counted"))
+    fields = FIELDS | _BITS if state.bits else FIELDS
+    return {name: of for name, of in fields.items() if counted or name not in _OF_TRAFFIC}
 
 
 def _room(fields: dict[str, Field], width: int) -> int:
@@ -250,5 +324,6 @@ def _cells(row: Row, fields: dict[str, Field], width: int) -> str:
     text = f"{truncate_middle(row.name, max(room, 2)):<{room}}"
     for name, of in fields.items():
         number = row.numbers[name]
-        text += f" {'-' if number is None else of.show(number):>{of.width}}"
+        shown = row.ready if name == "ready" else "-" if number is None else of.show(number)
+        text += f" {shown:>{of.width}}"
     return text.ljust(width)

@@ -6,9 +6,11 @@ import asyncio
 import json
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from urllib.parse import urlencode
 
@@ -20,6 +22,8 @@ from vipd.cli.errors import FAILED, INTERRUPTED, OK, TIMED_OUT, UNREACHABLE, USA
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.cli.rules import file_chain_prefix
 from vipd.cli.words import seconds
+from vipd.dataplane.conntrack.entries import Entry
+from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.process import run
 from vipd.model.service import Frontend, Protocol, family_of
@@ -30,13 +34,14 @@ from vipd.observe.live_trace.matching import chains_of
 from vipd.observe.live_trace.outcome import compare, outcome_of
 from vipd.observe.live_trace.packet_trace import PacketTrace
 from vipd.observe.live_trace.packets import Flow
-from vipd.observe.live_trace.report import Report
+from vipd.observe.live_trace.report import Interfaces, Report, rule_text, tracked_words
 from vipd.observe.live_trace.rule_reader import read_rules
 from vipd.observe.live_trace.sending import Sender
 from vipd.observe.live_trace.table import TraceError
 from vipd.observe.live_trace.watching import TraceSession
 
 COLUMNS = (Column("CHAIN"), Column("PART", min_width=12), Column("RULE", min_width=20))
+WIDE_COLUMNS = (Column("CHAIN"), Column("PART"), Column("MEANING"), Column("RULE"))
 ANSWER_SECONDS = 1.0
 """How long the result of a connection from here is waited for, once its packet has passed."""
 SENT_SECONDS = 5.0
@@ -76,7 +81,7 @@ class TraceRequest:
     "-n", "--count", metavar="N", type=click.IntRange(1, MAX_PACKETS), help="So many packets; default: 1."
 )
 @click.option("-f", "--follow", is_flag=True, help="Go on with every new flow, until ctrl-C.")
-@output_option("text", "json")
+@output_option("text", "wide", "json")
 @socket_option
 def trace(
     *, target: str, source: str | None, send: bool, timeout: str, count: int | None, follow: bool, form: str
@@ -86,7 +91,8 @@ def trace(
 
     TARGET is ADDR:PORT/PROTOCOL or the name of a service. The first packet of a new flow to it is waited for,
     or sent with --send: a TCP connection or an empty datagram. Needs root. The rule that marks packets for
-    tracing goes with this program, however it ends. Without the daemon there is no prediction.
+    tracing goes with this program, however it ends. Without the daemon there is no prediction. -o wide shows
+    each rule itself, too, with its handle.
 
     \b
     vipctl trace --from local --send 10.96.0.10:80/tcp
@@ -258,16 +264,31 @@ class _TracePrinter:
         matched = matched_rules(trace, listed, self._prefix, (explanation or {}).get("service_port") or "")
         outcome = outcome_of(trace, matched)
         comparison = compare(outcome, matched, explanation) if explanation is not None else None
-        report = Report(trace, matched, outcome, comparison, answer)
+        at = datetime.now(UTC) - timedelta(seconds=time.monotonic() - trace.began)
+        tracked = self._tracked(trace) if trace.passed else None
+        interfaces = Interfaces(*map(_interface, (trace.inbound, trace.outbound)))
+        report = Report(trace, matched, outcome, comparison, answer, at, tracked, interfaces)
         view = report.view(explanation, silent)
         self.code = self.code if report.agrees else FAILED
-        if self._request.form == "text":
-            print("\n".join([*([""] if self.number else []), *_lines(report, silent, screen())]), flush=True)
+        if self._request.form in ("text", "wide"):
+            lines = _lines(report, silent, screen(), wide=self._request.form == "wide")
+            print("\n".join([*([""] if self.number else []), *lines]), flush=True)
         elif self._request.count is None:
             print(json.dumps(view), flush=True)
         else:
             self._views.append(view)
         self.number += 1
+
+    def _tracked(self, trace: PacketTrace) -> Entry | None:
+        """The packet's flow in connection tracking now."""
+        start = trace.start
+        source, destination = (start.source, start.source_port), (start.destination, start.port)
+        try:
+            with Conntrack(open_socket()) as opened:
+                return opened.get(start.protocol, source, destination)
+        except ConntrackError as error:
+            self._print_once(str(error))
+            return None
 
     def _print_once(self, text: str) -> None:
         """Print a note once, however many packets are traced."""
@@ -293,17 +314,25 @@ class _TracePrinter:
             return None, _without_hint(error)
 
 
-def _lines(report: Report, silent: str, terminal: Screen) -> Iterator[str]:
+def _lines(report: Report, silent: str, terminal: Screen, *, wide: bool = False) -> Iterator[str]:
+    """The report as text; `wide`: with each rule as the kernel has it, and no column cut."""
     trace, outcome = report.trace, report.outcome
-    way = f"came in by {_interface(trace.inbound)}" if trace.forwarded else "sent by this host"
+    inbound, outbound = report.interfaces
+    way = f"came in by {inbound}" if trace.forwarded else "sent by this host"
+    way += f", leaves by {outbound}" if outbound and trace.passed else ""
+    way += f", {report.at:%H:%M:%S}.{report.at.microsecond // 1000:03d}Z" if report.at else ""
     yield from (terminal.paint(line, "bold") for line in prose(f"{trace.start}, {way}", terminal))
-    rows = list(report.rows())
-    widths = [max((len(row[column]) for row in rows), default=0) for column in (1, 2)]
+    texts = [[rule_text(rule)] if wide else [] for rule in report.shown()]
+    rows = [[*row, *text] for row, text in zip(report.rows(), texts, strict=True)]
+    columns, page = (WIDE_COLUMNS, Screen(None, terminal.colour)) if wide else (COLUMNS, terminal)
+    # All groups get columns of the same width, so that they read as one table.
+    widths = [max((len(row[at]) for row in rows), default=0) for at in range(1, len(columns))]
     for name, group in groupby(rows, key=lambda row: row[0]):
         yield terminal.paint(f"  {name}", "bold")
-        # All groups get columns of the same width, so that they read as one table.
-        cells = [[chain.ljust(widths[0]), part.ljust(widths[1]), told] for _, chain, part, told in group]
-        yield from table(COLUMNS, cells, terminal, headers=False, indent="    ")
+        cells = [[*map(str.ljust, row[1:-1], widths), row[-1]] for row in group]
+        yield from table(columns, cells, page, headers=False, indent="    ")
+    if report.tracked is not None:
+        yield from prose(f"tracked:  {tracked_words(report.tracked)}", terminal)
     said = f"kernel:   {outcome}"
     if outcome.source != trace.start.source:
         said += f" as {outcome.source}"
@@ -332,6 +361,9 @@ def _comparison_lines(report: Report, silent: str, terminal: Screen) -> Iterator
 
 
 def _interface(number: int) -> str:
+    """Its name; empty for none."""
+    if not number:
+        return ""
     try:
         return socket.if_indextoname(number)
     except OSError:

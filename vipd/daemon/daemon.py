@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -26,6 +26,7 @@ from vipd.daemon.loops import loops
 from vipd.daemon.status_reporter import StatusReporter, heartbeat_seconds, program_seconds
 from vipd.daemon.wiring import Parts, now, sources, wire
 from vipd.dataplane.chosen import ChosenDataplane
+from vipd.health.host_problems import host_problems
 from vipd.host.gc_control import freeze_objects
 from vipd.host.host_changes import HostChanges
 from vipd.host.observer import Observers
@@ -33,8 +34,10 @@ from vipd.host.preflight import StartError, require_privileges, state_faults, st
 from vipd.host.settings.settings import Settings
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.notify import Notifier
+from vipd.model.check import Check, ExecProbe
 from vipd.model.formatting import time_text
 from vipd.observe.events.log_handler import recording
+from vipd.observe.events.notify_program import NotifyProgram
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import ListenAddress, Listeners
@@ -59,6 +62,10 @@ def check(settings: Settings) -> int:
     problems = [str(problem) for found in merged.problems.values() for problem in found]
     problems += [*files.faults(), *store.faults()]
     warnings = settings.etcd.warnings() if settings.etcd else []
+    if settings.notify:
+        probe = ExecProbe(command=settings.notify)
+        found = host_problems(Check(probe), settings.check_users)
+        warnings = [*warnings, *(f"notify: {problem}" for problem in found)]
     for line in (*problems, *(f"warning: {warning}" for warning in warnings)):
         print(line, file=sys.stderr)  # noqa: T201 (this is what the user asked for)
     if not problems:
@@ -92,14 +99,15 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
         reporter = StatusReporter(notifier, parts.reconciler)
         stop: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
         listeners = [*health_listeners(parts)]
-        warnings = _warnings_of(parts, listeners, recorder, notifier)
-        monitoring = Monitoring(monitored(parts, recorder, warnings))
+        notify = _notify_program(settings, recorder)
+        warnings = _warnings_of(parts, listeners, recorder, notifier, notify)
+        monitoring = Monitoring(monitored(parts, recorder, warnings, notify.counts if notify else None))
         listeners += monitoring.listeners
         context = _api_context(parts, monitoring, recorder, warnings)
         async with _serving_api(settings, context, monitoring), asyncio.TaskGroup() as tasks:
             work = [
                 tasks.create_task(parts.supervisor.run(name, loop), name=name)
-                for name, loop in loops(parts, listeners, monitoring).items()
+                for name, loop in loops(parts, listeners, monitoring, notify).items()
             ]
             _on_signals(parts, reporter, stop, work)
             if parts.fleet:
@@ -155,7 +163,19 @@ def health_listeners(parts: Parts) -> tuple[Listeners, ...]:
     return ports.listeners, healthz_listener(parts.reconciler, ListenAddress(*place) if place else None)
 
 
-def monitored(parts: Parts, recorder: Recorder, warnings: Warnings = tuple) -> Monitored:
+def _notify_program(settings: Settings, recorder: Recorder) -> NotifyProgram | None:
+    """What runs the program of the setting `notify`; None without one."""
+    if not settings.notify:
+        return None
+    return NotifyProgram(settings.notify, settings.check_users, recorder, settings.node_name)
+
+
+def monitored(
+    parts: Parts,
+    recorder: Recorder,
+    warnings: Warnings = tuple,
+    notifications: Callable[[], Mapping[str, int]] | None = None,
+) -> Monitored:
     """The objects for metrics and the status page."""
     return Monitored(
         parts.settings,
@@ -167,11 +187,16 @@ def monitored(parts: Parts, recorder: Recorder, warnings: Warnings = tuple) -> M
         parts.health.durations,
         parts.supervisor.loops,
         warnings,
+        notifications,
     )
 
 
 def _warnings_of(
-    parts: Parts, listeners: Sequence[Listeners], recorder: Recorder, notifier: Notifier
+    parts: Parts,
+    listeners: Sequence[Listeners],
+    recorder: Recorder,
+    notifier: Notifier,
+    notify: NotifyProgram | None,
 ) -> Warnings:
     return lambda: [
         *state_faults(parts.settings.state_dir),
@@ -179,6 +204,7 @@ def _warnings_of(
         *parts.health.warnings(),
         *notifier.warnings,
         *recorder.warnings,
+        *(notify.warnings() if notify else ()),
         *parts.host.faults(),
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,

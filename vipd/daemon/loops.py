@@ -25,6 +25,7 @@ from vipd.host.observer import Observer
 from vipd.host.supervisor import Backoff, Loop, LoopState, Work, until_first_ends
 from vipd.model.check_target import CheckTarget
 from vipd.model.override import OverrideTarget
+from vipd.observe.events.notify_program import NotifyProgram
 from vipd.observe.listeners import Listeners
 from vipd.observe.monitoring import Monitoring
 
@@ -67,7 +68,9 @@ class _Events(Observer):
         self.switched.set()
 
 
-def loops(parts: Parts, listeners: Sequence[Listeners], monitoring: Monitoring) -> dict[str, Work]:
+def loops(
+    parts: Parts, listeners: Sequence[Listeners], monitoring: Monitoring, notify: NotifyProgram | None = None
+) -> dict[str, Work]:
     """Every loop of a daemon."""
     reconciler, conntrack, events = parts.reconciler, parts.conntrack, _Events(parts.reconciler)
     collect, cleaned, saved, grown = (events.after_step() for _ in range(4))
@@ -87,6 +90,7 @@ def loops(parts: Parts, listeners: Sequence[Listeners], monitoring: Monitoring) 
         **parts.flow_stats.loops(),
         **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},
         "keeping the status page": monitoring.run,
+        **({"passing events on": notify.run} if notify else {}),
         **(parts.fleet.loops(reconciler) if parts.fleet else {}),
     }
 

@@ -40,6 +40,8 @@ class Monitored:
     """The state of background tasks, by their name."""
     warnings: Callable[[], Sequence[str]] = tuple
     """Warnings besides the reconciler's own."""
+    notifications: Callable[[], Mapping[str, int]] | None = None
+    """Events that were passed to the program of `notify`, by result; None: there is no such program."""
 
 
 class Monitoring:
@@ -48,7 +50,7 @@ class Monitoring:
     def __init__(self, daemon: Monitored) -> None:
         settings, reconciler, sources = daemon.settings, daemon.reconciler, daemon.sources
         read_flows = flow_reader(daemon.flow_stats)
-        self.counters = MetricCounters(reconciler, sources, daemon.checks, daemon.tasks)
+        self.counters = MetricCounters(reconciler, sources, daemon.checks, daemon.tasks, daemon.notifications)
         reconciler.observers.add(self.counters)
         self.metrics = Metrics(reconciler, sources, self.counters, daemon.dataplane, read_flows)
         started = time_text(reconciler.clock())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -282,6 +283,67 @@ def test_a_device_that_is_down(patient: Patient) -> None:
     assert found["backend-route"]["mend"] == ["ip link set cluster up"]
     patient.repair(found["backend-route"])
     assert patient.faults() == {}
+
+
+def test_a_route_to_a_backend_with_a_smaller_mtu(patient: Patient) -> None:
+    patient.shell("ip route add 10.244.0.12/32 dev cluster mtu 1300")
+    found = patient.faults()
+    assert severities(found) == {"backend-mtu": "warning"}
+    assert "10.244.0.12 (cluster, 1300)" in found["backend-mtu"]["cause"]
+    patient.shell("ip route del 10.244.0.12/32")
+    assert patient.faults() == {}
+
+
+def test_a_device_towards_backends_with_a_smaller_mtu(patient: Patient) -> None:
+    """The bridge's, set by hand, and one of its ports."""
+    patient.shell("ip link set cluster mtu 1400")
+    assert severities(patient.faults()) == {"backend-mtu": "warning"}
+    patient.shell("ip link set cluster mtu 1500", "ip link set b1 mtu 1400")
+    found = patient.faults()
+    assert severities(found) == {"backend-mtu": "problem"}
+    patient.repair(found["backend-mtu"])
+    assert severities(patient.faults()) == {"backend-mtu": "warning"}
+    patient.shell("ip link set b1 mtu 1500", "ip link set cluster mtu 1500")
+    assert patient.faults() == {}
+
+
+@pytest.mark.parametrize(
+    "rule", ["from 10.10.0.0/24 lookup 100", "iif clients lookup 100", "from 10.10.0.2 blackhole"]
+)
+def test_a_routing_rule_that_takes_clients_packets_elsewhere(patient: Patient, rule: str) -> None:
+    patient.shell("ip route add default dev clients table 100", f"ip rule add {rule} priority 100")
+    try:
+        found = patient.faults()
+        assert severities(found) == {"backend-policy-route": "warning"}
+        assert rule.replace("0.2 b", "0.2/32 b") in found["backend-policy-route"]["cause"]
+        patient.lab.client.send(VIP, 80, timeout=0.3).all_failed("timeout")
+        advice = found["backend-policy-route"]["hint"].partition(": ")[2]
+        patient.shell(advice, advice.replace("0.11", "0.12"))
+        assert patient.faults() == {}
+        patient.lab.client.send(VIP, 80).all_answered()
+    finally:
+        patient.shell(
+            "ip rule del priority 100", "ip route flush table 100", "ip rule del priority 99 || true"
+        )
+        patient.shell("ip rule del priority 99 || true")
+    assert patient.faults() == {}
+
+
+def test_a_routing_rule_that_harms_nothing(patient: Patient) -> None:
+    """One whose table has no route, one after the main table, one for every packet."""
+    rules = "from 10.10.0.0/24 lookup 101 pref 100", "iif clients blackhole pref 40000", "lookup 101 pref 101"
+    patient.shell(*(f"ip rule add {rule}" for rule in rules))
+    assert patient.faults() == {}
+    patient.lab.client.send(VIP, 80).all_answered()
+    patient.shell("ip rule del pref 100", "ip rule del pref 40000", "ip rule del pref 101")
+
+
+def test_masqueraded_flows_are_counted_by_backend(patient: Patient) -> None:
+    """Sixty thousand of them would take too long here."""
+    patient.lab.client.send(VIP, 80).all_answered()
+    code = "from vipd.observe.doctor.collect.kernel import snat_flows; print(snat_flows())"
+    said = patient.host.run(sys.executable, "-c", code).stdout
+    assert re.search(r"TCP: 'tcp'>, '10\.244\.0\.1', '10\.244\.0\.1[12]:8080'\): [1-9]", said)
 
 
 def test_a_backend_on_this_host(patient: Patient) -> None:

@@ -24,6 +24,7 @@ from vipd.observe.doctor.facts import (
     Kernel,
     Link,
     Listener,
+    PolicyRule,
     Program,
     Route,
     SocketFile,
@@ -71,6 +72,15 @@ WEB6 = replace(
 )
 NETWORK6 = replace(NETWORK, routes={**NETWORK.routes, "fd00:96::10": Route(), "fd00:244::11": Route()})
 KERNEL6 = kernel(net__ipv6__conf__all__disable_ipv6=1, net__ipv6__conf__all__forwarding=1)
+
+
+FACING = HostAddress("192.0.2.1", 24, "eth0"), HostAddress("10.244.0.1", 24, "eth1")
+ROUTED = Link("lo", mtu=65536), Link("eth0", mtu=1500), Link("eth1", mtu=1400)
+
+
+def policy(device: str) -> PolicyRule:
+    """A rule that sends some packets for the backend to a device."""
+    return PolicyRule("from 192.0.2.0/24 lookup 100", 100, {"10.244.0.11": Route(device)})
 
 
 CASES: dict[str, tuple[Facts, dict[str, str]]] = {
@@ -145,7 +155,7 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     ),
     "no nft": (
         well(programs=replace(PROGRAMS, nft=""), nft_fault="nft is needed to list them"),
-        dict.fromkeys(("nft", "forward-chains", "rules-twice", "firewalls"), "unchecked"),
+        dict.fromkeys(("nft", "forward-chains", "flow-offload", "rules-twice", "firewalls"), "unchecked"),
     ),
     "no xt_recent, with affinity": (
         well(programs=replace(PROGRAMS, missing_features=(Feature(Family.IPV4, "affinity", False),))),
@@ -193,6 +203,9 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
                 "node-port-taken",
                 "backend-route",
                 "local-backend",
+                "backend-mtu",
+                "backend-policy-route",
+                "neighbour-table",
                 "rp-filter",
                 "bridge-hairpin",
                 "bridge-replies",
@@ -357,6 +370,113 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         ),
         {},
     ),
+    "a smaller MTU on the way to a backend": (
+        well(network=replace(NETWORK, links=ROUTED, addresses=FACING)),
+        {"backend-mtu": "warning"},
+    ),
+    "a route with a smaller MTU": (
+        well(
+            network=replace(
+                NETWORK,
+                links=(Link("eth0", mtu=1500), Link("eth1", mtu=1500)),
+                addresses=FACING,
+                routes={**NETWORK.routes, "10.244.0.11": Route("eth1", mtu=1400)},
+            )
+        ),
+        {"backend-mtu": "warning"},
+    ),
+    "larger packets towards backends than from clients": (
+        well(
+            network=replace(
+                NETWORK, links=(Link("eth0", mtu=1500), Link("eth1", mtu=9000)), addresses=(FACING[0],)
+            )
+        ),
+        {},
+    ),
+    "a bridge of containers beside the way": (
+        well(
+            network=replace(
+                NETWORK,
+                links=(Link("docker0", kind="bridge", mtu=1500), Link("eth1", mtu=1450)),
+                addresses=(HostAddress("172.17.0.1", 16, "docker0"), FACING[1]),
+            )
+        ),
+        {},
+    ),
+    "a port with a smaller MTU than its bridge": (
+        well(
+            network=replace(
+                NETWORK,
+                links=(Link("eth1", kind="bridge", mtu=1500), Link("p1", master="eth1", mtu=1400)),
+            )
+        ),
+        {"backend-mtu": "problem"},
+    ),
+    "a rule for some packets": (
+        well(network=replace(NETWORK, policy_rules=(policy("eth7"),))),
+        {"backend-policy-route": "warning"},
+    ),
+    "a rule that refuses some packets": (
+        well(network=replace(NETWORK, policy_rules=(policy(""),))),
+        {"backend-policy-route": "warning"},
+    ),
+    "a rule that changes nothing": (well(network=replace(NETWORK, policy_rules=(policy("eth1"),))), {}),
+    "a table of neighbours that is nearly full": (
+        well(kernel=replace(kernel(net__ipv4__neigh__default__gc_thresh3=1024), neighbours=820)),
+        {"neighbour-table": "warning"},
+    ),
+    "a table of neighbours with room": (
+        well(kernel=replace(kernel(net__ipv4__neigh__default__gc_thresh3=1024), neighbours=818)),
+        {},
+    ),
+    "a table of neighbours that was full": (
+        well(
+            kernel=replace(
+                kernel(net__ipv4__neigh__default__gc_thresh3=1024), neighbours=3, neighbours_refused=1
+            )
+        ),
+        {"neighbour-table": "problem"},
+    ),
+    "more backends in a connected network than neighbours": (
+        well(
+            services=(replace(WEB, backends=tuple((f"10.244.0.{n}", 80) for n in range(2, 12))),),
+            kernel=kernel(net__ipv4__neigh__default__gc_thresh3=12),
+            network=replace(
+                NETWORK, routes={**NETWORK.routes, **{f"10.244.0.{n}": Route("eth1") for n in range(12)}}
+            ),
+        ),
+        {"neighbour-table": "warning"},
+    ),
+    "few source ports left": (
+        well(kernel=replace(kernel(), snat={(Protocol.TCP, "10.244.0.1", "10.244.0.11:8080"): 52_000})),
+        {"snat-ports": "warning"},
+    ),
+    "no source ports left": (
+        well(kernel=replace(kernel(), snat={(Protocol.TCP, "10.244.0.1", "10.244.0.11:8080"): 64_000})),
+        {"snat-ports": "problem"},
+    ),
+    "many source ports, of several backends": (
+        well(
+            kernel=replace(
+                kernel(),
+                snat={(Protocol.TCP, "10.244.0.1", f"10.244.0.{n}:8080"): 50_000 for n in range(9)},
+            )
+        ),
+        {},
+    ),
+    "a flow table that cannot be listed": (
+        well(kernel=replace(kernel(), snat=None)),
+        {"snat-ports": "unchecked"},
+    ),
+    "IPVS for a virtual IP": (
+        well(kernel=replace(kernel(), ipvs=frozenset({"10.96.0.10:80/tcp", "10.96.0.9:80/tcp"}))),
+        {"ipvs": "warning"},
+    ),
+    "IPVS for other addresses": (
+        well(kernel=replace(kernel(), ipvs=frozenset({"10.96.0.10:80/udp", "FWM 7"}))),
+        {},
+    ),
+    "flows in a flowtable": (well(flowtables=("inet filter f",)), {"flow-offload": "warning"}),
     "a bridge without hairpin": (
         well(
             kernel=Kernel(KERNEL | {"net/bridge/bridge-nf-call-iptables": "1"}, affinity_limit=4095),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -13,17 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.observe.doctor.facts import hold, judged, well
+from tests.observe.doctor.facts import KERNEL, hold, judged, well
 from vipd.host.process import ProgramResult
 from vipd.host.processes import Processes
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.collect.daemon import prefixes_in_use
+from vipd.observe.doctor.collect.firewall_rules import read_flowtables
 from vipd.observe.doctor.collect.kernel import read_kernel, reread
-from vipd.observe.doctor.collect.network import listeners
+from vipd.observe.doctor.collect.network import listeners, read_network
 from vipd.observe.doctor.collect.programs import find_programs
 from vipd.observe.doctor.collect.state import read_state_dir
 from vipd.observe.doctor.diagnosis import diagnose
+from vipd.observe.doctor.facts import Route
 
 COUNTERS = """entries  clashres found insert_failed drop early_drop
 00000002  00000000 00000000 0000000a 00000001 00000000
@@ -32,10 +35,89 @@ COUNTERS = """entries  clashres found insert_failed drop early_drop
 NETSTAT = "TcpExt: SyncookiesSent IPReversePathFilter\nTcpExt: 1 42\nIpExt: InOctets\nIpExt: 5\n"
 
 
+IP_VS = """IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
+TCP  0A60000A:0050 rr
+  -> 0AF4000B:1F90      Masq    1      0          0
+UDP  [fd00:0096:0000:0000:0000:0000:0000:0010]:0035 wlc persistent 300
+FWM  0000000A rr
+TCP  nonsense rr
+"""
+ARP_CACHE = """entries  allocs   table_fulls
+00000385 000001a9 00000002
+00000385 000001ed 00000001
+"""
+
+
 def put(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+
+
+def test_what_ipvs_serves(tmp_path: Path) -> None:
+    put(tmp_path, {"proc/net/ip_vs": IP_VS})
+    found = read_kernel(tmp_path, netlink=False, clock=False)
+    assert found.ipvs == {"10.96.0.10:80/tcp", "[fd00:96::10]:53/udp", "FWM 10"}
+
+
+def test_neighbours_and_their_limit(tmp_path: Path) -> None:
+    limit = {"proc/sys/net/ipv4/neigh/default/gc_thresh3": "1024\n"}
+    put(tmp_path, {"proc/net/stat/arp_cache": ARP_CACHE, **limit})
+    before = read_kernel(tmp_path, netlink=False, clock=False)
+    found = reread(tmp_path, before, 1.0)
+    assert (found.neighbours, found.neighbours_refused) == (901, 0), "what was full once is no fault now"
+    assert (
+        judged(well(kernel=replace(found, settings={**KERNEL, **found.settings})))["neighbour-table"]
+        == "warning"
+    )
+    put(tmp_path, {"proc/net/stat/arp_cache": ARP_CACHE.replace("00000001\n", "00000005\n")})
+    found = reread(tmp_path, before, 1.0)
+    assert found.neighbours_refused == 4
+    assert (
+        judged(well(kernel=replace(found, settings={**KERNEL, **found.settings})))["neighbour-table"]
+        == "problem"
+    )
+
+
+FLOWTABLE = {"flowtable": {"family": "inet", "table": "f", "name": "ft", "handle": 2, "dev": ["eth0"]}}
+OFFLOAD = {"rule": {"family": "inet", "table": "f", "expr": [{"flow": {"op": "add", "flowtable": "@ft"}}]}}
+
+
+@pytest.mark.parametrize(("rules", "found"), [([OFFLOAD], ("inet f ft",)), ([], ())])
+def test_flowtables_count_when_a_rule_adds_flows(rules: list[object], found: tuple[str, ...]) -> None:
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
+        listed = [FLOWTABLE] if "flowtables" in argv else rules
+        return ProgramResult(0, json.dumps({"nftables": listed}), "")
+
+    assert asyncio.run(read_flowtables(run)) == found
+
+
+VRF = (
+    '[{"ifname": "red", "flags": ["UP"], "linkinfo": {"info_kind": "vrf", "info_data": {"table": 10}}},'
+    '{"ifname": "eth0", "flags": ["UP"], "master": "red"}]'
+)
+
+
+def test_a_vrf_without_a_route_to_a_backend() -> None:
+    said = {
+        "ip -j -d link": VRF,
+        "ip -j -4 rule": '[{"priority": 1000, "src": "all", "l3mdev": null},'
+        '{"priority": 32766, "src": "all", "table": "main"}]',
+        "ip -j -4 route show table 10": '[{"dst": "10.244.0.0/24", "dev": "eth0"},'
+        '{"type": "unreachable", "dst": "default", "metric": 4278198272}]',
+        "ip -force -j -batch -": '[{"dst": "10.244.0.11", "dev": "eth0"}]\n'
+        '[{"dst": "10.245.0.1", "dev": "eth1"}]\n',
+    }
+
+    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
+        return ProgramResult(0, said.get(" ".join(argv), "[]"), "")
+
+    found = asyncio.run(read_network(["10.244.0.11", "10.245.0.1"], (), Path("/"), run))
+    (rule,) = found.policy_rules
+    assert rule.text == "VRF red (eth0)"
+    assert rule.routes == {"10.244.0.11": Route("eth0"), "10.245.0.1": Route()}
 
 
 def test_the_kernels_files(tmp_path: Path) -> None:

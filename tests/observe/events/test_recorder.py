@@ -156,7 +156,7 @@ def test_repetition_ends_with_a_pause_and_after_an_hour() -> None:
 
 def test_a_follower_that_does_not_read_costs_a_bounded_queue_and_others_nothing(tmp_path: Path) -> None:
     async def story(made: Recorder, clock: Clock) -> None:
-        with made.subscribe(limit=10) as idle, made.subscribe() as reader:
+        with made.subscribe(Subscription(10)) as idle, made.subscribe() as reader:
             for number in range(2000):
                 made.record(occurrence(number, services=(f"s{number}",), reason=str(number)))
                 found = await reader.next(60)

@@ -208,11 +208,11 @@ def test_top_in_a_plain_terminal(lab: Lab, daemon: Daemon, terminal: Terminal, t
     lines = text.rstrip("\n").splitlines()
     assert len(lines) == 24
     assert lines[0].startswith("vipctl top: 3 services, ")
-    assert lines[2].split()[:4] == ["SERVICE", "NEW/S", "NEW", "FLOWS"]
+    assert lines[2].split()[:5] == ["SERVICE", "READY", "NEW/S", "NEW", "FLOWS"]
     assert lines[-1].startswith("q quit")
     before = service(daemon)["new_flows"]
     lab.client.send("10.96.0.10", 80, count=10).all_answered()
-    terminal.wait_for(lambda text: row_of(text, "web")[2:3] == [str(before + 10)])
+    terminal.wait_for(lambda text: row_of(text, "web")[3:4] == [str(before + 10)])
     terminal.press("N")
     by_name = re.compile("sorted by NAME.*^empty .*^web ", re.DOTALL | re.MULTILINE)
     terminal.wait_for(by_name.search)
@@ -229,6 +229,33 @@ def test_top_in_a_plain_terminal(lab: Lab, daemon: Daemon, terminal: Terminal, t
         ended_by(terminal, daemon, key, code)
         if key:
             start()
+
+
+def test_top_in_a_batch(lab: Lab, daemon: Daemon) -> None:
+    said = daemon.vipctl("top", "--batch", "-n", "2", "-d", "0.5").stdout
+    first, second = said.split("\n\n")
+    for text in (first, second):
+        lines = text.splitlines()
+        assert lines[0].startswith("vipctl top: 3 services, ")
+        assert lines[2].split()[:3] == ["SERVICE", "READY", "NEW/S"]
+        assert row_of(text, "web")[1].split("/")[0] == row_of(text, "web")[1].split("/")[1] != "0"
+        assert row_of(text, "web")[2] != "-", "a rate, also the first time"
+    assert first.splitlines()[0] != second.splitlines()[0], "the time differs"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batch", "-d", "0"], "0 is no time to look again after"),
+        (["--batch", "-d", "nan"], "nan is no time to look again after"),
+        (["--batch", "-d", "100ms"], "0.2s to 3600s"),
+        (["-n", "3"], "-n needs --batch; hint: vipctl top --batch -n 3"),
+    ],
+)
+def test_top_refuses_what_it_cannot_do(daemon: Daemon, words: list[str], said: str) -> None:
+    refused = daemon.vipctl("top", *words, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert said in refused.stderr
 
 
 def ended_by(terminal: Terminal, daemon: Daemon, key: str, code: int) -> None:

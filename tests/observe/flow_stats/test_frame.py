@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.cli.top_frame import CHOSEN, State, frame, press
+from vipd.cli.top_frame import CHOSEN, State, batch, frame, press
 
-KEYS = ["UP", "DOWN", "PAGEUP", "PAGEDOWN", "HOME", "END", "ENTER", "ESC", "BACKSPACE", *"srqPMNTIO/x2"]
+KEYS = ["UP", "DOWN", "PAGEUP", "PAGEDOWN", "HOME", "END", "ENTER", "ESC", "BACKSPACE", *"srbqPMNTIOKY/x2"]
 
 
 def service(name: str, new: int, flows: int, **more: Any) -> dict[str, Any]:
@@ -97,8 +97,45 @@ def test_traffic_is_shown_where_it_is_counted(state: State) -> None:
     state.take(answer(2, service("a", 0, 0, bytes=0), accounting=True))
     state.take(answer(4, service("a", 0, 0, bytes=4096), accounting=True))
     lines = frame(state, 80, 24)
-    assert lines[2].text.split() == ["SERVICE", "NEW/S", "NEW", "FLOWS", "IN/S", "OUT/S"]
-    assert lines[3].text.split() == ["a", "0", "0", "0", "2.0K", "2.0K"]
+    assert lines[2].text.split() == ["SERVICE", "READY", "NEW/S", "NEW", "FLOWS", "IN/S", "OUT/S", "PKT/S"]
+    assert lines[3].text.split() == ["a", "-", "0", "0", "0", "2.0K", "2.0K", "4.1K"]
+    press(state, "b")
+    lines = frame(state, 80, 24)
+    assert " IN b/s OUT b/s " in lines[2].text
+    assert lines[3].text.split()[5:7] == ["16K", "16K"]
+    assert all(len(line.text) <= 80 for line in lines)
+
+
+def test_readiness_is_shown_and_sorted_by_what_is_missing(state: State) -> None:
+    state.take(
+        answer(
+            2,
+            service("all", 0, 0, ready=2, declared=2),
+            service("one-down", 0, 0, ready=4, declared=5),
+            service("all-down", 0, 0, ready=0, declared=3),
+        )
+    )
+    press(state, "Y")
+    rows = [line.text.split()[:2] for line in frame(state, 80, 24)[3:6]]
+    assert rows == [["all-down", "0/3"], ["one-down", "4/5"], ["all", "2/2"]]
+    backends = [
+        service("", 0, 0, endpoint=f"10.0.0.{n}:80", protocol="tcp", port_name="", family="ipv4", gone=False)
+        | {"ready": n == 1}
+        for n in (1, 2)
+    ]
+    state.focus_on("all")
+    state.take(answer(3, service("all", 0, 0, ready=1, declared=2, backends=backends)))
+    rows = [line.text.split()[:2] for line in frame(state, 80, 24)[3:5]]
+    assert rows == [["10.0.0.2:80/tcp", "no"], ["10.0.0.1:80/tcp", "yes"]]
+
+
+def test_text_for_a_file_has_all_rows_and_whole_names(state: State) -> None:
+    state.take(answer(2, *(service(f"a-name-that-is-long-{n:03d}", n, n) for n in range(100))))
+    lines = batch(state, 0).splitlines()
+    assert len(lines) == 103
+    assert lines[0].endswith("; 2026-01-01T00:00:02.000Z")
+    assert lines[3].startswith("a-name-that-is-long-099 ")
+    assert max(map(len, batch(state, 40).splitlines()[2:])) <= 40
 
 
 @given(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from tests.observe.live_trace.recorded import traces as recorded_traces
 from vipd.cli.output import Screen
 from vipd.cli.trace import _lines
 from vipd.observe.live_trace.matched_rules import matched_rules
-from vipd.observe.live_trace.outcome import Comparison, outcome_of
+from vipd.observe.live_trace.matching import ChainRules
+from vipd.observe.live_trace.outcome import Comparison, Difference, outcome_of
 from vipd.observe.live_trace.report import Report
 
 DECLARED = """
@@ -91,6 +93,19 @@ def test_packets_that_it_sends(daemon: Daemon) -> None:
     assert first["packet"]["source_port"] != second["packet"]["source_port"]
     hit = next(rule for rule in first["rules"] if "DNAT" in rule["rule"])
     assert (hit["part"], hit["vipd"]) == ("backend 10.244.0.11:8080", True)
+    assert [rule["hook"] for rule in first["rules"]].count("output") > 2
+    assert first["rules"][-1]["hook"] == "postrouting"
+    assert first["time"] < second["time"]
+    assert (first["inbound"], first["outbound"]) == (None, "cluster")
+    assert first["conntrack"]["reply_source"] == "10.244.0.11:8080"
+    assert first["conntrack"]["state"] in (
+        "ESTABLISHED",
+        "FIN_WAIT",
+        "TIME_WAIT",
+        "CLOSE_WAIT",
+        "LAST_ACK",
+        "CLOSE",
+    )
 
 
 @pytest.mark.root
@@ -120,7 +135,9 @@ def test_waiting_through_a_repair(lab: Lab, daemon: Daemon) -> None:
         lab.client.send("10.96.0.20", 80).all_answered()
         said = rest(process)
     assert f"{lab.client.ipv4}:" in said
-    assert "came in by clients" in said
+    assert "came in by clients, leaves by cluster, " in said
+    assert "hook prerouting\n" in said
+    assert re.search(r"tracked:  [A-Z_]+, answers from 10\.244\.0\.11:8080 to ", said)
     assert said.endswith("explain:  the same\n")
     assert process.returncode == 0
     assert "vipd-trace" not in daemon.log
@@ -233,11 +250,12 @@ def test_a_foreign_translation_is_shouted(daemon: Daemon) -> None:
     with foreign(daemon, ahead, f"tcp dport 80 {rule}"):
         ended = daemon.vipctl("trace", "--send", "web", check=False)
     assert ended.returncode == 1
+    different = "DIFFERENT: explain and the kernel do not agree"
     assert ended.stdout.splitlines()[-4:] == [
         "kernel:   goes to 10.244.0.11:53, not masqueraded; connected",
         "explain:  goes to 10.244.0.11:8080, not masqueraded",
         f"decided:  ip wall out: tcp dport 80 {rule} (not a rule of vipd)",
-        "DIFFERENT: explain and the kernel do not agree: it goes another way",
+        f"{different}: backend: 10.244.0.11:53 in the kernel, 10.244.0.11:8080 in explain",
     ]
 
 
@@ -311,13 +329,29 @@ def test_another_host_must_send_by_itself(lab: Lab, daemon: Daemon) -> None:
     assert "SYN_SENT" not in flows.stdout
 
 
+def test_rules_themselves_with_their_handles_where_wanted() -> None:
+    for name, word in (("iptables-forwarded", "handle "), ("legacy-loopback", "rule ")):
+        (trace,) = recorded_traces(name, legacy=name.startswith("legacy"))
+        listed = {each.event.chain: ChainRules({each.event.rule: "-j ODD"}) for each in trace.events}
+        hits = matched_rules(trace, listed, "VIPD")
+        report = Report(trace, hits, outcome_of(trace, hits), None)
+        wide = [
+            line for line in _lines(report, "", Screen(80, False), wide=True) if line.endswith(": -j ODD")
+        ]
+        assert wide, "not cut at 80 columns"
+        assert all(re.search(rf"{word}\d+: -j ODD$", line) for line in wide)
+        assert not any(re.search(rf"{word}\d+: ", line) for line in _lines(report, "", Screen(80, False)))
+
+
 @pytest.mark.parametrize(
     "name", ["iptables-forwarded", "iptables-ipv6", "legacy-loopback", "nftables-forwarded"]
 )
 def test_a_screen_of_80_columns(name: str) -> None:
     (trace,) = recorded_traces(name, legacy=name.startswith("legacy"))
     hits = matched_rules(trace, {}, "VIPD")
-    comparison = Comparison(("it goes another way",), None, "is balanced over 900 backends, " * 4)
+    comparison = Comparison(
+        (Difference("verdict", "dropped", "delivered"),), None, "is balanced over 900 backends, " * 4
+    )
     report = Report(trace, hits, outcome_of(trace, hits), comparison, "connected")
     lines = list(_lines(report, "", Screen(80, False)))
     assert len(lines) > len(hits) // 2

@@ -12,7 +12,7 @@ from vipd.model.service import socket_text
 from vipd.observe.live_trace.events import Chain, EventKind
 from vipd.observe.live_trace.matched_rules import MatchedRule, matched_rules
 from vipd.observe.live_trace.matching import ChainRules
-from vipd.observe.live_trace.outcome import Comparison, FinalVerdict, compare, outcome_of
+from vipd.observe.live_trace.outcome import Comparison, Difference, FinalVerdict, compare, outcome_of
 from vipd.observe.live_trace.packet_trace import PacketTrace
 from vipd.observe.live_trace.report import Report
 
@@ -89,16 +89,26 @@ def test_every_rule_in_words() -> None:
     trace, rules = traced_rules("iptables-forwarded")
     rows = list(Report(trace, rules, outcome_of(trace, rules), None).rows())
     assert rows[:7] == [
-        ("nat", "PREROUTING", "", "on to VIPD-PREROUTING"),
-        ("nat", "VIPD-PREROUTING", "entry", "flow marked as vipd's"),
-        ("nat", "VIPD-PREROUTING", "entry", "on to VIPD-SERVICES"),
-        ("nat", "VIPD-SERVICES", "dispatch", "10.96.0.20:80/tcp of web"),
-        ("nat", "VIPD-SVC-Z2ZMARD2KB633VFJ", "service web", "to be masqueraded, unless from this host"),
-        ("nat", "VIPD-MARK-MASQ", "mark", "marked for masquerade, mark 0x4000"),
-        ("nat", "VIPD-SVC-Z2ZMARD2KB633VFJ", "service web", "to 10.244.0.11:8080, all others"),
+        ("nat, hook prerouting", "PREROUTING", "", "on to VIPD-PREROUTING"),
+        ("nat, hook prerouting", "VIPD-PREROUTING", "entry", "flow marked as vipd's"),
+        ("nat, hook prerouting", "VIPD-PREROUTING", "entry", "on to VIPD-SERVICES"),
+        ("nat, hook prerouting", "VIPD-SERVICES", "dispatch", "10.96.0.20:80/tcp of web"),
+        (
+            "nat, hook prerouting",
+            "VIPD-SVC-Z2ZMARD2KB633VFJ",
+            "service web",
+            "to be masqueraded, unless from this host",
+        ),
+        ("nat, hook prerouting", "VIPD-MARK-MASQ", "mark", "marked for masquerade, mark 0x4000"),
+        (
+            "nat, hook prerouting",
+            "VIPD-SVC-Z2ZMARD2KB633VFJ",
+            "service web",
+            "to 10.244.0.11:8080, all others",
+        ),
     ]
     assert rows[7] == (
-        "nat",
+        "nat, hook prerouting",
         "VIPD-SEP-YLKAMYDXHH7566LT",
         "backend 10.244.0.11:8080",
         "DNAT to 10.244.0.11:8080",
@@ -162,17 +172,17 @@ def test_agreement() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "difference"),
     [
-        {"verdict": "rejected"},
-        {"verdict": "unchanged", "backend": None},
-        {"backend": "10.244.0.12:8080"},
-        {"masqueraded": False},
+        ({"verdict": "rejected"}, Difference("verdict", "delivered", "rejected")),
+        ({"verdict": "unchanged", "backend": None}, Difference("verdict", "delivered", "unchanged")),
+        ({"backend": "10.244.0.12:8080"}, Difference("backend", "10.244.0.11:8080", "10.244.0.12:8080")),
+        ({"masqueraded": False}, Difference("masqueraded", "masqueraded", "not masqueraded")),
     ],
 )
-def test_another_way_is_a_difference(changes: dict[str, Any]) -> None:
+def test_another_way_is_a_difference_in_a_field(changes: dict[str, Any], difference: Difference) -> None:
     found = compared(**changes)
-    assert (found.differences, found.share) == (("it goes another way",), None)
+    assert (found.differences, found.share) == ((difference,), None)
     assert found.predicted == "is balanced over 4 backends, masqueraded"
 
 
@@ -180,7 +190,7 @@ def test_another_chain_is_a_difference() -> None:
     _, rules = traced_rules("iptables-forwarded")
     without = [{"table": "nat", "chain": h.chain.name} for h in rules if h.chain.name != "VIPD-MARK-MASQ"]
     assert compared(rules=without).differences == (
-        "it passes nat VIPD-MARK-MASQ where nat VIPD-SEP-YLKAMYDXHH7566LT was to come",
+        Difference("chain", "nat VIPD-MARK-MASQ", "nat VIPD-SEP-YLKAMYDXHH7566LT"),
     )
 
 

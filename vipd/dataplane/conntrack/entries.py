@@ -36,6 +36,20 @@ TCP_SYN_SENT = 1
 TCP_TIME_WAIT, TCP_CLOSE = 7, 8
 """TCP states: both sides have closed; the connection was reset."""
 
+TCP_STATES = (
+    "NONE",
+    "SYN_SENT",
+    "SYN_RECV",
+    "ESTABLISHED",
+    "FIN_WAIT",
+    "CLOSE_WAIT",
+    "LAST_ACK",
+    "TIME_WAIT",
+    "CLOSE",
+    "SYN_SENT2",
+)
+"""By the kernel's number, in the kernel's words (enum tcp_conntrack)."""
+
 PROTOCOL_NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
 
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_PROTOINFO, CTA_TIMEOUT, CTA_MARK = 1, 2, 3, 4, 7, 8
@@ -101,6 +115,13 @@ class _Ends(NamedTuple):
     protocol: Protocol | None
     source: SocketAddress
     destination: SocketAddress
+
+
+def flow_state(entry: Entry) -> str:
+    """TCP's state; for other flows whether they were answered."""
+    if entry.protocol is Protocol.TCP and entry.tcp_state < len(TCP_STATES):
+        return TCP_STATES[entry.tcp_state]
+    return "REPLIED" if entry.replied else "UNREPLIED"
 
 
 def parse(message: bytes) -> Entry | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from vipd.dataplane.conntrack import entries
-from vipd.dataplane.conntrack.entries import Entry
+from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.host.netlink import (
     ACKNOWLEDGE,
     DUMP,
@@ -19,7 +20,7 @@ from vipd.host.netlink import (
     nfgenmsg,
     u32,
 )
-from vipd.model.service import Family, Protocol
+from vipd.model.service import Family, Protocol, family_of
 
 NEW, GET, DELETE = 0x100, 0x101, 0x102
 """Message types of the subsystem ctnetlink. Each entry of a dump is a NEW."""
@@ -59,6 +60,28 @@ def dump_request(query: Query, sequence: int) -> bytes:
         body += attribute(entries.CTA_STATUS, bytes(4))
         body += u32(CTA_STATUS_MASK, entries.SEEN_REPLY)
     return _message(GET, REQUEST | DUMP, sequence, query.family, body)
+
+
+def get_request(
+    protocol: Protocol, source: SocketAddress, destination: SocketAddress, sequence: int
+) -> bytes:
+    """Requests the entry of the flow between these ends, before translation."""
+    family = family_of(source[0])
+    first = 1 if family is Family.IPV4 else 3
+    addresses = [
+        attribute(first + number, ip_address(end[0]).packed)
+        for number, end in enumerate((source, destination))
+    ]
+    ports = [
+        attribute(kind, end[1].to_bytes(2, "big"))
+        for kind, end in (
+            (entries.CTA_PROTO_SRC_PORT, source),
+            (entries.CTA_PROTO_DST_PORT, destination),
+        )
+    ]
+    number = attribute(entries.CTA_PROTO_NUM, bytes([entries.PROTOCOL_NUMBERS[protocol]]))
+    ends = nested(entries.CTA_TUPLE_IP, *addresses) + nested(entries.CTA_TUPLE_PROTO, number, *ports)
+    return _message(GET, REQUEST, sequence, family, nested(entries.CTA_TUPLE_ORIG, ends))
 
 
 def delete_request(entry: Entry, sequence: int) -> bytes:

@@ -9,11 +9,12 @@ import socket
 from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 
-from vipd.dataplane.conntrack.entries import Entry, parse
-from vipd.dataplane.conntrack.messages import NEW, Query, delete_request, dump_request
+from vipd.dataplane.conntrack.entries import Entry, SocketAddress, parse
+from vipd.dataplane.conntrack.messages import NEW, Query, delete_request, dump_request, get_request
 from vipd.host import netlink_socket
 from vipd.host.netlink import MalformedMessageError, error_number, split
 from vipd.host.netlink_socket import dump, receive
+from vipd.model.service import Protocol
 
 SOL_NETLINK, NETLINK_CAP_ACK = 270, 10
 
@@ -107,6 +108,23 @@ class Conntrack:
         raise ConntrackError(
             "cannot read the conntrack table", f"disturbed {ATTEMPTS} times by changes to the table"
         )
+
+    def get(self, protocol: Protocol, source: SocketAddress, destination: SocketAddress) -> Entry | None:
+        """The entry of the flow between these ends, before translation; None if it is not tracked."""
+        sequence = self._next_sequence()
+        with _named("cannot read a conntrack entry"):
+            self._socket.sendto(get_request(protocol, source, destination, sequence), (0, 0))
+            while True:
+                datagram = receive(self._socket)
+                for kind, _, answered, _, start, end in split(datagram):
+                    if answered != sequence:
+                        continue
+                    if kind == NEW:
+                        return parse(datagram[start:end])
+                    number = error_number(datagram, start, end)
+                    if number not in (0, errno.ENOENT):
+                        raise OSError(number, os.strerror(number))
+                    return None
 
     def delete(self, found: Sequence[Entry]) -> int:
         """Delete these entries; returns how many still existed. Others between the same ends stay."""

@@ -15,6 +15,9 @@ from vipd.host.settings.settings_file import read_settings_text
 from vipd.model.claim_limits import ANY_PORT, SourceName
 from vipd.model.service import socket_text
 
+MAX_COMMAND = 4096
+"""Characters of a command."""
+
 
 def _network(value: object) -> str:
     try:
@@ -44,6 +47,31 @@ def _read_mapping(value: object) -> object:
     """Parses a mapping by source from the text of the environment."""
     braced = isinstance(value, str) and value.startswith("{")
     return read_settings_text(str(value), "the text") if braced else value
+
+
+def _command(value: object) -> object:
+    """A program and its arguments: a list, its text from the environment, or a path alone."""
+    words = _words(value) if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        hint = "hint: [/usr/local/bin/notify, --short]"
+        raise ValueError(f"must be a list, a program and its arguments; {hint}")
+    for word in words:
+        if not isinstance(word, str) or "\0" in word:
+            raise ValueError(f"{word!r} is no text; hint: put it in quotes")
+    if words and not words[0].startswith("/"):
+        raise ValueError(f"{words[0]!r} is no absolute path; hint: vipd uses no shell and searches no PATH")
+    if sum(map(len, words)) > MAX_COMMAND:
+        raise ValueError(f"is longer than {MAX_COMMAND} characters; hint: put it into a script")
+    return words
+
+
+def _words(text: str) -> object:
+    text = text.strip()
+    if text.startswith("["):
+        return read_settings_text(f"command: {text}", "the text")["command"]
+    if " " in text:
+        raise ValueError(f"{text!r} is one word; hint: write a list, such as [{', '.join(text.split())}]")
+    return [text] if text else []
 
 
 def _form_of(value: object) -> str:
@@ -103,6 +131,10 @@ NetworksBySource = Annotated[
 """Networks for all sources, or by source."""
 PortRangesBySource = Annotated[
     Annotated[PortRanges, Tag(":all")] | Annotated[dict[SourceName, PortRanges], Tag(":source")], *BY_SOURCE
+]
+
+Command = Annotated[
+    tuple[str, ...], NoDecode, BeforeValidator(_command), "a list: a program and its arguments"
 ]
 
 Group = Annotated[str, "a group"]

@@ -18,6 +18,7 @@ from vipd.declaration.syntax import parse_frontend
 from vipd.host.accounts import CheckUsers
 from vipd.host.settings.field_types import (
     Addresses,
+    Command,
     Etcd,
     Group,
     ListenAddress,
@@ -153,6 +154,10 @@ class Settings(BaseSettings):
     """The etcd that feeds a fleet of hosts; unset: none does."""
     store: Literal["file", "etcd"] = "file"
     """Where `vipctl` keeps what it adds, unless `--store` says otherwise: on this host, or for all hosts."""
+    notify: Command = ()
+    """Program, and its arguments, that is run for each event, with the event on its standard input as JSON;
+    none: no program. It runs as the user `vipd-check`, one at a time, for at most 10 seconds.
+    """
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least weighty messages that are logged, to stderr."""
 
@@ -232,7 +237,7 @@ class Settings(BaseSettings):
 
     @property
     def check_users(self) -> CheckUsers:
-        """The users that may run programs of checks."""
+        """The users that may run programs of checks, and that of `notify`."""
         return CheckUsers(self.admin_group, self.state_dir)
 
     @property

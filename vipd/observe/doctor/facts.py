@@ -95,6 +95,15 @@ class Kernel:
     """Why the counters could not be read."""
     conntrack_fault: str = ""
     """Why the table cannot be listed over netlink."""
+    neighbours: int | None = None
+    """Entries of the kernel's tables of IPv4 neighbours, of all network namespaces; None: unknown."""
+    neighbours_refused: int = 0
+    """Times that the table was full while the counters were watched."""
+    snat: Mapping[tuple[Protocol, str, str], int] | None = field(default_factory=dict)
+    """Masqueraded flows by protocol, source address, and backend as `ADDR:PORT`; empty where too few to
+    matter. None: unknown."""
+    ipvs: frozenset[str] = frozenset()
+    """What IPVS serves: `ADDR:PORT/PROTOCOL`, or `FWM NUMBER`."""
     affinity_limit: int | None = None
     """Clients that one affinity list stores; None while xt_recent is not loaded, or without permission."""
     reverse_path_drops: int | None = None
@@ -127,6 +136,10 @@ class Link:
     """For a bridge's port: whether it may send packets back by the port on which they arrived."""
     uses_neighbour_discovery: bool = True
     """Hosts there find each other by ARP or neighbour discovery."""
+    mtu: int = 0
+    """Largest packet in bytes; 0: unknown."""
+    vrf_table: int | None = None
+    """For a VRF: the routing table of packets that arrive on its devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +159,20 @@ class Route:
     """Empty: nowhere."""
     local: bool = False
     """The address is this host's own."""
+    mtu: int = 0
+    """Largest packet that the route itself allows, or that a router on the way reported; 0: as the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRule:
+    """A routing rule, or a VRF, that sends some packets for backends another way than the others."""
+
+    text: str
+    """As `ip rule` prints it, or the VRF and its devices."""
+    priority: int
+    """Lower ones are tried first."""
+    routes: Mapping[str, Route]
+    """For each backend that it concerns, the way of the packets that match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +201,7 @@ class Network:
     """(address, device): this host answers neighbours' requests for the address there."""
     foreign_addresses: Mapping[str, str] = field(default_factory=dict)
     """Addresses of other hosts, or of whole networks -> description: `the next hop of a route`."""
+    policy_rules: tuple[PolicyRule, ...] = ()
     listeners: tuple[Listener, ...] = ()
     fault: str = ""
     """Why nothing besides listeners is known."""
@@ -262,6 +290,8 @@ class Facts:
     """Why some rules could not be read."""
     forward_chains: tuple[NftForward, ...] = ()
     """In nft tables that are not iptables'."""
+    flowtables: tuple[str, ...] = ()
+    """Flowtables of nft to which some rule adds flows, as `inet filter f`."""
     nft_fault: str = ""
     """Why not all of them are known, nor whether there are tables of vipd's."""
     tables: frozenset[Family] = frozenset()

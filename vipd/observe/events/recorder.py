@@ -39,7 +39,7 @@ class Subscription:
 
     def put(self, event: EventRecord) -> None:
         """Queue an event, unless the reader is behind."""
-        self.overflowed = self.overflowed or len(self._waiting) >= self._limit
+        self.overflowed = self.overflowed or self.full
         if not self.overflowed:
             self._waiting.append(event)
         self._news.set()
@@ -48,6 +48,11 @@ class Subscription:
         """No further events follow."""
         self.ended = True
         self._news.set()
+
+    @property
+    def full(self) -> bool:
+        """As many events wait as may."""
+        return len(self._waiting) >= self._limit
 
     async def next(self, seconds: float) -> EventRecord | None:
         """The next event; None if none arrives in this time, or no further ones follow."""
@@ -132,9 +137,9 @@ class Recorder:
         return self._kept()
 
     @contextlib.contextmanager
-    def subscribe(self, limit: int | None = None) -> Iterator[Subscription]:
-        """A follower of all future events. From the loop's thread only."""
-        follower = Subscription() if limit is None else Subscription(limit)
+    def subscribe(self, follower: Subscription | None = None) -> Iterator[Subscription]:
+        """A follower of all future events, or this one. From the loop's thread only."""
+        follower = follower or Subscription()
         self._subscriptions.add(follower)
         try:
             yield follower

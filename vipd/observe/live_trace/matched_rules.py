@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_network
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ from vipd.dataplane.nftables.chains import limits_sources
 from vipd.dataplane.nftables.options import table_name
 from vipd.observe.explain.rule_words import step_words
 from vipd.observe.live_trace.events import Chain, TraceVerdict
-from vipd.observe.live_trace.matching import ChainRules, RuleMatch, match_rules
+from vipd.observe.live_trace.matching import BUILT_IN, IPTABLES, ChainRules, RuleMatch, match_rules
 from vipd.observe.live_trace.packet_trace import PacketTrace
 from vipd.observe.simulator import Step
 
@@ -81,6 +81,10 @@ class MatchedRule:
     destination: str
     """`ip:port` that the packet had for its destination then."""
     mark: int | None = None
+    number: int = 0
+    """Its handle; in legacy tables its number in the chain, from 1. 0 for a policy."""
+    hook: str = ""
+    """Where in the kernel: `prerouting`, `input`, `forward`, `output`, `postrouting`; empty if unknown."""
 
 
 def matched_rules(
@@ -91,11 +95,22 @@ def matched_rules(
     `prefix` is that of vipd's chains: others of the same form belong to a kube-proxy or another vipd.
     `service_port` is that of the packet's first destination, if it is known: maps do not contain it.
     """
-    names = Names(prefix)
-    return tuple(
-        _of_table(match, prefix, service_port) if match.of_nft else _of_iptables(match, names)
-        for match in match_rules(trace, listed)
-    )
+    names, hook, found = Names(prefix), "", []
+    for match in match_rules(trace, listed):
+        rule = _of_table(match, prefix, service_port) if match.of_nft else _of_iptables(match, names)
+        hook = _hook(match, hook)
+        found.append(replace(rule, hook=hook))
+    return tuple(found)
+
+
+def _hook(match: RuleMatch, before: str) -> str:
+    """The hook of a match: that of its base chain, which the packet entered by a rule that matched before."""
+    chain = match.chain
+    if chain.table in IPTABLES and chain.name in BUILT_IN:
+        return chain.name.lower()
+    if match.listed is None and not chain.legacy:
+        return ""
+    return (match.listed.hook if match.listed else "") or before
 
 
 def _of_table(match: RuleMatch, prefix: str, service_port: str) -> MatchedRule:
@@ -116,7 +131,7 @@ def _matched(match: RuleMatch, role: str, does: str, ours: bool) -> MatchedRule:
     destination = match.traced.headers.receiver
     return MatchedRule(
         match.chain, role, match.rule, match.target, does, ours,
-        match.verdict, match.jump_target, destination, match.mark,
+        match.verdict, match.jump_target, destination, match.mark, match.traced.event.rule,
     )  # fmt: skip
 
 

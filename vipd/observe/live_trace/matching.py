@@ -13,6 +13,9 @@ from vipd.observe.live_trace.packet_trace import PacketTrace, TraceEvent
 IPTABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 """Tables of iptables."""
 
+BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
+"""Base chains of iptables, named after their hooks."""
+
 _QUOTED = re.compile(r'"[^"]*"')
 _NFT_TARGETS = {
     "MASQUERADE": re.compile(r"(?<!jump )(?<!goto )(?<!\S)masquerade(?!\S)"),
@@ -36,6 +39,8 @@ class ChainRules(NamedTuple):
     """The text is iptables'."""
     ours: bool = False
     """It is in the table of vipd's nftables dataplane."""
+    hook: str = ""
+    """`prerouting` and so on, of a base chain of nft; empty for another."""
 
 
 class RuleMatch(NamedTuple):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from vipd.model.service import socket_text
 from vipd.observe.live_trace.events import TraceVerdict
 from vipd.observe.live_trace.matched_rules import MatchedRule
-from vipd.observe.live_trace.matching import table_of
+from vipd.observe.live_trace.matching import BUILT_IN, table_of
 from vipd.observe.live_trace.packet_trace import PacketTrace
 
 Json = Mapping[str, Any]
@@ -20,7 +20,6 @@ MAX_NAMED = 4
 """More backends are not listed."""
 
 _SOURCE_CHANGES = ("MASQUERADE", "SNAT")
-_BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
 
 
 class FinalVerdict(StrEnum):
@@ -65,12 +64,26 @@ class Outcome:
                 return "is lost, by no rule: a route, or a reverse path filter"
 
 
+class Difference(NamedTuple):
+    """A field of the outcome that is not as predicted."""
+
+    field: str
+    """`verdict`, `backend`, `masqueraded` or `chain`."""
+    found: str
+    """The kernel's."""
+    predicted: str
+    """That of `explain`; several with commas."""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.found} in the kernel, {self.predicted} in explain"
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """A packet's outcome beside its prediction."""
 
-    differences: tuple[str, ...]
-    """In words; empty when they agree."""
+    differences: tuple[Difference, ...]
+    """Empty when they agree."""
     share: float | None
     """The predicted part of such flows, 0..1, with this outcome; None if there was none."""
     predicted: str
@@ -106,13 +119,32 @@ def compare(outcome: Outcome, rules: Sequence[MatchedRule], explanation: Json) -
     words = predicted_words(explanation)
     same = [each for each in predicted if _agrees(outcome, each)]
     if not same:
-        return Comparison(("it goes another way",), None, words)
+        return Comparison((_difference(outcome, predicted),), None, words)
     share = sum(float(each["probability"]) for each in same)
     walked = list(_visited_chains(rules))
     planned = [list(_expected_chains(each["rules"])) for each in same]
     if walked in planned or not _comparable(walked, planned[0]):
         return Comparison((), share, words)
     return Comparison((_chain_difference(planned[0], walked),), share, words)
+
+
+def _difference(outcome: Outcome, predicted: Sequence[Json]) -> Difference:
+    """The first field in which an outcome differs from each prediction that agreed so far."""
+    same = [each for each in predicted if each["verdict"] == outcome.verdict]
+    if not same:
+        return Difference("verdict", str(outcome.verdict), _distinct(each["verdict"] for each in predicted))
+    near = [each for each in same if each["backend"] == outcome.destination]
+    if outcome.verdict is FinalVerdict.DELIVERED and not near:
+        return Difference("backend", outcome.destination, _distinct(each["backend"] for each in same))
+    wanted = (masquerade_words(bool(each["masqueraded"])) for each in near or same)
+    return Difference("masqueraded", masquerade_words(outcome.masqueraded), _distinct(wanted))
+
+
+def _distinct(values: Iterable[object]) -> str:
+    """Some different values, in their order."""
+    found = list(dict.fromkeys(map(str, values)))
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return ", ".join(found[:MAX_NAMED]) + more if found else "nothing"
 
 
 def _agrees(outcome: Outcome, predicted: Json) -> bool:
@@ -171,7 +203,7 @@ def _expected_chains(rules: Sequence[Json]) -> Iterator[str]:
     last = ""
     for rule in rules:
         place = f"{rule['table']} {rule['chain']}"
-        if rule["chain"] not in _BUILT_IN and place != last:
+        if rule["chain"] not in BUILT_IN and place != last:
             yield place
             last = place
 
@@ -182,10 +214,10 @@ def _comparable(walked: Sequence[str], planned: Sequence[str]) -> bool:
     return bool(walked) and nft[0] is nft[1]
 
 
-def _chain_difference(planned: Sequence[str], walked: Sequence[str]) -> str:
-    """The first chain at which two ways part."""
+def _chain_difference(planned: Sequence[str], walked: Sequence[str]) -> Difference:
+    """The first chain at which two different ways part."""
     for number in range(max(len(planned), len(walked))):
         wanted, found = (way[number] if number < len(way) else "no more chain" for way in (planned, walked))
         if wanted != found:
-            return f"it passes {found} where {wanted} was to come"
-    return ""
+            return Difference("chain", found, wanted)
+    raise ValueError("the ways are the same")

@@ -42,6 +42,10 @@ class PacketTrace:
     """Its addresses when it was last observed."""
     passed: bool
     """No rule refused or dropped it."""
+    outbound: int = 0
+    """Number of the outgoing interface when it was last observed; 0 for a packet that stays on this host."""
+    began: float = 0.0
+    """When its first event was read, by the assembler's clock."""
 
     @property
     def translated(self) -> bool:
@@ -59,6 +63,7 @@ class _Packet:
     inbound: int
     mark: int
     last_event: float
+    began: float
     outbound: int = 0
     """Number of the interface that it is on its way out by."""
     events: list[tuple[int, TraceEvent]] = field(default_factory=list)
@@ -132,7 +137,7 @@ class TraceAssembler:
         if not begins or event.kind is not EventKind.RULE or event.headers is None:
             return None
         forwarded = bool(event.inbound)
-        return _Packet(event.headers, event.headers, forwarded, event.inbound, event.mark, now)
+        return _Packet(event.headers, event.headers, forwarded, event.inbound, event.mark, now, now)
 
     def _from_loopback(self, event: KernelEvent) -> _Packet | None:
         """The packet that left by `lo` and now arrives there, with a new number."""
@@ -157,6 +162,8 @@ class TraceAssembler:
             tuple(event for _, event in events),
             packet.last,
             packet.passed,
+            packet.outbound,
+            packet.began,
         )
 
 

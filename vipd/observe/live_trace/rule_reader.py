@@ -107,11 +107,19 @@ async def _by_nft(family: str, table: str, run: Runner) -> tuple[dict[Chain, Cha
         return {}, " ".join(ended.stderr.split()) or f"nft: exit code {ended.exit_code}"
     found = {
         Chain(family, table, name): ChainRules(
-            {rule.handle: rule.text for rule in listed.rules}, iptables=False, ours=ours
+            {rule.handle: rule.text for rule in listed.rules},
+            iptables=False,
+            ours=ours,
+            hook=_hook(listed.hook),
         )
         for name, listed in read_chains(ended.stdout).items()
     }
     return found, "" if found else "what nft prints is not understood"
+
+
+def _hook(declared: str) -> str:
+    """The hook in `type filter hook forward priority 0; ...`; empty for none."""
+    return declared.partition(" hook ")[2].partition(" ")[0]
 
 
 def _handles(chain: Chain) -> list[int]:

@@ -40,6 +40,11 @@ METRIC_FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "vipd_drift_repairs_total": MetricFamily("counter", "Times that rules changed by others were repaired."),
     "vipd_events_total": MetricFamily("counter", "What has happened, by the name of the event.", ("event",)),
+    "vipd_notifications_total": MetricFamily(
+        "counter",
+        "Events for the program of the setting notify: passed to it, failed with it, or dropped.",
+        ("result",),
+    ),
     "vipd_task_failures_total": MetricFamily("counter", "Failures of each background task.", ("task",)),
     "vipd_task_failing": MetricFamily(
         "gauge", "1 while a background task fails and is tried again; else 0.", ("task",)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from vipd.control.reconciler import Reconciler
@@ -43,10 +43,13 @@ class MetricCounters(Observer):
         sources: Sequence[Source],
         checks: Mapping[str, DurationHistogram] | None = None,
         tasks: Mapping[str, LoopState] | None = None,
+        notifications: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
         self._reconciler, self._sources = reconciler, sources
         self.tasks = tasks if tasks is not None else {}
         """The state of background tasks, by their name; it follows changes."""
+        self.notifications = notifications
+        """Events passed to the program of `notify`, by result; None without one."""
         self.checks = checks or {}
         """Durations of health checks, by their type."""
         self._applies = reconciler.progress.applies

@@ -67,6 +67,8 @@ class StateCollector(Collector):
         events = tally.events.counts()
         yield _metric("vipd_drift_repairs_total", [({}, events["rules-repaired"])])
         yield _metric("vipd_events_total", _labelled("event", events))
+        if tally.notifications:
+            yield _metric("vipd_notifications_total", _labelled("result", tally.notifications()))
         tasks = {name: task.failures for name, task in tally.tasks.items()}
         yield _metric("vipd_task_failures_total", _labelled("task", tasks))
         failing = {name: int(bool(task.fault)) for name, task in tally.tasks.items()}

@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 
 from vipd.model.service import Protocol, socket_text
 from vipd.observe.doctor.checks.kernel_settings import ipv6_is_disabled
-from vipd.observe.doctor.facts import Facts, Route
+from vipd.observe.doctor.facts import Facts, Link, Route
 from vipd.observe.doctor.finding import MAX_FIXES, Check, CheckResult, listed, problem, warning
 
 GROUP = "Backends"
@@ -44,6 +44,80 @@ def _behind_devices_that_are_down(facts: Facts) -> dict[str, str]:
     }
 
 
+def check_mtu(facts: Facts) -> Iterator[CheckResult]:
+    """A sender learns by an ICMP error that its packets are too large for the way to a backend, and not all
+    senders receive these; a bridge sends none."""
+    clients = [link for link in facts.network.links if link.mtu and _faces_clients(link, facts)]
+    largest = max(clients, key=lambda link: link.mtu, default=None)
+    narrow: dict[str, str] = {}
+    for backend in facts.backends():
+        way = facts.network.routes.get(backend)
+        device = facts.network.link(way.device) if way and not way.local else None
+        if way is None or device is None:
+            continue
+        mtu = min(filter(None, (way.mtu, device.mtu)), default=0)
+        if largest and mtu and mtu < largest.mtu:
+            narrow[backend] = f"{backend} ({device.name}, {mtu})"
+    if largest and narrow:
+        cause = (
+            f"{largest.name} takes packets of {largest.mtu} bytes, and the way to "
+            f"{listed(list(narrow.values()))} only smaller ones: clients that get no ICMP errors hang on "
+            "large requests"
+        )
+        repair = "iptables -t mangle -A FORWARD -p tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu"
+        hint = f"give all devices of the way the same MTU; for TCP alone (ip6tables for IPv6): {repair}"
+        yield warning("packets may be too large for the way to backends", cause, hint=hint)
+    yield from _narrow_ports(facts)
+
+
+def _faces_clients(link: Link, facts: Facts) -> bool:
+    """Whether packets of clients may arrive there: it has an address, and leads to other hosts."""
+    addressed = any(own.device == link.name for own in facts.network.addresses)
+    return link.up and addressed and link.name != "lo" and link.kind not in ("bridge", "dummy")
+
+
+def _narrow_ports(facts: Facts) -> Iterator[CheckResult]:
+    """Ports of a bridge towards backends that drop what the bridge lets pass, without an error."""
+    ways = {way.device for address in facts.backends() if (way := facts.network.routes.get(address))}
+    for bridge in facts.network.links:
+        ports = [
+            f"{link.name} ({link.mtu})"
+            for link in facts.network.links
+            if link.master == bridge.name and 0 < link.mtu < bridge.mtu
+        ]
+        if bridge.kind == "bridge" and bridge.name in ways and ports:
+            cause = (
+                f"{bridge.name} has {bridge.mtu}, and its ports {listed(ports)} silently drop what is larger"
+            )
+            smallest = min(link.mtu for link in facts.network.links if link.master == bridge.name)
+            repair = f"ip link set {bridge.name} mtu {smallest}"
+            yield problem("ports of a bridge have a smaller MTU than the bridge", cause, repair)
+
+
+def check_policy_rules(facts: Facts) -> Iterator[CheckResult]:
+    """Packets are routed by the backend's address, after translation: a rule for their source, mark or device
+    sends them elsewhere than programs of this host see."""
+    for rule in facts.network.policy_rules:
+        elsewhere = {
+            backend: way.device or "nowhere"
+            for backend in facts.backends()
+            if (way := rule.routes.get(backend)) is not None
+            and way.device != facts.network.routes.get(backend, Route()).device
+        }
+        if elsewhere:
+            places = listed([f"{backend} to {device}" for backend, device in elsewhere.items()])
+            usual = listed(
+                sorted({facts.network.routes.get(b, Route()).device or "nowhere" for b in elsewhere})
+            )
+            cause = f"{rule.text} sends packets for {places}, and not to {usual} as others"
+            first = next(iter(elsewhere))
+            hint = (
+                "if clients' packets match it, let backends be routed by the main table before it: "
+                f"ip rule add to {first} lookup main priority {max(rule.priority - 1, 1)}"
+            )
+            yield warning("a routing rule takes packets for backends elsewhere", cause, hint=hint)
+
+
 def check_local(facts: Facts) -> Iterator[CheckResult]:
     """A backend on this host must listen on the address that flows are translated to."""
     if facts.network.listeners_fault:
@@ -74,5 +148,19 @@ def check_local(facts: Facts) -> Iterator[CheckResult]:
 
 CHECKS = (
     Check("backend-route", GROUP, "routes lead to every backend", check_routes, Facts.network_unread),
+    Check(
+        "backend-mtu",
+        GROUP,
+        "the way to backends takes packets of any client",
+        check_mtu,
+        Facts.network_unread,
+    ),
+    Check(
+        "backend-policy-route",
+        GROUP,
+        "no routing rule takes packets for backends elsewhere",
+        check_policy_rules,
+        Facts.network_unread,
+    ),
     Check("local-backend", GROUP, "backends on this host listen", check_local, Facts.listeners_unread),
 )

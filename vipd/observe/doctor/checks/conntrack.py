@@ -11,6 +11,8 @@ GROUP = "Connection tracking"
 COUNT, MAXIMUM = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"
 NEARLY_FULL, FULL = 0.8, 0.95
 """Parts of the table."""
+SNAT_PORTS = 65536 - 1024
+"""Source ports that the kernel chooses from for masqueraded flows of unprivileged ports."""
 DEFAULT_LIST_LIMIT = 100
 """xt_recent's ip_list_tot unless configured otherwise."""
 WANTED_LIST_LIMIT = 10000
@@ -68,6 +70,26 @@ def check_insertions(facts: Facts) -> Iterator[CheckResult]:
         yield ok("no flow is lost in a race now", before)
 
 
+def check_snat_ports(facts: Facts) -> Iterator[CheckResult]:
+    """Masqueraded flows from one address to one port of a backend must differ in their source port."""
+    full = {
+        place: number
+        for place, number in (facts.kernel.snat or {}).items()
+        if number >= NEARLY_FULL * SNAT_PORTS
+    }
+    for (protocol, source, backend), number in full.items():
+        judged = problem if number >= FULL * SNAT_PORTS else warning
+        cause = (
+            f"{number} of {SNAT_PORTS} source ports are taken by masqueraded {protocol} flows from {source} "
+            f"to {backend}; when all are, new flows there fail"
+        )
+        hint = (
+            "let replies of backends return through this host, with masquerade: hairpin; or add backends, "
+            "or ports of a backend"
+        )
+        yield judged("source ports for masquerading run out", cause, hint=hint)
+
+
 def check_netlink(facts: Facts) -> Iterator[CheckResult]:
     """vipd ends flows to removed backends over it."""
     if facts.kernel.conntrack_fault:
@@ -93,6 +115,11 @@ def _table_unread(facts: Facts) -> str:
     return facts.skipped_as_user() or facts.kernel.fault
 
 
+def _snat_unread(facts: Facts) -> str:
+    unknown = "connection tracking cannot be listed" if facts.kernel.snat is None else ""
+    return facts.skipped_as_user() or facts.kernel.fault or unknown
+
+
 def _lists_unread(facts: Facts) -> str:
     used = facts.dataplane == "iptables" and any(port.affinity for port in facts.services)
     unknown = used and facts.kernel.affinity_limit is None
@@ -116,6 +143,7 @@ CHECKS = (
         Facts.counters_unread,
     ),
     Check("conntrack-races", GROUP, "no flow is lost in a race", check_insertions, Facts.counters_unread),
+    Check("snat-ports", GROUP, "there are source ports for masquerading", check_snat_ports, _snat_unread),
     Check("conntrack-netlink", GROUP, "flows can be ended over netlink", check_netlink, _table_unread),
     Check("affinity-limit", GROUP, "affinity lists are long enough", check_affinity, _lists_unread),
 )

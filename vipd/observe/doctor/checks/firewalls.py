@@ -8,7 +8,7 @@ from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES, ForwardVe
 from vipd.dataplane.iptables.names import ChainId
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, CheckResult, ok, problem, unchecked, warning
+from vipd.observe.doctor.finding import Check, CheckResult, listed, ok, problem, unchecked, warning
 from vipd.observe.doctor.rules import Ruleset
 
 GROUP = "Firewalls"
@@ -124,6 +124,19 @@ def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> Check
     return problem("an nft chain drops flows to virtual IPs", cause, repair, hint=hint)
 
 
+def check_flowtables(facts: Facts) -> Iterator[CheckResult]:
+    """Packets of a flow in a flowtable pass no rule after its first ones."""
+    if facts.flowtables:
+        bit = 1 << facts.settings.flow_mark_bit
+        cause = (
+            f"rules add flows to {listed(facts.flowtables)}: their packets bypass the forward hook, so that "
+            "on_remove: reset does not reach them, and their traffic is counted only if the flowtable has "
+            "`counter`"
+        )
+        hint = f"leave out the flows of vipd in these rules: ct mark and {bit:#x} == 0 flow add @NAME"
+        yield warning("flows are offloaded past the rules", cause, hint=hint)
+
+
 def check_present(facts: Facts) -> Iterator[CheckResult]:
     """Which firewalls are active; the checks above report whether they do harm."""
     names = {chain for ruleset in facts.rulesets for _, chain in ruleset.tables.chains}
@@ -168,5 +181,6 @@ CHECKS = (
         check_forward_chains,
         Facts.nft_unread,
     ),
+    Check("flow-offload", GROUP, "no flows are offloaded past the rules", check_flowtables, Facts.nft_unread),
     Check("firewalls", GROUP, "no other firewall is seen", check_present, _places_unread),
 )

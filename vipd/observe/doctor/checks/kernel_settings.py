@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts, Link
@@ -16,6 +17,10 @@ BRIDGE = {
     Family.IPV6: "net/bridge/bridge-nf-call-ip6tables",
 }
 STRICT = 1
+NEIGHBOURS = "net/ipv4/neigh/default/gc_thresh3"
+"""Maximum number of neighbours. Network namespaces other than the first do not show it; it counts for all."""
+NEARLY_FULL = 0.8
+"""Part of a table."""
 IPV6_DISABLED = "net/ipv6/conf/{}/disable_ipv6"
 """For a device; `all` sets it for every one, each of which may be enabled again."""
 
@@ -191,6 +196,40 @@ def _reverse_path_unread(facts: Facts) -> str:
     return facts.network_unread() or facts.settings_unread(*names)
 
 
+def check_neighbours(facts: Facts) -> Iterator[CheckResult]:
+    """Each backend of a connected network needs an entry; without one, packets for it are dropped."""
+    most, entries = facts.kernel.number(NEIGHBOURS), facts.kernel.neighbours or 0
+    if most is None:
+        return
+    near = sum(1 for backend in facts.backends() if "." in backend and _is_connected(backend, facts))
+    refused = facts.kernel.neighbours_refused
+    if not refused and max(entries, near) < NEARLY_FULL * most:
+        return
+    wanted = max(4 * most, 2 * near)
+    cause = f"{entries} of {most} entries are taken, and {near} backends are neighbours"
+    title = "the table of neighbours is full" if refused else "the table of neighbours is nearly full"
+    steps = [("gc_thresh3", wanted), ("gc_thresh2", wanted // 2), ("gc_thresh1", wanted // 4)]
+    judged = problem if refused else warning
+    repair = [_set(f"net/ipv4/neigh/default/{name}", value) for name, value in steps]
+    yield judged(
+        title, f"{cause}; packets for a host without an entry are dropped", *repair, hint=_keep(NEIGHBOURS)
+    )
+
+
+def _is_connected(address: str, facts: Facts) -> bool:
+    return any(
+        ip_address(address) in ip_network(f"{own.address}/{own.length}", strict=False)
+        for own in facts.network.addresses
+    )
+
+
+def _neighbours_unread(facts: Facts) -> str:
+    unread = facts.settings_unread(NEIGHBOURS) or facts.network_unread()
+    if not unread and facts.kernel.number(NEIGHBOURS) is None and facts.kernel.neighbours is not None:
+        return "its limit cannot be seen in a network namespace"
+    return unread
+
+
 def _bridges_unread(facts: Facts) -> str:
     return facts.network_unread() or facts.settings_unread(*BRIDGE.values())
 
@@ -206,6 +245,7 @@ CHECKS = (
         check_reverse_path,
         _reverse_path_unread,
     ),
+    Check("neighbour-table", GROUP, "the table of neighbours has room", check_neighbours, _neighbours_unread),
     Check(
         "bridge-hairpin",
         GROUP,

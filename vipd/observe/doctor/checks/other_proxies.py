@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from vipd.model.service import socket_text
 from vipd.observe.doctor.facts import Facts
-from vipd.observe.doctor.finding import Check, CheckResult, listed, problem, warning
+from vipd.observe.doctor.finding import Check, CheckResult, listed, ok, problem, warning
 from vipd.observe.doctor.rules import Ruleset
 
 GROUP = "Other proxies"
@@ -82,6 +83,24 @@ def _claims(ruleset: Ruleset, own: str, vips: frozenset[str]) -> Iterator[tuple[
                 yield match[1], name, rule.text
 
 
+def check_ipvs(facts: Facts) -> Iterator[CheckResult]:
+    """IPVS takes packets that reach this host itself, and those of masks; vipd translates before that."""
+    if not facts.kernel.ipvs:
+        return
+    vips = {
+        f"{socket_text(address, port.port)}/{port.protocol}": port.service
+        for port in facts.services
+        for address in port.addresses
+    }
+    both = sorted(vips.keys() & facts.kernel.ipvs)
+    if both:
+        cause = f"{listed(both)}: vipd's rules come first, so IPVS gets nothing of it"
+        hint = "ipvsadm -d deletes its service; or remove vipd's, if IPVS is to serve it"
+        yield warning("IPVS serves a virtual IP of vipd, too", cause, hint=hint)
+    else:
+        yield ok("IPVS serves other addresses than vipd", listed(sorted(facts.kernel.ipvs)))
+
+
 def _vipds_unread(facts: Facts) -> str:
     return facts.rules_unread() or facts.daemon.prefixes_fault
 
@@ -89,6 +108,7 @@ def _vipds_unread(facts: Facts) -> str:
 CHECKS = (
     Check("kube-proxy", GROUP, "no kube-proxy is at work", check_kube_proxy, Facts.rules_unread),
     Check("other-vipd", GROUP, "no other vipd is at work", check_other_vipd, _vipds_unread),
+    Check("ipvs", GROUP, "IPVS serves nothing on this host", check_ipvs, lambda facts: facts.kernel.fault),
     Check(
         "foreign-claims",
         GROUP,

@@ -94,6 +94,18 @@ def _has_legacy_tables(family: Family, proc: Path) -> bool:
         return False
 
 
+async def read_flowtables(run: Runner) -> tuple[str, ...]:
+    """nft's flowtables to which a rule adds flows. Raises one of _UNREADABLE."""
+    found = [item["flowtable"] for item in await _nft(["list", "flowtables"], run) if "flowtable" in item]
+    names: dict[str, None] = {}
+    for family, table in {(each["family"], each["table"]) for each in found}:
+        for item in await _nft(["list", "table", family, table], run):
+            for expression in item.get("rule", {}).get("expr", ()):
+                if "flow" in expression:
+                    names[f"{family} {table} {str(expression['flow']['flowtable']).lstrip('@')}"] = None
+    return tuple(sorted(names))
+
+
 async def read_nft(prefix: str, run: Runner) -> tuple[tuple[NftForward, ...], frozenset[Family], str]:
     """nft's chains at the hook forward but iptables' and vipd's, the families for which there is a table of
     vipd's, and why something of this could not be read."""

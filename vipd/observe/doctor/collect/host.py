@@ -18,7 +18,12 @@ from vipd.host.processes import Processes
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
 from vipd.observe.doctor.collect.daemon import ask_daemon, describe, serves_elsewhere
-from vipd.observe.doctor.collect.firewall_rules import read_nft, read_rulesets, tables_of_iptables
+from vipd.observe.doctor.collect.firewall_rules import (
+    read_flowtables,
+    read_nft,
+    read_rulesets,
+    tables_of_iptables,
+)
 from vipd.observe.doctor.collect.kernel import read_kernel, reread
 from vipd.observe.doctor.collect.network import read_network
 from vipd.observe.doctor.collect.programs import find_programs
@@ -93,6 +98,8 @@ async def _collect(options: CollectOptions) -> Facts:
     chains, tables, nft_fault = await _or_on_error(
         _nft(settings, run, privileged), lambda why: ((), frozenset(), why)
     )
+    flowtables, offload_fault = await _or_on_error(_flowtables(run, privileged), lambda why: ((), why))
+    nft_fault = nft_fault or offload_fault
     dataplane = _dataplane(status, settings, tables)
     families = tuple(sorted({port.family for port in services}))
     programs = await _or_on_error(
@@ -119,6 +126,7 @@ async def _collect(options: CollectOptions) -> Facts:
         rulesets,
         rules_fault,
         chains,
+        flowtables,
         nft_fault,
         tables,
         await _or_on_error(_later(root, before, watched), lambda why: replace(before, counters_fault=why)),
@@ -157,6 +165,10 @@ async def _nft(
     settings: Settings, run: Runner, privileged: bool
 ) -> tuple[tuple[NftForward, ...], frozenset[Family], str]:
     return await read_nft(settings.chain_prefix, run) if privileged else ((), frozenset(), "")
+
+
+async def _flowtables(run: Runner, privileged: bool) -> tuple[tuple[str, ...], str]:
+    return (await read_flowtables(run) if privileged else ()), ""
 
 
 async def _socket(settings: Settings) -> tuple[SocketFile | None, str]:

@@ -14,6 +14,7 @@ from typing import Any
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.host.processes import Processes
 from vipd.model.service import Protocol
+from vipd.observe.doctor.collect.policy_rules import read_policy_rules
 from vipd.observe.doctor.facts import HostAddress, Link, Listener, Network, Route
 from vipd.observe.doctor.finding import listed
 
@@ -63,7 +64,8 @@ async def _read(targets: Collection[str], run: Runner, *, six: bool) -> Network:
         routes = [item for of in families for item in await _ip([of, "route", "show", "table", "all"], run)]
         neighbours = _of_neighbours(await _ip(["neighbour", "show"], run))
         others = _of_networks(addresses) | neighbours | _of_routers(routes)
-    return Network(links, addresses, ways, proxied, others)
+    policies = await read_policy_rules(ways, networks, links, lambda words: _ip(words, run))
+    return Network(links, addresses, ways, proxied, others, policies)
 
 
 async def _ip(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
@@ -87,6 +89,8 @@ def _links(found: Iterable[Mapping[str, Any]]) -> tuple[Link, ...]:
             item.get("master", ""),
             about.get("info_slave_data", {}).get("hairpin") if _on_bridge(about) else None,
             "NOARP" not in item["flags"],
+            item.get("mtu", 0),
+            about.get("info_data", {}).get("table") if about.get("info_kind") == "vrf" else None,
         )
         for item in found
         if "ifname" in item
@@ -154,7 +158,8 @@ async def _routes_to(targets: Collection[str], run: Runner) -> dict[str, Route]:
     for text in said.stdout.splitlines():
         for item in json.loads(text) if text.startswith("[") else ():
             nowhere = item.get("type") in _UNREACHABLE_TYPES
-            way = Route() if nowhere else Route(item.get("dev", ""), item.get("type") == "local")
+            mtu = next((metric["mtu"] for metric in item.get("metrics", ()) if "mtu" in metric), 0)
+            way = Route() if nowhere else Route(item.get("dev", ""), item.get("type") == "local", mtu)
             ways[str(ip_address(item["dst"]))] = way
     if silent := [target for target in asked if str(ip_address(target)) not in ways]:
         raise ValueError(f"nothing is said of the way to {listed(silent)}")

@@ -1,4 +1,5 @@
-"""Starts and ends the programs of checks: a stand-alone program, standard library only, that `exec.py` runs.
+"""Starts and ends programs of the operator: a stand-alone program, standard library only, that
+`unprivileged.py` runs.
 
 Its standard input is a socket of vipd's, which passes further sockets, each with a byte. For each it forks a
 keeper, which reads a command (a line of JSON) from that socket, runs it, and answers with a line. A keeper is
@@ -63,7 +64,7 @@ def _forked(descriptor: int, orders: socket.socket) -> int:
         with socket.socket(fileno=descriptor) as vipd:
             _keep(vipd)
     except BaseException as error:
-        sys.stderr.write(f"vipd: a keeper of a check's program failed: {error!r}\n")
+        sys.stderr.write(f"vipd: a keeper of a program failed: {error!r}\n")
     finally:
         os._exit(0)
 
@@ -133,6 +134,8 @@ def _become(request: dict[str, Any], output: int, failed: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        if request["stdin"]:
+            os.dup2(_file_with(request["stdin"]), 0)
         os.chdir("/")
         os.umask(0o077)
         _set(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
@@ -148,6 +151,16 @@ def _become(request: dict[str, Any], output: int, failed: int) -> None:
         fault = {"failed": str(error)}
     os.write(failed, json.dumps(fault).encode())
     os._exit(127)
+
+
+def _file_with(text: str) -> int:
+    """A file in memory that contains a text. A pipe holds too little: someone would have to write to it while
+    the program runs."""
+    descriptor = os.memfd_create("stdin")
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(text.encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def _watch(vipd: socket.socket, program: tuple[int, int], deadline: float) -> tuple[bytes, bool]:
