@@ -267,6 +267,22 @@ def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     served(story)
 
 
+def test_a_change_of_a_version_that_is_outdated_is_refused() -> None:
+    async def story(api: Api) -> None:
+        await api.add(WEB)
+        version = (await api.ask("GET", "/v1/services/web")).body["version"]
+        path = f"/v1/services/web?version={version}"
+        assert actions(await api.ask("PATCH", path, {"service": {"affinity": "client-ip"}})) == {
+            "web": "changed"
+        }
+        late = await api.ask("PATCH", path, {"service": {"affinity": "10m"}})
+        assert (late.status, late.kind) == (409, "changed")
+        found = (await api.ask("GET", "/v1/services/web")).body
+        assert (found["service"]["spec"]["affinity"], found["version"] != version) == ("client-ip", True)
+
+    served(story)
+
+
 def test_a_failing_kernel_leaves_the_change_stored_and_says_so() -> None:
     async def story(api: Api) -> None:
         api.dataplane.failures = [broken_tool() for _ in range(ENDLESS)]

@@ -160,6 +160,11 @@ STATUS: Json = {
 RELOADED: Json = {"changed": True, "applied": True, "message": "", "services": 2, "results": []}
 
 
+def one(view: Json) -> Json:
+    """The answer about one service."""
+    return {"service": view, "version": "0123456789abcdef"}
+
+
 def changed(*results: tuple[str, str], **changes: Any) -> Json:
     """The answer to a change, with (action, name) of each service."""
     answer: Json = {

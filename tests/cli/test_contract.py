@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.cli.contract import differences
-from tests.cli.documents import DNS, STATUS, changed
+from tests.cli.documents import DNS, STATUS, changed, one
 from tests.cli.fake_daemon import FakeDaemon
 
 HEAD = {"apiVersion": "vipd/v1"}
 
 
 def test_what_the_real_api_answers_is_no_difference() -> None:
-    assert differences("GET /v1/services/kube-system/kube-dns", {**HEAD, "service": DNS}) == []
+    assert differences("GET /v1/services/kube-system/kube-dns", {**HEAD, **one(DNS)}) == []
     assert differences("GET /v1/status", {**HEAD, **STATUS}) == []
 
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from tests.cli.conftest import Vipctl
-from tests.cli.documents import DNS
+from tests.cli.documents import DNS, one
 from tests.cli.fake_daemon import FakeDaemon
 from vipd.cli.events import event_line
 from vipd.cli.output import Screen
@@ -115,7 +115,7 @@ def test_following_nobody_fails_and_does_not_wait(vipctl: Vipctl, daemon: FakeDa
 
 
 def test_describe_ends_with_the_last_events_their_age_first(vipctl: Vipctl, daemon: FakeDaemon) -> None:
-    daemon.answer("GET /v1/services/dns", {"service": DNS})
+    daemon.answer("GET /v1/services/dns", one(DNS))
     without = vipctl("describe", "dns").out
     then = (datetime.now(UTC) - timedelta(hours=2, minutes=3, seconds=30)).isoformat()
     order = event("override-given", backends=["10.244.0.5"], reason="draining", cause="user root (pid 8)")

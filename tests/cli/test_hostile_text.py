@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Spawn, Vipctl
-from tests.cli.documents import DNS, RELOADED, STATUS, changed
+from tests.cli.documents import DNS, RELOADED, STATUS, changed, one
 from tests.cli.fake_daemon import FakeDaemon
 from tests.cli.test_main import on_terminal
 from vipd.cli.output import Column as Titled
@@ -115,7 +115,7 @@ FLOW = {"client": "10.0.0.1:1", "backend": "10.244.0.5:53", "protocol": "udp", "
 @pytest.fixture
 def answers(daemon: FakeDaemon) -> FakeDaemon:
     daemon.answer("GET /v1/services", evil({"services": [DNS]}))
-    daemon.answer("GET /v1/services/dns", evil({"service": DNS}))
+    daemon.answer("GET /v1/services/dns", evil(one(DNS)))
     daemon.answer("GET /v1/status", evil({**STATUS, "quarantined": {"dns" + EVIL: "reason"}, "etcd": ETCD}))
     daemon.answer("GET /v1/events", evil({"events": [EVENT]}))
     daemon.answer("GET /v1/overrides", {"overrides": [{**evil({**ORDER}), "at": "2026-01-01T12:00:05Z"}]})

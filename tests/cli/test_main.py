@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Spawn, Vipctl
-from tests.cli.documents import DNS, RELOADED, STATUS, WEB, changed
+from tests.cli.documents import DNS, RELOADED, STATUS, WEB, changed, one
 from tests.cli.fake_daemon import FakeDaemon
 from tests.cli.test_overrides import given
 from vipd import __version__
@@ -211,7 +211,7 @@ def test_the_environment_names_the_socket(daemon: FakeDaemon, spawn: Spawn) -> N
 )
 def test_verbs_that_ask_the_daemon_import_nothing_of_it(daemon: FakeDaemon, words: list[str]) -> None:
     daemon.answer("GET /v1/services", {"services": [DNS, WEB]})
-    daemon.answer("GET /v1/services/dns", {"service": DNS})
+    daemon.answer("GET /v1/services/dns", one(DNS))
     daemon.answer("GET /v1/status", STATUS)
     daemon.answer("GET /v1/version", {"version": "9.9"})
     for request in ("services", "services/dns/backends"):

@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Vipctl
-from tests.cli.documents import DNS, Json, changed
+from tests.cli.documents import DNS, Json, changed, one
 from tests.cli.fake_daemon import FakeDaemon
+from vipd.cli import services
+from vipd.cli.service_options import ServiceOption
+from vipd.cli.words import CHECK_ARGUMENTS, check_spec
+from vipd.declaration.check_reader import CHECK_TYPES, PROBE_KEYS
+from vipd.declaration.service_reader import SERVICE_KEYS
 
 STORED = "; stored in /var/lib/vipd/services.yaml; survives reboot"
 
@@ -92,12 +97,124 @@ def test_warnings_of_a_change_are_told_on_stderr(vipctl: Vipctl, daemon: FakeDae
                 "fallback": {"backends": ["10.0.9.1", "10.0.9.2", {"address": "10.0.9.3", "port": 81}]},
             },
         ),
+        (
+            ["10.0.0.1,fd00::0A", "-p", "80:8080/tcp", "-p", "53/udp", "10.1.0.5", "--backup", "10.1.0.9@2"],
+            {
+                "address": ["10.0.0.1", "fd00::a"],
+                "ports": ["80:8080/tcp", "53/udp"],
+                "backends": ["10.1.0.5", {"address": "10.1.0.9", "weight": 2, "backup": True}],
+            },
+        ),
+        (
+            [
+                *(
+                    "none",
+                    "--port",
+                    "443",
+                    "--external",
+                    "203.0.113.1,203.0.113.2",
+                    "--load-balancer",
+                    "203.0.113.3",
+                ),
+                *("--external", "{address: 203.0.113.4, allow_from: any}", "--allow-from", "198.51.100.0/24"),
+            ],
+            {
+                "ports": ["443"],
+                "external_addresses": [
+                    "203.0.113.1",
+                    "203.0.113.2",
+                    {"address": "203.0.113.4", "allow_from": "any"},
+                ],
+                "load_balancer_addresses": ["203.0.113.3"],
+                "allow_from": ["198.51.100.0/24"],
+            },
+        ),
+        (
+            [
+                *(
+                    "10.0.0.1:80/tcp",
+                    "--check",
+                    "http:/healthz",
+                    "--slow-start",
+                    "30s",
+                    "--weight-from",
+                    "check",
+                ),
+                *("--node-port", "30080", "--health-port", "30081", "--respond-to-ping", "false"),
+                *("--internal-policy", "local", "--external-policy", "local", "--on-remove", "reset"),
+                *("--balance", "round-robin", "--registrations", "true"),
+            ],
+            {
+                "address": "10.0.0.1",
+                "ports": ["80/tcp"],
+                "node_port": 30080,
+                "health_port": 30081,
+                "respond_to_ping": False,
+                "check": {"type": "http", "path": "/healthz"},
+                "slow_start": "30s",
+                "weight_from": "check",
+                "registrations": True,
+                "balance": "round-robin",
+                "traffic_policy": {"internal": "local", "external": "local"},
+                "on_remove": "reset",
+            },
+        ),
+        (
+            [
+                *("10.0.0.1", "-p", "{port: 80, target: 8080, node_port: 30080, name: http}"),
+                *("{address: 10.1.0.5, zone: [east, '2'], backup: true}", "--check", "{type: tcp, fall: 2}"),
+                *("--node-port", "none", "--external", "none", "--allow-from", "any"),
+            ],
+            {
+                "address": ["10.0.0.1"],
+                "ports": [{"port": 80, "target": 8080, "node_port": 30080, "name": "http"}],
+                "backends": [{"address": "10.1.0.5", "zone": ["east", "2"], "backup": True}],
+                "check": {"type": "tcp", "fall": 2},
+            },
+        ),
     ],
 )
 def test_add_sends_a_spec(vipctl: Vipctl, daemon: FakeDaemon, words: list[str], spec: dict[str, Any]) -> None:
     daemon.answer("POST /v1/services", changed(("created", "x")))
     assert vipctl("add", *words).code == 0
     assert daemon.last.body == {"service": spec}
+
+
+@pytest.mark.parametrize(
+    ("word", "spec"),
+    [
+        ("none", "none"),
+        ("tcp", "tcp"),
+        ("tcp:8081", {"type": "tcp", "port": 8081}),
+        ("http:8081", {"type": "http", "port": 8081}),
+        ("http:8081/a:b", {"type": "http", "port": 8081, "path": "/a:b"}),
+        ("https:/", {"type": "https", "path": "/"}),
+        ("http:healthz", {"type": "http", "path": "healthz"}),
+        ("dns:example.com", {"type": "dns", "query": "example.com"}),
+        ("udp:ping", {"type": "udp", "send": "ping"}),
+        ("exec:/bin/check --name 'a b'", {"type": "exec", "command": ["/bin/check", "--name", "a b"]}),
+        ("tcp:seven", {"type": "tcp", "port": "seven"}),
+    ],
+)
+def test_a_check_in_one_word(word: str, spec: object) -> None:
+    assert check_spec(word) == spec
+
+
+def test_every_type_of_check_has_a_word() -> None:
+    assert tuple(CHECK_ARGUMENTS) == CHECK_TYPES
+    assert all(key in {"", *PROBE_KEYS[kind]} for kind, key in CHECK_ARGUMENTS.items())
+
+
+def test_an_option_sets_every_key_of_a_service() -> None:
+    keys = {option.key for option in services.add.params if isinstance(option, ServiceOption)}
+    assert keys | {"name", "address", "backends"} == SERVICE_KEYS.keys()
+
+
+def test_several_ports_are_told_with_their_addresses(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("POST /v1/services", changed(("created", "10.0.0.1:80/tcp")))
+    ended = vipctl("add", "10.0.0.1,fd00::1", "-p", "80", "-p", "53/udp", "10.1.0.5", "--backup", "10.1.0.9")
+    told = "10.0.0.1,fd00::1 80 53/udp, 1 backend, 1 backup"
+    assert ended.out == f"created 10.0.0.1:80/tcp ({told}){STORED}\n"
 
 
 def test_add_without_backends_says_what_that_means(vipctl: Vipctl, daemon: FakeDaemon) -> None:
@@ -129,8 +246,32 @@ def test_stored_but_not_in_the_kernel_fails(vipctl: Vipctl, daemon: FakeDaemon) 
 def test_dry_run_says_so_and_asks_for_it(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     daemon.answer("POST /v1/services", changed(("created", "dns"), applied=False))
     ended = vipctl("add", "10.96.0.10:53/udp", "10.0.0.1", "--dry-run")
-    assert ended == (0, "created dns (1 backend); dry run: nothing was done\n", "")
-    assert daemon.last.query == "dry_run=1"
+    assert ended.out == (
+        "# dns: would be created\n"
+        "+ name: 10.96.0.10:53/udp\n"
+        "+ address: 10.96.0.10\n"
+        "+ ports: [53/udp]\n"
+        "+ backends: [10.0.0.1]\n"
+        "created dns (1 backend); dry run: nothing was done\n"
+    )
+    assert (ended.code, ended.err, daemon.last.query) == (0, "", "dry_run=1")
+    assert vipctl("add", "10.96.0.10:53/udp", "10.0.0.1", "--dry-run", "-q") == (0, "", "")
+    assert json.loads(vipctl("add", "10.96.0.10:53/udp", "--dry-run", "--json").out)["applied"] is False
+
+
+def test_a_dry_run_of_set_shows_the_difference(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    name = DNS["name"]
+    daemon.answer(f"GET /v1/services/{name}", one(DNS))
+    daemon.answer(f"PATCH /v1/services/{name}", changed(("changed", name), applied=False))
+    ended = vipctl("set", name, "--affinity", "none", "--check", "dns:example.com", "--dry-run")
+    differing = [line for line in ended.out.splitlines() if line[0] != " "]
+    assert differing == [
+        f"# {name}: would be changed",
+        "- affinity: {by: client-ip, timeout: 10m}",
+        "+ check: {type: dns, query: example.com}",
+        f"changed {name} (check dns:example.com, affinity none); dry run: nothing was done",
+    ]
+    assert daemon.last.query == "dry_run=1&version=0123456789abcdef"
 
 
 @pytest.mark.parametrize(
@@ -149,6 +290,16 @@ def test_dry_run_says_so_and_asks_for_it(vipctl: Vipctl, daemon: FakeDaemon) -> 
         ["10.96.0.10:53:5353/udp", "--target", "5353"],
         ["10.96.0.10:53/udp,udp"],
         ["10.96.0.10:53:0/udp"],
+        ["10.96.0.10,10.96.0.11"],
+        ["10.96.0.10", "-p", "80", "--target", "81"],
+        ["10.96.0.10:80/tcp", "-p", "80"],
+        ["10.96.0.10:53/udp", "--check", "htp:/x"],
+        ["10.96.0.10:53/udp", "--check", "none:1"],
+        ["10.96.0.10:53/udp", "--check", "http:"],
+        ["10.96.0.10:53/udp", "--check", "exec:/bin/sh -c 'x"],
+        ["10.96.0.10:53/udp", "--check", "{type: tcp"],
+        ["10.96.0.10:53/udp", "{}"],
+        ["10.96.0.10:53/udp", "--backup", "web"],
     ],
 )
 def test_words_in_no_known_form_are_wrong_usage(vipctl: Vipctl, daemon: FakeDaemon, words: list[str]) -> None:
@@ -186,6 +337,9 @@ def test_set_weight_finds_the_backend_after_the_last_slash(
         ["dns/10.0.0.1@2", "--weight", "5"],
         ["dns/10.0.0.1", "--weight", "5", "--affinity", "none"],
         ["dns/10.0.0.1", "--weight", "-1"],
+        ["dns/10.0.0.1", "--weight", "5", "--backup", "true"],
+        ["dns/10.0.0.1", "--backup", "true", "--address", "10.0.0.9"],
+        ["dns", "--backup", "true"],
         ["dns"],
     ],
 )
@@ -204,6 +358,77 @@ def test_set_sends_only_what_was_named(vipctl: Vipctl, daemon: FakeDaemon) -> No
     assert "(affinity 10m, fallback 10.0.0.1 10.0.0.2)" in told
     assert "(balance source-hash)" in vipctl("set", "kube-system/kube-dns", "--balance", "source-hash").out
     assert daemon.last.body == {"service": {"balance": "source-hash"}}
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (["--address", "10.0.0.1,fd00::1"], {"address": ["10.0.0.1", "fd00::1"]}),
+        (
+            ["--address", "none", "--external", "203.0.113.1"],
+            {"address": None, "external_addresses": ["203.0.113.1"]},
+        ),
+        (["-p", "80", "--node-port", "30080"], {"ports": ["80"], "node_port": 30080}),
+        (["--external", "none", "--allow-from", "any"], {"external_addresses": None, "allow_from": None}),
+        (["--health-port", "none", "--check", "none"], {"health_port": None, "check": "none"}),
+    ],
+)
+def test_set_replaces_a_list_and_clears_a_field(
+    vipctl: Vipctl, daemon: FakeDaemon, words: list[str], fields: Json
+) -> None:
+    daemon.answer("GET /v1/services/dns", one(DNS))
+    daemon.answer("PATCH /v1/services/kube-system/kube-dns", changed(("changed", "dns")))
+    daemon.answer("PATCH /v1/services/dns", changed(("changed", "dns")))
+    assert vipctl("set", "dns", *words).code == 0
+    assert daemon.last.body == {"service": fields}
+
+
+@pytest.mark.parametrize(
+    ("spec", "words", "fields"),
+    [
+        (
+            {"ports": [{"port": 80, "protocol": "tcp", "node_port": 30080}]},
+            ["--node-port", "30081"],
+            {"ports": [{"port": 80, "protocol": "tcp"}], "node_port": 30081},
+        ),
+        (
+            {"ports": [{"port": 80, "protocol": "tcp", "node_port": 30080}]},
+            ["--node-port", "none"],
+            {"ports": [{"port": 80, "protocol": "tcp"}], "node_port": None},
+        ),
+        ({"ports": ["80/tcp"]}, ["--node-port", "30081"], {"node_port": 30081}),
+        (
+            {"ports": ["80/tcp"], "traffic_policy": {"internal": "local"}},
+            ["--external-policy", "local"],
+            {"traffic_policy": {"internal": "local", "external": "local"}},
+        ),
+    ],
+)
+def test_set_changes_a_part_of_a_field_of_the_version_that_it_read(
+    vipctl: Vipctl, daemon: FakeDaemon, spec: Json, words: list[str], fields: Json
+) -> None:
+    daemon.answer("GET /v1/services/web", one(DNS | {"name": "web", "spec": {"name": "web", **spec}}))
+    daemon.answer("PATCH /v1/services/web", changed(("changed", "web")))
+    assert vipctl("set", "web", *words).code == 0
+    assert daemon.last.body == {"service": fields}
+    assert daemon.last.query == "version=0123456789abcdef"
+
+
+def test_set_makes_a_backend_a_backup(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    web = with_backends("10.0.0.1", {"address": "fd00::5", "port": 80, "weight": 2})
+    web["service"] |= {"name": "web"}
+    daemon.answer("GET /v1/services/web", web)
+    daemon.answer("PATCH /v1/services/web", changed(("changed", "web")))
+    ended = vipctl("set", "web/[fd00::05]:80", "--backup", "true")
+    assert ended.out == f"changed web ([fd00::5]:80: backup true){STORED}\n"
+    marked = {"address": "fd00::5", "port": 80, "weight": 2, "backup": True}
+    assert daemon.last.body == {"service": {"backends": ["10.0.0.1", marked]}}
+    assert daemon.last.query == "version=0123456789abcdef"
+    ended = vipctl("set", "web/10.0.0.7", "--backup", "true")
+    assert (ended.code, ended.err) == (
+        3,
+        "vipctl: web has no backend 10.0.0.7; hint: vipctl describe web shows them\n",
+    )
 
 
 def test_remove_goes_on_after_a_failure(vipctl: Vipctl, daemon: FakeDaemon) -> None:
@@ -228,7 +453,7 @@ def test_remove_several_is_one_json_document(vipctl: Vipctl, daemon: FakeDaemon)
 
 
 def with_backends(*backends: object) -> Json:
-    return {"service": DNS | {"spec": DNS["spec"] | {"backends": [*backends]}}}
+    return one(DNS | {"spec": DNS["spec"] | {"backends": [*backends]}})
 
 
 @pytest.mark.parametrize(
@@ -310,11 +535,15 @@ def test_the_hint_is_for_what_was_typed(
 
 
 def test_add_and_remove_backends(vipctl: Vipctl, daemon: FakeDaemon) -> None:
-    daemon.answer("GET /v1/services/dns", {"service": DNS})
+    daemon.answer("GET /v1/services/dns", one(DNS))
     daemon.answer("POST /v1/services/dns/backends", changed(("changed", "dns")))
     ended = vipctl("add-backend", "dns", "10.244.3.9", "10.244.3.10@2")
     assert ended.out == f"changed dns (with 10.244.3.9, 10.244.3.10@2){STORED}\n"
     assert daemon.last.body == {"backends": ["10.244.3.9", {"address": "10.244.3.10", "weight": 2}]}
+    ended = vipctl("add-backend", "dns", "--backup", "10.244.3.11")
+    assert ended.out == f"changed dns (with 10.244.3.11 as a backup){STORED}\n"
+    assert daemon.last.body == {"backends": [{"address": "10.244.3.11", "backup": True}]}
+    assert vipctl("add-backend", "dns").code == 2
     daemon.answer("DELETE /v1/services/dns/backends", changed(("changed", "dns")))
     ended = vipctl("remove-backend", "dns", "10.244.3.9:53", "[fd00::05]:53")
     assert ended.out == f"changed dns (without 10.244.3.9:53, [fd00::5]:53){STORED}\n"

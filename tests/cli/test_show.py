@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Vipctl
-from tests.cli.documents import DNS, RELOADED, STATUS, WEB
+from tests.cli.documents import DNS, RELOADED, STATUS, WEB, one
 from tests.cli.fake_daemon import FakeDaemon
 from vipd.cli.output import Column, Screen, table, truncate_middle
 from vipd.declaration.native import parse_declaration
@@ -18,8 +18,8 @@ PLAIN = Screen(None, False)
 @pytest.fixture(autouse=True)
 def recorded(daemon: FakeDaemon) -> None:
     daemon.answer("GET /v1/services", {"services": [WEB, DNS]})
-    daemon.answer("GET /v1/services/dns", {"service": DNS})
-    daemon.answer("GET /v1/services/web", {"service": WEB})
+    daemon.answer("GET /v1/services/dns", one(DNS))
+    daemon.answer("GET /v1/services/web", one(WEB))
     daemon.answer("GET /v1/status", STATUS)
     daemon.answer("GET /v1/export", {"services": [WEB["spec"], DNS["spec"]]})
 
@@ -121,7 +121,7 @@ def test_describe_says_what_is_wrong(
     vipctl: Vipctl, daemon: FakeDaemon, state: str, ready: int, expected: str
 ) -> None:
     status = {"state": state, "message": "exit code 4", "ready": ready, "backends": 2, "ignored": []}
-    daemon.answer("GET /v1/services/dns", {"service": DNS | {"status": status}})
+    daemon.answer("GET /v1/services/dns", one(DNS | {"status": status}))
     out = vipctl("describe", "dns").out
     assert f"Status        {expected}\n" in out
     assert "  Message     exit code 4\n" in out

@@ -192,6 +192,25 @@ def test_changes_that_cannot_be_are_refused(fields: object, kind: str) -> None:
     assert refused(lambda: operations.change(*world(), "dns", fields)).kind == kind
 
 
+def test_only_the_version_that_the_client_has_seen_is_changed() -> None:
+    snapshot, stored = world()
+    version = operations.version_of(snapshot["dns"])
+    done = operations.change(snapshot, stored, "dns", {"fallback": "drop"}, version=version)
+    changed = {**snapshot, **done.stored}
+    error = refused(
+        lambda: operations.change(changed, done.stored, "dns", {"affinity": None}, version=version)
+    )
+    assert error.kind == "changed"
+    undone = operations.change(changed, done.stored, "dns", {"fallback": None}).stored["dns"]
+    assert operations.version_of(undone) == version, "the same declaration has the same version"
+
+
+def test_a_backend_that_registered_itself_is_no_other_version() -> None:
+    service = world()[0]["dns"]
+    joined = replace(service, backends=(*service.backends, Backend("10.244.0.9", registered=True)))
+    assert operations.version_of(joined) == operations.version_of(service)
+
+
 def test_a_weight_is_set() -> None:
     outcome = operations.set_weight(*world(), "dns", "10.244.0.5", 0)
     assert {b.address: b.weight for b in outcome.stored["dns"].backends} == {"10.244.0.5": 0, "10.244.0.6": 2}

@@ -41,6 +41,7 @@ HTTP_STATUS = {
     "forbidden": 403,
     "not-found": 404,
     "conflict": 409,
+    "changed": 409,
     "owned": 409,
     "encoded": 415,
     "invalid": 422,

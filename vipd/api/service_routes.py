@@ -63,10 +63,11 @@ class ServiceRoutes:
         )
 
     async def service(self, request: web.Request) -> web.Response:
-        """Show one service, found by name or frontend."""
+        """Show one service, found by name or frontend, with the version of its declaration."""
         reconciler = self._context.reconciler
         found = operations.find(reconciler.services, request.match_info["target"])
-        return json_response({"service": service_view(found, reconciler, self._context.dataplane)})
+        view = service_view(found, reconciler, self._context.dataplane)
+        return json_response({"service": view, "version": operations.version_of(found)})
 
     async def export(self, _: web.Request) -> web.Response:
         """Show every service as it is declared."""
@@ -83,7 +84,9 @@ class ServiceRoutes:
     async def change(self, request: web.Request) -> web.Response:
         """Change fields of a service."""
         target, fields = request.match_info["target"], (await body_of(request)).get("service")
-        return await self._change(request, partial(operations.change, target=target, fields=fields))
+        version = request.query.get("version", "")
+        change = partial(operations.change, target=target, fields=fields, version=version)
+        return await self._change(request, change)
 
     async def remove(self, request: web.Request) -> web.Response:
         """Remove a service."""

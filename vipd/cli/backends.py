@@ -11,6 +11,7 @@ from vipd.cli.argument_types import BACKEND, OWN_TARGET
 from vipd.cli.changes import print_change, service_change_options
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import USAGE, CliError
+from vipd.cli.service_options import backup_option
 from vipd.cli.words import backend_names, backend_specs
 from vipd.model.service import socket_text
 from vipd.observe.api_client import Json
@@ -18,23 +19,28 @@ from vipd.observe.api_client import Json
 
 @click.command("add-backend")
 @click.argument("target", metavar="TARGET", type=OWN_TARGET)
-@click.argument("backends", metavar="ADDR[:PORT][@WEIGHT]...", nargs=-1, required=True)
+@click.argument("backends", metavar="[ADDR[:PORT][@WEIGHT]]...", nargs=-1)
+@backup_option
 @service_change_options
-def add_backend(target: str, backends: tuple[str, ...], **display: Any) -> int:
+def add_backend(target: str, backends: tuple[str, ...], backup: tuple[str, ...], **display: Any) -> int:
     """Add backends to a service. One that is there already stays as it is.
 
     Without :PORT a backend gets the port that all others of the service have, if they have one of their own.
 
     \b
     vipctl add-backend dns 10.244.3.9 10.244.3.10@2
+    vipctl add-backend dns --backup 10.244.9.9
     """
-    specs, daemon = backend_specs(backends), connect()
+    if not (backends or backup):
+        raise CliError("no backend to add", hint=f"vipctl add-backend {target} ADDR", code=USAGE)
+    specs, daemon = [*backend_specs(backends), *backend_specs(backup, backup=True)], connect()
     ported, port = _with_port_of_others(daemon, target, specs)
     answer = daemon.change(
         "POST", "services", target, "backends", body={"backends": ported}, dry_run=display["dry_run"]
     )
     shared = f" on port {port}, as all its others" if port else ""
-    return print_change(answer, f"with {', '.join(backends)}{shared}", **display)
+    added = [*backends, *(f"{word} as a backup" for word in backup)]
+    return print_change(answer, f"with {', '.join(added)}{shared}", **display)
 
 
 def _with_port_of_others(
@@ -44,11 +50,13 @@ def _with_port_of_others(
 
     Raises CliError if the backends have no common port, so that it is ambiguous.
     """
-    if all(_port(spec) for spec in specs):
+    if all(_port(spec) or _has_ports(spec) for spec in specs):
         return specs, None
     others = daemon.get("services", target)["service"]["spec"].get("backends", [])
     known = {_address(other) for other in others if _port(other) is None}
-    open_ones = [spec for spec in specs if _port(spec) is None and _address(spec) not in known]
+    open_ones = [
+        spec for spec in specs if not (_port(spec) or _has_ports(spec)) and _address(spec) not in known
+    ]
     ports = {_port(other) for other in others}
     if not open_ones or not ports or ports == {None}:
         return specs, None
@@ -64,8 +72,13 @@ def _port(spec: str | Json) -> int | None:
     return None if isinstance(spec, str) else spec.get("port")
 
 
+def _has_ports(spec: str | Json) -> bool:
+    """Whether it names a port for each of the service's."""
+    return not isinstance(spec, str) and "ports" in spec
+
+
 def _address(spec: str | Json) -> str:
-    return spec if isinstance(spec, str) else str(spec["address"])
+    return spec if isinstance(spec, str) else str(spec.get("address", ""))
 
 
 def _on(spec: str | Json, port: int | None) -> Json:

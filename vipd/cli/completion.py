@@ -11,7 +11,7 @@ import click
 from vipd.cli.argument_types import BACKEND, OWN_SERVICE_BACKEND, OWN_TARGET, SERVICE_BACKEND, TARGET
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError
-from vipd.model.service import socket_text
+from vipd.cli.words import backend_name
 from vipd.model.text import one_line
 from vipd.observe.api_client import Json
 
@@ -122,9 +122,7 @@ def _frontends(view: Json) -> list[str]:
 def _backends_of(view: Json, word: str, before: str = "") -> Iterator[Suggestion]:
     for backend in view["spec"].get("backends", ()):
         fields: dict[str, Any] = backend if isinstance(backend, dict) else {"address": backend}
-        name = str(fields["address"])
-        if fields.get("port"):
-            name = socket_text(name, fields["port"])
+        name = backend_name(fields)
         if f"{before}{name}".startswith(word):
             yield name, f"weight {fields.get('weight', 1)}"
 

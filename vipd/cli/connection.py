@@ -83,13 +83,16 @@ class Daemon:
         body: Json | None = None,
         dry_run: bool = False,
         fleet: bool = False,
+        version: str = "",
     ) -> Json:
         """The answer to a change; with `dry_run` the daemon only returns what it would answer.
 
-        `fleet`: for every host, not only the daemon's.
+        `fleet`: for every host, not only the daemon's. `version`: of the service that is to be changed,
+        refused if it is another one by then; empty: any.
         """
         flags = ["dry_run=1"] if dry_run else []
         flags += ["fleet=1"] if fleet else []
+        flags += [f"version={version}"] if version else []
         flags += [f"store={self._store}"] if self._store and segments[0] in _STORED else []
         query = f"?{'&'.join(flags)}" if flags else ""
         if segments[0] in _STORED:

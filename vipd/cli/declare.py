@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from difflib import ndiff
+from collections.abc import Callable, Sequence
 
 import click
 
 from vipd.cli.argument_types import files_argument
 from vipd.cli.changes import print_all, service_change_options, summary
 from vipd.cli.connection import Daemon, connect
+from vipd.cli.difference import print_difference, print_painted
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
-from vipd.cli.output import Screen, document, output_option, screen, socket_option, store_option
+from vipd.cli.output import document, output_option, socket_option, store_option
 from vipd.declaration.native import parse_service, service_to_spec
-from vipd.declaration.yaml_text import dump_yaml
 from vipd.model.service import Origin, Service
 from vipd.observe.api_client import Json
 
@@ -82,8 +81,7 @@ def _diff_kernel(form: str, quiet: bool) -> int:
     if form != "text":
         print(document(answer, form))
     elif not quiet and answer["diff"]:
-        terminal = screen()
-        print("\n".join(_painted(answer["diff"].splitlines(), terminal)))
+        print_painted(answer["diff"].splitlines())
     return OK if answer["in_sync"] else DIFFERS
 
 
@@ -99,11 +97,12 @@ def _diff_files(files: Sequence[str], prune: bool, form: str, quiet: bool) -> in
     elif not quiet:
         held = {_name(spec): spec for spec in daemon.get("export")["services"]} if answer["changed"] else {}
         wanted = {service.name: service_to_spec(service) for service in services}
-        terminal = screen()
         for result in answer["results"]:
             if result["action"] != "unchanged":
-                lines = _service_diff(result, held.get(result["name"]), wanted.get(result["name"]))
-                print("\n".join(_painted(lines, terminal)))
+                name, action = result["name"], result["action"]
+                print_difference(
+                    name, action, held.get(name), None if action == "removed" else wanted.get(name)
+                )
         print(summary(answer))
     return DIFFERS if answer["changed"] else OK
 
@@ -112,23 +111,3 @@ def _name(spec: Json) -> str:
     # A Spec without a name has its first frontend's, which the language derives.
     service, _ = parse_service(spec, Origin("daemon"))
     return service.name if service else ""
-
-
-def _service_diff(result: Json, held: object, wanted: object) -> Iterator[str]:
-    yield f"# {result['name']}: would be {result['action']}"
-    yield from _text_diff(_yaml_lines(held), _yaml_lines(wanted if result["action"] != "removed" else None))
-
-
-def _text_diff(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    # ndiff's lines with ? point into the line before; people read that worse than the two lines.
-    return (line for line in ndiff(old, new) if not line.startswith("?"))
-
-
-def _yaml_lines(spec: object) -> list[str]:
-    return dump_yaml(spec).rstrip("\n").split("\n") if spec else []
-
-
-def _painted(lines: Iterable[str], terminal: Screen) -> Iterator[str]:
-    colours = {"+": "green", "-": "red", "#": "bold"}
-    for line in lines:
-        yield terminal.paint(line, colours.get(line[:1], ""))

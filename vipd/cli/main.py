@@ -32,6 +32,7 @@ VERB_GROUPS: dict[str, dict[str, Verb]] = {
     "Services": {
         "add": Verb("services", "add", "Add a service"),
         "set": Verb("services", "set_fields", "Change a service, or the weight of a backend"),
+        "edit": Verb("edit", "edit", "Change a service in an editor"),
         "remove": Verb("services", "remove", "Remove services"),
         "add-backend": Verb("backends", "add_backend", "Add backends to a service"),
         "remove-backend": Verb("backends", "remove_backend", "Remove backends from a service"),
@@ -86,7 +87,7 @@ HIDDEN = {"complete": Verb("completion", "complete", "Answer a shell that comple
 
 VERB_ALIASES = {
     "create": "add",
-    "edit": "set",
+    "change": "edit",
     "delete": "remove",
     "del": "remove",
     "rm": "remove",

@@ -2,180 +2,250 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
-from vipd.cli.argument_types import OWN_SERVICE_BACKEND, OWN_TARGET, WORDS, Word
+from vipd.cli.argument_types import OWN_SERVICE_BACKEND, OWN_TARGET
 from vipd.cli.changes import merged, print_change, service_change_options
 from vipd.cli.connection import connect
-from vipd.cli.errors import OK, USAGE, CliError, combine_errors
+from vipd.cli.errors import NOT_FOUND, OK, USAGE, CliError, combine_errors
+from vipd.cli.service_options import (
+    ADDRESSES,
+    FLAG,
+    TRAFFIC_POLICY,
+    GroupedOption,
+    ServiceCommand,
+    backup_option,
+    described,
+    fields_of,
+    service_options,
+)
 from vipd.cli.words import (
-    FALLBACK_WORDS,
-    affinity_spec,
+    NO_ADDRESS,
+    address_spec,
+    backend_name,
     backend_specs,
-    fallback_spec,
     frontend_spec,
     split_backend,
 )
 from vipd.model.formatting import counted
-from vipd.model.service import Balance
 from vipd.observe.api_client import Json
 
-MASQUERADE_MODES = ("auto", "always", "forwarded", "off-cluster", "hairpin")
+NODE_PORT = "node_port"
 
 
-def _policy_options(command: Callable[..., int]) -> Callable[..., int]:
-    for option in (
-        click.option(
-            "--fallback",
-            multiple=True,
-            metavar="reject|drop|keep|ADDR",
-            type=Word(WORDS, FALLBACK_WORDS),
-            help="What new flows meet while no backend is ready; ADDR: that backend; repeatable.",
-        ),
-        click.option(
-            "--balance",
-            type=click.Choice([balance.value for balance in Balance]),
-            help="How a new flow's backend is chosen; source-hash needs the nftables dataplane.",
-        ),
-        click.option(
-            "--registrations",
-            type=click.Choice(["true", "false"]),
-            help="Whether backends that register themselves in etcd take part.",
-        ),
-        click.option(
-            "--masquerade",
-            type=click.Choice(MASQUERADE_MODES),
-            help="Which new flows get this host's address as their source; auto: as vipd.yaml says.",
-        ),
-        click.option(
-            "--affinity",
-            metavar="TIME|client-ip|none",
-            type=Word(WORDS, ("client-ip", "none")),
-            help="How long a client keeps its backend, like 10m; client-ip: 3h; none: it does not.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-@click.command()
-@click.argument("vip", metavar="VIP:PORT/PROTO")
+@click.command(cls=ServiceCommand)
+@click.argument("vip", metavar="VIP[:PORT/PROTO]")
 @click.argument("backends", metavar="[ADDR[:PORT][@WEIGHT]]...", nargs=-1)
-@click.option("--name", metavar="NAME", help="The service's name; default: VIP:PORT/PROTO.")
+@click.option(
+    "--name",
+    cls=GroupedOption,
+    group=ADDRESSES,
+    metavar="NAME",
+    help="The service's name; default: VIP:PORT/PROTO.",
+)
 @click.option(
     "--target",
+    cls=GroupedOption,
+    group=ADDRESSES,
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="The backends' port, as in VIP:PORT:TARGET/PROTO; default: PORT.",
+    help="The backends' port for VIP:PORT, as in VIP:PORT:TARGET; default: PORT.",
 )
-@_policy_options
+@service_options
+@backup_option
 @service_change_options
+@click.pass_context
 def add(
+    ctx: click.Context,
+    /,
     *,
     vip: str,
     backends: tuple[str, ...],
     name: str | None,
     target: int | None,
-    affinity: str | None,
-    masquerade: str | None,
-    balance: str | None,
-    fallback: tuple[str, ...],
-    registrations: str | None,
-    **display: Any,
+    backup: tuple[str, ...],
+    dry_run: bool,
+    quiet: bool,
+    form: str,
+    **options: Any,
 ) -> int:
     """Add a service. It is stored, and survives a reboot. The same again changes nothing.
+
+    VIP:PORT/PROTO is one address with one port. Else VIP is addresses with commas between, or none beside
+    --external, and -p names the ports. Where a file may have a mapping, a value may be one, in quotes:
+    '{type: tcp, fall: 2}'.
 
     \b
     vipctl add 10.96.0.10:53/udp 10.244.0.5 10.244.2.21
     vipctl add [fd00::10]:443/tcp fd00:1::5@3 fd00:1::6 --name web
     vipctl add 10.96.0.53:53:5353/tcp,udp 10.244.0.5
+    vipctl add 10.96.0.20,fd00::20 -p 80/tcp -p 443/tcp \\
+        10.244.0.5 fd00:1::5 --backup 10.244.0.9 --check http:/healthz
     """
+    fields = fields_of(ctx.command, options)
     spec: Json = {"name": name} if name else {}
-    spec |= frontend_spec(vip, target)
-    if backends:
-        spec["backends"] = backend_specs(backends)
+    spec |= _addressed(vip, target, bool(options["port"]))
+    if specs := [*backend_specs(backends), *backend_specs(backup, backup=True)]:
+        spec["backends"] = specs
     # A new service starts from the defaults: an option that only clears a field has no effect.
-    policy = _policy(affinity, masquerade, balance, fallback, registrations)
-    spec |= {key: value for key, value in policy.items() if value is not None}
-    answer = connect().change("POST", "services", body={"service": spec}, dry_run=display["dry_run"])
-    details = counted(len(backends), "backend")
-    if not backends:
-        details = "no backends: new flows " + ("meet the fallback" if fallback else "are refused")
-    return print_change(answer, f"{vip}, {details}" if name else details, **display)
+    spec |= {key: value for key, value in fields.items() if value is not None}
+    answer = connect().change("POST", "services", body={"service": spec}, dry_run=dry_run)
+    if dry_run and form == "text" and not quiet and answer["changed"]:
+        _print_difference(answer, None, spec)
+    details = _backends_text(backends, backup, bool(options["fallback"]))
+    if name or options["port"]:
+        place = " ".join(word for word in (vip, *options["port"]) if word != NO_ADDRESS)
+        details = f"{place}, {details}"
+    return print_change(answer, details, form=form, quiet=quiet, dry_run=dry_run)
 
 
-@click.command("set")
+def _addressed(vip: str, target: int | None, ports: bool) -> Json:
+    """The `address`, and the `ports` unless options name them."""
+    if not ports and "," in vip.partition("/")[0]:
+        hint = f"name the ports by -p: vipctl add {vip} -p 80/tcp"
+        raise CliError(f"{vip} names several addresses, and no port for all of them", hint=hint, code=USAGE)
+    if not ports:
+        return frontend_spec(vip, target)
+    if target is not None:
+        raise CliError("--target is for VIP:PORT", hint="write -p PORT:TARGET", code=USAGE)
+    return address_spec(vip)
+
+
+def _backends_text(backends: Sequence[str], backup: Sequence[str], fallback: bool) -> str:
+    if not (backends or backup):
+        return "no backends: new flows " + ("meet the fallback" if fallback else "are refused")
+    more = f", {counted(len(backup), 'backup')}" if backup else ""
+    return counted(len(backends), "backend") + more
+
+
+@click.command("set", cls=ServiceCommand)
 @click.argument("target", metavar="TARGET[/BACKEND]", type=OWN_SERVICE_BACKEND)
 @click.option(
-    "--weight", type=click.IntRange(0, 65535), metavar="N", help="The backend's weight; 0: no new flows."
+    "--weight",
+    cls=GroupedOption,
+    group="Of TARGET/BACKEND",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help="The backend's weight; 0: no new flows.",
 )
-@_policy_options
+@click.option(
+    "--backup",
+    cls=GroupedOption,
+    group="Of TARGET/BACKEND",
+    type=click.Choice(FLAG),
+    help="Whether the backend serves only while no others can.",
+)
+@click.option(
+    "--address",
+    "addresses",
+    cls=GroupedOption,
+    group=ADDRESSES,
+    metavar="VIP,...|none",
+    help="The addresses, in place of those it has.",
+)
+@service_options
 @service_change_options
+@click.pass_context
 def set_fields(
+    ctx: click.Context,
+    /,
     *,
     target: str,
     weight: int | None,
-    affinity: str | None,
-    masquerade: str | None,
-    balance: str | None,
-    fallback: tuple[str, ...],
-    registrations: str | None,
-    **display: Any,
+    backup: str | None,
+    addresses: str | None,
+    dry_run: bool,
+    quiet: bool,
+    form: str,
+    **options: Any,
 ) -> int:
-    """Change a service that vipctl added, or the weight of one of its backends. What is not named stays.
+    """Change a service that vipctl added, or one of its backends. What is not named stays.
+
+    A list, such as that of -p, replaces the one that the service has. vipctl edit changes anything else.
 
     \b
-    vipctl set dns --affinity none
+    vipctl set dns --affinity none --check dns:example.com
+    vipctl set web -p 80/tcp -p 443/tcp
     vipctl set dns/10.244.2.21 --weight 5
     """
-    policy = _policy(affinity, masquerade, balance, fallback, registrations)
-    if (weight is None) == (not policy):
-        hint = "either --weight for TARGET/BACKEND, or the other options for TARGET"
-        raise CliError(
-            f"nothing to set for {target}" if weight is None else "too much at once", hint=hint, code=USAGE
-        )
-    if weight is None:
-        told = {
-            "affinity": affinity,
-            "masquerade": masquerade,
-            "balance": balance,
-            "fallback": " ".join(fallback),
-            "registrations": registrations,
-        }
-        details = ", ".join(f"{name} {word}" for name, word in told.items() if word)
-        return _patch((target,), {"service": policy}, details, display)
-    service, backend = split_backend(target, f"vipctl set {{}} --weight {weight}")
-    return _patch((service, "backends", backend), {"weight": weight}, f"{backend}: weight {weight}", display)
+    fields = fields_of(ctx.command, options)
+    told = described(ctx.command, options)
+    if addresses is not None:
+        fields["address"] = address_spec(addresses).get("address")
+        told = ", ".join(filter(None, (f"address {addresses}", told)))
+    if sum((weight is not None, backup is not None, bool(fields))) != 1:
+        nothing = weight is None and backup is None and not fields
+        hint = "either --weight or --backup for TARGET/BACKEND, or the other options for TARGET"
+        what = f"nothing to set for {target}" if nothing else "too much at once"
+        raise CliError(what, hint=hint, code=USAGE)
+    display: Json = {"form": form, "quiet": quiet, "dry_run": dry_run}
+    if weight is not None:
+        service, backend = split_backend(target, f"vipctl set {{}} --weight {weight}")
+        path, body = ("services", service, "backends", backend), {"weight": weight}
+        answer = connect().change("PATCH", *path, body=body, dry_run=dry_run)
+        return print_change(answer, f"{backend}: weight {weight}", **display)
+    if backup is not None:
+        service, backend = split_backend(target, f"vipctl set {{}} --backup {backup}")
+        marked = partial(_with_backup, target=service, name=backend, backup=backup == "true")
+        return _set(service, marked, f"{backend}: backup {backup}", display)
+    if dry_run or fields.keys() & {TRAFFIC_POLICY, NODE_PORT}:
+        return _set(target, partial(_combined, fields=fields), told, display)
+    answer = connect().change("PATCH", "services", target, body={"service": fields})
+    return print_change(answer, told, **display)
 
 
-def _patch(path: tuple[str, ...], body: Json, details: str, display: Json) -> int:
-    answer = connect().change("PATCH", "services", *path, body=body, dry_run=display["dry_run"])
-    return print_change(answer, details, **display)
+def _set(target: str, fields_for: Callable[[Json], Json], told: str, display: Json) -> int:
+    """Set fields that are made of the present Spec, unless somebody else changes it meanwhile."""
+    daemon = connect(exact=True)  # what is sent back is the daemon's own text, not its displayed form
+    found = daemon.get("services", target)
+    before = found["service"]["spec"]
+    fields = fields_for(before)
+    path, dry_run = ("services", found["service"]["name"]), display["dry_run"]
+    version = found["version"]
+    answer = daemon.change("PATCH", *path, body={"service": fields}, dry_run=dry_run, version=version)
+    if dry_run and display["form"] == "text" and not display["quiet"] and answer["changed"]:
+        _print_difference(answer, before, {**before, **fields})
+    return print_change(answer, told, **display)
 
 
-def _policy(
-    affinity: str | None,
-    masquerade: str | None,
-    balance: str | None,
-    fallback: tuple[str, ...],
-    registrations: str | None,
-) -> Json:
-    """The named fields of a Spec; None if the option means the default."""
-    policy: Json = {}
-    if affinity is not None:
-        policy["affinity"] = affinity_spec(affinity)
-    if masquerade is not None:
-        policy["masquerade"] = None if masquerade == "auto" else masquerade
-    if balance is not None:
-        policy["balance"] = balance
-    if fallback:
-        policy["fallback"] = fallback_spec(fallback)
-    if registrations is not None:
-        policy["registrations"] = registrations == "true"
-    return policy
+def _combined(before: Json, fields: Json) -> Json:
+    """The fields to send: with the traffic policy that is not named, and the node port at its port, where the
+    daemon has it."""
+    fields = dict(fields)
+    if TRAFFIC_POLICY in fields:
+        fields[TRAFFIC_POLICY] = {**before.get(TRAFFIC_POLICY, {}), **fields[TRAFFIC_POLICY]}
+    if NODE_PORT in fields and "ports" not in fields and len(before["ports"]) == 1:
+        (port,) = before["ports"]
+        if isinstance(port, dict):
+            fields["ports"] = [{key: value for key, value in port.items() if key != NODE_PORT}]
+    return fields
+
+
+def _with_backup(before: Json, target: str, name: str, backup: bool) -> Json:
+    """The `backends` with one of them marked as a backup, or not any more. Raises CliError."""
+    specs = before.get("backends", [])
+    if name not in map(backend_name, specs):
+        hint = f"vipctl describe {target} shows them"
+        raise CliError(f"{target} has no backend {name}", hint=hint, code=NOT_FOUND)
+    marked = [
+        {**({"address": spec} if isinstance(spec, str) else spec), "backup": backup}
+        if backend_name(spec) == name
+        else spec
+        for spec in specs
+    ]
+    return {"backends": marked}
+
+
+def _print_difference(answer: Json, before: Json | None, after: Json) -> None:
+    # Imported here because it needs YAML.
+    from vipd.cli.difference import canonical_spec, print_difference
+
+    (result,) = answer["results"]
+    print_difference(result["name"], result["action"], before, canonical_spec(after))
 
 
 @click.command()

@@ -1,6 +1,7 @@
-"""The words of a command line as the API's JSON: targets, backends, affinity, fallback.
+"""The words of a command line as the API's JSON: targets, frontends, backends, checks, policies.
 
-Every function raises CliError, as wrong usage, for a word in a wrong form.
+Every function raises CliError, as wrong usage, for a word in a wrong form. Where a file may have a mapping, a
+word may be one too, as in YAML: `{address: 10.244.0.5, zone: east}`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,34 @@ from vipd.cli.errors import USAGE, CliError
 from vipd.declaration.syntax import (
     InvalidTextError,
     duration_text,
+    parse_address,
     parse_address_and_ports,
     parse_backend,
     parse_duration,
 )
-from vipd.model.service import Backend, ServicePort
+from vipd.model.service import Backend, ServicePort, socket_text
 from vipd.observe.api_client import Json
 
 T = TypeVar("T")
 
+MAX_DIGITS = 18
+"""No port has as many, and a number of thousands of digits is slow to read."""
+
 FALLBACK_WORDS = ("reject", "drop", "keep")
+
+
+NO_ADDRESS = "none"
+
+CHECK_ARGUMENTS = {
+    "none": "",
+    "tcp": "port",
+    "http": "path",
+    "https": "path",
+    "udp": "send",
+    "dns": "query",
+    "exec": "command",
+}
+"""Every type of check, and its key for what follows the colon in `http:/healthz`."""
 
 
 def frontend_spec(word: str, target_port: int | None) -> Json:
@@ -39,9 +58,30 @@ def _port_spec(port: ServicePort, target: int | None) -> str | Json:
     return {"port": port.port, "protocol": str(port.protocol), "target": target}
 
 
-def backend_specs(words: Iterable[str]) -> list[str | Json]:
-    """BackendSpecs for words such as `10.244.0.5`, `10.244.0.5:5353@2` and `[fd00::5]:53`."""
-    return [_backend_spec(_short_form(parse_backend, word)) for word in words]
+def address_spec(word: str) -> Json:
+    """The `address` of a Spec for `10.96.0.10,fd00:96::10`, or nothing for `none`."""
+    if word == NO_ADDRESS:
+        return {}
+    return {"address": [_short_form(parse_address, part) for part in word.split(",")]}
+
+
+def backend_specs(words: Iterable[str], *, backup: bool = False) -> list[str | Json]:
+    """BackendSpecs for words such as `10.244.0.5`, `10.244.0.5:5353@2` and `[fd00::5]:53`.
+
+    `backup`: they serve only while no others can.
+    """
+    specs = [_mapping(word) or _backend_spec(_short_form(parse_backend, word)) for word in words]
+    if not backup:
+        return specs
+    return [{**({"address": spec} if isinstance(spec, str) else spec), "backup": True} for spec in specs]
+
+
+def backend_name(spec: str | Json) -> str:
+    """Canonical `ADDR` or `ADDR:PORT` of a BackendSpec as the daemon has it."""
+    if isinstance(spec, str):
+        return spec
+    address = str(spec["address"])
+    return socket_text(address, spec["port"]) if spec.get("port") else address
 
 
 def backend_names(words: Iterable[str]) -> list[str]:
@@ -89,6 +129,91 @@ def seconds(word: str) -> int:
     found = _short_form(parse_duration, word)
     if not found:
         raise CliError(f"{word} is no time", hint="at least 1s", code=USAGE)
+    return found
+
+
+def check_spec(word: str) -> str | Json:
+    """`tcp`, or `http:/healthz`: a type, and after a colon what it asks for. `exec:` splits the command line
+    into words as a shell does, and runs no shell."""
+    if mapping := _mapping(word):
+        return mapping
+    kind, colon, argument = word.partition(":")
+    key = CHECK_ARGUMENTS.get(kind)
+    if key is None:
+        # Imported here because only a typing error needs it.
+        from difflib import get_close_matches
+
+        close = get_close_matches(kind, CHECK_ARGUMENTS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(CHECK_ARGUMENTS)}"
+        raise CliError(f"{word} is no check", hint=hint, code=USAGE)
+    if not colon:
+        return kind
+    if not (key and argument):
+        hint = f"--check {kind}" if not key else f"--check {kind}:{key.upper()}, or {kind} alone"
+        raise CliError(f"{word} is no check", hint=hint, code=USAGE)
+    return {"type": kind, **_check_argument(kind, key, argument)}
+
+
+def _check_argument(kind: str, key: str, text: str) -> Json:
+    if kind in ("http", "https"):
+        port, slash, path = text.partition("/")
+        if not port.isdecimal():
+            return {key: text}
+        return {"port": _number(port), **({key: f"/{path}"} if slash else {})}
+    if kind == "tcp":
+        return {key: _number(text)}
+    return {key: _split_command(text) if kind == "exec" else text}
+
+
+def _split_command(text: str) -> list[str]:
+    # Imported here because only checks by a program need it.
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError as err:
+        what = f"exec:{text} is no command"
+        raise CliError(what, str(err).lower(), "close the quotes", code=USAGE) from None
+
+
+def host_port(word: str) -> int | str | None:
+    """A port of the host; None for `none`."""
+    return None if word == "none" else _number(word)
+
+
+def _number(word: str) -> int | str:
+    """The number; other text stays, for the declaration to refuse."""
+    return int(word) if word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS else word
+
+
+def list_spec(words: Iterable[str], *, clear: str = "") -> list[str | Json] | None:
+    """The items of a list, which commas separate too; None if the only one is the word that clears it."""
+    items: list[str | Json] = []
+    for word in words:
+        mapping = _mapping(word)
+        items += [mapping] if mapping else word.split(",")
+    return None if items == [clear] else items
+
+
+def port_specs(words: Iterable[str]) -> list[str | Json]:
+    """The items of `ports`; the declaration judges the short forms."""
+    return [_mapping(word) or word for word in words]
+
+
+def _mapping(word: str) -> Json | None:
+    """The mapping that a word is in YAML; None for one that does not begin as such."""
+    if not word.startswith("{"):
+        return None
+    # Imported here because few command lines need YAML, which costs as much as click.
+    from vipd.declaration.nodes import tree_to_json
+    from vipd.declaration.yaml_tree import read_tree
+
+    tree = read_tree(word, "")
+    found = tree_to_json(tree.documents[0]) if len(tree.documents) == 1 and not tree.problems else None
+    if not isinstance(found, dict) or not found:
+        why = "; ".join(f"{problem.what}; {problem.hint}".rstrip("; ") for problem in tree.problems[:1])
+        hint = "write it as in a file, in quotes: '{address: 10.244.0.5, zone: east}'"
+        raise CliError(f"{word} is no mapping", why, hint, code=USAGE)
     return found
 
 

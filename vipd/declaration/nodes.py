@@ -66,6 +66,20 @@ def tree_from_json(value: object, line: int = 0, depth: int = YAML_DEPTH) -> Nod
     return Scalar(line, _plain_text(value), plain=True)
 
 
+def tree_to_json(node: Node) -> object:
+    """The JSON value that `tree_from_json` reads as this tree. Without its lines."""
+    if isinstance(node, Mapping):
+        return {key: tree_to_json(item) for key, item in node.items.items()}
+    if isinstance(node, Sequence):
+        return [tree_to_json(item) for item in node.items]
+    if not isinstance(node, Scalar) or is_null(node):
+        return None
+    if node.plain and node.text in ("true", "false"):
+        return node.text == "true"
+    number = integer(node)
+    return node.text if number is None else number
+
+
 def release_trees(nodes: Iterable[Node]) -> None:
     """Free trees that are no longer needed node by node: freeing millions of them at once would block
     every other thread."""

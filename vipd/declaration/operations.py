@@ -6,8 +6,10 @@ Every function gets the snapshot (all services) and the stored services, and ret
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Literal
 
 from vipd.declaration.conflicts import AddressUse, address_use_problem, address_uses, backend_addresses
@@ -19,7 +21,9 @@ from vipd.model.service import Backend, Frontend, Origin, Service
 
 Services = Mapping[str, Service]
 Action = Literal["created", "changed", "removed", "unchanged"]
-Kind = Literal["malformed", "too-large", "not-found", "conflict", "owned", "invalid", "internal", "busy"]
+Kind = Literal[
+    "malformed", "too-large", "not-found", "conflict", "changed", "owned", "invalid", "internal", "busy"
+]
 
 CLI = "cli"
 """The source that vipctl's own store is; the functions below also serve another one that it may write."""
@@ -61,6 +65,12 @@ def without_registrations(service: Service) -> Service:
 def spec_of(service: Service) -> dict[str, object]:
     """A service as one item of a declaration, its name included."""
     return {"name": service.name, **service_to_spec(service)}
+
+
+def version_of(service: Service) -> str:
+    """Differs for declarations that differ, so that a client notices a change since it looked. The same
+    declaration has the same version on every host and after a restart."""
+    return sha256(json.dumps(spec_of(service), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def find(snapshot: Services, target: str) -> Service:
@@ -116,10 +126,20 @@ def _add_hint(wanted: Service, source: str) -> Callable[[Service], str]:
 
 
 def change(
-    snapshot: Services, stored: Services, target: str, fields: object, *, source: str = CLI
+    snapshot: Services,
+    stored: Services,
+    target: str,
+    fields: object,
+    *,
+    version: str = "",
+    source: str = CLI,
 ) -> Outcome:
-    """Set the given fields of a service; null clears one."""
+    """Set the given fields of a service; null clears one. Refused if the service is not of `version` any
+    more; empty: any."""
     service = _owned(find(snapshot, target), source)
+    if version and version != version_of(service):
+        what = f"service {service.name} was changed by somebody else meanwhile"
+        raise RefusedError("changed", what, "", f"vipctl describe {service.name} shows it as it is now")
     if not isinstance(fields, Mapping):
         raise RefusedError("malformed", "the service must be a mapping of fields")
     if fields.get("name", service.name) != service.name:

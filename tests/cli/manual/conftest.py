@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import vipd
-from tests.cli.documents import WEB
+from tests.cli.documents import WEB, one
 from tests.cli.fake_daemon import FakeDaemon, fake_daemon
 
 ROOT = Path(vipd.__file__).parents[1]
@@ -120,4 +120,4 @@ SERVICES = (
 def answer(daemon: FakeDaemon) -> None:
     daemon.answer("GET /v1/services", {"services": list(SERVICES)})
     for view in SERVICES:
-        daemon.answer(f"GET /v1/services/{view['name']}", {"service": view})
+        daemon.answer(f"GET /v1/services/{view['name']}", one(view))

@@ -79,6 +79,16 @@ def _description() -> tuple[Block, ...]:
             "A backend: `10.244.0.5`, `10.244.0.5:5353`, `[fd00::5]:5353`, each with `@3` for a weight "
             "from 0 to 65535, which else is 1.",
         ),
+        entry(
+            "*TYPE[:WHAT]*",
+            "A health check: `tcp`, `tcp:8081`, `http:/healthz`, `http:8081/healthz`, `dns:example.com`, "
+            "`udp:ping`, `exec:/usr/local/bin/check --quick`.",
+        ),
+        entry(
+            "*{KEY: VALUE, ...}*",
+            "A mapping as in a file, see `vipd-services`(5), in place of a port, an external address, a "
+            "backend or a check: `'{address: 10.244.0.5, zone: east}'`. Quote it for the shell.",
+        ),
         entry("*TIME*", "A duration: `90s`, `10m`, `3h`, `1d`, or a number of seconds."),
         entry(
             "*FILE*", "A declaration, see `vipd-services`(5); a directory of them; or `-`, standard input."
@@ -182,6 +192,10 @@ def _files() -> tuple[Block, ...]:
             "`/etc/vipd/vipd.yaml`",
             "Settings, for `check`, `render`, `explain -f`, `cleanup` and `register`.",
         ),
+        entry(
+            "`/tmp/vipctl-edit-*`",
+            "Texts of `vipctl edit` that were not applied; in `$TMPDIR` if that is set.",
+        ),
         entry("`/var/lib/vipd/services.yaml`", "What `vipctl` added. The daemon writes it."),
         entry("`/var/lib/vipd/host-changes.json`", "What the daemon did to this host, for `cleanup`."),
     )
@@ -190,6 +204,10 @@ def _files() -> tuple[Block, ...]:
 def _environment() -> tuple[Block, ...]:
     return (
         entry("`VIPD_SOCKET`", "The daemon's socket, unless `--socket` names one."),
+        entry(
+            "`VISUAL`, `EDITOR`",
+            "The editor of `vipctl edit`, the first of them that is set. No shell runs it.",
+        ),
         entry("`NO_COLOR`", "If set, nothing is coloured. Colours are for terminals only."),
         entry("`COLUMNS`", "The width for tables, instead of the terminal's."),
     )
@@ -199,6 +217,14 @@ def _examples() -> tuple[Block, ...]:
     return (
         Paragraph("A virtual DNS server with two backends, one of them with twice the share:"),
         Example("vipctl add 10.96.0.10:53/udp 10.244.0.5 10.244.2.21@2 --name dns"),
+        Paragraph("A web site of two addresses and two ports, with a health check and a backup:"),
+        Example(
+            "vipctl add 10.96.0.20,fd00:96::20 -p 80/tcp -p 443/tcp \\\n"
+            "    10.244.0.5 fd00:244::5 --backup 10.244.0.9 \\\n"
+            "    --check http:/healthz --name shop"
+        ),
+        Paragraph("Change anything about it in an editor:"),
+        Example("vipctl edit shop"),
         Paragraph("Look at it, and at what would become of a client's packet:"),
         Example("vipctl describe dns\nvipctl explain --from 10.10.0.9 dns"),
         Paragraph("Take a backend out of service, and remove it later:"),

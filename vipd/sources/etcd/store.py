@@ -205,7 +205,7 @@ class EtcdStore:
             named = printable(keys[0]) if len(keys) == 1 else f"one of {len(keys)} keys"
             what = f"{named} was changed by somebody else meanwhile"
             why = "etcd holds another version than this host knew; nothing was stored"
-            raise RefusedError("conflict", what, why, "look at it, and say it again")
+            raise RefusedError("changed", what, why, "look at it, and say it again")
         return revision
 
     async def _asked(self, question: Awaitable[int]) -> int:
