@@ -16,6 +16,7 @@ from vipd.api.event_routes import EventRoutes
 from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
+from vipd.api.history_routes import HistoryRoutes
 from vipd.api.messages import json_response
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
@@ -59,10 +60,12 @@ def application(served: ApiContext, permission: Permission) -> web.Application:
     explaining = ExplainRoutes(reconciler, dataplane)
     app.on_cleanup.append(explaining.end)
     overrides = OverrideRoutes(reconciler, served.overrides, permission, served.wait_applied, served.fleet)
+    services = ServiceRoutes(served, permission, overrides)
     app.add_routes(
         [
             *_DaemonRoutes(served, permission).routes(),
-            *ServiceRoutes(served, permission, overrides).routes(),
+            *services.routes(),
+            *HistoryRoutes(served, permission, services).routes(),
             *overrides.routes(),
             *DataplaneRoutes(
                 reconciler, dataplane, served.save_dataplane_choice, permission, served.flow_stats
@@ -103,6 +106,8 @@ class _DaemonRoutes:
     async def status(self, _: web.Request) -> web.Response:
         s = self._served
         about = {**s.about, "warnings": s.warnings()}
+        if waits := s.store.confirmation_view():
+            about["confirmation"] = waits
         if s.fleet is not None:
             about["etcd"] = s.fleet.status()
         return json_response(status_view(s.reconciler, s.dataplane, s.sources, about))

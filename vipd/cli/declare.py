@@ -8,11 +8,12 @@ from difflib import ndiff
 import click
 
 from vipd.cli.argument_types import files_argument
-from vipd.cli.changes import print_all, service_change_options, summary
+from vipd.cli.changes import confirm_option, print_all, service_change_options, summary
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.output import Screen, document, output_option, screen, socket_option, store_option
+from vipd.cli.words import seconds
 from vipd.declaration.native import parse_service, service_to_spec
 from vipd.declaration.yaml_text import dump_yaml
 from vipd.model.service import Origin, Service
@@ -32,14 +33,24 @@ def _file_options(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.command()
 @_file_options
+@confirm_option
 @service_change_options
 def apply(
-    files: tuple[str, ...], named: tuple[str, ...], prune: bool, form: str, quiet: bool, dry_run: bool
+    *,
+    files: tuple[str, ...],
+    named: tuple[str, ...],
+    prune: bool,
+    confirm: str | None,
+    form: str,
+    quiet: bool,
+    dry_run: bool,
 ) -> int:
     """Make the daemon hold the services that files declare. FILE may be a directory, or - for standard input.
 
-    Nothing is sent when a file has a problem.
+    Nothing is sent when a file has a problem. A change that may cut your own way to this host: --confirm 60s
+    takes it back after a minute, unless you can still say vipctl confirm.
     """
+    within = None if confirm is None else seconds(confirm)
     given = (*files, *named)
     if not given:
         raise CliError("no file to apply", hint="vipctl apply -f FILE", code=USAGE)
@@ -47,8 +58,8 @@ def apply(
     if not quiet:
         inputs.print_notes()
     services = inputs.require_ok()
-    answer = _apply(connect(), services, prune, dry_run)
-    return print_all(answer, form=form, quiet=quiet, dry_run=dry_run)
+    answer = _apply(connect(), services, prune, dry_run, within)
+    return print_all(answer, form=form, quiet=quiet, dry_run=dry_run, confirm=within)
 
 
 @click.command()
@@ -72,9 +83,11 @@ def diff(files: tuple[str, ...], named: tuple[str, ...], prune: bool, form: str,
         raise
 
 
-def _apply(daemon: Daemon, services: Sequence[Service], prune: bool, dry_run: bool) -> Json:
+def _apply(
+    daemon: Daemon, services: Sequence[Service], prune: bool, dry_run: bool, confirm: int | None = None
+) -> Json:
     body = {"services": [service_to_spec(service) for service in services], "prune": prune}
-    return daemon.change("POST", "apply", body=body, dry_run=dry_run)
+    return daemon.change("POST", "apply", body=body, dry_run=dry_run, confirm=confirm)
 
 
 def _diff_kernel(form: str, quiet: bool) -> int:
@@ -102,8 +115,9 @@ def _diff_files(files: Sequence[str], prune: bool, form: str, quiet: bool) -> in
         terminal = screen()
         for result in answer["results"]:
             if result["action"] != "unchanged":
-                lines = _service_diff(result, held.get(result["name"]), wanted.get(result["name"]))
-                print("\n".join(_painted(lines, terminal)))
+                after = wanted.get(result["name"]) if result["action"] != "removed" else None
+                title = f"{result['name']}: would be {result['action']}"
+                print("\n".join(service_diff(title, held.get(result["name"]), after, terminal)))
         print(summary(answer))
     return DIFFERS if answer["changed"] else OK
 
@@ -114,9 +128,10 @@ def _name(spec: Json) -> str:
     return service.name if service else ""
 
 
-def _service_diff(result: Json, held: object, wanted: object) -> Iterator[str]:
-    yield f"# {result['name']}: would be {result['action']}"
-    yield from _text_diff(_yaml_lines(held), _yaml_lines(wanted if result["action"] != "removed" else None))
+def service_diff(title: str, before: object, after: object, terminal: Screen) -> Iterator[str]:
+    """The lines of a service's declaration that differ, with all others; None: there is no such service."""
+    lines = _text_diff(_yaml_lines(before), _yaml_lines(after))
+    return _painted([f"# {title}", *lines], terminal)
 
 
 def _text_diff(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
