@@ -243,6 +243,26 @@ class TestCrash:
             "takes back 2: not confirmed within 1m"
         ]
 
+    def test_a_later_change_does_not_bring_back_what_was_taken_back(
+        self, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class CrashError(BaseException):
+            pass
+
+        def crash(*_: object) -> None:
+            raise CrashError
+
+        source = machine.start(tmp_path)
+        source.save(holding(A))
+        source.save(holding(A2), WITHIN_A_MINUTE)
+        machine.wait(60)
+        source.take_back_due()
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "write_durably", crash)
+            with pytest.raises(CrashError):
+                source.save(holding(A, B))
+        assert dict(machine.start(tmp_path).services) == holding(A)
+
     def test_a_damaged_file_of_the_store_drops_no_entry(self, machine: Machine, tmp_path: Path) -> None:
         machine.start(tmp_path).save(holding(A))
         (tmp_path / "services.yaml").write_text("nonsense")
