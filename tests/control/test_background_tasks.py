@@ -127,11 +127,11 @@ def test_an_unconfirmed_change_is_taken_back_at_its_time_whatever_the_clock_and_
         async def change() -> None:
             nonlocal time_of_day
             await asyncio.sleep(1000)
-            store.save(holding(B), ChangeNote("ann", "", 90))
+            store.save(holding(B), ChangeNote("ann", "", 93))
             store.confirmation_changed.set()
             time_of_day += jump
             full_disk(monkeypatch, *full)
-            await asyncio.sleep(89)
+            await asyncio.sleep(92)
             assert dict(store.services) == holding(B)
             await asyncio.sleep(2)
             assert dict(store.services) == holding(A)
@@ -145,7 +145,7 @@ def test_an_unconfirmed_change_is_taken_back_at_its_time_whatever_the_clock_and_
         return store
 
     simulate(story())
-    assert reconciler.woken_at == [pytest.approx(1090, abs=0.1)]
+    assert reconciler.woken_at == [pytest.approx(1093, abs=0.1)]
     assert reconciler.noted == [({"b": "removed", "a": "created"}, "time limit")]
 
 
