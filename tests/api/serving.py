@@ -27,6 +27,7 @@ from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.health.checker import HealthChecker
 from vipd.host.observer import Observers
+from vipd.sources.confirmation import Clocks
 from vipd.sources.files import FileSource
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource
@@ -74,6 +75,8 @@ class Api:
     reconciler: Reconciler = field(init=False)
     claims: AddressPolicy = field(default_factory=AddressPolicy)
     """What services may claim."""
+    clocks: Clocks = field(default_factory=Clocks)
+    """Those of the store."""
     begun: int = 0
     """Requests that the server has begun to answer."""
 
@@ -97,7 +100,7 @@ class Api:
         self.services_dir.mkdir(exist_ok=True)
         self.files = FileSource(self.services_dir, self.root / "accepted")
         self.files.scan()
-        self.store = StoreSource(self.store_path)
+        self.store = StoreSource(self.store_path, self.clocks)
         self.store.load()
         sources = (self.files, self.store)
         observers = Observers()

@@ -24,8 +24,8 @@ from vipd.observe.views import status_view
 
 Json = dict[str, Any]
 
-OPEN = frozenset({"spec", "settings", "quarantined"})
-"""Members whose own keys are no matter of the API: declarations, settings, and names."""
+OPEN = frozenset({"spec", "settings", "quarantined", "before", "after", "actions"})
+"""Members whose own keys are no matter of the API: declarations, settings, names and actions."""
 ELSEWHERE = frozenset({"GET /v1/fleet", "POST /v1/dataplane", "GET /v1/stats", "GET /v1/conntrack"})
 """Requests that need etcd or a kernel; what is answered to them is not compared."""
 ONLY_WITH_ETCD = frozenset({"etcd"})
@@ -34,6 +34,7 @@ ONLY_WITH_ETCD = frozenset({"etcd"})
 _TARGETS = (
     (re.compile("/v1/services/.+/backends"), "/v1/services/TARGET/backends"),
     (re.compile("/v1/services/.+"), "/v1/services/TARGET"),
+    (re.compile("/v1/history/.+"), "/v1/history/REVISION"),
 )
 
 
@@ -131,6 +132,19 @@ REQUESTS: tuple[tuple[str, Json | None], ...] = (
     ("POST /v1/services/web/backends", {"backends": ["10.244.0.8"]}),
     ("DELETE /v1/services/web/backends", {"backends": ["10.244.0.8"]}),
     ("POST /v1/reload", None),
+    ("GET /v1/history", None),
+    ("POST /v1/rollback", {}),
+    ("POST /v1/apply?confirm=60", {"services": [WEB, {**WEB, "name": "new", "address": "10.96.0.12"}]}),
+    ("GET /v1/status", None),
+    ("GET /v1/services/web", None),
+    ("GET /v1/history", None),
+    ("POST /v1/confirm", None),
+    ("POST /v1/apply?confirm=60", {"services": [], "prune": True}),
+    ("POST /v1/rollback", {}),
+    ("POST /v1/rollback?confirm=60", {"revision": 5}),
+    ("POST /v1/confirm", None),
+    ("POST /v1/apply", {"services": [WEB, DNS, FULL]}),
+    *((f"GET /v1/history/{revision}", None) for revision in (1, 9)),
     ("POST /v1/overrides", ORDER),
     ("POST /v1/overrides", {"address": "10.244.0.7", "weight": 3}),
     ("GET /v1/overrides", None),

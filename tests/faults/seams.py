@@ -300,6 +300,7 @@ is what it is asked for, or is the mistake of whoever asks, who is refused."""
 
 ELSEWHERE = {
     "tests/host/test_file_calls.py": ("vipd.sources.etcd.tls_files", "vipd.host.file_calls"),
+    "tests/sources/test_history.py": ("vipd.sources.confirmation",),
     "tests/sources/test_state_files.py": ("vipd.host.host_changes",),
     "tests/api/test_peers.py": ("vipd.api.peers",),
     "tests/api/test_user_quota.py": ("vipd.api.user_quota",),

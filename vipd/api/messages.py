@@ -12,11 +12,13 @@ from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.batches import in_batches
+from vipd.sources.confirmation import MAX_SECONDS
 
 T = TypeVar("T")
 
 API_VERSION = "vipd/v1"
 SESSION_HEADER = "Vipd-Session"
+_MAX_DIGITS = 9
 
 
 def flag_of(request: web.Request, name: str) -> bool:
@@ -25,6 +27,19 @@ def flag_of(request: web.Request, name: str) -> bool:
     if value not in ("0", "1"):
         raise RefusedError("malformed", f"{name}={value}", "", f"{name}=1, or leave it out")
     return value == "1"
+
+
+def confirm_seconds_of(request: web.Request) -> int | None:
+    """The query parameter `confirm`: seconds; None if the request has none. Raises RefusedError."""
+    value = request.query.get("confirm")
+    if value is None:
+        return None
+    seconds = int(value) if value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS else 0
+    if not 1 <= seconds <= MAX_SECONDS:
+        raise RefusedError(
+            "malformed", f"confirm={value[:40]}", "", f"confirm is seconds, from 1 to {MAX_SECONDS}"
+        )
+    return seconds
 
 
 def session_of(request: web.Request) -> tuple[str, int] | None:

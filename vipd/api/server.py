@@ -16,6 +16,7 @@ from vipd.api.event_routes import EventRoutes
 from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
+from vipd.api.history_routes import HistoryRoutes
 from vipd.api.messages import json_response
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
@@ -60,10 +61,12 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
     explaining = ExplainRoutes(reconciler, dataplane)
     app.on_cleanup.append(explaining.end)
     overrides = OverrideRoutes(reconciler, context.overrides, permission, context.wait_applied, context.fleet)
+    services = ServiceRoutes(context, permission, overrides)
     app.add_routes(
         [
             *_DaemonRoutes(context, permission).routes(),
-            *ServiceRoutes(context, permission, overrides).routes(),
+            *services.routes(),
+            *HistoryRoutes(context, permission, services).routes(),
             *overrides.routes(),
             *DataplaneRoutes(
                 reconciler, dataplane, context.save_dataplane_choice, permission, context.flow_stats
@@ -104,6 +107,8 @@ class _DaemonRoutes:
     async def status(self, _: web.Request) -> web.Response:
         s = self._context
         about = {**s.about, "warnings": s.warnings()}
+        if waits := s.store.confirmation_view():
+            about["confirmation"] = waits
         if s.fleet is not None:
             about["etcd"] = s.fleet.status()
         return json_response(status_view(s.reconciler, s.dataplane, s.sources, about))

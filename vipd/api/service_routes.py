@@ -12,18 +12,25 @@ from functools import partial
 from aiohttp import web
 
 from vipd.api.context import ApiContext
-from vipd.api.messages import chunked_json_response, flag_of, json_response, session_of
+from vipd.api.messages import (
+    chunked_json_response,
+    confirm_seconds_of,
+    flag_of,
+    json_response,
+    session_of,
+)
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import MAX_BODY_BYTES, BodyReader, body_of
 from vipd.api.service_changes import Change, ChangeRequest, decide
-from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_etcd_error
+from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_etcd_error, no_history_error
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import Outcome, RefusedError, without_registrations
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.service import Service
 from vipd.observe.views import service_view
+from vipd.sources.history import ChangeNote
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +74,10 @@ class ServiceRoutes:
         reconciler = self._context.reconciler
         found = operations.find(reconciler.services, request.match_info["target"])
         view = service_view(found, reconciler, self._context.dataplane)
+        if found.origin.source == operations.CLI and (
+            waits := self._context.store.confirmation_view(found.name)
+        ):
+            view["confirmation"] = waits
         return json_response({"service": view, "version": operations.version_of(found)})
 
     async def export(self, _: web.Request) -> web.Response:
@@ -79,29 +90,29 @@ class ServiceRoutes:
     async def add(self, request: web.Request) -> web.Response:
         """Declare a new service."""
         spec = (await body_of(request)).get("service")
-        return await self._change(request, partial(operations.add, spec=spec))
+        return await self.carry_out(request, partial(operations.add, spec=spec))
 
     async def change(self, request: web.Request) -> web.Response:
         """Change fields of a service."""
         target, fields = request.match_info["target"], (await body_of(request)).get("service")
         version = request.query.get("version", "")
         change = partial(operations.change, target=target, fields=fields, version=version)
-        return await self._change(request, change)
+        return await self.carry_out(request, change)
 
     async def remove(self, request: web.Request) -> web.Response:
         """Remove a service."""
         target = request.match_info["target"]
-        return await self._change(request, partial(operations.remove, target=target))
+        return await self.carry_out(request, partial(operations.remove, target=target))
 
     async def add_backends(self, request: web.Request) -> web.Response:
         """Add backends to a service."""
         target, specs = request.match_info["target"], (await body_of(request)).get("backends")
-        return await self._change(request, partial(operations.add_backends, target=target, specs=specs))
+        return await self.carry_out(request, partial(operations.add_backends, target=target, specs=specs))
 
     async def remove_backends(self, request: web.Request) -> web.Response:
         """Remove backends from a service."""
         target, names = request.match_info["target"], (await body_of(request)).get("backends")
-        return await self._change(request, partial(operations.remove_backends, target=target, names=names))
+        return await self.carry_out(request, partial(operations.remove_backends, target=target, names=names))
 
     async def set_weight(self, request: web.Request) -> web.Response:
         """Change the weight of one backend."""
@@ -109,14 +120,19 @@ class ServiceRoutes:
         weight = (await body_of(request)).get("weight")
         service = operations.find(self._context.services_snapshot().services(), target)
         # The store must not change another owner's declaration: the weight becomes an override.
-        if service.origin.source != self._store_of(request).source:
+        if service.origin.source != self.store_of(request).source:
+            if confirm_seconds_of(request) is not None:
+                why = "its weight becomes an order, which is not in the history"
+                raise RefusedError(
+                    "invalid", f"{service.name} is not in this store", why, "leave confirm out"
+                )
             return await self._overrides.override_weight(request, service.name, backend, weight)
         change = partial(operations.set_weight, target=target, backend=backend, weight=weight)
-        return await self._change(request, change)
+        return await self.carry_out(request, change)
 
     async def apply(self, request: web.Request) -> web.Response:
         """Declare many services at once; with `prune`, remove all others of the store."""
-        source = self._store_of(request).source
+        source = self.store_of(request).source
 
         def read(members: Json, services: Iterator[object] | None) -> tuple[list[Service], object]:
             given = members.get("services") if services is None else services
@@ -126,29 +142,38 @@ class ServiceRoutes:
         if not isinstance(prune, bool):
             raise RefusedError("malformed", "prune must be true or false")
         change = partial(operations.apply, wanted=wanted, prune=prune)
-        return await self._change(request, change, len(wanted))
+        return await self.carry_out(request, change, len(wanted))
 
-    async def _change(self, request: web.Request, change: Change, size: int = 1) -> web.Response:
+    async def carry_out(
+        self, request: web.Request, change: Change, size: int = 1, reason: str = ""
+    ) -> web.Response:
         """Decide on a change, save it, wait until the kernel has it, and answer. Between decision and write,
         `write_lock` keeps the file store unchanged; etcd rejects the write if its content has changed.
 
-        `size`: number of services that the change names.
+        `size`: number of services that the change names. `reason`: the history has it.
         """
-        context, store = self._context, self._store_of(request)
+        context, store = self._context, self.store_of(request)
+        confirm = confirm_seconds_of(request)
+        if confirm is not None and not isinstance(store, HostStore):
+            raise no_history_error()
+        note = ChangeNote(str(self._permission.peer(request.transport)), reason, confirm)
         await context.refresh_address_policy()
         dry_run = flag_of(request, "dry_run")
         policy = context.address_policy()
         if session := session_of(request):
             policy = replace(policy, host=policy.host.with_session_protected(*session))
         applied, message, place = False, "dry run: nothing was changed", store.location
+        waits: Json | bool | None = None
         async with contextlib.nullcontext() if dry_run else store.write_lock:
             asked = ChangeRequest(change, store.source, policy, size)
             outcome = await decide(asked, context.services_snapshot, context.check_problems)
             store.check(outcome)
             if not dry_run:
                 if outcome.changed:
+                    store.require_confirmed()
                     context.reconciler.causes.note(outcome.results, self._cause(request))
-                saved = await store.save(outcome)
+                saved = await store.save(outcome, note)
+                waits = confirm is not None and outcome.changed and context.store.confirmation_view()
         if not dry_run:
             if outcome.changed:
                 self._log_stored(outcome, store, request)
@@ -163,6 +188,7 @@ class ServiceRoutes:
                 "stored": place,
                 "results": results_view(outcome.results),
                 "warnings": await self._warnings(outcome),
+                **({"confirmation": waits} if waits else {}),
             }
         )
 
@@ -171,7 +197,7 @@ class ServiceRoutes:
         named = [outcome.stored[name] for name in outcome.results if name in outcome.stored]
         return await asyncio.to_thread(self._context.warnings_of, named)
 
-    def _store_of(self, request: web.Request) -> Store:
+    def store_of(self, request: web.Request) -> Store:
         """The store that a request is for. Raises RefusedError."""
         context = self._context
         wanted = request.query.get("store", context.default_store)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from vipd.declaration.operations import CLI, Outcome, RefusedError
 from vipd.model.service import Service
+from vipd.sources.history import ChangeNote
 from vipd.sources.store import STORE_UNIT, StoreSource
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ class Store(Protocol):
     def write_lock(self) -> AbstractAsyncContextManager[object]:
         """The lock that the API holds from the decision on a change until the change is saved."""
 
-    async def save(self, outcome: Outcome) -> SaveResult:
+    def require_confirmed(self) -> None:
+        """Raises RefusedError while an earlier change waits for its confirmation."""
+
+    async def save(self, outcome: Outcome, note: ChangeNote) -> SaveResult:
         """Save a change that was computed from the current `services`. Raises RefusedError or StoreError."""
 
 
@@ -79,10 +83,19 @@ class HostStore:
         """Serializes changes, because a write waits for the disk."""
         return self.store.change_lock
 
-    async def save(self, outcome: Outcome) -> SaveResult:
+    def require_confirmed(self) -> None:
+        """Raises RefusedError while an earlier change waits for its confirmation: what it would be taken back
+        to must not change meanwhile."""
+        if waits := self.store.confirmation_view():
+            what = f"revision {waits['revision']} waits for its confirmation until {waits['until']}"
+            hint = "vipctl confirm keeps it, vipctl rollback takes it back"
+            raise RefusedError("conflict", what, "until then nothing else can be changed", hint)
+
+    async def save(self, outcome: Outcome, note: ChangeNote) -> SaveResult:
         """The change is on disk when this returns. If the caller is cancelled, the write still ends soon."""
         if outcome.changed:
-            await asyncio.shield(asyncio.to_thread(self.store.save, outcome.stored))
+            await asyncio.shield(asyncio.to_thread(self.store.save, outcome.stored, note))
+            self.store.confirmation_changed.set()
         return SaveResult(self.location, units=(STORE_UNIT,))
 
 
@@ -113,12 +126,22 @@ class FleetStore:
         """No lock: etcd rejects a write if the key has changed since the decision."""
         return nullcontext()
 
-    async def save(self, outcome: Outcome) -> SaveResult:
+    def require_confirmed(self) -> None:
+        """Does nothing: no change in etcd waits for a confirmation."""
+
+    async def save(self, outcome: Outcome, note: ChangeNote) -> SaveResult:
         """The change is in etcd when this returns. Raises RefusedError, for example after a concurrent
         change."""
         written = await self.store.save(outcome)
         fault = await self.store.wait_observed(written) if written.revision else ""
         return SaveResult(written.place, fault, self.store.units(written))
+
+
+def no_history_error() -> RefusedError:
+    """The error for a request that needs the history of a store, of etcd."""
+    why = "every host follows etcd, and one that lost its way to etcd could take nothing back there"
+    hint = "--store file is about this host's own store; etcdctl get --rev shows what etcd had"
+    return RefusedError("invalid", "vipd keeps no history of etcd", why, hint)
 
 
 def no_etcd_error() -> RefusedError:

@@ -10,6 +10,7 @@ import click
 
 from vipd.cli.errors import OK, CliError
 from vipd.cli.output import document, output_option, prose, screen, socket_option, store_option
+from vipd.model.formatting import duration
 from vipd.observe.api_client import Json
 
 ACTIONS = ("created", "changed", "removed", "unchanged")
@@ -25,6 +26,15 @@ def change_options(command: Callable[..., int]) -> Callable[..., int]:
 def service_change_options(command: Callable[..., int]) -> Callable[..., int]:
     """The same for a verb that changes services, with `--store`."""
     return store_option(change_options(command))
+
+
+def confirm_option(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a changing verb `--confirm`; it takes `confirm`."""
+    return click.option(
+        "--confirm",
+        metavar="TIME",
+        help="Take the change back after this time, as 60s, unless vipctl confirm comes before.",
+    )(command)
 
 
 def print_change(answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool) -> int:
@@ -45,8 +55,9 @@ def print_change(answer: Json, details: str, *, form: str, quiet: bool, dry_run:
     return OK
 
 
-def print_all(answer: Json, *, form: str, quiet: bool, dry_run: bool) -> int:
-    """Print a line for each service and a summary. Raises as `tell` does."""
+def print_all(answer: Json, *, form: str, quiet: bool, dry_run: bool, confirm: int | None = None) -> int:
+    """Print a line for each service and a summary; `confirm`: the time in which the change was to be
+    confirmed. Raises as `print_change` does."""
     unapplied = _unapplied(answer, dry_run)
     if form != "text":
         print(document(answer, form))
@@ -55,6 +66,14 @@ def print_all(answer: Json, *, form: str, quiet: bool, dry_run: bool) -> int:
         for result in answer["results"]:
             print(f"{result['action']:9}  {result['name']}")
         print(summary(answer) + ("" if unapplied else _kept(answer, dry_run)))
+        if waits := answer.get("confirmation"):
+            print("\n".join(prose(_unconfirmed(waits), screen())))
+        elif confirm is not None and not answer["changed"]:
+            print("nothing has changed, so nothing waits for a confirmation")
+    if confirm is not None and answer["changed"] and not dry_run and "confirmation" not in answer:
+        # A version without confirmations does not look at the request for one.
+        what = "the change stays without a confirmation: vipd is older than vipctl"
+        raise CliError(what, hint="systemctl restart vipd; the next change can be confirmed")
     if unapplied is not None:
         raise unapplied
     return OK
@@ -64,6 +83,17 @@ def _warn(answer: Json) -> None:
     terminal = screen(sys.stderr)
     for warning in answer.get("warnings", ()):
         print("\n".join(prose(f"warning: {warning}", terminal)), file=sys.stderr)
+
+
+def _unconfirmed(waits: Json) -> str:
+    within = f"in {duration(waits['seconds_left'])}, at {waits['until']}"
+    return f"vipctl confirm keeps this; otherwise vipd takes it back {within}"
+
+
+def unconfirmed_text(waits: Json) -> str:
+    """`revision 7 is taken back in 42s, at 2026-01-01T00:00:00Z, unless vipctl confirm comes before`."""
+    within = f"in {duration(waits['seconds_left'])}, at {waits['until']}"
+    return f"revision {waits['revision']} is taken back {within}, unless vipctl confirm comes before"
 
 
 def merged(answers: Sequence[Json]) -> Json:
@@ -99,6 +129,8 @@ def _kept(answer: Json, dry_run: bool) -> str:
     if {result["action"] for result in answer["results"]} <= {"removed", "unchanged"}:
         # A removed service does not survive anything.
         return f"; no longer in {answer['stored']}"
+    if answer.get("confirmation"):
+        return f"; stored in {answer['stored']}"
     lasting = "for every host" if str(answer["stored"]).startswith("etcd ") else "survives reboot"
     return f"; stored in {answer['stored']}; {lasting}"
 

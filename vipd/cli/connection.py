@@ -30,7 +30,7 @@ _SOCKET = "vipd.socket"
 """Key in a click context's `meta`, which a verb shares with the group."""
 
 _STORE = "vipd.store"
-_STORED = ("services", "apply")
+_STORED = ("services", "apply", "rollback", "confirm")
 """Requests that change services, so that it matters which store they are for."""
 
 _CODES = {"forbidden": UNREACHABLE, "not-found": NOT_FOUND, "busy": UNREACHABLE}
@@ -63,7 +63,8 @@ class Daemon:
 
     def get(self, *segments: str) -> Json:
         """The answer to a GET of `/v1/SEGMENTS`."""
-        return self.request("GET", url_path(*segments))
+        query = f"?store={self._store}" if self._store and segments[0] == "history" else ""
+        return self.request("GET", url_path(*segments) + query)
 
     def get_query(self, segment: str, query: str) -> Json:
         """The answer to a GET of `/v1/SEGMENT?QUERY`."""
@@ -84,15 +85,18 @@ class Daemon:
         dry_run: bool = False,
         fleet: bool = False,
         version: str = "",
+        confirm: int | None = None,
     ) -> Json:
         """The answer to a change; with `dry_run` the daemon only returns what it would answer.
 
         `fleet`: for every host, not only the daemon's. `version`: of the service that is to be changed,
-        refused if it is another one by then; empty: any.
+        refused if it is another one by then; empty: any. `confirm`: it is taken back unless it is confirmed
+        within so many seconds.
         """
         flags = ["dry_run=1"] if dry_run else []
         flags += ["fleet=1"] if fleet else []
         flags += [f"version={version}"] if version else []
+        flags += [f"confirm={confirm}"] if confirm is not None else []
         flags += [f"store={self._store}"] if self._store and segments[0] in _STORED else []
         query = f"?{'&'.join(flags)}" if flags else ""
         if segments[0] in _STORED:

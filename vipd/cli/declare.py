@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 import click
 
 from vipd.cli.argument_types import files_argument
-from vipd.cli.changes import print_all, service_change_options, summary
+from vipd.cli.changes import confirm_option, print_all, service_change_options, summary
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.difference import print_difference, print_painted
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.output import document, output_option, socket_option, store_option
+from vipd.cli.words import seconds
 from vipd.declaration.native import parse_service, service_to_spec
 from vipd.model.service import Origin, Service
 from vipd.observe.api_client import Json
@@ -31,14 +32,24 @@ def _file_options(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.command()
 @_file_options
+@confirm_option
 @service_change_options
 def apply(
-    files: tuple[str, ...], named: tuple[str, ...], prune: bool, form: str, quiet: bool, dry_run: bool
+    *,
+    files: tuple[str, ...],
+    named: tuple[str, ...],
+    prune: bool,
+    confirm: str | None,
+    form: str,
+    quiet: bool,
+    dry_run: bool,
 ) -> int:
     """Make the daemon hold the services that files declare. FILE may be a directory, or - for standard input.
 
-    Nothing is sent when a file has a problem.
+    Nothing is sent when a file has a problem. A change that may cut your own way to this host: --confirm 60s
+    takes it back after a minute, unless you can still say vipctl confirm.
     """
+    within = None if confirm is None else seconds(confirm)
     given = (*files, *named)
     if not given:
         raise CliError("no file to apply", hint="vipctl apply -f FILE", code=USAGE)
@@ -46,8 +57,8 @@ def apply(
     if not quiet:
         inputs.print_notes()
     services = inputs.require_ok()
-    answer = _apply(connect(), services, prune, dry_run)
-    return print_all(answer, form=form, quiet=quiet, dry_run=dry_run)
+    answer = _apply(connect(), services, prune, dry_run, within)
+    return print_all(answer, form=form, quiet=quiet, dry_run=dry_run, confirm=within)
 
 
 @click.command()
@@ -71,9 +82,11 @@ def diff(files: tuple[str, ...], named: tuple[str, ...], prune: bool, form: str,
         raise
 
 
-def _apply(daemon: Daemon, services: Sequence[Service], prune: bool, dry_run: bool) -> Json:
+def _apply(
+    daemon: Daemon, services: Sequence[Service], prune: bool, dry_run: bool, confirm: int | None = None
+) -> Json:
     body = {"services": [service_to_spec(service) for service in services], "prune": prune}
-    return daemon.change("POST", "apply", body=body, dry_run=dry_run)
+    return daemon.change("POST", "apply", body=body, dry_run=dry_run, confirm=confirm)
 
 
 def _diff_kernel(form: str, quiet: bool) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from vipd.cli.argument_types import TARGET
+from vipd.cli.changes import unconfirmed_text
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
 from vipd.cli.events import last_events
@@ -16,7 +17,7 @@ from vipd.model.formatting import duration
 from vipd.observe.api_client import Json
 
 _LABEL = 13
-_MESSAGE, _IGNORED = "  Message", "  Ignored"
+_MESSAGE, _IGNORED, _UNCONFIRMED = "  Message", "  Ignored", "  Unconfirmed"
 """The facts that are prose."""
 
 HEALTH = Column("HEALTH")
@@ -73,7 +74,7 @@ def describe(targets: tuple[str, ...], form: str) -> int:
 def _lines(view: Json, daemon: Daemon, terminal: Screen) -> Iterator[str]:
     for label, text in _facts(view, terminal):
         named = f"{terminal.paint(label, 'bold')}{' ' * (_LABEL - len(label))} "
-        told = label in (_MESSAGE, _IGNORED)
+        told = label in (_MESSAGE, _IGNORED, _UNCONFIRMED)
         lines = prose(text, terminal, " " * (_LABEL + 1)) if told else [f"{named}{text}"]
         yield from (named + lines[0].lstrip(), *lines[1:]) if told else lines
     for forwarding in view["forwardings"]:
@@ -98,6 +99,8 @@ def _facts(view: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
     yield "Status", terminal.paint(_state(state, status["ready"]), STATE_COLOURS.get(state, ""))
     yield "  Applied", "no" if state in ("pending", "quarantined") else "yes"
     yield "  Ready", f"{status['ready']} of {status['backends']}"
+    if waits := view.get("confirmation"):
+        yield _UNCONFIRMED, unconfirmed_text(waits)
     if status["message"]:
         yield _MESSAGE, status["message"]
     for problem in status.get("ignored", ()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import ndiff
 
-from vipd.cli.output import screen
+from vipd.cli.output import Screen, screen
 from vipd.declaration.native import parse_service
 from vipd.declaration.operations import spec_of
 from vipd.declaration.yaml_text import dump_yaml
@@ -30,15 +30,24 @@ def canonical_spec(spec: Json) -> Json:
     return spec_of(service) if service else spec
 
 
+def difference(title: str, before: Json | None, after: Json | None) -> list[str]:
+    """The lines of a service's declaration that differ, with all others; None: there is no such service."""
+    return [f"# {title}", *_text_diff(_yaml_lines(before), _yaml_lines(after))]
+
+
+def painted(lines: Iterable[str], terminal: Screen) -> Iterator[str]:
+    """The lines of a difference, in colours on a terminal."""
+    return (terminal.paint(line, _COLOURS.get(line[:1], "")) for line in lines)
+
+
 def print_difference(name: str, action: str, before: Json | None, after: Json | None) -> None:
     """Print what a change would do to one service; None: it is not there. Its heading names the action."""
-    print_painted([f"# {name}: would be {action}", *_text_diff(_yaml_lines(before), _yaml_lines(after))])
+    print_painted(difference(f"{name}: would be {action}", before, after))
 
 
 def print_painted(lines: Iterable[str]) -> None:
     """Print the lines of a difference, in colours on a terminal."""
-    terminal = screen()
-    print("\n".join(terminal.paint(line, _COLOURS.get(line[:1], "")) for line in lines))
+    print("\n".join(painted(lines, screen())))
 
 
 def _text_diff(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:

@@ -57,12 +57,15 @@ VERB_GROUPS: dict[str, dict[str, Verb]] = {
         "doctor": Verb("doctor", "doctor", "Find what is wrong on this host, and how to mend it"),
         "events": Verb("events", "events", "Show what has happened, why, and by whom"),
         "bench": Verb("bench", "bench", "Measure what programming and connecting cost here"),
+        "history": Verb("history", "history", "Show who changed which services, and when"),
         "export": Verb("list", "export", "Print every service as a declaration"),
     },
     "Declarations": {
         "check": Verb("check", "check", "Look for problems in files; needs no daemon"),
         "diff": Verb("declare", "diff", "Show what applying files, or the daemon, would change"),
         "apply": Verb("declare", "apply", "Make the daemon hold the services of files"),
+        "confirm": Verb("history", "confirm", "Keep a change that would be taken back"),
+        "rollback": Verb("history", "rollback", "Go back to what the store held before"),
         "convert": Verb("convert", "convert", "Print Kubernetes objects as declarations; needs no daemon"),
         "render": Verb("render", "render", "Print the rules that files compile to; needs no daemon"),
     },
@@ -100,6 +103,12 @@ VERB_ALIASES = {
     "validate": "check",
     "test": "check",
     "resync": "reload",
+    "commit": "confirm",
+    "abort": "rollback",
+    "undo": "rollback",
+    "revert": "rollback",
+    "log": "history",
+    "revisions": "history",
 }
 """Names of these verbs in other programs."""
 

@@ -18,7 +18,7 @@ from vipd.cli.words import (
     list_spec,
     port_specs,
 )
-from vipd.model.service import Balance, TrafficPolicy
+from vipd.model.service import Balance, TrafficDistribution, TrafficPolicy
 from vipd.observe.api_client import Json
 
 MASQUERADE_MODES = ("auto", "always", "forwarded", "off-cluster", "hairpin")
@@ -295,6 +295,13 @@ _OPTIONS = (
         read=_traffic("external"),
         type=POLICIES,
         help="The same for other addresses and node ports.",
+    ),
+    _option(
+        "--traffic-distribution",
+        group=FLOWS,
+        key="traffic_distribution",
+        type=_choices(*(each.value for each in TrafficDistribution)),
+        help="Which ready backends serve first under the policy cluster.",
     ),
     _option(
         "--on-remove",

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import click
 
 from vipd import __version__
-from vipd.cli.changes import summary
+from vipd.cli.changes import summary, unconfirmed_text
 from vipd.cli.connection import connect
 from vipd.cli.errors import FAILED, OK, CliError
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
@@ -91,6 +91,8 @@ def _facts(answer: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
         yield f"  {family}", dataplane.get(family) or "not available"
     yield "Services", str(answer["services"])
     yield "Backends", f"{answer['ready']} of {answer['backends']} ready"
+    if waits := answer.get("confirmation"):
+        yield "Unconfirmed", terminal.paint(unconfirmed_text(waits), "yellow")
     yield "Last apply", _last_apply(answer)
     yield "Applies", f"{answer['applies']}, {answer['apply_failures']} failed"
 

@@ -21,6 +21,7 @@ from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.iptables.watch.stream import ExternalChangeStream
 from vipd.host.systemd.fields import Event, fields
 from vipd.sources.files import FileSource
+from vipd.sources.store import StoreSource
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ MIN_PAUSE_SECONDS = 0.01
 GC_QUIET_SECONDS = 1.0
 GC_MAX_DELAY_SECONDS = 10.0
 """Leftovers of changes are deleted after this time, however often changes continue."""
+CONFIRM_POLL_SECONDS = 10.0
 REPAIR_SECONDS = 60.0
 MAX_KINDS_LOGGED = 5
 
@@ -102,6 +104,24 @@ async def expire_overrides(overrides: Expiring, reconciler: Reconciler, changed:
     overrides.expire_due()
     if moment is not None and moment <= reconciler.clock():
         reconciler.request_sync()
+
+
+async def take_back_unconfirmed(store: StoreSource, reconciler: Reconciler) -> None:
+    """Wait until the time to confirm the last change of the store is over, take the change back, and wake the
+    reconciler. Raises StoreError while the disk lacks that; it is due again then."""
+    changed = store.confirmation_changed
+    changed.clear()
+    if store.unsaved:
+        async with store.change_lock:
+            await asyncio.to_thread(store.save_taken_back)
+    left = store.seconds_to_confirm()
+    # The event loop's clock stands still while the host is suspended, so the pause is short.
+    if await _set_within(changed, CONFIRM_POLL_SECONDS if left is None else min(CONFIRM_POLL_SECONDS, left)):
+        return
+    async with store.change_lock:
+        if actions := await asyncio.to_thread(store.take_back_due):
+            reconciler.causes.note(actions, "time limit")
+            reconciler.request_sync()
 
 
 async def save_ended_overrides(overrides: EndedOverrides, changed: asyncio.Event) -> None:

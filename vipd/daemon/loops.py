@@ -15,6 +15,7 @@ from vipd.control.background_tasks import (
     poll_host,
     save_checkpoint,
     save_ended_overrides,
+    take_back_unconfirmed,
     watch_files,
     watch_rules,
 )
@@ -86,6 +87,7 @@ def loops(
         "keeping the backends of flows": lambda: save_checkpoint(conntrack, saved),
         "growing shares": lambda: advance_slow_start(parts.status_tracker, reconciler, grown),
         **_override_loops(parts, events),
+        "taking back unconfirmed changes": lambda: take_back_unconfirmed(parts.store, reconciler),
         "checking backends": parts.health.run,
         **parts.flow_stats.loops(),
         **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},

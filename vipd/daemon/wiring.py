@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -88,6 +89,10 @@ async def wire(
     write rules are killed after `program_timeout` seconds."""
     observers = observers or Observers()
     files, store = sources(settings)
+    # Before the first step: a change whose time to confirm is over does not serve again.
+    store.take_back_due()
+    with contextlib.suppress(StoreError):  # a loop tries again, and says why
+        store.save_taken_back()
     await asyncio.to_thread(files.scan)
     overrides = _overrides(settings, observers)
     fleet = await _fleet(settings, observers)

@@ -7,7 +7,7 @@ Every function gets the snapshot (all services) and the stored services, and ret
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Literal
@@ -215,14 +215,21 @@ def parse_services(specs: object, *, source: str = CLI) -> list[Service]:
 
 
 def apply(
-    snapshot: Services, stored: Services, wanted: Sequence[Service], prune: bool, *, source: str = CLI
+    snapshot: Services,
+    stored: Services,
+    wanted: Sequence[Service],
+    prune: bool,
+    unwanted: Collection[str] = (),
+    *,
+    source: str = CLI,
 ) -> Outcome:
-    """Store these services, all or none of them; `prune`: and remove all others. The time is linear in
-    the number of all services."""
+    """Store these services, all or none of them, and remove those with `unwanted` names; `prune`: and all
+    others. The time is linear in the number of all services."""
     named = {service.name: service for service in wanted}
     if len(named) != len(wanted):
         raise RefusedError("invalid", "two of the services have the same name")
-    kept = {} if prune else {name: s for name, s in stored.items() if name not in named}
+    gone = named.keys() | set(unwanted)
+    kept = {} if prune else {name: s for name, s in stored.items() if name not in gone}
     others = {name: s for name, s in snapshot.items() if name in kept or s.origin.source != source}
     owners = {frontend: other for other in others.values() for frontend in other.frontends()}
     for service in wanted:

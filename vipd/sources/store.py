@@ -1,24 +1,35 @@
 """Services added by vipctl: one file that the daemon writes, `state_dir/services.yaml`, itself a declaration.
 
 Every change is on disk, synced, before the request is answered (guarantee G4). A copy beside it serves if
-the file has been damaged.
+the file has been damaged. The history beside it has an entry for each change.
+
+A change that is not confirmed in time is taken back. That needs no disk: the history on disk has what was
+before, and until when the change was to be confirmed, so that a restart takes it back again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import PLEASE_REPORT, Declaration
 from vipd.declaration.unit import Unit
 from vipd.host.durable import error_text, make_directory, read_own, write_atomically, write_durably
+from vipd.host.systemd.fields import Event, fields
 from vipd.model import limits
-from vipd.model.service import Service
+from vipd.model.formatting import duration
+from vipd.model.service import Origin, Service
 from vipd.model.text import join_surrogate_pairs
+from vipd.sources.confirmation import Clocks, Confirmation
+from vipd.sources.history import FILE_NAME, TAKES_BACK, ChangeNote, Entry, ServiceChange, StoreHistory
+
+log = logging.getLogger(__name__)
 
 STORE_UNIT = "cli"
 COPY_SUFFIX = ".last-good"
@@ -34,6 +45,8 @@ services:"""
 
 _HINT = "hint: declare some of them in files"
 
+NO_NOTE = ChangeNote()
+
 
 class StoreError(RuntimeError):
     """The store's file cannot be used; the text gives the reason."""
@@ -45,8 +58,9 @@ class StoreSource:
     name = "store"
     writes = False
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, clocks: Clocks | None = None) -> None:
+        self._path, self._clocks = path, clocks or Clocks()
+        self.history = StoreHistory(path.with_name(FILE_NAME))
         self._copy = path.with_name(path.name + COPY_SUFFIX)
         self._blocks: dict[str, tuple[Service, str]] = {}
         """Each stored service as it was written last, by name."""
@@ -54,8 +68,14 @@ class StoreSource:
         self._services: Mapping[str, Service] = {}
         self._unit = Unit(self._declaration, self._declaration)
         self._faults: tuple[str, ...] = ()
+        self._before: Mapping[str, Service | None] = {}
+        """What the services of an unconfirmed change were before it; None: not there."""
+        self._unsaved = False
+        """Whether the file still has what was taken back."""
         self.change_lock = asyncio.Lock()
         """Held from the decision on a change until it is saved."""
+        self.confirmation_changed = asyncio.Event()
+        """Set by those who have caused that, on the event loop."""
 
     @property
     def location(self) -> str:
@@ -67,8 +87,25 @@ class StoreSource:
         """The stored services by name; the same object while nothing has changed."""
         return self._services
 
+    @property
+    def unsaved(self) -> bool:
+        """Whether the disk still has what was taken back."""
+        return self._unsaved or self.history.unsaved
+
     def load(self) -> None:
         """Read the file. One that cannot be used is left alone and reported; the last good copy serves."""
+        self._load_services()
+        self.history.load()
+        self._before, self._unsaved = {}, False
+        try:
+            self._finish_last_change()
+            if waits := self.history.confirmation:
+                self._before = self.services_at(waits.revision - 1)
+                self.history.set_confirmation(waits.in_this_boot(self._clocks))
+        except StoreError as error:
+            self.history.reject(str(error))
+
+    def _load_services(self) -> None:
         text, found, self._faults = _read(self._path)
         self._blocks = {}
         if not self._faults:
@@ -83,14 +120,117 @@ class StoreSource:
         *first, last = self._faults
         self._faults = (*first, f"{last}; {serving}")  # one fault, one problem: they are counted
 
-    def save(self, services: Mapping[str, Service]) -> None:
+    def save(self, services: Mapping[str, Service], note: ChangeNote = NO_NOTE) -> None:
         """Replace the stored services, on disk first. Raises StoreError; then nothing has changed.
 
         It blocks on the disk, and a second for 10,000 services: call it in a thread, one call at a time.
         """
+        self.save_taken_back()
+        self._require_writable()
+        if self.history.fault:
+            raise StoreError(f"the store cannot be changed: {self.history.fault}")
+        blocks, text = self._text_of(services)
+        changes = self._changes_to(services, blocks)
+        if changes:
+            self._add_to_history(changes, note)
+        try:
+            self._write(text)
+        except StoreError:
+            if changes:
+                self.history.drop_newest()
+                with contextlib.suppress(OSError):
+                    self.history.save()  # else the next start sees that it was not carried out
+            raise
+        if note.confirm_seconds is not None:
+            self._before = {change.name: self._services.get(change.name) for change in changes}
+        self._blocks = blocks
+        self._set_declaration(Declaration(tuple(services.values())))
+
+    def confirm(self) -> Entry:
+        """The last change stays; returns its entry. Blocks on the disk. Raises StoreError; then it still is
+        unconfirmed."""
+        try:
+            self.history.confirm()
+        except OSError as error:
+            raise StoreError(f"{self.history.location}: cannot be written: {error.strerror}") from None
+        self._before = {}
+        return self.history.entries[-1]
+
+    def confirmation_view(self, service: str = "") -> dict[str, object] | None:
+        """The confirmation that the last change waits for, as JSON for the API; None: it waits for none, or
+        it does not concern this service."""
+        waits = self.history.confirmation
+        return waits.view(self._clocks) if waits and (not service or service in self._before) else None
+
+    def seconds_to_confirm(self) -> float | None:
+        """Seconds in which the last change can still be confirmed; 0: the time is over; None: nothing waits
+        for it."""
+        waits = self.history.confirmation
+        return waits.seconds_left(self._clocks) if waits else None
+
+    def take_back_due(self) -> Mapping[str, str]:
+        """Take the last change back if it was not confirmed in time; returns the actions by service."""
+        waits = self.history.confirmation
+        if waits is None or waits.seconds_left(self._clocks):
+            return {}
+        why = f"not confirmed within {duration(waits.seconds)}"
+        return self.take_back(ChangeNote("vipd", why), "time limit")
+
+    def take_back(self, note: ChangeNote, cause: str) -> Mapping[str, str]:
+        """Take the unconfirmed change back, in memory; `save_taken_back` writes that. Returns the actions by
+        service. Call it in a thread, with the lock held, and only while a change is unconfirmed."""
+        entry = self.history.entries[-1]
+        changes = [change.reversed() for change in entry.changes()]
+        reason = f"{TAKES_BACK}{entry.revision}: {note.reason}"
+        at = self._clocks.time_of_day()
+        taken = Entry.of(entry.revision + 1, at, ChangeNote(note.by, reason), changes)
+        self._set_services({**self._services, **self._before})
+        self._before, self._unsaved = {}, True
+        self.history.add_unsaved(taken)
+        extra = fields(
+            Event.CHANGE_TAKEN_BACK, service=taken.names, unit=STORE_UNIT, cause=cause, reason=reason
+        )
+        what, who = f"revision {entry.revision}", entry.by or "an unknown user"
+        log.warning("%s by %s is taken back: %s: %s", what, who, note.reason, taken.summary(), extra=extra)
+        return {change.name: change.action for change in changes}
+
+    def save_taken_back(self) -> None:
+        """Write to disk what was taken back; does nothing if it is there. Blocks on the disk. Raises
+        StoreError; what was taken back stays so."""
+        if not self.unsaved:
+            return
+        try:
+            self.history.save()
+        except OSError as error:
+            what = f"{self.history.location}: cannot be written: {error_text(error)}"
+            raise StoreError(
+                f"{what}; the change is taken back, but would be again after a restart"
+            ) from None
+        if self._unsaved:
+            self._require_writable()
+            blocks, text = self._text_of(self._services)
+            self._write(text)
+            self._blocks, self._unsaved = blocks, False
+
+    def services_at(self, revision: int) -> Mapping[str, Service | None]:
+        """What the services changed since then were at that revision; None: not there. Raises StoreError if
+        this version of vipd cannot read them."""
+        return _services_of(self.history.texts_at(revision))
+
+    def changes_in(self, entry: Entry) -> list[tuple[str, Service | None, Service | None]]:
+        """The name of each service of an entry, and the service before and after. Raises StoreError."""
+        changes = list(entry.changes())
+        befores = _services_of({change.name: change.before for change in changes})
+        afters = _services_of({change.name: change.after for change in changes})
+        return [(change.name, befores[change.name], afters[change.name]) for change in changes]
+
+    def _require_writable(self) -> None:
         if self._faults:
             hint = f"mend {self._path} or move it aside, then vipctl reload"
             raise StoreError(f"the store cannot be changed: {self._faults[0]}; hint: {hint}")
+
+    def _text_of(self, services: Mapping[str, Service]) -> tuple[dict[str, tuple[Service, str]], bytes]:
+        """Each service with its text, and the file of them all. Raises StoreError beyond the limits."""
         _check_limits(len(services), sum(map(limits.declared_size, services.values())))
         blocks = self._blocks_of(services.values())
         text = _file_text([block for _, block in blocks.values()]).encode()
@@ -98,6 +238,10 @@ class StoreSource:
             raise StoreError(
                 f"the store would have {len(text)} bytes: {limits.FILE_BYTES} are the most; {_HINT}"
             )
+        return blocks, text
+
+    def _write(self, text: bytes) -> None:
+        """Replace the file and its copy. Raises StoreError; then both are as before."""
         try:
             make_directory(self._path.parent)
             write_durably(self._path, text)
@@ -106,12 +250,58 @@ class StoreSource:
         with contextlib.suppress(OSError):
             # Not synced: a power cut may lose the copy, but then it has not damaged the file itself.
             write_atomically(self._copy, text)
-        self._blocks = blocks
-        self._set_declaration(Declaration(tuple(services.values())))
+
+    def _add_to_history(self, changes: Sequence[ServiceChange], note: ChangeNote) -> None:
+        revision, confirmation = self.history.newest + 1, None
+        if note.confirm_seconds is not None:
+            confirmation = Confirmation.begin(revision, note.confirm_seconds, self._clocks)
+        entry = Entry.of(revision, self._clocks.time_of_day(), note, changes)
+        try:
+            self.history.add(entry, confirmation)
+        except OSError as error:
+            what = f"{self.history.location}: cannot be written: {error_text(error)}"
+            raise StoreError(f"{what}; nothing has changed") from None
+
+    def _changes_to(
+        self, services: Mapping[str, Service], blocks: Mapping[str, tuple[Service, str]]
+    ) -> list[ServiceChange]:
+        """The differences from the stored services, as texts."""
+        gone = [name for name in self._services if name not in services]
+        before = self._services.get
+        # Most are the same object, which is the faster comparison.
+        new = [name for name, service in services.items() if before(name) is not service]
+        changed = [name for name in new if before(name) != services[name]]
+        return [
+            ServiceChange(name, self._stored_text(name), blocks[name][1] if name in blocks else None)
+            for name in (*gone, *changed)
+        ]
+
+    def _stored_text(self, name: str) -> str | None:
+        """A stored service as it is in the file; None if there is none."""
+        known, service = self._blocks.get(name), self._services.get(name)
+        if known and known[0] is service:
+            return known[1]
+        return None if service is None else format_service(service).removesuffix("\n")
+
+    def _finish_last_change(self) -> None:
+        """After a crash between the history and the file: a change that the file lacks was not accepted, and
+        is dropped; that a change was taken back counts, and is done again."""
+        entry = next(reversed(self.history.entries), None)
+        if entry is None or any(self._stored_text(c.name) != c.before for c in entry.changes()):
+            return
+        if entry.takes_back:
+            afters = _services_of({change.name: change.after for change in entry.changes()})
+            self._set_services({**self._services, **afters})
+            self._unsaved = True
+        elif not self._faults:  # else it may be in the file that cannot be read
+            log.warning(
+                "revision %d was not stored, as vipd ended before: %s", entry.revision, entry.summary()
+            )
+            self.history.drop_newest()
 
     def reload(self) -> None:
         """Read the file again when it could not be used before."""
-        if self._faults:
+        if self.faults():
             self.load()
 
     def units(self) -> Mapping[str, Unit]:
@@ -119,6 +309,9 @@ class StoreSource:
         if self._unit.candidate is not self._declaration:
             self._unit = Unit(self._declaration, self._declaration)
         return {STORE_UNIT: self._unit}
+
+    def _set_services(self, services: Mapping[str, Service | None]) -> None:
+        self._set_declaration(Declaration(tuple(each for each in services.values() if each is not None)))
 
     def _set_declaration(self, declaration: Declaration) -> None:
         self._services = {service.name: service for service in declaration.services}
@@ -141,8 +334,8 @@ class StoreSource:
         return blocks
 
     def faults(self) -> tuple[str, ...]:
-        """Set while the file cannot be used."""
-        return self._faults
+        """Set while the file, or the history, cannot be used."""
+        return (*self._faults, *filter(None, (self.history.fault,)))
 
     def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Does nothing: the file is the accepted version."""
@@ -169,6 +362,17 @@ def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
     text = join_surrogate_pairs(text)  # earlier versions wrote text as JSON does
     found = parse_declaration(text, str(path), source="cli", accepted=True)
     return (text, found, ()) if found.ok else ("", Declaration(), tuple(map(str, found.problems)))
+
+
+def _services_of(texts: Mapping[str, str | None]) -> dict[str, Service | None]:
+    """The services of these texts of the file. Raises StoreError."""
+    text = _file_text([text for text in texts.values() if text is not None])
+    found = parse_declaration(text, STORE_UNIT, source="cli", accepted=True)
+    services = {service.name: replace(service, origin=Origin("cli")) for service in found.services}
+    if not found.ok or services.keys() != {name for name, text in texts.items() if text is not None}:
+        why = str(found.problems[0]) if found.problems else "its services have other names"
+        raise StoreError(f"the history cannot be read back: {why}")
+    return {name: services.get(name) for name in texts}
 
 
 def _file_text(blocks: Sequence[str]) -> str:

@@ -128,6 +128,7 @@ WORSE: dict[str, Facts] = {
     "bridges": well(services=(replace(WEB, masquerade="hairpin"),), network=replace(NETWORK, links=BRIDGE)),
     "a broken store": well(state=StateDir("/s", store_faults=("line 1",))),
     "a broken store with a copy": well(state=StateDir("/s", store_faults=("line 1",), has_copy=True)),
+    "a broken history": well(state=StateDir("/s", history_fault="/s/history.jsonl: cannot be read")),
     "no directory": well(state=StateDir("/s", exists=False)),
     "a read-only directory": well(state=StateDir("/s", read_only=True, mode=0o777, free=0)),
     "a locked directory": well(state=StateDir("/s", writable=False)),

@@ -197,6 +197,7 @@ def _files() -> tuple[Block, ...]:
             "Texts of `vipctl edit` that were not applied; in `$TMPDIR` if that is set.",
         ),
         entry("`/var/lib/vipd/services.yaml`", "What `vipctl` added. The daemon writes it."),
+        entry("`/var/lib/vipd/history.jsonl`", "Its changes, for `history`, `rollback` and `confirm`."),
         entry("`/var/lib/vipd/host-changes.json`", "What the daemon did to this host, for `cleanup`."),
     )
 
@@ -231,6 +232,10 @@ def _examples() -> tuple[Block, ...]:
         Example("vipctl set dns/10.244.0.5 --weight 0\nvipctl remove-backend dns 10.244.0.5"),
         Paragraph("Try a file before it is put to use:"),
         Example("vipctl check web.yaml\nvipctl diff web.yaml\nvipctl apply web.yaml"),
+        Paragraph("Apply it so that it is taken back if you cannot confirm it any more:"),
+        Example("vipctl apply web.yaml --confirm 60s\nvipctl confirm"),
+        Paragraph("See who changed what, and go back to the state before the last change:"),
+        Example("vipctl history\nvipctl rollback"),
         Paragraph("Ready backends of every service, for a script:"),
         Example("vipctl list --json"),
     )

@@ -55,6 +55,10 @@ def check_space(facts: Facts) -> Iterator[CheckResult]:
 def check_store(facts: Facts) -> Iterator[CheckResult]:
     """Services that vipctl added."""
     state = facts.state
+    if state.history_fault:
+        cause = f"{state.history_fault.partition('; hint: ')[0]}; changes by vipctl are refused"
+        hint = f"move {state.path}/history.jsonl aside, then vipctl reload; a new history begins"
+        yield problem("the history of vipctl's changes cannot be read", cause, hint=hint)
     if state.store_faults:
         store = f"{state.path}/services.yaml"
         cause = f"{'; '.join(state.store_faults)}; changes by vipctl are refused"

@@ -38,7 +38,8 @@ def read_state_dir(settings: Settings, root: bool) -> StateDir:
         free=system.f_bavail * system.f_frsize,
         # Some file systems count no inodes.
         free_inodes=system.f_favail if system.f_files else 1,
-        store_faults=store.faults(),
+        store_faults=tuple(fault for fault in store.faults() if fault != store.history.fault),
+        history_fault=store.history.fault,
         has_copy=root and (path / (STORE + COPY_SUFFIX)).exists(),
     )
 
