@@ -11,7 +11,7 @@ import click
 from vipd.cli.argument_types import files_argument
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import Inputs, problem_count, read_inputs
-from vipd.cli.output import document, output_option
+from vipd.cli.output import document, output_option, prose, screen
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.conversion.formats import FORMATS, KUBERNETES, convert_text, format_of
 from vipd.declaration.native import format_declaration, parse_declaration, service_to_spec
@@ -131,5 +131,6 @@ def _print_services(inputs: Inputs, form: str) -> None:
 def _print_remarks(notes: Sequence[Note], problems: Sequence[Problem]) -> None:
     """What was left out, in the order of lines."""
     remarks: list[Note | Problem] = [*notes, *problems]
+    terminal = screen(sys.stderr)
     for each in sorted(remarks, key=lambda each: (each.file, each.line)):
-        print(each, file=sys.stderr)
+        print("\n".join(prose(str(each), terminal)), file=sys.stderr)

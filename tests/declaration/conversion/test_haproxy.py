@@ -214,9 +214,9 @@ def test_named_defaults() -> None:
     found = convert(
         """
         defaults a
-            mode tcp
-        defaults b from a
             balance random
+        defaults b from a
+            mode tcp
         defaults
             mode http
         listen x from b
@@ -307,6 +307,12 @@ def test_a_frontend_that_chooses_by_content_goes_to_its_default() -> None:
 def test_a_frontend_without_its_backend_is_left_out() -> None:
     found = convert("frontend f\n    bind 10.96.0.10:80\n    default_backend other\n")
     assert (found.services, lost(found)) == ((), [(1, "frontend f"), (3, "default_backend other")])
+
+
+def test_a_line_with_a_variable_is_not_read() -> None:
+    found = convert(listen('balance "${ALGORITHM}"'))
+    assert [(each.line, "variable" in each.what) for each in found.problems] == [(3, True)]
+    assert found.services[0].balance is Balance.ROUND_ROBIN
 
 
 def test_conditional_lines_are_not_read() -> None:

@@ -169,6 +169,7 @@ def test_each_line_without_a_counterpart_is_named(line: str, what: str) -> None:
         ("-s fo", "scheduler fo", Balance.RANDOM),
         ("-s new", "scheduler new", Balance.RANDOM),
         ("-s sh -b sh-port", "sh-port", Balance.RANDOM),
+        ("-s mh -b mh-fallback,mh-port", "mh-port", Balance.RANDOM),
         ("-s wrr -p 90000", "-p 90000", Balance.ROUND_ROBIN),
         ("-s wrr -p 60 -M 255.255.255.0", "-M 255.255.255.0", Balance.ROUND_ROBIN),
         ("-s wrr -o", "-o", Balance.ROUND_ROBIN),
