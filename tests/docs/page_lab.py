@@ -106,6 +106,7 @@ class PageLab:
     def write(self, file: File) -> None:
         """Put a file there as an editor does; returns once vipd has read it, if it is one of its own."""
         place = self._place(file.path)
+        place.parent.mkdir(exist_ok=True)
         new = place.with_name(f".{place.name}.new")
         new.write_text(file.text)
         new.rename(place)

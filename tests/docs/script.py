@@ -6,7 +6,7 @@
     b2# kill $(cat $LAB/b2.pid)       or waits for something; printed text is not compared
     -->
 
-A YAML block whose first line is `# /etc/vipd/...` is a file, written when its turn comes.
+A block of YAML, or of no language, whose first line is `# /etc/...` is a file, written when its turn comes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _block_actions(block: Block, notes: dict[str, str]) -> Iterator[Action]:
         yield NotRun(block, " ".join(notes["not run here"].split()))
     elif block.language == COMMANDS:
         yield Commands(tuple(steps_of(block)), tuple(filter(None, [notes.get("varies")])))
-    elif block.language == "yaml" and (found := _FILE.match(block.text)):
+    elif block.language in ("yaml", "") and (found := _FILE.match(block.text)):
         yield File(Path(found[1]), block.text)
 
 

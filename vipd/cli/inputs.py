@@ -6,7 +6,7 @@ It imports the declaration language, hence YAML: only verbs that read files impo
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -47,14 +47,18 @@ class Inputs(NamedTuple):
         return self.services
 
 
-def read_inputs(names: Iterable[str]) -> Inputs:
+Parser = Callable[[str, str], Declaration]
+"""Reads the text of a file, which has this name in problems."""
+
+
+def read_inputs(names: Iterable[str], parse: Parser = parse_declaration) -> Inputs:
     """Read files, directories (their *.yaml, *.yml and *.json) and `-`, standard input. Raises nothing."""
     files: list[str] = []
     declarations: list[Declaration] = []
     for name in dict.fromkeys(names):
         found, problems = _files_of(name)
         files += found
-        declarations += [_read(file, named=file == name) for file in found]
+        declarations += [_read(file, parse, named=file == name) for file in found]
         if problems:
             files.append(name)
             declarations.append(Declaration(problems=problems))
@@ -96,7 +100,7 @@ def _bounded(file: BinaryIO) -> bytes:
     return content
 
 
-def _read(name: str, named: bool) -> Declaration:
+def _read(name: str, parse: Parser, *, named: bool) -> Declaration:
     """A file that was `named` may be a pipe; in a directory pipes are skipped, as vipd does."""
     shown = _STDIN_SHOWN if name == STDIN else printable(name)
     try:
@@ -113,4 +117,4 @@ def _read(name: str, named: bool) -> Declaration:
     except UnicodeDecodeError as err:
         line = content.count(b"\n", 0, err.start) + 1
         return Declaration(problems=(Problem(shown, line, "", "not UTF-8 text", "save it as UTF-8"),))
-    return parse_declaration(text, shown)
+    return parse(text, shown)

@@ -38,11 +38,12 @@ class Located(NamedTuple, Generic[T]):
 class Report:
     """Collects the problems and notes of one file."""
 
-    def __init__(self, file: str, accepted: bool = False) -> None:
+    def __init__(self, file: str, accepted: bool = False, most: int = limits.PROBLEMS) -> None:
+        """`most`: number of problems that are kept."""
         self.file = file
         self.accepted = accepted
         """The input was accepted before: later rules do not reject it."""
-        self.problems = ProblemList()
+        self.problems = ProblemList(most=most)
         self.size = 0
         """Of the services read, in the units of `vipd.model.limits.declared_size`."""
         self._notes: dict[Note, None] = {}

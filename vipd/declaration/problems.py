@@ -177,7 +177,7 @@ class Declaration:
     services: tuple[Service, ...] = ()
     problems: tuple[Problem, ...] = ()
     notes: tuple[Note, ...] = ()
-    """Parts of Kubernetes objects that were left out, and why."""
+    """Parts of Kubernetes objects, or of another program's configuration, that were left out, and why."""
 
     @property
     def ok(self) -> bool:

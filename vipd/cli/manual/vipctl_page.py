@@ -14,7 +14,7 @@ from vipd.cli.manual.verbs import HELP, Option, Verb, group_options, verbs
 EXIT_CODES = {
     errors.OK: "Done, or there was nothing to do.",
     errors.FAILED: "It failed or was refused; `status`: the kernel is not in sync; `check`: there are "
-    "problems; `diff`: something differs.",
+    "problems; `convert`: something was not converted; `diff`: something differs.",
     errors.USAGE: "The command line is wrong; `diff`: it failed.",
     errors.NOT_FOUND: "There is no such service or backend.",
     errors.UNREACHABLE: "The daemon cannot be reached, or does not let this user do that.",
