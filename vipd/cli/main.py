@@ -63,7 +63,7 @@ VERB_GROUPS: dict[str, dict[str, Verb]] = {
         "diff": Verb("declare", "diff", "Show what applying files, or the daemon, would change"),
         "apply": Verb("declare", "apply", "Make the daemon hold the services of files"),
         "convert": Verb(
-            "convert", "convert", "Print other programs' configurations as declarations; needs no daemon"
+            "convert", "convert", "Print other formats as declarations; needs no daemon"
         ),
         "render": Verb("render", "render", "Print the rules that files compile to; needs no daemon"),
     },
