@@ -148,6 +148,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/services/{target}/backends": {"backends": [{"address": "10.244.0.9", "weight": 2}]},
     "DELETE /v1/services/{target}/backends": {"backends": ["10.244.0.7"]},
     "PATCH /v1/services/{target}/backends/{backend}": {"weight": 2},
+    "POST /v1/rollback": {"revision": 0},
     "POST /v1/apply": {"services": [FULL], "prune": False},
     "POST /v1/overrides": ORDER,
     "DELETE /v1/overrides": {"service": "web", "backend": "10.244.0.7", "address": "", "all": False},
@@ -157,6 +158,7 @@ BODILESS = {
     "DELETE /v1/services/{target}",
     "POST /v1/accept-removal",
     "POST /v1/reload",
+    "POST /v1/confirm",
 }
 """Changes that read no body."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW", "X" * 3000)

@@ -188,5 +188,7 @@ class TestConfirm:
         daemon.answer("GET /v1/status", STATUS | {"confirmation": WAITS})
         text = f"revision 7 is taken back {LEFT}, unless vipctl confirm comes before"
         assert f"Unconfirmed  {text}\n" in vipctl("status").out
-        daemon.answer(f"GET /v1/services/{DNS['name']}", {"service": DNS | {"confirmation": WAITS}})
+        daemon.answer(
+            f"GET /v1/services/{DNS['name']}", {"service": DNS | {"confirmation": WAITS}, "version": "1"}
+        )
         assert f"  Unconfirmed {text}\n" in vipctl("describe", DNS["name"]).out

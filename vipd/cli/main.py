@@ -66,9 +66,7 @@ VERB_GROUPS: dict[str, dict[str, Verb]] = {
         "apply": Verb("declare", "apply", "Make the daemon hold the services of files"),
         "confirm": Verb("history", "confirm", "Keep a change that would be taken back"),
         "rollback": Verb("history", "rollback", "Go back to what the store held before"),
-        "convert": Verb(
-            "convert", "convert", "Print other formats as declarations; needs no daemon"
-        ),
+        "convert": Verb("convert", "convert", "Print other formats as declarations; needs no daemon"),
         "render": Verb("render", "render", "Print the rules that files compile to; needs no daemon"),
     },
     "Fleet": {

@@ -92,6 +92,8 @@ SETTINGS_TEXTS = {
 BAD_SETTINGS = {
     "cluster_cidr: []": "cluster_cidr",
     "services_dir: services.d": "services_dir",
+    "notify: notify --short": "notify",
+    "notify: [notify, --short]": "notify",
     "log_level: warn": "log_level",
     "mark_bit: 32": "mark_bit",
     "affinity_clients: 10": "affinity_clients",

@@ -86,6 +86,8 @@ _PORT_RANGES = ValueForm(
     },
 )
 
+_PROGRAM = matching("/.*", "the absolute path of a program")
+
 TYPES: Mapping[object, ValueForm] = {
     bool: FLAG,
     int: ValueForm("a number", {"type": "integer"}),
@@ -107,6 +109,14 @@ TYPES: Mapping[object, ValueForm] = {
             ),
             "minimum": 1,
             "maximum": MAX_PORT,
+        },
+    ),
+    tuple[str, ...]: ValueForm(
+        "a list: a program and its arguments",
+        {
+            "if": {"type": "array"},
+            "then": {"items": [_PROGRAM], "additionalItems": {"type": "string"}},
+            "else": _PROGRAM,
         },
     ),
     tuple[Url, ...]: _list_of(

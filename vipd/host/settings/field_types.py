@@ -133,9 +133,8 @@ PortRangesBySource = Annotated[
     Annotated[PortRanges, Tag(":all")] | Annotated[dict[SourceName, PortRanges], Tag(":source")], *BY_SOURCE
 ]
 
-Command = Annotated[
-    tuple[str, ...], NoDecode, BeforeValidator(_command), "a list: a program and its arguments"
-]
+Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_command)]
+"""A program's absolute path, and its arguments."""
 
 Group = Annotated[str, "a group"]
 Address = Annotated[str, BeforeValidator(_address)]
