@@ -72,6 +72,7 @@ def declaration(number: int) -> dict[str, Json]:
         "allow_from": ["192.0.2.0/24"],
         "health_port": 40000 + number,
         "traffic_policy": {"external": "local", "internal": "cluster"},
+        "traffic_distribution": "prefer-same-node",
         "on_remove": "reset",
         "respond_to_ping": True,
         "registrations": False,

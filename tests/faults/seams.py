@@ -254,6 +254,7 @@ REQUESTS = (
             "vipd.api.messages",
             "vipd.api.override_routes",
             "vipd.api.server",
+            "vipd.api.history_routes",
             "vipd.api.service_routes",
             "vipd.api.socket_server",
             "vipd.api.stats_routes",
