@@ -41,7 +41,7 @@ def test_what_can_be_read_serves(lab: Lab, equipment: Equipment, known: bool) ->
         assert "hint: " in reported[0]
         refused = daemon.vipctl("add", "10.96.9.3:80/tcp", backend, check=False)
         assert refused.returncode == 1
-        assert "services.yaml: cannot be written: Read-only file system" in refused.stderr
+        assert "history.jsonl: cannot be written: Read-only file system" in refused.stderr
         another = subprocess.run(
             host.inside(["python3", "-c", HELD, str(daemon.state_dir)]),
             capture_output=True,

@@ -34,6 +34,8 @@ Rules, after the fork those on the way to 10.244.2.21:53:
     postrouting               on to counting
     counting                  flow counted, udp
     postrouting               this host's address becomes the source
+
+These are vipd's own rules alone; vipctl trace follows a real packet.
 """
 
 

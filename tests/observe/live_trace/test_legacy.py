@@ -35,7 +35,7 @@ def test_a_log_that_somebody_else_takes(host: Node, legacy: str) -> None:
     """Then only what becomes of the packet can be told, and why that is all."""
     end = "kernel:   goes on unchanged; connection refused"
     out, err = sent(host)
-    assert out.splitlines()[1:4] == ["  nat (legacy)", "    OUTPUT    -j ACCEPT", end]
+    assert out.splitlines()[1:4] == ["  nat (legacy), hook output", "    OUTPUT    -j ACCEPT", end]
     assert "legacy" not in err
     holder = host.start("env", f"PYTHONPATH={ROOT}", sys.executable, "-c", HOLD)
     assert read_line(holder, 60.0) == "READY"
@@ -56,7 +56,7 @@ def test_a_legacy_policy(host: Node, legacy: str) -> None:
         host.run("iptables-legacy", "-P", "INPUT", "ACCEPT")
     lines = out.splitlines()
     assert [line.split() for line in lines[-4:-1]] == [
-        ["filter", "(legacy)"],
+        ["filter", "(legacy),", "hook", "input"],
         ["INPUT", "policy", "DROP"],
         ["kernel:", "is", "dropped"],
     ]
