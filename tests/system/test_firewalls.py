@@ -71,4 +71,4 @@ def test_flows_outlive_a_reload(
     machine.run(*stop)
     machine.wait_until(lambda: answered(machine), f"new flows after the end of {package}")
     assert machine.main_pid() == before
-    assert "in-sync" in machine.said("vipctl", "status")
+    assert "in sync" in machine.said("vipctl", "status")
