@@ -24,7 +24,8 @@ SERVICES = 20_000
 def scarce(daemon: Daemon, more: int) -> Iterator[None]:
     """For a while the daemon gets no more than so many bytes besides what it has.
 
-    With 1 MiB it has hung: where a new thread gets no memory, the one that starts it may wait for ever.
+    With 1 MiB it may hang: threads for calls that may never return start when they are needed, and where a
+    new thread gets no memory, `Thread.start` waits for ever. The watchdog of systemd restarts it then.
     """
     process = int(daemon.status()["pid"])
     size = re.search(r"VmSize:\s+(\d+) kB", "\n".join(daemon.memory()))

@@ -191,6 +191,7 @@ def test_the_users_can_do_their_work(guarded: tuple[Cluster, Path], tmp_path: Pa
                 Registration(server, key, "", 60, lambda *s: reports.append(s)).run()
             )
             await host.until(lambda: "shop/web" in host.source.registrations, "the registered backend")
+            await host.until(lambda: bool(reports), "the registration's report")  # the host may see it before
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await host.until(lambda: not host.source.registrations, "the registration's end")

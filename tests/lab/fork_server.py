@@ -41,6 +41,7 @@ MODULES = ("vipd", "tests.")
 MAX_REQUEST_BYTES = 200_000
 EMPTY: Mapping[str, str] = MappingProxyType({})
 ROOM_FOR_ARGUMENTS = " " * 4000
+"""The server's last argument: a forked vipd writes its own command line over it, for ps and /proc."""
 _NUMBER = struct.Struct("i")
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_REC, MS_SLAVE, MNT_DETACH = 16384, 1 << 19, 2

@@ -97,7 +97,8 @@ class TestEntries:
                 (3, "", "", "a removed"),
             ]
             assert [entry.at for entry in each.history.entries[:2]] == [START, START + timedelta(seconds=5)]
-            assert each.changes_in(each.history.entries[1]) == [("a", A, A2), ("b", None, B)]
+            changes = each.changes_in(each.history.entries[1])
+            assert [(change.name, *specs) for change, *specs in changes] == [("a", A, A2), ("b", None, B)]
 
     def test_what_changes_nothing_is_no_entry(self, machine: Machine, tmp_path: Path) -> None:
         source = machine.start(tmp_path)

@@ -53,7 +53,8 @@ def test_every_service_of_the_language_survives_the_file(
     again = loaded(path)
     assert again.faults() == ()
     assert dict(again.services) == {declared.name: declared}
-    assert again.changes_in(again.history.entries[-1]) == [(declared.name, None, declared)]
+    ((change, before, after),) = again.changes_in(again.history.entries[-1])
+    assert (change.name, before, after) == (declared.name, None, declared)
 
 
 def test_an_emptied_store_is_a_good_file(tmp_path: Path) -> None:

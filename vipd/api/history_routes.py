@@ -179,10 +179,9 @@ def _detailed_response(store: StoreSource, entry: Entry) -> web.Response:
     """The answer about one entry. It is encoded in parts, so that other threads have their turn."""
     head = json.dumps({**_entry_view(entry), "services": []})
     services = []
-    for name, before, after in store.changes_in(entry):
-        action = "created" if before is None else "removed" if after is None else "changed"
-        service = {"name": name, "action": action, "before": _spec(before), "after": _spec(after)}
-        services.append(json.dumps(service))
+    for change, before, after in store.changes_in(entry):
+        specs = {"before": _spec(before), "after": _spec(after)}
+        services.append(json.dumps({"name": change.name, "action": change.action, **specs}))
     return encoded_json_response(f'"entry": {head[:-2]}{", ".join(services)}]}}'.encode())
 
 

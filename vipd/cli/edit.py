@@ -260,8 +260,8 @@ def _explained(error: CliError, problems: Sequence[Problem]) -> Sequence[str]:
         lines = error.lines()
         return [*HEADER, "#", *(f"# {line.removeprefix('vipctl: ')}" for line in lines), "#"]
     size = len(HEADER) + len(problems) + 2
-    told = [_moved(problem, size) for problem in problems]
-    listed = [f"# {f'line {each.line}: ' if each.line else ''}{replace(each, line=0)}" for each in told]
+    in_file = [_moved(problem, size) for problem in problems]
+    listed = [f"# {f'line {each.line}: ' if each.line else ''}{replace(each, line=0)}" for each in in_file]
     return [*HEADER, "#", *listed, "#"]
 
 

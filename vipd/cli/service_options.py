@@ -300,7 +300,7 @@ _OPTIONS = (
         "--traffic-distribution",
         group=FLOWS,
         key="traffic_distribution",
-        read=str,
+        read=_same,
         type=_choices(*(each.value for each in TrafficDistribution)),
         help="Which ready backends serve first under the policy cluster.",
     ),

@@ -116,7 +116,8 @@ async def take_back_unconfirmed(store: StoreSource, reconciler: Reconciler) -> N
             await asyncio.to_thread(store.save_taken_back)
     left = store.seconds_to_confirm()
     # The event loop's clock stands still while the host is suspended, so the pause is short.
-    if await _set_within(changed, CONFIRM_POLL_SECONDS if left is None else min(CONFIRM_POLL_SECONDS, left)):
+    pause = CONFIRM_POLL_SECONDS if left is None else min(CONFIRM_POLL_SECONDS, left)
+    if await _set_within(changed, pause) or left is None:
         return
     async with store.change_lock:
         if actions := await asyncio.to_thread(store.take_back_due):

@@ -191,22 +191,19 @@ def _choose_endpoints(
     ready = tuple(c for c in candidates if c.ready) or backups
     terminating = tuple(c for c in candidates if c.terminating)
     cluster = (
-        () if local_internal and not externally_exposed else _preferred(ready, service, host) or terminating
+        () if local_internal and not externally_exposed else _nearest(ready, service, host) or terminating
     )
     local = _on_host(ready) or _on_host(terminating) if local_internal or local_external else ()
     return _Selection(cluster, local, has_endpoints=bool(ready or terminating), ready_local=_on_host(ready))
 
 
-def _preferred(ready: tuple[_Candidate, ...], service: Service, host: HostIdentity) -> tuple[_Candidate, ...]:
-    """The ready backends on this host, if the service prefers them and there are any; else by zone."""
-    same_node = service.traffic_distribution is TrafficDistribution.PREFER_SAME_NODE
-    return (_on_host(ready) if same_node else ()) or _same_zone_or_all(ready, host)
-
-
-def _same_zone_or_all(ready: tuple[_Candidate, ...], host: HostIdentity) -> tuple[_Candidate, ...]:
-    """The ready backends for this host's zone, if all have zones and at least one has this zone; else all."""
-    near = tuple(c for c in ready if host.zone in c.zones)
-    return near if host.zone and near and all(c.zones for c in ready) else ready
+def _nearest(ready: tuple[_Candidate, ...], service: Service, host: HostIdentity) -> tuple[_Candidate, ...]:
+    """The ready backends on this host, if the service prefers them and there are any; else those for this
+    host's zone, if all have zones and at least one has this zone; else all."""
+    if service.traffic_distribution is TrafficDistribution.PREFER_SAME_NODE and (here := _on_host(ready)):
+        return here
+    same_zone = tuple(c for c in ready if host.zone in c.zones)
+    return same_zone if host.zone and same_zone and all(c.zones for c in ready) else ready
 
 
 def _on_host(candidates: tuple[_Candidate, ...]) -> tuple[_Candidate, ...]:

@@ -27,6 +27,7 @@ from vipd.daemon.status_reporter import StatusReporter, heartbeat_seconds, progr
 from vipd.daemon.wiring import Parts, now, sources, wire
 from vipd.dataplane.chosen import ChosenDataplane
 from vipd.health.host_problems import host_problems
+from vipd.host.bounded_threads import started_threads
 from vipd.host.gc_control import freeze_objects
 from vipd.host.host_changes import HostChanges
 from vipd.host.observer import Observers
@@ -44,6 +45,9 @@ from vipd.observe.listeners import ListenAddress, Listeners
 from vipd.observe.monitoring import Monitored, Monitoring
 
 log = logging.getLogger(__name__)
+
+WORKER_THREADS = 8
+"""Threads for work that blocks or computes for long. Calls that may hang have threads of their own."""
 
 Warnings = Callable[[], Sequence[str]]
 """Current warnings besides the reconciler's own."""
@@ -89,6 +93,7 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
     """Run until SIGTERM or SIGINT. The rules stay when it ends. Raises StartError."""
     # Until there is something to reload: by default this signal would end the process.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
+    asyncio.get_running_loop().set_default_executor(started_threads(WORKER_THREADS))
     notifier.send("STATUS=reading declarations")
     with state_lock(settings), recording(settings.state_dir) as recorder:
         require_privileges()

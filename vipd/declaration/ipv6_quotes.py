@@ -14,12 +14,12 @@ _EDGES = re.compile(
     r"""|(?<=\[)((?:::[0-9A-Fa-f:.]{0,43})|(?:[0-9A-Fa-f:]{2,43}::(?!/)))(/[0-9]{1,3})?(?=[\s,\]])"""
 )
 """An address that begins or ends with a colon, which separates keys from values."""
-_LONGEST_LINE = 4096
+_MAX_LINE_LENGTH = 4096
 
 
 def hint_for_line(line: str) -> str:
     """The remedy for a line that is no YAML, if an IPv6 address in it is the cause; else empty."""
-    if len(line) > _LONGEST_LINE:
+    if len(line) > _MAX_LINE_LENGTH:
         return ""
     for found in _BRACKETS.finditer(line):
         if _is_ipv6(found[1]):

@@ -132,10 +132,10 @@ def other_meaning(scalar: Scalar) -> str:
 
 def _patterns_of(text: str) -> tuple[tuple[re.Pattern[str], str], ...]:
     """The patterns to try: only the first is safe from slow matching on long text."""
-    return _MEANINGS if len(text) <= _LONGEST_NUMBER else _MEANINGS[:1]
+    return _MEANINGS if len(text) <= _MAX_NUMBER_LENGTH else _MEANINGS[:1]
 
 
-_LONGEST_NUMBER = 64
+_MAX_NUMBER_LENGTH = 64
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _NUMBERS_BEGIN = frozenset("+-.0123456789")
 _BOOLEANS = frozenset({"true", "false", "yes", "no", "on", "off"})

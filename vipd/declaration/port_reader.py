@@ -70,8 +70,13 @@ def _read_port_mapping(report: Report, node: Mapping, path: str) -> ServicePort 
     name = _read_port_name(report, values["name"], f"{path}.name") if "name" in values else ""
     protocol: Protocol | None = Protocol.TCP
     if "protocol" in values:
-        place = f"{path}.protocol"
-        protocol = _read_protocol(report, values["protocol"], place)
+        given, place = values["protocol"], f"{path}.protocol"
+        if isinstance(given, Sequence) or (isinstance(given, Scalar) and "," in given.text):
+            hint = "write a port for each, or the short form: 53:5353/tcp,udp"
+            report.add(given.line, place, "a port has one protocol", hint)
+            protocol = None
+        else:
+            protocol = read_short_form(report, given, place, parse_protocol, "tcp, udp or sctp")
     numbers = {
         key: read_integer(report, values[key], f"{path}.{key}", 1, MAX_PORT)
         for key in ("target", "node_port", "port")
@@ -83,14 +88,6 @@ def _read_port_mapping(report: Report, node: Mapping, path: str) -> ServicePort 
     if port is None or protocol is None:
         return None
     return ServicePort(port, protocol, name, None if target == port else target, numbers.get("node_port"))
-
-
-def _read_protocol(report: Report, node: Node, path: str) -> Protocol | None:
-    if isinstance(node, Sequence) or (isinstance(node, Scalar) and "," in node.text):
-        hint = "write a port for each, or the short form: 53:5353/tcp,udp"
-        report.add(node.line, path, "a port has one protocol", hint)
-        return None
-    return read_short_form(report, node, path, parse_protocol, "tcp, udp or sctp")
 
 
 def _read_port_name(report: Report, node: Node, path: str) -> str:

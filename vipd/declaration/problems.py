@@ -119,15 +119,17 @@ def more_problems(file: str, line: int, number: int) -> Problem:
 PLEASE_REPORT = "please report it"
 """The hint of every internal error: no input may cause one."""
 
-_LONGEST_MESSAGE = 300
+_MAX_MESSAGE_LENGTH = 300
 """Characters of an unexpected exception's message that are shown: it may quote its input."""
 
 
 def internal_error(error: BaseException, doing: str) -> str:
     """One line about an unexpected exception: `internal error while reading this service: ...`."""
     message = " ".join(str(error).split())
-    more = "..." if len(message) > _LONGEST_MESSAGE else ""
-    told = f"{type(error).__name__}: {message[:_LONGEST_MESSAGE]}{more}" if message else type(error).__name__
+    more = "..." if len(message) > _MAX_MESSAGE_LENGTH else ""
+    told = (
+        f"{type(error).__name__}: {message[:_MAX_MESSAGE_LENGTH]}{more}" if message else type(error).__name__
+    )
     return f"internal error while {doing}: {told}"
 
 

@@ -36,7 +36,7 @@ _PERIOD_UNITS = {"ms": 1, "s": 1000, "": 1000, "m": 60_000}
 _PERCENT = re.compile(r"([0-9]{1,3})%")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PROTOCOLS = {protocol.value: protocol for protocol in Protocol}
-_LONGEST_SHOWN = 60
+_MAX_SHOWN_LENGTH = 60
 
 
 class InvalidTextError(ValueError):
@@ -51,7 +51,7 @@ class InvalidTextError(ValueError):
 def quoted(text: str) -> str:
     """The text in the form of messages: in quotes, on one line, truncated if long, other scripts as
     escapes."""
-    cut = text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+    cut = text if len(text) <= _MAX_SHOWN_LENGTH else text[: _MAX_SHOWN_LENGTH - 3] + "..."
     return json.dumps(cut).replace("\x7f", "\\u007f")
 
 

@@ -33,7 +33,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000
 
 _PLAIN = bytes((*b"\t\n\r", *range(0x20, 0x7F)))
 """Those of them that are ASCII."""
-_LONGEST_LINE = 2**13
+_MAX_LINE_LENGTH = 2**13
 """Bytes of a line that are searched for the cause of a problem."""
 
 _TABS = r"'\\t'|tab character|cannot start any token"
@@ -132,7 +132,7 @@ def _lines(text: Utf8, numbers: set[int]) -> dict[int, str]:
         end = text.find(b"\n", start)
         end = len(text) if end < 0 else end
         if number in numbers:
-            found[number] = text[start : min(end, start + _LONGEST_LINE)].decode(errors="replace")
+            found[number] = text[start : min(end, start + _MAX_LINE_LENGTH)].decode(errors="replace")
         start = end + 1
     return found
 

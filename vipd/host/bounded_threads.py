@@ -10,10 +10,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def started_threads(count: int) -> ThreadPoolExecutor:
+    """An executor whose threads have all started.
+
+    `Thread.start` waits until the new thread runs. A thread that gets no memory ends before that, and the
+    caller waits for ever (CPython 3.11): on the event loop, that would stop the daemon.
+    """
+    executor = ThreadPoolExecutor(count, "vipd worker")
+    all_run = threading.Barrier(count)
+    for running in [executor.submit(all_run.wait) for _ in range(count)]:
+        running.result()
+    return executor
 
 
 class BusyError(RuntimeError):

@@ -31,7 +31,7 @@ MAX_STALE_LOCKS = 1000
 _LOCK_NAME = re.compile(r"netns-(\d+)-[^/]+\.lock")
 _TRIES, _PAUSE_SECONDS = 5, 0.05
 """For a lock of a network namespace: another start may hold it for a moment, to check whether it is held."""
-_LONGEST_PID = 20
+_MAX_PID_LENGTH = 20
 _HELD = re.compile(r"\d+: +(?:-> )?\w+ +\w+ +\w+ +-?\d+ [0-9a-f]+:[0-9a-f]+:(\d+) ")
 """A line of /proc/locks. A lock that waits has an arrow; one that waits behind a waiting one is indented."""
 _LOCKS_READ_AT_ONCE = 4096
@@ -264,5 +264,5 @@ def _take_lock(descriptor: int, path: Path, another: str, hint: str) -> None:
 def _holder(descriptor: int) -> str:
     """The pid that a lock file names."""
     with contextlib.suppress(OSError, ValueError):
-        return str(int(os.pread(descriptor, _LONGEST_PID, 0)))
+        return str(int(os.pread(descriptor, _MAX_PID_LENGTH, 0)))
     return "not known"

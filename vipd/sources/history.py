@@ -109,9 +109,9 @@ class Entry:
 
     def summary(self) -> str:
         """`dns created, web removed and 3 more`."""
-        told = [f"{name} {action}" for name, action in self.named[:NAMES_SUMMED]]
-        more = sum(self.actions.values()) - len(told)
-        return ", ".join(told) + (f" and {more} more" if more else "")
+        shown = [f"{name} {action}" for name, action in self.named[:NAMES_SUMMED]]
+        more = sum(self.actions.values()) - len(shown)
+        return ", ".join(shown) + (f" and {more} more" if more else "")
 
     def changes(self) -> Iterator[ServiceChange]:
         """Every service of it."""
@@ -126,7 +126,8 @@ class StoreHistory:
         self._path = path
         self._entries: tuple[Entry, ...] = ()
         self._confirmation: Confirmation | None = None
-        self._fault = ""
+        self.fault = ""
+        """Why the file cannot be used; empty: it can."""
         self._unsaved = False
 
     @property
@@ -145,11 +146,6 @@ class StoreHistory:
         return self._confirmation
 
     @property
-    def fault(self) -> str:
-        """Why the file cannot be used; empty: it can."""
-        return self._fault
-
-    @property
     def newest(self) -> int:
         """The revision of the newest change; 0: there is none."""
         return self._entries[-1].revision if self._entries else 0
@@ -161,7 +157,7 @@ class StoreHistory:
 
     def load(self) -> None:
         """Read the file. One that cannot be used is left alone and reported."""
-        self._entries, self._confirmation, self._fault, self._unsaved = (), None, "", False
+        self._entries, self._confirmation, self.fault, self._unsaved = (), None, "", False
         try:
             self._entries, self._confirmation = _parse(read_own(self._path))
         except FileNotFoundError:
@@ -173,7 +169,7 @@ class StoreHistory:
         """The file cannot be used: it is left alone, and has no entries."""
         hint = "hint: move it aside, then vipctl reload; a new history begins"
         self._entries, self._confirmation = (), None
-        self._fault = f"{self._path}: {why}; {hint}"
+        self.fault = f"{self._path}: {why}; {hint}"
 
     def add(self, entry: Entry, confirmation: Confirmation | None = None) -> None:
         """Add an entry, on disk. Raises OSError; then nothing has changed."""

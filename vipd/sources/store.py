@@ -217,12 +217,12 @@ class StoreSource:
         this version of vipd cannot read them."""
         return _services_of(self.history.texts_at(revision))
 
-    def changes_in(self, entry: Entry) -> list[tuple[str, Service | None, Service | None]]:
-        """The name of each service of an entry, and the service before and after. Raises StoreError."""
+    def changes_in(self, entry: Entry) -> list[tuple[ServiceChange, Service | None, Service | None]]:
+        """Each change of an entry, and the service before and after it. Raises StoreError."""
         changes = list(entry.changes())
         befores = _services_of({change.name: change.before for change in changes})
         afters = _services_of({change.name: change.after for change in changes})
-        return [(change.name, befores[change.name], afters[change.name]) for change in changes]
+        return [(change, befores[change.name], afters[change.name]) for change in changes]
 
     def _require_writable(self) -> None:
         if self._faults:

@@ -52,8 +52,8 @@ ANY_ADDRESS = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104  it is r
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9._/-]+")
 _FAMILIES = "vipd translates no address into one of the other family"
-_LONGEST_NAME = 120
-_LONGEST_SHOWN = 120
+_MAX_NAME_LENGTH = 120
+_MAX_SHOWN_LENGTH = 120
 """Characters of a line of the configuration that a message quotes."""
 _INTEGER = re.compile(r"[0-9]{1,10}")
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
@@ -113,11 +113,11 @@ class Conversion:
 
     def lost(self, line: int, what: str, why: str, hint: str = "") -> None:
         """Report a part that changes where flows go, or fails, and that the services do not have."""
-        self._report.add(line, shortened(what, _LONGEST_SHOWN), why, hint)
+        self._report.add(line, shortened(what, _MAX_SHOWN_LENGTH), why, hint)
 
     def note(self, line: int, what: str, why: str) -> None:
         """Report a part that was left out, and changes nothing about flows that vipd could do."""
-        self._report.note(line, f"{shortened(what, _LONGEST_SHOWN)}: {why}")
+        self._report.note(line, f"{shortened(what, _MAX_SHOWN_LENGTH)}: {why}")
 
     def reading(self) -> Report:
         """For problems of the text itself, and to contain faults."""
@@ -339,7 +339,7 @@ class Conversion:
 
     def _name(self, wanted: str, first: Frontend) -> str:
         """A valid name like the wanted one, which no service has yet; else the first frontend."""
-        name = _NO_NAME.sub("-", wanted)[:_LONGEST_NAME].strip("._/-")
+        name = _NO_NAME.sub("-", wanted)[:_MAX_NAME_LENGTH].strip("._/-")
         if not name:
             return str(first)
         number, found = 1, name

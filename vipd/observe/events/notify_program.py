@@ -31,7 +31,7 @@ DROPS_SHOWN_SECONDS = 3600.0
 LOG_AGAIN_SECONDS = 3600.0
 """The same failure is logged again after this time."""
 _POLL_SECONDS = 3600.0
-_LONGEST_REASON = 200
+_MAX_REASON_LENGTH = 200
 
 
 class DroppingSubscription(Subscription):
@@ -136,7 +136,7 @@ class NotifyProgram:
                 log.info("notify: %s works again", self._command[0])
             self._fault, self._failures, self._since = "", 0, None
             return
-        self._fault = shortened(failure, _LONGEST_REASON)
+        self._fault = shortened(failure, _MAX_REASON_LENGTH)
         self._failures, self._since = self._failures + 1, self._since or datetime.now(UTC)
         now = asyncio.get_running_loop().time()
         if self._fault != self._logged or now - self._logged_at > LOG_AGAIN_SECONDS:

@@ -26,7 +26,7 @@ from vipd.sources.etcd.tls_files import password
 from vipd.sources.etcd.transport import Headers, Transport, in_answer
 
 _FAILED_PRECONDITION = 9
-_LONGEST_TOKEN = 8000
+_MAX_TOKEN_LENGTH = 8000
 """For use in a header; Go's server accepts far more."""
 
 T = TypeVar("T")
@@ -183,6 +183,6 @@ def _read(read: Read[T], answer: Message, what: str) -> T:
 def _token(answer: Message) -> str:
     """A token that is valid in a header. Raises MalformedAnswerError."""
     token = text(answer, "token")
-    if not token or len(token) > _LONGEST_TOKEN or not (token.isascii() and token.isprintable()):
+    if not token or len(token) > _MAX_TOKEN_LENGTH or not (token.isascii() and token.isprintable()):
         raise MalformedAnswerError("token is missing or is none")
     return token

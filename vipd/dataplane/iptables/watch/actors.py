@@ -15,7 +15,7 @@ from vipd.dataplane.iptables.watch.messages import Generation
 
 _MOST_ANCESTORS = 8
 _MOST_SEEN = 100
-_LONGEST_COMM = 15
+_MAX_COMM_LENGTH = 15
 _INIT = 1
 _WRAPPERS = frozenset(
     {"sudo", "env", "timeout", "nice", "ionice", "setsid", "xargs", "flock", "nsenter", "ip"}
@@ -54,7 +54,7 @@ class Actors:
     def of(self, generation: Generation) -> Actor:
         """The author of a transaction, as far as it can be observed or guessed."""
         process = self._read(generation.pid)
-        if process is None or process.name[:_LONGEST_COMM] != generation.name:
+        if process is None or process.name[:_MAX_COMM_LENGTH] != generation.name:
             # A pid of another pid namespace, or already reused, or gone.
             return self._guessed(Actor(_whole(generation.name), generation.pid))
         behind = self._behind(process)
@@ -114,7 +114,7 @@ class Actors:
             return None
         words = tuple(line.split("\0"))
         base = words[0].rpartition("/")[2]
-        whole = base if len(name) == _LONGEST_COMM and base.startswith(name) else name
+        whole = base if len(name) == _MAX_COMM_LENGTH and base.startswith(name) else name
         return _Process(pid, whole, words, parent)
 
 
