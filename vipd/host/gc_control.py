@@ -53,7 +53,9 @@ def _freeze() -> None:
     global _frozen
     gc.collect()
     gc.freeze()
-    if gc.get_freeze_count() > 2 * _frozen + FREEZE_THRESHOLD:
+    if not _frozen:  # the collection has seen all objects
+        _frozen = gc.get_freeze_count()
+    elif gc.get_freeze_count() > 2 * _frozen + FREEZE_THRESHOLD:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
