@@ -16,6 +16,8 @@ from tests.bench.tables import brief, table
 
 NOT_MEASURED = "not measured"
 SIZES = (1_000, 10_000)
+NO_BREAK = "&nbsp;"
+"""A figure stays in one line with its unit."""
 
 TITLES = (
     "",
@@ -50,7 +52,7 @@ class Comparison:
 
 COMPARISONS = (
     Comparison(
-        "new connections a second, share of a direct path's",
+        "new connections a second",
         "path",
         "connections, part of direct",
         (
@@ -62,7 +64,7 @@ COMPARISONS = (
         ),
     ),
     Comparison(
-        "one backend replaced, until the kernel has it",
+        "one backend replaced",
         GROUP,
         ONE_CHANGE,
         (
@@ -101,4 +103,5 @@ def _figures(record: Record) -> Iterator[Sequence[str]]:
 
 
 def _cell(figures: Iterable[tuple[str, str]]) -> str:
-    return "<br>".join(f"{variant} {figure}".strip() for figure, variant in figures) or NOT_MEASURED
+    each = (f"{variant} {figure}".strip().replace(" ", NO_BREAK) for figure, variant in figures)
+    return "<br>".join(each) or NOT_MEASURED
