@@ -6,6 +6,8 @@ python -m tests.docs.pictures [--record]      --record: run the first minute ane
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 
 from tests.docs.markdown import ROOT
@@ -33,6 +35,10 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--record", action="store_true", help="run the first minute anew, as root")
     if parser.parse_args(argv).record:
+        if os.geteuid() != 0:
+            sys.exit(
+                "error: --record needs root, for network namespaces; hint: without it the last run is drawn"
+            )
         CAST.write_text(record().write(), encoding="utf-8")
     recording = Recording.read(CAST.read_text(encoding="utf-8"))
     for path, text in drawings(recording).items():
