@@ -150,7 +150,8 @@ class _Recorder:
         printed, end = "", time.monotonic() + STEP_SECONDS
         while True:
             ended = process.poll() is not None
-            while text := self._printed():
+            # What comes without a pause is one piece, so that no control sequence is cut in two.
+            if text := "".join(iter(self._printed, "")):
                 self.show(text)
                 printed += text
             if ended:
