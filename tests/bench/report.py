@@ -1,6 +1,6 @@
-"""Fills the tables of docs/performance.md from the results, and draws the plots beside them.
+"""Fills the tables of docs/performance.md and of README.md from the results, and draws the plots.
 
-python -m tests.bench.report [--check] [--results FILE]      --check: say whether the page is up to date
+python -m tests.bench.report [--check] [--results FILE]      --check: say whether the pages are up to date
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.bench.comparison import compared
 from tests.bench.plots import PLOTS, NoPlotsError, Plot, draw
 from tests.bench.record import Record
 from tests.bench.results import Measurement
@@ -18,6 +19,7 @@ from tests.bench.tables import brief, number, pivot, table
 
 PROJECT = Path(__file__).parents[2]
 PAGE = PROJECT / "docs" / "performance.md"
+README = PROJECT / "README.md"
 PICTURES = PROJECT / "docs" / "performance"
 RESULTS = PICTURES / "results.json"
 
@@ -47,23 +49,30 @@ KEPT = (
 def main(argv: list[str] | None = None) -> None:
     """Fill, or check."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.report", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 if the page is stale"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is stale")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="a results.json")
     arguments = parser.parse_args(argv)
     record = Record(arguments.results)
-    page = PAGE.read_text(encoding="utf-8")
     if arguments.check:
-        fresh = filled(page, record) == page
-        sys.exit(None if fresh else "docs/performance.md is stale; run: python -m tests.bench.report")
+        stale = [page.name for page in (PAGE, README) if _filled(page, record) is not None]
+        sys.exit(f"stale: {', '.join(stale)}; run: python -m tests.bench.report" if stale else None)
     publish(record)
 
 
 def publish(record: Record) -> None:
-    """Draw the pictures of the page and fill its tables."""
+    """Draw the pictures of docs/performance.md, and fill the tables of the pages."""
     pictures(record, PICTURES)
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
+    for page in (PAGE, README):
+        text = _filled(page, record)
+        if text is not None:
+            page.write_text(text, encoding="utf-8")
+
+
+def _filled(page: Path, record: Record) -> str | None:
+    """The page's new text; None when it is up to date."""
+    before = page.read_text(encoding="utf-8")
+    after = filled(before, record)
+    return after if after != before else None
 
 
 def pictures(record: Record, directory: Path) -> None:
@@ -219,9 +228,10 @@ TABLES: dict[str, Callable[[Record], list[str]]] = {
     "path-latency": _path("connect to answer, p50"),
     "path-no-vip": _path("connections, no VIP, part of direct"),
     "path-kept": _kept,
+    "comparison": compared,
     **{f"plot-{plot.file.removesuffix('.svg')}": _picture(plot) for plot in PLOTS},
 }
-"""Every table of the page, and every picture."""
+"""Every table of the two pages, and every picture."""
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class PageLab:
         with tempfile.TemporaryFile("w+") as printed:
             # A file and not a pipe: what a step leaves behind in the background holds it open.
             done = subprocess.run(
-                self._inside(step.machine, step.root or sudo, f"cd {home} && {command}"),
+                self.inside(step.machine, step.root or sudo, f"cd {home} && {command}"),
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
@@ -111,6 +111,20 @@ class PageLab:
         new.write_text(file.text)
         new.rename(place)
         self._wait_for_notice()
+
+    def inside(self, machine: str, root: bool, command: str) -> list[str]:
+        """The command line that runs a shell's command on a machine, by root or by alice."""
+        namespace = {node.name: node.namespace for node in self._lab.nodes}[machine]
+        path = f"{self.directory}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
+        # The project may lie in a directory that is root's alone; reading it is all that alice may do there.
+        capability = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+        become = ("setpriv", "--reuid=alice", "--regid=alice", "--init-groups", *capability)
+        return [
+            *("nsenter", f"--mount=/proc/{self._holder}/ns/mnt", f"--net=/run/netns/{namespace}"),
+            *(() if root else become),
+            *("env", f"PATH={path}", f"LAB={self.directory}", "LC_ALL=C.UTF-8", "PYTHONDONTWRITEBYTECODE=1"),
+            *("bash", "-c", command),
+        ]
 
     def _prepare(self) -> None:
         (self.directory / "ram").mkdir()
@@ -133,19 +147,6 @@ class PageLab:
         server = backend.start(sys.executable, "-I", str(HERE / "backend.py"), backend.name, address)
         assert read_line(server) == "READY", f"the server in {backend.namespace} did not start"
         (self.directory / f"{backend.name}.pid").write_text(str(server.pid))
-
-    def _inside(self, machine: str, root: bool, command: str) -> list[str]:
-        namespace = {node.name: node.namespace for node in self._lab.nodes}[machine]
-        path = f"{self.directory}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
-        # The project may lie in a directory that is root's alone; reading it is all that alice may do there.
-        capability = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-        become = ("setpriv", "--reuid=alice", "--regid=alice", "--init-groups", *capability)
-        return [
-            *("nsenter", f"--mount=/proc/{self._holder}/ns/mnt", f"--net=/run/netns/{namespace}"),
-            *(() if root else become),
-            *("env", f"PATH={path}", f"LAB={self.directory}", "LC_ALL=C.UTF-8", "PYTHONDONTWRITEBYTECODE=1"),
-            *("bash", "-c", command),
-        ]
 
     def _place(self, path: Path) -> Path:
         """Where a path of the host is."""

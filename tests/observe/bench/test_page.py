@@ -1,22 +1,25 @@
-"""The page says what was measured: its tables are those of the results beside it."""
+"""The pages say what was measured: their tables are those of the results."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from tests.bench.comparison import COMPARISONS, NO_BREAK, SIZES, compared
 from tests.bench.record import Record
-from tests.bench.report import PAGE, RESULTS, TABLES, filled, main, names_in
+from tests.bench.report import PAGE, README, RESULTS, TABLES, filled, main, names_in
 from tests.bench.results import Measurement
-from tests.bench.tables import figures, number, pivot
+from tests.bench.tables import brief, figures, number, pivot
 
 MACHINE = {"kernel": "6.1", "programs": {}}
 
 
-def test_the_tables_of_the_page_are_those_of_the_results() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert filled(page, Record(RESULTS)) == page, "stale; run: python -m tests.bench.report"
+@pytest.mark.parametrize("page", [PAGE, README], ids=lambda page: page.name)
+def test_the_tables_of_a_page_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert filled(text, Record(RESULTS)) == text, "stale; run: python -m tests.bench.report"
 
 
 def test_no_table_of_what_was_measured_is_empty() -> None:
@@ -25,9 +28,35 @@ def test_no_table_of_what_was_measured_is_empty() -> None:
     assert [name for name, made in TABLES.items() if not made(record)] == []
 
 
-def test_the_page_has_every_table_once() -> None:
-    names = names_in(PAGE.read_text(encoding="utf-8"))
+def test_the_pages_have_every_table_once() -> None:
+    names = [name for page in (PAGE, README) for name in names_in(page.read_text(encoding="utf-8"))]
     assert sorted(names) == sorted(TABLES)
+
+
+def test_the_comparison_has_every_figure_of_its_subjects_and_no_other() -> None:
+    record = Record(RESULTS)
+    lines = compared(record)
+    for each in COMPARISONS:
+        for size in SIZES:
+            (line,) = (line for line in lines if line.startswith(f"| {each.title}, {size:,} services |"))
+            cells = line.replace(NO_BREAK, " ").split(" | ")[1:]
+            for cell, subjects in zip(cells, each.columns, strict=True):
+                medians = [
+                    brief(row)
+                    for subject, _ in subjects
+                    for row in record.rows(each.group)
+                    if (row.what, row.subject, row.services) == (each.what, subject, size)
+                ]
+                assert len(medians) == len(subjects)
+                assert all(median in cell for median in medians)
+                assert ("not measured" in cell) == (not subjects)
+
+
+def test_figures_stand_nowhere_else_in_the_readme() -> None:
+    """A figure in a sentence would go stale."""
+    text = README.read_text(encoding="utf-8").partition("<!-- table: comparison -->")
+    rest = text[0] + text[2].partition("<!-- end -->")[2]
+    assert re.findall(r"\d[\d.,]* ?(?:×|ms|µs|MiB|Gbit/s|%)|\d/s\b", rest) == []
 
 
 def test_every_picture_of_the_page_is_there() -> None:
@@ -43,6 +72,7 @@ def test_a_stale_page_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     page = tmp_path / "page.md"
     page.write_text("<!-- table: full-load -->\nold\n<!-- end -->\n")
     monkeypatch.setattr("tests.bench.report.PAGE", page)
+    monkeypatch.setattr("tests.bench.report.README", page)
     with pytest.raises(SystemExit) as ended:
         main(["--check"])
     assert "stale" in str(ended.value.code)
