@@ -62,10 +62,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out those marked `nightly` unless asked for. When several processes run the tests, a file each,
     the longest come first: none is left alone with them in the end."""
     if not config.getoption("nightly"):
-        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        left_out = [item for item in items if _nightly(item)]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if not _nightly(item)]
     items.sort(key=_rank)
+
+
+def _nightly(item: pytest.Item) -> bool:
+    """Whether it is for the night: marked `nightly`, and not the variant that runs each time."""
+    mark = item.get_closest_marker("nightly")
+    variant = (
+        item.callspec.id.split("-") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    )
+    return mark is not None and mark.kwargs.get("each_time") not in variant
 
 
 def _rank(item: pytest.Item) -> int:

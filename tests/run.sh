@@ -73,7 +73,7 @@ tests() { # arguments for pytest
     local code=0
     rm -f "$last_failed" "$first_output"
     # In the order of tests/conftest.py: by the number of their tests, the longest files would come last.
-    "$venv/bin/pytest" -n 3 --dist loadfile --no-loadscope-reorder --durations=10 "$@" | tee "$first_output" || code=$?
+    "$venv/bin/pytest" -n 4 --dist loadfile --no-loadscope-reorder --durations=10 "$@" | tee "$first_output" || code=$?
     [ $code != 0 ] || rm "$first_output"
     [ $code = 1 ] || return $code
     # A test of a booted machine goes on where the one before it ended: the whole file runs again.

@@ -128,6 +128,7 @@ def test_in_files(daemon: InstrumentedDaemon) -> None:
     not_held_up(daemon)
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_by_the_api(daemon: InstrumentedDaemon) -> None:
     daemon.standstills()
     for number, batch in enumerate(batches()):

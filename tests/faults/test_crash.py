@@ -62,6 +62,7 @@ def crash(daemon: Daemon, changes: Changes, after: float) -> None:
     assert not changing.is_alive()
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_crashes_amid_changes(lab: Lab, daemon: Daemon, equipment: Equipment) -> None:
     moments, changes = random.Random(SEED), Changes(SEED)
     with steady_client(lab.client, STABLE, 80) as outcome:

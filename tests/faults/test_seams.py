@@ -297,7 +297,7 @@ def yardstick(daemon: FaultyDaemon) -> Yardstick:
     return Yardstick(daemon)
 
 
-@pytest.mark.parametrize("mode", modes("oserror", "timeout"))
+@pytest.mark.parametrize("mode", modes("oserror"))
 def test_what_fails_beside_holds_up_nobody_and_is_named(
     daemon: FaultyDaemon, equipment: Equipment, yardstick: Yardstick, mode: str
 ) -> None:
@@ -373,7 +373,7 @@ def test_an_etcd_that_fails_is_named_and_holds_up_nothing_else(
     assert daemon.status()["pid"] == pid
 
 
-@pytest.mark.parametrize("mode", modes("oserror", "timeout"))
+@pytest.mark.parametrize("mode", modes("oserror"))
 def test_requests_that_fail_are_answered_so_and_hold_up_nothing_else(
     daemon: FaultyDaemon, yardstick: Yardstick, mode: str
 ) -> None:

@@ -118,6 +118,7 @@ def stopped(daemon: Daemon, equipment: Equipment, path: Path) -> Iterator[None]:
 Fault = Callable[[Daemon, Equipment, Path], AbstractContextManager[None]]
 
 
+@pytest.mark.nightly(each_time="nftables")
 @pytest.mark.parametrize("fault", [not_executable, hanging, without_descriptors, stopped])
 def test_the_daemon_outlives_it(
     lab: Lab, daemon: Daemon, equipment: Equipment, fault: Fault, tmp_path: Path

@@ -34,7 +34,7 @@ from vipd.sources.store import StoreSource
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
-SECONDS = float(os.environ.get("VIPD_FUZZ", "20"))
+SECONDS = float(os.environ.get("VIPD_FUZZ", "10"))
 # Without a budget it is one of many tests, which must not fail for another reason each time.
 FRESH = random.SystemRandom().randrange(1, 2**32) if "VIPD_FUZZ" in os.environ else 1
 SEED = int(os.environ.get("VIPD_FUZZ_SEED", FRESH))

@@ -150,7 +150,7 @@ class Life:
         return saved
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_no_dead_backend_serves_after_a_restart_for_longer_than_its_check_needs(
     seed: int, tmp_path: Path
 ) -> None:

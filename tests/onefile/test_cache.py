@@ -20,6 +20,7 @@ def unpacked(host: Host, warm: Host) -> Host:
     return host
 
 
+@pytest.mark.nightly
 def test_processes_that_start_at_once_unpack_once(host: Host) -> None:
     environment = {"CACHE_DIRECTORY": str(host.cache)}
     pipe = subprocess.PIPE

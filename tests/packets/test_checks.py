@@ -198,6 +198,7 @@ def test_a_backup_serves_only_while_no_other_can(lab: Lab, daemon: Daemon, stead
         )
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_a_backend_says_its_weight_and_starts_slowly(
     lab: Lab, daemon: Daemon, steady: list[Unsteady]
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_dead_backend_leaves_over_ipv6(lab: Lab, daemon: Daemon) -> None:
     daemon.declare("  []\n")
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_a_restart_does_not_forget_who_is_dead(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:
     with declared(daemon, steady, "check: {type: tcp, interval: 3s, timeout: 1s, fall: 3}") as vip:
         steady[0].die()

@@ -138,6 +138,7 @@ def answerer(flow: Flow) -> str:
     return outcome.backend if isinstance(outcome, Answer) else outcome
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_pins_hold_for_their_time_only(lab: Lab, daemon: Daemon, services: Services) -> None:
     for seconds in LIVES:
         vip = services.add(lab.backends, "--affinity", "10m")
@@ -158,6 +159,7 @@ def test_pins_hold_for_their_time_only(lab: Lab, daemon: Daemon, services: Servi
     assert pinned not in lab.client.send(*vip, count=20).all_answered().backends
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_overrides_outlive_a_reboot_and_expire(lab: Lab, daemon: Daemon, services: Services) -> None:
     for seconds in (4 * life for life in LIVES):
         vip = services.add(lab.backends)

@@ -311,6 +311,7 @@ def test_flows_of_kube_proxys_exact_rules_go_on(lab: Lab, shape: Callable[[Node]
         assert outcome["failed"] == {}
 
 
+@pytest.mark.nightly(each_time="iptables")
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 @pytest.mark.parametrize("name", ["iptables", "nftables"])

@@ -319,6 +319,7 @@ def test_everything_is_back_after_a_reboot(machine: Machine) -> None:
     assert "kept" in machine.said("vipctl", "list")
 
 
+@pytest.mark.nightly
 def test_a_file_of_mode_0600_needs_its_drop_in(machine: Machine) -> None:
     private = "/etc/vipd/services.d/private.yaml"
     machine.write(private, f"apiVersion: vipd/v1\nservices: [{MORE}]\n")
@@ -330,6 +331,7 @@ def test_a_file_of_mode_0600_needs_its_drop_in(machine: Machine) -> None:
     machine.run("rm", private)
 
 
+@pytest.mark.nightly
 def test_the_legacy_variant_works_confined_too(machine: Machine) -> None:
     machine.run("systemctl", "stop", "vipd")
     machine.run("vipctl", "cleanup")

@@ -38,6 +38,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.nightly
 def test_the_page_from_its_top_to_its_end_makes_a_service_that_reloads(machine: Machine, file: Path) -> None:
     machine.offer()
     machine.apt("install", "--no-install-recommends", "python3", "iptables")

@@ -23,7 +23,7 @@ from tests.lab.traffic import Result
 from tests.torture.model import SERVED_PORT, DeclaredService
 from tests.torture.operations import Torture
 
-SECONDS = float(os.environ.get("VIPD_TORTURE", "25"))
+SECONDS = float(os.environ.get("VIPD_TORTURE", "15"))
 # Without a budget it is one of many tests, which must not fail for another reason each time.
 FRESH = random.SystemRandom().randrange(1, 2**32) if "VIPD_TORTURE" in os.environ else 1
 SEED = int(os.environ.get("VIPD_TORTURE_SEED", FRESH))
@@ -136,6 +136,7 @@ def bounded(daemon: Daemon, operations: int) -> dict[str, int]:
     return found
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_torture(lab: Lab, equipment: Equipment) -> None:
     print(f"seed {SEED}: VIPD_TORTURE_SEED={SEED} repeats it")
     with Daemon(lab.host, **equipment.settings) as daemon:

@@ -17,7 +17,7 @@ import pytest
 from tests.api.daemon_process import Host, host
 from vipd.model.override import OverrideTarget
 
-SECONDS = int(os.environ.get("VIPD_OVERRIDES_SECONDS", "25"))
+SECONDS = int(os.environ.get("VIPD_OVERRIDES_SECONDS", "10"))
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300 + 2 * SECONDS)]
 SEED = int(os.environ.get("VIPD_OVERRIDES_SEED", "1"))
 ROOM_BYTES = 2 * 2**20

@@ -18,7 +18,7 @@ from tests.bench.record import FORMAT, Record
 from tests.bench.report import TABLES
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 """The first of these tests waits for the whole run."""
 
 

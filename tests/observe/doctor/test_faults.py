@@ -547,6 +547,7 @@ def listening(patient: Patient, address: str, port: int) -> Iterator[None]:
         finish(process)
 
 
+@pytest.mark.nightly(each_time="nftables")
 @pytest.mark.parametrize("dataplane", ["iptables", "nftables"])
 def test_disabled_ipv6_is_told_by_status_and_by_doctor(dataplane: str) -> None:
     declared = "- {name: six, address: 'fd00:96::1', ports: [80/tcp], backends: ['fd00:244::11']}\n"

@@ -275,7 +275,7 @@ def test_a_fault_of_the_page_is_said_once_and_ends_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also while somebody goes on looking at it."""
-    monkeypatch.setattr(supervisor, "INITIAL_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor.Backoff, "delay", lambda *_: 0.01)
     attempts = 0
 
     async def story(world: Watched) -> None:
