@@ -144,6 +144,18 @@ REQUESTS: tuple[tuple[str, Json | None], ...] = (
     ("POST /v1/rollback?confirm=60", {"revision": 5}),
     ("POST /v1/confirm", None),
     ("POST /v1/apply", {"services": [WEB, DNS, FULL]}),
+    *(
+        request
+        for confirmed in (
+            ("POST /v1/services?confirm=60", {"service": {**WEB, "name": "new", "address": "10.96.0.12"}}),
+            ("PATCH /v1/services/new?confirm=60", {"service": {"affinity": "client-ip"}}),
+            ("POST /v1/services/new/backends?confirm=60", {"backends": ["10.244.0.8"]}),
+            ("PATCH /v1/services/new/backends/10.244.0.8?confirm=60", {"weight": 2}),
+            ("DELETE /v1/services/new/backends?confirm=60", {"backends": ["10.244.0.8"]}),
+            ("DELETE /v1/services/new?confirm=60", None),
+        )
+        for request in (confirmed, ("POST /v1/confirm", None))
+    ),
     *((f"GET /v1/history/{revision}", None) for revision in (1, 9)),
     ("POST /v1/overrides", ORDER),
     ("POST /v1/overrides", {"address": "10.244.0.7", "weight": 3}),

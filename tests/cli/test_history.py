@@ -1,4 +1,4 @@
-"""`vipctl history`, `rollback`, `confirm`, and `apply --confirm`."""
+"""`vipctl history`, `rollback`, `confirm`, and `--confirm` of the verbs that change services."""
 
 from __future__ import annotations
 
@@ -152,6 +152,40 @@ class TestConfirm:
         assert done.code == 1
         assert LEFT in done.out
         assert "not in the kernel yet" in done.err
+
+    @pytest.mark.parametrize(
+        ("route", "line"),
+        [
+            ("POST /v1/services", "add 10.96.0.12:80 10.244.0.5 --name web"),
+            ("PATCH /v1/services/web", "set web --affinity client-ip"),
+            ("PATCH /v1/services/web", "set web --node-port 30080"),
+            ("PATCH /v1/services/web/backends/10.244.0.5", "set web/10.244.0.5 --weight 2"),
+            ("PATCH /v1/services/web", "set web/10.244.0.5:80 --backup true"),
+            ("POST /v1/services/web/backends", "add-backend web 10.244.0.8:80"),
+            ("DELETE /v1/services/web/backends", "remove-backend web 10.244.0.5:80"),
+            ("DELETE /v1/services/web", "remove web"),
+        ],
+    )
+    def test_every_verb_that_changes_a_service_has_it(
+        self, daemon: FakeDaemon, vipctl: Vipctl, route: str, line: str
+    ) -> None:
+        spec = {"address": "10.96.0.12", "ports": ["80/tcp"], "backends": ["10.244.0.5:80"]}
+        daemon.answer(
+            "GET /v1/services/web", {"service": DNS | {"name": "web", "spec": spec}, "version": "1"}
+        )
+        daemon.answer(route, changed(("changed", "web"), confirmation=WAITS))
+        done = vipctl(*line.split(), "--confirm", "60s")
+        assert (done.code, done.err) == (0, "")
+        assert daemon.last.query.removeprefix("version=1&") == "confirm=60"
+        assert done.out.splitlines()[-1] == (
+            f"vipctl confirm keeps this; otherwise vipd takes it back {LEFT}"
+        )
+
+    def test_only_one_removal_at_a_time_can_wait(self, daemon: FakeDaemon, vipctl: Vipctl) -> None:
+        done = vipctl("remove", "web", "dns", "--confirm", "60s")
+        assert done.code == 2
+        assert "each removal is a change" in done.err
+        assert daemon.requests == []
 
     def test_without_a_change_nothing_waits(self, daemon: FakeDaemon, vipctl: Vipctl, declared: str) -> None:
         daemon.answer("POST /v1/apply", changed(("unchanged", "web")))

@@ -36,7 +36,13 @@ def add_backend(target: str, backends: tuple[str, ...], backup: tuple[str, ...],
     specs, daemon = [*backend_specs(backends), *backend_specs(backup, backup=True)], connect()
     ported, port = _with_port_of_others(daemon, target, specs)
     answer = daemon.change(
-        "POST", "services", target, "backends", body={"backends": ported}, dry_run=display["dry_run"]
+        "POST",
+        "services",
+        target,
+        "backends",
+        body={"backends": ported},
+        dry_run=display["dry_run"],
+        confirm=display["confirm"],
     )
     shared = f" on port {port}, as all its others" if port else ""
     added = [*backends, *(f"{word} as a backup" for word in backup)]
@@ -101,6 +107,12 @@ def remove_backend(target: str, backends: tuple[str, ...], **display: Any) -> in
     """
     names = backend_names(backends)
     answer = connect().change(
-        "DELETE", "services", target, "backends", body={"backends": names}, dry_run=display["dry_run"]
+        "DELETE",
+        "services",
+        target,
+        "backends",
+        body={"backends": names},
+        dry_run=display["dry_run"],
+        confirm=display["confirm"],
     )
     return print_change(answer, f"without {', '.join(names)}", **display)

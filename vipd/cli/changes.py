@@ -10,6 +10,7 @@ import click
 
 from vipd.cli.errors import OK, CliError
 from vipd.cli.output import document, output_option, prose, screen, socket_option, store_option
+from vipd.cli.words import seconds
 from vipd.model.formatting import duration
 from vipd.observe.api_client import Json
 
@@ -24,23 +25,24 @@ def change_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def service_change_options(command: Callable[..., int]) -> Callable[..., int]:
-    """The same for a verb that changes services, with `--store`."""
+    """The same for a verb that changes services, with `--store` and `--confirm`; it takes `confirm`, in
+    seconds."""
+    command = click.option(
+        "--confirm",
+        metavar="TIME",
+        callback=lambda _context, _option, given: None if given is None else seconds(given),
+        help="Take the change back after this time, as 60s, unless vipctl confirm comes before.",
+    )(command)
     return store_option(change_options(command))
 
 
-def confirm_option(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a changing verb `--confirm`; it takes `confirm`."""
-    return click.option(
-        "--confirm",
-        metavar="TIME",
-        help="Take the change back after this time, as 60s, unless vipctl confirm comes before.",
-    )(command)
+def print_change(
+    answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool, confirm: int | None = None
+) -> int:
+    """Print one sentence on the change of one service; `details` follow in brackets. `confirm`: the seconds
+    in which the change was to be confirmed.
 
-
-def print_change(answer: Json, details: str, *, form: str, quiet: bool, dry_run: bool) -> int:
-    """Print one sentence on the change of one service; `details` follow in brackets.
-
-    Raises CliError if the change is stored but not in the kernel.
+    Raises CliError if the change is stored but not in the kernel, or does not wait for a confirmation.
     """
     unapplied = _unapplied(answer, dry_run)
     if form != "text":
@@ -50,14 +52,15 @@ def print_change(answer: Json, details: str, *, form: str, quiet: bool, dry_run:
         for result in answer["results"]:
             more = f" ({details})" if details else ""
             print(f"{result['action']} {result['name']}{more}{_kept({**answer, **result}, dry_run)}")
+        _print_confirmation(answer, confirm)
+    _require_confirmation(answer, confirm, dry_run)
     if unapplied is not None:
         raise unapplied
     return OK
 
 
 def print_all(answer: Json, *, form: str, quiet: bool, dry_run: bool, confirm: int | None = None) -> int:
-    """Print a line for each service and a summary; `confirm`: the time in which the change was to be
-    confirmed. Raises as `print_change` does."""
+    """Print a line for each service and a summary. `confirm`, and what it raises, as for `print_change`."""
     unapplied = _unapplied(answer, dry_run)
     if form != "text":
         print(document(answer, form))
@@ -66,17 +69,25 @@ def print_all(answer: Json, *, form: str, quiet: bool, dry_run: bool, confirm: i
         for result in answer["results"]:
             print(f"{result['action']:9}  {result['name']}")
         print(summary(answer) + ("" if unapplied else _kept(answer, dry_run)))
-        if waits := answer.get("confirmation"):
-            print("\n".join(prose(_unconfirmed(waits), screen())))
-        elif confirm is not None and not answer["changed"]:
-            print("nothing has changed, so nothing waits for a confirmation")
-    if confirm is not None and answer["changed"] and not dry_run and "confirmation" not in answer:
-        # A version without confirmations does not look at the request for one.
-        what = "the change stays without a confirmation: vipd is older than vipctl"
-        raise CliError(what, hint="systemctl restart vipd; the next change can be confirmed")
+        _print_confirmation(answer, confirm)
+    _require_confirmation(answer, confirm, dry_run)
     if unapplied is not None:
         raise unapplied
     return OK
+
+
+def _print_confirmation(answer: Json, confirm: int | None) -> None:
+    if waits := answer.get("confirmation"):
+        print("\n".join(prose(_unconfirmed(waits), screen())))
+    elif confirm is not None and not answer["changed"]:
+        print("nothing has changed, so nothing waits for a confirmation")
+
+
+def _require_confirmation(answer: Json, confirm: int | None, dry_run: bool) -> None:
+    """A version without confirmations does not look at the request for one."""
+    if confirm is not None and answer["changed"] and not dry_run and "confirmation" not in answer:
+        what = "the change stays without a confirmation: vipd is older than vipctl"
+        raise CliError(what, hint="systemctl restart vipd; the next change can be confirmed")
 
 
 def _warn(answer: Json) -> None:

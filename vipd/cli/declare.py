@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 import click
 
 from vipd.cli.argument_types import files_argument
-from vipd.cli.changes import confirm_option, print_all, service_change_options, summary
+from vipd.cli.changes import print_all, service_change_options, summary
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.difference import print_difference, print_painted
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.output import document, output_option, socket_option, store_option
-from vipd.cli.words import seconds
 from vipd.declaration.native import parse_service, service_to_spec
 from vipd.model.service import Origin, Service
 from vipd.observe.api_client import Json
@@ -32,14 +31,13 @@ def _file_options(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.command()
 @_file_options
-@confirm_option
 @service_change_options
 def apply(
     *,
     files: tuple[str, ...],
     named: tuple[str, ...],
     prune: bool,
-    confirm: str | None,
+    confirm: int | None,
     form: str,
     quiet: bool,
     dry_run: bool,
@@ -49,7 +47,6 @@ def apply(
     Nothing is sent when a file has a problem. A change that may cut your own way to this host: --confirm 60s
     takes it back after a minute, unless you can still say vipctl confirm.
     """
-    within = None if confirm is None else seconds(confirm)
     given = (*files, *named)
     if not given:
         raise CliError("no file to apply", hint="vipctl apply -f FILE", code=USAGE)
@@ -57,8 +54,8 @@ def apply(
     if not quiet:
         inputs.print_notes()
     services = inputs.require_ok()
-    answer = _apply(connect(), services, prune, dry_run, within)
-    return print_all(answer, form=form, quiet=quiet, dry_run=dry_run, confirm=within)
+    answer = _apply(connect(), services, prune, dry_run, confirm)
+    return print_all(answer, form=form, quiet=quiet, dry_run=dry_run, confirm=confirm)
 
 
 @click.command()

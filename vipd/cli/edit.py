@@ -61,7 +61,8 @@ def edit(target: str, **display: Any) -> int:
     """
     daemon = connect(exact=True)  # the daemon's own text, not its displayed form
     found = daemon.get("services", target)
-    service = EditedService(daemon, found["service"]["name"], found["service"]["spec"], found["version"])
+    name, spec = found["service"]["name"], found["service"]["spec"]
+    service = EditedService(daemon, name, spec, found["version"], display["confirm"])
     # A change of nothing: refused now if the service is another's, or this user may change none.
     unchanged = service.send({}, dry_run=True)
     editor = find_editor()
@@ -85,6 +86,8 @@ class EditedService:
     name: str
     spec: Json
     version: str
+    confirm: int | None
+    """Seconds after which the change is taken back without a confirmation."""
 
     def text(self) -> str:
         """The declaration to edit."""
@@ -99,9 +102,14 @@ class EditedService:
 
     def send(self, fields: Json, *, dry_run: bool) -> Json:
         """The daemon's answer to a change of these fields. Raises CliError."""
-        path = ("services", self.name)
         return self.daemon.change(
-            "PATCH", *path, body={"service": fields}, dry_run=dry_run, version=self.version
+            "PATCH",
+            "services",
+            self.name,
+            body={"service": fields},
+            dry_run=dry_run,
+            version=self.version,
+            confirm=self.confirm,
         )
 
     def changed_fields(self, service: Service) -> Json:

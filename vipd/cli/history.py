@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from vipd.cli.changes import confirm_option, print_all, service_change_options, unconfirmed_text
+from vipd.cli.changes import print_all, service_change_options, unconfirmed_text
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK
 from vipd.cli.output import (
@@ -21,7 +21,6 @@ from vipd.cli.output import (
     store_option,
     table,
 )
-from vipd.cli.words import seconds
 from vipd.model.formatting import counted
 from vipd.observe.api_client import Json
 
@@ -56,18 +55,16 @@ def history(revision: int | None, form: str) -> int:
 
 @click.command()
 @click.argument("revision", metavar="[REVISION]", type=click.IntRange(min=0), required=False)
-@confirm_option
 @service_change_options
-def rollback(revision: int | None, confirm: str | None, form: str, quiet: bool, dry_run: bool) -> int:
+def rollback(revision: int | None, confirm: int | None, form: str, quiet: bool, dry_run: bool) -> int:
     """Make the store hold the services that it held at REVISION, by default before the last change.
 
     A change that waits for its confirmation is taken back at once. The rollback is a change of its own: the
     same again takes it back.
     """
-    within = None if confirm is None else seconds(confirm)
     body = {} if revision is None else {"revision": revision}
-    answer = connect().change("POST", "rollback", body=body, dry_run=dry_run, confirm=within)
-    return print_all(answer, form=form, quiet=quiet, dry_run=dry_run, confirm=within)
+    answer = connect().change("POST", "rollback", body=body, dry_run=dry_run, confirm=confirm)
+    return print_all(answer, form=form, quiet=quiet, dry_run=dry_run, confirm=confirm)
 
 
 @click.command()

@@ -71,6 +71,7 @@ def add(
     dry_run: bool,
     quiet: bool,
     form: str,
+    confirm: int | None,
     **options: Any,
 ) -> int:
     """Add a service. It is stored, and survives a reboot. The same again changes nothing.
@@ -93,14 +94,14 @@ def add(
         spec["backends"] = specs
     # A new service starts from the defaults: an option that only clears a field has no effect.
     spec |= {key: value for key, value in fields.items() if value is not None}
-    answer = connect().change("POST", "services", body={"service": spec}, dry_run=dry_run)
+    answer = connect().change("POST", "services", body={"service": spec}, dry_run=dry_run, confirm=confirm)
     if dry_run and form == "text" and not quiet and answer["changed"]:
         _print_difference(answer, None, spec)
     details = _backends_text(backends, backup, bool(options["fallback"]))
     if name or options["port"]:
         place = " ".join(word for word in (vip, *options["port"]) if word != NO_ADDRESS)
         details = f"{place}, {details}"
-    return print_change(answer, details, form=form, quiet=quiet, dry_run=dry_run)
+    return print_change(answer, details, form=form, quiet=quiet, dry_run=dry_run, confirm=confirm)
 
 
 def _addressed(vip: str, target: int | None, ports: bool) -> Json:
@@ -161,6 +162,7 @@ def set_fields(
     dry_run: bool,
     quiet: bool,
     form: str,
+    confirm: int | None,
     **options: Any,
 ) -> int:
     """Change a service that vipctl added, or one of its backends. What is not named stays.
@@ -182,11 +184,11 @@ def set_fields(
         hint = "either --weight or --backup for TARGET/BACKEND, or the other options for TARGET"
         what = f"nothing to set for {target}" if nothing else "too much at once"
         raise CliError(what, hint=hint, code=USAGE)
-    display: Json = {"form": form, "quiet": quiet, "dry_run": dry_run}
+    display: Json = {"form": form, "quiet": quiet, "dry_run": dry_run, "confirm": confirm}
     if weight is not None:
         service, backend = split_backend(target, f"vipctl set {{}} --weight {weight}")
         path, body = ("services", service, "backends", backend), {"weight": weight}
-        answer = connect().change("PATCH", *path, body=body, dry_run=dry_run)
+        answer = connect().change("PATCH", *path, body=body, dry_run=dry_run, confirm=confirm)
         return print_change(answer, f"{backend}: weight {weight}", **display)
     if backup is not None:
         service, backend = split_backend(target, f"vipctl set {{}} --backup {backup}")
@@ -194,7 +196,7 @@ def set_fields(
         return _set(service, marked, f"{backend}: backup {backup}", display)
     if dry_run or fields.keys() & {TRAFFIC_POLICY, NODE_PORT}:
         return _set(target, partial(_combined, fields=fields), told, display)
-    answer = connect().change("PATCH", "services", target, body={"service": fields})
+    answer = connect().change("PATCH", "services", target, body={"service": fields}, confirm=confirm)
     return print_change(answer, told, **display)
 
 
@@ -204,9 +206,16 @@ def _set(target: str, fields_for: Callable[[Json], Json], told: str, display: Js
     found = daemon.get("services", target)
     before = found["service"]["spec"]
     fields = fields_for(before)
-    path, dry_run = ("services", found["service"]["name"]), display["dry_run"]
-    version = found["version"]
-    answer = daemon.change("PATCH", *path, body={"service": fields}, dry_run=dry_run, version=version)
+    dry_run = display["dry_run"]
+    answer = daemon.change(
+        "PATCH",
+        "services",
+        found["service"]["name"],
+        body={"service": fields},
+        dry_run=dry_run,
+        version=found["version"],
+        confirm=display["confirm"],
+    )
     if dry_run and display["form"] == "text" and not display["quiet"] and answer["changed"]:
         _print_difference(answer, before, {**before, **fields})
     return print_change(answer, told, **display)
@@ -257,12 +266,16 @@ def remove(targets: tuple[str, ...], **display: Any) -> int:
     \b
     vipctl remove dns 10.96.0.20:443/tcp
     """
+    dry_run, confirm = display["dry_run"], display["confirm"]
+    if confirm is not None and len(targets) > 1:
+        hint = "vipctl export > FILE, delete them there, and vipctl apply -f FILE --prune --confirm"
+        raise CliError("each removal is a change, and one at a time can wait", hint=hint, code=USAGE)
     daemon = connect()
     answers: list[Json] = []
     failures: list[CliError] = []
     for target in targets:
         try:
-            answers.append(daemon.change("DELETE", "services", target, dry_run=display["dry_run"]))
+            answers.append(daemon.change("DELETE", "services", target, dry_run=dry_run, confirm=confirm))
         except CliError as err:
             failures.append(err)
     if answers:
