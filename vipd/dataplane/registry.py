@@ -55,8 +55,8 @@ class HostDataplanes:
             await ready()
             await nftables_removal.remove(tables, self._run)
             return bool(tables)
-        # A process that may not read the list of legacy tables writes none of them. iptables-legacy-save fails on
-        # that list, and then the rules of the nft variant would stay, too.
+        # A process that may not read the list of legacy tables writes none of them. iptables-legacy-save
+        # fails on that list, and then the rules of the nft variant would stay, too.
         rules = await iptables_removal.find_leftovers(
             prefixes,
             self._run,
