@@ -15,6 +15,7 @@ from vipd.declaration.unit import Unit
 from vipd.model.formatting import time_text
 from vipd.model.service import Backend, Family, Masquerade, TrafficDistribution, TrafficPolicy
 from vipd.observe.endpoint_views import waiting_by_address
+from vipd.observe.views import NOTES_SHOWN
 
 BASE: dict[str, object] = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
 
@@ -147,6 +148,26 @@ def blocks(*names: str) -> str:
         f"  - {{name: {name}, address: 10.96.{n}.10, ports: [53], backends: [10.244.0.5]}}\n"
         for n, name in enumerate(names)
     )
+
+
+def headless(number: int) -> str:
+    spec = "{clusterIP: None, ports: [{port: 80}]}"
+    return f"apiVersion: v1\nkind: Service\nmetadata: {{name: s{number}}}\nspec: {spec}\n"
+
+
+def test_the_status_has_what_declarations_leave_out() -> None:
+    async def story(api: Api) -> None:
+        for number, expected in ((1, 1), (NOTES_SHOWN, NOTES_SHOWN), (NOTES_SHOWN + 2, NOTES_SHOWN + 1)):
+            file = api.services_dir / "k.yaml"
+            file.write_text("---\n".join(map(headless, range(number))))
+            await api.ask("POST", "/v1/reload")
+            files, store = (await api.ask("GET", "/v1/status")).body["sources"]
+            assert (len(files["notes"]), store["notes"], files["problems"]) == (expected, [], [])
+            assert files["notes"][0].startswith(f"{file}:1: note: ")
+            assert "headless" in files["notes"][0]
+        assert files["notes"][-1].startswith("and 2 more notes; hint: ")
+
+    served(story)
 
 
 def test_each_problem_says_what_of_its_unit_serves() -> None:

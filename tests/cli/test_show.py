@@ -183,7 +183,8 @@ def test_status_in_sync(vipctl: Vipctl) -> None:
     assert "store   /var/lib/vipd/services.yaml         2         0\n" in ended.out
     problem, warning = STATUS["sources"][0]["problems"][0], STATUS["warnings"][0]
     assert f"Problems (the last good version of the file serves on)\n  {problem}\n" in ended.out
-    assert f"Warnings\n  {warning}\n" in ended.out
+    (note,) = STATUS["sources"][0]["notes"]
+    assert f"\nNotes\n  {note}\n\nWarnings\n  {warning}\n" in ended.out
 
 
 def test_status_after_a_start_that_had_nothing_to_write(vipctl: Vipctl, daemon: FakeDaemon) -> None:
