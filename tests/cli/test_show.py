@@ -247,6 +247,9 @@ def test_a_table_is_cut_only_as_far_as_columns_allow() -> None:
     rows = [["abcdefghij", "0123456789"]]
     assert table(columns, rows, Screen(20, False), headers=False) == ["abcd…hij  0123456789"]
     assert table(columns, rows, Screen(5, False), headers=False) == ["ab…j  0123456789"]
+    padded = [["ab        ", "0123456789"], ["abcdefghij", "0123456789"]]
+    shown = table(columns, padded, Screen(20, False), headers=False)
+    assert shown == ["ab        0123456789", "abcd…hij  0123456789"]
     assert table(columns, rows, PLAIN, headers=False) == ["abcdefghij  0123456789"]
 
 
