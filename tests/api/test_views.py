@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from tests.api.serving import Api, served
-from tests.model.samples import declared
+from tests.model.samples import declared, service
 from tests.observe.page.examples import web
+from vipd.control.selection import HostIdentity, SelectionPolicy, select_backends
 from vipd.control.service_status import RefusedUnit
 from vipd.declaration.unit import Unit
 from vipd.model.formatting import time_text
+from vipd.model.service import Backend, Family, Masquerade, TrafficDistribution, TrafficPolicy
+from vipd.observe.endpoint_views import waiting_by_address
+from vipd.observe.views import NOTES_SHOWN
 
 BASE: dict[str, object] = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
 
@@ -94,6 +99,39 @@ def test_a_backup_at_rest_is_said_to_wait() -> None:
     assert reasons == {"10.244.0.5": "", "10.244.0.6": "backup, waiting"}
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "for another zone: east"),
+        (
+            {"traffic_distribution": TrafficDistribution.PREFER_SAME_NODE},
+            "others are nearer, prefer-same-node",
+        ),
+        ({"internal_policy": TrafficPolicy.LOCAL}, "on another host, traffic policy local"),
+    ],
+    ids=["zone", "node", "local"],
+)
+def test_a_backend_that_the_traffic_policy_leaves_out_says_that(
+    changes: dict[str, Any], expected: str
+) -> None:
+    near = Backend("10.244.0.5", zones=("west",), node="here")
+    made = replace(
+        service("dns", "10.96.0.10"),
+        backends=(near, Backend("10.244.0.6", zones=("east",), node="there")),
+        **changes,
+    )
+    host = HostIdentity(node_name="here", zone="west")
+    (forwarding,) = select_backends(made, SelectionPolicy(dict.fromkeys(Family, Masquerade.ALWAYS), host))
+    assert [each.address for each in forwarding.without_new_flows] == ["10.244.0.6"]
+    assert waiting_by_address(made, forwarding)["10.244.0.6", 53] == expected
+
+
+def test_a_draining_backend_says_that_it_was_declared() -> None:
+    draining = {"address": "10.244.0.6", "state": "drain"}
+    (forwarding,) = view_of({"backends": ["10.244.0.5", draining]})["forwardings"]
+    assert [each["reason"] for each in forwarding["endpoints"]] == ["", "declared drain"]
+
+
 def test_a_serving_fallback_does_not_count_as_a_ready_backend() -> None:
     spec: dict[str, object] = {
         "backends": [{"address": "10.244.0.5", "weight": 0}],
@@ -110,6 +148,26 @@ def blocks(*names: str) -> str:
         f"  - {{name: {name}, address: 10.96.{n}.10, ports: [53], backends: [10.244.0.5]}}\n"
         for n, name in enumerate(names)
     )
+
+
+def headless(number: int) -> str:
+    spec = "{clusterIP: None, ports: [{port: 80}]}"
+    return f"apiVersion: v1\nkind: Service\nmetadata: {{name: s{number}}}\nspec: {spec}\n"
+
+
+def test_the_status_has_what_declarations_leave_out() -> None:
+    async def story(api: Api) -> None:
+        for number, expected in ((1, 1), (NOTES_SHOWN, NOTES_SHOWN), (NOTES_SHOWN + 2, NOTES_SHOWN + 1)):
+            file = api.services_dir / "k.yaml"
+            file.write_text("---\n".join(map(headless, range(number))))
+            await api.ask("POST", "/v1/reload")
+            files, store = (await api.ask("GET", "/v1/status")).body["sources"]
+            assert (len(files["notes"]), store["notes"], files["problems"]) == (expected, [], [])
+            assert files["notes"][0].startswith(f"{file}:1: note: ")
+            assert "headless" in files["notes"][0]
+        assert files["notes"][-1].startswith("and 2 more notes; hint: ")
+
+    served(story)
 
 
 def test_each_problem_says_what_of_its_unit_serves() -> None:

@@ -143,6 +143,7 @@ STATUS: Json = {
                     ],
                 }
             ],
+            "notes": ["/etc/vipd/services.d/k.yaml:2: note: Service default/db is headless, and is left out"],
         },
         {
             "name": "store",
@@ -150,6 +151,7 @@ STATUS: Json = {
             "services": 2,
             "problems": [],
             "refused": [],
+            "notes": [],
         },
     ],
     "warnings": ["br_netfilter is not loaded"],

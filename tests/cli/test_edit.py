@@ -217,6 +217,19 @@ def test_who_gives_up_has_the_text_in_a_file(sit: Sit) -> None:
     sit(story)
 
 
+def test_an_editor_that_changes_comments_alone_has_given_up(sit: Sit) -> None:
+    """A script in place of an editor changes the problems on top, too: it would be run for ever."""
+
+    async def story(desk: Desk) -> None:
+        desk.at_a_terminal()
+        desk.editor(*["sed -i 's/web/net/g' FILE"] * 4)
+        ended = await desk.vipctl("edit", "web")
+        assert (ended.code, desk.times()) == (1, 2)
+        assert "a service cannot be renamed" in ended.err
+
+    sit(story)
+
+
 def test_without_a_terminal_nothing_is_edited_twice(sit: Sit) -> None:
     async def story(desk: Desk) -> None:
         desk.editor(BREAK, MEND)

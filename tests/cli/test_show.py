@@ -109,6 +109,44 @@ def test_describe_is_a_screen(vipctl: Vipctl) -> None:
     )
 
 
+def test_describe_shows_what_is_declared_besides(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    spec = DNS["spec"] | {
+        "ports": [{"port": 53, "protocol": "udp", "target": 5353, "node_port": 30053}],
+        "allow_from": ["10.0.0.0/8", "192.168.0.0/16"],
+        "balance": "round-robin",
+        "check": {"type": "http", "path": "/healthz", "interval": "1s"},
+        "slow_start": "30s",
+        "health_port": 30100,
+        "on_remove": "reset",
+        "traffic_policy": {"external": "local"},
+        "traffic_distribution": "prefer-same-node",
+    }
+    daemon.answer("GET /v1/services/dns", one(DNS | {"spec": spec}))
+    out = vipctl("describe", "dns").out
+    assert (
+        "Ports         53/udp to port 5353, node port 30053\n"
+        "Allow from    10.0.0.0/8, 192.168.0.0/16\n"
+        "Health port   30100\n"
+        "Balance       round-robin\n"
+        "Check         http, path /healthz, interval 1s\n"
+        "Slow start    30s\n"
+        "On remove     reset\n"
+        "Affinity "
+    ) in out
+    assert (
+        "Traffic       external local: only backends on this host\n"
+        "              prefer-same-node: ready backends on this host, else those for its zone, else all\n"
+        "Status "
+    ) in out
+
+
+def test_describe_says_that_zones_count(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    spec = DNS["spec"] | {"backends": [{"address": "10.244.0.5", "zone": "west"}]}
+    daemon.answer("GET /v1/services/dns", one(DNS | {"spec": spec}))
+    expected = "Traffic       prefer-same-zone: ready backends for this host's zone, else all\n"
+    assert expected in vipctl("describe", "dns").out
+
+
 @pytest.mark.parametrize(
     ("state", "ready", "expected"),
     [
@@ -145,7 +183,8 @@ def test_status_in_sync(vipctl: Vipctl) -> None:
     assert "store   /var/lib/vipd/services.yaml         2         0\n" in ended.out
     problem, warning = STATUS["sources"][0]["problems"][0], STATUS["warnings"][0]
     assert f"Problems (the last good version of the file serves on)\n  {problem}\n" in ended.out
-    assert f"Warnings\n  {warning}\n" in ended.out
+    (note,) = STATUS["sources"][0]["notes"]
+    assert f"\nNotes\n  {note}\n\nWarnings\n  {warning}\n" in ended.out
 
 
 def test_status_after_a_start_that_had_nothing_to_write(vipctl: Vipctl, daemon: FakeDaemon) -> None:
@@ -208,6 +247,9 @@ def test_a_table_is_cut_only_as_far_as_columns_allow() -> None:
     rows = [["abcdefghij", "0123456789"]]
     assert table(columns, rows, Screen(20, False), headers=False) == ["abcd…hij  0123456789"]
     assert table(columns, rows, Screen(5, False), headers=False) == ["ab…j  0123456789"]
+    padded = [["ab        ", "0123456789"], ["abcdefghij", "0123456789"]]
+    shown = table(columns, padded, Screen(20, False), headers=False)
+    assert shown == ["ab        0123456789", "abcd…hij  0123456789"]
     assert table(columns, rows, PLAIN, headers=False) == ["abcdefghij  0123456789"]
 
 

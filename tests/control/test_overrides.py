@@ -242,6 +242,15 @@ def test_an_order_is_about_what_there_is() -> None:
     assert by_frontend.override.target == OverrideTarget("dns", "10.244.0.6")
 
 
+def test_a_backend_is_found_by_the_port_that_describe_shows() -> None:
+    """It has no port of its own: describe shows it with that of the service, or its target."""
+    request = {"service": "dns", "backend": "10.244.0.6:53", "admin": "draining"}
+    assert parse_override(SERVICES, request, "x", NOW).override.target == OverrideTarget("dns", "10.244.0.6")
+    with pytest.raises(RefusedError) as refused:
+        parse_override(SERVICES, {**request, "backend": "10.244.0.6:54"}, "x", NOW)
+    assert refused.value.hint == "did you mean 10.244.0.6?"
+
+
 @pytest.mark.parametrize(
     ("request_", "kind"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,16 +18,18 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import unquote
 
-from tests.docs.markdown import ROOT
+from tests.docs.markdown import ROOT, blocks
 from tests.docs.script import File
 from tests.docs.transcript import HOST, Step
 from tests.lab.daemon import UnixConnection
 from tests.lab.flow import read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab, Wiring
+from tests.lab.waiting import wait_until
 from vipd.sources.files import SUFFIXES
 
 HERE = Path(__file__).parent
+GUIDE = ROOT / "docs/guide.md"
 REFUSED = (
     *("apt", "apt-get", "dpkg", "pip", "reboot", "shutdown", "poweroff", "modprobe", "rmmod"),
     *("docker", "firewall-cmd", "ufw", "kubectl", "loginctl", "hostnamectl"),
@@ -144,9 +147,15 @@ class PageLab:
         assert code == 0, said
 
     def _serve(self, backend: Node, address: str) -> None:
-        server = backend.start(sys.executable, "-I", str(HERE / "backend.py"), backend.name, address)
-        assert read_line(server) == "READY", f"the server in {backend.namespace} did not start"
-        (self.directory / f"{backend.name}.pid").write_text(str(server.pid))
+        """The program that the guide has its readers paste. It ends with whoever started it."""
+        (program,) = blocks(GUIDE, "python")
+        file = self.directory / "backend.py"
+        file.write_text(program.text)
+        words = shlex.join([sys.executable, "-I", str(file), backend.name, address])
+        server = backend.start("bash", "-c", f"{words} 2>/dev/null & echo $!; read -r; kill $!")
+        (self.directory / f"{backend.name}.pid").write_text(read_line(server))
+        listening = ("ss", "-Hltn", "sport = :8080")
+        wait_until(lambda: backend.run(*listening).stdout, lambda: f"the server in {backend.namespace}")
 
     def _place(self, path: Path) -> Path:
         """Where a path of the host is."""

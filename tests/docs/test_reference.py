@@ -132,6 +132,15 @@ def test_modules_that_the_architecture_names_exist() -> None:
     assert sorted(named - known) == []
 
 
+def test_registries_that_the_architecture_names_exist() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    named = re.findall(r"`(\w+)(?:\(\))?` in `([a-z_/]+\.py)`", text)
+    assert len(named) >= 4
+    assert [
+        name for name, path in named if not re.search(rf"\b{name}\b", (ROOT / "vipd" / path).read_text())
+    ] == []
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     assert broken_links() == []
 

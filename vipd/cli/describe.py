@@ -18,7 +18,7 @@ from vipd.observe.api_client import Json
 
 _LABEL = 13
 _MESSAGE, _IGNORED, _UNCONFIRMED = "  Message", "  Ignored", "  Unconfirmed"
-"""The facts that are prose."""
+"""Facts that are prose, besides those of `_KEYS`."""
 
 HEALTH = Column("HEALTH")
 """Left out where no backend is checked."""
@@ -46,11 +46,25 @@ _ADDRESSES = {
     "external_addresses": "External",
     "load_balancer_addresses": "Balanced",
 }
+_KEYS = {
+    "allow_from": "Allow from",
+    "health_port": "Health port",
+    "balance": "Balance",
+    "check": "Check",
+    "slow_start": "Slow start",
+    "on_remove": "On remove",
+}
+"""Keys that are shown as they are declared, and only then."""
 _MASQUERADE = {
     "always": "every new flow",
     "forwarded": "new flows that come from other hosts",
     "off-cluster": "new flows from outside cluster_cidrs",
     "hairpin": "only flows of a backend to itself",
+}
+_POLICIES = {"local": "only backends on this host", "cluster": "backends on every host"}
+_DISTRIBUTIONS = {
+    "prefer-same-zone": "ready backends for this host's zone, else all",
+    "prefer-same-node": "ready backends on this host, else those for its zone, else all",
 }
 
 
@@ -74,7 +88,7 @@ def describe(targets: tuple[str, ...], form: str) -> int:
 def _lines(view: Json, daemon: Daemon, terminal: Screen) -> Iterator[str]:
     for label, text in _facts(view, terminal):
         named = f"{terminal.paint(label, 'bold')}{' ' * (_LABEL - len(label))} "
-        told = label in (_MESSAGE, _IGNORED, _UNCONFIRMED)
+        told = label in (_MESSAGE, _IGNORED, _UNCONFIRMED, *_KEYS.values())
         lines = prose(text, terminal, " " * (_LABEL + 1)) if told else [f"{named}{text}"]
         yield from (named + lines[0].lstrip(), *lines[1:]) if told else lines
     for forwarding in view["forwardings"]:
@@ -93,9 +107,13 @@ def _facts(view: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
         if key in view["spec"]:
             yield from _labelled(label, [_address(address) for address in _listed(view["spec"][key])])
     yield from _labelled("Ports", [_port(port) for port in _listed(view["spec"]["ports"])])
+    for key, label in _KEYS.items():
+        if key in view["spec"]:
+            yield label, _words(view["spec"][key])
     yield "Affinity", _affinity(view["forwardings"])
     yield from _labelled("Masquerade", _masquerade(view["forwardings"]))
     yield "Fallback", fallback(view)
+    yield from _labelled("Traffic", list(_traffic(view["spec"])))
     yield "Status", terminal.paint(_state(state, status["ready"]), STATE_COLOURS.get(state, ""))
     yield "  Applied", "no" if state in ("pending", "quarantined") else "yes"
     yield "  Ready", f"{status['ready']} of {status['backends']}"
@@ -139,7 +157,17 @@ def _port(port: object) -> str:
     text = f"{port['port']}/{port.get('protocol', 'tcp')}"
     if port.get("target"):
         text += f" to port {port['target']}"
+    if port.get("node_port"):
+        text += f", node port {port['node_port']}"
     return f"{text} ({port['name']})" if port.get("name") else text
+
+
+def _words(value: object) -> str:
+    """A declared value in words: `http, path /healthz, interval 1s`."""
+    if isinstance(value, dict):
+        kind, rest = value.get("type"), {key: each for key, each in value.items() if key != "type"}
+        return ", ".join([*([str(kind)] if kind else []), *(f"{key} {_words(rest[key])}" for key in rest)])
+    return ", ".join(map(_words, value)) if isinstance(value, list) else str(value)
 
 
 def _affinity(forwardings: Sequence[Json]) -> str:
@@ -150,6 +178,17 @@ def _affinity(forwardings: Sequence[Json]) -> str:
 def _masquerade(forwardings: Sequence[Json]) -> list[str]:
     modes = dict.fromkeys(str(f["masquerade"]) for f in forwardings)
     return [f"{mode}: {_MASQUERADE[mode]}" if mode in _MASQUERADE else mode for mode in modes] or ["-"]
+
+
+def _traffic(spec: Json) -> Iterator[str]:
+    """What of its traffic a service leaves to other hosts or backends; nothing where all is as by default."""
+    for part, policy in spec.get("traffic_policy", {}).items():
+        yield f"{part} {policy}: {_POLICIES.get(policy, policy)}"
+    distribution = spec.get("traffic_distribution", "")
+    if not distribution and any("zone" in b for b in spec.get("backends", ()) if isinstance(b, dict)):
+        distribution = "prefer-same-zone"
+    if distribution:
+        yield f"{distribution}: {_DISTRIBUTIONS.get(distribution, distribution)}"
 
 
 def _forwarding_lines(forwarding: Json, terminal: Screen) -> Iterator[str]:

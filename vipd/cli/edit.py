@@ -199,12 +199,13 @@ def _edited(
 
     Raises CliError.
     """
-    refused = ""
+    refused: list[str] = []
     while True:
         _run_editor(editor, draft)
         text = draft.read()
         body = draft.body_of(text)
-        if not _has_content(body):
+        content = _content(body)
+        if not content:
             return None, {}
         edited, problems = _parse(body, service.name)
         if edited is not None and not problems:
@@ -226,15 +227,17 @@ def _edited(
                 f"mend the file, then vipctl apply -f {shlex.quote(str(draft.path))}",
                 details=tuple(map(str, placed)),
             )
-        # Without a terminal nobody would mend it, and an editor that changes nothing has given up.
-        if body == refused or not sys.stdin.isatty():
+        # Without a terminal nobody would mend it, and an editor that changes nothing, or comments alone, has
+        # given up.
+        if content == refused or not sys.stdin.isatty():
             raise error
-        refused = body
+        refused = content
         draft.write(body, _explained(error, problems))
 
 
-def _has_content(body: str) -> bool:
-    return any(line.strip() and not line.lstrip().startswith("#") for line in body.split("\n"))
+def _content(body: str) -> list[str]:
+    """The lines that are neither empty nor a comment."""
+    return [line for line in body.split("\n") if line.strip() and not line.lstrip().startswith("#")]
 
 
 def _parse(body: str, name: str) -> tuple[Service | None, Sequence[Problem]]:

@@ -28,7 +28,7 @@ COLUMNS = (
     Column("REVISION", right=True),
     Column("TIME"),
     Column("BY", min_width=8),
-    Column("CHANGE", min_width=20),
+    Column("CHANGE"),
 )
 NAMES_SHOWN = 3
 

@@ -119,7 +119,7 @@ def _shrink(widths: list[int], columns: Sequence[Column], room: int) -> None:
 def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], terminal: Screen) -> str:
     parts: list[str] = []
     for i, (cell, column, width) in enumerate(zip(row, columns, widths, strict=True)):
-        text = truncate_middle(cell.text, width) if column.min_width else cell.text
+        text = truncate_middle(cell.text.rstrip(), width) if column.min_width else cell.text
         painted = terminal.paint(text, cell.colour)
         padding = " " * (width - width_of(text))
         last = i == len(row) - 1

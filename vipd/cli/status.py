@@ -56,6 +56,8 @@ def _lines(answer: Json, terminal: Screen) -> Iterator[str]:
     if quarantined := answer.get("quarantined"):
         told = [f"{name}: {reason}" for name, reason in quarantined.items()]
         yield from _section("Quarantined (the kernel keeps what it had for them)", told, "red", terminal)
+    if notes := [note for source in answer["sources"] for note in source.get("notes", ())]:
+        yield from _section("Notes", notes, "bold", terminal)
     if answer["warnings"]:
         yield from _section("Warnings", answer["warnings"], "yellow", terminal)
 

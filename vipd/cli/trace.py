@@ -40,7 +40,7 @@ from vipd.observe.live_trace.sending import Sender
 from vipd.observe.live_trace.table import TraceError
 from vipd.observe.live_trace.watching import TraceSession
 
-COLUMNS = (Column("CHAIN"), Column("PART", min_width=12), Column("RULE", min_width=20))
+COLUMNS = (Column("CHAIN"), Column("PART", min_width=12), Column("RULE", min_width=32))
 WIDE_COLUMNS = (Column("CHAIN"), Column("PART"), Column("MEANING"), Column("RULE"))
 ANSWER_SECONDS = 1.0
 """How long the result of a connection from here is waited for, once its packet has passed."""

@@ -134,11 +134,16 @@ def _one(snapshot: Services, target: str, name: str) -> tuple[OverrideTarget, Ba
     except InvalidTextError as error:
         raise RefusedError("invalid", error.what, "", error.hint) from None
     found = [b for b in service.backends if (b.address, b.port) == (wanted.address, wanted.port)]
+    same = [b for b in service.backends if b.address == wanted.address]
     if not found and wanted.port is None:
-        found = [b for b in service.backends if b.address == wanted.address]
+        found = same
+    elif not found:
+        # As vipctl describe shows a backend that has no port of its own.
+        found = [b for b in same if wanted.port in map(b.port_for, service.ports)]
     if len(found) != 1:
         what = f"{service.name} has {'several backends' if found else 'no backend'} {name}"
-        raise RefusedError("not-found", what, "", f"vipctl describe {service.name} shows them")
+        hint = f"did you mean {' or '.join(map(str, same))}?" if same else ""
+        raise RefusedError("not-found", what, "", hint or f"vipctl describe {service.name} shows them")
     return OverrideTarget(service.name, str(found[0])), ((service, found[0]),)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from vipd.dataplane.base import ApplyError, Dataplane, DataplaneName, MissingProgramError
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.iptables import removal as iptables_removal
 from vipd.dataplane.iptables.driver import IptablesDataplane
+from vipd.dataplane.iptables.tools import has_legacy_tables
 from vipd.dataplane.nftables import removal as nftables_removal
 from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.dataplane.nftables.foreign_chains import dropping_chains
@@ -26,8 +28,10 @@ log = logging.getLogger(__name__)
 class HostDataplanes:
     """Implements `DataplaneRegistry` on this host, in the network namespace in which `run` runs programs."""
 
-    def __init__(self, settings: Settings, record: HostChanges, run: Runner) -> None:
-        self._settings, self._record, self._run = settings, record, run
+    def __init__(
+        self, settings: Settings, record: HostChanges, run: Runner, proc: Path = Path("/proc")
+    ) -> None:
+        self._settings, self._record, self._run, self._proc = settings, record, run, proc
         self.prefix = settings.chain_prefix
         self.accepts = ForwardAccepts(settings, record, run)
 
@@ -51,7 +55,14 @@ class HostDataplanes:
             await ready()
             await nftables_removal.remove(tables, self._run)
             return bool(tables)
-        rules = await iptables_removal.find_leftovers(prefixes, self._run, self.accepts.variants_to_keep())
+        # A process that may not read the list of legacy tables writes none of them. iptables-legacy-save
+        # fails on that list, and then the rules of the nft variant would stay, too.
+        rules = await iptables_removal.find_leftovers(
+            prefixes,
+            self._run,
+            self.accepts.variants_to_keep(),
+            has_legacy=lambda family: has_legacy_tables(family, self._proc),
+        )
         await ready()
         await iptables_removal.remove(rules, self._run)
         return bool(rules)

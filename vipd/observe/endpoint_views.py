@@ -9,10 +9,21 @@ from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.model.backend_status import DEFAULT_STATUS, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Endpoint, Forwarding
-from vipd.model.service import Backend, Frontend, RejectAction, Service, TrafficPolicy, port_names
+from vipd.model.service import (
+    Backend,
+    BackendState,
+    Frontend,
+    RejectAction,
+    Service,
+    TrafficDistribution,
+    TrafficPolicy,
+    port_names,
+)
 
 AddressPort = tuple[str, int]
 """A backend's address and port."""
+
+_UNUSED = "not in use now"
 
 NONE_WAITING: Mapping[AddressPort, str] = MappingProxyType({})
 
@@ -26,14 +37,28 @@ def backend_status_by_address(
 
 
 def waiting_by_address(service: Service, forwarding: Forwarding) -> Mapping[AddressPort, str]:
-    """Why backends that could serve take no new flows: the backups and the fallback's."""
-    if not (service.fallback or any(backend.backup for backend in service.backends)):
+    """Why backends that could serve take no new flows: the backups, the fallback's, those that drain, and
+    those that traffic policy or distribution leave out."""
+    if not forwarding.without_new_flows:
         return {}
     return {
-        place: "backup, waiting" if backend.backup else "fallback, waiting"
+        place: _why_waiting(service, forwarding, backend)
         for place, backend in _backends_by_address(service, forwarding).items()
-        if backend.backup or backend in service.fallback
     }
+
+
+def _why_waiting(service: Service, forwarding: Forwarding, backend: Backend) -> str:
+    if backend.backup:
+        return "backup, waiting"
+    if backend in service.fallback:
+        return "fallback, waiting"
+    if backend.state is BackendState.DRAIN:
+        return "declared drain"
+    if forwarding.internal_policy is TrafficPolicy.LOCAL:
+        return "on another host, traffic policy local"
+    if service.traffic_distribution is TrafficDistribution.PREFER_SAME_NODE:
+        return "others are nearer, prefer-same-node"
+    return f"for another zone: {', '.join(backend.zones)}" if backend.zones else _UNUSED
 
 
 def _backends_by_address(service: Service, forwarding: Forwarding) -> dict[AddressPort, Backend]:
@@ -119,4 +144,4 @@ def _endpoint_view(endpoint: Endpoint, status: BackendStatus, share: float = 0.0
 def _why_idle(endpoint: Endpoint, forwarding: Forwarding, waiting: Mapping[AddressPort, str]) -> str:
     if endpoint in forwarding.unavailable:
         return "declared down"
-    return waiting.get(endpoint[:2], "not in use now") if endpoint.weight else "weight 0"
+    return waiting.get(endpoint[:2], _UNUSED) if endpoint.weight else "weight 0"

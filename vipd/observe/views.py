@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from vipd.control.reconciler import Reconciler
@@ -19,7 +19,7 @@ from vipd.declaration.operations import spec_of
 from vipd.declaration.problems import Problem, problem_texts
 from vipd.declaration.unit import Unit
 from vipd.model.backend_status import BackendStatuses
-from vipd.model.formatting import time_text
+from vipd.model.formatting import counted, time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.limits import ALL_PROBLEMS
 from vipd.model.service import Service
@@ -28,6 +28,9 @@ from vipd.sources.base import Source
 
 IGNORED_SHOWN = 20
 """Problems of registrations that a service is shown with."""
+
+NOTES_SHOWN = 20
+"""Notes that a source is shown with: those of one file alone may be a thousand."""
 
 
 def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane) -> Json:
@@ -134,7 +137,19 @@ def _source_view(
         "services": sum(serving.get(name, 0) for name in {**units, **problems}),
         "problems": [*source.faults(), *problem_texts(p for found in problems.values() for p in found)],
         "refused": refused,
+        "notes": _note_texts(units.values()),
     }
+
+
+def _note_texts(units: Iterable[Unit]) -> list[str]:
+    """What the units' declarations leave out, such as Kubernetes objects; the first ones, and the number of
+    further ones."""
+    notes = (str(note) for unit in units for note in unit.candidate.notes)
+    shown = list(islice(notes, NOTES_SHOWN))
+    more = sum(1 for _ in notes)
+    return (
+        [*shown, f"and {counted(more, 'more note')}; hint: vipctl check FILE prints all"] if more else shown
+    )
 
 
 def _listed(value: object) -> list[object]:

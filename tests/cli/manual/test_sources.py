@@ -83,10 +83,32 @@ def test_every_setting_is_documented_and_no_other() -> None:
     assert sorted(told) == sorted(setting.name for setting in settings())
 
 
-def test_the_packaged_file_shows_the_defaults() -> None:
-    shown = re.findall(r"(?m)^#([a-z_]+: .*)$", (ROOT / "debian" / "vipd.yaml").read_text())
-    assert len(shown) > 10
-    assert Settings(**read_settings_text("\n".join(shown), "vipd.yaml")) == Settings()  # type: ignore[arg-type]
+PACKAGED = (ROOT / "debian" / "vipd.yaml").read_text(encoding="utf-8")
+PACKAGED_DEFAULTS = re.findall(r"(?m)^#([a-z_]+: .*)$", PACKAGED)
+PACKAGED_EXAMPLES = re.findall(r"(?m)^# Example: (.*)\n#([a-z_]+):", PACKAGED)
+
+
+@pytest.mark.parametrize("line", PACKAGED_DEFAULTS)
+def test_each_line_of_the_packaged_file_shows_a_default(line: str) -> None:
+    given = read_settings_text(line, "vipd.yaml")
+    assert len(given) == 1
+    assert Settings(**given) == Settings()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("line", "name"), PACKAGED_EXAMPLES)
+def test_each_example_of_the_packaged_file_is_accepted(line: str, name: str) -> None:
+    given = read_settings_text(line, "vipd.yaml")
+    assert list(given) == [name]
+    assert Settings(**given) != Settings()  # type: ignore[arg-type]
+
+
+def test_the_packaged_file_shows_what_an_operator_looks_for() -> None:
+    shown = [line.partition(":")[0] for line in PACKAGED_DEFAULTS]
+    assert len(set(shown)) == len(shown)
+    assert {"dataplane", "status_page", "metrics_address", "health_address", "etcd", "store"} <= set(shown)
+    others = [line for line in PACKAGED.splitlines() if line and not line.startswith(("# ", "#"))]
+    assert others == []
+    assert PACKAGED.count("# Example: ") == len(PACKAGED_EXAMPLES)
 
 
 def test_a_key_without_a_meaning_is_told() -> None:

@@ -12,9 +12,13 @@ import pytest
 from tests.dataplane.declared import Machine, kube_like_services, numbered
 from tests.dataplane.iptables.fake_kernel import FakeKernel
 from tests.dataplane.namespace import Namespace
+from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.removal import find_leftovers, remove, remove_empty_tables
+from vipd.dataplane.registry import HostDataplanes
 from vipd.host.host_changes import HostChanges
 from vipd.host.process import ProgramResult, Runner
+from vipd.host.settings.settings import Settings
+from vipd.model.service import Family
 
 VARIANTS = ("nft", "legacy")
 STEMS = ("iptables", "ip6tables")
@@ -125,6 +129,31 @@ def test_a_variant_that_is_not_installed_is_passed_over(tmp_path: Path) -> None:
     Machine(kernel.run, tmp_path).become(SERVICES)
     kernel.absent |= {"iptables-legacy", "ip6tables-legacy"}
     assert clean(kernel.run, "VIPD") == 2
+
+
+@pytest.mark.parametrize("names", ["unreadable", "absent"])
+def test_a_confined_daemon_that_changes_its_dataplane_passes_over_legacy_tables(
+    names: str, tmp_path: Path
+) -> None:
+    kernel = FakeKernel()
+    Machine(kernel.run, tmp_path).become(SERVICES)
+    if names == "unreadable":
+        (tmp_path / "net/ip_tables_names").mkdir(parents=True)
+        (tmp_path / "net/ip6_tables_names").mkdir()
+
+    async def confined(argv: Sequence[str], stdin: str) -> ProgramResult:
+        if "-legacy" in argv[0]:
+            return ProgramResult(
+                1, "", "Failed to list table names in /proc/net/ip_tables_names: Permission denied"
+            )
+        return await kernel.run(argv, stdin)
+
+    dataplanes = HostDataplanes(Settings(), HostChanges(tmp_path), confined, tmp_path)
+    assert asyncio.run(dataplanes.remove("iptables"))
+    assert not [chain for family in Family for chain in kernel.chains("nat", family) if "VIPD" in chain]
+    # vipctl cleanup does not pass over what it may not read: it would say that nothing is left.
+    with pytest.raises(ApplyError, match="Permission denied"):
+        asyncio.run(find_leftovers(["VIPD"], confined))
 
 
 def test_tables_made_by_the_first_write_go_when_empty(run: Runner, tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def vipd_page() -> Page:
             Section("EXIT STATUS", tuple(entry(f"`{code}`", text) for code, text in EXIT_CODES.items())),
             Section("EXAMPLES", _examples()),
             Section(
-                "SEE ALSO", (Paragraph("`vipctl`(1), `vipd.yaml`(5), `vipd-services`(5), `iptables`(8)"),)
+                "SEE ALSO",
+                (Paragraph("`vipctl`(1), `vipd.yaml`(5), `vipd-services`(5), `iptables`(8), `nft`(8)"),),
             ),
         ),
     )
@@ -76,10 +77,11 @@ def _options() -> Iterator[Block]:
 def _description() -> tuple[Block, ...]:
     return (
         Paragraph(
-            "`vipd` gives a host virtual IPs that exist only as kernel rules: the chains of kube-proxy's "
-            "iptables mode, without Kubernetes. It reads declarations, see `vipd-services`(5), and makes "
-            "the kernel equal to them: at the start, at every change, and when somebody else changes the "
-            "rules. No traffic passes through the program."
+            "`vipd` gives a host virtual IPs that exist only as kernel rules, without Kubernetes. As the "
+            "setting `dataplane` says, these are the chains of kube-proxy's iptables mode, or maps in an "
+            "nftables table of its own. It reads declarations, see `vipd-services`(5), and makes the kernel "
+            "equal to them: at the start, at every change, and when somebody else changes the rules. No "
+            "traffic passes through the program."
         ),
         Paragraph(
             "It runs in the foreground as root, or as another user with CAP_NET_ADMIN (legacy iptables: with "

@@ -6,7 +6,7 @@ Needs no daemon, settings or store: vipd's chains are identified by their names 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from vipd.dataplane.base import MissingProgramError
@@ -39,15 +39,22 @@ class Leftover:
 
 
 async def find_leftovers(
-    prefixes: Iterable[str], run: Runner, kept: Collection[tuple[Family, str]] = ()
+    prefixes: Iterable[str],
+    run: Runner,
+    kept: Collection[tuple[Family, str]] = (),
+    *,
+    has_legacy: Callable[[Family], bool] = lambda family: True,
 ) -> list[Leftover]:
     """Rules under these prefixes in both families, of both variants. Raises ApplyError.
 
     If `kept` names a family and variant, the accept of translated flows in FORWARD is not included there.
+    Legacy tables are read only where `has_legacy` is true for their family.
     """
     found = []
     for variant in VARIANTS:
         for family in Family:
+            if variant == "legacy" and not has_legacy(family):
+                continue
             try:
                 tools = await find_tools(family, variant, run)
             except MissingProgramError:
