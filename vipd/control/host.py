@@ -121,6 +121,7 @@ class Host:
             host=self._facts.without_addresses() if compatible else self._facts,
             backends=self._settings.allowed_backends,
             host_ports=self._settings.host_ports,
+            announced=self._settings.announce_addresses,
         )
 
     def check_problem(self, check: Check) -> Problems:
@@ -175,6 +176,10 @@ class Host:
             self._claims.put(key, PortClaim.of(forwarding) if forwarding else None)
         self._claim_warnings = None
 
+    def announcing(self) -> Mapping[ForwardingKey, Forwarding]:
+        """The forwardings that ask for an announcement of their addresses beyond this host."""
+        return self._needs.announcing() if self._needs.announced else {}
+
     async def prepare(self) -> tuple[str, ...]:
         """Ensure that the host forwards the families in use and has routes to their VIPs.
 
@@ -182,7 +187,7 @@ class Host:
         """
         return (
             *self._prepare_sysctls(self._needs.families),
-            *await self._routes.ensure(self._needs.vips),
+            *await self._routes.ensure(self._needs.vips, self._needs.announced),
             *self._checks.warnings(self._needs),
             *self._record.warnings(),
             *self._warn_of_claims(),

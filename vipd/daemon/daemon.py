@@ -133,6 +133,9 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
     for task in work:
         task.cancel()
     await asyncio.wait(work)
+    if parts.settings.announce_on_stop == "withdraw":
+        with contextlib.suppress(OSError):
+            await parts.announcer.withdraw()
     if parts.fleet:
         await parts.fleet.close()
 
@@ -157,7 +160,9 @@ async def _following_etcd(parts: Parts) -> AsyncIterator[None]:
 
 def health_listeners(parts: Parts) -> tuple[Listeners, ...]:
     """The listeners for health checks over TCP: the services' health ports, and `health_address`."""
-    ports = HealthPorts(parts.reconciler, parts.settings.node_addresses)
+    ports = HealthPorts(
+        parts.reconciler, parts.settings.node_addresses, lambda: parts.maintenance.current is not None
+    )
     parts.reconciler.observers.add(ports)
     place = parts.settings.health_socket_address()
     return ports.listeners, healthz_listener(parts.reconciler, ListenAddress(*place) if place else None)
@@ -206,6 +211,7 @@ def _warnings_of(
         *recorder.warnings,
         *(notify.warnings() if notify else ()),
         *parts.host.faults(),
+        *parts.maintenance.faults(),
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
         *parts.status_tracker.warnings(),

@@ -59,6 +59,8 @@ class RecordedChanges:
     """Network device that carries routes to VIPs -> `made` by vipd, or found `up` or `down`."""
     accepts: list[str] = field(default_factory=list)
     """Chains of others in which vipd accepts its flows, such as `inet filter forward`."""
+    announce_tables: list[int] = field(default_factory=list)
+    """Routing tables in which vipd has routes for routing daemons."""
 
 
 class HostChanges:
@@ -146,6 +148,20 @@ class HostChanges:
             changes.accepts.remove(place)
             self._write(changes)
 
+    def record_announce_table(self, table: int) -> None:
+        """A route for routing daemons is about to be written into a routing table."""
+        changes = self._to_change()
+        if table not in changes.announce_tables:
+            changes.announce_tables.append(table)
+            self._write(changes)
+
+    def forget_announce_table(self, table: int) -> None:
+        """That routing table contains no route of vipd's any more."""
+        changes = self._to_change()
+        if table in changes.announce_tables:
+            changes.announce_tables.remove(table)
+            self._write(changes)
+
     def clear(self) -> None:
         """Everything has been undone. A record that cannot be understood is kept aside. Raises OSError."""
         self._to_change()
@@ -206,8 +222,8 @@ def _parsed(text: str) -> RecordedChanges:
         raise ValueError("nested too deeply") from None
     if not isinstance(found, dict) or not found.keys() >= set(REQUIRED):
         raise ValueError("it is no record")
-    # A record of an earlier version has neither devices nor accepts.
-    later = found.get("devices", {}), found.get("accepts", [])
+    # A record of an earlier version lacks these.
+    later = found.get("devices", {}), found.get("accepts", []), found.get("announce_tables", [])
     changes = RecordedChanges(found["sysctls"], found["tables"], found["prefixes"], *later)
     sound = (
         _is_mapping(changes.sysctls, dict)
@@ -215,6 +231,9 @@ def _parsed(text: str) -> RecordedChanges:
         and _is_texts(changes.prefixes)
         and _is_mapping(changes.devices, str)
         and _is_texts(changes.accepts)
+        and isinstance(changes.announce_tables, list)
+        # The kernel's own tables are not among those that the setting allows.
+        and all(type(table) is int and 1 <= table <= 252 for table in changes.announce_tables)
     )
     if not sound:
         raise ValueError("it is no record")

@@ -26,6 +26,7 @@ from vipd.host.settings.field_types import (
     Networks,
     NetworksBySource,
     PortRangesBySource,
+    Seconds,
 )
 from vipd.host.settings.layers import ENVIRONMENT_PREFIX, Layers
 from vipd.host.settings.settings_file import SettingsError
@@ -139,6 +140,26 @@ class Settings(BaseSettings):
     vip_device: str = Field("vipd0", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,14})?$")
     """Device that is made to carry routes to VIPs that no other route covers; empty: no device and no routes
     are made. At most 15 of `A-Z a-z 0-9 . _ -`, a letter or digit first.
+    """
+    announce_addresses: NetworksBySource = ()
+    """Networks whose addresses services may have announced beyond this host, by source where wanted, besides
+    those that `allowed_addresses` names; such a service may claim them, too. None: no others.
+    """
+    announce_table: int = Field(86, ge=1, le=252)
+    """Routing table of vipd's own for the routes that a routing daemon announces; no rule leads to it. The
+    package gives 86 the name `vipd`.
+    """
+    announce_withdraw_after: Seconds = Field(3, ge=0, le=3600)
+    """How long an announced address must have been without a backend before it is withdrawn, such as 3s."""
+    announce_return_after: Seconds = Field(10, ge=0, le=3600)
+    """How long an address that was withdrawn for that must be served again before it is announced again."""
+    announce_last: Literal["keep", "withdraw"] = "keep"
+    """Whether the last host that announces an address keeps it when no backend can serve; which one that is
+    only hosts with the same etcd know.
+    """
+    announce_on_stop: Literal["keep", "withdraw"] = "keep"
+    """Whether the routes stay when vipd is stopped, as its rules do; `keep` lets a restart or an upgrade
+    interrupt nothing.
     """
     health_address: ListenAddress | None = None
     """Where `GET /healthz` and `/livez` are answered over TCP, too; unset: nowhere."""
