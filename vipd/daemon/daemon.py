@@ -136,6 +136,8 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
     if parts.settings.announce_on_stop == "withdraw":
         with contextlib.suppress(OSError):
             await parts.announcer.withdraw()
+    if parts.lan:
+        await parts.lan.close()
     if parts.fleet:
         await parts.fleet.close()
 
@@ -212,6 +214,7 @@ def _warnings_of(
         *(notify.warnings() if notify else ()),
         *parts.host.faults(),
         *parts.maintenance.faults(),
+        *(parts.lan.warnings() if parts.lan else ()),
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
         *parts.status_tracker.warnings(),

@@ -101,6 +101,7 @@ def loops(
         "keeping the status page": monitoring.run,
         **({"passing events on": notify.run} if notify else {}),
         **(parts.fleet.loops(reconciler) if parts.fleet else {}),
+        **(parts.lan.loops() if parts.lan else {}),
     }
 
 

@@ -8,9 +8,10 @@ import logging
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
-from vipd.control.announcer import Announcer, Reconciled
+from vipd.control.announcer import AnnounceDriver, Announcer, Reconciled
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.host import Host
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
@@ -44,6 +45,7 @@ from vipd.sources.store import StoreError, StoreSource
 
 if TYPE_CHECKING:
     from vipd.control.fleet_member import FleetMember
+    from vipd.control.lan_announcer import LanAnnouncer
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class Parts:
     overrides: OverrideStore
     maintenance: MaintenanceStore
     announcer: Announcer
+    lan: LanAnnouncer | None
     fleet: FleetMember | None
     health: HealthChecker
     status_tracker: BackendStatusTracker
@@ -127,7 +130,11 @@ async def wire(
     dependencies = ReconcilerDependencies(statuses, registrations, conntrack.resets, observers)
     declaring = (files, store, *((fleet.source,) if fleet else ()))
     reconciler = Reconciler(declaring, dataplane, host, now, dependencies)
-    drivers = {AnnounceMethod.ROUTES: AnnouncedRoutes(settings.announce_table, settings.vip_device, record)}
+    lan = _lan_announcer(settings, record, host)
+    drivers: dict[AnnounceMethod, AnnounceDriver] = {
+        AnnounceMethod.ROUTES: AnnouncedRoutes(settings.announce_table, settings.vip_device, record),
+        **({AnnounceMethod.L2: lan} if lan else {}),
+    }
     announcer = Announcer(
         settings,
         drivers,
@@ -151,6 +158,7 @@ async def wire(
         overrides=overrides,
         maintenance=maintenance,
         announcer=announcer,
+        lan=lan,
         fleet=fleet,
         health=health,
         status_tracker=statuses,
@@ -183,6 +191,25 @@ async def _fleet(settings: Settings, observers: Observers) -> FleetMember | None
     fleet = FleetMember(settings, settings.etcd, now, observers)
     await asyncio.to_thread(fleet.load)
     return fleet
+
+
+def _lan_announcer(settings: Settings, record: HostChanges, host: Host) -> LanAnnouncer | None:
+    """The driver of `announce: l2`, whose hosts agree in etcd; None without etcd."""
+    if settings.etcd is None:
+        return None
+    from vipd.control.lan_announcer import LanAnnouncer
+
+    return LanAnnouncer(settings, settings.etcd, record, partial(_announced, host, AnnounceMethod.L2), now)
+
+
+def _announced(host: Host, by: AnnounceMethod) -> set[str]:
+    """The addresses that services ask to announce by one method."""
+    return {
+        address
+        for forwarding in host.announcing().values()
+        if forwarding.announcement and forwarding.announcement.by is by
+        for address in forwarding.announced_addresses()
+    }
 
 
 def _fleet_errors(fleet: FleetMember | None) -> tuple[type[Exception], ...]:

@@ -29,7 +29,6 @@ from collections.abc import Collection
 
 from vipd.host import netlink
 from vipd.host.lan.gate_messages import (
-    ADDRESSES,
     HELD,
     LEASE,
     PENDING,
@@ -94,9 +93,9 @@ class AnswerGate:
         """Answer for these no more; False if one of them was not held. Raises OSError."""
         return self._changed(address_elements(HELD, addresses), [])
 
-    def known(self, addresses: Collection[str]) -> bool:
-        """Guard these addresses, too; False if the tables are gone. Raises OSError."""
-        return self._changed([], address_elements(ADDRESSES, addresses))
+    def exists(self) -> bool:
+        """Whether both tables exist. Raises OSError."""
+        return self._changed([], [])
 
     def _changed(self, deleted: list[Element], added: list[Element]) -> bool:
         try:

@@ -161,6 +161,14 @@ class Settings(BaseSettings):
     """Whether the routes stay when vipd is stopped, as its rules do; `keep` lets a restart or an upgrade
     interrupt nothing.
     """
+    announce_takeover: Seconds = Field(3, ge=3, le=60)
+    """How soon another host answers for the addresses of a host that is lost, with `announce: l2`. The longer,
+    the slower etcd and the network may be: a third of it without etcd ends a host's answers.
+    """
+    announce_preempt_after: Seconds = Field(60, ge=0, le=86400)
+    """How long a host must be back before it gets the addresses again that it is the first host for, with
+    `announce: l2`; 0: never, they stay where they are.
+    """
     health_address: ListenAddress | None = None
     """Where `GET /healthz` and `/livez` are answered over TCP, too; unset: nowhere."""
     metrics_address: LocalListenAddress | None = None

@@ -64,12 +64,12 @@ def holder_value(host: str, instance: str, since: str, previous: str = "") -> by
 
 
 def candidate_value(
-    addresses: Collection[str], hardware: Collection[str], own: Collection[str], since: str
+    addresses: Collection[str], hardware: Collection[str], own: Collection[str], instance: str
 ) -> bytes:
     """The value of a host's key."""
     listed = sorted(addresses)[:MAX_ADDRESSES]
     return json.dumps(
-        {"addresses": listed, "hardware": sorted(hardware), "own": list(own), "since": since}
+        {"addresses": listed, "hardware": sorted(hardware), "own": list(own), "instance": instance}
     ).encode()
 
 
@@ -102,9 +102,10 @@ def read_candidate(keys: AnnouncementKeys, kv: KeyValue) -> Candidate:
         addresses = frozenset(str(ip_address(each)) for each in _texts(found, "addresses", MAX_ADDRESSES))
         hardware = frozenset(each for each in _texts(found, "hardware", 100) if _HARDWARE.fullmatch(each))
         own = tuple(str(ip_address(each)) for each in _texts(found, "own", 100))
+        instance = _short(text(found, "instance"))
     except (ValueError, MalformedAnswerError) as error:
         return Candidate(name, kv.lease, kv.mod_revision, frozenset(), fault=printable(str(error)))
-    return Candidate(name, kv.lease, kv.mod_revision, addresses, hardware, own)
+    return Candidate(name, kv.lease, kv.mod_revision, addresses, hardware, own, instance)
 
 
 def _texts(found: Message, name: str, most: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from vipd.host.supervisor import Backoff, LoopState
 from vipd.sources.etcd.announcement_keys import AnnouncementKeys, read_candidate, read_holder
@@ -78,6 +78,15 @@ class AnnouncementView:
         if done:
             self._holders.pop(address, None)
         return bool(done)
+
+    async def refresh(self, addresses: Collection[str]) -> None:
+        """Read the keys of these addresses now. Raises EtcdError."""
+        for address in sorted(addresses):
+            found = await self._client.get(self.keys.address(address))
+            if found is None:
+                self._holders.pop(address, None)
+            else:
+                self._put(found)
 
     async def publish(self, host: str, value: bytes, lease: int) -> None:
         """Write the candidacy of this host. Raises EtcdError."""

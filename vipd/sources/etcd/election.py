@@ -1,9 +1,9 @@
 """Which host answers for an address of a LAN: what this host should do about it now. Pure.
 
-Each address has a key that names its holder, and that exists as long as the holder's lease. Only a transaction
-on the key's revision changes it, so that there is one holder whatever hosts believe. Hosts that could hold
-an address publish that (candidates). All rank the candidates of an address alike (rendezvous hashing), so
-that addresses are spread, and a lost host's addresses are spread over all others.
+Each address has a key that names its holder, and that exists as long as the holder's lease. Only a
+transaction on the key's revision changes it, so that there is one holder whatever hosts believe. Hosts that
+could hold an address publish that (candidates). All rank the candidates of an address alike (rendezvous
+hashing), so that addresses are spread, and a lost host's addresses are spread over all others.
 
 A holder keeps its addresses (no address moves because a host comes back) until it hands one over: because
 it cannot serve it, is drained, or another host has been the first in rank for `preempt_delay`.
@@ -52,6 +52,8 @@ class Candidate:
     """Its hardware addresses on its LANs: an answer from one of them is no conflict."""
     own: tuple[str, ...] = ()
     """Its own addresses on its LANs."""
+    instance: str = ""
+    """As in `Holding`."""
     fault: str = ""
     """Why its value cannot be read."""
 
@@ -98,6 +100,8 @@ class Release:
     why: str
 
 
+GIVEN_UP = "this host does not serve it any more, or gives up its addresses"
+
 Action = Claim | HandOver | Release
 
 
@@ -109,10 +113,8 @@ class Position:
     lease: int
     """0: none that is valid."""
     instance: str
-    reasons: Mapping[str, str]
-    """Every address to be announced on a LAN -> why this host cannot hold it now; empty: it can."""
-    leaving: bool
-    """This host is drained or stops: it also gives up what nobody can take."""
+    ready: frozenset[str]
+    """The addresses that it can hold now."""
 
 
 def rank(address: str, host: str) -> bytes:
@@ -123,7 +125,7 @@ def rank(address: str, host: str) -> bytes:
 class Election:
     """Decides for one host. Times are those of a monotonic clock."""
 
-    def __init__(self, preempt_delay: float, random_start: float = 0.0) -> None:
+    def __init__(self, preempt_delay: float) -> None:
         """`preempt_delay` 0: an address is never given back."""
         self._preempt_delay = preempt_delay
         self._vacant: dict[str, float] = {}
@@ -138,18 +140,16 @@ class Election:
         if not me.lease:
             return []
         found, preempted = list[Action](), 0
-        for address in sorted({*me.reasons, *(a for a, h in view.holders.items() if h.host == me.host)}):
+        for address in sorted({*me.ready, *(a for a, h in view.holders.items() if h.host == me.host)}):
             action = self._decide(address, view, me, now)
-            if isinstance(action, HandOver) and not me.reasons.get(address, "gone"):
-                preempted += 1
-                if preempted > MAX_PREEMPTIONS:
-                    continue
-            found += [action] if action else []
+            preempted += isinstance(action, HandOver) and address in me.ready
+            if action and (preempted <= MAX_PREEMPTIONS or address not in me.ready):
+                found.append(action)
         return found
 
     def _update(self, view: View, me: Position, now: float) -> None:
         self._vacant = {
-            address: self._vacant.get(address, now) for address in me.reasons if address not in view.holders
+            address: self._vacant.get(address, now) for address in me.ready if address not in view.holders
         }
         self._seen = {
             name: found
@@ -163,39 +163,39 @@ class Election:
             self._standing_since = now
 
     def _decide(self, address: str, view: View, me: Position, now: float) -> Action | None:
-        held, why = view.holders.get(address), me.reasons.get(address, "it is not announced any more")
+        held, ready = view.holders.get(address), address in me.ready
         if held is None:
-            return Claim(address) if not why and self._is_turn(address, view, me, now) else None
+            return Claim(address) if self._is_turn(address, view, me, now) else None
         if held.host != me.host:
             return None
         if held.lease != me.lease:
-            earlier = held.instance == me.instance
-            return Claim(address, held.mod_revision) if earlier and not why else None
-        return self._keep(address, held, why, view, me, now)
+            earlier = ready and held.instance == me.instance
+            return Claim(address, held.mod_revision) if earlier else None
+        others = [candidate for candidate in view.of(address) if candidate.host != me.host]
+        if ready:
+            return self._preempted(address, held, others, now)
+        if others:
+            return HandOver(address, held, others[0], GIVEN_UP)
+        return Release(address, held, GIVEN_UP)
 
     def _is_turn(self, address: str, view: View, me: Position, now: float) -> bool:
         hosts = [candidate.host for candidate in view.of(address)]
-        if me.host not in hosts or self._standing_since is None or now < self._standing_since + SETTLE_SECONDS:
+        if (
+            me.host not in hosts
+            or self._standing_since is None
+            or now < self._standing_since + SETTLE_SECONDS
+        ):
             return False
         return now >= self._vacant[address] + hosts.index(me.host) * RANK_STEP_SECONDS
 
-    def _keep(
-        self, address: str, held: Holding, why: str, view: View, me: Position, now: float
-    ) -> Action | None:
-        ranked = view.of(address)
-        others = [candidate for candidate in ranked if candidate.host != me.host]
-        if why or me.leaving:
-            why = why or "this host gives up its addresses"
-            if others:
-                return HandOver(address, held, others[0], why)
-            gone = address not in me.reasons
-            return Release(address, held, why) if me.leaving or gone else None
-        if not self._preempt_delay or not others or ranked[0].host == me.host:
+    def _preempted(self, address: str, held: Holding, others: list[Candidate], now: float) -> HandOver | None:
+        """An address goes back to its first host, once that has been there for a while."""
+        if not self._preempt_delay or not others or rank(address, held.host) < rank(address, others[0].host):
             return None
-        _, since = self._seen[ranked[0].host]
+        _, since = self._seen[others[0].host]
         if now < since + self._preempt_delay:
             return None
-        return HandOver(address, held, ranked[0], f"{ranked[0].host} is the first host for it")
+        return HandOver(address, held, others[0], f"{others[0].host} is the first host for it")
 
 
 def shares(view: View, hosts: Iterable[str] | None = None) -> dict[str, int]:

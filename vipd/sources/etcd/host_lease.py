@@ -87,7 +87,7 @@ class HostLease:
         self.loop_state = LoopState(
             Backoff(times.interval, times.interval, jitter=0.2), reported_elsewhere=True
         )
-        """How the loop is run, and its state. It does not slow down: addresses may have no holder meanwhile."""
+        """How the loop is run, and its state. It does not slow down: addresses may have no holder."""
 
     async def run(self) -> None:
         """Renew until that fails. Raises EtcdError and OSError; run it again then, with `loop_state`."""
