@@ -21,6 +21,7 @@ from vipd.dataplane.nftables import removal as nftables
 from vipd.host.announced_routes import remove_announced
 from vipd.host.durable import open_own, read_own
 from vipd.host.host_changes import HostChanges
+from vipd.host.lan.answers import remove_answers
 from vipd.host.preflight import LOCK
 from vipd.host.process import run
 from vipd.host.settings.settings import Settings
@@ -68,7 +69,7 @@ def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force
 
 async def _clean(prefixes: list[str], record: HostChanges, dry_run: bool) -> int:
     # First: no router is to send packets here when nothing translates them any more.
-    withdrawn = remove_announced(record, dry_run=dry_run)
+    withdrawn = [*remove_announced(record, dry_run=dry_run), *remove_answers(dry_run=dry_run)]
     print("".join(f"{'would delete' if dry_run else 'deleted'} {thing}\n" for thing in withdrawn), end="")
     leftovers = await find_leftovers(prefixes, run)
     tables = await nftables.find_leftovers(prefixes)

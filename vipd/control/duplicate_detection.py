@@ -37,12 +37,15 @@ class DuplicateDetection:
         """Addresses that something else answers for, with its hardware address."""
 
     def is_clear(self, address: str) -> bool:
-        """Whether the LAN was asked, and nothing else answers."""
+        """Whether nothing else answers: the LAN was asked, or a host of the fleet held it."""
         return address in self._clear
 
-    async def step(self, addresses: Collection[str], fleet: Collection[str], now: float) -> None:
-        """Ask, and look at answers, where it is time for that. `addresses`: all that no other host of the
-        fleet holds; `fleet`: the hardware addresses of its hosts. Raises OSError."""
+    async def step(
+        self, addresses: Collection[str], held: Collection[str], fleet: Collection[str], now: float
+    ) -> None:
+        """Ask, and look at answers, where it is time for that. `held`: those of the addresses that another
+        host of the fleet holds, which nobody is asked about; `fleet`: the hardware addresses of its hosts.
+        Raises OSError."""
         self._forget_all_but(addresses)
         due = {address for address in self._unread if now >= self._asked[address] + ANSWER_SECONDS}
         if due:
@@ -51,16 +54,16 @@ class DuplicateDetection:
             self._unread -= due
             self._clear = (self._clear | due) - others.keys()
             self.duplicates = {a: h for a, h in self.duplicates.items() if a not in due} | others
-        ask = {a for a in addresses if now >= self._asked.get(a, -ASK_SECONDS) + ASK_SECONDS}
-        if ask:
+        # A host that takes over for a lost one has no time to ask.
+        self._clear |= set(held) & set(addresses)
+        last = {a: self._asked.get(a, -ASK_SECONDS) for a in addresses if a not in held}
+        if ask := {a for a, at in last.items() if now >= at + ASK_SECONDS}:
             await self._lans.ask(ask)
             self._asked.update(dict.fromkeys(ask, now))
             self._unread |= ask
 
     def _forget_all_but(self, addresses: Collection[str]) -> None:
-        if self._asked.keys() <= set(addresses):
-            return
         self._asked = {a: at for a, at in self._asked.items() if a in addresses}
         self._unread &= self._asked.keys()
-        self._clear &= self._asked.keys()
+        self._clear &= set(addresses)
         self.duplicates = {a: h for a, h in self.duplicates.items() if a in self._asked}

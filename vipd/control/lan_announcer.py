@@ -194,7 +194,7 @@ class LanAnnouncer:
         fleet = {lan.hardware for lan in self._lans}
         fleet.update(*(candidate.hardware for candidate in view.candidates.values()))
         before = self._detection.duplicates
-        await self._detection.step(self._candidates - elsewhere, fleet, _time())
+        await self._detection.step(self._candidates, elsewhere, fleet, _time())
         for address, hardware in self._detection.duplicates.items():
             if before.get(address) != hardware:
                 text = "%s: %s answers for it, which is no host of this fleet"
@@ -208,12 +208,8 @@ class LanAnnouncer:
 
     def _ready(self) -> frozenset[str]:
         """Those that this host can hold now."""
-        view = self._view.view
-        return frozenset(
-            address
-            for address in self._candidates
-            if lan_of(address, self._lans) and (address in view.holders or self._detection.is_clear(address))
-        )
+        clear = filter(self._detection.is_clear, self._candidates)
+        return frozenset(address for address in clear if lan_of(address, self._lans))
 
     async def _publish(self) -> None:
         """Tell the other hosts what this one could hold. Raises EtcdError."""

@@ -36,6 +36,7 @@ from vipd.host.lan.gate_messages import (
     address_elements,
     change,
     interface_elements,
+    query,
     removal,
     tables,
 )
@@ -94,8 +95,15 @@ class AnswerGate:
         return self._changed(address_elements(HELD, addresses), [])
 
     def exists(self) -> bool:
-        """Whether both tables exist. Raises OSError."""
-        return self._changed([], [])
+        """Whether the tables exist."""
+        try:
+            with self._open_socket() as opened:
+                opened.settimeout(ANSWER_SECONDS)
+                opened.send(query(self._name))
+                answer = receive(opened)
+        except OSError:
+            return False
+        return all(kind != netlink.ERROR for kind, *_ in netlink.split(answer))
 
     def _changed(self, deleted: list[Element], added: list[Element]) -> bool:
         try:

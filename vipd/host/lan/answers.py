@@ -156,13 +156,14 @@ class LanAnswers:
         self._made = False
 
 
-def remove_answers(record: HostChanges, *, dry_run: bool = False) -> list[str]:
+def remove_answers(*, dry_run: bool = False) -> list[str]:
     """Delete what a daemon left; returns what was deleted, or would be. Raises OSError."""
-    proxies = neighbours.own_proxies()
-    gate = AnswerGate(TABLE)
-    found = [f"{len(proxies)} proxy neighbour entries"] if proxies else []
-    found += [f"the tables {TABLE}"] if gate.exists() else []
-    if not dry_run:
+    proxies, gate = neighbours.own_proxies(), AnswerGate(TABLE)
+    number = "1 proxy neighbour" if len(proxies) == 1 else f"{len(proxies)} proxy neighbours"
+    found = [number] if proxies else []
+    if gate.exists():
+        found.append(f"the tables arp {TABLE} and ip6 {TABLE}")
+    if not dry_run and found:
         neighbours.delete_proxies(proxies)
         gate.remove()
     return found

@@ -33,7 +33,7 @@ TABLE_FAMILIES = {Family.IPV4: ARP, Family.IPV6: IPV6}
 
 _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 16, 17
-_NEW_TABLE, _DELETE_TABLE, _NEW_CHAIN, _NEW_RULE, _NEW_SET = 0, 2, 3, 6, 9
+_NEW_TABLE, _GET_TABLE, _DELETE_TABLE, _NEW_CHAIN, _NEW_RULE, _NEW_SET = 0, 1, 2, 3, 6, 9
 _NEW_ELEMENT, _DELETE_ELEMENT = 12, 14
 _APPEND = 0x800
 
@@ -41,6 +41,8 @@ _TIMEOUT_FLAG = 0x10
 _IFNAME_TYPE, _IFNAME_BYTES = 41, 16
 _ADDRESS_TYPES = {ARP: (7, 4), IPV6: (8, 16)}
 """nft's numbers for ipv4_addr and ipv6_addr, which only `nft list` reads, and their bytes."""
+_HOST_ORDER, _NETWORK_ORDER = 1, 2
+"""Of the bytes of a key, for `nft list` alone."""
 _OUTPUT_HOOKS = {ARP: 1, IPV6: 3}
 _NETWORK, _TRANSPORT = 1, 2
 _OUT_INTERFACE, _L4_PROTOCOL = 7, 16
@@ -101,6 +103,11 @@ def removal(name: str) -> bytes:
             _table(_NEW_TABLE, family, name) + _table(_DELETE_TABLE, family, name) for family in (ARP, IPV6)
         )
     )
+
+
+def query(name: str) -> bytes:
+    """A request for the first of the tables."""
+    return message(_SUBSYSTEM << 8 | _GET_TABLE, REQUEST, 1, nfgenmsg(ARP) + string(1, name))
 
 
 def change(name: str, deleted: Sequence[Element], added: Sequence[Element]) -> bytes:
@@ -203,11 +210,13 @@ def _table(kind: int, family: int, name: str) -> bytes:
 
 def _set(family: int, table: str, name: str, key_type: int, key_bytes: int, flags: int) -> bytes:
     number = list(_sets(family)).index(name) + 1
+    order = _HOST_ORDER if key_type == _IFNAME_TYPE else _NETWORK_ORDER
     return _message(
         _NEW_SET,
         family,
         string(1, table) + string(2, name) + u32(3, flags) + u32(4, key_type) + u32(5, key_bytes)
-        + u32(10, number),
+        + u32(10, number)
+        + attribute(13, struct.pack("=BBI", 0, 4, order)),
     )  # fmt: skip
 
 

@@ -162,8 +162,8 @@ class Settings(BaseSettings):
     interrupt nothing.
     """
     announce_takeover: Seconds = Field(3, ge=3, le=60)
-    """How soon another host answers for the addresses of a host that is lost, with `announce: l2`. The longer,
-    the slower etcd and the network may be: a third of it without etcd ends a host's answers.
+    """How soon another host answers for the addresses of a host that is lost, with `announce: l2`; up to 60s.
+    The longer, the slower etcd may be: a host that it does not answer for a third of this answers no more.
     """
     announce_preempt_after: Seconds = Field(60, ge=0, le=86400)
     """How long a host must be back before it gets the addresses again that it is the first host for, with
