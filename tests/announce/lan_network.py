@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fleet.network import FleetLab, HostDaemon
+from tests.fleet.network import FleetLab, HostDaemon, entered
 from tests.lab.flow import Process
 from tests.lab.node import Node
 from tests.lab.topology import STARTING_SYSCTLS, add_addresses, ip
+from tests.sources.etcd.members import etcdctl
 
 CLIENT = "10.77.0.200"
 VIP = "10.77.0.100"
@@ -101,13 +102,20 @@ class LanLab(FleetLab):
     def announcer(self, host: Node, addresses: Sequence[str] = (VIP,), **settings: object) -> HostDaemon:
         """A daemon that shares addresses with the others; not started."""
         listed = ", ".join(addresses)
+        backends = [SERVER.split(":")[0], *(["fd77::254"] if ":" in listed else [])]
         declaration = (
             f"- {{name: web, external_addresses: [{listed}], ports: '80:8080', announce: l2,\n"
-            f"   backends: [{SERVER.split(':')[0]}], masquerade: always}}\n"
+            f"   backends: [{', '.join(backends)}], masquerade: always}}\n"
         )
         etcd = {"endpoints": list(self.etcd.urls)}
         given = {"announce_addresses": ["10.77.0.0/24", "fd77::/64"], "announce_preempt_after": 0}
         return HostDaemon(host, declaration, node_name=host.name, etcd=etcd, **{**given, **settings})
+
+    def keys(self, prefix: str) -> list[str]:
+        """The keys in etcd that begin so, below vipd's prefix."""
+        with entered(self.hub):
+            listed = etcdctl(self.etcd.urls[0], "get", "--prefix", f"/vipd/v1/{prefix}", "--keys-only")
+        return [line.removeprefix("/vipd/v1/") for line in listed.splitlines() if line]
 
     def hardware(self, node: Node) -> str:
         """The hardware address of a node."""
