@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vipd.api.service_changes import ServicesSnapshot
 from vipd.control.address_policy import AddressPolicy
+from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.control.snapshot import AskHost
 from vipd.dataplane.base import Dataplane
@@ -17,6 +18,7 @@ from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.metrics.scrape import Metrics
 from vipd.sources.base import Source
+from vipd.sources.maintenance_store import MaintenanceStore
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource
 
@@ -75,6 +77,10 @@ class ApiContext:
     """The fleet that this host belongs to; None: no etcd is configured."""
     metrics: Metrics | None = None
     """The metrics for Prometheus."""
+    maintenance: MaintenanceStore | None = None
+    """The maintenance of this host."""
+    announcer: Announcer | None = None
+    """What this host announces beyond itself; there is one wherever there is `maintenance`."""
     default_store: str = "file"
     """The store for changes that name none: `file` or `etcd`."""
 

@@ -17,6 +17,7 @@ from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
 from vipd.api.history_routes import HistoryRoutes
+from vipd.api.host_routes import HostRoutes
 from vipd.api.messages import json_response
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
@@ -68,6 +69,7 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
             *services.routes(),
             *HistoryRoutes(context, permission, services).routes(),
             *overrides.routes(),
+            *_host_routes(context, permission),
             *DataplaneRoutes(
                 reconciler, dataplane, context.save_dataplane_choice, permission, context.flow_stats
             ).routes(),
@@ -79,6 +81,13 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
         ]
     )
     return app
+
+
+def _host_routes(context: ApiContext, permission: Permission) -> list[web.RouteDef]:
+    """The routes about this host; none without what they show."""
+    if context.maintenance is None or context.announcer is None:
+        return []
+    return HostRoutes(context.reconciler, context.maintenance, context.announcer, permission).routes()
 
 
 class _DaemonRoutes:

@@ -71,6 +71,8 @@ VERB_GROUPS: dict[str, dict[str, Verb]] = {
     },
     "Fleet": {
         "fleet": Verb("fleet", "fleet", "Show how all hosts of the same etcd are doing"),
+        "host": Verb("host", "host", "Take this host out of service, and put it back"),
+        "announce": Verb("announce", "announce", "Tell a program what this host announces; needs no daemon"),
         "accept-removal": Verb("fleet", "accept_removal", "Let go of services that vanished from etcd"),
     },
     "Daemon": {

@@ -95,6 +95,7 @@ class Announcer(Observer):
         self._elsewhere: OtherHosts | None = None
         self._read_others_at = float("-inf")
         self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._asked = asyncio.Event()
         """Set once any service has asked for an announcement."""
 
@@ -164,10 +165,16 @@ class Announcer(Observer):
             await self.update()
 
     async def update(self) -> None:
-        """Decide and write once. Before the first step has succeeded nothing changes: what an earlier
-        process announces stays. Raises OSError."""
-        if not self._progress.applied or not (self._forwardings or self._may_be_announced()):
-            return
+        """Decide and write once. Before the first step has succeeded nothing changes, unless this host is in
+        maintenance: what an earlier process announces stays. Raises OSError."""
+        async with self._writing:
+            if not self._progress.applied:
+                if self._maintenance() is not None:
+                    await self.withdraw()
+            elif self._forwardings or self._may_be_announced():
+                await self._update()
+
+    async def _update(self) -> None:
         if not self._adopted:
             self.state, self._adopted = adopted(await self._announced_before(), _now()), True
         before = self.state
@@ -182,6 +189,16 @@ class Announcer(Observer):
         )
         log_changes(before.addresses, self.state.addresses, self._maintenance())
         await self._write()
+
+    async def announced_here_alone(self) -> list[str]:
+        """The addresses that this host announces and no other one does; none if nobody knows the others."""
+        here = [key for key, found in sorted(self.state.addresses.items()) if found.announced]
+        if self._others is None or not here:
+            return []
+        others = await self._read_others()
+        if self.others_fault:
+            return []
+        return [key.address for key in here if key not in others.served and key not in others.kept]
 
     async def withdraw(self) -> None:
         """Announce nothing any more, as the daemon ends. Raises OSError."""

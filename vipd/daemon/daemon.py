@@ -249,6 +249,8 @@ def _api_context(parts: Parts, monitoring: Monitoring, recorder: Recorder, warni
         events=recorder,
         flow_stats=parts.flow_stats,
         fleet=parts.fleet,
+        maintenance=parts.maintenance,
+        announcer=parts.announcer,
         default_store=settings.store,
         metrics=monitoring.metrics,
     )

@@ -65,7 +65,7 @@ class AnnouncedRoutes:
 
     async def read(self) -> frozenset[str]:
         """The addresses in the table. Raises OSError."""
-        return frozenset(await asyncio.to_thread(_listed, self._table))
+        return await read_table(self._table)
 
     async def foreign(self) -> int:
         """Number of routes of others in the table. Raises OSError."""
@@ -102,6 +102,11 @@ class AnnouncedRoutes:
         except OSError as error:
             what = f"routes cannot be announced: the device {self._device} is missing"
             raise OSError(error.errno, what) from None
+
+
+async def read_table(table: int) -> frozenset[str]:
+    """The addresses that vipd has in a routing table. Raises OSError."""
+    return frozenset(await asyncio.to_thread(lambda: list(_listed(table))))
 
 
 class RouteEvents:
