@@ -1,7 +1,7 @@
 """Run in the client's namespace: asks for an address by ARP every 10 ms, and logs who answers or announces.
 
-Prints a line for each answer and announcement: seconds, `answer` or `announcement`, hardware address. Ends when
-its standard input does.
+Prints a line for each answer and announcement: seconds, `answer` or `announcement`, hardware address. Ends
+when its standard input does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A LAN with two or more hosts that share addresses, an etcd, a server, and a client that runs no vipd.
 
-hub 10.77.0.254: etcd, and a server on 8080 ---- bridge ---- h1 10.77.0.1, h2 10.77.0.2, ...; client 10.77.0.200
+hub 10.77.0.254, etcd and a server on 8080 ---- bridge ---- h1 10.77.0.1, h2 10.77.0.2, client 10.77.0.200
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VIP6 = "fd77::100"
 SERVER = "10.77.0.254:8080"
 SERVE = """
 import socket, threading
-s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(('10.77.0.254', 8080)); s.listen(200)
+s = socket.create_server(('10.77.0.254', 8080), backlog=200)
 def echo(c):
     with c:
         while data := c.recv(1000):
@@ -72,8 +72,8 @@ class Answer(NamedTuple):
 
 
 def holders(answers: Sequence[Answer]) -> list[tuple[str, float, float]]:
-    """Who answered or announced, in turn: host, first and last time. A host that is named twice with another one
-    between shows that both answered at once."""
+    """Who answered or announced, in turn: host, first and last time. A host that is named twice with another
+    one between shows that both answered at once."""
     found = list[tuple[str, float, float]]()
     for answer in answers:
         if found and found[-1][0] == answer.host:
@@ -195,7 +195,7 @@ class _Hub(Node):
     def __init__(self, hub: Node) -> None:
         super().__init__(hub.namespace, hub.name, hub.ipv4, hub.ipv6, hub.started)
 
-    def run(self, *argv: str, **more: object):  # type: ignore[no-untyped-def, override]
+    def run(self, *argv: str, **more: object):  # type: ignore[no-untyped-def]
         return super().run(*[word.replace("eth0", "bridge") for word in argv], **more)  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -119,7 +120,11 @@ def _cut(lab: LanLab, daemon: HostDaemon) -> Callable[[], None]:
     """The host loses etcd, and still hears its LAN."""
     rule = ("OUTPUT", "-p", "tcp", "--dport", "2379", "-j", "DROP")
     daemon.host.run("iptables", "-I", *rule)
-    return lambda: daemon.host.run("iptables", "-D", *rule) and None
+
+    def undo() -> None:
+        daemon.host.run("iptables", "-D", *rule)
+
+    return undo
 
 
 FAULTS: dict[str, Callable[[LanLab, HostDaemon], Callable[[], None]]] = {
@@ -164,7 +169,7 @@ def test_a_process_that_is_often_stopped_never_answers_beside_another(lab: LanLa
                 os.kill(pid, signal.SIGCONT)
                 time.sleep(0.1 + (number % 7) * 0.1)
         turns = holders(answers)
-        gaps = [after[1] - before[2] for before, after in zip(turns, turns[1:], strict=False)]
+        gaps = [after[1] - before[2] for before, after in pairwise(turns)]
         # Another host answers only when the lease of the one before has ended: no turn follows at once.
         assert all(gap > 0.2 for gap in gaps), turns
 
@@ -189,7 +194,9 @@ def test_an_address_that_something_else_has_is_not_taken(lab: LanLab) -> None:
 
 def test_cleanup_removes_what_a_killed_daemon_left(lab: LanLab) -> None:
     daemon = lab.announcer(lab.hosts[0])
-    daemon.host.run("sysctl", "-qw", "net.ipv4.neigh.eth0.proxy_delay=80")  # an earlier daemon's is another record
+    daemon.host.run(
+        "sysctl", "-qw", "net.ipv4.neigh.eth0.proxy_delay=80"
+    )  # an earlier daemon's is another record
     with daemon:
         wait_until(lambda: lab.who_answers() == "h1", "h1 does not answer", 30)
         daemon.kill()

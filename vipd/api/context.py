@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vipd.api.service_changes import ServicesSnapshot
 from vipd.control.address_policy import AddressPolicy
+from vipd.control.announcements import LanAddress
 from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.control.snapshot import AskHost
@@ -81,6 +82,8 @@ class ApiContext:
     """The maintenance of this host."""
     announcer: Announcer | None = None
     """What this host announces beyond itself; there is one wherever there is `maintenance`."""
+    lan_addresses: Callable[[], Mapping[str, LanAddress]] = dict
+    """Who answers for addresses of LANs; empty without etcd."""
     default_store: str = "file"
     """The store for changes that name none: `file` or `etcd`."""
 

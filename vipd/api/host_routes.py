@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -11,14 +11,18 @@ from aiohttp import web
 from vipd.api.messages import flag_of, json_response
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import body_of
+from vipd.control.announcements import LanAddress, why_unready
 from vipd.control.announcer import Announcer
 from vipd.control.override_requests import parse_maintenance
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.live import forwarded_flows
 from vipd.dataplane.conntrack.netlink import ConntrackError
+from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError
 from vipd.host.systemd.fields import Event, fields
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Frontend
 from vipd.observe.announcement_views import announcements_view, maintenance_view
 from vipd.sources.maintenance_store import MaintenanceStore
 
@@ -36,11 +40,13 @@ class HostRoutes:
     store: MaintenanceStore
     announcer: Announcer
     permission: Permission
+    lan_addresses: Callable[[], Mapping[str, LanAddress]] = dict
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
         return [
             web.get("/v1/announcements", self.announcements),
+            web.get("/v1/services/{target}/ready", self.ready),
             web.get("/v1/maintenance", self.show),
             web.post("/v1/maintenance", self.begin),
             web.delete("/v1/maintenance", self.end),
@@ -49,7 +55,19 @@ class HostRoutes:
     async def announcements(self, _: web.Request) -> web.Response:
         """Every address that a service announces, and whether this host does."""
         faults: Mapping[str, str] = {by.value: why for by, why in self.announcer.faults.items()}
-        return json_response(announcements_view(self.announcer.state, self.store.current, faults))
+        lans = self.lan_addresses()
+        return json_response(announcements_view(self.announcer.state, self.store.current, faults, lans))
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Whether this host can serve a service, or one frontend of it, to clients elsewhere."""
+        target, progress = request.match_info["target"], self.reconciler.progress
+        service = operations.find(self.reconciler.services, target)
+        forwardings = self.reconciler.forwardings.get(service.name, ())
+        why = progress.quarantined.get(service.name, "")
+        if progress.is_pending(service.name):
+            why = progress.fault or "its rules are not in the kernel yet"
+        why = why or why_unready(_named(target, forwardings) or forwardings, self.store.current)
+        return json_response({"service": service.name, "ready": not why, "why": why})
 
     async def show(self, request: web.Request) -> web.Response:
         """The maintenance, and with `flows=1` the number of flows that this host forwards."""
@@ -129,3 +147,18 @@ class HostRoutes:
             return await forwarded_flows(forwardings, reconciler.host_addresses)
         except ConntrackError as error:
             raise RefusedError("internal", error.what, error.why, error.hint) from None
+
+
+def _named(target: str, forwardings: Sequence[Forwarding]) -> list[Forwarding]:
+    """Those that have a frontend of this name, such as `192.0.2.10:53/udp`; none if it names a service."""
+    return [f for f in forwardings if target in _frontends(f)]
+
+
+def _frontends(forwarding: Forwarding) -> set[str]:
+    """Its frontends, those of TCP also without the protocol."""
+    external = (each.address for each in forwarding.external_addresses)
+    found = {
+        str(Frontend(address, forwarding.port, forwarding.key.protocol))
+        for address in (*forwarding.addresses, *external)
+    }
+    return found | {each.removesuffix("/tcp") for each in found}

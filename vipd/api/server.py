@@ -87,7 +87,9 @@ def _host_routes(context: ApiContext, permission: Permission) -> list[web.RouteD
     """The routes about this host; none without what they show."""
     if context.maintenance is None or context.announcer is None:
         return []
-    return HostRoutes(context.reconciler, context.maintenance, context.announcer, permission).routes()
+    return HostRoutes(
+        context.reconciler, context.maintenance, context.announcer, permission, context.lan_addresses
+    ).routes()
 
 
 class _DaemonRoutes:

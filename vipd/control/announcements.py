@@ -84,6 +84,23 @@ class AnnouncedAddress:
     """It was withdrawn because no backend could serve, and has not been announced since."""
 
 
+@dataclass(frozen=True, slots=True)
+class LanAddress:
+    """Who answers for an address of a LAN, of those that this host could hold or not."""
+
+    address: str
+    holder: str
+    """The host that answers for it; empty: none."""
+    since: str
+    """When that host got it."""
+    here: bool
+    """This host answers for it."""
+    interface: str
+    """Where; empty: this host is not on its LAN."""
+    fault: str
+    """Why this host cannot hold it, though it serves it; or who else answers for it."""
+
+
 NOTHING: Mapping[AnnouncedKey, AnnouncedAddress] = MappingProxyType({})
 
 
@@ -184,7 +201,7 @@ def _decide(
     before: AnnouncedAddress | None,
     host: _Host,
 ) -> AnnouncedAddress:
-    unserved = _why_unserved(asking)
+    unserved = why_unserved(asking)
     served = unserved is None
     changed_at = before.changed_at if before and before.served is served else host.now.monotonic
     lasted = host.now.monotonic - changed_at
@@ -218,7 +235,15 @@ def _is_last(key: AnnouncedKey, was_announced: bool, failed: bool, others: Other
     return was_announced or (failed and key not in others.kept)
 
 
-def _why_unserved(asking: Iterable[tuple[Forwarding, bool]]) -> Reason | None:
+def why_unready(forwardings: Iterable[Forwarding], maintenance: Maintenance | None) -> str:
+    """Why this host must not get flows to addresses from outside; empty if it can serve them."""
+    if maintenance is not None:
+        return f"this host is {maintenance}"
+    unserved = why_unserved((forwarding, bool(forwarding.external_addresses)) for forwarding in forwardings)
+    return WORDS[unserved] if unserved else ""
+
+
+def why_unserved(asking: Iterable[tuple[Forwarding, bool]]) -> Reason | None:
     """None if a backend can serve an address; else why none can."""
     reason = Reason.NO_BACKEND
     for forwarding, external in asking:

@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from random import Random
 
+from vipd.control.announcements import LanAddress
 from vipd.control.duplicate_detection import DuplicateDetection
 from vipd.host.host_changes import HostChanges
 from vipd.host.lan import neighbours
@@ -46,23 +47,6 @@ CLOSE_SECONDS = 3.0
 LINK_AND_ADDRESS_CHANGES = 0x1 | 0x10 | 0x100
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NETWORK_NAMESPACE = Path("/proc/self/ns/net")
-
-
-@dataclass(frozen=True, slots=True)
-class LanAddress:
-    """The state of one address, for views."""
-
-    address: str
-    holder: str
-    """The host that answers for it; empty: none."""
-    since: str
-    """When that host got it."""
-    here: bool
-    """This host answers for it."""
-    interface: str
-    """Where; empty: this host is not on its LAN."""
-    fault: str
-    """Why this host cannot hold it, though it serves it; or who else answers for it."""
 
 
 class LanAnnouncer:
@@ -122,20 +106,21 @@ class LanAnnouncer:
             "announcing on LANs": Loop(self._when_wanted(self._run), self._state),
         }
 
-    def addresses(self) -> list[LanAddress]:
-        """Every address that a service asks to announce, by address."""
-        view, found = self._view.view, []
+    def addresses(self) -> dict[str, LanAddress]:
+        """Every address that a service asks to announce."""
+        view, found = self._view.view, {}
         for address in sorted(self._asking()):
             holding, lan = view.holders.get(address), lan_of(address, self._lans)
             here = self._lease.is_open and address in self._answers.held
             name, since = (holding.host or "an unknown host", holding.since) if holding else ("", "")
             interface = lan.interface if lan else ""
-            found.append(LanAddress(address, name, since, here, interface, self._fault(address, lan)))
+            fault = self._fault(address, lan)
+            found[address] = LanAddress(address, name, since, here, interface, fault)
         return found
 
     def warnings(self) -> list[str]:
         """Problems of the LANs and of etcd."""
-        faults = [f"{each.address}: {each.fault}" for each in self.addresses() if each.fault]
+        faults = [f"{each.address}: {each.fault}" for each in self.addresses().values() if each.fault]
         lease = self._lease.loop_state.fault if self._wanted.is_set() else ""
         held = f"this host holds no address of a LAN: {lease}" if lease else ""
         return [*filter(None, (held,)), *faults, *self._warnings]

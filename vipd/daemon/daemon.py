@@ -251,6 +251,7 @@ def _api_context(parts: Parts, monitoring: Monitoring, recorder: Recorder, warni
         fleet=parts.fleet,
         maintenance=parts.maintenance,
         announcer=parts.announcer,
+        lan_addresses=parts.lan.addresses if parts.lan else dict,
         default_store=settings.store,
         metrics=monitoring.metrics,
     )
