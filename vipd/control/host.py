@@ -25,7 +25,7 @@ from vipd.host.settings.settings import Settings, balances_of
 from vipd.host.vip_routes import VipRoutes
 from vipd.model.check import Check
 from vipd.model.forwarding import Forwarding, ForwardingKey
-from vipd.model.service import Family, Service
+from vipd.model.service import AnnounceMethod, Family, Service
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +175,15 @@ class Host:
         for key, forwarding in changes.items():
             self._claims.put(key, PortClaim.of(forwarding) if forwarding else None)
         self._claim_warnings = None
+
+    def announced_addresses(self, by: AnnounceMethod) -> set[str]:
+        """The addresses that services ask to announce by one method."""
+        return {
+            address
+            for forwarding in self.announcing().values()
+            if forwarding.announcement and forwarding.announcement.by is by
+            for address in forwarding.announced_addresses()
+        }
 
     def announcing(self) -> Mapping[ForwardingKey, Forwarding]:
         """The forwardings that ask for an announcement of their addresses beyond this host."""

@@ -199,17 +199,9 @@ def _lan_announcer(settings: Settings, record: HostChanges, host: Host) -> LanAn
         return None
     from vipd.control.lan_announcer import LanAnnouncer
 
-    return LanAnnouncer(settings, settings.etcd, record, partial(_announced, host, AnnounceMethod.L2), now)
-
-
-def _announced(host: Host, by: AnnounceMethod) -> set[str]:
-    """The addresses that services ask to announce by one method."""
-    return {
-        address
-        for forwarding in host.announcing().values()
-        if forwarding.announcement and forwarding.announcement.by is by
-        for address in forwarding.announced_addresses()
-    }
+    return LanAnnouncer(
+        settings, settings.etcd, record, partial(host.announced_addresses, AnnounceMethod.L2), now
+    )
 
 
 def _fleet_errors(fleet: FleetMember | None) -> tuple[type[Exception], ...]:
