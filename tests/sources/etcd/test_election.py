@@ -136,13 +136,14 @@ def test_a_host_waits_for_its_turn_and_for_others_that_start_with_it() -> None:
     view, me = View({}, candidates), Position(second, 7, "", frozenset({ADDRESS}))
     election = Election(0)
     assert election.decide(view, me, 0.0) == []
-    assert election.decide(view, me, SETTLE_SECONDS - 0.01) == []
-    assert election.decide(view, me, SETTLE_SECONDS) == [Claim(ADDRESS)]
+    turn = SETTLE_SECONDS + RANK_STEP_SECONDS
+    assert election.decide(view, me, turn - 0.01) == []
+    assert election.decide(view, me, turn) == [Claim(ADDRESS)]
     leading = Election(0)
     held = View({ADDRESS: Holding(first, 1, 5)}, candidates)
     assert leading.decide(held, me, 0.0) == []
     vacant = LATER
-    assert leading.decide(view, me, vacant) == [], "the first in rank goes first"
+    assert leading.decide(view, me, vacant) == [], "the first in rank has its turn first"
     assert leading.decide(view, me, vacant + RANK_STEP_SECONDS) == [Claim(ADDRESS)]
     alone = View({}, {second: candidates[second]})
     lost = Election(0)

@@ -180,13 +180,10 @@ class Election:
 
     def _is_turn(self, address: str, view: View, me: Position, now: float) -> bool:
         hosts = [candidate.host for candidate in view.of(address)]
-        if (
-            me.host not in hosts
-            or self._standing_since is None
-            or now < self._standing_since + SETTLE_SECONDS
-        ):
+        if me.host not in hosts or self._standing_since is None:
             return False
-        return now >= self._vacant[address] + hosts.index(me.host) * RANK_STEP_SECONDS
+        since = max(self._vacant[address], self._standing_since + SETTLE_SECONDS)
+        return now >= since + hosts.index(me.host) * RANK_STEP_SECONDS
 
     def _preempted(self, address: str, held: Holding, others: list[Candidate], now: float) -> HandOver | None:
         """An address goes back to its first host, once that has been there for a while."""
