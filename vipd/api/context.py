@@ -12,8 +12,10 @@ from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.control.snapshot import AskHost
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.bounded_json import Json
 from vipd.model.check import Check
 from vipd.model.service import Service
+from vipd.observe.announcement_views import views_by_service
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.metrics.scrape import Metrics
@@ -88,6 +90,12 @@ class ApiContext:
         """Every service as currently declared."""
         fleet = self.fleet.store.services if self.fleet else {}
         return ServicesSnapshot(self.reconciler.services, fleet, self.store.services)
+
+    def announced(self) -> dict[str, list[Json]]:
+        """The AnnouncedAddresses of each service that has any."""
+        if self.announcer is None:
+            return {}
+        return views_by_service(self.announcer.state, self.announcer.maintenance)
 
     async def wait_applied(
         self, services: Collection[str], changed: bool, units: Sequence[str] = ()

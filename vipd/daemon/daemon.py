@@ -36,6 +36,7 @@ from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.notify import Notifier
 from vipd.model.check import Check, ExecProbe
 from vipd.model.formatting import time_text
+from vipd.observe.announcement_views import announcement_warnings
 from vipd.observe.events.log_handler import recording
 from vipd.observe.events.notify_program import NotifyProgram
 from vipd.observe.events.recorder import Recorder
@@ -193,6 +194,7 @@ def monitored(
         parts.supervisor.loops,
         warnings,
         notifications,
+        parts.announcer,
     )
 
 
@@ -212,6 +214,7 @@ def _warnings_of(
         *(notify.warnings() if notify else ()),
         *parts.host.faults(),
         *parts.maintenance.faults(),
+        *announcement_warnings(parts.announcer.state, parts.announcer.others_fault),
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
         *parts.status_tracker.warnings(),
