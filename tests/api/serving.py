@@ -133,7 +133,7 @@ class Api:
         self.reconciler = Reconciler(
             sources,
             self.dataplane,
-            FakeSurroundings(),
+            FakeSurroundings(allowed=self.claims),
             lambda: datetime.now(UTC),
             ReconcilerDependencies(fitness),
         )

@@ -53,22 +53,20 @@ def check_table(facts: Facts) -> Iterator[CheckResult]:
             f"a rule looks up table {found.table}: packets for announced addresses that no rule of vipd "
             "translates are dropped there"
         )
-        yield warning(
-            "packets are looked up in vipd's routing table", cause, f"ip rule del table {found.table}"
-        )
+        hint = f"ip rule show table {found.table} shows it; the table is for routing daemons alone"
+        yield warning("packets are looked up in vipd's routing table", cause, hint=hint)
 
 
 def check_others(facts: Facts) -> Iterator[CheckResult]:
     """No announced address is kept only because no other host has it."""
     for found in facts.announcing.kept:
         cause = f"no backend can serve {found}, and no other host of the fleet announces it"
-        yield problem(f"{found} is announced without a backend", cause, "vipctl host status")
+        hint = "vipctl describe shows what the checks say; announce_last: withdraw withdraws it"
+        yield problem(f"{found} is announced without a backend", cause, hint=hint)
 
 
 def _unread(facts: Facts) -> str:
-    if facts.announcing_fault:
-        return facts.announcing_fault
-    return "" if facts.daemon.status else "vipd does not answer"
+    return facts.announcing_fault
 
 
 CHECKS = (
