@@ -1,4 +1,4 @@
-"""Eight clients that connect to one address all the time, until standard input closes; then prints the outcome.
+"""Eight clients that connect to one address until standard input closes; then prints the outcome.
 
 Stand-alone program, standard library only. One JSON line: `{"answered": 1234, "slow": 2, "failed": {}}`.
 """

@@ -56,8 +56,13 @@ def test_the_address_is_where_vipctl_says_ready(lab: LanLab) -> None:
             stack.enter_context(daemon)
             keepalived(lab, daemon)
         daemons = {"h1": first, "h2": second}
-        holders = lambda: [name for name, daemon in daemons.items() if has_address(daemon)]  # noqa: E731
-        logs = lambda: "\n".join((d.directory / "keepalived.log").read_text() for d in (first, second))  # noqa: E731
+
+        def holders() -> list[str]:
+            return [name for name, daemon in daemons.items() if has_address(daemon)]
+
+        def logs() -> str:
+            return "\n".join((d.directory / "keepalived.log").read_text() for d in (first, second))
+
         wait_until(lambda: len(holders()) == 1, logs, 30)
         (name,) = holders()
         other = daemons["h2" if name == "h1" else "h1"]

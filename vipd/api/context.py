@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from vipd.api.service_changes import ServicesSnapshot
 from vipd.control.address_policy import AddressPolicy
-from vipd.control.announcements import LanAddress
 from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.control.snapshot import AskHost
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.bounded_json import Json
 from vipd.model.check import Check
 from vipd.model.service import Service
+from vipd.observe.announcement_views import views_by_service
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.metrics.scrape import Metrics
@@ -82,8 +83,6 @@ class ApiContext:
     """The maintenance of this host."""
     announcer: Announcer | None = None
     """What this host announces beyond itself; there is one wherever there is `maintenance`."""
-    lan_addresses: Callable[[], Mapping[str, LanAddress]] = dict
-    """Who answers for addresses of LANs; empty without etcd."""
     default_store: str = "file"
     """The store for changes that name none: `file` or `etcd`."""
 
@@ -91,6 +90,12 @@ class ApiContext:
         """Every service as currently declared."""
         fleet = self.fleet.store.services if self.fleet else {}
         return ServicesSnapshot(self.reconciler.services, fleet, self.store.services)
+
+    def announced(self) -> dict[str, list[Json]]:
+        """The AnnouncedAddresses of each service that has any."""
+        if self.announcer is None:
+            return {}
+        return views_by_service(self.announcer.state, self.announcer.maintenance, self.announcer.lans)
 
     async def wait_applied(
         self, services: Collection[str], changed: bool, units: Sequence[str] = ()

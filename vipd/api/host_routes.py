@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -11,7 +11,7 @@ from aiohttp import web
 from vipd.api.messages import flag_of, json_response
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import body_of
-from vipd.control.announcements import LanAddress, why_unready
+from vipd.control.announcements import why_unready
 from vipd.control.announcer import Announcer
 from vipd.control.override_requests import parse_maintenance
 from vipd.control.reconciler import Reconciler
@@ -40,7 +40,6 @@ class HostRoutes:
     store: MaintenanceStore
     announcer: Announcer
     permission: Permission
-    lan_addresses: Callable[[], Mapping[str, LanAddress]] = dict
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -55,7 +54,7 @@ class HostRoutes:
     async def announcements(self, _: web.Request) -> web.Response:
         """Every address that a service announces, and whether this host does."""
         faults: Mapping[str, str] = {by.value: why for by, why in self.announcer.faults.items()}
-        lans = self.lan_addresses()
+        lans = self.announcer.lans
         return json_response(announcements_view(self.announcer.state, self.store.current, faults, lans))
 
     async def ready(self, request: web.Request) -> web.Response:

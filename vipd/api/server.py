@@ -28,6 +28,7 @@ from vipd.control.reload import reload
 from vipd.dataplane.base import ApplyError
 from vipd.declaration.operations import RefusedError
 from vipd.host.containment import Containment
+from vipd.observe.announcement_views import summary_view
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 from vipd.observe.views import status_view
 from vipd.sources.store import StoreError
@@ -87,9 +88,7 @@ def _host_routes(context: ApiContext, permission: Permission) -> list[web.RouteD
     """The routes about this host; none without what they show."""
     if context.maintenance is None or context.announcer is None:
         return []
-    return HostRoutes(
-        context.reconciler, context.maintenance, context.announcer, permission, context.lan_addresses
-    ).routes()
+    return HostRoutes(context.reconciler, context.maintenance, context.announcer, permission).routes()
 
 
 class _DaemonRoutes:
@@ -120,6 +119,11 @@ class _DaemonRoutes:
         about = {**s.about, "warnings": s.warnings()}
         if waits := s.store.confirmation_view():
             about["confirmation"] = waits
+        if s.announcer is not None and (s.announcer.active or s.announcer.maintenance):
+            faults = {by.value: why for by, why in s.announcer.faults.items()}
+            about["announcements"] = summary_view(
+                s.announcer.state, s.announcer.maintenance, faults, s.announcer.lans
+            )
         if s.fleet is not None:
             about["etcd"] = s.fleet.status()
         return json_response(status_view(s.reconciler, s.dataplane, s.sources, about))

@@ -50,10 +50,8 @@ def announce(form: str, number: int, next_hops: tuple[str, ...], once: bool) -> 
     They are those in vipd's routing table: while vipd restarts, none of them is withdrawn.
 
     \b
-    process vipd {
-        run /usr/bin/vipctl announce --format exabgp;
-        encoder text;
-    }
+    vipctl announce --once
+    vipctl announce --format exabgp --next-hop 192.0.2.2
     """
     hops = _next_hops(next_hops)
     if next_hops and form != "exabgp":

@@ -12,13 +12,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from vipd.control.announcements import (
     AnnouncedAddress,
     AnnouncedKey,
     Announcements,
     Damping,
+    LanAddress,
     Moment,
     OtherHosts,
     Reason,
@@ -55,6 +56,14 @@ class AnnounceDriver(Protocol):
 
     async def ensure(self, addresses: frozenset[str]) -> None:
         """Announce these and no others, also after a change by another program. Raises OSError."""
+
+
+@runtime_checkable
+class LanDriver(Protocol):
+    """Announces addresses on LANs, one host at a time."""
+
+    def addresses(self) -> Mapping[str, LanAddress]:
+        """Who answers for each address."""
 
 
 class Reconciled(NamedTuple):
@@ -103,6 +112,12 @@ class Announcer(Observer):
     def maintenance(self) -> Maintenance | None:
         """The maintenance of this host."""
         return self._maintenance()
+
+    @property
+    def lans(self) -> Mapping[str, LanAddress]:
+        """Who answers for the addresses of LANs; empty if no driver knows."""
+        driver = self._drivers.get(AnnounceMethod.L2)
+        return driver.addresses() if isinstance(driver, LanDriver) else {}
 
     @property
     def active(self) -> bool:

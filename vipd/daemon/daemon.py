@@ -36,6 +36,7 @@ from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.notify import Notifier
 from vipd.model.check import Check, ExecProbe
 from vipd.model.formatting import time_text
+from vipd.observe.announcement_views import announcement_warnings
 from vipd.observe.events.log_handler import recording
 from vipd.observe.events.notify_program import NotifyProgram
 from vipd.observe.events.recorder import Recorder
@@ -195,6 +196,7 @@ def monitored(
         parts.supervisor.loops,
         warnings,
         notifications,
+        parts.announcer,
     )
 
 
@@ -215,6 +217,7 @@ def _warnings_of(
         *parts.host.faults(),
         *parts.maintenance.faults(),
         *(parts.lan.warnings() if parts.lan else ()),
+        *announcement_warnings(parts.announcer.state, parts.announcer.others_fault),
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
         *parts.status_tracker.warnings(),
@@ -251,7 +254,6 @@ def _api_context(parts: Parts, monitoring: Monitoring, recorder: Recorder, warni
         fleet=parts.fleet,
         maintenance=parts.maintenance,
         announcer=parts.announcer,
-        lan_addresses=parts.lan.addresses if parts.lan else dict,
         default_store=settings.store,
         metrics=monitoring.metrics,
     )

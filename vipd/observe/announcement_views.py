@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from vipd.control.announcements import AnnouncedAddress, Announcements, LanAddress, describe
+from vipd.control.announcements import AnnouncedAddress, Announcements, LanAddress, Reason, describe
 from vipd.declaration.bounded_json import Json
 from vipd.model.formatting import time_text
 from vipd.model.maintenance import Maintenance, to_json
 from vipd.model.service import AnnounceMethod
+
+MAX_SHOWN = 100
+"""Addresses in the status."""
+MAX_NAMED = 10
+"""Addresses in a warning."""
 
 
 def announced_view(
@@ -67,6 +72,52 @@ def announcements_view(
         "addresses": addresses,
         "faults": dict(faults),
     }
+
+
+def views_by_service(
+    announcements: Announcements,
+    maintenance: Maintenance | None,
+    lans: Mapping[str, LanAddress] = MappingProxyType({}),
+) -> dict[str, list[Json]]:
+    """The AnnouncedAddresses of each service that has any."""
+    found: dict[str, list[Json]] = {}
+    for key, each in sorted(announcements.addresses.items()):
+        view = announced_view(each, maintenance, lans.get(key.address))
+        for service in each.services:
+            found.setdefault(service, []).append(view)
+    return found
+
+
+def summary_view(
+    announcements: Announcements,
+    maintenance: Maintenance | None,
+    faults: Mapping[str, str],
+    lans: Mapping[str, LanAddress] = MappingProxyType({}),
+) -> Json:
+    """The part of the Status of docs/api.md: numbers, and the first addresses."""
+    addresses = [found for _, found in sorted(announcements.addresses.items())]
+    shown = [announced_view(each, maintenance, lans.get(each.key.address)) for each in addresses]
+    return {
+        "maintenance": maintenance_view(maintenance),
+        "routes": sum(found.key.by is AnnounceMethod.ROUTES for found in addresses),
+        "l2": sum(found.key.by is AnnounceMethod.L2 for found in addresses),
+        "announced": sum(view["announced"] is True for view in shown),
+        "addresses": [*shown[:MAX_SHOWN]],
+        "faults": dict(faults),
+    }
+
+
+def announcement_warnings(announcements: Announcements, others_fault: str) -> list[str]:
+    """What an operator must know: addresses that this host keeps without a backend, and what is unknown."""
+    kept = [str(found.key) for found in announcements.addresses.values() if found.reason is Reason.LAST_HOST]
+    more = f" and {len(kept) - MAX_NAMED} more" if len(kept) > MAX_NAMED else ""
+    found = []
+    if kept:
+        found.append(
+            f"announced although no backend can serve: {', '.join(kept[:MAX_NAMED])}{more}; no other host "
+            "announces it; hint: vipctl host status; announce_last: withdraw in vipd.yaml"
+        )
+    return [*found, *([others_fault] if kept and others_fault else [])]
 
 
 def maintenance_view(maintenance: Maintenance | None) -> Json | None:

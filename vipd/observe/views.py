@@ -30,8 +30,10 @@ IGNORED_SHOWN = 20
 """Problems of registrations that a service is shown with."""
 
 
-def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane) -> Json:
-    """A ServiceView of docs/api.md."""
+def service_view(
+    service: Service, reconciler: Reconciler, dataplane: Dataplane, announced: Sequence[Json] = ()
+) -> Json:
+    """A ServiceView of docs/api.md. `announced`: its AnnouncedAddresses."""
     forwardings = reconciler.forwardings.get(service.name, ())
     backend_statuses = reconciler.backend_statuses(service)
     return {
@@ -53,6 +55,7 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
             )
             for f in forwardings
         ],
+        **({"announced": list(announced)} if service.announcement else {}),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 from pydantic_settings import NoDecode
 
-from vipd.declaration.syntax import MAX_PORT, InvalidTextError, parse_duration, parse_frontend
+from vipd.declaration.syntax import MAX_PORT, parse_frontend
 from vipd.host.settings.etcd import EtcdSettings, comma_list
 from vipd.host.settings.settings_file import read_settings_text
 from vipd.model.claim_limits import ANY_PORT, SourceName
@@ -41,16 +41,6 @@ def _listed_ports(value: object) -> object:
     if listed == []:
         raise ValueError("names no port; hint: 30000-32767, or any")
     return listed
-
-
-def _seconds(value: object) -> object:
-    """`90`, `90s` or `10m`."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("must be a time; hint: 3s, 10m, or a number of seconds")
-    try:
-        return parse_duration(str(value)) if isinstance(value, str) else value
-    except InvalidTextError as error:
-        raise ValueError(f"{error.what}; hint: {error.hint or '3s, 10m, or a number of seconds'}") from None
 
 
 def _read_mapping(value: object) -> object:
@@ -142,9 +132,6 @@ NetworksBySource = Annotated[
 PortRangesBySource = Annotated[
     Annotated[PortRanges, Tag(":all")] | Annotated[dict[SourceName, PortRanges], Tag(":source")], *BY_SOURCE
 ]
-
-Seconds = Annotated[int, BeforeValidator(_seconds)]
-"""A time as a number of seconds, or as text with a unit."""
 
 Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_command)]
 """A program's absolute path, and its arguments."""

@@ -26,7 +26,6 @@ from vipd.host.settings.field_types import (
     Networks,
     NetworksBySource,
     PortRangesBySource,
-    Seconds,
 )
 from vipd.host.settings.layers import ENVIRONMENT_PREFIX, Layers
 from vipd.host.settings.settings_file import SettingsError
@@ -149,10 +148,10 @@ class Settings(BaseSettings):
     """Routing table of vipd's own for the routes that a routing daemon announces; no rule leads to it. The
     package gives 86 the name `vipd`.
     """
-    announce_withdraw_after: Seconds = Field(3, ge=0, le=3600)
-    """How long an announced address must have been without a backend before it is withdrawn, such as 3s."""
-    announce_return_after: Seconds = Field(10, ge=0, le=3600)
-    """How long an address that was withdrawn for that must be served again before it is announced again."""
+    announce_withdraw_after: int = Field(3, ge=0, le=3600)
+    """Seconds without a backend after which an announced address is withdrawn."""
+    announce_return_after: int = Field(10, ge=0, le=3600)
+    """Seconds with a backend again after which an address that was withdrawn for that is announced again."""
     announce_last: Literal["keep", "withdraw"] = "keep"
     """Whether the last host that announces an address keeps it when no backend can serve; which one that is
     only hosts with the same etcd know.
@@ -161,13 +160,13 @@ class Settings(BaseSettings):
     """Whether the routes stay when vipd is stopped, as its rules do; `keep` lets a restart or an upgrade
     interrupt nothing.
     """
-    announce_takeover: Seconds = Field(3, ge=3, le=60)
-    """How soon another host answers for the addresses of a host that is lost, with `announce: l2`; up to 60s.
-    The longer, the slower etcd may be: a host that it does not answer for a third of this answers no more.
+    announce_takeover: int = Field(3, ge=3, le=60)
+    """Seconds within which another host answers for the addresses of a lost one, with `announce: l2`. A host
+    that etcd does not answer for a third of it stops answering.
     """
-    announce_preempt_after: Seconds = Field(60, ge=0, le=86400)
-    """How long a host must be back before it gets the addresses again that it is the first host for, with
-    `announce: l2`; 0: never, they stay where they are.
+    announce_preempt_after: int = Field(60, ge=0, le=86400)
+    """Seconds after which a host that is back gets the addresses again that it is the first for, with
+    `announce: l2`; 0: never.
     """
     health_address: ListenAddress | None = None
     """Where `GET /healthz` and `/livez` are answered over TCP, too; unset: nowhere."""
