@@ -19,11 +19,11 @@ def ready(target: str, quiet: bool, form: str) -> int:
     """Exit with 0 if this host can serve TARGET to clients elsewhere, with 1 if not.
 
     It cannot without a backend that serves (on this host, where the external policy is local), and in
-    maintenance. Exit code 3: there is no such service, 4: vipd does not answer. The script of keepalived's
-    track_script, where no etcd elects who has an address:
+    maintenance. Exit code 3: there is no such service, 4: vipd does not answer. For a vrrp_script of
+    keepalived, where no etcd elects who has an address; see keepalived.conf among the examples.
 
     \b
-    vrrp_script web { script "/usr/bin/vipctl ready --quiet web"; interval 1; fall 2; rise 2 }
+    vipctl ready --quiet web
     """
     told = connect().get("services", target, "ready")
     if form != "text":

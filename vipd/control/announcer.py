@@ -305,6 +305,10 @@ def _event(
     before: AnnouncedAddress | None, after: AnnouncedAddress | None
 ) -> tuple[Event, AnnouncedAddress] | None:
     was = before is not None and before.announced
+    found = after or before
+    kept = after is not None and after.reason is Reason.LAST_HOST
+    if found is not None and found.key.by is AnnounceMethod.L2 and not kept:
+        return None  # its driver says when this host takes the address, or hands it over
     if after is None:
         return (Event.ADDRESS_WITHDRAWN, before) if before is not None and was else None
     if after.reason is Reason.LAST_HOST and (before is None or before.reason is not Reason.LAST_HOST):

@@ -36,6 +36,7 @@ from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.notify import Notifier
 from vipd.model.check import Check, ExecProbe
 from vipd.model.formatting import time_text
+from vipd.model.service import AnnounceMethod
 from vipd.observe.announcement_views import announcement_warnings
 from vipd.observe.events.log_handler import recording
 from vipd.observe.events.notify_program import NotifyProgram
@@ -200,6 +201,16 @@ def monitored(
     )
 
 
+def without_etcd(host: Host) -> list[str]:
+    """The warning that addresses of LANs have no holder, because hosts cannot agree on one."""
+    asking = host.announced_addresses(AnnounceMethod.L2)
+    if not asking:
+        return []
+    number = "1 address" if len(asking) == 1 else f"{len(asking)} addresses"
+    hint = "set etcd in vipd.yaml, or leave announce out and use keepalived with vipctl ready"
+    return [f"no host answers for {number} with announce: l2, which needs etcd; hint: {hint}"]
+
+
 def _warnings_of(
     parts: Parts,
     listeners: Sequence[Listeners],
@@ -216,7 +227,7 @@ def _warnings_of(
         *(notify.warnings() if notify else ()),
         *parts.host.faults(),
         *parts.maintenance.faults(),
-        *(parts.lan.warnings() if parts.lan else ()),
+        *(parts.lan.warnings() if parts.lan else without_etcd(parts.host)),
         *announcement_warnings(parts.announcer.state, parts.announcer.others_fault),
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
