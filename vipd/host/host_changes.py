@@ -101,7 +101,8 @@ class HostChanges:
 
     def record_sysctl(self, name: str, was: str, now: str) -> None:
         """A kernel setting is about to be changed: one of `SYSCTLS` from 0 to 1, or a proxy delay to 0."""
-        if not _is_known_change(name, {"was": was, "set": now}):
+        change = {"was": was, "set": now}
+        if (name not in SYSCTLS or change != _CHANGE) and not _is_proxy_delay(name, change):
             raise ValueError(f"{name}: a change from {was} to {now} would not be undone")
         changes = self._to_change()
         if name not in changes.sysctls:
@@ -244,7 +245,11 @@ def _parsed(text: str) -> RecordedChanges:
 
 def _unknown_content(changes: RecordedChanges) -> str:
     """Something that vipd has not written; empty when there is none."""
-    found = [name for name, change in changes.sysctls.items() if not _is_known_change(name, change)]
+    found = [
+        name
+        for name, change in changes.sysctls.items()
+        if (name not in SYSCTLS or change != _CHANGE) and not _is_proxy_delay(name, change)
+    ]
     found += [table for table in changes.tables if not _TABLE.fullmatch(table)]
     found += [prefix for prefix in changes.prefixes if not _PREFIX.fullmatch(prefix)]
     found += [
@@ -255,18 +260,12 @@ def _unknown_content(changes: RecordedChanges) -> str:
     return next(iter(found), "")
 
 
-def _is_known_change(name: str, change: dict[str, str]) -> bool:
-    """Whether vipd makes this change of a kernel setting."""
-    if name in SYSCTLS:
-        return change == _CHANGE
+def _is_proxy_delay(name: str, change: dict[str, str]) -> bool:
+    """Whether this is the change of a proxy delay from a number to 0."""
     was = change.get("was")
     number = isinstance(was, str) and was.isascii() and was.isdecimal() and len(was) <= MAX_DIGITS
-    return (
-        bool(_PROXY_DELAY.fullmatch(name))
-        and ".." not in name
-        and number
-        and change == {"was": was, "set": "0"}
-    )
+    known = _PROXY_DELAY.fullmatch(name) is not None and ".." not in name
+    return known and number and change == {"was": was, "set": "0"}
 
 
 def proxy_delays(interfaces: Collection[str]) -> list[str]:
