@@ -19,7 +19,14 @@ def lab() -> Iterator[RoutedLab]:
         yield built
 
 
-@pytest.mark.parametrize("kind", ["bird", "frr", "exabgp"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "bird",
+        pytest.param("frr", marks=pytest.mark.nightly),
+        pytest.param("exabgp", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_router_spreads_flows_over_hosts_that_announce(lab: RoutedLab, kind: str) -> None:
     require("bird", kind)
     with both_serving(lab, {1: kind, 2: kind}) as daemons:

@@ -96,4 +96,7 @@ def test_a_file_that_cannot_be_read_counts_as_maintenance(text: str) -> None:
         assert (await api.ask("DELETE", "/v1/maintenance")).body["changed"] is True
         assert api.maintenance.faults() == ()
 
-    served(story, lambda api: (api.root / "maintenance.json").write_text(text) and None)
+    def damage(api: Api) -> None:
+        (api.root / "maintenance.json").write_text(text)
+
+    served(story, damage)

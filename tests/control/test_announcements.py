@@ -14,6 +14,7 @@ from vipd.control.announcements import (
     OtherHosts,
     Reason,
     adopted,
+    all_served,
     decide,
 )
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
@@ -67,6 +68,10 @@ class Host:
     def __init__(self, others: OtherHosts | None = None) -> None:
         self.state, self.seconds, self.others = Announcements(), 0.0, others
 
+    def due(self) -> float | None:
+        """When time alone changes a decision."""
+        return self.state.due
+
     def at(
         self, seconds: float, *forwardings: Forwarding, maintenance: Maintenance | None = None
     ) -> tuple[bool, Reason]:
@@ -118,10 +123,10 @@ def test_a_short_failure_withdraws_nothing() -> None:
     host = Host()
     host.at(0, SERVED)
     assert host.at(1, UNSERVED) == (True, Reason.WITHDRAWING)
-    assert host.state.due == 4
+    assert host.due() == 4
     assert host.at(3.9, UNSERVED) == (True, Reason.WITHDRAWING)
     assert host.at(3.95, SERVED) == (True, Reason.SERVED)
-    assert host.state.due is None
+    assert host.due() is None
     assert host.state.addresses[OUTSIDE].since == START
 
 
@@ -131,7 +136,7 @@ def test_a_long_failure_withdraws_it_until_a_backend_has_served_for_a_while() ->
     host.at(1, UNSERVED)
     assert host.at(4, UNSERVED) == (False, Reason.NO_BACKEND)
     assert host.at(5, SERVED) == (False, Reason.RETURNING)
-    assert host.state.due == 15
+    assert host.due() == 15
     assert host.at(8, UNSERVED) == (False, Reason.NO_BACKEND)
     assert host.at(9, SERVED) == (False, Reason.RETURNING)
     assert host.at(18.9, SERVED) == (False, Reason.RETURNING)
@@ -186,3 +191,10 @@ def test_a_host_that_never_announced_it_does_not_begin_to_as_the_last_one() -> N
     host = Host(OtherHosts())
     assert host.at(0, UNSERVED) == (False, Reason.NO_BACKEND)
     assert host.at(60, UNSERVED) == (False, Reason.NO_BACKEND)
+
+
+def test_whether_everything_is_served_decides_if_other_hosts_are_asked() -> None:
+    assert all_served([SERVED])
+    assert not all_served([UNSERVED])
+    assert not all_served([forwarding(BACKEND, policy=TrafficPolicy.LOCAL)])
+    assert all_served([UNSERVED, forwarding(BACKEND, port=443)]), "by another port of the same address"

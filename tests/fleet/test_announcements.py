@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.root
 
 VIP = "203.0.113.10"
 WEB = f"load_balancer_addresses: {VIP}\nports: 80\nbackends: 10.244.0.11\nannounce: routes\n"
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "announce_addresses": ["203.0.113.0/24"],
     "announce_withdraw_after": 0,
     "announce_return_after": 0,
@@ -25,7 +26,7 @@ SETTINGS = {
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FleetLab, HostDaemon, HostDaemon]]:
     with FleetLab(tmp_path_factory.mktemp("announce"), 2) as lab, ExitStack() as stack:
         lab.put("services/web", WEB)
-        etcd = {"endpoints": list(lab.etcd.urls), "timeout": "20s", "report_interval": 0.5}
+        etcd = {"endpoints": list(lab.etcd.urls), "timeout": "20s", "report_interval": 1}
         first, second = (
             stack.enter_context(HostDaemon(host, node_name=host.name, etcd=etcd, **SETTINGS))
             for host in lab.hosts

@@ -30,7 +30,7 @@ from vipd.host.durable import (
     remove_own,
     write_durably,
 )
-from vipd.host.host_changes import FILE_NAME, HostChanges, PROXY_NDP, SYSCTLS
+from vipd.host.host_changes import FILE_NAME, PROXY_NDP, SYSCTLS, HostChanges
 from vipd.host.preflight import StartError, state_lock
 from vipd.host.settings.settings import Settings
 from vipd.observe.events.event_log import EventLog

@@ -60,7 +60,7 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
     events = EventRoutes(context.events, lambda: reconciler.services)
     app.on_shutdown.append(events.end)
-    explaining = ExplainRoutes(reconciler, dataplane)
+    explaining = ExplainRoutes(reconciler, dataplane, context.announcer)
     app.on_cleanup.append(explaining.end)
     overrides = OverrideRoutes(reconciler, context.overrides, permission, context.wait_applied, context.fleet)
     services = ServiceRoutes(context, permission, overrides)

@@ -132,7 +132,7 @@ def _show(daemon: Daemon, telling: Json) -> int:
         return OK
     terminal = screen()
     if answer["maintenance"]:
-        print("\n".join(prose(maintenance_text(answer["maintenance"]), terminal, "")))
+        print("\n".join(prose(f"in maintenance {maintenance_text(answer['maintenance'])}", terminal, "")))
     if answer["addresses"]:
         print("\n".join(table(COLUMNS, [_row(found) for found in answer["addresses"]], terminal)))
     else:
@@ -155,7 +155,7 @@ def _row(found: Json) -> list[str | Cell]:
 
 
 def maintenance_text(maintenance: Json) -> str:
-    """`in maintenance since ... by root: kernel update; ends in 2h`."""
+    """`by root: kernel update; ends in 2h`."""
     reason = f": {maintenance['reason']}" if maintenance.get("reason") else ""
     end = _end({"maintenance": maintenance})
-    return f"in maintenance by {maintenance['by']}{reason}; ends {end}"
+    return f"by {maintenance['by']}{reason}; ends {end}"

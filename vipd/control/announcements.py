@@ -170,6 +170,11 @@ def _due(found: AnnouncedAddress, damping: Damping) -> float | None:
     return found.changed_at + lasts[found.reason] if found.reason in lasts else None
 
 
+def all_served(forwardings: Iterable[Forwarding]) -> bool:
+    """Whether a backend can serve every address that one of these forwardings asks to announce."""
+    return all(why_unserved(asking) is None for asking in _by_key(forwardings).values())
+
+
 def adopted(addresses: Iterable[AnnouncedKey], now: Moment) -> Announcements:
     """The state before the first decision of a process: what an earlier one announced counts as served until
     now, so that a restart withdraws nothing at once."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from vipd.control.announcements import (
@@ -24,6 +24,7 @@ from vipd.control.announcements import (
     OtherHosts,
     Reason,
     adopted,
+    all_served,
     decide,
     describe,
 )
@@ -44,6 +45,8 @@ WATCH_SECONDS = 0.2
 """Least time between two readings because routes have changed; a router's may change at any moment."""
 OTHERS_SECONDS = 5.0
 """Least time between two readings of what other hosts announce; only while an address has no backend."""
+OTHERS_TIMEOUT_SECONDS = 3.0
+"""Meanwhile nothing else is announced or withdrawn."""
 MAX_LOGGED = 20
 """Addresses that are logged one by one; more together."""
 
@@ -211,7 +214,7 @@ class Announcer(Observer):
         if self._others is None or not here:
             return []
         others = await self._read_others()
-        if self.others_fault:
+        if others is None:
             return []
         return [key.address for key in here if key not in others.served and key not in others.kept]
 
@@ -249,30 +252,32 @@ class Announcer(Observer):
 
     async def _other_hosts(self) -> OtherHosts | None:
         """What other hosts announce, read only while that decides about an address."""
-        if self._others is None or not self._keeps_last:
+        served = all_served(self._forwardings.values())
+        if self._others is None or not self._keeps_last or served or self._maintenance() is not None:
+            self._elsewhere, self.others_fault = None, ""
             return None
-        if all(forwarding.reachable() for forwarding in self._forwardings.values()):
-            self._elsewhere = None
-            return OtherHosts()
         if self._elsewhere is None or time.monotonic() - self._read_others_at >= OTHERS_SECONDS:
             self._read_others_at = time.monotonic()
             self._elsewhere = await self._read_others()
         return self._elsewhere
 
-    async def _read_others(self) -> OtherHosts:
-        """Without an answer nothing counts as announced elsewhere: an address too many is the lesser harm."""
+    async def _read_others(self) -> OtherHosts | None:
+        """None without an answer: this host then withdraws an address as if there were no etcd. To keep it
+        would fail a part of the connections for as long as etcd is away."""
         assert self._others is not None  # noqa: S101 (its caller asked)
         try:
-            found = await self._others()
-        except OSError as error:
-            self.others_fault = str(error)
-            return OtherHosts()
+            async with asyncio.timeout(OTHERS_TIMEOUT_SECONDS):
+                found = await self._others()
+        except OSError as error:  # a timeout is one
+            why = error.strerror or "no answer"
+            self.others_fault = f"what other hosts announce is not known: {why}; no address is kept"
+            return None
         self.others_fault = ""
         return found
 
 
 def _now() -> Moment:
-    return Moment(time.monotonic(), datetime.now().astimezone())
+    return Moment(time.monotonic(), datetime.now(UTC))
 
 
 Addresses = Mapping[AnnouncedKey, AnnouncedAddress]

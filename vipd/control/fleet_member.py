@@ -154,7 +154,7 @@ class FleetMember:
         try:
             found = await self._client.range(KeyRange.prefix(f"{self._options.prefix}hosts/".encode()))
         except EtcdError as error:
-            raise OSError(errno.EHOSTUNREACH, f"what other hosts announce is not known: {error}") from None
+            raise OSError(errno.EHOSTUNREACH, str(error)) from None
         for kv in found.kvs:
             if kv.key.decode(errors="replace") == f"{self._options.prefix}hosts/{self.name}":
                 continue

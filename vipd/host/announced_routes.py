@@ -76,9 +76,13 @@ class AnnouncedRoutes:
         OSError."""
         if addresses:
             self._record.record_announce_table(self._table)
-        elif self._table not in self._record.read().announce_tables:
-            return
-        await asyncio.to_thread(self._make_equal, frozenset(addresses))
+        tables = self._record.read().announce_tables
+        if self._table in tables:
+            await asyncio.to_thread(self._make_equal, frozenset(addresses))
+        for former in tables:
+            if former != self._table:  # the setting was another one
+                await asyncio.to_thread(_clear, former)
+                self._record.forget_announce_table(former)
 
     def _make_equal(self, wanted: frozenset[str]) -> None:
         there = set(_listed(self._table))
@@ -121,22 +125,29 @@ class RouteEvents:
             self._socket = open_netlink(socket.NETLINK_ROUTE, ROUTE_GROUPS | 0x1)
             self._socket.setblocking(False)
             return
-        with contextlib.suppress(BlockingIOError):
+        try:
             await asyncio.get_running_loop().sock_recv(self._socket, 1)
+        except OSError as error:
+            _ignore_overrun(error)
         while True:
             try:
                 self._socket.recv(1)  # the rest of the message is dropped
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno != errno.ENOBUFS:  # more changes than the buffer held
-                    raise
+                _ignore_overrun(error)
 
     def close(self) -> None:
         """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _ignore_overrun(error: OSError) -> None:
+    """Raises the error unless it means more changes than the buffer held."""
+    if error.errno != errno.ENOBUFS:
+        raise error
 
 
 def remove_announced(record: HostChanges, *, dry_run: bool = False) -> list[str]:
@@ -149,12 +160,18 @@ def remove_announced(record: HostChanges, *, dry_run: bool = False) -> list[str]
             number = "1 route" if len(addresses) == 1 else f"{len(addresses)} routes"
             done.append(f"{number} in table {table}")
         if not dry_run:
-            with open_netlink(socket.NETLINK_ROUTE) as opened:
-                opened.settimeout(SILENCE_SECONDS)
-                for address in addresses:
-                    _delete(opened, table, address)
+            _clear(table)
             record.forget_announce_table(table)
     return done
+
+
+def _clear(table: int) -> None:
+    """Delete every route of vipd in a table. Raises OSError."""
+    addresses = list(_listed(table))
+    with open_netlink(socket.NETLINK_ROUTE) as opened:
+        opened.settimeout(SILENCE_SECONDS)
+        for address in addresses:
+            _delete(opened, table, address)
 
 
 def _listed(table: int) -> Iterator[str]:

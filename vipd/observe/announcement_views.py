@@ -107,6 +107,15 @@ def summary_view(
     }
 
 
+def announcement_notes(announcements: Announcements) -> dict[str, str]:
+    """For each address that is to be announced, whether this host does, for an explanation."""
+    notes: dict[str, str] = {}
+    for key, found in announcements.addresses.items():
+        how = f"announced by {key.by}" if found.announced else f"not announced by {key.by}: {describe(found)}"
+        notes[key.address] = "; ".join(filter(None, (notes.get(key.address), f"{key.address} is {how}")))
+    return notes
+
+
 def announcement_warnings(announcements: Announcements, others_fault: str) -> list[str]:
     """What an operator must know: addresses that this host keeps without a backend, and what is unknown."""
     kept = [str(found.key) for found in announcements.addresses.values() if found.reason is Reason.LAST_HOST]
@@ -117,7 +126,7 @@ def announcement_warnings(announcements: Announcements, others_fault: str) -> li
             f"announced although no backend can serve: {', '.join(kept[:MAX_NAMED])}{more}; no other host "
             "announces it; hint: vipctl host status; announce_last: withdraw in vipd.yaml"
         )
-    return [*found, *([others_fault] if kept and others_fault else [])]
+    return [*found, *([others_fault] if others_fault else [])]
 
 
 def maintenance_view(maintenance: Maintenance | None) -> Json | None:

@@ -83,8 +83,14 @@ def test_a_stop_a_crash_and_a_start_withdraw_nothing_and_cleanup_all(lab: Lab) -
         daemon.stop()
         assert shown(lab, "route", "show", "table", "200") == told
         assert "2 routes in table 200" in daemon.cleanup("--dry-run").stdout
+        daemon.config.write_text(
+            daemon.config.read_text().replace("announce_table: 200", "announce_table: 201")
+        )
+        daemon.start()
+        daemon.wait_until(lambda: (table(lab, "200"), table(lab, "201")), ([], sorted(ADDRESSES)), SOON)
+        daemon.stop()
         daemon.cleanup()
-        assert table(lab, "200") == []
+        assert (table(lab, "200"), table(lab, "201")) == ([], [])
     assert state(lab) == before
 
 
@@ -99,3 +105,23 @@ def test_an_address_that_the_settings_do_not_name_is_refused(lab: Lab) -> None:
     with Daemon(lab.host, service(*backends(lab)), announce_addresses=["203.0.113.0/24"]) as daemon:
         assert "2001:db8::10 may not be announced: announce_addresses does not name it" in daemon.log
         assert table(lab) == []
+
+
+def test_maintenance_withdraws_addresses_and_closes_health_ports(lab: Lab) -> None:
+    declared = service(*backends(lab)) + "    health_port: 30100\n    traffic_policy: {external: cluster}\n"
+
+    def health() -> str:
+        asked = ("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:30100/")
+        return lab.host.run(*asked, check=False).stdout
+
+    local = {"host_addresses": [lab.backends[0].ipv4, lab.backends[0].ipv6]}
+    with Daemon(lab.host, declared, **SETTINGS, **local) as daemon:
+        daemon.wait_until(lambda: (table(lab), health()), (sorted(ADDRESSES), "200"), SOON)
+        assert "0 of 2 addresses announced" in daemon.vipctl("host", "drain").stdout
+        assert (table(lab), health()) == ([], "503")
+        assert "not announced by routes" in daemon.vipctl("explain", "--from", "10.10.0.9", "web").stdout
+        daemon.kill()
+        daemon.start()
+        assert (table(lab), health()) == ([], "503")
+        assert "2 of 2 addresses announced" in daemon.vipctl("host", "resume").stdout
+        assert (table(lab), health()) == (sorted(ADDRESSES), "200")
