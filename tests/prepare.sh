@@ -30,12 +30,18 @@ again() {
 # apt_install PACKAGE...: from the archives of this machine's apt. Waits for others who install.
 apt_install() { again "installing $*" apt_install_once "$@"; }
 
-apt_install_once() {
-    local options="-qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300"
+apt_install_once() ( # a subshell, for its trap
+    options="-qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300" policy=/usr/sbin/policy-rc.d
+    # No service of such a package starts: a routing daemon would announce this machine's routes.
+    if [ ! -e "$policy" ]; then
+        trap 'rm -f "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+    fi
     # One archive of several may be out of order, and none of these packages from it.
     DEBIAN_FRONTEND=noninteractive apt-get $options update || echo "apt-get update: exit code $?" >&2
     DEBIAN_FRONTEND=noninteractive apt-get $options install -y --no-install-recommends "$@" >/dev/null
-}
+)
 
 want_space() { # directory megabytes
     local free
@@ -49,7 +55,7 @@ require_root() { # the command as the user would type it
 }
 
 run_packages="iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 sysctl:procps ping:iputils-ping python3:python3"
-test_packages="tmux:tmux dig:bind9-dnsutils curl:curl mandoc:mandoc groff:groff-base man:man-db zsh:zsh fish:fish openssl:openssl etcd:etcd-server etcdctl:etcd-client dot:graphviz apparmor_parser:apparmor strace:strace"
+test_packages="tmux:tmux dig:bind9-dnsutils curl:curl mandoc:mandoc groff:groff-base man:man-db zsh:zsh fish:fish openssl:openssl etcd:etcd-server etcdctl:etcd-client dot:graphviz apparmor_parser:apparmor strace:strace bird:bird2 /usr/lib/frr/bgpd:frr exabgp:exabgp keepalived:keepalived"
 
 missing_packages() { # program:package ...
     local pair

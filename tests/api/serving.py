@@ -23,12 +23,17 @@ from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import application
 from vipd.api.socket_server import serving
 from vipd.control.address_policy import AddressPolicy
+from vipd.control.announcer import Announcer, Reconciled
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.health.checker import HealthChecker
 from vipd.host.observer import Observers
+from vipd.host.settings.settings import Settings
+from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.service import AnnounceMethod
 from vipd.sources.confirmation import Clocks
 from vipd.sources.files import FileSource
+from vipd.sources.maintenance_store import MaintenanceStore
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource
 
@@ -61,6 +66,21 @@ class Answer:
         return str(self.body.get("error", {}).get("kind", ""))
 
 
+class FakeAnnouncements:
+    """Remembers what is announced."""
+
+    def __init__(self) -> None:
+        self.addresses: frozenset[str] = frozenset()
+
+    async def read(self) -> frozenset[str]:
+        """What was announced last."""
+        return self.addresses
+
+    async def ensure(self, addresses: frozenset[str]) -> None:
+        """Announce these."""
+        self.addresses = addresses
+
+
 @dataclass(slots=True)
 class Api:
     """A served API in a directory of its own, and a client of it."""
@@ -72,6 +92,8 @@ class Api:
     files: FileSource = field(init=False)
     store: StoreSource = field(init=False)
     overrides: OverrideStore = field(init=False)
+    maintenance: MaintenanceStore = field(init=False)
+    announcer: Announcer = field(init=False)
     reconciler: Reconciler = field(init=False)
     claims: AddressPolicy = field(default_factory=AddressPolicy)
     """What services may claim."""
@@ -111,10 +133,25 @@ class Api:
         self.reconciler = Reconciler(
             sources,
             self.dataplane,
-            FakeSurroundings(),
+            FakeSurroundings(allowed=self.claims),
             lambda: datetime.now(UTC),
             ReconcilerDependencies(fitness),
         )
+        self.maintenance = MaintenanceStore(
+            self.root / "maintenance.json", lambda: datetime.now(UTC), observers
+        )
+        self.maintenance.load()
+        self.announcer = Announcer(
+            Settings(),
+            {AnnounceMethod.ROUTES: FakeAnnouncements()},
+            Reconciled(self.reconciler.progress, self._asking),
+            lambda: self.maintenance.current,
+        )
+
+    def _asking(self) -> dict[ForwardingKey, Forwarding]:
+        """The forwardings that ask for an announcement, as `Host.announcing`."""
+        found = (f for each in self.reconciler.forwardings.values() for f in each)
+        return {forwarding.key: forwarding for forwarding in found if forwarding.announcement}
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Return once a condition holds."""
@@ -172,6 +209,8 @@ async def _served(api: Api, permission: Permission) -> AsyncIterator[None]:
         api.rescan,
         about,
         address_policy=lambda: api.claims,
+        maintenance=api.maintenance,
+        announcer=api.announcer,
     )
 
     @web.middleware

@@ -153,10 +153,12 @@ BODIES: dict[str, Any] = {
     "POST /v1/overrides": ORDER,
     "DELETE /v1/overrides": {"service": "web", "backend": "10.244.0.7", "address": "", "all": False},
     "POST /v1/dataplane": {"name": "iptables"},
+    "POST /v1/maintenance": {"reason": "kernel update", "for": 60},
 }
 BODILESS = {
     "DELETE /v1/services/{target}",
     "POST /v1/accept-removal",
+    "DELETE /v1/maintenance",
     "POST /v1/reload",
     "POST /v1/confirm",
 }

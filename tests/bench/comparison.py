@@ -34,7 +34,7 @@ FACTS = (
     ("protocols", "TCP, UDP, SCTP", "TCP, UDP, SCTP", "TCP, UDP, SCTP", NO_UDP, "TCP, UDP"),
     ("health checks", "its own", "the kubelet's", "its own", "its own", "the kubelet's"),
     ("direct return (DSR)", "no", "no", "yes", "no", "yes"),
-    ("announces addresses", "no", "no", "VRRP", "no", "ARP, BGP"),
+    ("announces addresses", "ARP, NDP; routes for BGP, OSPF", "no", "VRRP", "no", "ARP, BGP"),
     ("HTTP, TLS", "no", "no", "no", "yes", "yes"),
 )
 """What none of them has to be measured for."""

@@ -42,8 +42,8 @@ def test_list_is_not_cut_where_nobody_looks(vipctl: Vipctl) -> None:
 
 def test_wide_tells_all(vipctl: Vipctl) -> None:
     header, web, dns = vipctl("list", "-o", "wide").out.splitlines()
-    assert header.split()[-3:] == ["MASQUERADE", "FALLBACK", "MESSAGE"]
-    assert web.split()[-3:] == ["always", "fd00:1::9", "-"]
+    assert header.split()[-4:] == ["MASQUERADE", "FALLBACK", "ANNOUNCED", "MESSAGE"]
+    assert web.split()[-4:] == ["always", "fd00:1::9", "-", "-"]
     assert dns.split()[1] == "10.96.0.10:53/udp,10.96.0.10:53/tcp"
     assert dns.split()[4] == "file:/etc/vipd/services.d/dns.yaml"
 

@@ -183,6 +183,8 @@ class FakeSurroundings:
     warnings: tuple[str, ...] = ()
     prepared: list[set[Family]] = field(default_factory=list)
     """The families that were made fit, call by call."""
+    allowed: AddressPolicy = field(default_factory=AddressPolicy)
+    """What services may claim."""
     _keys: set[ForwardingKey] = field(default_factory=set)
 
     async def policy(self) -> SelectionPolicy:
@@ -192,8 +194,8 @@ class FakeSurroundings:
         return SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
 
     def claims(self) -> AddressPolicy:
-        """Any address."""
-        return AddressPolicy()
+        """Any address, unless a test allows others."""
+        return self.allowed
 
     async def check_problems(self, checks: Collection[Check]) -> Mapping[Check, tuple[str, ...]]:
         """Every check can work here."""

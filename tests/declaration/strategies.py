@@ -19,6 +19,8 @@ from vipd.model.check import (
 )
 from vipd.model.service import (
     Affinity,
+    Announcement,
+    AnnounceMethod,
     Backend,
     BackendState,
     Balance,
@@ -201,6 +203,12 @@ def externals(draw: st.DrawFn, taken: tuple[str, ...]) -> tuple[ExternalAddress,
     )
 
 
+def announcements(*, external: bool) -> st.SearchStrategy[Announcement | None]:
+    """None, or one that announces an address."""
+    inside = st.booleans() if external else st.just(value=True)
+    return st.none() | st.builds(Announcement, st.sampled_from(AnnounceMethod), inside)
+
+
 @st.composite
 def services(draw: st.DrawFn) -> Service:
     """A service that no rule of the language refuses."""
@@ -232,6 +240,7 @@ def services(draw: st.DrawFn) -> Service:
         internal_policy=draw(st.sampled_from(list(TrafficPolicy))),
         external_policy=draw(st.sampled_from(list(TrafficPolicy))),
         traffic_distribution=draw(st.sampled_from(TrafficDistribution)),
+        announcement=draw(announcements(external=bool(external))),
         balance=draw(st.sampled_from(Balance)),
         check=check,
         keeps_unhealthy=keeps,

@@ -80,6 +80,7 @@ def served_requests() -> set[tuple[str, str]]:
         "save_dataplane_choice",
     )
     parts = dict.fromkeys(unused) | {"reconciler": SimpleNamespace(containment=None)}
+    parts |= {"maintenance": SimpleNamespace(), "announcer": SimpleNamespace()}
     served = cast("ApiContext", SimpleNamespace(**parts))
     router = application(served, Permission("vipd-admin")).router
     return {

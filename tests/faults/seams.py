@@ -175,6 +175,7 @@ DISK = (
         (
             "vipd.host.durable",
             "vipd.sources.store",
+            "vipd.sources.maintenance_store",
             "vipd.sources.override_store",
             "vipd.dataplane.chosen",
             "vipd.dataplane.conntrack.checkpoint",
@@ -251,6 +252,7 @@ REQUESTS = (
             "vipd.api.event_routes",
             "vipd.api.explain_routes",
             "vipd.api.fleet_routes",
+            "vipd.api.host_routes",
             "vipd.api.messages",
             "vipd.api.override_routes",
             "vipd.api.server",
@@ -300,6 +302,16 @@ MEANINGLESS = {
 is what it is asked for, or is the mistake of whoever asks, who is refused."""
 
 ELSEWHERE = {
+    "tests/announce/test_lan.py": (
+        "vipd.control.lan_announcer",
+        "vipd.host.lan.answers",
+        "vipd.host.lan.interfaces",
+        "vipd.sources.etcd.announcement_view",
+        "vipd.sources.etcd.host_lease",
+    ),
+    "tests/host/lan/test_answer_gate.py": ("vipd.host.lan.answer_gate", "vipd.host.lan.neighbours"),
+    "tests/control/test_announcer.py": ("vipd.control.announcer",),
+    "tests/host/network/test_announced_routes.py": ("vipd.host.announced_routes",),
     "tests/host/test_file_calls.py": ("vipd.sources.etcd.tls_files", "vipd.host.file_calls"),
     "tests/sources/test_history.py": ("vipd.sources.confirmation",),
     "tests/sources/test_state_files.py": ("vipd.host.host_changes",),

@@ -30,7 +30,7 @@ from vipd.host.durable import (
     remove_own,
     write_durably,
 )
-from vipd.host.host_changes import FILE_NAME, SYSCTLS, HostChanges
+from vipd.host.host_changes import FILE_NAME, PROXY_NDP, SYSCTLS, HostChanges
 from vipd.host.preflight import StartError, state_lock
 from vipd.host.settings.settings import Settings
 from vipd.observe.events.event_log import EventLog
@@ -187,7 +187,11 @@ def test_a_record_names_nothing_but_what_vipd_does(state: Path, victim: Path, pl
 
 
 def test_only_these_settings_are_changed_and_put_back(tmp_path: Path) -> None:
-    assert {*FORWARDING.values(), LIBERAL} == SYSCTLS
+    assert {*FORWARDING.values(), LIBERAL, PROXY_NDP} == SYSCTLS
+    HostChanges(tmp_path).record_sysctl("net/ipv4/neigh/eth0/proxy_delay", "80", "0")
+    for name, was, now in (("net/ipv4/neigh/../proxy_delay", "80", "0"), (LIBERAL, "2", "0")):
+        with pytest.raises(ValueError, match="would not be undone"):
+            HostChanges(tmp_path).record_sysctl(name, was, now)
     with pytest.raises(ValueError, match="would not be undone"):
         HostChanges(tmp_path).record_sysctl("net/ipv4/conf/all/route_localnet", "0", "1")
 
@@ -229,6 +233,7 @@ WRITES = frozenset(
 NOT_OF_THE_STATE = {
     "vipd.host.durable": "it is what the others use",
     "vipd.control.host": "kernel settings of a fixed list",
+    "vipd.host.lan.interfaces": "kernel settings of a fixed list",
     "vipd.host.vip_routes": "kernel settings of vipd's device",
     "vipd.observe.live_trace.legacy": "a kernel setting",
     "vipd.api.peers": "the socket",

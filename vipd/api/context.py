@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 
 from vipd.api.service_changes import ServicesSnapshot
 from vipd.control.address_policy import AddressPolicy
+from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.control.snapshot import AskHost
 from vipd.dataplane.base import Dataplane
+from vipd.declaration.bounded_json import Json
 from vipd.model.check import Check
 from vipd.model.service import Service
+from vipd.observe.announcement_views import views_by_service
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.metrics.scrape import Metrics
 from vipd.sources.base import Source
+from vipd.sources.maintenance_store import MaintenanceStore
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreSource
 
@@ -75,6 +79,10 @@ class ApiContext:
     """The fleet that this host belongs to; None: no etcd is configured."""
     metrics: Metrics | None = None
     """The metrics for Prometheus."""
+    maintenance: MaintenanceStore | None = None
+    """The maintenance of this host."""
+    announcer: Announcer | None = None
+    """What this host announces beyond itself; there is one wherever there is `maintenance`."""
     default_store: str = "file"
     """The store for changes that name none: `file` or `etcd`."""
 
@@ -82,6 +90,12 @@ class ApiContext:
         """Every service as currently declared."""
         fleet = self.fleet.store.services if self.fleet else {}
         return ServicesSnapshot(self.reconciler.services, fleet, self.store.services)
+
+    def announced(self) -> dict[str, list[Json]]:
+        """The AnnouncedAddresses of each service that has any."""
+        if self.announcer is None:
+            return {}
+        return views_by_service(self.announcer.state, self.announcer.maintenance, self.announcer.lans)
 
     async def wait_applied(
         self, services: Collection[str], changed: bool, units: Sequence[str] = ()

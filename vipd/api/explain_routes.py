@@ -6,18 +6,20 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from vipd.api.messages import encoded_json_response
 from vipd.api.user_quota import UserQuota
+from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import Kind, RefusedError
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family
+from vipd.observe.announcement_views import announcement_notes
 from vipd.observe.explain.explanation import Compiled, explain
 from vipd.observe.explain.explanation_text import Options
 from vipd.observe.explain.query import QueryError, ask
@@ -35,13 +37,17 @@ class _RuleInputs:
     forwardings: Sequence[Forwarding]
     options: Mapping[Family, Options]
     host_addresses: frozenset[str]
+    announced: Mapping[str, str] = field(default_factory=dict)
+    """For each address that is to be announced, a note whether it is."""
 
 
 class ExplainRoutes:
     """Answers `/v1/explain`."""
 
-    def __init__(self, reconciler: Reconciler, dataplane: Dataplane) -> None:
-        self._reconciler, self._dataplane = reconciler, dataplane
+    def __init__(
+        self, reconciler: Reconciler, dataplane: Dataplane, announcer: Announcer | None = None
+    ) -> None:
+        self._reconciler, self._dataplane, self._announcer = reconciler, dataplane, announcer
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT, "vipd explain")
         self._quota = UserQuota(MAX_CONCURRENT + MAX_QUEUED)
 
@@ -63,6 +69,7 @@ class ExplainRoutes:
             [f for part in self._reconciler.forwardings.values() for f in part],
             {family: dataplane.options_of(family) for family in Family},
             dataplane.host_addresses(),
+            announcement_notes(self._announcer.state) if self._announcer else {},
         )
         loop = asyncio.get_running_loop()
         try:
@@ -79,6 +86,9 @@ def _answer(source: str, target: str, rule_inputs: _RuleInputs) -> bytes:
     question = ask(source, target, rule_inputs.forwardings, rule_inputs.host_addresses)
     options = rule_inputs.options[question.packet.family]
     view = explain(question, rule_inputs.forwardings, options, rule_inputs.host_addresses).view()
+    if note := rule_inputs.announced.get(str(question.packet.destination)):
+        notes = view["notes"]
+        view = {**view, "notes": [*(notes if isinstance(notes, list) else ()), note]}
     return f'"explanation": {_encoded(view)}'.encode()
 
 

@@ -17,6 +17,7 @@ from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
 from vipd.api.history_routes import HistoryRoutes
+from vipd.api.host_routes import HostRoutes
 from vipd.api.messages import json_response
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
@@ -27,6 +28,7 @@ from vipd.control.reload import reload
 from vipd.dataplane.base import ApplyError
 from vipd.declaration.operations import RefusedError
 from vipd.host.containment import Containment
+from vipd.observe.announcement_views import summary_view
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 from vipd.observe.views import status_view
 from vipd.sources.store import StoreError
@@ -58,7 +60,7 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
     events = EventRoutes(context.events, lambda: reconciler.services)
     app.on_shutdown.append(events.end)
-    explaining = ExplainRoutes(reconciler, dataplane)
+    explaining = ExplainRoutes(reconciler, dataplane, context.announcer)
     app.on_cleanup.append(explaining.end)
     overrides = OverrideRoutes(reconciler, context.overrides, permission, context.wait_applied, context.fleet)
     services = ServiceRoutes(context, permission, overrides)
@@ -68,6 +70,7 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
             *services.routes(),
             *HistoryRoutes(context, permission, services).routes(),
             *overrides.routes(),
+            *_host_routes(context, permission),
             *DataplaneRoutes(
                 reconciler, dataplane, context.save_dataplane_choice, permission, context.flow_stats
             ).routes(),
@@ -79,6 +82,13 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
         ]
     )
     return app
+
+
+def _host_routes(context: ApiContext, permission: Permission) -> list[web.RouteDef]:
+    """The routes about this host; none without what they show."""
+    if context.maintenance is None or context.announcer is None:
+        return []
+    return HostRoutes(context.reconciler, context.maintenance, context.announcer, permission).routes()
 
 
 class _DaemonRoutes:
@@ -109,6 +119,11 @@ class _DaemonRoutes:
         about = {**s.about, "warnings": s.warnings()}
         if waits := s.store.confirmation_view():
             about["confirmation"] = waits
+        if s.announcer is not None and (s.announcer.active or s.announcer.maintenance):
+            faults = {by.value: why for by, why in s.announcer.faults.items()}
+            about["announcements"] = summary_view(
+                s.announcer.state, s.announcer.maintenance, faults, s.announcer.lans
+            )
         if s.fleet is not None:
             about["etcd"] = s.fleet.status()
         return json_response(status_view(s.reconciler, s.dataplane, s.sources, about))

@@ -64,16 +64,17 @@ class ServiceRoutes:
     async def services(self, _: web.Request) -> web.Response:
         """Show every service with its current state."""
         reconciler, dataplane = self._context.reconciler, self._context.dataplane
-        ordered = dict(sorted(reconciler.services.items()))
+        ordered, announced = dict(sorted(reconciler.services.items())), self._context.announced()
         return await chunked_json_response(
-            "services", ordered, lambda s: service_view(s, reconciler, dataplane)
+            "services", ordered, lambda s: service_view(s, reconciler, dataplane, announced.get(s.name, ()))
         )
 
     async def service(self, request: web.Request) -> web.Response:
         """Show one service, found by name or frontend, with the version of its declaration."""
         reconciler = self._context.reconciler
         found = operations.find(reconciler.services, request.match_info["target"])
-        view = service_view(found, reconciler, self._context.dataplane)
+        announced = self._context.announced().get(found.name, ()) if found.announcement else ()
+        view = service_view(found, reconciler, self._context.dataplane, announced)
         if found.origin.source == operations.CLI and (
             waits := self._context.store.confirmation_view(found.name)
         ):

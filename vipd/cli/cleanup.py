@@ -18,8 +18,10 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept import removal as forward_accept
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
 from vipd.dataplane.nftables import removal as nftables
+from vipd.host.announced_routes import remove_announced
 from vipd.host.durable import open_own, read_own
 from vipd.host.host_changes import HostChanges
+from vipd.host.lan.answers import remove_answers
 from vipd.host.preflight import LOCK
 from vipd.host.process import run
 from vipd.host.settings.settings import Settings
@@ -66,6 +68,9 @@ def cleanup(prefix: tuple[str, ...], state_dir: str | None, dry_run: bool, force
 
 
 async def _clean(prefixes: list[str], record: HostChanges, dry_run: bool) -> int:
+    # First: no router is to send packets here when nothing translates them any more.
+    withdrawn = [*remove_announced(record, dry_run=dry_run), *remove_answers(dry_run=dry_run)]
+    print("".join(f"{'would delete' if dry_run else 'deleted'} {thing}\n" for thing in withdrawn), end="")
     leftovers = await find_leftovers(prefixes, run)
     tables = await nftables.find_leftovers(prefixes)
     accepts = await forward_accept.find_leftovers(prefixes, record.read().accepts, run)
@@ -81,7 +86,7 @@ async def _clean(prefixes: list[str], record: HostChanges, dry_run: bool) -> int
     await remove(leftovers, run)
     await nftables.remove(tables, run)
     await forward_accept.remove(accepts, run)
-    found = bool(leftovers or tables or accepts)
+    found = bool(withdrawn or leftovers or tables or accepts)
     async for undone in _undo(record):
         print(undone)
         found = True

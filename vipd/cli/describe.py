@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 import click
 
@@ -114,6 +115,7 @@ def _facts(view: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
     yield from _labelled("Masquerade", _masquerade(view["forwardings"]))
     yield "Fallback", fallback(view)
     yield from _labelled("Traffic", list(_traffic(view["spec"])))
+    yield from _labelled("Announced", [_announced(each, terminal) for each in view.get("announced", ())])
     yield "Status", terminal.paint(_state(state, status["ready"]), STATE_COLOURS.get(state, ""))
     yield "  Applied", "no" if state in ("pending", "quarantined") else "yes"
     yield "  Ready", f"{status['ready']} of {status['backends']}"
@@ -123,6 +125,16 @@ def _facts(view: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
         yield _MESSAGE, status["message"]
     for problem in status.get("ignored", ()):
         yield _IGNORED, problem
+
+
+def _announced(found: Json, terminal: Screen) -> str:
+    """`203.0.113.10 by routes: yes, for 5m`."""
+    since = datetime.fromisoformat(found["since"])
+    lasting = duration(max(0.0, (datetime.now(UTC) - since).total_seconds()))
+    served = found["reason"] == "served"
+    state = terminal.paint(*(("yes", "green") if found["announced"] else ("no", "yellow")))
+    why = "" if served else f": {found['why']}"
+    return f"{found['address']} by {found['by']}: {state}, for {lasting}{why}"
 
 
 def _state(state: str, ready: int) -> str:

@@ -19,6 +19,7 @@ COLUMNS = (
     Column("REVISION", right=True),
     Column("LAG"),
     Column("SERVICES", right=True),
+    Column("ANNOUNCES", right=True),
     Column("PROBLEMS", right=True),
     Column("SEEN"),
 )
@@ -49,7 +50,7 @@ def _row(host: Json) -> list[str | Cell]:
     seen, behind, problems = host["seen_seconds"], host["behind"], host["problems"]
     heard = "?" if seen is None else f"{duration(seen)} ago"
     if host.get("fault"):
-        unknown: list[str | Cell] = ["?"] * 5
+        unknown: list[str | Cell] = ["?"] * 6
         return [str(host["name"]), *unknown, Cell(f"{heard}: {host['fault']}", "red")]
     return [
         str(host["name"]),
@@ -57,9 +58,17 @@ def _row(host: Json) -> list[str | Cell]:
         str(host["revision"]),
         Cell(f"{behind} behind", "yellow") if behind else "none",
         str(host["services"]),
+        _announces(host),
         Cell(str(problems), "red") if problems else "0",
         heard,
     ]
+
+
+def _announces(host: Json) -> str | Cell:
+    """The number of addresses that a host announces, or that it is in maintenance."""
+    if host.get("maintenance"):
+        return Cell("maintenance", "yellow")
+    return str(len(host.get("announced", ())))
 
 
 @click.command("accept-removal")

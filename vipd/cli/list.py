@@ -34,6 +34,7 @@ WIDE_COLUMNS = (
     *(Column(column.title, right=column.right) for column in COLUMNS),
     Column("MASQUERADE"),
     Column("FALLBACK"),
+    Column("ANNOUNCED"),
     Column("MESSAGE"),
 )
 
@@ -121,7 +122,16 @@ def _status_text(status: Json) -> str:
 
 def _wide_cells(view: Json) -> list[str | Cell]:
     modes = dict.fromkeys(str(f["masquerade"]) for f in view["forwardings"])
-    return [",".join(modes) or "-", fallback(view), view["status"]["message"] or "-"]
+    return [",".join(modes) or "-", fallback(view), _announced(view), view["status"]["message"] or "-"]
+
+
+def _announced(view: Json) -> str:
+    """The addresses that this host announces for it, or how many it does not."""
+    addresses = view.get("announced")
+    if not addresses:
+        return "-"
+    here = [each["address"] for each in addresses if each["announced"]]
+    return ",".join(here) or "none"
 
 
 def frontends(view: Json) -> list[str]:

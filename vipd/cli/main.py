@@ -71,6 +71,9 @@ VERB_GROUPS: dict[str, dict[str, Verb]] = {
     },
     "Fleet": {
         "fleet": Verb("fleet", "fleet", "Show how all hosts of the same etcd are doing"),
+        "host": Verb("host", "host", "Take this host out of service, and put it back"),
+        "ready": Verb("ready", "ready", "Tell by its exit code whether this host serves a service"),
+        "announce": Verb("announce", "announce", "Tell a program what this host announces; needs no daemon"),
         "accept-removal": Verb("fleet", "accept_removal", "Let go of services that vanished from etcd"),
     },
     "Daemon": {

@@ -81,6 +81,7 @@ def admitted(
         host=facts.without_addresses() if compatible else facts,
         backends=settings.allowed_backends,
         host_ports=() if any_port else settings.host_ports,
+        announced=settings.announce_addresses,
     )
     found = [problem for service in inputs.services for problem in admit_service(service, policy)]
     return inputs._replace(problems=tuple(sorted({*inputs.problems, *found})))

@@ -177,7 +177,7 @@ def _row(override: Json) -> list[str]:
         "fleet" if _of_fleet(override) else "this host",
         str(override["by"]),
         f"{_time_distance(override['at'])} ago",
-        f"in {_time_left(until)}" if until else "resumed",
+        f"in {time_left(until)}" if until else "resumed",
         str(override.get("reason", "")),
     ]
 
@@ -187,7 +187,7 @@ def _time_distance(moment: str) -> str:
     return duration(abs((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()))
 
 
-def _time_left(moment: str) -> str:
+def time_left(moment: str) -> str:
     """Time left until then, rounded up: an override for 2h has 2h left a moment later."""
     seconds = ceil((datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds())
     unit = 3600 if seconds > 86400 else 60 if seconds > 3600 else 1
@@ -261,7 +261,7 @@ def _report_given(answer: Json, *, dry_run: bool) -> None:
 def _end(override: Json) -> str:
     if not override.get("until"):
         return "by vipctl resume --fleet" if _of_fleet(override) else "by vipctl resume"
-    return f"in {_time_left(override['until'])}"
+    return f"in {time_left(override['until'])}"
 
 
 def _print_resumed(answers: Sequence[Json], output_options: Json) -> None:

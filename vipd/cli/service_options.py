@@ -18,7 +18,7 @@ from vipd.cli.words import (
     list_spec,
     port_specs,
 )
-from vipd.model.service import Balance, TrafficDistribution, TrafficPolicy
+from vipd.model.service import AnnounceMethod, Balance, TrafficDistribution, TrafficPolicy
 from vipd.observe.api_client import Json
 
 MASQUERADE_MODES = ("auto", "always", "forwarded", "off-cluster", "hairpin")
@@ -210,6 +210,14 @@ _OPTIONS = (
         read=_is_true,
         type=_choices(*FLAG),
         help="Whether the VIP answers ping while a backend serves.",
+    ),
+    _option(
+        "--announce",
+        group=ADDRESSES,
+        key="announce",
+        read=lambda method: None if method == "none" else method,
+        type=_choices(*(method.value for method in AnnounceMethod), "none"),
+        help="How hosts elsewhere learn its addresses: by a routing daemon, or by ARP from one host.",
     ),
     _option(
         "--check",

@@ -11,6 +11,7 @@ from vipd import __version__
 from vipd.cli.changes import summary, unconfirmed_text
 from vipd.cli.connection import connect
 from vipd.cli.errors import FAILED, OK, CliError
+from vipd.cli.host import maintenance_text
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.model.formatting import counted, duration
 from vipd.observe.api_client import Json
@@ -95,8 +96,19 @@ def _facts(answer: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
     yield "Backends", f"{answer['ready']} of {answer['backends']} ready"
     if waits := answer.get("confirmation"):
         yield "Unconfirmed", terminal.paint(unconfirmed_text(waits), "yellow")
+    if announcements := answer.get("announcements"):
+        yield from _announcement_facts(announcements, terminal)
     yield "Last apply", _last_apply(answer)
     yield "Applies", f"{answer['applies']}, {answer['apply_failures']} failed"
+
+
+def _announcement_facts(told: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
+    if told["maintenance"]:
+        yield "Maintenance", terminal.paint(maintenance_text(told["maintenance"]), "yellow")
+    if number := told["routes"] + told["l2"]:
+        yield "Announced", f"{told['announced']} of {number} address{'es' if number > 1 else ''}"
+    for method, fault in told["faults"].items():
+        yield "", f"by {method}: {fault}"
 
 
 def _last_apply(answer: Json) -> str:

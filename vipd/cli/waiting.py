@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from vipd.cli.connection import Daemon
@@ -23,18 +23,40 @@ TargetQuery = dict[str, str]
 """A backend of a service, or an address in every service, in the form of the API."""
 
 
+class Wait(NamedTuple):
+    """The words about a wait that ends early: what goes on all the same, how to take that back, and what to
+    do after the time is over."""
+
+    stays: str
+    take_back: str
+    hint: str
+
+
 def wait_until_drained(
     daemon: Daemon, targets: Sequence[TargetQuery], timeout: float | None, quiet: bool
 ) -> None:
     """Until the backends have no flows; raises CliError at the end of the time."""
+
+    def flows() -> int:
+        return sum(int(daemon.get_query("flows", urlencode(target))["flows"]) for target in targets)
+
+    words = Wait(
+        "the drain stays",
+        "vipctl resume takes it back",
+        "the drain stays; wait again, or vipctl disable cuts them as on_remove says",
+    )
+    wait_until_no_flows(flows, words, timeout, quiet=quiet)
+
+
+def wait_until_no_flows(flows: Callable[[], int], words: Wait, timeout: float | None, *, quiet: bool) -> None:
+    """Until there are none; raises CliError at the end of the time. `flows` asks vipd for their number."""
     began, line = time.monotonic(), _ProgressLine(quiet)
-    poller = _FlowPoller(daemon, targets)
+    poller = _FlowPoller(flows)
     try:
         while left := poller.flows():
             waited = time.monotonic() - began
             if timeout is not None and waited >= timeout:
-                hint = "the drain stays; wait again, or vipctl disable cuts them as on_remove says"
-                raise CliError(f"{left} after {duration(waited)}", hint=hint, code=TIMED_OUT)
+                raise CliError(f"{left} after {duration(waited)}", hint=words.hint, code=TIMED_OUT)
             rest = "" if timeout is None else f", {duration(timeout - waited)} to go"
             line.show(f"{left}{rest}")
             time.sleep(POLL_SECONDS)
@@ -42,11 +64,11 @@ def wait_until_drained(
     except CliError as err:
         if err.code == TIMED_OUT:
             raise
-        stays = "the drain stays: wait again with the same command"
+        stays = f"{words.stays}: wait again with the same command"
         raise CliError(f"{err.message}; {stays}", code=err.code, details=err.details) from None
     except KeyboardInterrupt:
-        hint = "vipctl resume takes it back"
-        raise CliError("stopped waiting; the drain stays", hint=hint, code=INTERRUPTED) from None
+        what = f"stopped waiting; {words.stays}"
+        raise CliError(what, hint=words.take_back, code=INTERRUPTED) from None
     finally:
         line.end()
 
@@ -54,14 +76,14 @@ def wait_until_drained(
 class _FlowPoller:
     """Requests the number of remaining flows; tolerates a short absence of vipd."""
 
-    def __init__(self, daemon: Daemon, targets: Sequence[TargetQuery]) -> None:
-        self._daemon, self._targets = daemon, targets
+    def __init__(self, flows: Callable[[], int]) -> None:
+        self._flows = flows
         self._away_since: float | None = None
 
     def flows(self) -> str:
         """The remaining flows, in words; empty if there are none. Raises CliError."""
         try:
-            left = sum(int(self._flows(subject)) for subject in self._targets)
+            left = self._flows()
         except CliError as err:
             now = time.monotonic()
             self._away_since = self._away_since or now
@@ -70,9 +92,6 @@ class _FlowPoller:
             return "vipd does not answer"
         self._away_since = None
         return f"{counted(left, 'flow')} left" if left else ""
-
-    def _flows(self, target: TargetQuery) -> Any:
-        return self._daemon.get_query("flows", urlencode(target))["flows"]
 
 
 class _ProgressLine:

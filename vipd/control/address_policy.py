@@ -26,6 +26,7 @@ from vipd.model.claim_limits import (
 from vipd.model.service import Balance, Origin, RegisteredBackend, Service
 
 _OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
+_ANNOUNCE_HINT = "name its network in announce_addresses in vipd's settings, or leave announce out"
 _OWN_HINT = "choose an address that no host has; for a port of this host itself use node_port"
 
 
@@ -60,19 +61,32 @@ class AddressPolicy:
     """Networks that backends must be in; empty: anywhere, but from etcd no link-local addresses."""
     host_ports: BySource = ()
     """Ranges like `30000-32767` that node ports and health ports must lie in; empty: any."""
+    announced: BySource = ()
+    """Networks whose addresses may be announced beyond this host, and claimed by services that announce
+    them."""
     _addresses: SourceNetworks = field(init=False, repr=False, compare=False)
     limits: ClaimLimits = field(init=False, repr=False, compare=False)
+    _announced: SourceNetworks = field(init=False, repr=False, compare=False)
     _own: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # The class is frozen: only object.__setattr__ can set what is derived from the fields.
         object.__setattr__(self, "_addresses", source_networks(self.allowed))
         object.__setattr__(self, "limits", claim_limits(self.backends, self.host_ports))
+        object.__setattr__(self, "_announced", source_networks(self.announced))
         object.__setattr__(self, "_own", frozenset(str(ip_address(a)) for a in self.host_addresses))
 
     def allows(self, address: str, source: str = CLI) -> bool:
         """Whether an address is in the networks that a source may use."""
         return self._addresses.allows(address, source)
+
+    def announces(self, address: str, source: str = CLI) -> bool:
+        """Whether an address may be announced: only in a network that the settings name. Services that may
+        claim any address may announce none, so that no slip of a declaration draws a network's traffic."""
+        return any(
+            networks.is_limited(source) and networks.allows(address, source)
+            for networks in (self._addresses, self._announced)
+        )
 
     def owned(self, address: str) -> bool:
         """Whether an address is one of this host's own."""
@@ -98,11 +112,15 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
     problems are located at the service's origin."""
     found = []
     origin = service.origin
+    announced = service.announced_addresses() if service.announcement else ()
     for address in service.all_addresses():
         what, hint = "", ""
         if policy.owned(address):
             what, hint = f"{service.name}: {address} is an address of this host itself", _OWN_HINT
-        elif not policy.allows(address, origin.source):
+        elif address in announced and not policy.announces(address, origin.source):
+            what = f"{service.name}: {address} may not be announced: announce_addresses does not name it"
+            hint = _ANNOUNCE_HINT
+        elif address not in announced and not policy.allows(address, origin.source):
             what, hint = f"{service.name}: {address} lies outside allowed_addresses", _OUTSIDE_HINT
         if what:
             found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))

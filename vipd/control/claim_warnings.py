@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from vipd.host.facts import HostFacts, LocalSocket, Subnet
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import Family, Protocol, Service, family_of, socket_text
+from vipd.model.service import AnnounceMethod, Family, Protocol, Service, family_of, socket_text
 
 MAX_LINES = 10
 NAMED = 3
@@ -38,6 +38,8 @@ class PortClaim(NamedTuple):
     port: int
     node_port: int | None
     families: frozenset[Family]
+    shared: tuple[str, ...] = ()
+    """Its addresses for which one host of the fleet at a time answers on their LAN."""
 
     @classmethod
     def of(cls, forwarding: Forwarding) -> PortClaim:
@@ -45,8 +47,16 @@ class PortClaim(NamedTuple):
         key = forwarding.key
         outside = tuple(each.address for each in forwarding.external_addresses)
         port, families = forwarding.port, frozenset({key.family})
+        on_lan = forwarding.announcement is not None and forwarding.announcement.by is AnnounceMethod.L2
         return cls(
-            key.service, forwarding.addresses, outside, key.protocol, port, forwarding.node_port, families
+            key.service,
+            forwarding.addresses,
+            outside,
+            key.protocol,
+            port,
+            forwarding.node_port,
+            families,
+            forwarding.announced_addresses() if on_lan else (),
         )
 
 
@@ -54,6 +64,7 @@ def claims_of(service: Service) -> Iterator[PortClaim]:
     """A claim for each port of a service."""
     outside = tuple(each.address for each in service.external_addresses)
     families = frozenset(map(family_of, service.all_addresses()))
+    on_lan = service.announcement is not None and service.announcement.by is AnnounceMethod.L2
     for port in service.ports:
         yield PortClaim(
             service.name,
@@ -63,6 +74,7 @@ def claims_of(service: Service) -> Iterator[PortClaim]:
             port.port,
             port.node_port,
             families or frozenset(Family),
+            service.announced_addresses() if on_lan else (),
         )
 
 
@@ -145,7 +157,11 @@ class ClaimIndex:
         for address, text in told.items():
             # An external address may be in a connected subnet if a host answers for it, as with keepalived.
             only_inside = text.startswith(_CONNECTED[:8])
+            # Another host of the fleet may answer for it; the one that answers looks for others itself.
+            of_lan = only_inside or text.startswith(_LIVE[:8])
             for key, inside in self._addresses[address].items():
+                if of_lan and address in self._known[key].shared:
+                    continue
                 if address not in facts.own_addresses and (inside or not only_inside):
                     yield Finding(self._known[key].service, text, address)
 

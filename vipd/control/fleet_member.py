@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
+from ipaddress import ip_address
 from random import Random
 
 from vipd import __version__
+from vipd.control.announcements import AnnouncedKey, Announcements, OtherHosts, Reason
 from vipd.control.reconciler import Reconciler
 from vipd.control.registrations import Registrations
 from vipd.declaration.problems import Declaration, printable
@@ -17,10 +21,19 @@ from vipd.host.observer import Observer
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Loop, Work
+from vipd.model.maintenance import Maintenance
+from vipd.model.service import AnnounceMethod
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError
 from vipd.sources.etcd.fleet_overrides import FleetOverrides
-from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport, read_report
+from vipd.sources.etcd.heartbeat import (
+    MAX_ANNOUNCED,
+    HostHeartbeat,
+    HostReport,
+    read_announced,
+    read_maintenance,
+    read_report,
+)
 from vipd.sources.etcd.messages import KeyRange, KeyValue
 from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.store import EtcdStore, refused_error
@@ -57,6 +70,14 @@ class FleetMember:
         self._heartbeat: HostHeartbeat | None = None
         self._known: Mapping[str, object] = {}
         self._applied = 0
+        self._announcements: Callable[[], Announcements] = Announcements
+        self._maintenance: Callable[[], Maintenance | None] = lambda: None
+
+    def report_announcements(
+        self, announcements: Callable[[], Announcements], maintenance: Callable[[], Maintenance | None]
+    ) -> None:
+        """Report these, too, from now on."""
+        self._announcements, self._maintenance = announcements, maintenance
 
     @property
     def name(self) -> str:
@@ -127,6 +148,24 @@ class FleetMember:
         except EtcdError as error:
             raise refused_error(error) from None
 
+    async def announced_elsewhere(self) -> OtherHosts:
+        """What the other hosts announce, as they have reported. Raises OSError without an answer."""
+        served, kept = set[AnnouncedKey](), set[AnnouncedKey]()
+        try:
+            found = await self._client.range(KeyRange.prefix(f"{self._options.prefix}hosts/".encode()))
+        except EtcdError as error:
+            raise OSError(errno.EHOSTUNREACH, str(error)) from None
+        for kv in found.kvs:
+            if kv.key.decode(errors="replace") == f"{self._options.prefix}hosts/{self.name}":
+                continue
+            for word, reason in read_announced(kv.value).items():
+                key = _announced_key(word)
+                if key is not None and reason == Reason.SERVED:
+                    served.add(key)
+                elif key is not None and reason == Reason.LAST_HOST:
+                    kept.add(key)
+        return OtherHosts(served, kept)
+
     async def _host(self, kv: KeyValue, limit: asyncio.Semaphore) -> Json:
         async with limit:
             granted, left = await self._client.lease_times(kv.lease) if kv.lease else (0, 0)
@@ -135,6 +174,8 @@ class FleetMember:
         return {
             "name": printable(key.removeprefix(f"{self._options.prefix}hosts/")),
             **report,
+            "maintenance": read_maintenance(kv.value),
+            "announced": read_announced(kv.value),
             "behind": None if fault else max(0, self.source.last_change - int(report["revision"])),
             "seen_seconds": granted - left if granted else None,
             "fault": fault,
@@ -161,9 +202,25 @@ class FleetMember:
             self._applied = self.source.last_change
         problems = sum(map(len, reconciler.problems.values())) + len(reconciler.progress.quarantined)
         problems += len(self.source.faults()) + bool(reconciler.progress.fault)
+        addresses = self._announcements().addresses.values()
+        found = {f"{a.key.by} {a.key.address}": a.reason.value for a in addresses if a.announced}
         return HostReport(
-            self._settings.node_name, self._applied, problems, __version__, len(reconciler.services)
+            self._settings.node_name,
+            self._applied,
+            problems,
+            __version__,
+            len(reconciler.services),
+            maintenance=self._maintenance() is not None,
+            announced=dict(sorted(found.items())[:MAX_ANNOUNCED]),
         )
+
+
+def _announced_key(word: str) -> AnnouncedKey | None:
+    """The key in `l2 192.0.2.10`."""
+    method, _, address = word.partition(" ")
+    with contextlib.suppress(ValueError):
+        return AnnouncedKey(str(ip_address(address)), AnnounceMethod(method))
+    return None
 
 
 def _names(key: str, *said: object) -> list[str]:

@@ -25,7 +25,7 @@ from vipd.host.settings.settings import Settings, balances_of
 from vipd.host.vip_routes import VipRoutes
 from vipd.model.check import Check
 from vipd.model.forwarding import Forwarding, ForwardingKey
-from vipd.model.service import Family, Service
+from vipd.model.service import AnnounceMethod, Family, Service
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,7 @@ class Host:
             host=self._facts.without_addresses() if compatible else self._facts,
             backends=self._settings.allowed_backends,
             host_ports=self._settings.host_ports,
+            announced=self._settings.announce_addresses,
         )
 
     def check_problem(self, check: Check) -> Problems:
@@ -175,6 +176,19 @@ class Host:
             self._claims.put(key, PortClaim.of(forwarding) if forwarding else None)
         self._claim_warnings = None
 
+    def announced_addresses(self, by: AnnounceMethod) -> set[str]:
+        """The addresses that services ask to announce by one method."""
+        return {
+            address
+            for forwarding in self.announcing().values()
+            if forwarding.announcement and forwarding.announcement.by is by
+            for address in forwarding.announced_addresses()
+        }
+
+    def announcing(self) -> Mapping[ForwardingKey, Forwarding]:
+        """The forwardings that ask for an announcement of their addresses beyond this host."""
+        return self._needs.announcing() if self._needs.announced else {}
+
     async def prepare(self) -> tuple[str, ...]:
         """Ensure that the host forwards the families in use and has routes to their VIPs.
 
@@ -182,7 +196,7 @@ class Host:
         """
         return (
             *self._prepare_sysctls(self._needs.families),
-            *await self._routes.ensure(self._needs.vips),
+            *await self._routes.ensure(self._needs.vips, self._needs.announced),
             *self._checks.warnings(self._needs),
             *self._record.warnings(),
             *self._warn_of_claims(),

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.declaration.syntax import InvalidTextError, parse_address, parse_backend
 from vipd.model.backend_status import AdminState
+from vipd.model.maintenance import Maintenance
 from vipd.model.override import Override, OverrideTarget
 from vipd.model.service import MAX_WEIGHT, Backend, Service
 
@@ -56,6 +57,13 @@ def parse_override(
         _expiry(request, "pins", now),
     )
     return OverrideRequest(override, backends)
+
+
+def parse_maintenance(request: Mapping[str, object], by: str, now: datetime) -> Maintenance:
+    """The maintenance of this host that a request describes: `reason`, and `for` in seconds."""
+    if unknown := sorted(set(request) - {"reason", "for"}):
+        raise RefusedError("malformed", f"unknown key {unknown[0]}", "", "known: reason, for")
+    return Maintenance(by, now, _reason(request.get("reason")), _expiry(request, "for", now))
 
 
 def target_of(snapshot: Services, request: Mapping[str, object]) -> tuple[OverrideTarget, Backends]:

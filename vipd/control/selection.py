@@ -173,6 +173,7 @@ def _forwarding(
         ready_local=_addresses(chosen.ready_local) if service.health_port else (),
         balance=service.balance,
         affinity_only=_draining_with_affinity(candidates, used) if service.affinity is not None else (),
+        announcement=service.announcement,
     )
 
 

@@ -37,6 +37,8 @@ from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.notify import Notifier
 from vipd.model.check import Check, ExecProbe
 from vipd.model.formatting import time_text
+from vipd.model.service import AnnounceMethod
+from vipd.observe.announcement_views import announcement_warnings
 from vipd.observe.events.log_handler import recording
 from vipd.observe.events.notify_program import NotifyProgram
 from vipd.observe.events.recorder import Recorder
@@ -138,6 +140,11 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
     for task in work:
         task.cancel()
     await asyncio.wait(work)
+    if parts.settings.announce_on_stop == "withdraw":
+        with contextlib.suppress(OSError):
+            await parts.announcer.withdraw()
+    if parts.lan:
+        await parts.lan.close()
     if parts.fleet:
         await parts.fleet.close()
 
@@ -162,7 +169,9 @@ async def _following_etcd(parts: Parts) -> AsyncIterator[None]:
 
 def health_listeners(parts: Parts) -> tuple[Listeners, ...]:
     """The listeners for health checks over TCP: the services' health ports, and `health_address`."""
-    ports = HealthPorts(parts.reconciler, parts.settings.node_addresses)
+    ports = HealthPorts(
+        parts.reconciler, parts.settings.node_addresses, lambda: parts.maintenance.current is not None
+    )
     parts.reconciler.observers.add(ports)
     place = parts.settings.health_socket_address()
     return ports.listeners, healthz_listener(parts.reconciler, ListenAddress(*place) if place else None)
@@ -193,7 +202,18 @@ def monitored(
         parts.supervisor.loops,
         warnings,
         notifications,
+        parts.announcer,
     )
+
+
+def without_etcd(host: Host) -> list[str]:
+    """The warning that addresses of LANs have no holder, because hosts cannot agree on one."""
+    asking = host.announced_addresses(AnnounceMethod.L2)
+    if not asking:
+        return []
+    number = "1 address" if len(asking) == 1 else f"{len(asking)} addresses"
+    hint = "set etcd in vipd.yaml, or leave announce out and use keepalived with vipctl ready"
+    return [f"no host answers for {number} with announce: l2, which needs etcd; hint: {hint}"]
 
 
 def _warnings_of(
@@ -211,6 +231,9 @@ def _warnings_of(
         *recorder.warnings,
         *(notify.warnings() if notify else ()),
         *parts.host.faults(),
+        *parts.maintenance.faults(),
+        *(parts.lan.warnings() if parts.lan else without_etcd(parts.host)),
+        *announcement_warnings(parts.announcer.state, parts.announcer.others_fault),
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
         *parts.status_tracker.warnings(),
@@ -245,6 +268,8 @@ def _api_context(parts: Parts, monitoring: Monitoring, recorder: Recorder, warni
         events=recorder,
         flow_stats=parts.flow_stats,
         fleet=parts.fleet,
+        maintenance=parts.maintenance,
+        announcer=parts.announcer,
         default_store=settings.store,
         metrics=monitoring.metrics,
     )

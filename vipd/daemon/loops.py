@@ -58,6 +58,10 @@ class _Events(Observer):
         for event in self._after_overrides:
             event.set()
 
+    def maintenance_changed(self) -> None:
+        for event in self._after_overrides:
+            event.set()
+
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         self._reconciler.request_sync()
 
@@ -74,7 +78,7 @@ def loops(
 ) -> dict[str, Work]:
     """Every loop of a daemon."""
     reconciler, conntrack, events = parts.reconciler, parts.conntrack, _Events(parts.reconciler)
-    collect, cleaned, saved, grown = (events.after_step() for _ in range(4))
+    collect, cleaned, saved, grown, asked = (events.after_step() for _ in range(5))
     reconciler.observers.add(events)
     return {
         # Before the first write, so that no foreign change of rules is missed.
@@ -88,18 +92,25 @@ def loops(
         "growing shares": lambda: advance_slow_start(parts.status_tracker, reconciler, grown),
         **_override_loops(parts, events),
         "taking back unconfirmed changes": lambda: take_back_unconfirmed(parts.store, reconciler),
+        "following announced services": lambda: parts.announcer.follow(asked),
+        "announcing addresses": Loop(parts.announcer.run, LoopState(Backoff(maximum=5.0))),
+        "watching announced routes": parts.announcer.watch,
         "checking backends": parts.health.run,
         **parts.flow_stats.loops(),
         **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},
         "keeping the status page": monitoring.run,
         **({"passing events on": notify.run} if notify else {}),
         **(parts.fleet.loops(reconciler) if parts.fleet else {}),
+        **(parts.lan.loops() if parts.lan else {}),
     }
 
 
 def _override_loops(parts: Parts, events: _Events) -> dict[str, Work]:
     """Loops that end overrides when their time has come."""
-    expiring: dict[str, Expiring] = {"ending overrides": parts.overrides}
+    expiring: dict[str, Expiring] = {
+        "ending overrides": parts.overrides,
+        "ending maintenance": parts.maintenance,
+    }
     if parts.fleet:
         expiring["ending overrides of the fleet"] = parts.fleet.overrides
     return {
@@ -108,6 +119,9 @@ def _override_loops(parts: Parts, events: _Events) -> dict[str, Work]:
             for name, overrides in expiring.items()
         },
         "saving ended overrides": partial(save_ended_overrides, parts.overrides, events.after_overrides()),
+        "saving ended maintenance": partial(
+            save_ended_overrides, parts.maintenance, events.after_overrides()
+        ),
     }
 
 

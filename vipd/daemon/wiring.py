@@ -8,8 +8,10 @@ import logging
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
+from vipd.control.announcer import AnnounceDriver, Announcer, Reconciled
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.host import Host
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
@@ -25,20 +27,25 @@ from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.registry import HostDataplanes, resolve_dataplane
 from vipd.dataplane.switching import SwitchableDataplane
 from vipd.health.checker import HealthChecker
+from vipd.host.announced_routes import AnnouncedRoutes
 from vipd.host.host_changes import HostChanges
 from vipd.host.observer import Observers
 from vipd.host.process import TIMEOUT_SECONDS
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Supervisor
 from vipd.host.systemd.fields import Event, fields
+from vipd.model.service import AnnounceMethod
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
+from vipd.sources.maintenance_store import FILE_NAME as MAINTENANCE_FILE
+from vipd.sources.maintenance_store import MaintenanceStore
 from vipd.sources.override_store import OverrideStore
 from vipd.sources.store import StoreError, StoreSource
 
 if TYPE_CHECKING:
     from vipd.control.fleet_member import FleetMember
+    from vipd.control.lan_announcer import LanAnnouncer
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +58,9 @@ class Parts:
     files: FileSource
     store: StoreSource
     overrides: OverrideStore
+    maintenance: MaintenanceStore
+    announcer: Announcer
+    lan: LanAnnouncer | None
     fleet: FleetMember | None
     health: HealthChecker
     status_tracker: BackendStatusTracker
@@ -95,6 +105,8 @@ async def wire(
         store.save_taken_back()
     await asyncio.to_thread(files.scan)
     overrides = _overrides(settings, observers)
+    maintenance = MaintenanceStore(settings.state_dir / MAINTENANCE_FILE, now, observers)
+    maintenance.load()
     fleet = await _fleet(settings, observers)
 
     health = HealthChecker(settings.state_dir / "health.json", users=settings.check_users, observer=observers)
@@ -118,6 +130,21 @@ async def wire(
     dependencies = ReconcilerDependencies(statuses, registrations, conntrack.resets, observers)
     declaring = (files, store, *((fleet.source,) if fleet else ()))
     reconciler = Reconciler(declaring, dataplane, host, now, dependencies)
+    lan = _lan_announcer(settings, record, host)
+    drivers: dict[AnnounceMethod, AnnounceDriver] = {
+        AnnounceMethod.ROUTES: AnnouncedRoutes(settings.announce_table, settings.vip_device, record),
+        **({AnnounceMethod.L2: lan} if lan else {}),
+    }
+    announcer = Announcer(
+        settings,
+        drivers,
+        Reconciled(reconciler.progress, host.announcing),
+        lambda: maintenance.current,
+        fleet.announced_elsewhere if fleet else None,
+    )
+    observers.add(announcer)
+    if fleet:
+        fleet.report_announcements(lambda: announcer.state, lambda: maintenance.current)
     flow_stats = FlowStats.of(
         dataplane.counter,
         reconciler,
@@ -129,6 +156,9 @@ async def wire(
         files=files,
         store=store,
         overrides=overrides,
+        maintenance=maintenance,
+        announcer=announcer,
+        lan=lan,
         fleet=fleet,
         health=health,
         status_tracker=statuses,
@@ -161,6 +191,17 @@ async def _fleet(settings: Settings, observers: Observers) -> FleetMember | None
     fleet = FleetMember(settings, settings.etcd, now, observers)
     await asyncio.to_thread(fleet.load)
     return fleet
+
+
+def _lan_announcer(settings: Settings, record: HostChanges, host: Host) -> LanAnnouncer | None:
+    """The driver of `announce: l2`, whose hosts agree in etcd; None without etcd."""
+    if settings.etcd is None:
+        return None
+    from vipd.control.lan_announcer import LanAnnouncer
+
+    return LanAnnouncer(
+        settings, settings.etcd, record, partial(host.announced_addresses, AnnounceMethod.L2), now
+    )
 
 
 def _fleet_errors(fleet: FleetMember | None) -> tuple[type[Exception], ...]:

@@ -12,6 +12,7 @@ from vipd.model.check import UNCHECKED
 from vipd.model.service import (
     DEFAULT_AFFINITY_SECONDS,
     Affinity,
+    Announcement,
     Backend,
     BackendState,
     Balance,
@@ -47,6 +48,8 @@ def service_to_spec(service: Service) -> dict[str, object]:
     spec |= _policy_spec(service)
     if service.registrations is not None:
         spec["registrations"] = service.registrations
+    if service.announcement is not None:
+        spec["announce"] = _announcement_spec(service, service.announcement)
     return spec
 
 
@@ -172,6 +175,12 @@ def _fallback_spec(service: Service) -> object:
     if service.refusal is not RejectAction.REJECT:
         raise ValueError(f"{service.name}: vipd/v1 cannot say both {service.refusal} and fallback backends")
     return {"backends": [_backend_spec(backend) for backend in service.fallback]}
+
+
+def _announcement_spec(service: Service, announcement: Announcement) -> object:
+    if announcement.inside is not bool(service.external_addresses):
+        return announcement.by.value
+    return {"by": announcement.by.value, "addresses": "all" if announcement.inside else "external"}
 
 
 def format_service(service: Service) -> str:

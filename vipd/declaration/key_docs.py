@@ -16,12 +16,18 @@ from vipd.declaration.backend_reader import BACKEND_KEYS
 from vipd.declaration.check_reader import CHECK_KEYS, DNS_TYPES
 from vipd.declaration.external_reader import EXTERNAL_KEYS, TRAFFIC_KEYS
 from vipd.declaration.native import API_VERSION, DOCUMENT_KEYS
-from vipd.declaration.policy_reader import AFFINITY_KEYS, FALLBACK_KEYS, WEIGHT_FROM
+from vipd.declaration.policy_reader import (
+    AFFINITY_KEYS,
+    ANNOUNCE_KEYS,
+    ANNOUNCED_ADDRESSES,
+    FALLBACK_KEYS,
+    WEIGHT_FROM,
+)
 from vipd.declaration.port_reader import PORT_KEYS
 from vipd.declaration.service_reader import ON_REMOVE, SERVICE_KEYS
 from vipd.declaration.value_forms import Schema, ValueForm
 from vipd.model.check import MAX_COUNT, InitialHealth
-from vipd.model.service import MAX_WEIGHT, Balance, TrafficDistribution, TrafficPolicy
+from vipd.model.service import MAX_WEIGHT, AnnounceMethod, Balance, TrafficDistribution, TrafficPolicy
 
 
 class KeyDoc(NamedTuple):
@@ -160,6 +166,14 @@ SERVICE = {
         "ASCII; zeros in front count for nothing. With anything else the declared weight counts, and "
         "`vipctl describe` says what came.",
     ),
+    "announce": KeyDoc(
+        forms.ANNOUNCE,
+        "`none`",
+        "How hosts elsewhere learn where its addresses are. `routes`: a routing daemon announces each from "
+        "every host that serves it; `l2`: one host at a time answers ARP and neighbour discovery for it. "
+        "Meant are external and load balancer addresses; if the service has none, `address`, unless "
+        "only `defaults` says it. See `announce_addresses` in the settings.",
+    ),
 }
 
 PORT = {
@@ -222,6 +236,15 @@ FALLBACK = {
         "",
         "Required. Serve while no backend of the service can, on any host. If they cannot either, the flow "
         "is refused.",
+    ),
+}
+
+ANNOUNCE = {
+    "by": KeyDoc(forms.choice(*AnnounceMethod), "", "Required in a mapping."),
+    "addresses": KeyDoc(
+        forms.choice(*ANNOUNCED_ADDRESSES),
+        "as the short form",
+        "`all`: its `address`, too, besides the external and load balancer addresses.",
     ),
 }
 
@@ -328,6 +351,7 @@ GROUPS = {
         KeyGroup("A backend", BACKEND_KEYS, BACKEND, forms.BACKEND_TEXT),
         KeyGroup("Affinity", AFFINITY_KEYS, AFFINITY),
         KeyGroup("Fallback", FALLBACK_KEYS, FALLBACK),
+        KeyGroup("Announce", ANNOUNCE_KEYS, ANNOUNCE),
         KeyGroup("An external address", EXTERNAL_KEYS, EXTERNAL_ADDRESS, forms.EXTERNAL_TEXT),
         KeyGroup("Traffic policies", TRAFFIC_KEYS, TRAFFIC_POLICY),
         KeyGroup("A check", CHECK_KEYS, CHECK),

@@ -16,6 +16,7 @@ from vipd.model.service import (
     MAX_AFFINITY_SECONDS,
     MAX_SLOW_START_SECONDS,
     Affinity,
+    AnnounceMethod,
     Backend,
     Balance,
     Masquerade,
@@ -32,7 +33,20 @@ _AFFINITIES: dict[str, tuple[Affinity | None]] = {
     "true": (Affinity(),),
     "false": (None,),
 }
+_METHODS: dict[str, tuple[AnnounceMethod | None]] = {
+    **{method.value: (method,) for method in AnnounceMethod},
+    "none": (None,),
+}
 _FALLBACKS = {**{refusal.value: refusal for refusal in RejectAction}, "keep": None}
+
+
+@dataclass(slots=True)
+class AnnounceSpec:
+    """The key `announce` as written."""
+
+    by: AnnounceMethod
+    inside: bool | None = None
+    """Whether `address` is announced, too; None: only if the service has no other address."""
 
 
 @dataclass(slots=True)
@@ -53,6 +67,9 @@ class ServiceDefaults:
     balance: Balance = Balance.RANDOM
     weight_from: Located[bool] | None = None
     """Whether checks report the weight."""
+    announce: Located[AnnounceSpec] | None = None
+    own_announce: bool = False
+    """Whether `announce` was declared here, not inherited from `defaults`."""
 
 
 PolicyKey: TypeAlias = Callable[[Report, ServiceDefaults, Node, str], None]
@@ -169,6 +186,25 @@ def _read_weight_from(report: Report, policy: ServiceDefaults, node: Node, path:
         policy.weight_from = Located(choice, node.line, path)
 
 
+def _read_announce(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:
+    policy.announce, policy.own_announce = None, True
+    if not isinstance(node, Mapping):
+        choice = read_choice(report, node, path, _METHODS)
+        if choice is not None and choice[0] is not None:
+            policy.announce = Located(AnnounceSpec(choice[0]), node.line, path)
+        return
+    values: dict[str, Node] = dict(known_keys(report, node, path, ANNOUNCE_KEYS))
+    if "by" not in values:
+        report.add(node.line, path, "by is missing", "write {by: routes, addresses: all}")
+        return
+    method = read_choice(report, values["by"], f"{path}.by", {word.value: word for word in AnnounceMethod})
+    inside = None
+    if "addresses" in values:
+        inside = read_choice(report, values["addresses"], f"{path}.addresses", ANNOUNCED_ADDRESSES)
+    if method is not None:
+        policy.announce = Located(AnnounceSpec(method, inside), node.line, path)
+
+
 DEFAULTS_KEYS: dict[str, PolicyKey] = {
     "affinity": _read_affinity,
     "masquerade": _read_masquerade,
@@ -177,10 +213,14 @@ DEFAULTS_KEYS: dict[str, PolicyKey] = {
     "check": _read_check,
     "slow_start": _read_slow_start,
     "weight_from": _read_weight_from,
+    "announce": _read_announce,
 }
 """The keys of `defaults`."""
 
 AFFINITY_KEYS = ("by", "timeout")
 FALLBACK_KEYS = ("backends",)
+ANNOUNCE_KEYS = ("by", "addresses")
+ANNOUNCED_ADDRESSES = {"external": False, "all": True}
+"""Which addresses are announced: whether `address` is one of them."""
 WEIGHT_FROM = {"declaration": False, "check": True}
 """The origin of a backend's weight."""

@@ -31,7 +31,7 @@ from vipd.declaration.fields import (
     read_text,
 )
 from vipd.declaration.nodes import Mapping, Node
-from vipd.declaration.policy_reader import DEFAULTS_KEYS
+from vipd.declaration.policy_reader import DEFAULTS_KEYS, AnnounceSpec
 from vipd.declaration.policy_reader import ServiceDefaults as DefaultPolicy
 from vipd.declaration.port_reader import read_ports
 from vipd.declaration.service_rules import (
@@ -51,6 +51,7 @@ from vipd.model import limits
 from vipd.model.check import UNCHECKED
 from vipd.model.check_target import backends_without_check_port
 from vipd.model.service import (
+    Announcement,
     Backend,
     ExternalAddress,
     Frontend,
@@ -105,7 +106,7 @@ def read_service(
 ) -> Service | None:
     """One service, or None when it lacks a readable address or port. Every fault of it is reported."""
     draft = _Draft(*_defaults(defaults))
-    draft.own_fallback = draft.own_check = False
+    draft.own_fallback = draft.own_check = draft.own_announce = False
     if not isinstance(node, Mapping):
         report.wrong_type(node, path, "a service: a mapping with address, ports and backends")
         return None
@@ -162,6 +163,8 @@ def _check_consistency(report: Report, draft: _Draft, claimed: list[Located[str]
     check_backends(report, draft.backends, draft.addresses, draft.ports, outside)
     check_backends(report, draft.fallback, draft.addresses, draft.ports, outside)
     _check_health_checks(report, draft)
+    if draft.announce:
+        _check_announce(report, draft, draft.announce)
 
 
 def _check_health_checks(report: Report, draft: _Draft) -> None:
@@ -219,8 +222,26 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         weight_from_check=draft.weight_from is not None and draft.weight_from.value,
         registrations=draft.registrations,
         traffic_distribution=draft.distribution,
+        announcement=_announcement(draft, draft.announce.value) if draft.announce else None,
         origin=origin,
     )
+
+
+def _check_announce(report: Report, draft: _Draft, announce: Located[AnnounceSpec]) -> None:
+    """`external` on a service without such addresses announces none of them."""
+    if draft.own_announce and announce.value.inside is False and not draft.external:
+        what = "announces external addresses; this service has none"
+        hint = f"write announce: {announce.value.by}, which announces address then"
+        report.add(announce.line, announce.path, what, hint)
+
+
+def _announcement(draft: _Draft, announce: AnnounceSpec) -> Announcement | None:
+    """What is announced. `address` is if it is the only one, but only when the service says so itself: a
+    default would announce every internal service of the document."""
+    by, inside = announce.by, announce.inside
+    if inside is None:
+        inside = draft.own_announce and not draft.external
+    return Announcement(by, inside) if inside or draft.external else None
 
 
 def _name(report: Report, name: Located[str] | None, default: str) -> str:

@@ -31,6 +31,7 @@ from vipd.model.check import MAX_CHECK_SECONDS, MIN_CHECK_SECONDS
 from vipd.model.service import (
     MAX_AFFINITY_SECONDS,
     MAX_SLOW_START_SECONDS,
+    AnnounceMethod,
     BackendState,
     Masquerade,
     Protocol,
@@ -200,6 +201,9 @@ FALLBACK = either(
     {"enum": [*RejectAction, "keep"]},
     FALLBACK_BACKENDS.schema,
     reference("fallback"),
+)
+ANNOUNCE = either(
+    "`routes`, `l2`, `none`, or a mapping", {"enum": [*AnnounceMethod, "none"]}, reference("announce")
 )
 TRAFFIC_POLICIES = ValueForm("a mapping", reference("traffic_policies"))
 SLOW_START = duration("a duration, up to 1h", 0, MAX_SLOW_START_SECONDS)

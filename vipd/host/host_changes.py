@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -25,12 +26,17 @@ log = logging.getLogger(__name__)
 FILE_NAME = "host-changes.json"
 REQUIRED = ("sysctls", "tables", "prefixes")
 MAX_BYTES = 2**20
+MAX_DIGITS = 10
+"""Of a number in a kernel setting."""
 IP_FORWARD = "net/ipv4/ip_forward"
 IPV6_FORWARDING = "net/ipv6/conf/all/forwarding"
 BE_LIBERAL = "net/netfilter/nf_conntrack_tcp_be_liberal"
-SYSCTLS = frozenset((IP_FORWARD, IPV6_FORWARDING, BE_LIBERAL))
-"""Every kernel setting that vipd ever changes, always from 0 to 1."""
+PROXY_NDP = "net/ipv6/conf/all/proxy_ndp"
+SYSCTLS = frozenset((IP_FORWARD, IPV6_FORWARDING, BE_LIBERAL, PROXY_NDP))
+"""Every kernel setting that vipd ever changes from 0 to 1."""
 _CHANGE = {"was": "0", "set": "1"}
+_PROXY_DELAY = re.compile(r"net/ipv[46]/neigh/[^/\0]{1,15}/proxy_delay")
+"""Those that it changes from any number to 0."""
 _TABLE = re.compile(r"ipv[46] (raw|mangle|nat|filter|security)")
 _PREFIX = re.compile(r"[A-Z][A-Z0-9]{0,6}")
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
@@ -53,6 +59,8 @@ class RecordedChanges:
     """Network device that carries routes to VIPs -> `made` by vipd, or found `up` or `down`."""
     accepts: list[str] = field(default_factory=list)
     """Chains of others in which vipd accepts its flows, such as `inet filter forward`."""
+    announce_tables: list[int] = field(default_factory=list)
+    """Routing tables in which vipd has routes for routing daemons."""
 
 
 class HostChanges:
@@ -92,8 +100,9 @@ class HostChanges:
         return tuple(found)
 
     def record_sysctl(self, name: str, was: str, now: str) -> None:
-        """A kernel setting, one of `SYSCTLS`, is about to be changed from 0 to 1."""
-        if name not in SYSCTLS or {"was": was, "set": now} != _CHANGE:
+        """A kernel setting is about to be changed: one of `SYSCTLS` from 0 to 1, or a proxy delay to 0."""
+        change = {"was": was, "set": now}
+        if (name not in SYSCTLS or change != _CHANGE) and not _is_proxy_delay(name, change):
             raise ValueError(f"{name}: a change from {was} to {now} would not be undone")
         changes = self._to_change()
         if name not in changes.sysctls:
@@ -138,6 +147,20 @@ class HostChanges:
         changes = self._to_change()
         if place in changes.accepts:
             changes.accepts.remove(place)
+            self._write(changes)
+
+    def record_announce_table(self, table: int) -> None:
+        """A route for routing daemons is about to be written into a routing table."""
+        changes = self._to_change()
+        if table not in changes.announce_tables:
+            changes.announce_tables.append(table)
+            self._write(changes)
+
+    def forget_announce_table(self, table: int) -> None:
+        """That routing table contains no route of vipd's any more."""
+        changes = self._to_change()
+        if table in changes.announce_tables:
+            changes.announce_tables.remove(table)
             self._write(changes)
 
     def clear(self) -> None:
@@ -200,8 +223,8 @@ def _parsed(text: str) -> RecordedChanges:
         raise ValueError("nested too deeply") from None
     if not isinstance(found, dict) or not found.keys() >= set(REQUIRED):
         raise ValueError("it is no record")
-    # A record of an earlier version has neither devices nor accepts.
-    later = found.get("devices", {}), found.get("accepts", [])
+    # A record of an earlier version lacks these.
+    later = found.get("devices", {}), found.get("accepts", []), found.get("announce_tables", [])
     changes = RecordedChanges(found["sysctls"], found["tables"], found["prefixes"], *later)
     sound = (
         _is_mapping(changes.sysctls, dict)
@@ -209,6 +232,9 @@ def _parsed(text: str) -> RecordedChanges:
         and _is_texts(changes.prefixes)
         and _is_mapping(changes.devices, str)
         and _is_texts(changes.accepts)
+        and isinstance(changes.announce_tables, list)
+        # The kernel's own tables are not among those that the setting allows.
+        and all(type(table) is int and 1 <= table <= 252 for table in changes.announce_tables)
     )
     if not sound:
         raise ValueError("it is no record")
@@ -219,7 +245,11 @@ def _parsed(text: str) -> RecordedChanges:
 
 def _unknown_content(changes: RecordedChanges) -> str:
     """Something that vipd has not written; empty when there is none."""
-    found = [name for name, change in changes.sysctls.items() if name not in SYSCTLS or change != _CHANGE]
+    found = [
+        name
+        for name, change in changes.sysctls.items()
+        if (name not in SYSCTLS or change != _CHANGE) and not _is_proxy_delay(name, change)
+    ]
     found += [table for table in changes.tables if not _TABLE.fullmatch(table)]
     found += [prefix for prefix in changes.prefixes if not _PREFIX.fullmatch(prefix)]
     found += [
@@ -228,6 +258,21 @@ def _unknown_content(changes: RecordedChanges) -> str:
         if not _DEVICE.fullmatch(name) or state not in _DEVICE_STATES
     ]
     return next(iter(found), "")
+
+
+def _is_proxy_delay(name: str, change: dict[str, str]) -> bool:
+    """Whether this is the change of a proxy delay from a number to 0."""
+    was = change.get("was")
+    number = isinstance(was, str) and was.isascii() and was.isdecimal() and len(was) <= MAX_DIGITS
+    known = _PROXY_DELAY.fullmatch(name) is not None and ".." not in name
+    return known and number and change == {"was": was, "set": "0"}
+
+
+def proxy_delays(interfaces: Collection[str]) -> list[str]:
+    """The settings by which the kernel delays answers for others' addresses on these interfaces."""
+    return [
+        f"net/{family}/neigh/{name}/proxy_delay" for name in sorted(interfaces) for family in ("ipv4", "ipv6")
+    ]
 
 
 def _is_mapping(found: object, kind: type) -> bool:

@@ -21,6 +21,9 @@ class Observer:
     def overrides_changed(self, targets: frozenset[OverrideTarget]) -> None:
         """Overrides of these targets are set, cleared or expired; what was set or cleared is on disk."""
 
+    def maintenance_changed(self) -> None:
+        """Maintenance of this host has begun, changed or ended; what was requested is on disk."""
+
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Health checks have another verdict, or another weight, for these targets."""
 
@@ -68,6 +71,12 @@ class Observers(Observer):
         for observer in self._observers:
             with self._around(observer, "taking changed overrides"):
                 observer.overrides_changed(targets)
+
+    def maintenance_changed(self) -> None:
+        """Notify all observers."""
+        for observer in self._observers:
+            with self._around(observer, "taking maintenance of this host"):
+                observer.maintenance_changed()
 
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Notify all observers."""

@@ -22,23 +22,34 @@ class HostRequirements:
         self.vips: dict[str, str] = {}
         """Every VIP with the address of a backend that it leads to, empty when there is none. The mapping
         follows later updates."""
+        self.announced: dict[str, set[ForwardingKey]] = {}
+        """Each VIP that is announced beyond this host, with the forwardings that ask for it."""
         self.update({forwarding.key: forwarding for forwarding in forwardings})
 
     def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> set[str]:
-        """Add new forwardings, and remove those that are None; returns the VIPs that are new, gone, or lead
-        to another backend."""
-        touched = dict[str, str | None]()
+        """Add new forwardings, and remove those that are None; returns the VIPs that are new, gone, lead to
+        another backend, or are announced or not unlike before."""
+        touched, asked = dict[str, str | None](), dict[str, bool]()
         for key, forwarding in changes.items():
             if (before := self._known.pop(key, None)) is not None:
                 self._remove(before, touched)
+                if before.announcement:
+                    self._ask(before, asked, asks=False)
             if forwarding is not None:
                 self._add(forwarding, touched)
-        return {vip for vip, backend in touched.items() if self._update_vip(vip) != backend}
+                if forwarding.announcement:
+                    self._ask(forwarding, asked, asks=True)
+        moved = {vip for vip, backend in touched.items() if self._update_vip(vip) != backend}
+        return moved | {vip for vip, was in asked.items() if (vip in self.announced) is not was}
 
     @property
     def families(self) -> Collection[Family]:
         """Those that any service has."""
         return self._families.keys()
+
+    def announcing(self) -> dict[ForwardingKey, Forwarding]:
+        """The forwardings that ask for an announcement."""
+        return {key: self._known[key] for keys in self.announced.values() for key in keys}
 
     @property
     def with_affinity(self) -> Collection[Forwarding]:
@@ -73,6 +84,18 @@ class HostRequirements:
         for vip in _vips(forwarding):
             touched.setdefault(vip, self.vips.get(vip))
             self._vip_backends[vip].pop(key, None)
+
+    def _ask(self, forwarding: Forwarding, asked: dict[str, bool], *, asks: bool) -> None:
+        """A forwarding asks to announce its VIPs, or does no longer. `asked`: whether any did before."""
+        for vip in forwarding.announced_addresses():
+            asked.setdefault(vip, vip in self.announced)
+            asking = self.announced.setdefault(vip, set())
+            if asks:
+                asking.add(forwarding.key)
+            else:
+                asking.discard(forwarding.key)
+            if not asking:
+                del self.announced[vip]
 
     def _update_vip(self, vip: str) -> str | None:
         """The backend that a VIP now leads to; None: it is gone."""

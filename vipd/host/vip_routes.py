@@ -52,6 +52,7 @@ class VipRoutes:
         self._device, self._record = device, record
         self._changes = RouteWatcher()
         self._vips: Mapping[str, str] = {}
+        self._always: Collection[str] = ()
         self._moved: set[str] = set()
         """VIPs that are new, gone, or lead to another backend, since the routes were last updated."""
         self._stale = True
@@ -63,9 +64,15 @@ class VipRoutes:
         """These VIPs are new, gone, or now lead to another backend."""
         self._moved.update(vips)
 
-    async def ensure(self, vips: Mapping[str, str]) -> tuple[str, ...]:
-        """Make the routes right for these VIPs, each with a backend; a warning when that failed. The mapping
-        is kept; call `moved` when its contents change later."""
+    async def ensure(self, vips: Mapping[str, str], always: Collection[str] = ()) -> tuple[str, ...]:
+        """Make the routes right for these VIPs, each with a backend; a warning when that failed. Both are
+        kept; call `mark_dirty` when their contents change later.
+
+        `always`: VIPs that need a route whatever others there are. A router sends this host all packets to an
+        address that it announces. One that no rule translates must not follow the default route back to the
+        router, in a loop.
+        """
+        self._always = always
         if not self._device and not self._record.read().devices:
             return ()
         moved, self._moved, self._vips = self._moved, set(), vips
@@ -82,7 +89,9 @@ class VipRoutes:
     def _still_covered(self, moved: Collection[str], vips: Mapping[str, str]) -> bool:
         """Whether the routes are still right: nothing has changed, or the host's own lead to every VIP."""
         foreign = self._foreign
-        return not moved if foreign is None else all(foreign.covers(vip) for vip in moved if vip in vips)
+        if foreign is None:
+            return not moved
+        return all(foreign.covers(vip) and vip not in self._always for vip in moved if vip in vips)
 
     async def poll(self) -> bool:
         """Whether the routes must be updated because the host's own have changed."""
@@ -110,7 +119,7 @@ class VipRoutes:
         self, netlink: Any, routing: Routing, vips: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """The routes to have, and why those that are needed cannot be."""
-        wanted = await _missing(netlink, routing, vips) if self._device else {}
+        wanted = await _missing(netlink, routing, vips, frozenset(self._always)) if self._device else {}
         if not wanted or routing.device is None or routing.device.usable:
             return wanted, ""
         return {}, (
@@ -235,8 +244,11 @@ async def restore_routes(record: HostChanges, dry_run: bool = False) -> list[str
     return done
 
 
-async def _missing(netlink: Any, routing: Routing, vips: Mapping[str, str]) -> dict[str, str]:
-    """The VIPs that no foreign route covers, each with the source address of its route.
+async def _missing(
+    netlink: Any, routing: Routing, vips: Mapping[str, str], always: Collection[str]
+) -> dict[str, str]:
+    """The VIPs that no foreign route covers, and those in `always`, each with the source address of its
+    route.
 
     That is the address from which this host reaches the backend. The kernel would choose the first
     address of any device, to which a backend may have no way back: on a router that is the address on lo.
@@ -246,7 +258,7 @@ async def _missing(netlink: Any, routing: Routing, vips: Mapping[str, str]) -> d
     for number, (vip, backend) in enumerate(vips.items()):
         if number % BATCH_SIZE == BATCH_SIZE - 1:
             await asyncio.sleep(0)  # the event loop gets its turn: ten thousand take 0.1 s
-        if routing.table.covers(vip):
+        if vip not in always and routing.table.covers(vip):
             continue
         route = routing.table.best(backend) if backend and family_of(backend) is family_of(vip) else None
         if route is not None and route not in sources:

@@ -7,6 +7,7 @@ from math import gcd
 from typing import NamedTuple
 
 from vipd.model.service import (
+    Announcement,
     Balance,
     ExternalAddress,
     Family,
@@ -86,11 +87,20 @@ class Forwarding:
     frontend_removed: bool = False
     """The frontend is gone: packets of TCP flows from before get a reset, all others pass as if the
     forwarding did not exist."""
+    announcement: Announcement | None = None
+    """Whether hosts elsewhere learn its addresses; no rule depends on it."""
 
     @property
     def resets_flows(self) -> bool:
         """Clients of established flows that end get a TCP reset."""
         return self.ends_flows and self.key.protocol is Protocol.TCP
+
+    def announced_addresses(self) -> tuple[str, ...]:
+        """Its addresses that are to be announced beyond this host."""
+        if self.announcement is None:
+            return ()
+        inside = self.addresses if self.announcement.inside else ()
+        return (*inside, *(external.address for external in self.external_addresses))
 
     @property
     def externally_exposed(self) -> bool:

@@ -170,6 +170,24 @@ class ExternalAddress:
     """Client networks that may use it; None: the service's; empty: all."""
 
 
+class AnnounceMethod(StrEnum):
+    """How other hosts learn where an address is."""
+
+    ROUTES = "routes"
+    """By a host route that a routing daemon announces; several hosts at once."""
+    L2 = "l2"
+    """One host at a time answers ARP and neighbour discovery for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """That a service's addresses are announced beyond this host."""
+
+    by: AnnounceMethod
+    inside: bool = False
+    """Its `address`, too, besides its external and load balancer addresses."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """One server of a service. Its own port, if any, overrides the service port's target."""
@@ -253,11 +271,20 @@ class Service:
     registrations: bool | None = None
     """Whether backends that registered themselves in etcd take part; None: the default of its source."""
     traffic_distribution: TrafficDistribution = TrafficDistribution.PREFER_SAME_ZONE
+    announcement: Announcement | None = None
+    """None: its addresses are not announced."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:
         """Every address that the service claims, those for inside first."""
         return (*self.addresses, *(external.address for external in self.external_addresses))
+
+    def announced_addresses(self) -> tuple[str, ...]:
+        """The addresses that are to be announced beyond this host."""
+        if self.announcement is None:
+            return ()
+        inside = self.addresses if self.announcement.inside else ()
+        return (*inside, *(external.address for external in self.external_addresses))
 
     @property
     def accepts_registrations(self) -> bool:

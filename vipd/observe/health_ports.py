@@ -72,8 +72,15 @@ def health_answer(port: HealthPort, vipd_healthy: bool) -> web.Response:
 class HealthPorts(Observer):
     """The health ports of a reconciler's services, on the addresses of node ports."""
 
-    def __init__(self, reconciler: Reconciler, node_addresses: NodeAddresses) -> None:
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        node_addresses: NodeAddresses,
+        in_maintenance: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`in_maintenance`: whether this host must get no new traffic."""
         self._reconciler, self._node_addresses = reconciler, node_addresses
+        self._in_maintenance = in_maintenance
         self._families = [family for family in Family if is_family_supported(family)]
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
         """Those with a health port."""
@@ -110,6 +117,7 @@ class HealthPorts(Observer):
             return web.Response(status=503)
         progress = self._reconciler.progress
         vipd_healthy, _ = healthy(progress, self._reconciler.clock())
+        vipd_healthy = vipd_healthy and not self._in_maintenance()
         # A quarantined service is vipd's failure for its own clients, and no other service's.
         return health_answer(port, vipd_healthy and port.service not in progress.quarantined)
 

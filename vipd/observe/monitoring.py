@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from socket import gethostname
 
 from vipd import __version__
+from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
 from vipd.host.settings.settings import Settings
@@ -42,6 +43,7 @@ class Monitored:
     """Warnings besides the reconciler's own."""
     notifications: Callable[[], Mapping[str, int]] | None = None
     """Events that were passed to the program of `notify`, by result; None: there is no such program."""
+    announcer: Announcer | None = None
 
 
 class Monitoring:
@@ -51,6 +53,7 @@ class Monitoring:
         settings, reconciler, sources = daemon.settings, daemon.reconciler, daemon.sources
         read_flows = flow_reader(daemon.flow_stats)
         self.counters = MetricCounters(reconciler, sources, daemon.checks, daemon.tasks, daemon.notifications)
+        self.counters.announcer = daemon.announcer
         reconciler.observers.add(self.counters)
         self.metrics = Metrics(reconciler, sources, self.counters, daemon.dataplane, read_flows)
         started = time_text(reconciler.clock())
@@ -62,6 +65,7 @@ class Monitoring:
             daemon.warnings,
             daemon.recorder,
             read_flows,
+            daemon.announcer,
         )
         self._page_state = PageState(facts)
         self._page = StatusPage(self._page_state, _place(settings.page_socket_address()))

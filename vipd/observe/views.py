@@ -33,8 +33,10 @@ NOTES_SHOWN = 20
 """Notes that a source is shown with: those of one file alone may be a thousand."""
 
 
-def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane) -> Json:
-    """A ServiceView of docs/api.md."""
+def service_view(
+    service: Service, reconciler: Reconciler, dataplane: Dataplane, announced: Sequence[Json] = ()
+) -> Json:
+    """A ServiceView of docs/api.md. `announced`: its AnnouncedAddresses."""
     forwardings = reconciler.forwardings.get(service.name, ())
     backend_statuses = reconciler.backend_statuses(service)
     return {
@@ -56,6 +58,7 @@ def service_view(service: Service, reconciler: Reconciler, dataplane: Dataplane)
             )
             for f in forwardings
         ],
+        **({"announced": list(announced)} if service.announcement else {}),
     }
 
 

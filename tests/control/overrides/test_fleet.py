@@ -22,6 +22,7 @@ from vipd.model.override import from_json
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.store import EtcdStore, WriteResult
+from vipd.sources.maintenance_store import MaintenanceStore
 
 PLACE = {"service": "dns", "backend": "10.0.0.1"}
 DNS = service("dns", "10.96.0.10", "", 1, "10.0.0.1")
@@ -93,6 +94,7 @@ def test_the_daemons_loops_end_an_order_by_this_hosts_clock(world: World, fleet:
     world.etcd.away = True
     parts = SimpleNamespace(
         overrides=world.store,
+        maintenance=MaintenanceStore(Path("/nonexistent/maintenance.json"), lambda: world.now),
         fleet=SimpleNamespace(overrides=world.orders),
         reconciler=SimpleNamespace(clock=lambda: world.now, request_sync=lambda: synced.append(world.now)),
     )

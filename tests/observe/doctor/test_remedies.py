@@ -16,6 +16,7 @@ from vipd.model.service import Family, Protocol
 from vipd.observe.doctor import checks
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
 from vipd.observe.doctor.facts import (
+    Announcing,
     Daemon,
     Facts,
     Feature,
@@ -58,6 +59,11 @@ LEFT = """*nat
 -A PREROUTING -d 10.96.0.10/32 -j DNAT --to-destination 10.0.0.1
 COMMIT
 """
+
+ANNOUNCING = Announcing(
+    2, 86, ("203.0.113.10", "2001:db8::10"), names=("vipd",), importers=frozenset({"bird"})
+)
+"""All is well with it."""
 
 WORSE: dict[str, Facts] = {
     "addresses of others": well(
@@ -142,6 +148,12 @@ WORSE: dict[str, Facts] = {
         refused=("a.yaml:1: bad",),
         settings_faults=("loud: unknown",),
     ),
+    "nobody announces": well(announcing=replace(ANNOUNCING, importers=frozenset())),
+    "FRR does not import": well(announcing=replace(ANNOUNCING, importers=frozenset({"zebra"}))),
+    "a table of others": well(
+        announcing=replace(ANNOUNCING, names=("lab",), foreign=("10.0.0.0/8",), looked_up=True)
+    ),
+    "the last host": well(announcing=replace(ANNOUNCING, kept=("203.0.113.10",))),
     "no daemon": well(daemon=Daemon(fault="no such file")),
     "no daemon, no rules": well(daemon=Daemon(fault="no such file"), rulesets=()),
     "no programs": well(
@@ -217,3 +229,24 @@ def test_the_checks_know_no_such_command() -> None:
         assert not re.search(
             r"[\"'](?:kill|pkill|rm|mv) | -[FXD] |neighbour add proxy \{(?!vip\})", path.read_text()
         )
+
+
+@pytest.mark.parametrize(
+    ("announcing", "expected"),
+    [
+        (ANNOUNCING, []),
+        (replace(ANNOUNCING, addresses=(), importers=frozenset()), []),
+        (replace(ANNOUNCING, importers=None), []),
+        (replace(ANNOUNCING, importers=frozenset()), ["nobody announces the addresses"]),
+        (replace(ANNOUNCING, importers=frozenset({"zebra"})), ["FRR does not import vipd's table"]),
+        (replace(ANNOUNCING, importers=frozenset({"zebra"}), in_main=frozenset({"203.0.113.10"})), []),
+        (replace(ANNOUNCING, names=("lab", "vipd")), ["vipd's routing table has another name"]),
+        (replace(ANNOUNCING, foreign=("default",)), ["others have routes in vipd's routing table"]),
+        (replace(ANNOUNCING, looked_up=True), ["packets are looked up in vipd's routing table"]),
+        (replace(ANNOUNCING, kept=("203.0.113.10",)), ["203.0.113.10 is announced without a backend"]),
+    ],
+)
+def test_what_is_found_about_announced_addresses(announcing: Announcing, expected: list[str]) -> None:
+    findings = diagnose(well(announcing=announcing)).findings
+    found = [f.result.title for f in findings if f.id.startswith("announce") and f.severity < 2]
+    assert found == expected

@@ -17,12 +17,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.observe.page.examples import DRAINED, UNHEALTHY, mixed
 from tests.observe.page.watched import BackendStatusSource, Watched, watched
+from vipd.control.announcements import AnnouncedAddress, AnnouncedKey, Announcements, Reason
+from vipd.control.announcer import Announcer, Reconciled
+from vipd.control.progress import Progress
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import BackendKey
+from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import LoopState
 from vipd.model.backend_status import BackendStatuses
 from vipd.model.durations import CHECK_BOUNDS, DurationHistogram
-from vipd.model.service import Backend, Protocol, Service, ServicePort
+from vipd.model.maintenance import Maintenance
+from vipd.model.service import AnnounceMethod, Backend, Protocol, Service, ServicePort
 from vipd.observe.flow_stats.traffic import ConntrackTable, TrackedFlows
 from vipd.observe.metrics.catalogue import METRIC_FAMILIES
 from vipd.observe.metrics.event_counts import MetricCounters
@@ -63,7 +68,26 @@ async def scraped(world: Watched, reading: FlowReading | None = None) -> Series:
     tally = MetricCounters(
         world.reconciler, (world.source,), {"tcp": checks}, {"counting flows": LoopState(failures=3)}
     )
+    tally.announcer = announcer()
     return read(render(snapshot, tally, "iptables", compressed=False))
+
+
+def announced(series: Series) -> dict[str, float]:
+    address = {"address": "203.0.113.10", "by": "routes"}
+    return {
+        **{name: value(series, f"vipd_address_{name}", **address) for name in ("announced", "kept")},
+        "maintenance": value(series, "vipd_host_maintenance"),
+    }
+
+
+def announcer() -> Announcer:
+    """One that announces an address though no backend can serve, on a host in maintenance."""
+    maintenance = Maintenance("root", datetime.now(UTC))
+    made = Announcer(Settings(), {}, Reconciled(Progress(), dict), lambda: maintenance)
+    key = AnnouncedKey("203.0.113.10", AnnounceMethod.ROUTES)
+    found = AnnouncedAddress(key, ("web",), True, Reason.LAST_HOST, datetime.now(UTC))
+    made.state = Announcements({key: found})
+    return made
 
 
 def reading_of(world: Watched, accounting: bool = True) -> FlowReading:
@@ -88,6 +112,7 @@ def test_every_number_is_right_and_every_name_is_in_the_catalogue() -> None:
             checkout = {"service": "shop/checkout", "protocol": "tcp"}
             assert value(found, "vipd_services") == len(mixed())
             assert value(found, "vipd_in_sync") == 1
+            assert announced(found) == {"announced": 1, "kept": 1, "maintenance": 1}
             assert value(found, "vipd_task_failures_total", task="counting flows") == 3
             assert value(found, "vipd_task_failing", task="counting flows") == 0
             assert value(found, "vipd_service_backends", service="shop/checkout") == 5

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from vipd.dataplane.conntrack.cleaner import Connect
 from vipd.dataplane.conntrack.entries import TCP_CLOSE, TCP_TIME_WAIT, Entry, SocketAddress
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, open_socket
-from vipd.dataplane.conntrack.stale import flow_targets
+from vipd.dataplane.conntrack.stale import FlowTargets, flow_targets
 from vipd.model.forwarding import Forwarding
 
 CLOSED_STATES = frozenset({TCP_TIME_WAIT, TCP_CLOSE})
@@ -26,11 +26,30 @@ async def live_flows(
 
     UDP flows count until they expire in the kernel. Raises ConntrackError.
     """
-    wanted = flow_targets(forwardings, host_addresses)
+    return await _count(
+        flow_targets(forwardings, host_addresses), lambda entry: entry.reply_source in backends, connect
+    )
+
+
+async def forwarded_flows(
+    forwardings: Iterable[Forwarding], host_addresses: Collection[str], connect: Connect = open_socket
+) -> int:
+    """Number of tracked flows through these forwardings that other hosts began, and that have not ended.
+    Raises ConntrackError."""
+    own = frozenset(host_addresses)
+    return await _count(
+        flow_targets(forwardings, own),
+        lambda entry: entry.translated and entry.source[0] not in own,
+        connect,
+    )
+
+
+async def _count(wanted: FlowTargets, concerns: Callable[[Entry], bool], connect: Connect) -> int:
+    """Number of live flows to these destinations that a condition holds for."""
     parts = {(destination.family, destination.protocol) for destination in wanted.targets}
 
     def counts(entry: Entry) -> bool:
-        live = entry.reply_source in backends and entry.tcp_state not in CLOSED_STATES
+        live = entry.tcp_state not in CLOSED_STATES and concerns(entry)
         return live and wanted.target(entry) is not None
 
     def count() -> int:

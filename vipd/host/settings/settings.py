@@ -140,6 +140,34 @@ class Settings(BaseSettings):
     """Device that is made to carry routes to VIPs that no other route covers; empty: no device and no routes
     are made. At most 15 of `A-Z a-z 0-9 . _ -`, a letter or digit first.
     """
+    announce_addresses: NetworksBySource = ()
+    """Networks whose addresses services may have announced beyond this host, by source where wanted, besides
+    those that `allowed_addresses` names; such a service may claim them, too. None: no others.
+    """
+    announce_table: int = Field(86, ge=1, le=252)
+    """Routing table of vipd's own for the routes that a routing daemon announces; no rule leads to it. The
+    package gives 86 the name `vipd`.
+    """
+    announce_withdraw_after: int = Field(3, ge=0, le=3600)
+    """Seconds without a backend after which an announced address is withdrawn."""
+    announce_return_after: int = Field(10, ge=0, le=3600)
+    """Seconds with a backend again after which an address that was withdrawn for that is announced again."""
+    announce_last: Literal["keep", "withdraw"] = "keep"
+    """Whether the last host that announces an address keeps it when no backend can serve; which one that is
+    only hosts with the same etcd know.
+    """
+    announce_on_stop: Literal["keep", "withdraw"] = "keep"
+    """Whether the routes stay when vipd is stopped, as its rules do; `keep` lets a restart or an upgrade
+    interrupt nothing.
+    """
+    announce_takeover: int = Field(3, ge=3, le=60)
+    """Seconds within which another host answers for the addresses of a lost one, with `announce: l2`. A host
+    that etcd does not answer for a third of it stops answering.
+    """
+    announce_preempt_after: int = Field(60, ge=0, le=86400)
+    """Seconds after which a host that is back gets the addresses again that it is the first for, with
+    `announce: l2`; 0: never.
+    """
     health_address: ListenAddress | None = None
     """Where `GET /healthz` and `/livez` are answered over TCP, too; unset: nowhere."""
     metrics_address: LocalListenAddress | None = None

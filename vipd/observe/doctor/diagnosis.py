@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from vipd.observe.doctor.checks import (
     addresses,
+    announcing,
     backends,
     conntrack,
     daemon,
@@ -37,6 +38,7 @@ CHECKS: tuple[Check, ...] = (
     *firewalls.CHECKS,
     *other_proxies.CHECKS,
     *addresses.CHECKS,
+    *announcing.CHECKS,
     *backends.CHECKS,
     *kernel_settings.CHECKS,
     *conntrack.CHECKS,

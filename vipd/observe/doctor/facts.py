@@ -272,6 +272,29 @@ class StateDir:
 
 
 @dataclass(frozen=True, slots=True)
+class Announcing:
+    """Addresses that are announced by routes, and who may import them."""
+
+    routes: int = 0
+    """Addresses that services ask to announce by routes."""
+    table: int = 0
+    addresses: tuple[str, ...] = ()
+    """Those that this host announces."""
+    kept: tuple[str, ...] = ()
+    """Those that it announces though no backend can serve, as the last host."""
+    foreign: tuple[str, ...] = ()
+    """Destinations of routes of others in the table."""
+    looked_up: bool = False
+    """A policy rule leads to the table."""
+    names: tuple[str, ...] = ()
+    """What iproute2 calls the table."""
+    importers: frozenset[str] | None = None
+    """Routing daemons that run; None: unknown."""
+    in_main: frozenset[str] = frozenset()
+    """Destinations of FRR's routes in the main table."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All collected facts."""
 
@@ -306,6 +329,9 @@ class Facts:
     state: StateDir = StateDir()
     programs_running: frozenset[str] | None = frozenset()
     """Names of running processes that the checks look for; None: unknown."""
+    announcing: Announcing = Announcing()
+    announcing_fault: str = ""
+    """Why that is unknown."""
 
     def services_unread(self) -> str:
         """Why the services are unknown; empty if they are known."""

@@ -58,6 +58,15 @@ METRIC_FAMILIES: Mapping[str, MetricFamily] = {
     "vipd_config_last_success_timestamp_seconds": MetricFamily(
         "gauge", "When all that is declared was last taken up without a problem; 0: not in this run."
     ),
+    "vipd_host_maintenance": MetricFamily("gauge", "1 while this host is in maintenance; else 0."),
+    "vipd_address_announced": MetricFamily(
+        "gauge", "1 while this host announces an address of a service; else 0.", ("address", "by")
+    ),
+    "vipd_address_kept": MetricFamily(
+        "gauge",
+        "1 while this host announces an address that no backend can serve, as no other host has it; else 0.",
+        ("address", "by"),
+    ),
     "vipd_conntrack_entries": MetricFamily("gauge", "Flows that the kernel tracks, in all."),
     "vipd_traffic_lost_flows_total": MetricFamily(
         "counter", "Flows whose end the kernel could not tell of: their traffic is not all counted."

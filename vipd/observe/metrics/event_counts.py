@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 
+from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.host.observer import Observer
 from vipd.host.supervisor import LoopState
@@ -50,6 +51,8 @@ class MetricCounters(Observer):
         """The state of background tasks, by their name; it follows changes."""
         self.notifications = notifications
         """Events passed to the program of `notify`, by result; None without one."""
+        self.announcer: Announcer | None = None
+        """What this host announces."""
         self.checks = checks or {}
         """Durations of health checks, by their type."""
         self._applies = reconciler.progress.applies

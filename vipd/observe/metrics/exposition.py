@@ -18,7 +18,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from vipd import __version__
+from vipd.control.announcements import AnnouncedAddress, LanAddress, Reason
+from vipd.control.announcer import Announcer
 from vipd.model.durations import DurationHistogram
+from vipd.model.service import AnnounceMethod
 from vipd.observe.flow_stats.traffic import ConntrackTable
 from vipd.observe.metrics.catalogue import METRIC_FAMILIES
 from vipd.observe.metrics.event_counts import MetricCounters
@@ -74,8 +77,29 @@ class StateCollector(Collector):
         failing = {name: int(bool(task.fault)) for name, task in tally.tasks.items()}
         yield _metric("vipd_task_failing", _labelled("task", failing))
         yield _metric("vipd_source_problems", _labelled("source", snapshot.problems))
+        if tally.announcer:
+            yield from _of_announcements(tally.announcer)
         if snapshot.connected:
             yield _metric("vipd_store_connected", _labelled("source", snapshot.connected))
+
+
+def _is_shared(found: AnnouncedAddress, lans: Mapping[str, LanAddress]) -> bool:
+    """Whether one host at a time announces it."""
+    return found.key.by is AnnounceMethod.L2 and found.key.address in lans
+
+
+def _of_announcements(announcer: Announcer) -> Iterator[Metric]:
+    yield _metric("vipd_host_maintenance", [({}, announcer.maintenance is not None)])
+    found = announcer.state.addresses.values()
+    labelled = [({"address": each.key.address, "by": each.key.by.value}, each) for each in found]
+    lans = announcer.lans
+    here = [
+        (labels, lans[labels["address"]].here if _is_shared(each, lans) else each.announced)
+        for labels, each in labelled
+    ]
+    yield _metric("vipd_address_announced", here)
+    kept = [(labels, each.reason is Reason.LAST_HOST) for labels, each in labelled]
+    yield _metric("vipd_address_kept", kept)
 
 
 def render(snapshot: MetricsSnapshot, counters: MetricCounters, dataplane: str, *, compressed: bool) -> bytes:

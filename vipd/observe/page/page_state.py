@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
+from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
+from vipd.observe.announcement_views import summary_view
 from vipd.observe.events.recorder import Recorder, Subscription
 from vipd.observe.metrics.flows import ReadFlows
 from vipd.observe.page.history import FlowHistory, RecentEvents
@@ -51,6 +53,7 @@ class PageSources:
     recorder: Recorder | None = None
     read_flows: ReadFlows | None = None
     """None: flows are not counted."""
+    announcer: Announcer | None = None
 
 
 @dataclass(slots=True)
@@ -84,6 +87,14 @@ class _Parts:
     daemon: _VersionedJson = field(default_factory=_VersionedJson)
     flows: _VersionedJson = field(default_factory=_VersionedJson)
     conntrack: _VersionedJson = field(default_factory=_VersionedJson)
+
+
+def _announcements(announcer: Announcer | None) -> Json | None:
+    """What this host announces; None if no service asks for it, and there is no maintenance."""
+    if announcer is None or not (announcer.active or announcer.maintenance):
+        return None
+    faults = {by.value: why for by, why in announcer.faults.items()}
+    return summary_view(announcer.state, announcer.maintenance, faults, announcer.lans)
 
 
 class PageState:
@@ -212,7 +223,8 @@ class PageState:
         """Everything that may have changed. The new version is there for all at once, at the end."""
         began, version = monotonic(), self._version + 1
         facts, parts = self._facts, self._parts
-        view = daemon_view(facts.reconciler, facts.sources, facts.warnings(), facts.about)
+        about = {**facts.about, "announcements": _announcements(facts.announcer)}
+        view = daemon_view(facts.reconciler, facts.sources, facts.warnings(), about)
         changed = [parts.daemon.set(view, version), self._drop_removed(version)]
         changed.append(await self._update_services(version))
         changed.append(await self._count_flows(version))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from math import inf
 
@@ -24,6 +24,8 @@ CLOSE_TIMEOUT_SECONDS = 1.0
 """How long the end of the daemon may wait for etcd."""
 MAX_VERSION = 60
 """Characters."""
+MAX_ANNOUNCED = 200
+"""Announced addresses in one report: 12 KB at most, of the 16 KB that a small value may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class HostReport:
     problems: int
     version: str
     services: int = 0
+    maintenance: bool = False
+    """It has been taken out of service by an operator."""
+    announced: Mapping[str, str] = field(default_factory=dict)
+    """Addresses that it announces, as `METHOD ADDRESS`, each with the reason."""
 
 
 def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
@@ -56,6 +62,33 @@ def read_report(value: bytes) -> tuple[dict[str, int | str], str]:
     if len(version) > MAX_VERSION or not version.isprintable():
         version, fault = "", "version is no version"
     return {"version": version, **counts}, fault and f"its report cannot be read: {fault}"
+
+
+def read_announced(value: bytes) -> dict[str, str]:
+    """The addresses that a host's report says it announces, each with the reason; none if it cannot be
+    read."""
+    try:
+        found = fields.message_of(read_json(value, ETCD_SMALL_VALUE_BYTES), "the report")
+        announced = fields.inner(found, "announced")
+    except (MalformedAnswerError, BeyondLimitsError, ValueError):
+        return {}
+    return {
+        word: reason
+        for word, reason in list(announced.items())[:MAX_ANNOUNCED]
+        if isinstance(reason, str)
+        and word.isprintable()
+        and reason.isprintable()
+        and len(word) <= MAX_VERSION
+    }
+
+
+def read_maintenance(value: bytes) -> bool:
+    """Whether a host's report says that it is in maintenance."""
+    try:
+        found = fields.message_of(read_json(value, ETCD_SMALL_VALUE_BYTES), "the report")
+    except (MalformedAnswerError, BeyondLimitsError, ValueError):
+        return False
+    return found.get("maintenance") is True
 
 
 class HostHeartbeat:

@@ -17,6 +17,7 @@ from vipd.host.process import run as run_program
 from vipd.host.processes import Processes
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
+from vipd.observe.doctor.collect.announcing import read_announcing
 from vipd.observe.doctor.collect.daemon import ask_daemon, describe, serves_elsewhere
 from vipd.observe.doctor.collect.firewall_rules import (
     read_flowtables,
@@ -30,6 +31,7 @@ from vipd.observe.doctor.collect.programs import find_programs
 from vipd.observe.doctor.collect.services import from_daemon, from_files, named
 from vipd.observe.doctor.collect.state import read_socket_file, read_state_dir
 from vipd.observe.doctor.facts import (
+    Announcing,
     Daemon,
     Facts,
     Kernel,
@@ -112,6 +114,9 @@ async def _collect(options: CollectOptions) -> Facts:
     socket, socket_fault = await _or_on_error(_socket(settings), lambda why: (None, why))
     state = await _or_on_error(_state(settings, privileged), lambda why: StateDir(fault=why))
     running = await _or_on_error(_running(root), lambda why: None)
+    announcing, announcing_fault = await _or_on_error(
+        _announcing(status, run, root), lambda why: (Announcing(), why)
+    )
     await asyncio.sleep(max(0.0, began + WATCHED_SECONDS - time.monotonic()))
     watched = time.monotonic() - began
     return Facts(
@@ -136,6 +141,8 @@ async def _collect(options: CollectOptions) -> Facts:
         socket_fault,
         state,
         running,
+        announcing,
+        announcing_fault,
     )
 
 
@@ -181,6 +188,10 @@ async def _state(settings: Settings, privileged: bool) -> StateDir:
 
 async def _running(root: Path) -> frozenset[str] | None:
     return Processes(root).running(WATCHED_PROGRAMS)
+
+
+async def _announcing(status: Mapping[str, Any], run: Runner, root: Path) -> tuple[Announcing, str]:
+    return await read_announcing(status, run, root), ""
 
 
 async def _declared(

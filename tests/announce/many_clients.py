@@ -1,0 +1,63 @@
+"""Eight clients that connect to one address until standard input closes; then prints the outcome.
+
+Stand-alone program, standard library only. One JSON line: `{"answered": 1234, "slow": 2, "failed": {}}`.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import socket
+import struct
+import sys
+import threading
+import time
+
+CLIENTS = 8
+PAUSE_SECONDS = 0.02
+SLOW_SECONDS = 0.5
+"""An answer that takes longer had a packet lost on the way: the kernel sends it again after a second."""
+TIMEOUT_SECONDS = 3.0
+
+
+def connect_once(address: str, port: int) -> str:
+    """Empty when a backend answered, else the failure."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as flow:
+        flow.settimeout(TIMEOUT_SECONDS)
+        # Reset on close: many thousand closed connections would use up the source ports.
+        flow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        try:
+            flow.connect((address, port))
+            flow.sendall(b"hello\n")
+            return "" if flow.recv(200) else "closed"
+        except OSError as error:
+            return type(error).__name__
+
+
+def main() -> None:
+    """Connect until standard input closes."""
+    address, port = sys.argv[1], int(sys.argv[2])
+    outcomes: collections.Counter[str] = collections.Counter()
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(PAUSE_SECONDS):
+            began = time.monotonic()
+            outcome = connect_once(address, port)
+            slow = not outcome and time.monotonic() - began > SLOW_SECONDS
+            outcomes["slow" if slow else outcome] += 1
+
+    threads = [threading.Thread(target=work) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    ended.set()
+    for thread in threads:
+        thread.join()
+    slow, quick = outcomes.pop("slow", 0), outcomes.pop("", 0)
+    print(json.dumps({"answered": slow + quick, "slow": slow, "failed": dict(outcomes)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
