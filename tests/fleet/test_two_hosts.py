@@ -282,7 +282,8 @@ def test_a_mass_removal_is_held_until_it_is_accepted(lab: FleetLab, both: tuple[
     lab.delete("services/*")
     on_all(both, lambda daemon: len(daemon.status()["etcd"]["held"]) >= 8, True)
     assert served(first, "10.96.3.8")
-    status = first.vipctl("status").stdout
+    # A change may still be on its way to the kernel: status says so by its exit code.
+    status = first.vipctl("status", check=False).stdout
     assert "vipctl accept-removal" in status
     assert "/vipd/v1/services/m1" in status
     assert "removed    /vipd/v1/services/m8" in first.vipctl("accept-removal").stdout
