@@ -305,12 +305,13 @@ def test_the_fleet_shows_its_hosts(lab: FleetLab, both: tuple[Daemon, Daemon]) -
 
     def table() -> tuple[str, ...]:
         lines = first.vipctl("fleet", "status").stdout.splitlines()
-        assert lines[0].split() == ["HOST", "VERSION", "REVISION", "LAG", "SERVICES", "PROBLEMS", "SEEN"]
+        titles = ["HOST", "VERSION", "REVISION", "LAG", "SERVICES", "ANNOUNCES", "PROBLEMS", "SEEN"]
+        assert lines[0].split() == titles
         assert max(map(len, lines)) <= 80
-        return re.sub(r"\d+s ago", "SEEN", lines[1]).split()[0], *lines[1].split()[3:6]
+        return re.sub(r"\d+s ago", "SEEN", lines[1]).split()[0], *lines[1].split()[3:7]
 
     # A host reports every two seconds, the number of its services perhaps a report later.
-    first.wait_until(table, ("h1", "none", str(first.status()["services"]), "0"))
+    first.wait_until(table, ("h1", "none", str(first.status()["services"]), "0", "0"))
 
 
 def test_a_wrong_password_is_named_in_the_status(lab: FleetLab, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -45,6 +46,8 @@ IMPORTED_LATER = ("pyroute2", "anyio.to_thread", "anyio.abc", "anyio._backends._
 ROOM_FOR_ARGUMENTS = " " * 4000
 """The server's last argument: a forked vipd writes its own command line over it, for ps and /proc."""
 _NUMBER = struct.Struct("i")
+_OWN_NETWORK = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+"""The namespace of the process that imports this, before any of its threads enters another one."""
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_REC, MS_SLAVE, MNT_DETACH = 16384, 1 << 19, 2
 
@@ -93,9 +96,10 @@ class ForkServer:
     def __init__(self) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
-            argv = [sys.executable, "-m", __name__, str(other.fileno()), ROOM_FOR_ARGUMENTS]
+            inherited = (other.fileno(), _OWN_NETWORK)
+            argv = [sys.executable, "-m", __name__, *map(str, inherited), ROOM_FOR_ARGUMENTS]
             self._process = subprocess.Popen(
-                argv, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT
+                argv, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT
             )
 
     def start(
@@ -169,9 +173,18 @@ class ForkServer:
             return subprocess.CompletedProcess(argv, code, stdout.read(), stderr.read())
 
 
-@functools.cache
+_starting = threading.Lock()
+
+
 def fork_server(process: int) -> ForkServer:
-    """The server of the process with this ID, the caller's own; started when first asked for."""
+    """The server of the process with this ID, the caller's own; started when first asked for, also by several
+    threads at once."""
+    with _starting:
+        return _fork_server(process)
+
+
+@functools.cache
+def _fork_server(_process: int) -> ForkServer:
     return ForkServer()
 
 
@@ -264,6 +277,10 @@ def _run(module: str) -> int:
 
 
 if __name__ == "__main__":
+    # Who starts it may be in the namespace of a test, whose end ends every process there.
+    _call(ctypes.CDLL(None, use_errno=True), "setns", int(sys.argv[2]), CLONE_NEWNET)
+    for _descriptor in (int(sys.argv[2]), _OWN_NETWORK):
+        os.close(_descriptor)
     _module, *sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
     _code = _run(_module)
     atexit._run_exitfuncs()
