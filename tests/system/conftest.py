@@ -53,3 +53,17 @@ def machine(request: pytest.FixtureRequest, prepared: Prepared) -> Iterator[Mach
             yield built
         finally:
             built.delete()
+
+
+def install_vipd(machine: Machine, package: Path) -> None:
+    """Install the package as an administrator does, with apt."""
+    machine.offer(package)
+    machine.apt("install", "--no-install-recommends", "vipd")
+
+
+def serve_web(machine: Machine, package: Path, vip: str) -> None:
+    """Install and start vipd, with one service, web, of both backends."""
+    install_vipd(machine, package)
+    machine.run("systemctl", "enable", "--now", "vipd")
+    backends = [f"{backend.ipv4}:{SERVED_PORT}" for backend in machine.lab.backends]
+    machine.run("vipctl", "add", f"{vip}:80/tcp", *backends, "--name", "web")

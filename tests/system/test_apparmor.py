@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.apparmor import rules, traced
-from tests.system.conftest import SERVED_PORT, Prepared
+from tests.system.conftest import SERVED_PORT, Prepared, install_vipd
 from tests.system.machine import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -59,8 +59,7 @@ def test_no_program_needs_a_change_of_profile(prepared: Prepared) -> None:
 def test_what_the_service_opens_is_in_the_profile(
     machine: Machine, prepared: Prepared, tmp_path: Path
 ) -> None:
-    machine.offer(prepared.package)
-    machine.apt("install", "--no-install-recommends", "vipd")
+    install_vipd(machine, prepared.package)
     assert "complain" in machine.said("grep", "^profile", "/etc/apparmor.d/usr.sbin.vipd")
     trace = tmp_path / "trace"
     what = "trace=open,openat,openat2,execve,clone,clone3,fork,vfork"

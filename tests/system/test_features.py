@@ -12,7 +12,7 @@ import pytest
 
 from tests.fleet.network import entered
 from tests.sources.etcd import members
-from tests.system.conftest import SERVED_PORT, Prepared
+from tests.system.conftest import SERVED_PORT, Prepared, serve_web
 from tests.system.machine import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -30,11 +30,7 @@ CALM = "interval: 2s, timeout: 2s, rise: 1, fall: 1"
 @pytest.fixture(autouse=True, scope="module")
 def installed(machine: Machine, prepared: Prepared) -> None:
     """vipd at work, with one service of two backends."""
-    machine.offer(prepared.package)
-    machine.apt("install", "--no-install-recommends", "vipd")
-    machine.run("systemctl", "enable", "--now", "vipd")
-    backends = [f"{backend.ipv4}:{SERVED_PORT}" for backend in machine.lab.backends]
-    machine.run("vipctl", "add", f"{VIP}:80/tcp", *backends, "--name", "web")
+    serve_web(machine, prepared.package, VIP)
 
 
 def status(machine: Machine, name: str) -> dict[str, Any]:

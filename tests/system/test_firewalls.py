@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.system.conftest import SERVED_PORT, Prepared
+from tests.system.conftest import SERVED_PORT, Prepared, serve_web
 from tests.system.machine import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -15,11 +15,7 @@ VIP = "10.96.44.1"
 @pytest.fixture(autouse=True, scope="module")
 def installed(machine: Machine, prepared: Prepared) -> None:
     """vipd at work, with one service of two backends, and neither firewall."""
-    machine.offer(prepared.package)
-    machine.apt("install", "--no-install-recommends", "vipd")
-    machine.run("systemctl", "enable", "--now", "vipd")
-    backends = [f"{backend.ipv4}:{SERVED_PORT}" for backend in machine.lab.backends]
-    machine.run("vipctl", "add", f"{VIP}:80/tcp", *backends, "--name", "web")
+    serve_web(machine, prepared.package, VIP)
 
 
 def answered(machine: Machine) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.equipment import STEADY_CLIENT
 from tests.lab.flow import read_line
-from tests.system.conftest import SERVED_PORT, Prepared
+from tests.system.conftest import SERVED_PORT, Prepared, install_vipd
 from tests.system.machine import Machine
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -74,8 +74,7 @@ def steady_traffic(machine: Machine) -> Iterator[None]:
 
 
 def test_installed_it_idles_without_a_rule(machine: Machine, prepared: Prepared) -> None:
-    machine.offer(prepared.package)
-    machine.apt("install", "--no-install-recommends", "vipd")
+    install_vipd(machine, prepared.package)
     machine.run("systemctl", "enable", "--now", "vipd")
     assert machine.property("ActiveState") == "active"
     assert machine.property("UnitFileState") == "enabled"
