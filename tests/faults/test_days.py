@@ -40,7 +40,7 @@ GROUPS = {"beside": BESIDE, "files": (*FILES, *DISK), "programs": PROGRAMS} | {
 }
 """What fails together: a seam behind one that fails first would never be passed."""
 MODES = ("oserror", "garbage", "nothing", "unexpected")
-EACH_TIME = {("beside", "unexpected"), ("programs", "unexpected")}
+EACH_TIME = {("beside", "unexpected")}
 WITHOUT = {("files", "nothing"), ("programs", "nothing")} | MEANINGLESS.keys()
 # A time-out is an OSError, and takes real time besides.
 DAYS = [

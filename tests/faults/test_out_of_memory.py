@@ -38,7 +38,7 @@ def scarce(daemon: Daemon, more: int) -> Iterator[None]:
         resource.prlimit(process, resource.RLIMIT_AS, before)
 
 
-@pytest.mark.parametrize("more", [20 * 2**20, 60 * 2**20])
+@pytest.mark.parametrize("more", [pytest.param(20 * 2**20, marks=pytest.mark.nightly), 60 * 2**20])
 def test_the_daemon_outlives_a_file_that_is_too_large_for_it(lab: Lab, more: int) -> None:
     backend = backend_text(lab.backends[0])
     services = [

@@ -10,6 +10,8 @@ import pytest
 
 from tests.onefile.built import NOBODY, TIMEOUT_SECONDS, Host, altered
 
+pytestmark = pytest.mark.nightly
+
 HELP = ("vipctl", "--help")
 HELP_STARTS = "Usage: vipctl"
 
@@ -20,7 +22,6 @@ def unpacked(host: Host, warm: Host) -> Host:
     return host
 
 
-@pytest.mark.nightly
 def test_processes_that_start_at_once_unpack_once(host: Host) -> None:
     environment = {"CACHE_DIRECTORY": str(host.cache)}
     pipe = subprocess.PIPE

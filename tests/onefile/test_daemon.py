@@ -17,7 +17,7 @@ from tests.lab.flow import Process, finish
 from tests.lab.topology import Lab, Wiring
 from tests.onefile.built import SYSTEM_PATH, TIMEOUT_SECONDS, Done, Host, altered
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.nightly]
 
 VIP = "10.96.0.10"
 PORT = 8080

@@ -11,6 +11,8 @@ import pytest
 
 from tests.onefile.built import SYSTEM_PATH, SYSTEM_PYTHON, Host
 
+pytestmark = pytest.mark.nightly
+
 SUPPORTED = ("3.11", "3.12", "3.13")
 RELEASES = {"bookworm": "3.11", "trixie": "3.13"}
 ROOTS = Path(os.environ.get("VIPD_TEST_CACHE", "/var/cache/vipd-tests"))

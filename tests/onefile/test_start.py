@@ -21,6 +21,7 @@ services:
 """
 
 
+@pytest.mark.nightly
 def test_same_sources_and_wheels_give_same_bytes(made: Build, tmp_path: Path) -> None:
     again = tmp_path / "of-another-name" / made.file.name
     sources = copy_sources(made.sources, tmp_path / "elsewhere")

@@ -56,6 +56,7 @@ def test_no_program_needs_a_change_of_profile(prepared: Prepared) -> None:
     assert {mode for mode in modes if "x" in mode} == {"ix", "mrix"}
 
 
+@pytest.mark.nightly
 def test_what_the_service_opens_is_in_the_profile(
     machine: Machine, prepared: Prepared, tmp_path: Path
 ) -> None:
