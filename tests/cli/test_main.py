@@ -343,3 +343,17 @@ def test_colour_is_for_terminals_without_no_color(daemon: FakeDaemon, spawn: Spa
     assert "\033" not in on_terminal(spawn, "list", NO_COLOR="")
     assert "\033" not in on_terminal(spawn, "list", TERM="dumb")
     assert b"\033" not in spawn("list").communicate(timeout=PATIENCE_SECONDS)[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("host drian", "did you mean drain?"),
+        ("list -o jsno", "did you mean json?"),
+        ("host nonsense", "vipctl host -h"),
+    ],
+)
+def test_a_word_that_is_almost_a_choice_is_hinted(vipctl: Vipctl, line: str, hint: str) -> None:
+    done = vipctl(*line.split())
+    assert done.code == 2
+    assert done.err.endswith(f"; hint: {hint}\n")

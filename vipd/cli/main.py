@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -238,8 +239,20 @@ def _usage_text(err: click.ClickException) -> str:
     text = " ".join(err.format_message().split()).rstrip(".").replace(". Choose from: ", ": one of ")
     text = text[:1].lower() + text[1:]
     if isinstance(err, click.UsageError) and err.ctx is not None:
-        return f"{text}; hint: {err.ctx.command_path} -h"
+        return f"{text}; hint: {_similar_choice(err) or err.ctx.command_path + ' -h'}"
     return text
+
+
+def _similar_choice(err: click.UsageError) -> str:
+    """What was meant by a word that is none of an argument's choices; empty if nothing is like it."""
+    kind = err.param.type if isinstance(err, click.BadParameter) and err.param is not None else None
+    if not isinstance(kind, click.Choice):
+        return ""
+    from difflib import get_close_matches
+
+    words = re.findall("'([^']*)'", err.message)
+    close = get_close_matches(words[0], map(str, kind.choices), n=1) if words else []
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def _print_error(line: str) -> None:

@@ -222,7 +222,7 @@ def notified() -> Iterator[tuple[Host, Script]]:
     with tempfile.TemporaryDirectory(prefix="vipd-notify-") as directory, host() as node:
         script = Script(Path(directory))
         script.directory.chmod(0o777)
-        script.write("umask 022; cat >> seen; id -un > user")
+        script.write("umask 022; id -un > user.new; mv user.new user; cat >> seen")
         node.settings["notify"] = [str(script.path)]
         node.declare("web.yaml", block("10.96.0.10", "web", "10.244.0.11"))
         node.start()
