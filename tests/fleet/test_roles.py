@@ -39,14 +39,15 @@ KEYS = {
     "own backends": "backends/shop/web/10.244.0.12:80",
     "others' backends": "backends/shop/other/10.244.0.12:80",
     "hosts": "hosts/n1",
+    "history": "history",
     "beside": "beside",
 }
 """A key of each kind below the prefix."""
 
 READS = {
-    "vipd-reader": {"services", "overrides", "own backends", "others' backends"},
+    "vipd-reader": {"services", "overrides", "own backends", "others' backends", "history"},
     "vipd-heartbeat": {"hosts"},
-    "vipd-author": {"services"},
+    "vipd-author": {"services", "history"},
     "vipd-operator": {"overrides"},
     "vipd-register-shop-web": {"own backends"},
     "vipd-heartbeat-a": set[str](),

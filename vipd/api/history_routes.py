@@ -1,10 +1,11 @@
-"""The API's requests about the history of this host's store: to read it, go back, and confirm a change."""
+"""The API's requests about the history of a store: to read it, go back, and confirm a change."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -18,7 +19,7 @@ from vipd.api.messages import (
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import body_of
 from vipd.api.service_routes import ServiceRoutes, results_view
-from vipd.api.stores import HostStore, no_history_error
+from vipd.api.stores import History, HostStore, no_confirmation_error
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import Outcome, RefusedError, Services, spec_of
@@ -50,24 +51,28 @@ class HistoryRoutes:
 
     async def history(self, request: web.Request) -> web.Response:
         """Show the changes, the newest first."""
-        store = self._store(request)
-        waits, history = store.confirmation_view(), store.history
+        store = self._services.store_of(request)
+        history = await store.history()
+        waits = store.store.confirmation_view() if isinstance(store, HostStore) else None
         entries = [_entry_view(entry) for entry in reversed(history.entries)]
         about: Json = {"oldest": history.oldest, "stored": history.location}
         return json_response({"entries": entries, "confirmation": waits, **about})
 
     async def entry(self, request: web.Request) -> web.Response:
         """Show one change, with each service before and after it."""
-        store, word = self._store(request), request.match_info["revision"]
+        store, word = self._services.store_of(request), request.match_info["revision"]
         number = int(word) if word.isascii() and word.isdecimal() and len(word) <= _MAX_DIGITS else 0
-        entry = store.history.find(number)
+        entry = next((each for each in (await store.history()).entries if each.revision == number), None)
         if entry is None:
             raise RefusedError("not-found", f"no change {word[:40]!a}", "", "vipctl history lists them")
-        return await asyncio.to_thread(_detailed_response, store, entry)
+        changes = await store.changes_in(entry)
+        return await asyncio.to_thread(_detailed_response, entry, changes)
 
     async def confirm(self, request: web.Request) -> web.Response:
         """The change that waits for it stays."""
-        store = self._store(request)
+        if not isinstance(self._services.store_of(request), HostStore):
+            raise no_confirmation_error()
+        store = self._context.store
         async with store.change_lock:
             left = store.seconds_to_confirm()
             if not left:
@@ -83,24 +88,26 @@ class HistoryRoutes:
 
     async def rollback(self, request: web.Request) -> web.Response:
         """Make the store hold the services that it held at a revision."""
-        store, body = self._store(request), await body_of(request)
+        store, body = self._services.store_of(request), await body_of(request)
         if unknown := sorted(body.keys() - {"revision"}):
             raise RefusedError("malformed", f"unknown key {unknown[0]}", "", "known: revision")
-        revision = _wanted_revision(store, body.get("revision"))
-        if not flag_of(request, "dry_run"):
-            async with store.change_lock:
-                waits = store.history.confirmation
+        history = await store.history()
+        revision = _wanted_revision(history, body.get("revision"))
+        if isinstance(store, HostStore) and not flag_of(request, "dry_run"):
+            async with store.store.change_lock:
+                waits = store.store.history.confirmation
                 if waits and revision == waits.revision - 1:
-                    return await self._take_back(request, store)
+                    return await self._take_back(request, store.store)
+        services_since = await store.services_since(revision)
 
         def restore(snapshot: Services, stored: Services, /, *, source: str) -> Outcome:
-            found = store.services_at(revision)
+            found = services_since()
             wanted = [service for service in found.values() if service is not None]
             unwanted = [name for name, service in found.items() if service is None]
             return operations.apply(snapshot, stored, wanted, False, unwanted, source=source)
 
-        later = (entry for entry in store.history.entries if entry.revision > revision)
-        size = sum(sum(entry.actions.values()) for entry in later)
+        later = (entry for entry in history.entries if entry.revision > revision)
+        size = sum(sum(entry.actions.values()) for entry in later) if history.bounded else len(store.services)
         return await self._services.carry_out(request, restore, size, f"rollback to {revision}")
 
     async def _take_back(self, request: web.Request, store: StoreSource) -> web.Response:
@@ -128,16 +135,9 @@ class HistoryRoutes:
             }
         )
 
-    def _store(self, request: web.Request) -> StoreSource:
-        """The store that has a history. Raises RefusedError for etcd."""
-        if not isinstance(self._services.store_of(request), HostStore):
-            raise no_history_error()
-        return self._context.store
 
-
-def _wanted_revision(store: StoreSource, revision: object) -> int:
+def _wanted_revision(history: History, revision: object) -> int:
     """The revision to go back to: the one before the newest if none is named. Raises RefusedError."""
-    history = store.history
     if history.fault:
         raise RefusedError("internal", "there is no history", history.fault)
     if not history.entries:
@@ -146,7 +146,7 @@ def _wanted_revision(store: StoreSource, revision: object) -> int:
         return history.newest - 1
     if isinstance(revision, bool) or not isinstance(revision, int):
         raise RefusedError("malformed", "revision must be a whole number")
-    if not history.oldest <= revision <= history.newest:
+    if revision < 0 or (history.bounded and not history.oldest <= revision <= history.newest):
         why = f"the history reaches from {history.oldest} to {history.newest}"
         raise RefusedError("not-found", f"no revision {revision}", why, "vipctl history lists them")
     return revision
@@ -175,13 +175,16 @@ def _entry_view(entry: Entry) -> Json:
     }
 
 
-def _detailed_response(store: StoreSource, entry: Entry) -> web.Response:
+def _detailed_response(
+    entry: Entry, changes: Sequence[tuple[str, Service | None, Service | None]]
+) -> web.Response:
     """The answer about one entry. It is encoded in parts, so that other threads have their turn."""
     head = json.dumps({**_entry_view(entry), "services": []})
     services = []
-    for change, before, after in store.changes_in(entry):
+    for name, before, after in changes:
+        action = "created" if before is None else "removed" if after is None else "changed"
         specs = {"before": _spec(before), "after": _spec(after)}
-        services.append(json.dumps({"name": change.name, "action": change.action, **specs}))
+        services.append(json.dumps({"name": name, "action": action, **specs}))
     return encoded_json_response(f'"entry": {head[:-2]}{", ".join(services)}]}}'.encode())
 
 

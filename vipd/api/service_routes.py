@@ -23,7 +23,7 @@ from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import MAX_BODY_BYTES, BodyReader, body_of
 from vipd.api.service_changes import Change, ChangeRequest, decide
-from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_etcd_error, no_history_error
+from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_confirmation_error, no_etcd_error
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import Outcome, RefusedError, without_registrations
@@ -156,7 +156,7 @@ class ServiceRoutes:
         context, store = self._context, self.store_of(request)
         confirm = confirm_seconds_of(request)
         if confirm is not None and not isinstance(store, HostStore):
-            raise no_history_error()
+            raise no_confirmation_error()
         note = ChangeNote(str(self._permission.peer(request.transport)), reason, confirm)
         await context.refresh_address_policy()
         dry_run = flag_of(request, "dry_run")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from vipd.declaration.operations import CLI, Outcome, RefusedError
 from vipd.model.service import Service
-from vipd.sources.history import ChangeNote
+from vipd.sources.history import ChangeNote, Entry
 from vipd.sources.store import STORE_UNIT, StoreSource
 
 if TYPE_CHECKING:
@@ -27,6 +28,30 @@ class SaveResult:
     error: str = ""
     units: Sequence[str] = ()
     """Names of the units (the file, or etcd keys) that now contain the change."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The newest changes of a store."""
+
+    entries: Sequence[Entry]
+    """The oldest first."""
+    location: str
+    """Where they are kept, as text for messages."""
+    fault: str = ""
+    """Why there is none; empty: there is."""
+    bounded: bool = True
+    """Whether no other revisions are kept than those of the entries."""
+
+    @property
+    def newest(self) -> int:
+        """The revision of the newest change; 0: there is none."""
+        return self.entries[-1].revision if self.entries else 0
+
+    @property
+    def oldest(self) -> int:
+        """The oldest revision that the entries lead back to: the one before the first of them."""
+        return self.entries[0].revision - 1 if self.entries else 0
 
 
 class Store(Protocol):
@@ -56,6 +81,16 @@ class Store(Protocol):
 
     async def save(self, outcome: Outcome, note: ChangeNote) -> SaveResult:
         """Save a change that was computed from the current `services`. Raises RefusedError or StoreError."""
+
+    async def history(self) -> History:
+        """The changes so far. Raises RefusedError."""
+
+    async def changes_in(self, entry: Entry) -> Sequence[tuple[str, Service | None, Service | None]]:
+        """The services of a change, each before and after it. Raises RefusedError or StoreError."""
+
+    async def services_since(self, revision: int) -> Callable[[], Mapping[str, Service | None]]:
+        """What the services that changed since a revision were at it; None: not there. To be called while
+        `write_lock` is held. Both raise RefusedError or StoreError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +133,20 @@ class HostStore:
             self.store.confirmation_changed.set()
         return SaveResult(self.location, units=(STORE_UNIT,))
 
+    async def history(self) -> History:
+        """The changes that the file beside the store holds."""
+        history = self.store.history
+        return History(history.entries, history.location, history.fault)
+
+    async def changes_in(self, entry: Entry) -> Sequence[tuple[str, Service | None, Service | None]]:
+        """Every service of a change, before and after it."""
+        found = await asyncio.to_thread(self.store.changes_in, entry)
+        return [(change.name, before, after) for change, before, after in found]
+
+    async def services_since(self, revision: int) -> Callable[[], Mapping[str, Service | None]]:
+        """What the services that changed since a revision were at it; read when it is called."""
+        return partial(self.store.services_at, revision)
+
 
 @dataclass(frozen=True, slots=True)
 class FleetStore:
@@ -132,16 +181,29 @@ class FleetStore:
     async def save(self, outcome: Outcome, note: ChangeNote) -> SaveResult:
         """The change is in etcd when this returns. Raises RefusedError, for example after a concurrent
         change."""
-        written = await self.store.save(outcome)
+        written = await self.store.save(outcome, note)
         fault = await self.store.wait_observed(written) if written.revision else ""
         return SaveResult(written.place, fault, self.store.units(written))
 
+    async def history(self) -> History:
+        """The changes that vipctl made on any host, as far as etcd is not compacted."""
+        return History(await self.store.history(), self.store.history_place, bounded=False)
 
-def no_history_error() -> RefusedError:
-    """The error for a request that needs the history of a store, of etcd."""
+    async def changes_in(self, entry: Entry) -> Sequence[tuple[str, Service | None, Service | None]]:
+        """The services that a change names, before and after it."""
+        return await self.store.changes_in(entry)
+
+    async def services_since(self, revision: int) -> Callable[[], Mapping[str, Service | None]]:
+        """What the keys that changed since a revision held at it, whoever changed them."""
+        found = await self.store.services_since(revision)
+        return lambda: found
+
+
+def no_confirmation_error() -> RefusedError:
+    """The error for a change in etcd that is to wait for a confirmation."""
     why = "every host follows etcd, and one that lost its way to etcd could take nothing back there"
-    hint = "--store file is about this host's own store; etcdctl get --rev shows what etcd had"
-    return RefusedError("invalid", "vipd keeps no history of etcd", why, hint)
+    hint = "leave --confirm out; vipctl rollback goes back"
+    return RefusedError("invalid", "a change in etcd cannot wait for a confirmation", why, hint)
 
 
 def no_etcd_error() -> RefusedError:

@@ -41,7 +41,7 @@ NAMES_SHOWN = 3
 def history(revision: int | None, form: str) -> int:
     """Show who changed which services with vipctl, and when; of a REVISION what it changed.
 
-    Files are not in it: what changes them keeps their history.
+    Files are not in it: what changes them keeps their history; nor is what others than vipctl write to etcd.
     """
     daemon = connect()
     answer = daemon.get("history", *(() if revision is None else (str(revision),)))

@@ -65,7 +65,7 @@ class FleetMember:
         random = Random()  # noqa: S311 (spreads a fleet; nothing secret)
         self._client = EtcdClient(options, random)
         self.source = EtcdSource(options, settings.state_dir, self._client, random)
-        self.store = EtcdStore(self._client, self.source, options.prefix, clock)
+        self.store = EtcdStore(self._client, self.source, options.prefix, clock, settings.node_name)
         self.overrides = FleetOverrides(lambda: self.source.overrides, clock, observer)
         self._heartbeat: HostHeartbeat | None = None
         self._known: Mapping[str, object] = {}

@@ -52,6 +52,9 @@ class ChangeNote:
     """The change is taken back unless it is confirmed within this time."""
 
 
+NO_NOTE = ChangeNote()
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceChange:
     """One service's text in the store's file before and after a change; None: it was not there."""
@@ -204,10 +207,6 @@ class StoreHistory:
     def unsaved(self) -> bool:
         """Whether `save` has something to write."""
         return self._unsaved
-
-    def find(self, revision: int) -> Entry | None:
-        """The entry of that revision."""
-        return next((entry for entry in self._entries if entry.revision == revision), None)
 
     def texts_at(self, revision: int) -> dict[str, str | None]:
         """The text that each service changed since then had at that revision; None: it was not there."""

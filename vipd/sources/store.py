@@ -27,7 +27,15 @@ from vipd.model.formatting import duration
 from vipd.model.service import Origin, Service
 from vipd.model.text import join_surrogate_pairs
 from vipd.sources.confirmation import Clocks, Confirmation
-from vipd.sources.history import FILE_NAME, TAKES_BACK, ChangeNote, Entry, ServiceChange, StoreHistory
+from vipd.sources.history import (
+    FILE_NAME,
+    NO_NOTE,
+    TAKES_BACK,
+    ChangeNote,
+    Entry,
+    ServiceChange,
+    StoreHistory,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +50,7 @@ _HEAD = """\
 apiVersion: vipd/v1
 services:"""
 
-
 _HINT = "hint: declare some of them in files"
-
-NO_NOTE = ChangeNote()
 
 
 class StoreError(RuntimeError):

@@ -38,9 +38,9 @@ def lists_of(there: Following) -> list[None]:
     lists: list[None] = []
     read = there.client.list
 
-    async def counted(ranges: Sequence[KeyRange], page: int = 100) -> Listing:
+    async def counted(ranges: Sequence[KeyRange], page: int = 100, *, revision: int = 0) -> Listing:
         lists.append(None)
-        return await read(ranges, page)
+        return await read(ranges, page, revision=revision)
 
     there.client.list = counted  # type: ignore[method-assign]
     return lists

@@ -55,11 +55,12 @@ class EtcdClient:
     def __init__(self, settings: EtcdSettings, random: Random) -> None:
         self.connection = Connection(settings, random)
 
-    async def list(self, ranges: Sequence[KeyRange], page: int = PAGE) -> Listing:
-        """Every key of the ranges at one revision, at most `page` in an answer, and fewer where values are
-        large.
+    async def list(self, ranges: Sequence[KeyRange], page: int = PAGE, *, revision: int = 0) -> Listing:
+        """Every key of the ranges at one revision (0: the newest), at most `page` in an answer, and fewer
+        where values are large.
 
-        Raises CompactedError when that revision was compacted between two pages: list again.
+        Raises CompactedError when that revision is compacted; the newest, too, can be between two pages: list
+        again.
         """
         header: Header | None = None
         kvs: list[KeyValue] = []
@@ -68,7 +69,7 @@ class EtcdClient:
             rest: KeyRange | None = keys
             while rest is not None:
                 try:
-                    found = await self.range(rest, page, header.revision if header else 0)
+                    found = await self.range(rest, page, revision or (header.revision if header else 0))
                 except UnreachableError as error:
                     if page == 1 or not any(isinstance(e, TooLargeError) for e in error.reasons.values()):
                         raise

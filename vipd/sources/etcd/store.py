@@ -1,4 +1,4 @@
-"""vipctl's writes to etcd: services, one key each, and overrides.
+"""vipctl's writes to etcd: services, one key each, with a note in the history; and overrides.
 
 Every write is a transaction that fails if another client has changed one of its keys since this host last
 received it.
@@ -12,6 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
 from vipd.declaration.operations import Outcome, RefusedError
 from vipd.declaration.problems import printable
@@ -32,7 +33,11 @@ from vipd.sources.etcd.fleet_keys import (
 )
 from vipd.sources.etcd.messages import Delete, KeyRange, ModRevisionEquals, Put
 from vipd.sources.etcd.source import EtcdSource
+from vipd.sources.etcd.store_history import EtcdHistory, note_value
 from vipd.sources.etcd.values import Layout, unit_name
+from vipd.sources.history import NO_NOTE, ChangeNote, Entry
+
+Answer = TypeVar("Answer")
 
 OBSERVE_TIMEOUT_SECONDS = 10.0
 """How long an answer waits until this host receives its own write."""
@@ -62,10 +67,17 @@ class EtcdStore:
     """The services and overrides in etcd, as known to this host, and changes to them."""
 
     def __init__(
-        self, client: EtcdClient, source: EtcdSource, prefix: str, clock: Callable[[], datetime]
+        self,
+        client: EtcdClient,
+        source: EtcdSource,
+        prefix: str,
+        clock: Callable[[], datetime],
+        host: str = "",
     ) -> None:
+        """`host`: the name of this host, for the history."""
         self._client, self._source, self._layout, self._clock = client, source, Layout(prefix), clock
-        self._stopping = False
+        self._host, self._stopping = host, False
+        self._history = EtcdHistory(client, self._layout)
 
     @property
     def services(self) -> dict[str, Service]:
@@ -86,7 +98,26 @@ class EtcdStore:
         """Check that a change can be written at all. Raises RefusedError."""
         self._puts(outcome)
 
-    async def save(self, outcome: Outcome) -> WriteResult:
+    @property
+    def history_place(self) -> str:
+        """Location of the notes on changes."""
+        return f"etcd {self._layout.history}"
+
+    async def history(self) -> tuple[Entry, ...]:
+        """The newest changes, the oldest first. Raises RefusedError."""
+        return await self._asked(self._history.entries())
+
+    async def changes_in(self, entry: Entry) -> Sequence[tuple[str, Service | None, Service | None]]:
+        """The services that an entry names, each before and after it. Raises RefusedError."""
+        return await self._asked(self._history.changes_in(entry))
+
+    async def services_since(self, revision: int) -> Mapping[str, Service | None]:
+        """What the services that changed since a revision were at it; None: not there. Raises
+        RefusedError."""
+        known = {name: self._source.mod_revision(self._key(name)) for name in self.services}
+        return await self._asked(self._history.services_since(revision, known))
+
+    async def save(self, outcome: Outcome, note: ChangeNote = NO_NOTE) -> WriteResult:
         """Write a change that was decided on the current `services`.
 
         Raises RefusedError; then nothing was written, unless the error reports that this is unknown.
@@ -96,6 +127,9 @@ class EtcdStore:
         deletes = [name for name, action in results.items() if action == "removed"]
         then: list[Put | Delete] = [*puts]
         then += [Delete(KeyRange(self._key(name).encode())) for name in deletes]
+        if then:
+            value = note_value(self._clock(), note, self._host, outcome)
+            then.append(Put(self._layout.history.encode(), value.encode()))
         # If nothing changes, unchanged services count too: this host may not know the latest change yet.
         names = [name for name, action in results.items() if action != "unchanged"] or list(results)
         keys = [self._key(name) for name in names]
@@ -208,7 +242,7 @@ class EtcdStore:
             raise RefusedError("changed", what, why, "look at it, and say it again")
         return revision
 
-    async def _asked(self, question: Awaitable[int]) -> int:
+    async def _asked(self, question: Awaitable[Answer]) -> Answer:
         try:
             return await question
         except EtcdError as error:

@@ -54,8 +54,14 @@ class Layout:
         """Start of the keys that are overrides."""
         return f"{self.prefix}overrides/"
 
+    @property
+    def history(self) -> str:
+        """The key of the note on the last change of services that vipctl made."""
+        return f"{self.prefix}history"
+
     def ranges(self) -> tuple[KeyRange, ...]:
-        """All followed ranges. `hosts/` is not included: reports of hosts would wake all hosts."""
+        """All followed ranges. `hosts/` is not included: reports of hosts would wake all hosts; nor is
+        the history, which no host needs to follow."""
         return tuple(KeyRange.prefix(p.encode()) for p in (self.services, self.backends, self.overrides))
 
 
