@@ -12,8 +12,8 @@ set -euo pipefail
 
 cache=${VIPD_TEST_CACHE:-/var/cache/vipd-tests}
 in_root=systemd,systemd-sysv,dbus,iproute2,nftables
-# Not in the root, but beside it: what `apt install vipd` has to bring, what debian/tests needs, and firewalls.
-at_hand=(python3 iptables curl firewalld ufw)
+# Not in the root, but beside it: what `apt install vipd` has to bring, what debian/tests needs, firewalls, and Docker.
+at_hand=(python3 iptables curl firewalld ufw docker.io)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
