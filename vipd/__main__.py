@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import faulthandler
 import logging
 import os
 import sys
@@ -19,6 +20,7 @@ from vipd.host.systemd.journal import stderr_handler
 from vipd.host.systemd.notify import Notifier, one_line
 from vipd.model.text import one_line as as_line
 
+STDERR = 2
 LIBRARIES = ("aiohttp", "asyncio", "pyroute2", "watchfiles")
 """Their messages below a warning are for their developers."""
 
@@ -27,6 +29,7 @@ def main() -> None:
     """Run the daemon until a signal stops it. Exit codes: 0 stopped, 1 failed, 77 not permitted,
     78 unusable settings."""
     arguments = argument_parser().parse_args()
+    faulthandler.enable(STDERR)  # a crash in a library in C says where it was, besides its signal
     notifier = Notifier.from_environment(os.environ)
     if arguments.once or arguments.check:
         notifier = Notifier()  # the manager waits for the daemon, not for these

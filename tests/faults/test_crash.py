@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -60,6 +61,14 @@ def crash(daemon: Daemon, changes: Changes, after: float) -> None:
     changing.join(60)
     api.close()
     assert not changing.is_alive()
+
+
+def test_a_fault_in_its_memory_says_where_it_was(daemon: Daemon) -> None:
+    daemon.kill(signal.SIGSEGV)
+    assert "Fatal Python error: Segmentation fault" in daemon.log
+    assert "asyncio/base_events.py" in daemon.log
+    daemon.start()
+    assert daemon.endpoints("kept")
 
 
 @pytest.mark.nightly(each_time="iptables")

@@ -105,9 +105,9 @@ class Daemon:
         """End it by SIGTERM; raises AssertionError unless it exits with 0."""
         assert self._end(signal.SIGTERM) == 0, f"vipd did not stop well; its log:\n{self.log}"
 
-    def kill(self) -> None:
-        """End it by SIGKILL, as a crash would."""
-        self._end(signal.SIGKILL)
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End it by a signal: SIGKILL, or one of a fault in its memory."""
+        self._end(number)
 
     def wait_in_sync(self, timeout: float = START_SECONDS) -> None:
         """Return once status is `in-sync`; raises AssertionError after `timeout` seconds."""
