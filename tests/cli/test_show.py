@@ -293,3 +293,16 @@ def test_status_of_a_daemon_that_does_not_say_what_serves(vipctl: Vipctl, daemon
     source = {k: v for k, v in STATUS["sources"][0].items() if k != "refused"}
     daemon.answer_unlike_the_api("GET /v1/status", STATUS | {"sources": [source]})
     assert f"Problems\n  {source['problems'][0]}\n" in vipctl("status").out
+
+
+def test_a_sentence_that_does_not_fit_stands_below_its_row() -> None:
+    columns = (Column("NAME"), Column("REASON", prose=True))
+    rows = [["a" * 20, "short"], ["b", "a reason of several words that is too long"]]
+    assert table(columns, rows, Screen(40, False), indent="  ") == [
+        "  NAME                  REASON",
+        "  aaaaaaaaaaaaaaaaaaaa  short",
+        "  b",
+        "      a reason of several words that is",
+        "        too long",
+    ]
+    assert table(columns, rows, Screen(None, False))[2].endswith("a reason of several words that is too long")

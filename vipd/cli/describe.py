@@ -31,7 +31,7 @@ COLUMNS = (
     Column("READY"),
     HEALTH,
     Column("CHAIN"),
-    Column("REASON"),
+    Column("REASON", prose=True),
 )
 """The reason is last because it is prose: there it may be long without breaking the table."""
 

@@ -40,6 +40,8 @@ class Column(NamedTuple):
     title: str
     min_width: int = 0
     right: bool = False
+    prose: bool = False
+    """The last column may be one of sentences: on a screen too narrow for one it stands below its row."""
 
 
 class Screen(NamedTuple):
@@ -92,14 +94,25 @@ def table(
     headers: bool = True,
     indent: str = "",
 ) -> list[str]:
-    """The lines of a table. The last column is not padded."""
+    """The lines of a table. The last column is not padded; one of prose may take several lines."""
     cells = [[_clean(cell if isinstance(cell, Cell) else Cell(cell)) for cell in row] for row in rows]
     if headers:
         cells.insert(0, [Cell(column.title, "bold") for column in columns])
     widths = [max((width_of(row[i].text) for row in cells), default=0) for i in range(len(columns))]
     if terminal.width is not None:
         _shrink(widths, columns, terminal.width - len(indent) - 2 * (len(columns) - 1))
-    return [indent + _line(row, columns, widths, terminal) for row in cells]
+    lines = []
+    for row in cells:
+        line = indent + _line(row, columns, widths, terminal)
+        text, colour = row[-1]
+        wide = len(indent) + sum(widths[:-1]) + 2 * (len(columns) - 1) + width_of(text)
+        if columns[-1].prose and terminal.width is not None and wide > terminal.width:
+            line = indent + _line([*row[:-1], Cell("")], columns, widths, terminal)
+            below = prose(text, terminal, indent + "    ")
+            lines += [line, *(terminal.paint(part, colour) for part in below)]
+        else:
+            lines.append(line)
+    return lines
 
 
 def _clean(cell: Cell) -> Cell:
