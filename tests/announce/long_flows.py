@@ -79,19 +79,19 @@ class Connection:
             self.failure = type(error).__name__
 
     async def ask(self, number: int, seconds: float) -> str:
-        """Wait for a line where lines should come by themselves, then exchange one; returns what failed."""
+        """Wait for a line where lines should come by themselves, then exchange one; returns what failed, or
+        `only when asked` if no line came before."""
         lines, end = self._lines, asyncio.get_running_loop().time() + seconds
-        if self.kind != "idle":
-            while self._lines == lines and not self.failure:
-                if asyncio.get_running_loop().time() > end:
-                    return "silent"
-                await asyncio.sleep(0.05)
+        silent = False
+        while self.kind != "idle" and self._lines == lines and not self.failure and not silent:
+            await asyncio.sleep(0.05)
+            silent = asyncio.get_running_loop().time() > end
         self._seen.clear()
         self._wanted = f"question {number}\n".encode()
         self._writer.write(self._wanted)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._seen.wait(), max(end - asyncio.get_running_loop().time(), 0.1))
-            return ""
+            await asyncio.wait_for(self._seen.wait(), seconds)
+            return "only when asked" if silent else ""
         return self.failure or "no answer"
 
 

@@ -41,6 +41,15 @@ DECLARATION = """
   balance: source-hash
   masquerade: hairpin
 """
+OTHER = """
+- name: other
+  load_balancer_addresses: [203.0.113.11]
+  ports: 80:9000
+  backends: [10.20.0.11, 10.20.0.12]
+  balance: source-hash
+  masquerade: hairpin
+  flow_takeover: true
+"""
 ANSWER_SECONDS = 12
 CUT = """
 table netdev cut {
@@ -154,7 +163,7 @@ def test_connections_outlive_a_host() -> None:
         assert told("the other one dies", flows.ask()) >= 990
 
 
-def test_without_it_a_backend_waits_for_its_client() -> None:
+def test_without_it_a_backend_that_sends_first_is_reset() -> None:
     require("bird")
     with serving("") as lab, Flows(lab.client, VIP) as flows:
         assert told("before", flows.ask()) == 1000
@@ -164,7 +173,19 @@ def test_without_it_a_backend_waits_for_its_client() -> None:
         told("a host dies, without flow_takeover", outcomes)
         assert outcomes["idle"] == {"alive": 334}
         assert outcomes["client"] == {"alive": 333}
-        assert outcomes["server"]["silent"], "backends that speak first are heard only with flow_takeover"
+        assert outcomes["server"]["ConnectionResetError"], "a backend that sends first needs flow_takeover"
+
+
+def test_replies_of_several_services_wait_for_the_client() -> None:
+    require("bird")
+    with serving("  flow_takeover: true\n" + OTHER) as lab, Flows(lab.client, VIP) as flows:
+        assert told("before", flows.ask()) == 1000
+        lab.hosts[1].run("nft", "-f", "-", text=CUT)
+        lab.wait_next_hops(2)
+        outcomes = flows.ask()
+        told("a host dies, two services at the same backends", outcomes)
+        assert set(outcomes["server"]) <= {"alive", "only when asked"}, "none is reset"
+        assert told("later", flows.ask()) == 1000
 
 
 class TwoArmedLab(LanLab):

@@ -148,9 +148,9 @@ SERVICE = {
     "flow_takeover": KeyDoc(
         forms.FLAG,
         "`false`",
-        "Whether established TCP flows go on through this host when the host that they went through is lost: "
-        "[what it needs](announce.md#flows-that-outlive-a-host). Needs `balance: source-hash` and "
-        "`masquerade: hairpin`. Do not set it where clients also connect to the backends' ports directly.",
+        "Whether established TCP flows go on through this host when the host that they went through is lost. "
+        "Needs `balance: source-hash` and `masquerade: hairpin`. Do not set it where clients also connect to "
+        "the backends' ports directly.",
     ),
     "balance": KeyDoc(
         forms.choice(*Balance),
