@@ -43,9 +43,9 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 async def speak(writer: asyncio.StreamWriter) -> None:
     """Send a line each 0.3 s."""
-    while True:
-        await asyncio.sleep(PAUSE_SECONDS)
+    while not writer.is_closing():
         writer.write(b"tick\n")
+        await asyncio.sleep(PAUSE_SECONDS)
 
 
 class Connection:

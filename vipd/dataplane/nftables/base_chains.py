@@ -71,15 +71,19 @@ def fixed_chains(options: TableOptions, takeover: bool = False) -> dict[str, Rul
     }
 
 
-def _reply(options: TableOptions) -> str:
-    """Matches a first packet that continues a TCP flow: the kernel evaluates nat rules for it, too, because
-    it tracks flows from any segment (nf_conntrack_tcp_loose)."""
-    return f"tcp flags & 0x2 == 0x0 {options.ip} saddr . tcp sport"
+_CONTINUES = "tcp flags & 0x2 == 0x0"
+"""Matches a first packet that continues a TCP flow: it has no SYN. The kernel evaluates nat rules for it, too,
+because it tracks flows from any segment (nf_conntrack_tcp_loose)."""
+
+
+def _endpoint(options: TableOptions) -> str:
+    return f"{options.ip} saddr . tcp sport"
 
 
 def _reply_marked(options: TableOptions) -> str:
     """The flow of such a segment from an endpoint becomes vipd's, before the forward hook."""
-    return f"{_reply(options)} @{REPLY_SOURCES.name} ct mark set ct mark | {options.flow_mark:#x}"
+    replies = f"{_CONTINUES} {_endpoint(options)} @{REPLY_SOURCES.name}"
+    return f"{replies} ct mark set ct mark | {options.flow_mark:#x}"
 
 
 def _replies(options: TableOptions) -> Rules:
@@ -87,11 +91,10 @@ def _replies(options: TableOptions) -> Rules:
     flow, and the entry would take the place of the right one. If the service is known, it becomes the source:
     an entry that begins at the endpoint translates both directions, too. If not, it is dropped, so that the
     client's next packet makes the entry; the endpoint retransmits."""
-    snat = f"snat {options.ip} to {options.ip} saddr . tcp sport map @{REPLY_FRONTENDS.name}"
-    matched = _reply(options)
+    endpoint = _endpoint(options)
     return (
-        f"{matched.partition(options.ip)[0]}{snat}",
-        f"{matched} @{REPLY_SOURCES.name} drop",
+        f"{_CONTINUES} snat {options.ip} to {endpoint} map @{REPLY_FRONTENDS.name}",
+        f"{_CONTINUES} {endpoint} @{REPLY_SOURCES.name} drop",
     )
 
 
