@@ -72,8 +72,8 @@ def fixed_chains(options: TableOptions, takeover: bool = False) -> dict[str, Rul
 
 
 _CONTINUES = "tcp flags & 0x2 == 0x0"
-"""Matches a first packet that continues a TCP flow: it has no SYN. The kernel evaluates nat rules for it, too,
-because it tracks flows from any segment (nf_conntrack_tcp_loose)."""
+"""Matches a first packet that continues a TCP flow: it has no SYN. The kernel evaluates nat rules for it,
+too, because it tracks flows from any segment (nf_conntrack_tcp_loose)."""
 
 
 def _endpoint(options: TableOptions) -> str:
