@@ -132,8 +132,12 @@ class RoutedLab:
         """Start BIRD in the router."""
         self._bird(self.router, (EXAMPLES / "router-bird.conf").read_text())
 
-    def announce_with(self, number: int, kind: str) -> None:
-        """Start a host's routing daemon with the configuration of the examples."""
+    def start_bird(self, node: Node, text: str) -> None:
+        """Start BIRD in a node with this configuration."""
+        self._bird(node, text)
+
+    def announce_with(self, number: int, kind: str, *replaced: tuple[str, str]) -> None:
+        """Start a host's routing daemon with the configuration of the examples, with texts `replaced`."""
         host = self.hosts[number]
         text = (EXAMPLES / f"{kind}.conf").read_text()
         if number == 2:
@@ -143,6 +147,9 @@ class RoutedLab:
                 ("fd00:1:", "fd00:2:"),
             ):
                 text = re.sub(rf"{re.escape(one)}(?![0-9])", other, text)
+        for old, new in replaced:
+            assert old in text
+            text = text.replace(old, new)
         {"bird": self._bird, "frr": self._frr, "exabgp": self._exabgp}[kind](host, text)
 
     def _start(self, name: str, node: Node, *argv: str) -> None:

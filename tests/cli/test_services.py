@@ -142,7 +142,7 @@ def test_warnings_of_a_change_are_told_on_stderr(vipctl: Vipctl, daemon: FakeDae
                 ),
                 *("--node-port", "30080", "--health-port", "30081", "--respond-to-ping", "false"),
                 *("--internal-policy", "local", "--external-policy", "local", "--on-remove", "reset"),
-                *("--balance", "round-robin", "--registrations", "true"),
+                *("--balance", "round-robin", "--registrations", "true", "--flow-takeover", "false"),
             ],
             {
                 "address": "10.0.0.1",
@@ -154,6 +154,7 @@ def test_warnings_of_a_change_are_told_on_stderr(vipctl: Vipctl, daemon: FakeDae
                 "slow_start": "30s",
                 "weight_from": "check",
                 "registrations": True,
+                "flow_takeover": False,
                 "balance": "round-robin",
                 "traffic_policy": {"internal": "local", "external": "local"},
                 "on_remove": "reset",

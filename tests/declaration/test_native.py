@@ -489,3 +489,13 @@ WEB = "{name: web, address: 10.96.0.2, ports: 80, external_addresses: 192.0.2.1"
 def test_the_last_problem(text: str, problems: list[str]) -> None:
     found = parse_declaration(f"apiVersion: vipd/v1\n{text}", "a.yaml").problems
     assert [problem in str(found[-1]) for problem in problems] == [True] * len(found[-1:])
+
+
+def test_flow_takeover_is_written_as_it_was_read() -> None:
+    service = only(
+        "apiVersion: vipd/v1\nservices:\n  - {address: 10.96.0.10, ports: 80, balance: source-hash,"
+        " masquerade: hairpin, flow_takeover: true}\n"
+    )
+    assert service.flow_takeover
+    assert service_to_spec(service)["flow_takeover"] is True
+    assert only(format_declaration([service])) == service

@@ -76,6 +76,7 @@ def declaration(number: int) -> dict[str, Json]:
         "on_remove": "reset",
         "respond_to_ping": True,
         "registrations": False,
+        "flow_takeover": False,
         "announce": {"by": "routes", "addresses": "all"},
         "affinity": {"by": "client-ip", "timeout": "3h"},
         "masquerade": "forwarded",

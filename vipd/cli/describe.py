@@ -54,6 +54,7 @@ _KEYS = {
     "check": "Check",
     "slow_start": "Slow start",
     "on_remove": "On remove",
+    "flow_takeover": "Flow takeover",
 }
 """Keys that are shown as they are declared, and only then."""
 _MASQUERADE = {

@@ -262,6 +262,14 @@ _OPTIONS = (
         help="How a new flow's backend is chosen; source-hash needs the nftables dataplane.",
     ),
     _option(
+        "--flow-takeover",
+        group=FLOWS,
+        key="flow_takeover",
+        read=_is_true,
+        type=_choices(*FLAG),
+        help="Whether TCP flows of a lost host go on here; needs source-hash and --masquerade hairpin.",
+    ),
+    _option(
         "--affinity",
         group=FLOWS,
         key="affinity",

@@ -50,6 +50,8 @@ def service_to_spec(service: Service) -> dict[str, object]:
         spec["registrations"] = service.registrations
     if service.announcement is not None:
         spec["announce"] = _announcement_spec(service, service.announcement)
+    if service.flow_takeover:
+        spec["flow_takeover"] = True
     return spec
 
 

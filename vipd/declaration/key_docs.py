@@ -145,6 +145,13 @@ SERVICE = {
         "`true` in etcd, else `false`",
         "Whether backends that register themselves in etcd take part.",
     ),
+    "flow_takeover": KeyDoc(
+        forms.FLAG,
+        "`false`",
+        "Whether established TCP flows go on through this host when the host that they went through is lost. "
+        "Needs `balance: source-hash` and `masquerade: hairpin`. Do not set it where clients also connect to "
+        "the backends' ports directly.",
+    ),
     "balance": KeyDoc(
         forms.choice(*Balance),
         "`random`",

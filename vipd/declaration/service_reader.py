@@ -37,6 +37,7 @@ from vipd.declaration.port_reader import read_ports
 from vipd.declaration.service_rules import (
     check_backend_ports,
     check_backends,
+    check_flow_takeover,
     check_host_ports,
     check_port,
     check_vip,
@@ -87,6 +88,7 @@ class _Draft(DefaultPolicy):
     ends_flows: bool = False
     answers_ping: bool = True
     registrations: bool | None = None
+    flow_takeover: Located[bool] | None = None
     distribution: TrafficDistribution = TrafficDistribution.PREFER_SAME_ZONE
 
     def claimed(self) -> list[Located[str]]:
@@ -123,6 +125,8 @@ def read_service(
         return None
     _check_consistency(report, draft, unique_addresses(report, claimed))
     service = _finish(report, draft, origin)
+    if draft.flow_takeover and service.flow_takeover:
+        check_flow_takeover(report, draft.flow_takeover, service)
     unasked = set(backends_without_check_port(service))
     if unasked and not report.accepted:
         places = [b for b in (*draft.backends, *draft.fallback) if b.value in unasked]
@@ -223,6 +227,7 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         registrations=draft.registrations,
         traffic_distribution=draft.distribution,
         announcement=_announcement(draft, draft.announce.value) if draft.announce else None,
+        flow_takeover=draft.flow_takeover is not None and draft.flow_takeover.value,
         origin=origin,
     )
 
@@ -328,6 +333,11 @@ def _read_registrations(report: Report, draft: _Draft, node: Node, path: str) ->
     draft.registrations = read_boolean(report, node, path)
 
 
+def _read_flow_takeover(report: Report, draft: _Draft, node: Node, path: str) -> None:
+    choice = read_boolean(report, node, path)
+    draft.flow_takeover = None if choice is None else Located(choice, node.line, path)
+
+
 def _read_host_port(report: Report, node: Node, path: str) -> Located[int] | None:
     number = read_integer(report, node, path, 1, MAX_PORT)
     return None if number is None else Located(number, node.line, path)
@@ -353,6 +363,7 @@ SERVICE_KEYS: dict[str, _ServiceKey] = {
     "on_remove": _read_on_remove,
     "respond_to_ping": _read_respond_to_ping,
     "registrations": _read_registrations,
+    "flow_takeover": _read_flow_takeover,
     **DEFAULTS_KEYS,
 }
 """The keys of a service."""

@@ -10,11 +10,14 @@ from vipd.declaration.syntax import quoted
 from vipd.model.check import Check, DnsProbe, ExecProbe, HttpProbe, UdpProbe
 from vipd.model.service import (
     Backend,
+    Balance,
     Family,
     Frontend,
+    Masquerade,
     Protocol,
     Service,
     ServicePort,
+    TrafficPolicy,
     family_of,
     socket_text,
 )
@@ -283,3 +286,39 @@ def check_weight_source(
         what = "no check of this service can say a weight"
         hint = "add check: {type: http}, or remove weight_from"
         report.add(weight_from.line, weight_from.path, what, hint)
+
+
+def check_flow_takeover(report: Report, key: Located[bool], service: Service) -> None:
+    """Report what keeps the hosts from sending a client to the same backend under the same addresses, so that
+    no flow could go on."""
+    policy = service.external_policy if service.external_addresses else service.internal_policy
+    faults = (
+        (
+            service.balance is not Balance.SOURCE_HASH,
+            "needs the same backend for a client on every host",
+            "add balance: source-hash",
+        ),
+        (
+            service.masquerade is not Masquerade.HAIRPIN,
+            "needs backends that see the client's address: masquerade uses a host's own",
+            "add masquerade: hairpin, and have replies return through the host that they came by",
+        ),
+        (
+            service.affinity is not None,
+            "needs a backend that follows from the client's address: each host remembers other clients",
+            "remove affinity, which source-hash makes needless",
+        ),
+        (
+            policy is TrafficPolicy.LOCAL,
+            "needs backends on any host: under the policy local each host has its own",
+            "write traffic_policy: cluster",
+        ),
+        (
+            all(port.protocol is not Protocol.TCP for port in service.ports),
+            "concerns TCP flows, and the service has no tcp port",
+            "remove it",
+        ),
+    )
+    for wrong, what, hint in faults:
+        if wrong:
+            report.add(key.line, key.path, what, hint)

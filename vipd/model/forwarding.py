@@ -90,6 +90,9 @@ class Forwarding:
     announcement: Announcement | None = None
     """Whether hosts elsewhere learn its addresses; no rule depends on it."""
 
+    flow_takeover: bool = False
+    """TCP segments of its backends that belong to no tracked flow continue one of another host."""
+
     @property
     def resets_flows(self) -> bool:
         """Clients of established flows that end get a TCP reset."""
@@ -101,6 +104,12 @@ class Forwarding:
             return ()
         inside = self.addresses if self.announcement.inside else ()
         return (*inside, *(external.address for external in self.external_addresses))
+
+    def takeover_addresses(self) -> tuple[str, ...]:
+        """Addresses of flows that may come from another host: those for outside; without any, its own."""
+        if not self.flow_takeover or self.key.protocol is not Protocol.TCP:
+            return ()
+        return tuple(external.address for external in self.external_addresses) or self.addresses
 
     @property
     def externally_exposed(self) -> bool:

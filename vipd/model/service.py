@@ -273,6 +273,8 @@ class Service:
     traffic_distribution: TrafficDistribution = TrafficDistribution.PREFER_SAME_ZONE
     announcement: Announcement | None = None
     """None: its addresses are not announced."""
+    flow_takeover: bool = False
+    """Established TCP flows whose host is lost go on through this one."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:

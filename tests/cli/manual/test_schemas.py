@@ -63,6 +63,7 @@ BEYOND_A_SCHEMA = {
     r"is the service itself|the service's own virtual IP": "it compares backends and addresses",
     r"is IPv[46], but the service|no network of allow_from|limits external_addresses": "the same",
     r"the service has no |no check of this service|node_port fits a service": "it compares keys of a service",
+    r"^needs (the same |a )?backend": "the same",
     r"port and ports exclude each other|is longer than interval": "it compares two keys",
     r"only the default name|is not a service name": "a name may be a frontend, but only the service's own",
     r"is an? (unspecified|loopback|multicast|link-local|broadcast) address": "it knows no kinds of addresses",

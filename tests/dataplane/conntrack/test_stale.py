@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.dataplane.conntrack.forwardings import forwarding
 from tests.dataplane.conntrack.kernel import ESTABLISHED, made
-from vipd.dataplane.conntrack.entries import TCP_SYN_SENT, Entry
+from vipd.dataplane.conntrack.entries import SOURCE_TRANSLATED, TCP_SYN_SENT, Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.stale import (
     Destination,
@@ -75,6 +75,12 @@ def flow(to: tuple[str, int], answered_by: tuple[str, int] | None = None, **more
     return made(CLIENT6 if ":" in to[0] else CLIENT, to, answered_by, **more)  # type: ignore[arg-type]
 
 
+def reply(frontend: tuple[str, int], backend: tuple[str, int]) -> Entry:
+    """A flow of which this host saw a reply first."""
+    taken = made(backend, CLIENT, CLIENT, reply_destination=frontend, protocol=TCP, tcp_state=ESTABLISHED)
+    return taken._replace(status=taken.status | SOURCE_TRANSLATED)
+
+
 CASES: list[tuple[str, Entry, Reason | None, Reason | None]] = [
     # name, entry, why it must end, why it must when the service wants flows ended
     ("a backend that takes new flows", flow(DNS, B1, replied=True), None, None),
@@ -127,6 +133,9 @@ CASES: list[tuple[str, Entry, Reason | None, Reason | None]] = [
         UNTRANSLATED,
         UNTRANSLATED,
     ),
+    ("TCP: of another host, right", reply(WEB, B1), None, None),
+    ("TCP: of another host, gone", reply(WEB, DEAD), None, GONE),
+    ("TCP: masqueraded by somebody else", reply(("203.0.113.5", 61000), DEAD), None, None),
     ("SCTP: right", flow(STREAM, B1, protocol=SCTP, replied=True), None, None),
     ("SCTP: gone", flow(STREAM, DEAD, protocol=SCTP, replied=True), None, GONE),
     ("SCTP: untranslated", flow(STREAM, protocol=SCTP), None, UNTRANSLATED),

@@ -404,3 +404,52 @@ def test_a_draining_backend_keeps_its_clients_under_the_cluster_policy_alone(
     )
     elements = compile_forwarding(forwarding, OPTIONS, ChainNumbers(Family.IPV4)).elements
     assert ("10.244.0.9 . 8080" in elements.values()) is kept
+
+
+def taken_over(name: str, *outside: str, to: str = "10.244.0.1") -> Service:
+    """A service that continues flows of other hosts."""
+    return replace(
+        numbered(len(name), to),
+        name=name,
+        addresses=(),
+        external_addresses=tuple(ExternalAddress(address, True, ()) for address in outside),
+        balance=Balance.SOURCE_HASH,
+        masquerade=Masquerade.HAIRPIN,
+        flow_takeover=True,
+    )
+
+
+def replies(desired: DesiredTable) -> dict[str, dict[str, str]]:
+    """The elements of the two holders for replies."""
+    found: dict[str, dict[str, str]] = {"reply_sources": {}, "reply_frontends": {}}
+    for slot, value in desired.shared_elements():
+        if slot.set_name in found:
+            found[slot.set_name][slot.key] = value
+    return found
+
+
+def test_a_reply_has_the_only_service_of_its_endpoint() -> None:
+    one, both = taken_over("one", "192.0.2.1"), taken_over("both", "192.0.2.2")
+    desired, port = table(one), "10.244.0.1 . 8080"
+    assert replies(desired)["reply_frontends"] == {port: "192.0.2.1 . 80"}
+    (forwarding,) = select_backends(both, POLICY)
+    desired.update(forwarding.key, forwarding)
+    assert replies(desired) == {"reply_sources": {port: ""}, "reply_frontends": {}}, "which is unknown"
+    desired.update(forwarding.key, None)
+    assert replies(desired)["reply_frontends"] == {port: "192.0.2.1 . 80"}
+    two = table(taken_over("two", "192.0.2.1", "192.0.2.3"))
+    assert replies(two) == {"reply_sources": {port: ""}, "reply_frontends": {}}
+
+
+def test_rules_for_replies_exist_only_with_a_service_that_needs_them() -> None:
+    plain = table(numbered(1, "10.244.0.1"))
+    before = plain.structure()
+    assert not any("reply" in rule for rules in before.chains.values() for rule in rules)
+    (forwarding,) = select_backends(taken_over("one", "192.0.2.1"), POLICY)
+    plain.update(forwarding.key, forwarding)
+    during = plain.structure()
+    assert {"reply_sources", "reply_frontends"} == during.sets.keys() - before.sets.keys()
+    assert [r for r in during.chains["prerouting"] if "@reply_sources ct mark set" in r]
+    plain.update(forwarding.key, None)
+    assert plain.structure().chains["postrouting"] == before.chains["postrouting"]
+    assert plain.structure().sets == before.sets

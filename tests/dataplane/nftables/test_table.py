@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import open_netlink
 from vipd.host.process import ProgramResult, Runner
 from vipd.host.settings.settings import load_settings
-from vipd.model.service import Affinity, ExternalAddress, Family, Service
+from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Masquerade, Service
 
 pytestmark = pytest.mark.root
 
@@ -93,6 +94,34 @@ def test_others_are_seen_and_only_what_they_touched_is_read(
     programmed.step()
     programmed.become(WEB, PLAIN)
     assert programmed.tables() == before
+
+
+def test_rules_for_replies_come_and_go_with_their_service(programmed: Programmed) -> None:
+    taken = replace(
+        WEB,
+        name="taken",
+        addresses=(),
+        external_addresses=(
+            ExternalAddress("203.0.113.2", True, ()),
+            ExternalAddress("2001:db8::2", True, ()),
+        ),
+        affinity=None,
+        balance=Balance.SOURCE_HASH,
+        masquerade=Masquerade.HAIRPIN,
+        flow_takeover=True,
+    )
+    programmed.become(PLAIN)
+    before = programmed.tables()
+    programmed.become(PLAIN, taken)
+    listed = programmed.tables()
+    for element in ("10.244.0.1 . 8080 : 203.0.113.2 . 80", "fd00:244::1 . 8080 : 2001:db8::2 . 80"):
+        assert element in listed
+    programmed.restart()
+    programmed.declare([PLAIN, taken])
+    assert not asyncio.run(programmed.dataplane.plan()), "what is read equals what was written"
+    programmed.become(PLAIN)
+    assert "reply" not in before
+    assert programmed.tables().count("@reply") == 0
 
 
 def test_own_writes_are_no_disturbance(inside: Inside, tmp_path: Path) -> None:

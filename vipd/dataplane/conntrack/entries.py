@@ -31,6 +31,8 @@ SocketAddress = tuple[str, int]
 
 SEEN_REPLY = 1 << 1
 """Bit of an entry's status: packets went both ways."""
+SOURCE_TRANSLATED, DESTINATION_TRANSLATED = 1 << 4, 1 << 5
+"""The same: which end of the first packet was translated."""
 TCP_SYN_SENT = 1
 """TCP state: the client requested a connection, and no answer has arrived yet."""
 TCP_TIME_WAIT, TCP_CLOSE = 7, 8
@@ -107,6 +109,20 @@ class Entry(NamedTuple):
     def translated(self) -> bool:
         """Whether a host other than the original destination answers."""
         return self.reply_source != self.destination
+
+    @property
+    def from_client(self) -> Entry:
+        """The same flow as its client began it. Of a flow of another host this one may see a reply first
+        (`flow_takeover`): then the entry begins at the backend, and the client is its destination."""
+        translated = self.status & (SOURCE_TRANSLATED | DESTINATION_TRANSLATED)
+        if translated != SOURCE_TRANSLATED or self.protocol is not Protocol.TCP:
+            return self
+        return self._replace(
+            source=self.reply_source,
+            destination=self.reply_destination,
+            reply_source=self.source,
+            reply_destination=self.destination,
+        )
 
 
 class _Ends(NamedTuple):

@@ -49,6 +49,7 @@ async def _count(wanted: FlowTargets, concerns: Callable[[Entry], bool], connect
     parts = {(destination.family, destination.protocol) for destination in wanted.targets}
 
     def counts(entry: Entry) -> bool:
+        entry = entry.from_client
         live = entry.tcp_state not in CLOSED_STATES and concerns(entry)
         return live and wanted.target(entry) is not None
 

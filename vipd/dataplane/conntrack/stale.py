@@ -105,6 +105,7 @@ def table_part_of(destination: Destination, target: FlowTarget) -> TablePart | N
 
 def stale_reason(entry: Entry, targets: FlowTargets) -> Reason | None:
     """Why an entry must end; None if it must stay."""
+    entry = entry.from_client
     target = targets.target(entry)
     if target is None or entry.reply_source in target.serving:
         return None

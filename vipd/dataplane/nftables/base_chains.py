@@ -12,6 +12,8 @@ from vipd.dataplane.nftables.layout import (
     HAIRPIN,
     NODE_PORTS,
     PINGED,
+    REPLY_FRONTENDS,
+    REPLY_SOURCES,
     UNUSED,
     Rules,
 )
@@ -46,14 +48,14 @@ ENTRANCES = ("prerouting", "output")
 """Those in which packets are led to services."""
 
 
-def fixed_chains(options: TableOptions) -> dict[str, Rules]:
+def fixed_chains(options: TableOptions, takeover: bool = False) -> dict[str, Rules]:
     """Every chain that always exists, with its rules. From `dispatch` to `handover` the destination address
-    contains the number of a chain."""
+    contains the number of a chain. `takeover`: with the rules for flows of other hosts."""
     ip, dispatch = options.ip, ("goto dispatch",)
     frontend = f"{ip} daddr . meta l4proto . th dport map @{FRONTENDS.name}"
     echo = "icmp type echo-request" if options.family is Family.IPV4 else "icmpv6 type echo-request"
     return {
-        "prerouting": dispatch,
+        "prerouting": (*((_reply_marked(options),) if takeover else ()), *dispatch),
         "output": dispatch,
         "dispatch": (
             f"{ip} daddr set {frontend} goto handover",
@@ -65,15 +67,43 @@ def fixed_chains(options: TableOptions) -> dict[str, Rules]:
         UNUSED: ("meta l4proto tcp reject with tcp reset", _refused()),
         "input": (_ours(options, "jump counting"),) if options.counts else (),
         "counting": _counting(options),
-        "postrouting": _postrouting(options),
+        "postrouting": _postrouting(options, takeover),
     }
 
 
-def _postrouting(options: TableOptions) -> Rules:
+_CONTINUES = "tcp flags & 0x2 == 0x0"
+"""Matches a first packet that continues a TCP flow: it has no SYN. The kernel evaluates nat rules for it,
+too, because it tracks flows from any segment (nf_conntrack_tcp_loose)."""
+
+
+def _endpoint(options: TableOptions) -> str:
+    return f"{options.ip} saddr . tcp sport"
+
+
+def _reply_marked(options: TableOptions) -> str:
+    """The flow of such a segment from an endpoint becomes vipd's, before the forward hook."""
+    replies = f"{_CONTINUES} {_endpoint(options)} @{REPLY_SOURCES.name}"
+    return f"{replies} ct mark set ct mark | {options.flow_mark:#x}"
+
+
+def _replies(options: TableOptions) -> Rules:
+    """A reply that arrives before any packet of its client: without translation, the client would reset the
+    flow, and the entry would take the place of the right one. If the service is known, it becomes the source:
+    an entry that begins at the endpoint translates both directions, too. If not, it is dropped, so that the
+    client's next packet makes the entry; the endpoint retransmits."""
+    endpoint = _endpoint(options)
+    return (
+        f"{_CONTINUES} snat {options.ip} to {endpoint} map @{REPLY_FRONTENDS.name}",
+        f"{_CONTINUES} {endpoint} @{REPLY_SOURCES.name} drop",
+    )
+
+
+def _postrouting(options: TableOptions, takeover: bool) -> Rules:
     ip, mark = options.ip, f"{options.mark:#x}"
     flow = f"{options.flow_mark:#x}"
     return (
         f"ct mark & {flow} != {flow} return",
+        *(_replies(options) if takeover else ()),
         *(("jump counting",) if options.counts else ()),
         f"meta mark & {mark} == {mark} meta mark set meta mark ^ {mark} masquerade{options.random}",
         f"{ip} saddr . {ip} daddr @{HAIRPIN.name} masquerade{options.random}",

@@ -72,6 +72,9 @@ class Fragment:
     hairpins: frozenset[str] = frozenset()
     """Addresses of endpoints that might be sent their own flows unmasqueraded."""
 
+    replies: frozenset[tuple[str, str]] = frozenset()
+    """Endpoint and frontend, for those whose replies continue flows of other hosts."""
+
     def kinds(self) -> frozenset[str]:
         """What its chains look up: their names without numbers of slots.
 
@@ -136,9 +139,20 @@ class _Compilation:
         reachable = f.reachable()
         if self._may_be_unmarked():
             found.hairpins = frozenset(endpoint.address for endpoint in reachable)
+        found.replies = self._replies()
         if self._options.ping and f.answers_ping and reachable:
             found.pings = frozenset(f.addresses)
         return found
+
+    def _replies(self) -> frozenset[tuple[str, str]]:
+        """Each endpoint that may have flows, also one that gets no new ones."""
+        f = self._f
+        endpoints = {(e.address, e.port) for e in (*f.reachable(), *f.without_new_flows)}
+        return frozenset(
+            (f"{address} . {port}", f"{frontend} . {f.port}")
+            for frontend in f.takeover_addresses()
+            for address, port in endpoints
+        )
 
     def _may_be_unmarked(self) -> bool:
         """Whether a flow of an endpoint to itself can pass without the mark for masquerade: in the usual

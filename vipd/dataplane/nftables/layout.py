@@ -98,6 +98,11 @@ CLAIMED = NftSet("claimed", (Field.ADDRESS,))
 HAIRPIN = NftSet("hairpin", (Field.ADDRESS, Field.ADDRESS))
 """An endpoint's address, twice: a translated flow from there to there needs masquerade."""
 
+REPLY_SOURCES = NftSet("reply_sources", _ENDPOINT)
+"""Endpoints of services with `flow_takeover`. Exists only while there is one, as does the next."""
+REPLY_FRONTENDS = NftSet("reply_frontends", _ENDPOINT, _ENDPOINT)
+"""Such an endpoint -> address and port of the service, if it serves only one."""
+
 NUMBER_TO_IPV6 = NftSet("numbers", (Field.NUMBER,), (Field.ADDRESS,))
 """Number -> the same as an address; for IPv6 alone, where nft cannot write a number into an address."""
 

@@ -21,6 +21,8 @@ from vipd.dataplane.nftables.layout import (
     NODE_PORTS,
     NUMBER_TO_IPV6,
     PINGED,
+    REPLY_FRONTENDS,
+    REPLY_SOURCES,
     NftSet,
     Rules,
     allowed_sources,
@@ -33,8 +35,18 @@ from vipd.model.service import Family
 
 Elements = Mapping[ElementKey, str]
 
-SHARED = (PINGED.name, CLAIMED.name, HAIRPIN.name, NUMBER_TO_IPV6.name)
+SHARED = (
+    PINGED.name,
+    CLAIMED.name,
+    HAIRPIN.name,
+    NUMBER_TO_IPV6.name,
+    REPLY_SOURCES.name,
+    REPLY_FRONTENDS.name,
+)
 """Holders of elements that several forwardings may require."""
+
+_REPLIES = (REPLY_SOURCES.name, REPLY_FRONTENDS.name)
+"""Holders that exist only while a service has `flow_takeover`."""
 
 _LEADING = (FRONTENDS.name, NODE_PORTS.name)
 """Holders of the elements that packets meet first."""
@@ -109,6 +121,8 @@ class DesiredTable:
         self._hairpins: Counter[str] = Counter()
         self._users: Counter[str] = Counter()
         self._pingers: Counter[str] = Counter()
+        self._replies: dict[str, Counter[str]] = {}
+        """Endpoints with `flow_takeover`, and the frontends of each."""
         self._shared_before: dict[ElementKey, str | None] = {}
         """Changed shared elements, as they were when everything was last written."""
         self._numbers_before: Numbers = (0, 0)
@@ -197,7 +211,8 @@ class DesiredTable:
         hairpins = (ElementKey(HAIRPIN.name, f"{address} . {address}") for address in self._hairpins)
         claimed = (ElementKey(CLAIMED.name, address) for address in self._users)
         pinged = (ElementKey(PINGED.name, address) for address in self._pingers)
-        for slot in (*hairpins, *claimed, *pinged):
+        replies = (ElementKey(name, each) for each in self._replies for name in _REPLIES)
+        for slot in (*hairpins, *claimed, *pinged, *replies):
             value = self._shared(slot)
             if value is not None:
                 yield slot, value
@@ -268,6 +283,20 @@ class DesiredTable:
         for address in fragment.pings:
             self._remember(ElementKey(PINGED.name, address))
             _add(self._pingers, address, one)
+        for endpoint, frontend in fragment.replies:
+            self._count_reply(endpoint, frontend, one)
+
+    def _count_reply(self, endpoint: str, frontend: str, one: int) -> None:
+        for name in _REPLIES:
+            self._remember(ElementKey(name, endpoint))
+        if not self._replies:
+            self._structure = None
+        frontends = self._replies.setdefault(endpoint, Counter())
+        _add(frontends, frontend, one)
+        if not frontends:
+            del self._replies[endpoint]
+        if not self._replies:
+            self._structure = None
 
     def _remember(self, slot: ElementKey) -> None:
         if slot not in self._shared_before:
@@ -279,7 +308,17 @@ class DesiredTable:
             return "" if self._hairpins.get(slot.key.partition(" ")[0]) else None
         if slot.set_name == PINGED.name:
             return "" if self._pingers.get(slot.key) else None
+        if slot.set_name in _REPLIES:
+            return self._reply(slot)
         return "" if self._users.get(slot.key) and self.options.reject_unused_ports else None
+
+    def _reply(self, slot: ElementKey) -> str | None:
+        """Value for an endpoint with `flow_takeover`: which of several frontends a reply belongs to is
+        unknown."""
+        frontends = self._replies.get(slot.key)
+        if slot.set_name == REPLY_SOURCES.name:
+            return "" if frontends else None
+        return next(iter(frontends)) if frontends and len(frontends) == 1 else None
 
     def _numbers(self) -> Numbers:
         """Number of slots that need an address, for the cluster's and the local policy."""
@@ -301,12 +340,16 @@ class DesiredTable:
     def _assemble(self) -> Structure:
         options = self.options
         holders = fixed_sets(options.family, options.affinity_map_size if options.affinity else 0)
+        takeover = bool(self._replies)
+        replies = (REPLY_SOURCES, REPLY_FRONTENDS) if takeover else ()
         limits = tuple(allowed_sources(length) for length in sorted(self._lengths))
         chains = {chain.name: chain.rules(options) for chain in self._chains}
-        present = (each for each in (*holders, *limits) if options.affinity or each.name != "pins")
+        present = (each for each in (*holders, *limits, *replies) if options.affinity or each.name != "pins")
         # Not by goto: a packet that returns from a chain must not leave with a number as its address.
         handlers = {self._chain_numbers.number(chain): f"jump {chain}" for chain in self._entries}
-        return Structure({each.name: each for each in present}, {**fixed_chains(options), **chains}, handlers)
+        return Structure(
+            {each.name: each for each in present}, {**fixed_chains(options, takeover), **chains}, handlers
+        )
 
 
 def _room(slots: int) -> int:

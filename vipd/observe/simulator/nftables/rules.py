@@ -31,6 +31,7 @@ from vipd.observe.simulator.nftables.statements import (
     Reject,
     SetField,
     SetUpdate,
+    SourceTranslate,
     Statement,
     Translate,
     VerdictMap,
@@ -107,6 +108,7 @@ class _Reader:
             "counter": self._counter,
             "reject": self._reject,
             "dnat": self._dnat,
+            "snat": self._snat,
             "redirect": self._redirect,
             "masquerade": self._masquerade,
             "add": self._set_update,
@@ -198,6 +200,16 @@ class _Reader:
         if value.types not in ((datatype,), (datatype, PORT)):
             raise ValueError("dnat goes to an address, or to an address and a port")
         return Translate(value)
+
+    def _snat(self) -> Statement:
+        words = self._words
+        words.take()
+        datatype = address_type(words.accept("ip", "ip6"), self._family)
+        words.take("to")
+        value = read_value(words, self._maps, (datatype, PORT))
+        if value.types != (datatype, PORT):
+            raise ValueError("snat goes to an address and a port")
+        return SourceTranslate(value)
 
     def _socket(self, datatype: Datatype) -> Expression | None:
         """`10.0.0.1`, `10.0.0.1:80`, `[fd00::1]:80`; None: a computed expression."""

@@ -217,6 +217,28 @@ class Translate:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceTranslate:
+    """`snat to VALUE`: an address and a port. Ends the chain. The simulated first packet of a flow is never
+    translated so: only flows of other hosts are."""
+
+    to: Expression
+    hooks: ClassVar[frozenset[str]] = SOURCE_HOOKS
+
+    @property
+    def branches(self) -> int:
+        """Those of the value."""
+        return self.to.branches
+
+    def apply(self, context: EvalContext) -> Applied | None:
+        """The packet with the new source."""
+        found = self.to.value(context)
+        if found is None:
+            return None
+        packet = replace(context.packet, source=found[0], source_port=found[1])
+        return Applied(packet, RuleVerdict.ACCEPT, True)
+
+
+@dataclass(frozen=True, slots=True)
 class Redirect:
     """`redirect` and `redirect to :PORT`: the destination becomes this host. Ends the chain."""
 
