@@ -72,6 +72,7 @@ def active(path: FastPath) -> bool:
 
 def sync(path: FastPath, *forwardings: Any) -> None:
     path.services_changed({each.key: each for each in forwardings})
+    path.stepped()
     asyncio.run(path.sync())
 
 
@@ -89,7 +90,8 @@ def test_it_is_written_once_there_is_a_tcp_service_and_goes_with_the_last_one() 
     kernel = Kernel()
     path = fast_path(kernel)
     sync(path, UDP)
-    assert (path.state, kernel.devices) == (IDLE, None)
+    assert path.state == IDLE
+    assert kernel.devices is None
     sync(path, TCP)
     assert active(path)
     assert path.view() == {"active": True, "reason": "", "devices": ["eth0", "eth1"]}
@@ -97,7 +99,8 @@ def test_it_is_written_once_there_is_a_tcp_service_and_goes_with_the_last_one() 
     assert len(kernel.written) == 1
     path.services_changed({TCP.key: None})
     asyncio.run(path.sync())
-    assert (path.state, kernel.devices) == (IDLE, None)
+    assert path.state == IDLE
+    assert kernel.devices is None
 
 
 def test_a_new_device_is_added_to_the_flowtable_whose_flows_stay() -> None:
@@ -218,3 +221,15 @@ def test_a_first_service_does_not_wait_for_the_next_poll() -> None:
         assert active(path)
 
     asyncio.run(follow())
+
+
+def test_before_the_first_step_a_fast_path_of_an_earlier_vipd_stays() -> None:
+    kernel = Kernel()
+    kernel.devices = {"eth0", "eth1"}
+    path = fast_path(kernel)
+    asyncio.run(path.sync())
+    assert kernel.written == []
+    path.stepped()
+    asyncio.run(path.sync())
+    assert path.state == IDLE
+    assert kernel.devices is None

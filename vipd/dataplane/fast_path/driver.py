@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.fast_path.table import (
     FoundTable,
     devices_text,
@@ -96,6 +96,8 @@ class FastPath(Observer):
         """Those whose flows end when their backend is removed."""
         self._changed = asyncio.Event()
         """There is now a first TCP service, or none any more; likewise for one whose flows end."""
+        self._stepped = False
+        """The kernel has been brought to all services once: that there is none with TCP is known then."""
         self._wait = 0
         """Polls that are left before the next try after a failure."""
         self._cleared = False
@@ -115,6 +117,12 @@ class FastPath(Observer):
                 if forwarding.ends_flows:
                     self._resetting.add(key)
         if before != (bool(self._tcp), bool(self._resetting)):
+            self._changed.set()
+
+    def stepped(self) -> None:
+        """A step is over."""
+        if not self._stepped:
+            self._stepped = True
             self._changed.set()
 
     def warnings(self) -> tuple[str, ...]:
@@ -146,6 +154,8 @@ class FastPath(Observer):
         if unwanted is None and self._wait:
             self._wait -= 1
             return
+        if unwanted is IDLE and not self._stepped:
+            return  # flows that an earlier vipd offloaded stay so
         try:
             state = await self._remove(unwanted) if unwanted else await self._ensure()
         except (ApplyError, OSError, ValueError) as error:
@@ -211,7 +221,10 @@ class FastPath(Observer):
     async def _read(self) -> FoundTable | None:
         """The table in the kernel; None: there is none. Raises ApplyError and ValueError."""
         family, name = fast_path_table(self._settings.chain_prefix).split()
-        said = await finish([NFT, "-j", "list", "table", family, name], "", self._run)
+        try:
+            said = await finish([NFT, "-j", "list", "table", family, name], "", self._run)
+        except MissingProgramError:
+            return None  # to write it fails for the same reason
         if said.exit_code:
             if "No such file" in said.stderr or "not supported" in said.stderr:
                 return None
@@ -232,7 +245,7 @@ async def find_fast_paths(prefixes: Collection[str], run: Runner) -> tuple[str, 
     """The chain prefixes that have a fast path in the kernel. Raises ApplyError."""
     try:
         said = await finish([NFT, "-j", "list", "tables", "inet"], "", run)
-    except ApplyError:
+    except MissingProgramError:
         return ()  # without nft nobody wrote one
     return tuple(p for p in prefixes if f'"name": "{fast_path_table(p).split()[1]}"' in said.stdout)
 
