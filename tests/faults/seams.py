@@ -311,6 +311,7 @@ ELSEWHERE = {
     ),
     "tests/host/lan/test_answer_gate.py": ("vipd.host.lan.answer_gate", "vipd.host.lan.neighbours"),
     "tests/control/test_announcer.py": ("vipd.control.announcer",),
+    "tests/dataplane/test_fast_path.py": ("vipd.dataplane.fast_path.driver",),
     "tests/host/network/test_announced_routes.py": ("vipd.host.announced_routes",),
     "tests/host/test_file_calls.py": ("vipd.sources.etcd.tls_files", "vipd.host.file_calls"),
     "tests/sources/test_history.py": ("vipd.sources.confirmation",),

@@ -71,12 +71,13 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mount -t tmpfs -o mode=755 run /run
 exec >/dev/ttyS0 2>&1 </dev/null
-{python} /opt/vipd/guest.py
+{python} -m tests.kernels.$VIPD_SET
 echo 1 >/proc/sys/kernel/sysrq
 echo b >/proc/sysrq-trigger
 while :; do :; done
 """
-"""Without power management: the reset ends qemu (-no-reboot)."""
+"""`VIPD_SET` comes from the kernel's command line.
+Without power management: the reset ends qemu (-no-reboot)."""
 
 
 class Root:
@@ -157,7 +158,8 @@ def add_python(root: Root) -> None:
             if ".." not in each.parts and "__pycache__" not in each.parts and source.is_file():
                 root.file(source, f"/opt/vipd/packages/{each}")
     root.folder(PROJECT / "vipd", "/opt/vipd/vipd")
-    root.file(PROJECT / "tests/kernels/guest.py", "/opt/vipd/guest.py")
+    for name in ("guest.py", "fast_path.py"):
+        root.file(PROJECT / "tests/kernels" / name, f"/opt/vipd/tests/kernels/{name}")
     # To compile them again and again would be most of the guest's time.
     folders = [root.at(library), root.at("/opt/vipd")]
     command = [str(program), "-m", "compileall", "-q", "-j2", "--invalidation-mode", "unchecked-hash"]

@@ -4,7 +4,9 @@
 #     sudo bash tests/kernels/prepare.sh KERNEL && bash tests/kernels/run.sh KERNEL [LOG]
 #
 # KERNEL is a folder of the cache, such as debian12. LOG: where the whole console goes. VIPD_PYTHON: the Python whose
-# packages the guest gets; default: that of .venv. Exit code 0: all passed; 1: some failed; 2: the guest did not end.
+# packages the guest gets; default: that of .venv. VIPD_KERNELS_SET: guest (default) or fast_path, the set to run.
+# VIPD_KERNELS_ICOUNT: not empty: the guest's nanoseconds are instructions. Exit code 0: all passed; 1: some failed;
+# 2: the guest did not end.
 set -euo pipefail
 cache=${VIPD_KERNELS_CACHE:-/var/cache/vipd-kernels}
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -23,10 +25,13 @@ timeout 600 "$python" -m tests.kernels.build_initramfs "$cache" "$kernel" "$work
 echo "# initramfs: $(du -m "$work/initramfs" | cut -f1) MB, $((SECONDS - began)) s"
 began=$SECONDS
 code=0
+# Under icount the guest's clock counts instructions, on one processor: what it measures depends on no other program.
+processor="-accel tcg,thread=multi -smp 2"
+[ -z "${VIPD_KERNELS_ICOUNT:-}" ] || processor="-accel tcg,thread=single -icount shift=0,sleep=off -smp 1"
 # In the foreground of timeout, so that ctrl-C ends both; no network card: the guest reaches nothing.
-timeout --foreground --kill-after=10 "$seconds" qemu-system-x86_64 -accel tcg,thread=multi -cpu Nehalem -smp 2 -m 2560 \
+timeout --foreground --kill-after=10 "$seconds" qemu-system-x86_64 $processor -cpu Nehalem -m 2560 \
     -kernel "$cache/$kernel"/boot/vmlinuz-* -initrd "$work/initramfs" \
-    -append "console=ttyS0 rdinit=/init panic=1 loglevel=4 mitigations=off random.trust_bootloader=on" \
+    -append "console=ttyS0 rdinit=/init panic=1 loglevel=4 mitigations=off random.trust_bootloader=on VIPD_SET=${VIPD_KERNELS_SET:-guest}" \
     -nodefaults -no-reboot -display none -serial stdio -nic none </dev/null 2>&1 | sed -u 's/\r//g' | tee "$log" |
     grep --line-buffered '^VIPD ' || code=$?
 echo "# guest: $((SECONDS - began)) s"

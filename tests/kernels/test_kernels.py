@@ -23,11 +23,12 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("name", ["guest", "fast_path"])
 @pytest.mark.parametrize("kernel", KERNELS or ["none"])
-def test_set_passes(kernel: str, tmp_path: Path) -> None:
+def test_set_passes(kernel: str, name: str, tmp_path: Path) -> None:
     prepare = ["bash", str(HERE / "prepare.sh"), kernel]
     subprocess.run(prepare, check=True, timeout=PREPARE_SECONDS)
-    environment = {**os.environ, "VIPD_PYTHON": sys.executable}
+    environment = {**os.environ, "VIPD_PYTHON": sys.executable, "VIPD_KERNELS_SET": name}
     command = ["bash", str(HERE / "run.sh"), kernel, str(tmp_path / "console")]
     ran = subprocess.run(
         command,

@@ -43,6 +43,10 @@ async def _no_check_problems(_: Collection[Check]) -> Mapping[Check, tuple[str, 
     return {}
 
 
+def _no_fast_path() -> None:
+    return None
+
+
 def _no_warnings(_: object) -> Sequence[str]:
     return ()
 
@@ -69,6 +73,8 @@ class ApiContext:
     """Polls the host facts on which claims depend."""
     warnings_of: Callable[[Collection[Service]], Sequence[str]] = _no_warnings
     """The warnings about these services' claims, as of the last poll."""
+    fast_path: Callable[[], Mapping[str, object] | None] = _no_fast_path
+    """The member `fast_path` of the Status; None: the settings do not ask for one."""
     warnings: Callable[[], Sequence[str]] = tuple
     """Current warnings besides the reconciler's."""
     events: Recorder | None = None

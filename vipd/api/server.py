@@ -117,6 +117,8 @@ class _DaemonRoutes:
     async def status(self, _: web.Request) -> web.Response:
         s = self._context
         about = {**s.about, "warnings": s.warnings()}
+        if fast_path := s.fast_path():
+            about["fast_path"] = fast_path
         if waits := s.store.confirmation_view():
             about["confirmation"] = waits
         if s.announcer is not None and (s.announcer.active or s.announcer.maintenance):

@@ -15,6 +15,8 @@ from vipd.cli.argument_types import DIRECTORY
 from vipd.cli.errors import FAILED, OK, UNREACHABLE, CliError
 from vipd.control.host import restore_sysctls
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.fast_path.driver import find_fast_paths, remove_fast_paths
+from vipd.dataplane.fast_path.table import fast_path_table
 from vipd.dataplane.forward_accept import removal as forward_accept
 from vipd.dataplane.iptables.removal import Leftover, find_leftovers, remove, remove_empty_tables
 from vipd.dataplane.nftables import removal as nftables
@@ -72,21 +74,25 @@ async def _clean(prefixes: list[str], record: HostChanges, dry_run: bool) -> int
     withdrawn = [*remove_announced(record, dry_run=dry_run), *remove_answers(dry_run=dry_run)]
     print("".join(f"{'would delete' if dry_run else 'deleted'} {thing}\n" for thing in withdrawn), end="")
     leftovers = await find_leftovers(prefixes, run)
+    fast_paths = await find_fast_paths(prefixes, run)
     tables = await nftables.find_leftovers(prefixes)
     accepts = await forward_accept.find_leftovers(prefixes, record.read().accepts, run)
     for leftover in leftovers:
         print(_leftover_text(leftover, dry_run))
     for table in tables:
         print(f"would remove {table}" if dry_run else f"removing {table}")
-    for accept in accepts:
-        told = f"vipd's accept in {accept.forward_chain}"
+    others = [f"table {fast_path_table(prefix)}" for prefix in fast_paths]
+    others += [f"vipd's accept in {accept.forward_chain}" for accept in accepts]
+    for told in others:
         print(f"would remove {told}" if dry_run else f"removing {told}")
     if dry_run:
         return await _preview(prefixes, record)
+    # First: its flows need the rules from now on.
+    await remove_fast_paths(fast_paths, run)
     await remove(leftovers, run)
     await nftables.remove(tables, run)
     await forward_accept.remove(accepts, run)
-    found = bool(withdrawn or leftovers or tables or accepts)
+    found = bool(withdrawn or leftovers or tables or others)
     async for undone in _undo(record):
         print(undone)
         found = True

@@ -92,6 +92,9 @@ def _facts(answer: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
     yield "Dataplane", dataplane["name"]
     for family in ("ipv4", "ipv6"):
         yield f"  {family}", dataplane.get(family) or "not available"
+    if fast_path := answer.get("fast_path"):
+        used = f"in use between {', '.join(fast_path['devices'])}"
+        yield "Fast path", used if fast_path["active"] else f"not in use: {fast_path['reason']}"
     yield "Services", str(answer["services"])
     yield "Backends", f"{answer['ready']} of {answer['backends']} ready"
     if waits := answer.get("confirmation"):

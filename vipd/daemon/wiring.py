@@ -21,6 +21,7 @@ from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
+from vipd.dataplane.fast_path.driver import FastPath
 from vipd.dataplane.iptables.watch.events import pids_are_global
 from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
@@ -68,6 +69,7 @@ class Parts:
     dataplane: SwitchableDataplane
     host: Host
     conntrack: ConntrackScheduler
+    fast_path: FastPath
     reconciler: Reconciler
     flow_stats: FlowStats
     repair_backoff: RepairBackoff
@@ -126,6 +128,8 @@ async def wire(
     conntrack = ConntrackScheduler(time.monotonic, checkpoint=Checkpoint(settings.state_dir))
     await conntrack.load()  # left over by an earlier process
     observers.add(conntrack)
+    fast_path = FastPath(settings, runner)
+    observers.add(fast_path)
     registrations = fleet.registrations if fleet else dict
     dependencies = ReconcilerDependencies(statuses, registrations, conntrack.resets, observers)
     declaring = (files, store, *((fleet.source,) if fleet else ()))
@@ -166,6 +170,7 @@ async def wire(
         dataplane=dataplane,
         host=host,
         conntrack=conntrack,
+        fast_path=fast_path,
         reconciler=reconciler,
         flow_stats=flow_stats,
         repair_backoff=RepairBackoff(settings.chain_prefix),

@@ -90,3 +90,19 @@ def test_a_deletion_without_a_name_is_never_sent(identity: bytes) -> None:
     entry = made(("10.0.0.1", 1), ("10.0.0.2", 2))._replace(identity=identity)
     with pytest.raises(ValueError, match="must name"):
         delete_request(entry, 1)
+
+
+def test_an_offloaded_tcp_flow_is_established_though_the_kernel_reports_no_state() -> None:
+    """As Linux lists one in a flowtable: with IPS_OFFLOAD, and neither timeout nor protocol information."""
+    entry = made(("10.0.0.1", 1), ("10.0.0.2", 2), protocol=Protocol.TCP, tcp_state=1)
+    message = new_request(entry._replace(status=entry.status | entries.OFFLOADED), 1)
+    protoinfo = nested(
+        entries.CTA_PROTOINFO,
+        nested(entries.CTA_PROTOINFO_TCP, attribute(entries.CTA_PROTOINFO_TCP_STATE, b"\x01")),
+    )
+    read = parse(message.replace(protoinfo, b""))
+    assert read is not None
+    assert entries.flow_state(read) == "ESTABLISHED"
+    unmarked = parse(new_request(entry, 1).replace(protoinfo, b""))
+    assert unmarked is not None
+    assert entries.flow_state(unmarked) == "NONE"

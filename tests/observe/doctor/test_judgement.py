@@ -44,6 +44,7 @@ ALLOWED = {
     "re",
     "textwrap",
     "typing",
+    "vipd.dataplane.fast_path.table",
     "vipd.dataplane.forward_accept.chain_verdicts",
     "vipd.model.service",
     "vipd.model.text",
@@ -477,6 +478,11 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         {},
     ),
     "flows in a flowtable": (well(flowtables=("inet filter f",)), {"flow-offload": "warning"}),
+    "vipd's own flowtable": (well(flowtables=("inet vipd-fast-path flows",)), {}),
+    "a fast path that this host cannot have": (
+        well(daemon=status(fast_path={"active": False, "reason": "no module", "devices": []})),
+        {"fast-path": "warning"},
+    ),
     "a bridge without hairpin": (
         well(
             kernel=Kernel(KERNEL | {"net/bridge/bridge-nf-call-iptables": "1"}, affinity_limit=4095),

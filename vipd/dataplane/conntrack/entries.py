@@ -35,6 +35,11 @@ SOURCE_TRANSLATED, DESTINATION_TRANSLATED = 1 << 4, 1 << 5
 """The same: which end of the first packet was translated."""
 TCP_SYN_SENT = 1
 """TCP state: the client requested a connection, and no answer has arrived yet."""
+TCP_ESTABLISHED = 3
+"""TCP state of every offloaded flow: one that closes leaves its flowtable."""
+OFFLOADED = 1 << 14
+"""IPS_OFFLOAD, a bit of an entry's status: the flow is in a flowtable. The kernel reports neither its TCP
+state nor its timeout."""
 TCP_TIME_WAIT, TCP_CLOSE = 7, 8
 """TCP states: both sides have closed; the connection was reset."""
 
@@ -91,7 +96,8 @@ class Entry(NamedTuple):
     tcp_state: int
     """The kernel's TCP state, 0 for other protocols."""
     timeout: int
-    """Seconds until it expires, if no packet arrives."""
+    """Seconds until it expires, if no packet arrives; 0 for an offloaded flow, of which the kernel does not
+    report it."""
     mark: int
     identity: bytes
     """Attributes that name exactly this entry, also against a younger one between the same ends."""
@@ -159,13 +165,16 @@ def parse(message: bytes) -> Entry | None:
     for kind in (CTA_ZONE, CTA_ID):
         if kind in rest:
             identity += attribute(kind, rest[kind])
+    status = unsigned(rest.get(CTA_STATUS))
+    offloaded = status & OFFLOADED and original.protocol is Protocol.TCP
+    unreported = TCP_ESTABLISHED if offloaded else 0
     return Entry(
         family,
         original.protocol,
         *original[1:],
         *reply[1:],
-        status=unsigned(rest.get(CTA_STATUS)),
-        tcp_state=_tcp_state(rest[CTA_PROTOINFO]) if CTA_PROTOINFO in rest else 0,
+        status=status,
+        tcp_state=_tcp_state(rest[CTA_PROTOINFO]) if CTA_PROTOINFO in rest else unreported,
         timeout=unsigned(rest.get(CTA_TIMEOUT)),
         mark=unsigned(rest.get(CTA_MARK)),
         identity=identity,

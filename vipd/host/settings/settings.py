@@ -134,6 +134,10 @@ class Settings(BaseSettings):
     """Accept the flows that vipd translated in FORWARD, and in chains of others at the forward hook that
     would drop them.
     """
+    fast_path: Literal["auto", "off"] = "off"
+    """Whether established TCP flows skip the rules, through a flowtable of nftables; `auto`: where kernel and
+    devices can. The rules of other programs do not see their packets either.
+    """
     manage_sysctls: bool = True
     """Turn on what forwarding needs while there are services, and put it back on cleanup."""
     vip_device: str = Field("vipd0", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,14})?$")

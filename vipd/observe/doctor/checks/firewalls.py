@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vipd.dataplane.fast_path.table import fast_path_table
 from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES, ForwardVerdict, NftForward
 from vipd.dataplane.iptables.names import ChainId
 from vipd.model.service import Family
@@ -126,15 +127,31 @@ def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> Check
 
 def check_flowtables(facts: Facts) -> Iterator[CheckResult]:
     """Packets of a flow in a flowtable pass no rule after its first ones."""
-    if facts.flowtables:
+    own = fast_path_table(facts.settings.chain_prefix)
+    foreign = [name for name in facts.flowtables if not name.startswith(f"{own} ")]
+    if foreign:
         bit = 1 << facts.settings.flow_mark_bit
         cause = (
-            f"rules add flows to {listed(facts.flowtables)}: their packets bypass the forward hook, so that "
+            f"rules add flows to {listed(foreign)}: their packets bypass the forward hook, so that "
             "on_remove: reset does not reach them, and their traffic is counted only if the flowtable has "
             "`counter`"
         )
         hint = f"leave out the flows of vipd in these rules: ct mark and {bit:#x} == 0 flow add @NAME"
         yield warning("flows are offloaded past the rules", cause, hint=hint)
+
+
+def check_fast_path(facts: Facts) -> Iterator[CheckResult]:
+    """Whether the fast path that vipd.yaml asks for is in use."""
+    state = facts.daemon.status.get("fast_path")
+    if not state:
+        return
+    if state["active"]:
+        cause = f"offloaded between {listed(state['devices'])}; rules of other programs do not see them"
+        yield ok("established TCP flows skip the rules", cause)
+    else:
+        reason, _, hint = str(state["reason"]).partition("; hint: ")
+        cause = f"{reason}: flows pass the rules, as with fast_path: off"
+        yield warning("the fast path is not in use", cause, hint=hint)
 
 
 def check_present(facts: Facts) -> Iterator[CheckResult]:
@@ -153,6 +170,11 @@ def _other_variant(facts: Facts) -> Iterator[Ruleset]:
     for ruleset in facts.rulesets:
         if facts.programs.variant(ruleset.family) not in ("", ruleset.variant):
             yield ruleset
+
+
+def _fast_path_unread(facts: Facts) -> str:
+    """Only the daemon knows what it tried."""
+    return facts.daemon_unread() if facts.settings.fast_path == "auto" else ""
 
 
 def _variants_unread(facts: Facts) -> str:
@@ -182,5 +204,6 @@ CHECKS = (
         Facts.nft_unread,
     ),
     Check("flow-offload", GROUP, "no flows are offloaded past the rules", check_flowtables, Facts.nft_unread),
+    Check("fast-path", GROUP, "the fast path is as vipd.yaml says", check_fast_path, _fast_path_unread),
     Check("firewalls", GROUP, "no other firewall is seen", check_present, _places_unread),
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
+from vipd.dataplane.fast_path.table import fast_path_table
 from vipd.dataplane.forward_accept.chain_verdicts import NftForward
 from vipd.dataplane.iptables.saved_rules import MalformedRulesError, left_out_tables
 from vipd.dataplane.iptables.tools import find_tools, save
@@ -110,13 +111,14 @@ async def read_nft(prefix: str, run: Runner) -> tuple[tuple[NftForward, ...], fr
     """nft's chains at the hook forward but iptables' and vipd's, the families for which there is a table of
     vipd's, and why something of this could not be read."""
     own_table = table_name(prefix)
+    own = {own_table, fast_path_table(prefix).split()[1]}
     try:
         listed = await _nft(["list", "chains"], run)
         places = {(item["chain"]["family"], item["chain"]["table"]) for item in listed if "chain" in item}
-        foreign = [item["chain"] for item in listed if "chain" in item and _matters(item["chain"], own_table)]
+        foreign = [item["chain"] for item in listed if "chain" in item and _matters(item["chain"], own)]
     except _UNREADABLE as error:
         return (), frozenset(), _error_text(error)
-    own = frozenset(family for name, family in FAMILIES.items() if (name, own_table) in places)
+    families = frozenset(family for name, family in FAMILIES.items() if (name, own_table) in places)
     found, faults = [], []
     for chain in foreign:
         try:
@@ -125,7 +127,7 @@ async def read_nft(prefix: str, run: Runner) -> tuple[tuple[NftForward, ...], fr
             found.append(NftForward(chain["family"], chain["table"], chain["name"], policy, table))
         except _UNREADABLE as error:
             faults.append(f"table {chain['family']} {chain['table']}: {_error_text(error)}")
-    return tuple(found), own, "; ".join(dict.fromkeys(faults))
+    return tuple(found), families, "; ".join(dict.fromkeys(faults))
 
 
 async def _nft(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
@@ -144,10 +146,10 @@ def _error_text(error: Exception) -> str:
     return f"what nft prints is not understood: {type(error).__name__}: {error}"
 
 
-def _matters(chain: Mapping[str, Any], own_table: str) -> bool:
-    return chain.get("hook") == "forward" and not _known(chain, own_table)
+def _matters(chain: Mapping[str, Any], own: Collection[str]) -> bool:
+    return chain.get("hook") == "forward" and not _known(chain, own)
 
 
-def _known(chain: Mapping[str, Any], own_table: str) -> bool:
+def _known(chain: Mapping[str, Any], own: Collection[str]) -> bool:
     iptables = chain["family"] in ("ip", "ip6") and chain["name"] in IPTABLES_CHAINS
-    return iptables or chain["table"] == own_table or chain["family"] not in ("inet", "ip", "ip6")
+    return iptables or chain["table"] in own or chain["family"] not in ("inet", "ip", "ip6")
