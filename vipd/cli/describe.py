@@ -54,6 +54,7 @@ _KEYS = {
     "check": "Check",
     "slow_start": "Slow start",
     "on_remove": "On remove",
+    "limits": "Limits",
 }
 """Keys that are shown as they are declared, and only then."""
 _MASQUERADE = {

@@ -174,6 +174,7 @@ def _forwarding(
         balance=service.balance,
         affinity_only=_draining_with_affinity(candidates, used) if service.affinity is not None else (),
         announcement=service.announcement,
+        limits=service.limits,
     )
 
 

@@ -223,6 +223,7 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         registrations=draft.registrations,
         traffic_distribution=draft.distribution,
         announcement=_announcement(draft, draft.announce.value) if draft.announce else None,
+        limits=draft.limits,
         origin=origin,
     )
 

@@ -12,6 +12,7 @@ from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from vipd.model.check import UNCHECKED, Check
+from vipd.model.flow_limits import FlowLimits
 
 MAX_WEIGHT = 65535
 """Largest backend weight: a share is a weight over the sum of the weights of the service."""
@@ -273,6 +274,8 @@ class Service:
     traffic_distribution: TrafficDistribution = TrafficDistribution.PREFER_SAME_ZONE
     announcement: Announcement | None = None
     """None: its addresses are not announced."""
+    limits: FlowLimits | None = None
+    """Limits on new flows; None: there are none."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:

@@ -82,7 +82,8 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
         if self._abilities is None:
             return []
         pinned = {f.key.service for f in self.desired.forwardings() if f.affinity_timeout is not None}
-        return shortcomings(self._abilities, self._family, sorted(pinned))
+        limited = {f.key.service for f in self.desired.forwardings() if f.limits}
+        return shortcomings(self._abilities, self._family, sorted(pinned), sorted(limited))
 
     def version(self) -> str:
         """nft as it names itself, or why there is none."""
@@ -240,6 +241,7 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
                 random_fully=wanted.random_fully and able.random_fully,
                 ping=able.ping,
                 counts=able.counts,
+                limits=able.limits,
             )
             # In a thread: if this host lacks a feature, all forwardings are compiled again.
             await asyncio.to_thread(self._reconfigure, options)
