@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from urllib.parse import quote
 
 import pytest
 
@@ -69,6 +70,46 @@ def test_connections_are_still_counted_after_the_backends_changed(
         daemon.vipctl("remove-backend", str(vip), backend_text(lab.backends[2]))
         lab.client.send(*vip, count=3).all_failed("refused").at_once()
         assert (one.ask(), other.ask()) == before
+
+
+def test_connections_are_still_counted_after_a_restart(lab: Lab, daemon: Daemon, services: Services) -> None:
+    vip = services.add(lab.backends[:2], "--limit", "connections=1")
+    with lab.client.open(*vip) as flow:
+        before = flow.ask()
+        daemon.stop()
+        daemon.start()
+        lab.client.send(*vip, count=3).all_failed("refused").at_once()
+        assert flow.ask() == before
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_refused_flows_are_counted_by_limit(
+    lab: Lab, daemon: Daemon, services: Services, family: int
+) -> None:
+    limits = "connections_per_client=5,connections=5"
+    vip = services.add(lab.backends, "--limit", limits, "--limit", "client_ipv6_prefix=128", family=family)
+    sources = SOURCES[family]
+    name, expected = str(vip), {"connections_per_client": 3, "connections": 4}
+
+    def refused() -> dict[str, int]:
+        (service,) = daemon.get(f"stats?service={quote(name)}")["services"]
+        return dict(service["refused"])
+
+    assert refused() == dict.fromkeys(expected, 0)
+    with ExitStack() as opened:
+        for _ in range(5):
+            opened.enter_context(lab.client.open(*vip, source=sources[0])).ask()
+        lab.client.send(*vip, source=sources[0], count=3).all_failed("refused")
+        lab.client.send(*vip, source=sources[1], count=4).all_failed("refused")
+        wait_until(lambda: refused() == expected, lambda: f"{refused()}")
+        daemon.vipctl("remove-backend", name, backend_text(lab.backends[2], family))
+        assert refused() == expected
+    said = daemon.vipctl("stats", name)
+    assert "3 over connections_per_client, 4 over connections" in said.stderr
+    told = [event for event in daemon.get("events")["events"] if event["event"] == "flows-refused"]
+    assert name in [service for event in told for service in event["services"]]
+    metrics = lab.host.run("curl", "-sf", "--unix-socket", str(daemon.socket), "http://vipd/metrics").stdout
+    assert f'vipd_service_refused_flows_total{{limit="connections",service="{name}"}} 4.0' in metrics
 
 
 @pytest.mark.parametrize("limit", ["new_per_client=1,client_burst=5", "new_per_second=1,burst=5"])
