@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vipd.declaration.fields import Report, known_keys, read_choice, read_integer
-from vipd.declaration.nodes import Mapping, Node
+from vipd.declaration.fields import Report, known_keys, read_integer
+from vipd.declaration.nodes import Mapping, Node, Scalar
 from vipd.model.flow_limits import (
     MAX_BURST,
     MAX_CONNECTIONS,
@@ -33,7 +33,8 @@ _EXAMPLE = "write {connections_per_client: 100, new_per_second: 50}, or none"
 def read_limits(report: Report, node: Node, path: str) -> FlowLimits | None:
     """The limits that a mapping declares; None for `none`, and for a mapping with a problem."""
     if not isinstance(node, Mapping):
-        read_choice(report, node, path, {"none": True})
+        if not (isinstance(node, Scalar) and node.text == "none"):
+            report.wrong_type(node, path, "a mapping or none", _EXAMPLE)
         return None
     given = dict(known_keys(report, node, path, LIMIT_RANGES))
     found = {
@@ -44,7 +45,6 @@ def read_limits(report: Report, node: Node, path: str) -> FlowLimits | None:
     for burst, rate in _BURSTS.items():
         if burst in given and rate not in given:
             report.add(given[burst].line, f"{path}.{burst}", f"there is no {rate}", f"write {rate}, too")
-    if not any(limit in given for limit in Limit):
+    if node.items.keys() <= {"client_ipv6_prefix"}:
         report.add(node.line, path, "names no limit", _EXAMPLE)
-        return None
-    return FlowLimits(**found)
+    return FlowLimits(**found) if any(limit in found for limit in Limit) else None

@@ -96,6 +96,8 @@ def describe(chain: str, rule: str) -> str:
 
 def _why(chain: str) -> str:
     why = "this source may not come" if limits_sources(chain) else _WHY.get(chain)
+    if chain.startswith("over-"):
+        why = f"over {chain.split('-')[1]}"
     return f": {why}" if why else ""
 
 

@@ -47,14 +47,12 @@ class OverLimitChain:
     def rules(self, options: TableOptions) -> Rules:
         """The destination address contains the number of the service port, which the refusal replaces."""
         frontend = f"ct original {options.ip} daddr . meta l4proto . th dport"
-        count = (
-            (f"update @{refused_flows(self.limit).name} {{ {frontend} counter }}",) if options.counts else ()
-        )
-        return (*count, f"goto {self.refusal.name}")
+        count = f"update @{refused_flows(self.limit).name} {{ {frontend} counter }}"
+        return (*((count,) if options.counts else ()), *self.refusal.rules(options))
 
     def targets(self) -> tuple[Chain, ...]:
-        """The chain that refuses."""
-        return (self.refusal,)
+        """Returns an empty tuple."""
+        return ()
 
     def sets(self) -> tuple[NftSet, ...]:
         """The set that it counts in."""
