@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from vipd.model.flow_limits import FlowLimits
 from vipd.model.service import Affinity, Backend, Masquerade, Protocol, RejectAction, Service, ServicePort
 
 VIPS = (
@@ -21,6 +22,11 @@ PORTS = (
     ServicePort(53, Protocol.UDP, "dns"),
     ServicePort(53, Protocol.TCP, "dns-tcp"),
     ServicePort(9, Protocol.SCTP),
+)
+LIMITS = (
+    FlowLimits(new_per_client=3, connections_per_client=2, new_per_second=7, burst=30, connections=9),
+    FlowLimits(connections=9),
+    FlowLimits(new_per_client=3000, client_ipv6_prefix=56),
 )
 NAMES = tuple(f"test/s{i}" for i in range(5))
 
@@ -52,6 +58,7 @@ def _service(draw: st.DrawFn, name: str, addresses: tuple[str, ...]) -> Service:
         masquerade=draw(st.sampled_from([None, *Masquerade])),
         refusal=draw(st.sampled_from(list(RejectAction))),
         fallback=draw(_backends(2)),
+        limits=draw(st.sampled_from([None, None, None, *LIMITS])),
     )
 
 

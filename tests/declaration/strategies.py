@@ -17,6 +17,7 @@ from vipd.model.check import (
     Timing,
     UdpProbe,
 )
+from vipd.model.flow_limits import FlowLimits
 from vipd.model.service import (
     Affinity,
     Announcement,
@@ -210,6 +211,22 @@ def announcements(*, external: bool) -> st.SearchStrategy[Announcement | None]:
 
 
 @st.composite
+def flow_limits(draw: st.DrawFn) -> FlowLimits:
+    """At least one limit, and bursts only beside their rates."""
+    some = st.none() | st.integers(1, 100_000)
+    rate, per_client, most, own = draw(some), draw(some), draw(some), draw(st.integers(1, 1_000_000))
+    return FlowLimits(
+        new_per_client=per_client,
+        client_burst=draw(some) if per_client else None,
+        connections_per_client=most,
+        new_per_second=rate,
+        burst=draw(some) if rate else None,
+        connections=own,
+        client_ipv6_prefix=draw(st.integers(32, 128)),
+    )
+
+
+@st.composite
 def services(draw: st.DrawFn) -> Service:
     """A service that no rule of the language refuses."""
     addresses = tuple(draw(st.lists(VIPS, max_size=3, unique=True)))
@@ -245,6 +262,7 @@ def services(draw: st.DrawFn) -> Service:
         check=check,
         keeps_unhealthy=keeps,
         slow_start=draw(st.integers(0, 3600)),
+        limits=draw(st.none() | flow_limits()),
         weight_from_check=isinstance(check.probe, HttpProbe) and draw(st.booleans()),
         health_port=draw(st.none() | PORTS.filter(lambda port: port not in taken)),
     )

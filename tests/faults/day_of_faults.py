@@ -119,6 +119,10 @@ class Counters:
         """No new flows."""
         return await SwitchedCounter.take(self)  # type: ignore[arg-type]
 
+    async def refused(self) -> dict[object, int]:
+        """No limits."""
+        return {}
+
     def saved_state(self) -> object:
         """Nothing."""
         return {}

@@ -149,10 +149,19 @@ class Node:
         return None
 
     def open(
-        self, to: str, port: int, protocol: str = "tcp", *, source_port: int = 0, timeout: float = 10.0
+        self,
+        to: str,
+        port: int,
+        protocol: str = "tcp",
+        *,
+        source: str = "",
+        source_port: int = 0,
+        timeout: float = 10.0,
     ) -> Flow:
         """Open one flow and keep it: a TCP connection, or a UDP socket."""
-        options = client_options(to, port, protocol=protocol, source_port=source_port, timeout=timeout)
+        options = client_options(
+            to, port, protocol=protocol, source=source, source_port=source_port, timeout=timeout
+        )
         return Flow(self.start(*client_argv("flow", *options)), timeout)
 
     def kill(self) -> None:

@@ -20,7 +20,7 @@ from tests.model.samples import HEAD, block
 from tests.sources.etcd.gateway import broken
 from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.conntrack.entries import Traffic
-from vipd.dataplane.counting import BackendKey
+from vipd.dataplane.counting import BackendKey, RefusedKey
 from vipd.declaration.native import parse_declaration
 from vipd.health.record_cache import SavedRecord
 from vipd.health.record_file import RecordFile, encode
@@ -63,6 +63,10 @@ class Counter:
 
     async def take(self) -> dict[BackendKey, int]:
         return {PLACE: 1}
+
+    async def refused(self) -> dict[RefusedKey, int]:
+        """No limits."""
+        return {}
 
     def saved_state(self) -> object:
         return None

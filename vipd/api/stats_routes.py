@@ -58,7 +58,12 @@ class StatsRoutes:
         views, fault = await _sums(numbers.table)
         table, totals = numbers.table.table(), numbers.collector.totals
         uncounted = numbers.traffic.uncounted(table)
-        counted = FlowSnapshot(totals, views.backends if views else None, traffic=uncounted is None)
+        counted = FlowSnapshot(
+            totals,
+            views.backends if views else None,
+            traffic=uncounted is None,
+            refused=numbers.collector.refusals.services(),
+        )
         tracked, forwardings = counted.by_service(), self._reconciler.forwardings
         return json_response(
             {

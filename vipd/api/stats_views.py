@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vipd.control.service_status import ready_backends
 from vipd.dataplane.conntrack.entries import Traffic, flow_state
 from vipd.dataplane.counting import BackendKey
 from vipd.declaration.bounded_json import Json
+from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Frontend, Service, socket_text
 from vipd.observe.flow_stats.totals import FlowTotals
@@ -27,6 +28,8 @@ class FlowSnapshot:
     """For backends that have flows; None: connection tracking is unavailable."""
     traffic: bool
     """The totals has the traffic, too."""
+    refused: Mapping[str, Mapping[Limit, int]] = field(default_factory=dict)
+    """Flows over each limit of the services that have limits."""
 
     def by_service(self) -> Mapping[str, Sequence[BackendKey]]:
         """The backends that have flows of each service."""
@@ -62,6 +65,9 @@ def service_stats_view(
         "declared": len(service.backends),
         **snapshot.stats_view(totals.flows_of_service(name), tracked, totals.traffic_of_service(name)),
     }
+    if service.limits:
+        refused = snapshot.refused.get(name, {})
+        told["refused"] = {each.limit.value: refused.get(each.limit, 0) for each in service.limits.applied()}
     if not backends:
         return told
     known = [

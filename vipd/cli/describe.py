@@ -55,6 +55,7 @@ _KEYS = {
     "slow_start": "Slow start",
     "on_remove": "On remove",
     "flow_takeover": "Flow takeover",
+    "limits": "Limits",
 }
 """Keys that are shown as they are declared, and only then."""
 _MASQUERADE = {

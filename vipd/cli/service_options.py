@@ -15,9 +15,11 @@ from vipd.cli.words import (
     check_spec,
     fallback_spec,
     host_port,
+    limits_spec,
     list_spec,
     port_specs,
 )
+from vipd.model.flow_limits import Limit
 from vipd.model.service import AnnounceMethod, Balance, TrafficDistribution, TrafficPolicy
 from vipd.observe.api_client import Json
 
@@ -327,5 +329,15 @@ _OPTIONS = (
         read=_same,
         type=_choices("keep", "reset"),
         help="Whether TCP and SCTP flows to a removed backend go on or are ended.",
+    ),
+    _option(
+        "--limit",
+        group=FLOWS,
+        key="limits",
+        read=limits_spec,
+        multiple=True,
+        metavar="KEY=NUMBER|none",
+        type=Word(WORDS, ("none", *(f"{key}=" for key in Limit))),
+        help="Most flows, like connections_per_client=100 or new_per_second=50; repeatable.",
     ),
 )

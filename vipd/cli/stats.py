@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -100,7 +100,8 @@ def _print_table(answer: Json, rates: Rates | None, *, wide: bool, headers: bool
     columns += [Column(titles[field] + suffix, right=True) for field in fields]
     cells = [[label, *_cells(row, key, rates, fields)] for label, key, row in rows]
     print("\n".join(table(columns, cells, screen(), headers=headers)))
-    for remark in (answer["conntrack"]["fault"], _about_traffic(answer["traffic"])):
+    remarks = (answer["conntrack"]["fault"], _about_traffic(answer["traffic"]))
+    for remark in (*remarks, *_refusals(answer)):
         if remark:
             print(remark, file=sys.stderr)
 
@@ -113,6 +114,15 @@ def _about_traffic(traffic: Json) -> str:
     if lost := traffic["lost_flows"]:
         return f"bytes are a lower bound: the ends of {counted(lost, 'flow')} were missed"
     return ""
+
+
+def _refusals(answer: Json) -> Iterator[str]:
+    """A line for each service that refused flows over its limits."""
+    for service in answer["services"]:
+        refused = {limit: flows for limit, flows in service.get("refused", {}).items() if flows}
+        if refused:
+            counts = ", ".join(f"{flows} over {limit}" for limit, flows in refused.items())
+            yield f"{service['name']} refused new flows: {counts}"
 
 
 def _rows(answer: Json) -> list[tuple[str, Key, Json]]:

@@ -176,6 +176,22 @@ def _split_command(text: str) -> list[str]:
         raise CliError(what, str(err).lower(), "close the quotes", code=USAGE) from None
 
 
+def limits_spec(words: Iterable[str]) -> Json | None:
+    """The `limits` of a Spec for `connections=100` and `new_per_second=50`; None if the only word is
+    `none`."""
+    given = list(words)
+    if given == ["none"]:
+        return None
+    limits: Json = {}
+    for word in ",".join(given).split(","):
+        key, equals, number = word.partition("=")
+        if not (key and equals and number):
+            hint = "--limit connections_per_client=100, or --limit none"
+            raise CliError(f"{word} is no limit", hint=hint, code=USAGE)
+        limits[key] = _number(number)
+    return limits
+
+
 def host_port(word: str) -> int | str | None:
     """A port of the host; None for `none`."""
     return None if word == "none" else _number(word)

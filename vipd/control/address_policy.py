@@ -53,6 +53,8 @@ class AddressPolicy:
     """The balance methods that the dataplane supports."""
     ca_sources: tuple[str, ...] = ("file", "cli")
     """Sources whose services may name CA files on this host. Authors in etcd have no access to such files."""
+    flow_limits: bool = True
+    """Whether services may limit their flows: kube-proxy's chains have no place for that."""
     check_problems: CheckProblems = field(default=no_problems, compare=False)
     """Returns what this host lacks for a check."""
     host: HostFacts = NO_FACTS
@@ -124,16 +126,23 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
             what, hint = f"{service.name}: {address} lies outside allowed_addresses", _OUTSIDE_HINT
         if what:
             found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
-    if service.balance not in policy.balances:
-        what = f"{service.name}: the dataplane cannot do balance: {service.balance}"
-        hint = "use dataplane: nftables in vipd's settings, or affinity: client-ip"
-        found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     for what, hint in (
+        *_beyond_dataplane(service, policy),
         *policy.host.violations(service),
         *policy.limits.violations(service, policy.host.own_addresses),
     ):
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     return (*found, *_check_problems(service, policy))
+
+
+def _beyond_dataplane(service: Service, policy: AddressPolicy) -> Iterator[tuple[str, str]]:
+    """What the dataplane cannot do for a service, each with a hint."""
+    if service.balance not in policy.balances:
+        what = f"{service.name}: the dataplane cannot do balance: {service.balance}"
+        yield what, "use dataplane: nftables in vipd's settings, or affinity: client-ip"
+    if service.limits and not policy.flow_limits:
+        what = f"{service.name}: kube-proxy's chains have no place for limits"
+        yield what, "leave limits out, or use another chain_prefix, without compat: kube-proxy"
 
 
 def admit_registered(

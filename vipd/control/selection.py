@@ -175,6 +175,7 @@ def _forwarding(
         affinity_only=_draining_with_affinity(candidates, used) if service.affinity is not None else (),
         announcement=service.announcement,
         flow_takeover=service.flow_takeover,
+        limits=service.limits,
     )
 
 

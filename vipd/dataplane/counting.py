@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import ForwardingKey
 from vipd.model.service import Family
 from vipd.model.service import Protocol as Transport
@@ -31,6 +32,13 @@ class BackendKey(NamedTuple):
         return cls(key, str(address), int(port))
 
 
+class RefusedKey(NamedTuple):
+    """A limit of one forwarding."""
+
+    key: ForwardingKey
+    limit: Limit
+
+
 class FlowCounter(Protocol):
     """Counts new flows while rules are added and removed."""
 
@@ -43,6 +51,10 @@ class FlowCounter(Protocol):
 
         Raises ApplyError or OSError; the next call then returns those flows.
         """
+
+    async def refused(self) -> Mapping[RefusedKey, int]:
+        """The new flows that each limit has refused since its rules exist: of every forwarding with limits,
+        including zero. Raises ApplyError or OSError."""
 
     def saved_state(self) -> object:
         """A JSON value for `remember` after a restart: the kernel's counts that have been taken."""

@@ -39,6 +39,8 @@ class FamilyOptions:
     """The kernel can remember clients (xt_recent, dynamic maps)."""
     ping: bool = True
     """The kernel can answer for another address (xt_REDIRECT, nft_redir)."""
+    limits: bool = True
+    """The kernel can limit new flows (xt_hashlimit and xt_connlimit; nft_limit and nft_connlimit)."""
 
     @classmethod
     def of_settings(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from vipd.dataplane.base import DATAPLANES, ApplyError, Dataplane, DataplaneName, DataplanePlan
-from vipd.dataplane.counting import BackendKey
+from vipd.dataplane.counting import BackendKey, RefusedKey
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.forward_accept.watch import ForwardOwnershipFilter, ForwardPoll, concern_forward
@@ -305,6 +305,10 @@ class SwitchedCounter:
     async def take(self) -> Mapping[BackendKey, int]:
         """The new flows since the last time. Raises ApplyError or OSError."""
         return await self._dataplane.current.counter.take()
+
+    async def refused(self) -> Mapping[RefusedKey, int]:
+        """The new flows that limits have refused. Raises ApplyError or OSError."""
+        return await self._dataplane.current.counter.refused()
 
     def saved_state(self) -> object:
         """The counts that have been taken, and the dataplane that they belong to."""

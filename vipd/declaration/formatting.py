@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
 from vipd.declaration.check_formatting import check_to_spec
 from vipd.declaration.nodes import Scalar, other_meaning
 from vipd.declaration.syntax import duration_text
 from vipd.model.check import UNCHECKED
+from vipd.model.flow_limits import FlowLimits
 from vipd.model.service import (
     DEFAULT_AFFINITY_SECONDS,
     Affinity,
@@ -52,6 +54,8 @@ def service_to_spec(service: Service) -> dict[str, object]:
         spec["announce"] = _announcement_spec(service, service.announcement)
     if service.flow_takeover:
         spec["flow_takeover"] = True
+    if service.limits is not None:
+        spec["limits"] = limits_to_spec(service.limits)
     return spec
 
 
@@ -183,6 +187,12 @@ def _announcement_spec(service: Service, announcement: Announcement) -> object:
     if announcement.inside is not bool(service.external_addresses):
         return announcement.by.value
     return {"by": announcement.by.value, "addresses": "all" if announcement.inside else "external"}
+
+
+def limits_to_spec(limits: FlowLimits) -> dict[str, int]:
+    """The keys of `limits` that differ from their defaults."""
+    given = {each.name: (getattr(limits, each.name), each.default) for each in fields(limits)}
+    return {key: value for key, (value, default) in given.items() if value != default}
 
 
 def format_service(service: Service) -> str:

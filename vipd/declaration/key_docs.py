@@ -15,6 +15,7 @@ from vipd.declaration import value_forms as forms
 from vipd.declaration.backend_reader import BACKEND_KEYS
 from vipd.declaration.check_reader import CHECK_KEYS, DNS_TYPES
 from vipd.declaration.external_reader import EXTERNAL_KEYS, TRAFFIC_KEYS
+from vipd.declaration.limits_reader import LIMIT_RANGES
 from vipd.declaration.native import API_VERSION, DOCUMENT_KEYS
 from vipd.declaration.policy_reader import (
     AFFINITY_KEYS,
@@ -181,6 +182,13 @@ SERVICE = {
         "Meant are external and load balancer addresses; if the service has none, `address`, unless "
         "only `defaults` says it. See `announce_addresses` in the settings.",
     ),
+    "limits": KeyDoc(
+        forms.LIMITS,
+        "`none`",
+        "How many flows the service and each client may begin and have. A new flow over a limit is refused "
+        "as `fallback` says: `drop` in silence, else at once. Never with the prefix KUBE or "
+        "`compat: kube-proxy`.",
+    ),
 }
 
 PORT = {
@@ -252,6 +260,41 @@ ANNOUNCE = {
         forms.choice(*ANNOUNCED_ADDRESSES),
         "as the short form",
         "`all`: its `address`, too, besides the external and load balancer addresses.",
+    ),
+}
+
+_PER_PORT = "of each port, in each address family by itself"
+LIMITS = {
+    "connections": KeyDoc(
+        forms.whole_number(*LIMIT_RANGES["connections"]),
+        "no limit",
+        f"Flows at the same time, {_PER_PORT}.",
+    ),
+    "connections_per_client": KeyDoc(
+        forms.whole_number(*LIMIT_RANGES["connections_per_client"]), "no limit", "The same of one client."
+    ),
+    "new_per_second": KeyDoc(
+        forms.whole_number(*LIMIT_RANGES["new_per_second"]),
+        "no limit",
+        f"New flows in a second, {_PER_PORT}.",
+    ),
+    "burst": KeyDoc(
+        forms.whole_number(*LIMIT_RANGES["burst"]),
+        "`new_per_second`",
+        "New flows that may come at once after a pause; each second makes room for `new_per_second` more.",
+    ),
+    "new_per_client": KeyDoc(
+        forms.whole_number(*LIMIT_RANGES["new_per_client"]),
+        "no limit",
+        "New flows of one client in a second.",
+    ),
+    "client_burst": KeyDoc(
+        forms.whole_number(*LIMIT_RANGES["client_burst"]), "`new_per_client`", "`burst` of one client."
+    ),
+    "client_ipv6_prefix": KeyDoc(
+        forms.whole_number(*LIMIT_RANGES["client_ipv6_prefix"]),
+        "64",
+        "Length of the IPv6 prefix whose addresses count as one client. With IPv4 each address does.",
     ),
 }
 
@@ -359,6 +402,7 @@ GROUPS = {
         KeyGroup("Affinity", AFFINITY_KEYS, AFFINITY),
         KeyGroup("Fallback", FALLBACK_KEYS, FALLBACK),
         KeyGroup("Announce", ANNOUNCE_KEYS, ANNOUNCE),
+        KeyGroup("Flow limits", LIMIT_RANGES, LIMITS),
         KeyGroup("An external address", EXTERNAL_KEYS, EXTERNAL_ADDRESS, forms.EXTERNAL_TEXT),
         KeyGroup("Traffic policies", TRAFFIC_KEYS, TRAFFIC_POLICY),
         KeyGroup("A check", CHECK_KEYS, CHECK),

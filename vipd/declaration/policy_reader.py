@@ -9,9 +9,11 @@ from typing import TypeAlias
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.check_reader import read_check
 from vipd.declaration.fields import Located, Report, known_keys, one_or_more, read_choice, read_short_form
+from vipd.declaration.limits_reader import read_limits
 from vipd.declaration.nodes import Mapping, Node, Scalar, is_null
 from vipd.declaration.syntax import parse_duration, quoted
 from vipd.model.check import Check
+from vipd.model.flow_limits import FlowLimits
 from vipd.model.service import (
     MAX_AFFINITY_SECONDS,
     MAX_SLOW_START_SECONDS,
@@ -70,6 +72,7 @@ class ServiceDefaults:
     announce: Located[AnnounceSpec] | None = None
     own_announce: bool = False
     """Whether `announce` was declared here, not inherited from `defaults`."""
+    limits: FlowLimits | None = None
 
 
 PolicyKey: TypeAlias = Callable[[Report, ServiceDefaults, Node, str], None]
@@ -205,6 +208,10 @@ def _read_announce(report: Report, policy: ServiceDefaults, node: Node, path: st
         policy.announce = Located(AnnounceSpec(method, inside), node.line, path)
 
 
+def _read_limits(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:
+    policy.limits = read_limits(report, node, path)
+
+
 DEFAULTS_KEYS: dict[str, PolicyKey] = {
     "affinity": _read_affinity,
     "masquerade": _read_masquerade,
@@ -214,6 +221,7 @@ DEFAULTS_KEYS: dict[str, PolicyKey] = {
     "slow_start": _read_slow_start,
     "weight_from": _read_weight_from,
     "announce": _read_announce,
+    "limits": _read_limits,
 }
 """The keys of `defaults`."""
 

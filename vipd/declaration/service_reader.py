@@ -228,6 +228,7 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         traffic_distribution=draft.distribution,
         announcement=_announcement(draft, draft.announce.value) if draft.announce else None,
         flow_takeover=draft.flow_takeover is not None and draft.flow_takeover.value,
+        limits=draft.limits,
         origin=origin,
     )
 

@@ -205,6 +205,7 @@ FALLBACK = either(
 ANNOUNCE = either(
     "`routes`, `l2`, `none`, or a mapping", {"enum": [*AnnounceMethod, "none"]}, reference("announce")
 )
+LIMITS = either("`none`, or a mapping", {"enum": ["none"]}, reference("flow_limits"))
 TRAFFIC_POLICIES = ValueForm("a mapping", reference("traffic_policies"))
 SLOW_START = duration("a duration, up to 1h", 0, MAX_SLOW_START_SECONDS)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
 
+from vipd.model.flow_limits import FlowLimits
 from vipd.model.service import (
     Announcement,
     Balance,
@@ -89,6 +90,9 @@ class Forwarding:
     forwarding did not exist."""
     announcement: Announcement | None = None
     """Whether hosts elsewhere learn its addresses; no rule depends on it."""
+    limits: FlowLimits | None = None
+    """Limits on new flows, after sources that may not come were dropped. A flow over one is refused as
+    `refusal` says."""
 
     flow_takeover: bool = False
     """TCP segments of its backends that belong to no tracked flow continue one of another host."""

@@ -12,6 +12,7 @@ from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from vipd.model.check import UNCHECKED, Check
+from vipd.model.flow_limits import FlowLimits
 
 MAX_WEIGHT = 65535
 """Largest backend weight: a share is a weight over the sum of the weights of the service."""
@@ -275,6 +276,8 @@ class Service:
     """None: its addresses are not announced."""
     flow_takeover: bool = False
     """Established TCP flows whose host is lost go on through this one."""
+    limits: FlowLimits | None = None
+    """Limits on new flows; None: there are none."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from tests.dataplane.declared import HTTP, backends
-from tests.dataplane.states import PORTS
+from tests.dataplane.states import LIMITS, PORTS
 from vipd.model.service import (
     Affinity,
     Backend,
@@ -75,6 +75,7 @@ def _service(
         internal_policy=draw(st.sampled_from(list(TrafficPolicy))),
         external_policy=draw(st.sampled_from(list(TrafficPolicy))),
         answers_ping=draw(st.booleans()),
+        limits=draw(st.sampled_from([None, None, *LIMITS])),
         balance=draw(st.sampled_from([Balance.RANDOM, Balance.RANDOM, Balance.ROUND_ROBIN])),
     )
 

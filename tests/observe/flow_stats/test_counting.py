@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.dataplane.conntrack.forwardings import forwarding
 from vipd.cli.rates import Rates
-from vipd.dataplane.counting import BackendKey
+from vipd.dataplane.counting import BackendKey, RefusedKey
 from vipd.dataplane.iptables.counters import counter_deltas
 from vipd.dataplane.iptables.counters.counter_deltas import KEPT_ROUNDS, CounterDeltas
 from vipd.dataplane.iptables.counters.messages import (
@@ -352,6 +352,10 @@ class Scripted:
             raise self.flows
         taken, self.flows = self.flows, {}
         return taken
+
+    async def refused(self) -> dict[RefusedKey, int]:
+        """No limits."""
+        return {}
 
     def saved_state(self) -> object:
         return ["what was taken"]

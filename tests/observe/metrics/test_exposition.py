@@ -26,6 +26,7 @@ from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import LoopState
 from vipd.model.backend_status import BackendStatuses
 from vipd.model.durations import CHECK_BOUNDS, DurationHistogram
+from vipd.model.flow_limits import Limit
 from vipd.model.maintenance import Maintenance
 from vipd.model.service import AnnounceMethod, Backend, Protocol, Service, ServicePort
 from vipd.observe.flow_stats.traffic import ConntrackTable, TrackedFlows
@@ -90,6 +91,9 @@ def announcer() -> Announcer:
     return made
 
 
+SHOP = {"service": "shop/checkout"}
+
+
 def reading_of(world: Watched, accounting: bool = True) -> FlowReading:
     """New flows to each backend of the first forwardings, and tracked ones."""
     world.flow("shop/checkout", 5, 4, 3)
@@ -99,7 +103,15 @@ def reading_of(world: Watched, accounting: bool = True) -> FlowReading:
     tracked = {place: TrackedFlows(7)}
     world.totals.add_ended({place: Traffic(1, 1000, 2, 2000)})
     table = ConntrackTable(4200, 262144, accounting)
-    return FlowReading(datetime.now(UTC), world.totals, table, tracked, by_service(tracked), accounting)
+    return FlowReading(
+        datetime.now(UTC),
+        world.totals,
+        table,
+        tracked,
+        by_service(tracked),
+        accounting,
+        refused={"shop/checkout": {Limit.CONNECTIONS: 4}},
+    )
 
 
 def test_every_number_is_right_and_every_name_is_in_the_catalogue() -> None:
@@ -110,12 +122,12 @@ def test_every_number_is_right_and_every_name_is_in_the_catalogue() -> None:
             await world.step()
             found = await scraped(world, reading_of(world))
             checkout = {"service": "shop/checkout", "protocol": "tcp"}
-            assert value(found, "vipd_services") == len(mixed())
-            assert value(found, "vipd_in_sync") == 1
+            assert (value(found, "vipd_services"), value(found, "vipd_in_sync")) == (len(mixed()), 1)
             assert announced(found) == {"announced": 1, "kept": 1, "maintenance": 1}
             assert value(found, "vipd_task_failures_total", task="counting flows") == 3
             assert value(found, "vipd_task_failing", task="counting flows") == 0
-            assert value(found, "vipd_service_backends", service="shop/checkout") == 5
+            assert value(found, "vipd_service_backends", **SHOP) == 5
+            assert value(found, "vipd_service_refused_flows_total", limit="connections", **SHOP) == 4
             assert value(found, "vipd_service_ready_backends", service="shop/checkout") == 4
             assert value(found, "vipd_service_new_flows_total", service="shop/checkout") == 12
             assert value(found, "vipd_service_flows", service="shop/checkout") == 7

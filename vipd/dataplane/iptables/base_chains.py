@@ -182,13 +182,19 @@ def _jump(names: Names, kind: str, said: str, condition: str = "") -> str:
 def _to_node_ports(options: RuleOptions) -> Rules:
     """The rules that lead to the node ports: for all of this host's addresses, or for each configured one."""
     note, target = comment(_words(options).node_ports), f"-j {options.names.fixed('NODEPORTS')}"
+    return tuple(f"{to}{note} {local}{target}" for to, local in node_port_destinations(options))
+
+
+def node_port_destinations(options: RuleOptions) -> tuple[tuple[str, str], ...]:
+    """The matches for addresses with node ports, a rule for each: what stands before the comment, and after
+    it."""
     if options.node_port_addresses is not None:
         bits = options.family.bits
-        return tuple(f"-d {address}/{bits} {note} {target}" for address in options.node_port_addresses)
-    rule = f"{note} -m addrtype --dst-type LOCAL {target}"
+        return tuple((f"-d {address}/{bits} ", "") for address in options.node_port_addresses)
+    local = "-m addrtype --dst-type LOCAL "
     if options.family is Family.IPV6:
-        return (f"! -d ::1/128 {rule}",)
-    return (rule if options.localhost_node_ports else f"! -d 127.0.0.0/8 {rule}",)
+        return (("! -d ::1/128 ", local),)
+    return (("" if options.localhost_node_ports else "! -d 127.0.0.0/8 ", local),)
 
 
 def _guards_localhost(options: RuleOptions) -> bool:

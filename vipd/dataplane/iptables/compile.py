@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from vipd.dataplane.iptables.base_chains import node_port_destinations
 from vipd.dataplane.iptables.dispatch import NO_ADDRESS, ByAddress
+from vipd.dataplane.iptables.limit_chain import limit_rules
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.service_chains import ServiceChainRules
 from vipd.dataplane.iptables.syntax import (
+    OVER_LIMITS,
     REMOVED_COMMENT,
     UNUSED_PORTS_COMMENT,
     any_port,
@@ -81,6 +84,9 @@ class Compiler:
 
     def _chains(self, forwarding: Forwarding) -> Iterator[tuple[str, Rules]]:
         key, leaves = forwarding.key, self._leaves
+        if forwarding.limits and self._options.limits and forwarding.reachable():
+            name = self._names.service(key, "LIM")
+            yield name, limit_rules(key, forwarding.limits, name)
         if forwarding.endpoints:
             yield self._names.service(key), leaves.balance(forwarding, TrafficPolicy.CLUSTER)
         if forwarding.local_endpoints:
@@ -111,10 +117,9 @@ class Compiler:
                 match = match_address(address, key.family, key.protocol, note, forwarding.port)
                 chain = self._names.service(key, "SVL" if policy is TrafficPolicy.LOCAL else "SVC")
                 lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}", address)
-            else:
-                for note, target in self._refusals(forwarding):
-                    match = match_address(address, key.family, key.protocol, note, forwarding.port)
-                    lines.add(self._shared("filter", "SERVICES"), f"{match} {target}", address)
+            for note, target in self._refusals(forwarding, over_limit=bool(endpoints)):
+                match = match_address(address, key.family, key.protocol, note, forwarding.port)
+                lines.add(self._shared("filter", "SERVICES"), f"{match} {target}", address)
 
     def _answer_for_address(self, forwarding: Forwarding, lines: _Lines) -> None:
         """Ping, and the ports of a VIP that no service has. Every port of the VIP adds these; one copy is
@@ -137,11 +142,10 @@ class Compiler:
             if forwarding.has_endpoints:
                 firewall = firewalls[external.allow_from][0] if external.allow_from else ""
                 self._dispatch_address(forwarding, external, firewall, lines)
-            if refused:
-                refusals = self._shared("filter", "EXTERNAL-SERVICES")
-                for note, target in self._refusals(forwarding):
-                    match = match_address(external.address, key.family, key.protocol, note, forwarding.port)
-                    lines.add(refusals, f"{match} {target}", external.address)
+            refusals = self._shared("filter", "EXTERNAL-SERVICES")
+            for note, target in self._refusals(forwarding, over_limit=not refused):
+                match = match_address(external.address, key.family, key.protocol, note, forwarding.port)
+                lines.add(refusals, f"{match} {target}", external.address)
         if forwarding.node_port:
             self._dispatch_node_port(forwarding, forwarding.node_port, refused, lines)
 
@@ -166,9 +170,16 @@ class Compiler:
             match = match_port(key.protocol, comment(key.service_port), port)
             chain = self._names.service(key, "EXT")
             lines.add(self._shared("nat", "NODEPORTS"), f"{match} -j {chain}")
-        for note, target in self._refusals(forwarding) if refused else ():
-            match = f"-p {key.protocol} {note} -m addrtype --dst-type LOCAL -m {key.protocol} --dport {port}"
-            lines.add(self._shared("filter", "EXTERNAL-SERVICES"), f"{match} {target}")
+        # Without endpoints at every own address, as kube-proxy refuses. Over a limit only where the port is
+        # served, and only what is not translated: a backend may be this host itself, at the same port.
+        untranslated = "" if refused else "-m conntrack ! --ctstate DNAT "
+        everywhere = (("", "-m addrtype --dst-type LOCAL "),)
+        destinations = everywhere if refused else node_port_destinations(self._options)
+        for note, target in self._refusals(forwarding, over_limit=not refused):
+            for to, local in destinations:
+                to_host = f"{to}-p {key.protocol} {note} {local}{untranslated}"
+                match = f"{to_host}-m {key.protocol} --dport {port}"
+                lines.add(self._shared("filter", "EXTERNAL-SERVICES"), f"{match} {target}")
 
     def _reset(self, forwarding: Forwarding, lines: _Lines) -> None:
         """Connection tracking has forgotten an old flow, so its next packet counts as new but is no SYN. A
@@ -182,8 +193,16 @@ class Compiler:
             rule = f"{to_host} --dport {forwarding.node_port} {_UNDER_WAY} {_RESET}"
             lines.add(self._shared("filter", "EXTERNAL-SERVICES"), rule)
 
-    def _refusals(self, forwarding: Forwarding) -> Iterator[tuple[str, str]]:
-        """The comments and targets, in order: where new flows are dropped, old ones may still get a reset."""
+    def _refusals(self, forwarding: Forwarding, *, over_limit: bool) -> Iterator[tuple[str, str]]:
+        """The comments and targets, in order: where new flows are dropped, old ones may still get a reset.
+
+        `over_limit`: of flows that are over a limit of a service that can serve; nothing without limits.
+        """
+        if over_limit:
+            if forwarding.limits and self._options.limits:
+                note = comment(f"{forwarding.key.service_port} {OVER_LIMITS}")
+                yield note, self._refuse(forwarding)
+            return
         note, target = self._refusal(forwarding)
         if target == "-j DROP" and forwarding.resets_flows and self._options.beyond_kube_proxy:
             yield note, f"{_UNDER_WAY} {_RESET}"
@@ -196,13 +215,16 @@ class Compiler:
         """
         if forwarding.has_endpoints:
             return comment(f"{forwarding.key.service_port} has no local endpoints"), "-j DROP"
-        note = comment(f"{forwarding.key.service_port} has no endpoints")
+        return comment(f"{forwarding.key.service_port} has no endpoints"), self._refuse(forwarding)
+
+    def _refuse(self, forwarding: Forwarding) -> str:
+        """The target that refuses a new flow as the service declares."""
         if forwarding.refusal is RejectAction.DROP:
-            return note, "-j DROP"
+            return "-j DROP"
         # A reset is always effective at once; an ICMPv6 error for a busy socket is lost, and the
         # client retries a second later (measured on 6.18, client on the same machine).
         reset = forwarding.key.protocol is Protocol.TCP and self._options.beyond_kube_proxy
-        return note, _RESET if reset else self._reject
+        return _RESET if reset else self._reject
 
     def _shared(self, table: str, kind: str) -> ChainId:
         return ChainId(table, self._names.fixed(kind))

@@ -13,6 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.syntax import OVER_LIMITS
 from vipd.declaration.syntax import duration_text
 from vipd.model.service import Frontend, Protocol
 
@@ -84,8 +85,9 @@ class Pattern(NamedTuple):
 
 
 _AFTER_NAME = re.compile(
-    r" (?:cluster IP|external IP|loadbalancer IP|has no (?:local )?endpoints|health check node port"
-    r"|external destinations|traffic not accepted by \S+|will be dropped by \S+|-> \S+)$"
+    r" (?:cluster IP|external IP|loadbalancer IP|has no (?:local )?endpoints|is over its limits"
+    r"|health check node port|external destinations|traffic not accepted by \S+"
+    r"|will be dropped by \S+|-> \S+)$"
 )
 _BEFORE_NAME = re.compile(
     r"^(?:(?:masquerade|pod|masquerade LOCAL|route LOCAL) traffic for|other traffic to) "
@@ -98,8 +100,11 @@ _PORT = r"-m (?P=protocol) --dport (?P<port>\d+) "
 _TO_PORT = rf"-p (?P<protocol>tcp|udp|sctp) {_NOTE}{_PORT}"
 _REFUSE = r"-j (?P<refusal>DROP|REJECT)(?: --reject-with \S+)?"
 _UNDER_WAY = r"! --tcp-flags FIN,SYN,RST,ACK SYN "
+_UNTRANSLATED = r"(?:-m conntrack ! --ctstate DNAT )?"
 _LIST = r"--name \S+ --mask \S+ --rsource "
 _MARK = r"-j P-(?P<mark>MARK-MASQ|MARK-OFF-CLUSTER)"
+
+_OVER = r'-m comment --comment "(?:[^"]*) over (?P<limit>[a-z_]+)" '
 
 _GROUP = Pattern(Role.GROUP, "addresses in {network}", r"-d (?P<network>\S+) -j P-GRP-H")
 _REFUSALS = (
@@ -118,7 +123,9 @@ _REFUSALS = (
     Pattern(
         Role.FRONTEND,
         "{frontend}: {refused}",
-        rf"-p (?P<protocol>tcp|udp|sctp) {_NOTE}-m addrtype --dst-type LOCAL {_PORT}{_REFUSE}",
+        r"(?:(?:! )?-d \S+ )?-p (?P<protocol>tcp|udp|sctp) "
+        rf"{_NOTE}(?:-m addrtype --dst-type LOCAL )?{_UNTRANSLATED}{_PORT}"
+        rf"{_REFUSE}",
     ),
     Pattern(
         Role.ADDRESS,
@@ -128,6 +135,7 @@ _REFUSALS = (
     _GROUP,
 )
 _BALANCE = (
+    Pattern(Role.ONWARD, "limits on new flows", r"-j (?P<chain>P-LIM-H)"),
     Pattern(
         Role.PLAIN,
         "to be masqueraded{unless}",
@@ -192,6 +200,20 @@ PATTERNS: dict[tuple[str, str], tuple[Pattern, ...]] = {
         Pattern(Role.ONWARD, "from {network}: let in", rf"-s (?P<network>\S+) {_NOTE}-j P-EXT-H"),
         Pattern(Role.ONWARD, "from everywhere: let in", rf"{_NOTE}-j P-EXT-H"),
         Pattern(Role.PLAIN, "all others: dropped, in filter", _NOTE.rstrip()),
+    ),
+    ("nat", "LIM"): (
+        Pattern(
+            Role.PLAIN,
+            "over {limit} {most}/s, {burst} at once: refused, in filter",
+            rf"{_OVER}-m hashlimit --hashlimit-above (?P<most>\d+)/sec --hashlimit-burst (?P<burst>\d+) "
+            r"(?:--hashlimit-\S+ \S+ )+-j ACCEPT",
+        ),
+        Pattern(
+            Role.PLAIN,
+            "over {limit} {most}: refused, in filter",
+            rf"{_OVER}-m connlimit --connlimit-above (?P<most>\d+) --connlimit-mask \d+ --connlimit-saddr "
+            r"-j ACCEPT",
+        ),
     ),
     ("nat", "SEP"): (
         Pattern(Role.PLAIN, "from itself: to be masqueraded", rf"-s \S+ {_MAYBE_NOTE}{_MARK}"),
@@ -333,6 +355,8 @@ def _refused(parts: Mapping[str, str]) -> str:
     if "traffic not accepted by" in note:
         return "dropped, unless let in"
     does = "dropped" if parts.get("refusal") == "DROP" else "refused"
+    if note.endswith(OVER_LIMITS):
+        return f"{does} if over a limit of {note.removesuffix(OVER_LIMITS).rstrip()}"
     return f"{does}, {note.replace('endpoints', 'backends')}" if note.endswith("endpoints") else does
 
 

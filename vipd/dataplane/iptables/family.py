@@ -42,6 +42,11 @@ READ_WHOLE_ABOVE = 64
 COLLECT_LATER_ABOVE = 5000
 """Chains above which deletions wait for `collect_garbage`."""
 
+_LEGACY_COUNTS = (
+    "{}: limits count connections from zero after every change of a nat rule: iptables-legacy writes the "
+    "whole table; hint: iptables_variant: nft, or dataplane: nftables"
+)
+
 KUBE_PROXY_CANARY = "KUBE-PROXY-CANARY"
 
 Suspects = Sequence[tuple[ForwardingKey, Forwarding | None]]
@@ -109,7 +114,10 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         found = [self._other_variant.warning] if self._other_variant.warning else []
         if self._capabilities:
             pinned, accepts = self.desired.services_with_affinity(), self._settings.accept_forwarded
-            found += shortcomings(self._capabilities, self._family, pinned, accepts=accepts)
+            limited = self.desired.services_with_limits()
+            if limited and isinstance(self.tools, Tools) and self.tools.legacy:
+                found.append(_LEGACY_COUNTS.format(self._family))
+            found += shortcomings(self._capabilities, self._family, pinned, limited, accepts=accepts)
         return found
 
     def watched(self) -> WatchedFamily | None:
@@ -274,6 +282,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
                 accept_forwarded=options.accept_forwarded and abilities.flow_marks,
                 flow_marks=abilities.flow_marks,
                 ping=abilities.ping,
+                limits=abilities.limits,
                 random_fully=options.random_fully and abilities.random_fully,
             )
         )

@@ -43,7 +43,7 @@ FIXED_KINDS = {
 }
 """The chains that exist once, by table."""
 
-HASHED_KINDS = {"nat": ("SVC", "SEP", "SVL", "EXT", "FW", "GRP"), "filter": ("GRP",)}
+HASHED_KINDS = {"nat": ("SVC", "SEP", "SVL", "EXT", "FW", "LIM", "GRP"), "filter": ("GRP",)}
 """The chains that exist for each service port, endpoint or group of addresses, by table."""
 
 
@@ -70,7 +70,7 @@ class Names:
 
     def service(self, key: ForwardingKey, kind: str = "SVC") -> str:
         """A chain of one service port: SVC balances over the cluster's endpoints, SVL over this host's,
-        EXT takes traffic from outside."""
+        EXT takes traffic from outside, LIM limits new flows."""
         return f"{self.prefix}-{kind}-{hashed(key.service_port + key.protocol)}"
 
     def firewall(self, key: ForwardingKey, networks: tuple[str, ...], first: bool) -> str:

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.limit_chain import limit_rules
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import Tools, restore
 from vipd.host.process import Runner
-from vipd.model.service import Family
+from vipd.model.flow_limits import FlowLimits
+from vipd.model.forwarding import ForwardingKey
+from vipd.model.service import Family, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +38,29 @@ class Capabilities:
     flow_marks: bool = True
     random_fully: bool = True
     ping: bool = True
+    limits: bool = True
 
 
 def shortcomings(
-    capabilities: Capabilities, family: Family, affinity_services: Sequence[str], *, accepts: bool
+    capabilities: Capabilities,
+    family: Family,
+    affinity_services: Sequence[str],
+    limited_services: Sequence[str],
+    *,
+    accepts: bool,
 ) -> list[str]:
     """The effects of missing features.
 
-    `affinity_services`: the services that require affinity; `accepts`: translated flows must be accepted in
-    FORWARD.
+    `affinity_services`: the services that require affinity; `limited_services`: those with limits;
+    `accepts`: translated flows must be accepted in FORWARD.
     """
     found = []
     if not capabilities.affinity and affinity_services:
         why = "the kernel lacks xt_recent; modprobe xt_recent"
         found.append(f"{family}: no affinity for {', '.join(affinity_services)}: {why}")
+    if not capabilities.limits and limited_services:
+        why = "the kernel lacks xt_hashlimit or xt_connlimit; modprobe xt_hashlimit xt_connlimit"
+        found.append(f"{family}: no limits for {', '.join(limited_services)}: {why}")
     if not capabilities.ping:
         why = "the kernel lacks xt_REDIRECT; modprobe xt_REDIRECT"
         found.append(f"{family}: VIPs do not answer ping: {why}")
@@ -85,6 +97,7 @@ async def _try_each(features: tuple[Feature, ...], tools: Tools, names: Names, r
         flow_marks="flow marks" not in missing,
         random_fully="random ports" not in missing,
         ping="ping" not in missing,
+        limits="limits" not in missing,
     )
 
 
@@ -101,6 +114,7 @@ async def _try(features: tuple[Feature, ...], tools: Tools, names: Names, run: R
 def _features(family: Family, chain: str) -> tuple[Feature, ...]:
     address, version = ("192.0.2.1:9", "icmp") if family is Family.IPV4 else ("[2001:db8::1]:9", "icmp6")
     echo = "icmp -m icmp --icmp-type 8" if family is Family.IPV4 else "ipv6-icmp -m icmp6 --icmpv6-type 128"
+    key = ForwardingKey("probe", "", Protocol.TCP, family)
     return (
         Feature("comments", "xt_comment", "nat", "-m comment --comment probe"),
         Feature("marks", "xt_mark", "nat", "-m mark ! --mark 0x1/0x1 -j MARK --set-xmark 0x1/0x1"),
@@ -113,6 +127,10 @@ def _features(family: Family, chain: str) -> tuple[Feature, ...]:
         Feature("ping", "xt_REDIRECT", "nat", f"-p {echo} -j REDIRECT", required=False),
         Feature("random ports", "xt_MASQUERADE", "nat", "-j MASQUERADE --random-fully", required=False),
         Feature("affinity", "xt_recent", "nat", f"-m recent --set --name {chain} --rsource", required=False),
+        *(
+            Feature("limits", "xt_hashlimit", "nat", rule, required=False)
+            for rule in limit_rules(key, FlowLimits(1, 1, 1, 1, 1, 1), chain)
+        ),
         Feature("flow marks", "xt_connmark", "nat", "-j CONNMARK --set-xmark 0x1/0x1", required=False),
         Feature("flow marks", "xt_connmark", "filter", "-m connmark --mark 0x1/0x1", required=False),
     )

@@ -99,6 +99,10 @@ class Ruleset:
         """The services that require affinity, sorted."""
         return sorted({f.key.service for f in self._forwardings.values() if f.affinity_timeout is not None})
 
+    def services_with_limits(self) -> list[str]:
+        """The services with limits on new flows, sorted."""
+        return sorted({f.key.service for f in self._forwardings.values() if f.limits})
+
     def invalidate(self, chains: Collection[ChainId]) -> None:
         """Mark the forwardings that own some of these chains as changed."""
         wanted = frozenset(chains)

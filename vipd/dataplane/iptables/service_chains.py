@@ -31,8 +31,10 @@ class ServiceChainRules:
         self._mask = "255.255.255.255" if options.family is Family.IPV4 else ":".join(["ffff"] * 8)
 
     def balance(self, forwarding: Forwarding, policy: TrafficPolicy) -> Rules:
-        """The SVC or SVL chain: masquerade rules, then affinity, then the probability chain."""
-        rules = list(self._internal_masquerade(forwarding)) if policy is forwarding.internal_policy else []
+        """The SVC or SVL chain: limits, masquerade rules, then affinity, then the probability chain."""
+        limited = forwarding.limits and self._options.limits
+        rules = [f"-j {self._names.service(forwarding.key, 'LIM')}"] if limited else []
+        rules += self._internal_masquerade(forwarding) if policy is forwarding.internal_policy else ()
         endpoints = forwarding.endpoints_under(policy)
         steps = [self._step(forwarding, endpoint) for endpoint in endpoints]
         if (seconds := self._affinity_rules(forwarding)) is not None:

@@ -15,6 +15,9 @@ UNUSED_PORTS_COMMENT = "vipd unused ports"
 REMOVED_COMMENT = "vipd flows of removed services"
 """Comment of the rules that reset flows whose frontend was removed."""
 
+OVER_LIMITS = "is over its limits"
+"""Comment, after the service port, of the rules that refuse flows over a limit."""
+
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 

@@ -75,7 +75,7 @@ class BalanceChain:
         return ()
 
     def _plain(self, options: TableOptions) -> Iterator[str]:
-        ip, frontend = options.ip, self._frontend(options)
+        ip, frontend = options.ip, self.frontend(options)
         for choice in self._choices(options):
             yield choice
             yield f"dnat {ip} to {frontend} . {ip} daddr map @{self.frontend_kind.endpoints.name}"
@@ -131,7 +131,7 @@ class BalanceChain:
         )  # 13 to 17
 
     def _affinity_rules(self, options: TableOptions) -> _AffinityRules:
-        ip, frontend, client = options.ip, self._frontend(options), affinity_key(options)
+        ip, frontend, client = options.ip, self.frontend(options), affinity_key(options)
         numbered = f"{ip} daddr {RESERVED[options.family]}"
         to_service = f"{ip} saddr set {frontend} map @{self.frontend_kind.service_numbers.name}"
         endpoints = self.frontend_kind.numbered_endpoints(self.local).name
@@ -147,7 +147,8 @@ class BalanceChain:
             use_stored_entry=f"{numbered} {ip} daddr set {client} map @pins",
         )
 
-    def _frontend(self, options: TableOptions) -> str:
+    def frontend(self, options: TableOptions) -> str:
+        """The fields of a packet that identify the service port."""
         rest = "meta l4proto . th dport"
         return rest if self.frontend_kind is FrontendKind.NODE else f"ct original {options.ip} daddr . {rest}"
 

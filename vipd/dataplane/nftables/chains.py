@@ -2,7 +2,8 @@
 
 A chain exists while some service needs it. Its name contains everything that its rules depend on, so services
 with equal needs share one chain: the number of chains depends on the kinds of services, not on their number.
-Most of these chains lead to a `BalanceChain`. Each chain also has a number (`ChainNumbers`).
+Most of these chains lead to a `BalanceChain`, or to the `LimitChain` before one. Each chain also has a number
+(`ChainNumbers`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from itertools import count
 from typing import Protocol
 
-from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
     NODE_PORTS,
@@ -110,7 +110,7 @@ class MasqueradeChain:
     from IPv4 loopback addresses require it here."""
 
     which: Masquerade
-    target: BalanceChain
+    target: Chain
 
     @property
     def name(self) -> str:
@@ -140,8 +140,8 @@ class ExternalLocalChain:
     """Handles external traffic under the local policy. Clients in the cluster or on this host are not limited
     to this host's endpoints: their traffic is treated as if a load balancer had returned it."""
 
-    cluster: BalanceChain
-    local: BalanceChain | None
+    cluster: Chain
+    local: Chain | None
     resets_old_flows: bool = False
     """As in `RejectChain`, which is the target if this host has no endpoint."""
 

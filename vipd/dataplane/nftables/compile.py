@@ -32,6 +32,7 @@ from vipd.dataplane.nftables.layout import (
     name_address,
     number_address,
 )
+from vipd.dataplane.nftables.limit_chain import LimitChain
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.slots import interleaved, slot_counts, slots
@@ -107,6 +108,7 @@ class _Compilation:
 
     def __init__(self, forwarding: Forwarding, options: TableOptions, handlers: ChainNumbers) -> None:
         self._f, self._options, self._chain_numbers = forwarding, options, handlers
+        self._limits = forwarding.limits if options.limits else None
         self._found = Fragment()
         self._affinity_endpoints = {
             *forwarding.endpoints,
@@ -250,10 +252,11 @@ class _Compilation:
         self._found.chain_numbers[number] = chain.name
         return number
 
-    def _balance_chain(self, place: FrontendKind, policy: TrafficPolicy) -> BalanceChain:
+    def _balance_chain(self, place: FrontendKind, policy: TrafficPolicy) -> Chain:
+        """The chain that chooses the endpoint, behind the one of limits if there are any."""
         f = self._f
         turns = f.balance is Balance.ROUND_ROBIN
-        return BalanceChain(
+        balance = BalanceChain(
             len(_slots(f, policy)),
             f.balance,
             place,
@@ -261,6 +264,9 @@ class _Compilation:
             timeout=self._timeout(),
             owner=_short(self._name()) if turns else "",
         )
+        if self._limits is None:
+            return balance
+        return LimitChain(self._limits, RejectChain(f.refusal is RejectAction.DROP), balance)
 
     def _fill(self, place: FrontendKind, frontend: str, policy: TrafficPolicy) -> None:
         """Add the slots of one frontend under one policy, and their endpoints."""
@@ -273,8 +279,9 @@ class _Compilation:
         everyone = endpoints if local else (*endpoints, *self._f.affinity_only)
         texts = [f"{endpoint.address} . {endpoint.port}" for endpoint in everyone]
         holder = place.endpoints.name
-        if self._timeout() is not None:
+        if self._timeout() is not None or self._limits:
             elements[ElementKey(place.service_numbers.name, frontend)] = name_address(family, self._name())
+        if self._timeout() is not None:
             numbers = [number_address(family, self._numbers[endpoint[:2]]) for endpoint in everyone]
             for number, text in zip(numbers, texts, strict=True):
                 elements[ElementKey(place.numbered_endpoints(local).name, f"{frontend} . {number}")] = text

@@ -35,6 +35,14 @@ _PATTERNS = tuple(
         (rf"@{PINGED.name} .* redirect", "ping: answered by this host"),
         (rf"@{CLAIMED.name} goto \S+$", "other ports of virtual IPs"),
         (r"vmap @allowed_(\d+)$", r"allowed sources, by /\1"),
+        (
+            r"update @(new_per_\w+?)_\d+_\d+ .* limit rate over (\d+)/second burst (\d+)",
+            r"over \1 \2/s, \3 at once: refused",
+        ),
+        (r"add @(connections_per_client|connections)_\d+ .* ct count over (\d+)", r"over \1 \2: refused"),
+        (r"update @refused_(\w+) ", r"refused flow counted, \1"),
+        (r"daddr set ct original .* daddr goto", "within all limits: the address that was asked put back"),
+        (r"set .* map @\w*services$", "the service's number, for its limits"),
         (r"update @pins .* timeout (\w+)", "client remembered for {kept}"),
         (r"delete @pins ", "client pinned to a backend that is gone: forgotten"),
         (r"^ip6? daddr .* daddr set .* map @pins$", "of flows at the same moment: the first one's backend"),
@@ -91,6 +99,8 @@ def describe(chain: str, rule: str) -> str:
 
 def _why(chain: str) -> str:
     why = "this source may not come" if limits_sources(chain) else _WHY.get(chain)
+    if chain.startswith("over-"):
+        why = f"over {chain.split('-')[1]}"
     return f": {why}" if why else ""
 
 

@@ -10,7 +10,7 @@ from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.nftables.compile import first_chain, prefill_lookup_tables
 from vipd.dataplane.nftables.family import FamilyTable
-from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
+from vipd.dataplane.nftables.flow_counter import Element, ElementCounter, Frontend
 from vipd.dataplane.nftables.plan import Plan
 from vipd.dataplane.nftables.tools import NFT, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
@@ -19,6 +19,7 @@ from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
+from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Balance, Family
 
@@ -31,7 +32,7 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
     def __init__(self, families: Mapping[Family, FamilyTable], names: Names) -> None:
         super().__init__(families)
         self._names = names
-        self.counter = ElementCounter(self.counted, self.forwardings)
+        self.counter = ElementCounter(self.counted, self.forwardings, self.refused)
 
     @classmethod
     async def start(
@@ -75,6 +76,13 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
         found: dict[Element, int] = {}
         for table in self._families.values():
             found.update(await table.counters())
+        return found
+
+    async def refused(self) -> dict[tuple[Frontend, Limit], int]:
+        """New flows over each limit, in all. These counts last as long. Raises ApplyError."""
+        found: dict[tuple[Frontend, Limit], int] = {}
+        for table in self._families.values():
+            found.update(await table.refused())
         return found
 
     def forwardings(self) -> Iterator[Forwarding]:

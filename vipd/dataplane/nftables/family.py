@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect
-from vipd.dataplane.nftables.layout import FLOWS
+from vipd.dataplane.nftables.layout import FLOWS, refused_flows
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import (
     FoundChain,
@@ -36,6 +36,7 @@ from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import OpenSocket
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
+from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import ForwardingKey
 from vipd.model.service import Family
 
@@ -82,7 +83,8 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
         if self._abilities is None:
             return []
         pinned = {f.key.service for f in self.desired.forwardings() if f.affinity_timeout is not None}
-        return shortcomings(self._abilities, self._family, sorted(pinned))
+        limited = {f.key.service for f in self.desired.forwardings() if f.limits}
+        return shortcomings(self._abilities, self._family, sorted(pinned), sorted(limited))
 
     def version(self) -> str:
         """nft as it names itself, or why there is none."""
@@ -167,6 +169,22 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
             return {}
         return await asyncio.to_thread(self._with_reader, lambda reader: reader.counters(FLOWS))
 
+    async def refused(self) -> dict[tuple[tuple[str, ...], Limit], int]:
+        """Flows over each limit, by frontend (address, protocol, port)."""
+        there = self._installed.sets if self._installed else {}
+        counting = {limit: held for limit in Limit if (held := refused_flows(limit)).name in there}
+        if not counting:
+            return {}
+
+        def read(reader: TableReader) -> dict[tuple[tuple[str, ...], Limit], int]:
+            return {
+                (frontend, limit): flows
+                for limit, held in counting.items()
+                for frontend, flows in reader.counters(held).items()
+            }
+
+        return await asyncio.to_thread(self._with_reader, read)
+
     def _reconfigure(self, options: TableOptions) -> None:
         if options != self.desired.options:
             self.desired = self.desired.reconfigured(options)
@@ -240,6 +258,7 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
                 random_fully=wanted.random_fully and able.random_fully,
                 ping=able.ping,
                 counts=able.counts,
+                limits=able.limits,
             )
             # In a thread: if this host lacks a feature, all forwardings are compiled again.
             await asyncio.to_thread(self._reconfigure, options)

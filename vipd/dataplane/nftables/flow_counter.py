@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-from vipd.dataplane.counting import BackendKey
+from vipd.dataplane.counting import BackendKey, RefusedKey
+from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, family_of
 
@@ -30,9 +31,10 @@ class ElementCounter:
         self,
         counted: Callable[[], Awaitable[Mapping[Element, int]]],
         forwardings: Callable[[], Iterable[Forwarding]],
+        refused: Callable[[], Awaitable[Mapping[tuple[Frontend, Limit], int]]] | None = None,
     ) -> None:
-        """`counted` returns the kernel's total counts of both families; may raise ApplyError."""
-        self._counted, self._forwardings = counted, forwardings
+        """`counted` and `refused` return the kernel's total counts of both families; may raise ApplyError."""
+        self._counted, self._refused, self._forwardings = counted, refused, forwardings
         self._known: dict[Element, int] = {}
         self._owners: dict[Frontend, ForwardingKey] = {}
         """The owner of each counted frontend at the last reading."""
@@ -82,6 +84,21 @@ class ElementCounter:
         }
         there = {element[:3] for element in self._known}
         self._owners = {frontend: key for frontend, key in self._owners.items() if frontend in there}
+
+    async def refused(self) -> Mapping[RefusedKey, int]:
+        """The new flows that limits have refused, in all. Raises ApplyError."""
+        limited = [forwarding for forwarding in self._forwardings() if forwarding.limits]
+        found = {
+            RefusedKey(forwarding.key, each.limit): 0
+            for forwarding in limited
+            for each in (forwarding.limits.applied() if forwarding.limits else ())
+        }
+        owners = _Frontends(limited)
+        for (frontend, limit), flows in (await self._refused()).items() if limited and self._refused else ():
+            key = owners.key(frontend)
+            if key and (place := RefusedKey(key, limit)) in found:
+                found[place] += flows
+        return found
 
     def saved_state(self) -> object:
         """A row for each element: its owner, itself, and its count."""

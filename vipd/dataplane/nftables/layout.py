@@ -12,6 +12,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Address, IPv6Address
 
+from vipd.model.flow_limits import Limit
 from vipd.model.service import Family
 
 Rules = tuple[str, ...]
@@ -177,8 +178,13 @@ def allowed_sources(length: int) -> NftSet:
     return NftSet(f"allowed_{length}", (Field.ADDRESS, *_FRONTEND), (Field.VERDICT,))
 
 
+def refused_flows(limit: Limit) -> NftSet:
+    """Frontend as the client named it, with a counter of the flows that were over this limit."""
+    return NftSet(f"refused_{limit}", _FRONTEND, dynamic_flags="dynamic", size=65_536)
+
+
 def fixed_sets(family: Family, affinity_map_size: int) -> tuple[NftSet, ...]:
-    """Every holder but those of limits, which are there for the lengths in use."""
+    """Every holder but those of source ranges and of limits, which are there for those in use."""
     written = (FRONTENDS, DISPATCH_MAP, NODE_PORTS, PINGED, CLAIMED, HAIRPIN)
     by_frontend_kind = (
         *_ENDPOINTS.values(),

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.base_chains import HOOKS, fixed_chains
+from vipd.dataplane.nftables.chains import RejectChain
 from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, NftSet, Rules, affinity_map, fixed_sets
+from vipd.dataplane.nftables.limit_chain import LimitChain
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.tools import Nft, check_transaction
 from vipd.host.process import Runner
+from vipd.model.flow_limits import FlowLimits
 from vipd.model.service import Balance, Family
 
 SCRATCH = "vipd-probe"
@@ -40,15 +43,24 @@ class Capabilities:
     random_fully: bool = True
     ping: bool = True
     counts: bool = True
+    limits: bool = True
 
 
-def shortcomings(capabilities: Capabilities, family: Family, affinity_services: Sequence[str]) -> list[str]:
-    """The effects of missing features; `affinity_services`: the services that require affinity."""
+def shortcomings(
+    capabilities: Capabilities,
+    family: Family,
+    affinity_services: Sequence[str],
+    limited_services: Sequence[str],
+) -> list[str]:
+    """The effects of missing features on the services that require affinity, and on those with limits."""
     found = []
     if not capabilities.affinity and affinity_services:
         found.append(
             f"{family}: no affinity for {', '.join(affinity_services)}: nft or the kernel lacks dynamic maps"
         )
+    if not capabilities.limits and limited_services:
+        why = "the kernel lacks nft_limit or nft_connlimit; modprobe nft_connlimit"
+        found.append(f"{family}: no limits for {', '.join(limited_services)}: {why}")
     if not capabilities.ping:
         why = "the kernel lacks nft_redir; modprobe nft_redir"
         found.append(f"{family}: VIPs do not answer ping: {why}")
@@ -84,6 +96,7 @@ async def _try_each(
         random_fully="random ports" not in missing,
         ping="ping" not in missing,
         counts="counters" not in missing,
+        limits="limits" not in missing,
     )
 
 
@@ -107,6 +120,7 @@ def _features(options: TableOptions) -> tuple[Feature, ...]:
     plain, pinned = BalanceChain(2, Balance.RANDOM), BalanceChain(2, Balance.RANDOM, timeout=60)
     by_hash = BalanceChain(2, Balance.SOURCE_HASH, local=True)
     dispatch = fixed["dispatch"][0].partition(" goto ")[0], fixed["handover"][0]
+    limited = LimitChain(FlowLimits(1, 1, 1, 1, 1, 1), RejectChain(), plain)
     maps = tuple(holder for holder in fixed_sets(options.family, 1000) if not holder.dynamic_flags)
     return (
         Feature("maps and translation", "nft_nat", (*dispatch, *plain.rules(options)), maps),
@@ -122,6 +136,14 @@ def _features(options: TableOptions) -> tuple[Feature, ...]:
             "nf_tables",
             pinned.rules(options),
             (*maps, affinity_map(options.family, 1000)),
+            required=False,
+        ),
+        # Without their last words: the chains that they lead to are not in this table.
+        Feature(
+            "limits",
+            "nft_connlimit",
+            tuple(rule.partition(" goto ")[0] for rule in limited.rules(options)),
+            (*maps, *limited.sets()),
             required=False,
         ),
         Feature("counters", "nf_tables", fixed["counting"], (FLOWS,), "postrouting", required=False),

@@ -29,6 +29,7 @@ from vipd.dataplane.nftables.layout import (
     fixed_sets,
     number_address,
 )
+from vipd.dataplane.nftables.limit_chain import LimitChain, OverLimitChain
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
@@ -344,7 +345,9 @@ class DesiredTable:
         replies = (REPLY_SOURCES, REPLY_FRONTENDS) if takeover else ()
         limits = tuple(allowed_sources(length) for length in sorted(self._lengths))
         chains = {chain.name: chain.rules(options) for chain in self._chains}
-        present = (each for each in (*holders, *limits, *replies) if options.affinity or each.name != "pins")
+        counts = (s for c in self._chains if isinstance(c, LimitChain | OverLimitChain) for s in c.sets())
+        found = (*holders, *limits, *replies, *counts)
+        present = (each for each in found if options.affinity or each.name != "pins")
         # Not by goto: a packet that returns from a chain must not leave with a number as its address.
         handlers = {self._chain_numbers.number(chain): f"jump {chain}" for chain in self._entries}
         return Structure(

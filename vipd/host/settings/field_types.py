@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 from pydantic_settings import NoDecode
@@ -17,6 +17,11 @@ from vipd.model.service import socket_text
 
 MAX_COMMAND = 4096
 """Characters of a command."""
+
+
+def _off_word(value: object) -> object:
+    """For YAML 1.1 `off` without quotes is false."""
+    return "off" if value is False else value
 
 
 def _network(value: object) -> str:
@@ -117,6 +122,8 @@ def _usable_etcd(value: EtcdSettings | None) -> EtcdSettings | None:
 
 
 Etcd = Annotated[EtcdSettings | None, NoDecode, BeforeValidator(_etcd_mapping), AfterValidator(_usable_etcd)]
+
+FastPathChoice = Annotated[Literal["auto", "off"], BeforeValidator(_off_word)]
 
 Network = Annotated[str, BeforeValidator(_network)]
 Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(comma_list)]

@@ -20,6 +20,7 @@ from vipd.host.settings.field_types import (
     Addresses,
     Command,
     Etcd,
+    FastPathChoice,
     Group,
     ListenAddress,
     LocalListenAddress,
@@ -134,7 +135,7 @@ class Settings(BaseSettings):
     """Accept the flows that vipd translated in FORWARD, and in chains of others at the forward hook that
     would drop them.
     """
-    fast_path: Literal["auto", "off"] = "off"
+    fast_path: FastPathChoice = "off"
     """Whether established TCP flows skip the rules, through a flowtable of nftables; `auto`: where kernel and
     devices can. The rules of other programs do not see their packets either.
     """
@@ -275,8 +276,12 @@ class Settings(BaseSettings):
     @property
     def answers_on_localhost(self) -> bool:
         """Whether node ports match 127.0.0.0/8 too, including the default of `localhost_node_ports`."""
-        kube = self.compat == "kube-proxy" or self.chain_prefix == "KUBE"
-        return kube if self.localhost_node_ports is None else self.localhost_node_ports
+        return not self.has_own_chains if self.localhost_node_ports is None else self.localhost_node_ports
+
+    @property
+    def has_own_chains(self) -> bool:
+        """Whether the chains are vipd's, not kube-proxy's."""
+        return self.compat != "kube-proxy" and self.chain_prefix != "KUBE"
 
 
 def balances_of(dataplane: str) -> frozenset[Balance]:

@@ -33,6 +33,8 @@ class Event(StrEnum):
     SERVICE_QUARANTINED = "service-quarantined"
     SERVICE_READMITTED = "service-readmitted"
     """The kernel takes the rules of a service that was quarantined."""
+    FLOWS_REFUSED = "flows-refused"
+    """A service refused new flows over its limits; at most once in ten minutes."""
     BACKEND_HEALTH = "backend-health"
     """Checks changed the health of a backend."""
     OVERRIDE_GIVEN = "override-given"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple, TypeAlias
@@ -133,10 +133,18 @@ def notes(query: Query, owner: Forwarding | None, *, several_backends: bool) -> 
         said.append(f"a client that connected within {kept} keeps its backend; the shares are for others")
     if owner is not None and hashed:
         said.append(f"{owner.key.service_port} gives each client one backend by its address")
+    said += _limit_notes(owner)
     if owner is not None and ip_address(query.packet.source) in ip_network(LOOPBACK):
         setting = "net.ipv4.conf.all.route_localnet is 1, which vipd never sets"
         said.append(f"from {LOOPBACK} only backends on this host are reached, unless {setting}")
     return tuple(said)
+
+
+def _limit_notes(owner: Forwarding | None) -> Iterator[str]:
+    """What the simulator cannot know: how much of each limit is used."""
+    if owner is not None and owner.limits:
+        limits = "; ".join(map(str, owner.limits.applied()))
+        yield f"the packet counts as within all limits of {owner.key.service_port}: {limits}"
 
 
 def _unchanged_text(context: PacketContext) -> str:

@@ -15,8 +15,10 @@ from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.counting import BackendKey, FlowCounter
 from vipd.host.durable import error_text, move_aside
+from vipd.host.systemd.fields import Event, fields
 from vipd.model.forwarding import Forwarding
 from vipd.observe.flow_stats import totals_file
+from vipd.observe.flow_stats.refusals import Refusals
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import FlowTable
 from vipd.observe.flow_stats.traffic_counting import TrafficCounting
@@ -50,6 +52,7 @@ class FlowCollector:
             counter.restore(counter_state)
         self.read_at = datetime.now(UTC)
         """When the kernel's counters were last read."""
+        self.refusals = Refusals()
         self._lock = asyncio.Lock()
         self._last_read_at = self._last_write_at = float("-inf")
         self._last_expired_at = time.monotonic()  # not at once: at first no service is known
@@ -100,11 +103,19 @@ class FlowCollector:
             # After a failure the next reading includes its counts: the rates are of all that time.
             flows = await self._counter.take()
             self.totals.add(flows)
+            self.refusals.update(await self._counter.refused())
+            self._report_refusals(began)
             self._failed, self.read_at = False, datetime.now(UTC)
             if began - self._last_write_at >= max(
                 WRITE_EVERY_SECONDS, self._write_seconds / WRITE_TIME_SHARE
             ):
                 await self._write()
+
+    def _report_refusals(self, now: float) -> None:
+        for service, refused in self.refusals.take_report(now).items():
+            counts = ", ".join(f"{number} over {limit}" for limit, number in refused.items())
+            extra = fields(Event.FLOWS_REFUSED, service=service, cause="limits", reason=counts)
+            log.warning("%s refused new flows: %s", service, counts, extra=extra)
 
     async def _expire_old(self) -> None:
         """Drops the totals of backends that have been gone for long."""

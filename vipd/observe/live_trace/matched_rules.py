@@ -38,6 +38,7 @@ _ROLES = {
     "SVC": "service",
     "SVL": "local policy",
     "EXT": "from outside",
+    "LIM": "limits",
     "FW": "source limits",
     "SEP": "backend",
 }
@@ -176,6 +177,8 @@ def table_chain_role(name: str) -> str:
         return _NFT_ROLES[name]
     if limits_sources(name):
         return "source limits"
+    if name.startswith(("limits-", "over-")):
+        return "limits"
     if name.startswith(("gate-", "edge-")):
         return {"gate": "node port", "edge": "from outside"}[name.partition("-")[0]]
     return (

@@ -78,6 +78,9 @@ METRIC_FAMILIES: Mapping[str, MetricFamily] = {
     "vipd_service_backends": MetricFamily("gauge", "Backends declared.", _SERVICE),
     "vipd_service_ready_backends": MetricFamily("gauge", "Backends that take new flows.", _SERVICE),
     "vipd_service_new_flows_total": MetricFamily("counter", "New flows that were given a backend.", _SERVICE),
+    "vipd_service_refused_flows_total": MetricFamily(
+        "counter", "New flows that were over a limit of a service that has limits.", ("service", "limit")
+    ),
     "vipd_service_flows": MetricFamily("gauge", "Flows that are tracked now.", _SERVICE),
     "vipd_service_received_packets_total": MetricFamily("counter", "Packets from clients.", _SERVICE),
     "vipd_service_received_bytes_total": MetricFamily(

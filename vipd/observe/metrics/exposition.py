@@ -77,6 +77,12 @@ class StateCollector(Collector):
         failing = {name: int(bool(task.fault)) for name, task in tally.tasks.items()}
         yield _metric("vipd_task_failing", _labelled("task", failing))
         yield _metric("vipd_source_problems", _labelled("source", snapshot.problems))
+        refused = [
+            ({"service": service, "limit": limit.value}, flows)
+            for service, limits in snapshot.refused.items()
+            for limit, flows in limits.items()
+        ]
+        yield _metric("vipd_service_refused_flows_total", refused)
         if tally.announcer:
             yield from _of_announcements(tally.announcer)
         if snapshot.connected:

@@ -11,6 +11,7 @@ from functools import partial
 
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.counting import BackendKey
+from vipd.model.flow_limits import Limit
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import ConntrackTable, TrackedFlows
@@ -32,6 +33,8 @@ class FlowReading:
     """The totals has the traffic, too."""
     traffic_at: datetime | None = None
     """When open flows were read, which may be some seconds ago; None: at `at`."""
+    refused: Mapping[str, Mapping[Limit, int]] = field(default_factory=dict)
+    """Flows over each limit of the services that have limits."""
 
 
 ReadFlows = Callable[[], Awaitable[FlowReading]]
@@ -59,4 +62,5 @@ async def _read(flow_stats: FlowStats) -> FlowReading:
     at, table = flow_stats.collector.read_at, flow_stats.table.table()
     traffic = flow_stats.traffic.uncounted(table) is None
     flows = by_service(tracked or {})
-    return FlowReading(at, flow_stats.collector.totals, table, tracked, flows, traffic, read_at)
+    totals, refused = flow_stats.collector.totals, flow_stats.collector.refusals.services()
+    return FlowReading(at, totals, table, tracked, flows, traffic, read_at, refused)

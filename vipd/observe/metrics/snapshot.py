@@ -19,6 +19,7 @@ from vipd.control.service_status import ready_backends
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import BackendKey
 from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatus
+from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import Protocol, Service
 from vipd.observe.endpoint_views import backend_status_by_address
@@ -140,6 +141,8 @@ class MetricsSnapshot:
     """Flows whose end was missed, so that their traffic is not fully known."""
     table: ConntrackTable | None
     """Connection tracking as a whole."""
+    refused: Mapping[str, Mapping[Limit, int]] = field(default_factory=dict)
+    """New flows over each limit, of the services that have limits."""
 
 
 async def take_snapshot(
@@ -165,6 +168,7 @@ async def take_snapshot(
         traffic=reading is not None and reading.traffic,
         lost_flows=reading.totals.lost if reading else 0,
         table=reading.table if reading else None,
+        refused=reading.refused if reading else {},
     )
 
 

@@ -21,8 +21,8 @@ EMPTY = "it is empty, so new flows go past it"
 UNREACHED = "nothing leads to it"
 _ALL_BUT = 1e-6
 """Rounding error of a probability chain: chances are stored in steps of 1/2^31."""
-_OF_SERVICES = ("SVC", "SVL", "EXT")
-_PURPOSE = {"EXT": "traffic from outside", "FW": "sources that may come"}
+_OF_SERVICES = ("SVC", "SVL", "EXT", "LIM")
+_PURPOSE = {"LIM": "limits on new flows", "EXT": "traffic from outside", "FW": "sources that may come"}
 
 
 class IptablesRules:

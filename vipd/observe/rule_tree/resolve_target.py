@@ -29,7 +29,7 @@ from vipd.observe.rule_tree.read_nftables import read_tables
 from vipd.observe.rule_tree.tree import ServicePortKey, ServiceTree, SharedTree
 
 _NOT_FOUND = 404
-_OF_SERVICE = ("SVC", "SVL", "EXT")
+_OF_SERVICE = ("SVC", "SVL", "EXT", "LIM")
 
 
 class UnknownTargetError(LookupError):

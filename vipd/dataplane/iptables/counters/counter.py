@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from itertools import chain as concatenated
+from itertools import repeat
 
-from vipd.dataplane.counting import BackendKey
+from vipd.dataplane.counting import BackendKey, RefusedKey
 from vipd.dataplane.iptables.counters.counter_deltas import ChainName, CounterDeltas
+from vipd.dataplane.iptables.counters.limits import read_saved_limits
 from vipd.dataplane.iptables.counters.messages import Counted, RuleMessages
-from vipd.dataplane.iptables.counters.reading import read_kernel, read_saved_counts
+from vipd.dataplane.iptables.counters.reading import read_kernel, read_limits, read_saved_counts
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Change
+from vipd.model.flow_limits import FlowLimits
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
 
@@ -44,6 +48,8 @@ class RuleCounter:
         self._places: dict[ChainName, BackendKey] = {}
         self._chains: dict[ForwardingKey, frozenset[ChainName]] = {}
         self._changes: Changes = {}
+        self._limits: dict[ForwardingKey, FlowLimits] = {}
+        """Of the forwardings that have a LIM chain."""
         self._lock = asyncio.Lock()
         self._garbled = False
         self._tables_gone = dict.fromkeys(Family, 0)
@@ -71,6 +77,10 @@ class RuleCounter:
         if not self._changes.keys().isdisjoint(changes):
             self._follow()  # forwardings that existed only between two takes had flows, too
         self._changes.update(changes)
+        for key, forwarding in changes.items():
+            self._limits.pop(key, None)
+            if forwarding and forwarding.limits and forwarding.reachable():
+                self._limits[key] = forwarding.limits
 
     def on_message(self, datagram: bytes) -> None:
         """Process the kernel's notification of nf_tables rules. Does not raise for a truncated one."""
@@ -113,6 +123,25 @@ class RuleCounter:
                 taken[place] = taken.get(place, 0) + flows
             self._forget_gone()
             return taken
+
+    async def refused(self) -> Mapping[RefusedKey, int]:
+        """The new flows that limits have refused since their rules were written. Raises ApplyError or
+        OSError."""
+        found: dict[RefusedKey, int] = {}
+        limits = dict(self._limits)
+        for family, save in self._families.items():
+            chains = {self._names.service(key, "LIM"): key for key in limits if key.family is family}
+            if not chains:
+                continue
+            if save:
+                counts: Mapping[str, Sequence[int]] = read_saved_limits(await save(), self._names)
+            else:
+                counts = await asyncio.to_thread(read_limits, family, chains)
+            for chain, key in chains.items():
+                # A rule for each limit, in their order: a rule that is not there yet has refused nothing.
+                refused = concatenated(counts.get(chain, ()), repeat(0))
+                found.update({RefusedKey(key, each.limit): next(refused) for each in limits[key].applied()})
+        return found
 
     def saved_state(self) -> object:
         """The counts of each existing rule."""

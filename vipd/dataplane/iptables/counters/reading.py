@@ -6,13 +6,15 @@ The kernel is read over netlink; iptables-nft-save takes ten times as long.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from vipd.dataplane.iptables.counters.limits import packets
 from vipd.dataplane.iptables.counters.messages import RULE_ADDED, RULE_LISTED, Counted, RuleMessages
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.saved_rules import split_counters
 from vipd.dataplane.iptables.words import target_of
 from vipd.host.netlink import (
+    ATTRIBUTES,
     DUMP,
     FAMILY_NUMBERS,
     REQUEST,
@@ -35,21 +37,42 @@ def read_kernel(family: Family, chains: Iterable[str], messages: RuleMessages) -
     reported. With 60,000 rules that took 1.9 s of CPU, this 0.7 s.
     """
     counts = list[Counted]()
+
+    def read(_: str, datagram: bytes, rules: Iterable[tuple[int, int]]) -> None:
+        counts.extend(found for start, end in rules if (found := messages.counted(datagram, start, end)))
+
+    _read_chains(family, chains, read)
+    return counts
+
+
+def read_limits(family: Family, chains: Iterable[str]) -> dict[str, list[int]]:
+    """The packets that each rule of these chains has matched, in the same way. Blocks. Raises OSError."""
+    counts: dict[str, list[int]] = {}
+
+    def read(chain: str, datagram: bytes, rules: Iterable[tuple[int, int]]) -> None:
+        matched = [packets(datagram[start + ATTRIBUTES : end]) for start, end in rules]
+        counts.setdefault(chain, []).extend(matched)
+
+    _read_chains(family, chains, read)
+    return counts
+
+
+def _read_chains(
+    family: Family, chains: Iterable[str], read: Callable[[str, bytes, Iterable[tuple[int, int]]], None]
+) -> None:
+    """Pass on each chain's datagrams, with the places of rules in them. Raises OSError."""
     table = nfgenmsg(FAMILY_NUMBERS[family]) + string(1, "nat")
     with open_netlink() as opened:
         opened.settimeout(SILENCE_SECONDS)
         for sequence, chain in enumerate(chains, 1):
             request = message(RULE_LISTED, REQUEST | DUMP, sequence, table + string(2, chain))
             try:
-                counts += [
-                    counted
-                    for datagram, answers in dump(opened, request, sequence)
-                    for kind, start, end in answers
-                    if kind == RULE_ADDED and (counted := messages.counted(datagram, start, end))
-                ]
+                for datagram, answers in dump(opened, request, sequence):
+                    read(
+                        chain, datagram, [(start, end) for kind, start, end in answers if kind == RULE_ADDED]
+                    )
             except MalformedMessageError as error:
                 raise OSError(errno.EBADMSG, f"the kernel's rules: {error}") from error
-    return counts
 
 
 def read_saved_counts(text: str, family: Family, names: Names) -> list[Counted]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vipd.model.service import Family
 from vipd.observe.simulator.iptables.matches import (
     Always,
@@ -12,6 +14,7 @@ from vipd.observe.simulator.iptables.matches import (
     IsLocal,
     Marked,
     Match,
+    OverLimit,
     PortIn,
     RecentlySeen,
     Remember,
@@ -162,6 +165,15 @@ def _recent(given: GivenOptions) -> Matches:
     return (Remember(name),)
 
 
+def _limit(name: str) -> Callable[[GivenOptions], Matches]:
+    def build(given: GivenOptions) -> Matches:
+        if given.required(f"--{name}-above").negated:
+            raise ValueError(f"! --{name}-above is not known")
+        return (OverLimit(name),)
+
+    return build
+
+
 EXTENSIONS: dict[str, Extension[Matches]] = {
     "comment": Extension(_comment, ("--comment",)),
     "nfacct": Extension(_counter, ("--nfacct-name",)),
@@ -177,6 +189,21 @@ EXTENSIONS: dict[str, Extension[Matches]] = {
     "statistic": Extension(_statistic, ("--mode", "--probability", "--every", "--packet")),
     "recent": Extension(
         _recent, ("--name", "--seconds", "--mask"), ("--set", "--rcheck", "--reap", "--rsource")
+    ),
+    "connlimit": Extension(
+        _limit("connlimit"), ("--connlimit-above", "--connlimit-mask"), ("--connlimit-saddr",)
+    ),
+    "hashlimit": Extension(
+        _limit("hashlimit"),
+        (
+            "--hashlimit-above",
+            "--hashlimit-burst",
+            "--hashlimit-mode",
+            "--hashlimit-name",
+            "--hashlimit-srcmask",
+            "--hashlimit-htable-max",
+            "--hashlimit-htable-expire",
+        ),
     ),
 }
 """The known match extensions, by name."""

@@ -185,6 +185,18 @@ class AtRandom:
 
 
 @dataclass(frozen=True, slots=True)
+class OverLimit:
+    """`-m hashlimit --hashlimit-above` and `-m connlimit --connlimit-above`. The kernel's counts are unknown
+    here: the packet counts as within every limit."""
+
+    kind: str
+
+    def accepts(self, packet: PacketState) -> bool:
+        """Never."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class Always:
     """A match that only labels or counts: `-m comment`, `-m nfacct`."""
 

@@ -24,7 +24,7 @@ CHAIN_VERDICTS = frozenset({"jump", "goto"})
 
 _FEW = 64
 """If there are more elements than these, each is parsed when it is looked up."""
-_BESIDES = frozenset({"timeout", "expires", "counter", "packets", "bytes", "comment"})
+_BESIDES = frozenset({"timeout", "expires", "counter", "packets", "bytes", "comment", "limit", "ct"})
 """Words after an element's key in the kernel's listing that have no effect on a lookup."""
 
 

@@ -248,10 +248,25 @@ class _Reader:
         if words.accept("timeout"):
             words.take()
         words.accept("counter")
+        exceeds = self._limit()
         data = read_concatenation(words, self._maps) if words.accept(":") else None
         words.take("}")
         if [k.size for k in key.types] != [k.size for k in nft_set.keys]:
             raise ValueError(f"the key is not of @{name}'s type")
         if (data is not None) != bool(nft_set.values):
             raise ValueError(f"@{name} is a {'map' if nft_set.values else 'set'}")
-        return SetUpdate(verb, nft_set, key, data)
+        return SetUpdate(verb, nft_set, key, data, exceeds)
+
+    def _limit(self) -> bool:
+        """`limit rate over 10/second burst 20 packets` and `ct count over 100`; whether there is one."""
+        words = self._words
+        if words.after("ct", "count", "over"):
+            words.take()
+            return True
+        if not words.after("limit", "rate", "over"):
+            return False
+        words.take()
+        words.take("burst")
+        words.take()
+        words.take("packets")
+        return True

@@ -265,12 +265,17 @@ class Masquerade:
 
 @dataclass(frozen=True, slots=True)
 class SetUpdate:
-    """`add`, `update` and `delete @NAME { KEY : VALUE }`: a packet changes a map or a set."""
+    """`add`, `update` and `delete @NAME { KEY : VALUE }`: a packet changes a map or a set.
+
+    With `limited` the statement matches only if the packet exceeds the limit in the element. The kernel's
+    counts are unknown here: the packet counts as within every limit.
+    """
 
     verb: str
     nft_set: NftSet
     key: Expression
     data: Expression | None = None
+    limited: bool = False
 
     @property
     def branches(self) -> int:
@@ -282,7 +287,7 @@ class SetUpdate:
         `update` renews only its timeout (nft_rhash_update)."""
         key = self.key.value(context)
         value: Key | None = () if self.data is None else self.data.value(context)
-        if key is None or value is None:
+        if key is None or value is None or self.limited:
             return None
         if self.verb == "delete":
             return Applied(context.packet.with_update(self.nft_set.name, key, None))
