@@ -42,6 +42,9 @@ _FORMAT = 1
 _ENTRIES_AT_ONCE = 500
 """Entries encoded at a time while Python's lock is held."""
 _END_OF_TIME = 1e11
+ROUNDING_SECONDS = 0.01
+"""A verdict of this very moment may be later than now by that: two clocks are read, and the file has
+milliseconds."""
 _MOST_CHANGES = 2**53
 
 CollectRecords = Callable[[], Iterable[SavedRecord]]
@@ -80,7 +83,7 @@ def decode(data: bytes, now: float, wall: float) -> list[SavedRecord]:
         entries = [_entry(*both, wall - now) for both in zip(verdicts, checks, strict=True)]
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
-    fresh = [entry for entry in entries if 0 <= now - entry.at <= MAX_AGE_SECONDS]
+    fresh = [entry for entry in entries if -ROUNDING_SECONDS <= now - entry.at <= MAX_AGE_SECONDS]
     return sorted(fresh, key=lambda entry: entry.at)
 
 
