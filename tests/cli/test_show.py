@@ -118,6 +118,8 @@ def test_describe_shows_what_is_declared_besides(vipctl: Vipctl, daemon: FakeDae
         "slow_start": "30s",
         "health_port": 30100,
         "on_remove": "reset",
+        "flow_takeover": True,
+        "limits": {"connections": 1000, "new_per_client": 5},
         "traffic_policy": {"external": "local"},
         "traffic_distribution": "prefer-same-node",
     }
@@ -131,6 +133,8 @@ def test_describe_shows_what_is_declared_besides(vipctl: Vipctl, daemon: FakeDae
         "Check         http, path /healthz, interval 1s\n"
         "Slow start    30s\n"
         "On remove     reset\n"
+        "Flow takeover yes\n"
+        "Limits        connections 1000, new_per_client 5\n"
         "Affinity "
     ) in out
     assert (

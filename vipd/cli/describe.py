@@ -178,6 +178,8 @@ def _port(port: object) -> str:
 
 def _words(value: object) -> str:
     """A declared value in words: `http, path /healthz, interval 1s`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, dict):
         kind, rest = value.get("type"), {key: each for key, each in value.items() if key != "type"}
         return ", ".join([*([str(kind)] if kind else []), *(f"{key} {_words(rest[key])}" for key in rest)])
