@@ -77,6 +77,7 @@ def declaration(number: int) -> dict[str, Json]:
         "respond_to_ping": True,
         "registrations": False,
         "flow_takeover": False,
+        "limits": {"connections": 100, "new_per_client": 10, "client_ipv6_prefix": 64},
         "announce": {"by": "routes", "addresses": "all"},
         "affinity": {"by": "client-ip", "timeout": "3h"},
         "masquerade": "forwarded",
