@@ -30,7 +30,7 @@ class Rates:
     """Numbers given to `take`, per second between the last two readings of the kernel."""
 
     def __init__(self) -> None:
-        self._new = _Meter(("new_flows",))
+        self._new = _Meter(("new_flows", "refused_flows"))
         self._traffic = _Meter(TRAFFIC)
 
     def take(self, answer: Json) -> None:
@@ -70,9 +70,17 @@ class _Meter:
     def _grown(self, before: Json | None, now: Json, seconds: float) -> dict[str, float | None]:
         rates: dict[str, float | None] = {}
         for field in self._fields:
-            then, value = before.get(field) if before else 0, now.get(field)
+            then, value = _number(before, field) if before else 0, _number(now, field)
             if then is None or value is None:
                 rates[field] = None
             else:
                 rates[field] = round(max(value - then, 0) / seconds, 3)
         return rates
+
+
+def _number(row: Json, field: str) -> float | None:
+    """A number of a service or a backend; `refused_flows`: those over any of a service's limits."""
+    if field == "refused_flows":
+        refused = row.get("refused")
+        return None if refused is None else sum(refused.values())
+    return row.get(field)

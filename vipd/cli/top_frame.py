@@ -39,6 +39,7 @@ class Field(NamedTuple):
 FIELDS = {
     "ready": Field("READY", 7, "Y", lambda number: f"{number:.0f}"),
     "new": Field("NEW/S", 7, "P", per_second),
+    "refused": Field("REF/S", 7, "F", per_second),
     "total": Field("NEW", 11, "T", lambda number: f"{number:.0f}"),
     "flows": Field("FLOWS", 8, "M", lambda number: f"{number:.0f}"),
     "in": Field("IN/S", 7, "I", size),
@@ -130,6 +131,7 @@ class State:
         numbers: dict[str, Any] = {
             "ready": missing,
             "new": rates["new_flows"],
+            "refused": rates["refused_flows"],
             "total": told["new_flows"],
             "flows": told["flows"],
             "in": rates["bytes_in"],
@@ -304,10 +306,14 @@ def _fitting(state: State, width: int) -> dict[str, Field]:
 
 
 def _shown_fields(state: State) -> dict[str, Field]:
-    """The columns that there are numbers for."""
-    counted = bool(state.answer.get("traffic", {}).get("counted"))
+    """The columns that there are numbers for. A limit is a service's, not a backend's."""
+    unknown: tuple[str, ...] = ()
+    if not state.answer.get("traffic", {}).get("counted"):
+        unknown += _OF_TRAFFIC
+    if state.focus or not any("refused" in service for service in state.answer.get("services", ())):
+        unknown += ("refused",)
     fields = FIELDS | _BITS if state.bits else FIELDS
-    return {name: of for name, of in fields.items() if counted or name not in _OF_TRAFFIC}
+    return {name: of for name, of in fields.items() if name not in unknown}
 
 
 def _room(fields: dict[str, Field], width: int) -> int:

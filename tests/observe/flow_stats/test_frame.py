@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vipd.cli.top_frame import CHOSEN, State, batch, frame, press
 
-KEYS = ["UP", "DOWN", "PAGEUP", "PAGEDOWN", "HOME", "END", "ENTER", "ESC", "BACKSPACE", *"srbqPMNTIOKY/x2"]
+KEYS = ["UP", "DOWN", "PAGEUP", "PAGEDOWN", "HOME", "END", "ENTER", "ESC", "BACKSPACE", *"srbqPMNTIOKYF/x2"]
 
 
 def service(name: str, new: int, flows: int, **more: Any) -> dict[str, Any]:
@@ -51,6 +51,21 @@ def test_keys_sort(state: State) -> None:
     assert shown(state) == ["a", "c", "b"]
     press(state, "s")
     assert "sorted by FLOWS, reversed" in frame(state, 80, 24)[1].text
+
+
+def test_flows_over_a_limit_have_a_column_where_a_service_has_limits(state: State) -> None:
+    assert "REF/S" not in frame(state, 80, 24)[2].text
+    full = {"connections": 10, "new_per_second": 5}
+    state.take(answer(2, service("a", 100, 1), service("b", 60, 2, refused=full)))
+    state.take(answer(4, service("a", 100, 1), service("b", 60, 2, refused=full | {"connections": 30})))
+    titles, *rows = (line.text.split() for line in frame(state, 80, 24)[2:5])
+    at = titles.index("REF/S")
+    assert {row[0]: row[at] for row in rows} == {"a": "-", "b": "10"}
+    press(state, "F")
+    assert shown(state) == ["b", "a"]
+    press(state, "ENTER")
+    state.take(answer(5, service("b", 60, 2, refused=full, backends=[])))
+    assert "REF/S" not in frame(state, 80, 24)[2].text
 
 
 def test_a_filter_is_typed_kept_and_cleared(state: State) -> None:
