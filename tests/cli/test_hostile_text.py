@@ -137,6 +137,7 @@ VERBS = (
     ("events",),
     ("overrides",),
     ("fleet", "status"),
+    ("fleet", "status", "-o", "wide"),
     ("diff",),
     ("add", "10.96.0.10:53/udp", "10.244.0.5", "--name", "dns"),
     ("remove", "dns"),

@@ -40,6 +40,12 @@ def announced(*daemons: HostDaemon) -> list[bool]:
     return [VIP in daemon.host.run(*show, check=False).stdout for daemon in daemons]
 
 
+def announcing(daemon: HostDaemon) -> list[str]:
+    """The last line of the fleet's status: an address, and the hosts that announce it."""
+    lines: list[str] = daemon.vipctl("fleet", "status", "-o", "wide").stdout.splitlines()
+    return lines[-1].split()
+
+
 def test_the_last_host_keeps_an_address(both: tuple[FleetLab, HostDaemon, HostDaemon]) -> None:
     lab, first, second = both
     first.wait_until(lambda: announced(first, second), [True, True])
@@ -60,6 +66,7 @@ def test_the_last_host_keeps_an_address(both: tuple[FleetLab, HostDaemon, HostDa
     first.wait_until(told, ["", "last-host"])
     first.vipctl("resume", "web/10.244.0.11")
     first.wait_until(lambda: announced(first, second), [True, False])
+    first.wait_until(lambda: announcing(first), [VIP, "routes", "h1"])
     first.wait_until(told, ["served", ""])
     alone = first.vipctl("host", "drain", "--dry-run")
     assert f"no other host announces {VIP}" in alone.stderr
@@ -72,5 +79,6 @@ def test_the_last_host_keeps_an_address(both: tuple[FleetLab, HostDaemon, HostDa
     first.kill()
     first.start()
     assert announced(first) == [False], "maintenance outlives a crash"
+    first.wait_until(lambda: announcing(first), [VIP, "routes", "h2"])
     lab.delete("services/web")
     second.wait_until(lambda: announced(second), [False])

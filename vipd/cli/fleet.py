@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -24,26 +25,41 @@ COLUMNS = (
     Column("SEEN"),
 )
 
+ADDRESS_COLUMNS = (Column("ADDRESS"), Column("BY"), Column("HOSTS", prose=True))
+
 
 @click.command()
 @click.argument("what", metavar="status", type=click.Choice(("status",)))
-@output_option("table", "json", "yaml")
+@output_option("table", "wide", "json", "yaml")
 @socket_option
 def fleet(what: str, form: str) -> int:
     """Show every host that follows the same etcd: what it has applied, and when it was last heard of.
 
     LAG is how far the newest change that a host has in its kernel is behind the newest one that this host
-    knows, in revisions of etcd. A host that has not been heard of for 30 seconds is not shown any more.
+    knows, in revisions of etcd. A host that has not been heard of for 30 seconds is not shown any more. -o
+    wide: and which hosts announce each address.
     """
     answer = connect().get("fleet")
-    if form != "table":
+    if form not in ("table", "wide"):
         print(document({key: answer[key] for key in ("hosts", "newest")}, form))
     elif answer["hosts"]:
         rows = [_row(host) for host in answer["hosts"]]
         print("\n".join(table(COLUMNS, rows, screen())))
+        if form == "wide" and (by_address := _announcing_hosts(answer["hosts"])):
+            print("\n".join(("", *table(ADDRESS_COLUMNS, by_address, screen()))))
     else:
         print("no host has told of itself yet", file=sys.stderr)
     return OK
+
+
+def _announcing_hosts(hosts: Sequence[Json]) -> list[list[str | Cell]]:
+    """Each announced address, and the hosts that announce it."""
+    found: dict[str, list[str]] = {}
+    for host in hosts:
+        for way_and_address in host.get("announced", ()):
+            found.setdefault(str(way_and_address), []).append(str(host["name"]))
+    ways = ((*each.partition(" ")[::2], hosts) for each, hosts in found.items())
+    return [[address, way, ", ".join(hosts)] for way, address, hosts in sorted(ways, key=lambda row: row[1])]
 
 
 def _row(host: Json) -> list[str | Cell]:
