@@ -124,6 +124,7 @@ def timing_text(name: str, seconds: Sequence[float]) -> str:
     return f"{name}: median {middle:.0f} ms, p99 {last:.0f} ms ({len(ordered)} samples)"
 
 
+@pytest.mark.nightly
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(900)

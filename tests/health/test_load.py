@@ -25,6 +25,7 @@ TIMES_A_CONNECT = 25
 much, and more where other programs have the caches."""
 
 
+@pytest.mark.nightly
 def test_five_thousand_backends_are_asked_on_one_core() -> None:
     """The kernel takes the handshakes; nobody has to accept, since none is completed."""
     with socket.create_server(("0.0.0.0", 0), backlog=4096) as listener:

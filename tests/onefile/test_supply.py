@@ -67,6 +67,7 @@ def test_a_wheel_with_another_hash_is_refused(builder: ModuleType, tmp_path: Pat
         builder.collect(tmp_path / "project", [target], scratch, other)
 
 
+@pytest.mark.nightly
 def test_the_bill_lists_what_is_in_the_file(made: Build, warm: Host) -> None:
     listed = json.loads(bill(made.file).read_text())
     assert (listed["bomFormat"], listed["specVersion"]) == ("CycloneDX", "1.5")

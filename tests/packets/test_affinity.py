@@ -94,6 +94,7 @@ def test_expires(lab: Lab, services: Services) -> None:
     pytest.fail(f"every client still has its first backend long after the timeout: {first}")
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_new_flows_keep_it_alive(lab: Lab, services: Services) -> None:
     timeout = 5.0
     vip = services.add(lab.backends, "--affinity", f"{timeout:.0f}s")

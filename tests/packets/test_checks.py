@@ -118,6 +118,7 @@ def answered(lab: Lab, vip: str, count: int = 60, protocol: str = "tcp") -> Coun
     return lab.client.send(vip, 80, protocol, count=count).all_answered().backends
 
 
+@pytest.mark.nightly(each_time="nftables")
 @pytest.mark.parametrize("check", ["tcp", "http"])
 def test_who_dies_leaves_in_time_and_comes_back(
     lab: Lab, daemon: Daemon, steady: list[Unsteady], check: str
@@ -149,6 +150,7 @@ def test_who_hangs_or_fails_leaves(lab: Lab, daemon: Daemon, steady: list[Unstea
         ).stdout
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_udp_flows_move_and_pins_are_released(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:
     affinity = "affinity: {by: client-ip, timeout: 10m}"
     with declared(daemon, steady, f"check: {{type: tcp, {CHECK}}}, {affinity}") as vip:
@@ -236,6 +238,7 @@ def test_a_backend_says_its_weight_and_starts_slowly(
         assert weights() == [1, 1, 1], "of those who never left, too"
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_a_dead_backend_leaves_over_ipv6(lab: Lab, daemon: Daemon) -> None:
     backends = ", ".join(f'"{node.ipv6}"' for node in lab.backends)
     ports = f"[{{port: 80, target: {SERVED_PORT}}}]"

@@ -53,6 +53,7 @@ def test_ready_is_told_when_the_rules_are_in_the_kernel_and_not_before(node: Uni
     assert node.tools.inherited() == "", "what vipd starts must not speak in its name"
 
 
+@pytest.mark.nightly
 def test_a_start_that_fails_for_long_is_ready_all_the_same(node: Unit) -> None:
     """Whoever waits for the unit does not wait for ever; the API answers and says what is wrong."""
     node.tools.set("broken")

@@ -71,6 +71,7 @@ def until(question: Callable[[], object], seconds: float) -> bool:
     return bool(question())
 
 
+@pytest.mark.nightly
 @pytest.mark.root
 def test_it_measures_and_leaves_the_host_alone(host: Namespace) -> None:
     before = state(host)

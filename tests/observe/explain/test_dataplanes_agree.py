@@ -175,6 +175,7 @@ _besides = st.fixed_dictionaries(
 some_settings = st.tuples(_masquerade, _besides).map(lambda both: {**both[0], **both[1]})
 
 
+@pytest.mark.nightly
 @settings(
     max_examples=10,
     deadline=None,
