@@ -8,6 +8,8 @@ import socket
 import time
 from collections import Counter
 
+import pytest
+
 from tests.health.servers import PATIENCE, RESET, run
 from vipd.health.checker import HealthChecker
 from vipd.health.state import HealthState
