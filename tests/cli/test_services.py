@@ -521,6 +521,12 @@ def test_where_the_others_differ_the_port_has_to_be_said(
         (["add", "fd00:96::1:80/tcp", "fd00::5"], "write it like [fd00:96::1]:80/tcp"),
         (["add", "http://10.96.0.1/x", "10.0.0.1"], "write address, port and protocol: 10.96.0.1:80/tcp"),
         (["add", "10.96.0.1:80/tcp", "http://10.0.0.1"], "write an address, and a port"),
+        (["add", "10.96.0.1", "10.0.0.1"], "vipctl add 10.96.0.1:80/tcp, or for several ports: vipctl add"),
+        (
+            ["add", "10.96.0.1:80", "10.0.0.1", "--check", "http:8080/x,interval=1s,rise=2"],
+            "--check '{type: http, port: 8080, path: /x, interval: 1s, rise: 2}'",
+        ),
+        (["set", "web", "--check", "tcp:80,fall=1"], "--check '{type: tcp, port: 80, fall: 1}'"),
         (["completion"], "vipctl completion -h"),
         (["set-dataplane"], "vipctl set-dataplane -h"),
     ],

@@ -40,6 +40,7 @@ COLUMNS = (
     Column("SHARE%", right=True),
     Column("RULE", min_width=40),
 )
+WIDE_COLUMNS = (*COLUMNS[:3], Column("RULE"), Column("IN THE KERNEL"))
 SUMMARY_COLUMNS = (
     Column("SERVICE", min_width=16),
     Column("PROTO"),
@@ -66,14 +67,15 @@ run = partial(run_program, timeout=TIMEOUT_SECONDS)
 @click.option(
     "--all", "everything", is_flag=True, help=f"Show each tree, also of more than {MAX_TREES} services."
 )
-@output_option("text", "json", "yaml")
+@output_option("text", "wide", "json", "yaml")
 @socket_option
 def rules(target: str, drawn: str, everything: bool, form: str) -> int:
     """Show the rules that the kernel has, as a tree of services, chains and backends, with their counters.
 
     TARGET is a service, a frontend, or the name of a chain as it stands in a log. What vipd did not write, or
     what is missing, is marked by !. Only new flows come to these rules, so packets count flows. Needs root;
-    without a daemon the names are those in the comments on rules.
+    without a daemon the names are those in the comments on rules. -o wide shows beside each line the rule or
+    element itself, as the kernel has it, and cuts nothing.
 
     \b
     vipctl rules dns
@@ -85,11 +87,11 @@ def rules(target: str, drawn: str, everything: bool, form: str) -> int:
     if not _may_read():
         raise CliError("the kernel shows its rules to root only", hint="sudo vipctl rules", code=UNREACHABLE)
     answer = _look(target)
-    if form != "text":
+    if form in ("json", "yaml"):
         print(document({"rules": _view(answer)}, form))
     elif drawn != "text":
         sys.stdout.write(_drawing(answer, drawn, everything))
-    elif lines := list(_lines(answer, everything, screen())):
+    elif lines := list(_lines(answer, everything, screen(), wide=form == "wide")):
         print("\n".join(lines))
     _note(answer)
     return OK
@@ -156,14 +158,15 @@ def _drawing(answer: RulesResult, drawn: str, everything: bool) -> str:
         raise CliError(error.what, error.why, error.hint) from None
 
 
-def _lines(answer: RulesResult, everything: bool, terminal: Screen) -> Iterator[str]:
+def _lines(answer: RulesResult, everything: bool, terminal: Screen, *, wide: bool) -> Iterator[str]:
     """Blocks of lines with an empty one between them."""
     blocks: list[Sequence[str]] = [prose(answer.owner_text, terminal)] if answer.owner_text else []
     trees: list[ServiceTree | SharedTree] = [*answer.shared]
     many = len(answer.services) > MAX_TREES and not everything
     trees += [] if many else answer.services
     blocks += [
-        [terminal.paint(heading(tree), "bold"), *_tree_lines(tree, answer.chain, terminal)] for tree in trees
+        [terminal.paint(heading(tree), "bold"), *_tree_lines(tree, answer.chain, terminal, wide)]
+        for tree in trees
     ]
     blocks += [_summary_lines(answer.services, terminal)] if many else []
     for number, block in enumerate(blocks):
@@ -171,15 +174,18 @@ def _lines(answer: RulesResult, everything: bool, terminal: Screen) -> Iterator[
         yield from block
 
 
-def _tree_lines(tree: ServiceTree | SharedTree, chain: str, terminal: Screen) -> list[str]:
+def _tree_lines(tree: ServiceTree | SharedTree, chain: str, terminal: Screen, wide: bool) -> list[str]:
     rows = [
         [
             *_counts(row.count),
             "" if row.share is None else f"{100 * row.share:.1f}",
             Cell(row.text, row.colour),
+            *([row.rule] if wide else ()),
         ]
         for row in rows_of(tree.nodes, chain)
     ]
+    if wide:
+        return table(WIDE_COLUMNS, rows, Screen(None, terminal.colour), indent="  ")
     return table(COLUMNS, rows, terminal, indent="  ")
 
 

@@ -106,6 +106,9 @@ def add(
 
 def _addressed(vip: str, target: int | None, ports: bool) -> Json:
     """The `address`, and the `ports` unless options name them."""
+    if not ports and not vip.strip("0123456789."):
+        hint = f"vipctl add {vip}:80/tcp, or for several ports: vipctl add {vip} -p 80/tcp -p 53/udp"
+        raise CliError(f"{vip} has no port", hint=hint, code=USAGE)
     if not ports and "," in vip.partition("/")[0]:
         hint = f"name the ports by -p: vipctl add {vip} -p 80/tcp"
         raise CliError(f"{vip} names several addresses, and no port for all of them", hint=hint, code=USAGE)

@@ -6,6 +6,7 @@ word may be one too, as in YAML: `{address: 10.244.0.5, zone: east}`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -41,6 +42,8 @@ CHECK_ARGUMENTS = {
     "exec": "command",
 }
 """Every type of check, and its key for what follows the colon in `http:/healthz`."""
+
+_FURTHER_KEY = re.compile(r",(?=(?:interval|timeout|rise|fall|start|jitter|port|method|host|status|body)=)")
 
 
 def frontend_spec(word: str, target_port: int | None) -> Json:
@@ -151,7 +154,22 @@ def check_spec(word: str) -> str | Json:
     if not (key and argument):
         hint = f"--check {kind}" if not key else f"--check {kind}:{key.upper()}, or {kind} alone"
         raise CliError(f"{word} is no check", hint=hint, code=USAGE)
+    if kind in ("http", "https", "tcp"):
+        _refuse_further_keys(word, kind, argument)
     return {"type": kind, **_check_argument(kind, key, argument)}
+
+
+def _refuse_further_keys(word: str, kind: str, argument: str) -> None:
+    """`http:/healthz,interval=1s` would be a path that nobody means."""
+    first, *further = _FURTHER_KEY.split(argument)
+    if further and "?" not in first:
+        key = CHECK_ARGUMENTS[kind]
+        spec = {"type": kind, **(_check_argument(kind, key, first) if first else {})}
+        told = ", ".join(
+            (*(f"{k}: {v}" for k, v in spec.items()), *(f.replace("=", ": ", 1) for f in further))
+        )
+        what = f"{word} names more than a check's type and what it asks for"
+        raise CliError(what, hint=f"--check '{{{told}}}'", code=USAGE)
 
 
 def _check_argument(kind: str, key: str, text: str) -> Json:

@@ -84,6 +84,15 @@ def test_names_chains_shares_and_counts_stand_side_by_side(room: Room) -> None:
         assert re.search(r"VIPD-SEP-[A-Z2-7]{16}: 10\.244\.0\.8:8080$", text, re.M)
 
 
+def test_wide_shows_what_the_kernel_has_beside_its_meaning(room: Room) -> None:
+    lines = room.vipctl("shop/web", "-o", "wide").stdout.splitlines()
+    backend = next(line for line in lines if "to 10.244.0.8:8080, " in line or ": 10.244.0.8:8080, " in line)
+    assert re.search(r" (-m statistic .*-j VIPD-SEP-|10\.244\.0\.8 \. 8080$)", backend), backend
+    shown = [node for tree in room.rules("shop/web")["services"] for node in nodes(tree, "rule")]
+    assert shown
+    assert all(any(line.endswith(node.get("rule", "")) for line in lines) for node in shown)
+
+
 def test_counters_move_with_packets(room: Room) -> None:
     def parsed() -> tuple[int, int, int]:
         tree = room.rules("10.96.0.10:53/udp")["services"][0]

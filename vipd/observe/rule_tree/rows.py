@@ -19,6 +19,8 @@ class Row:
     count: Count | None = None
     share: float | None = None
     colour: str = ""
+    rule: str = ""
+    """As the kernel has it; empty where a line is none."""
 
 
 def heading(tree: ServiceTree | SharedTree) -> str:
@@ -38,7 +40,7 @@ def rows_of(nodes: Sequence[Node], marked: str = "") -> Iterator[Row]:
 
 def _rows(node: Node, own: str, below: str) -> Iterator[Row]:
     colour = "red" if node.fault else "bold" if node.kind is NodeKind.CHAIN else ""
-    yield Row(own + label(node), node.count, node.share, colour)
+    yield Row(own + label(node), node.count, node.share, colour, node.rule)
     if node.fault:
         more = _DOWN if node.children else _NOTHING
         yield Row(f"{below}{more}! {node.fault}", colour="red")
