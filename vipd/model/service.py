@@ -311,5 +311,7 @@ def port_names(ports: tuple[ServicePort, ...]) -> tuple[str, ...]:
     in Kubernetes; several get their number as a name, which no declared name can equal (those contain a
     letter).
     """
+    if len(ports) == 1:
+        return (ports[0].name,)
     unnamed = Counter(p.protocol for p in ports if not p.name)
     return tuple(p.name or ("" if unnamed[p.protocol] == 1 else str(p.port)) for p in ports)
