@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -68,7 +69,7 @@ def test_of_equal_weights_the_backend_with_more_flows_gets_no_larger_share(
     equal = {name: load._replace(weight=1) for name, load in each.items()}
     exact = next_state(ShareState(), equal).exact
     order = sorted(equal, key=lambda name: equal[name].flows)
-    assert all(exact[fewer] >= exact[more] - 1e-9 for fewer, more in zip(order, order[1:], strict=False))
+    assert all(exact[fewer] >= exact[more] - 1e-9 for fewer, more in pairwise(order))
 
 
 def simulate(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 from math import copysign, sqrt
+from types import MappingProxyType
 from typing import NamedTuple
 
 EXPONENT = 3.0
@@ -35,8 +36,8 @@ Factors = Mapping[str, Fraction]
 class BackendLoad(NamedTuple):
     """The measure of one backend that may get new flows."""
 
-    weight: int
-    """Its weight before the factor, with slow start; at least 1. Only the ratio to others matters."""
+    weight: float
+    """Its weight before the factor, with slow start; more than 0. Only the ratio to others matters."""
     flows: int
     """Its live flows."""
 
@@ -44,9 +45,9 @@ class BackendLoad(NamedTuple):
 class ShareState(NamedTuple):
     """The controller's memory for one service."""
 
-    exact: Mapping[str, float] = {}
+    exact: Mapping[str, float] = MappingProxyType({})
     """Factors as computed; the largest is 1."""
-    factors: Factors = {}
+    factors: Factors = MappingProxyType({})
     """Factors as last published."""
 
 
@@ -86,7 +87,7 @@ def _without_noise(flows: int, expected: float) -> float:
 
 
 def _approach(factor: float, goal: float) -> float:
-    step = (goal / factor) ** SMOOTHING
+    step: float = (goal / factor) ** SMOOTHING
     return factor * min(max(step, 1 / MAX_STEP), MAX_STEP)
 
 
