@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import quote
 
 import pytest
 
@@ -41,9 +42,9 @@ def held_flows(client: Node, vip: Frontend) -> Iterator[None]:
 
 def share(daemon: Daemon, vip: Frontend, backend: Node) -> float:
     """A backend's part of new flows, as the API has it."""
-    (forwarding,) = daemon.get(f"services/{vip}")["service"]["forwardings"]
-    found = {each["address"]: each["share"] for each in forwarding["endpoints"]}
-    return float(found[backend.address(4)])
+    (forwarding,) = daemon.get(f"services/{quote(str(vip), safe='')}")["service"]["forwardings"]
+    found = {each["endpoint"]: each["share"] for each in forwarding["endpoints"]}
+    return float(found[backend_text(backend)])
 
 
 def test_live_flows_lower_a_share_until_they_end(lab: Lab, daemon: Daemon, services: Services) -> None:
@@ -51,7 +52,7 @@ def test_live_flows_lower_a_share_until_they_end(lab: Lab, daemon: Daemon, servi
     vip = services.add([busy], "--balance", "least-connections")
     with held_flows(lab.client, vip):
         for other in others:
-            daemon.vipctl("add", str(vip), backend_text(other))
+            daemon.vipctl("add-backend", str(vip), backend_text(other))
         daemon.wait_until(lambda: share(daemon, vip, busy) < 0.05, True)
         daemon.wait_in_sync()
         answered = lab.client.send(*vip, count=FLOWS).all_answered().backends
