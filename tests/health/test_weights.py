@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import cast
 
@@ -26,8 +27,9 @@ TCP = Protocol.TCP
 
 said = st.none() | st.builds(ReportedWeight, st.integers(0, 100), st.just(True))
 said |= st.builds(ReportedWeight, st.integers(0, MAX_WEIGHT), st.just(False))
+factors = st.integers(1, 32).map(lambda part: Fraction(part, 32))
 claims = st.lists(
-    st.builds(WeightInputs, st.integers(0, MAX_WEIGHT), said, st.none() | st.floats(0, 100)),
+    st.builds(WeightInputs, st.integers(0, MAX_WEIGHT), said, st.none() | st.floats(0, 100), factors),
     min_size=1,
     max_size=6,
 )

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import NamedTuple, Protocol
 
+from vipd.control.connection_shares import Factors
 from vipd.health.result import ReportedWeight
 from vipd.health.weights import FULL_SHARE, Ramp, WeightInputs, full_weight, ramp, weights
 from vipd.host.observer import Observer
@@ -108,6 +110,7 @@ class _OverrideIndex:
         return effective_override(service, backend, [*(named or ()), *(everywhere or ())])
 
 
+_WHOLE = Fraction(1)
 _MAX_NAMED = 3
 """Maximum number of backends that the warnings name; further ones are only counted."""
 
@@ -132,6 +135,7 @@ class BackendStatusTracker(Observer):
         self._dirty: set[str] = set()
         self._ramps: dict[str, float] = {}
         self._unchecked: dict[str, tuple[Backend, ...]] = {}
+        self._factors: dict[str, Factors] = {}
 
     def warnings(self) -> tuple[str, ...]:
         """Warnings about backends that serve unchecked, because their check has no port to connect to. For
@@ -183,7 +187,7 @@ class BackendStatusTracker(Observer):
             if service.name not in self._tracked
             else self._tracked[service.name].targets
         )
-        if not targets and not self._index.may_concern(service):
+        if not targets and service.name not in self._factors and not self._index.may_concern(service):
             return {}
         backends = {str(backend): backend for backend in (*service.fallback, *service.backends)}
         found = {
@@ -214,6 +218,21 @@ class BackendStatusTracker(Observer):
         """The results of checks of these targets changed."""
         for target in targets:
             self._dirty |= self._users.get(target, set())
+
+    def flow_factors(self, service: str) -> Factors:
+        """The parts of their weights that live flows leave the backends of a service."""
+        return self._factors.get(service, {})
+
+    def flows_changed(self, factors: Mapping[str, Factors]) -> bool:
+        """Live flows leave the backends of these services such parts of their weights, and those of others
+        all of it. Returns whether a share changes."""
+        found = {name: each for name, each in factors.items() if each}
+        changed = {
+            name for name in found.keys() | self._factors.keys() if found.get(name) != self._factors.get(name)
+        }
+        self._factors = found
+        self._dirty |= changed & self._tracked.keys()
+        return bool(changed)
 
     def due(self) -> float | None:
         """The time of the next step of any slow start, on the monotonic clock; None if there is none."""
@@ -262,9 +281,13 @@ class BackendStatusTracker(Observer):
         """The weights of backends whose weight differs from the declared one, because of a check's answer or
         a slow start."""
         self._ramps.pop(service.name, None)
-        if not targets or not (service.weight_from_check or service.slow_start):
+        factors = self._factors.get(service.name, {})
+        if not factors and (not targets or not (service.weight_from_check or service.slow_start)):
             return {}
-        inputs = [_weight_inputs(service, backend, found[str(backend)]) for backend in service.backends]
+        inputs = [
+            _weight_inputs(service, backend, found[str(backend)], factors.get(str(backend), _WHOLE))
+            for backend in service.backends
+        ]
         now = self._clock()
         shares, next_step = weights(inputs, service.slow_start, now)
         if next_step is not None:
@@ -272,9 +295,10 @@ class BackendStatusTracker(Observer):
         ramps = [ramp(each.healthy_since, service.slow_start, now) for each in inputs]
         grown_shares = zip(service.backends, inputs, shares, ramps, strict=True)
         return {
-            str(backend): _Weight(share, full_weight(each), grown)
+            str(backend): _Weight(share, full_weight(each), grown, each.factor)
             for backend, each, share, grown in grown_shares
-            if (share, full_weight(each), grown) != (each.declared, each.declared, FULL_SHARE)
+            if (share, full_weight(each), grown, each.factor)
+            != (each.declared, each.declared, FULL_SHARE, _WHOLE)
         }
 
 
@@ -285,6 +309,7 @@ class _Weight(NamedTuple):
     value: int
     full: int
     ramp: Ramp
+    factor: Fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +324,14 @@ class _CheckedStatus:
         said = self.health.weight if self.health else None
         why = [f"weight {said} said by its check"] if said else []
         why += ["slow start"] if weight.ramp != FULL_SHARE else []
+        why += [f"{float(weight.factor):.0%} of its weight, for its live flows"] if weight.factor != 1 else []
         reason = "; ".join(filter(None, (self.status.reason, *why)))
         return replace(self.status, weight=weight.value, shown_weight=weight.full, reason=reason)
 
 
-def _weight_inputs(service: Service, backend: Backend, checked: _CheckedStatus) -> WeightInputs:
+def _weight_inputs(
+    service: Service, backend: Backend, checked: _CheckedStatus, factor: Fraction
+) -> WeightInputs:
     override_weight, health = checked.status.weight, checked.health
     # An operator's weight overrides the weight that the backend reports.
     listened = service.weight_from_check and override_weight is None and health is not None
@@ -311,6 +339,7 @@ def _weight_inputs(service: Service, backend: Backend, checked: _CheckedStatus) 
         backend.weight if override_weight is None else override_weight,
         health.weight if health and listened else None,
         health.serves_since if health else None,
+        factor,
     )
 
 

@@ -19,6 +19,7 @@ from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
     Backend,
     BackendState,
+    Balance,
     ExternalAddress,
     Family,
     Masquerade,
@@ -172,7 +173,8 @@ def _forwarding(
         node_port=port.node_port,
         health_port=service.health_port,
         ready_local=_addresses(chosen.ready_local) if service.health_port else (),
-        balance=service.balance,
+        # Rules choose at random; the weights follow the flows.
+        balance=Balance.RANDOM if service.balance is Balance.LEAST_CONNECTIONS else service.balance,
         affinity_only=_draining_with_affinity(candidates, left) if service.affinity is not None else (),
         announcement=service.announcement,
         flow_takeover=service.flow_takeover,

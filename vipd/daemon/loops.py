@@ -78,7 +78,7 @@ def loops(
 ) -> dict[str, Work]:
     """Every loop of a daemon."""
     reconciler, conntrack, events = parts.reconciler, parts.conntrack, _Events(parts.reconciler)
-    collect, cleaned, saved, grown, asked = (events.after_step() for _ in range(5))
+    collect, cleaned, saved, grown, asked, balanced = (events.after_step() for _ in range(6))
     reconciler.observers.add(events)
     return {
         # Before the first write, so that no foreign change of rules is missed.
@@ -91,6 +91,7 @@ def loops(
         "keeping the fast path": Loop(parts.fast_path.poll, LoopState(Backoff(maximum=60.0))),
         "keeping the backends of flows": lambda: save_checkpoint(conntrack, saved),
         "growing shares": lambda: advance_slow_start(parts.status_tracker, reconciler, grown),
+        "balancing connections": lambda: parts.balancer.run(balanced),
         **_override_loops(parts, events),
         "taking back unconfirmed changes": lambda: take_back_unconfirmed(parts.store, reconciler),
         "following announced services": lambda: parts.announcer.follow(asked),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from vipd.control.announcer import AnnounceDriver, Announcer, Reconciled
 from vipd.control.backend_status_tracker import BackendStatusTracker
+from vipd.control.connection_balancer import ConnectionBalancer
 from vipd.control.host import Host
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.daemon.rule_programs import rule_programs
@@ -72,6 +73,7 @@ class Parts:
     fast_path: FastPath
     reconciler: Reconciler
     flow_stats: FlowStats
+    balancer: ConnectionBalancer
     repair_backoff: RepairBackoff
     supervisor: Supervisor
 
@@ -173,6 +175,7 @@ async def wire(
         fast_path=fast_path,
         reconciler=reconciler,
         flow_stats=flow_stats,
+        balancer=ConnectionBalancer(reconciler, statuses),
         repair_backoff=RepairBackoff(settings.chain_prefix),
         supervisor=Supervisor((OSError, ApplyError, ConntrackError, StoreError, *_fleet_errors(fleet))),
     )

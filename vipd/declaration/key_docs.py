@@ -158,7 +158,8 @@ SERVICE = {
         "`random`",
         "How a new flow's backend is chosen, by weight. `source-hash`: by the client's address, the same on "
         "every host; nftables dataplane only. Made for up to 3,000 backends: their table takes about one "
-        "second to make, beside all other work, and 30 MB meanwhile.",
+        "second to make, beside all other work, and 30 MB meanwhile. `least-connections`: at random, by "
+        "weights that follow the live flows of each backend through this host, about once a second.",
     ),
     "check": KeyDoc(forms.CHECK, "`none`", "Health check for backends that define none of their own."),
     "slow_start": KeyDoc(

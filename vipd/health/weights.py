@@ -48,6 +48,8 @@ class WeightInputs(NamedTuple):
     """The weight that it reports, if its service accepts that."""
     healthy_since: float | None = None
     """`HealthRecord.serves_since`."""
+    factor: Fraction = Fraction(1)
+    """The part of its weight that its live flows leave it, more than 0."""
 
 
 def weights(
@@ -60,7 +62,10 @@ def weights(
     as declared. Each is 0..65535, and 0 only for a declared or reported weight of 0.
     """
     ramps = [ramp(each.healthy_since, slow_start, now) for each in inputs]
-    exact = [_exact_weight(each) * r.step / SLOW_START_STEPS for each, r in zip(inputs, ramps, strict=True)]
+    exact = [
+        _exact_weight(each) * each.factor * r.step / SLOW_START_STEPS
+        for each, r in zip(inputs, ramps, strict=True)
+    ]
     steps = [r.next_step for r in ramps if r.next_step is not None]
     return _whole(exact), min(steps, default=None)
 

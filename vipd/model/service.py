@@ -86,6 +86,8 @@ class Balance(StrEnum):
     ROUND_ROBIN = "round-robin"
     SOURCE_HASH = "source-hash"
     """By the client's address: a client gets the same backend on every host."""
+    LEAST_CONNECTIONS = "least-connections"
+    """At random, by weights that the daemon lowers where a backend has more live flows than its share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,6 @@ def test_named_defaults() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "balance leastconn",
         "balance first",
         "balance url_param id",
         "maxconn 100",

@@ -164,8 +164,7 @@ def test_each_line_without_a_counterpart_is_named(line: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("options", "what", "balance"),
     [
-        ("-s wlc", "scheduler wlc", Balance.RANDOM),
-        ("", "scheduler wlc", Balance.RANDOM),
+        ("-s sed", "scheduler sed", Balance.RANDOM),
         ("-s fo", "scheduler fo", Balance.RANDOM),
         ("-s new", "scheduler new", Balance.RANDOM),
         ("-s sh -b sh-port", "sh-port", Balance.RANDOM),
@@ -180,6 +179,12 @@ def test_what_a_service_cannot_have_is_named(options: str, what: str, balance: B
     found = convert(f"-A -u 10.0.0.1:53 {options}\n-a -u 10.0.0.1:53 -r 10.1.0.1:53 -m -w 1\n")
     assert lost(found) == [(1, what)]
     assert found.services[0].balance is balance
+
+
+@pytest.mark.parametrize("options", ["-s wlc", "-s lc", ""])
+def test_least_connections(options: str) -> None:
+    found = convert(f"-A -u 10.0.0.1:53 {options}\n-a -u 10.0.0.1:53 -r 10.1.0.1:53 -m -w 1\n")
+    assert (lost(found), found.services[0].balance) == ([], Balance.LEAST_CONNECTIONS)
 
 
 def test_a_service_without_a_server_that_can_be_converted_is_left_out() -> None:

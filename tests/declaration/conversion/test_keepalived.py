@@ -200,7 +200,7 @@ def test_ipv6_and_the_port_of_the_virtual_server() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "lvs_sched wlc",
+        "lvs_sched sed",
         "sh-port",
         "lb_kind DR",
         "persistence_granularity 255.255.255.0",

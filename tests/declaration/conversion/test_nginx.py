@@ -151,7 +151,6 @@ def test_each_directive_without_a_counterpart_is_named(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "least_conn;",
         "random two least_conn;",
         "hash $remote_addr$remote_port;",
         "hash $ssl_preread_server_name;",

@@ -129,10 +129,9 @@ _BALANCES = {
     "static-rr": Balance.ROUND_ROBIN,
     "random": Balance.RANDOM,
     "source": Balance.SOURCE_HASH,
+    "leastconn": Balance.LEAST_CONNECTIONS,
 }
-_LEAST = "vipd does not count open connections, and chooses at random by weight"
 _OTHER_BALANCES = {
-    "leastconn": _LEAST,
     "first": "all servers serve at random by weight, not the first one until it is full",
 }
 

@@ -15,11 +15,11 @@ _BALANCES = {
     "wrr": Balance.ROUND_ROBIN,
     "sh": Balance.SOURCE_HASH,
     "mh": Balance.SOURCE_HASH,
+    "lc": Balance.LEAST_CONNECTIONS,
+    "wlc": Balance.LEAST_CONNECTIONS,
 }
-_LEAST = "vipd does not count open connections, and chooses at random by weight"
+_LEAST = "vipd does not compare backends for each flow, and chooses at random by weight"
 _OTHERS = {
-    "lc": _LEAST,
-    "wlc": _LEAST,
     "sed": _LEAST,
     "nq": _LEAST,
     "ovf": _LEAST,
@@ -29,7 +29,7 @@ _OTHERS = {
     "dh": "vipd does not choose by the destination: all backends serve at random by weight",
     "fo": "vipd has no order of backends: all serve at random by weight",
 }
-_HINTS = {"fo": "give all but the first backup: true"}
+_HINTS = {"fo": "give all but the first backup: true", "dh": "or write balance: round-robin"}
 _NO_DIRECT = "replies pass through this host, and backends see its address as the client's"
 METHODS = {
     "m": "",
@@ -46,7 +46,7 @@ def set_balance(
     what = f"scheduler {scheduler}"
     why = _OTHERS.get(scheduler)
     if why is not None:
-        conversion.lost(line, what, why, _HINTS.get(scheduler, "or write balance: round-robin"))
+        conversion.lost(line, what, why, _HINTS.get(scheduler, "or write balance: least-connections"))
     elif scheduler not in _BALANCES:
         conversion.lost(line, what, "is not known: all backends serve at random by weight")
     draft.balance = _BALANCES.get(scheduler, Balance.RANDOM)

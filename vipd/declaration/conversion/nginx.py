@@ -220,9 +220,11 @@ def _balance(conversion: Conversion, directive: Directive) -> Balance:
     arguments = directive.arguments
     if directive.name == "hash" and arguments[:1] in (["$remote_addr"], ["$binary_remote_addr"]):
         return Balance.SOURCE_HASH
+    if directive.name == "least_conn":
+        return Balance.LEAST_CONNECTIONS
     if directive.name == "random" and not arguments:
         return Balance.RANDOM
-    why = "vipd does not count open connections, and chooses at random by weight"
+    why = "vipd does not compare two backends for each flow, and chooses at random by weight"
     if directive.name == "hash":
         why = "vipd hashes the client's address alone, and chooses at random by weight"
     conversion.lost(directive.line, str(directive), why, "or write balance: round-robin or source-hash")

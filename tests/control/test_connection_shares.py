@@ -1,0 +1,129 @@
+"""Shares follow live flows: bounded in each step, steady in balance, and no backend is left without any."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vipd.control.connection_shares import (
+    MAX_STEP,
+    RESOLUTION,
+    BackendLoad,
+    ShareState,
+    next_state,
+)
+
+NAMES = "abcdef"
+loads = st.dictionaries(
+    st.sampled_from(NAMES),
+    st.builds(BackendLoad, st.integers(1, 65535), st.integers(0, 10**6)),
+    max_size=len(NAMES),
+)
+
+
+@given(st.lists(loads, max_size=12))
+def test_every_factor_is_a_part_of_the_weight_and_at_least_one_part(
+    history: list[dict[str, BackendLoad]],
+) -> None:
+    state = ShareState()
+    for each in history:
+        before, state = state, next_state(state, each)
+        if state.factors is not before.factors:
+            assert state.factors.keys() == (each.keys() if len(each) > 1 else set())
+        assert all(Fraction(1, RESOLUTION) <= factor <= 1 for factor in state.factors.values())
+
+
+@given(st.lists(loads.filter(lambda each: len(each) > 1), min_size=2, max_size=8))
+def test_a_step_changes_the_ratio_of_two_backends_by_a_bounded_factor(
+    history: list[dict[str, BackendLoad]],
+) -> None:
+    state = ShareState()
+    for each in history:
+        before, state = state, next_state(state, each)
+        common = before.exact.keys() & state.exact.keys()
+        for one in common:
+            for other in common:
+                ratio = state.exact[one] / state.exact[other] * before.exact[other] / before.exact[one]
+                assert ratio <= MAX_STEP**2 * 1.0001
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 100), min_size=2), st.integers(0, 1000))
+def test_loads_in_proportion_to_weights_change_nothing(weights: dict[str, int], each: int) -> None:
+    state = ShareState()
+    for _ in range(5):
+        state = next_state(
+            state, {name: BackendLoad(weight, weight * each) for name, weight in weights.items()}
+        )
+    assert state.factors == {}
+
+
+@given(loads.filter(lambda each: len(each) > 1))
+def test_of_equal_weights_the_backend_with_more_flows_gets_no_larger_share(
+    each: dict[str, BackendLoad],
+) -> None:
+    equal = {name: load._replace(weight=1) for name, load in each.items()}
+    exact = next_state(ShareState(), equal).exact
+    order = sorted(equal, key=lambda name: equal[name].flows)
+    assert all(exact[fewer] >= exact[more] - 1e-9 for fewer, more in pairwise(order))
+
+
+def simulate(
+    seconds: dict[str, float], arrivals: int, steps: int, *, controlled: bool
+) -> tuple[dict[str, float], int]:
+    """Mean live flows of each backend in the last half of the steps, and how often shares were written.
+    Flows arrive 20 times a step of one second, and last as long as their backend takes."""
+    dice, state, ends, writes = Random(7), ShareState(), {name: list[float]() for name in seconds}, 0
+    sums = dict.fromkeys(seconds, 0.0)
+    for step in range(steps):
+        names = list(seconds)
+        shares = [float(state.factors.get(name, 1)) for name in names]
+        for tick in range(20):
+            now = step + tick / 20
+            for name in dice.choices(names, shares, k=arrivals // 20):
+                ends[name].append(now + seconds[name])
+        live = {name: sum(end > step + 1 for end in found) for name, found in ends.items()}
+        if step >= steps // 2:
+            sums = {name: sums[name] + live[name] for name in names}
+        if controlled:
+            before = state.factors
+            state = next_state(state, {name: BackendLoad(1, live[name]) for name in names})
+            writes += state.factors is not before
+    return {name: total / (steps - steps // 2) for name, total in sums.items()}, writes
+
+
+@pytest.mark.parametrize(("fast", "ratio"), [(0.1, 5.0), (1.0, 2.5), (8.0, 2.5)])
+def test_a_slow_backend_gets_fewer_flows_at_once(fast: float, ratio: float) -> None:
+    """Of few flows much is chance, so that they are balanced less."""
+    seconds = {"slow": fast * 10, "b": fast, "c": fast, "d": fast}
+    arrivals = 1000 if fast < 1 else 200
+    alone, _ = simulate(seconds, arrivals, int(60 + 5 * seconds["slow"]), controlled=False)
+    found, _ = simulate(seconds, arrivals, int(60 + 5 * seconds["slow"]), controlled=True)
+    assert alone["slow"] / alone["b"] > 8
+    assert found["slow"] / found["b"] < ratio
+
+
+def test_equal_backends_are_seldom_written() -> None:
+    found, writes = simulate(dict.fromkeys("abc", 1.0), 1000, 100, controlled=True)
+    assert max(found.values()) < 1.1 * min(found.values())
+    assert writes <= 10
+
+
+def test_a_backend_that_recovers_gets_its_share_back() -> None:
+    state = ShareState()
+    for _ in range(20):
+        state = next_state(state, {"a": BackendLoad(1, 900), "b": BackendLoad(1, 10)})
+    assert state.factors == {"a": Fraction(1, RESOLUTION), "b": 1}
+    for _ in range(30):
+        state = next_state(state, {"a": BackendLoad(1, 0), "b": BackendLoad(1, 0)})
+    assert state.factors["a"] > Fraction(9, 10)
+
+
+def test_one_backend_alone_has_its_full_weight() -> None:
+    state = next_state(ShareState(), {"a": BackendLoad(1, 900), "b": BackendLoad(1, 0)})
+    assert state.factors
+    assert next_state(state, {"b": BackendLoad(1, 0)}).factors == {}

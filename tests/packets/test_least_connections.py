@@ -1,0 +1,64 @@
+"""A backend with more live flows than its share gets fewer new ones, until they end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.flow import finish, read_line
+from tests.lab.node import Node
+from tests.lab.topology import Lab
+from tests.packets.services import Services, backend_text
+from vipd.model.service import Frontend
+
+pytestmark = pytest.mark.root
+
+HELD = 150
+FLOWS = 300
+HOLD = """
+import socket, sys
+held = [socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) for _ in range(int(sys.argv[3]))]
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_flows(client: Node, vip: Frontend) -> Iterator[None]:
+    """Connections that stay open within the block."""
+    process = client.start(sys.executable, "-I", "-c", HOLD, vip.address, str(vip.port), str(HELD))
+    try:
+        assert read_line(process) == "open"
+        yield
+    finally:
+        process.kill()
+        finish(process)
+
+
+def share(daemon: Daemon, vip: Frontend, backend: Node) -> float:
+    """A backend's part of new flows, as the API has it."""
+    (forwarding,) = daemon.get(f"services/{quote(str(vip), safe='')}")["service"]["forwardings"]
+    found = {each["endpoint"]: each["share"] for each in forwarding["endpoints"]}
+    return float(found[backend_text(backend)])
+
+
+def test_live_flows_lower_a_share_until_they_end(lab: Lab, daemon: Daemon, services: Services) -> None:
+    busy, *others = lab.backends
+    vip = services.add([busy], "--balance", "least-connections")
+    with held_flows(lab.client, vip):
+        for other in others:
+            daemon.vipctl("add-backend", str(vip), backend_text(other))
+        daemon.wait_until(lambda: share(daemon, vip, busy) < 0.05, True)
+        daemon.wait_in_sync()
+        answered = lab.client.send(*vip, count=FLOWS).all_answered().backends
+        assert 0 <= answered.get(busy.name, 0) < FLOWS / 8
+        assert "of its weight, for its live flows" in daemon.vipctl("describe", str(vip)).stdout
+    daemon.wait_until(lambda: share(daemon, vip, busy) > 0.25, True)
+    daemon.wait_in_sync()
+    answered = lab.client.send(*vip, count=FLOWS).all_answered().backends
+    assert answered[busy.name] > FLOWS / 8

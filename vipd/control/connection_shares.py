@@ -1,0 +1,107 @@
+"""Computes the shares of `balance: least-connections` from the live flows of each backend. Pure.
+
+A dataplane chooses a backend at random by weight. This controller multiplies each weight by a factor, which
+falls as the backend has more live flows than its weight entitles it to. The factor that a number of flows
+leads to is the `EXPONENT`th power of expected flows by live flows. Each step goes a `SMOOTHING`th part of the
+way there, on a logarithmic scale. Where flows are shorter than a step, live flows follow the factor at once,
+and these two numbers together lead to the balance in one step; they do not oscillate:
+log f' = (1 - SMOOTHING) log f - SMOOTHING * EXPONENT * log f = 0 * log f. Where flows are long, the factor
+approaches its goal, and no sum of past errors has to be worked off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from math import copysign, sqrt
+from types import MappingProxyType
+from typing import NamedTuple
+
+EXPONENT = 3.0
+"""A backend that takes k times as long for a flow gets k ** (1 / (1 + EXPONENT)) times the flows at once."""
+SMOOTHING = 1 / (1 + EXPONENT)
+MAX_STEP = 2.0
+"""Maximum change of a factor in one step."""
+RESOLUTION = 32
+"""Factors are whole parts of this; the smallest is one part, so that no backend is left without flows."""
+DAMPING = 4.0
+"""Flows that are added to each side of a ratio, so that single flows change little."""
+MIN_CHANGE = 0.15
+"""A change of shares below this part of each share is not worth writing rules."""
+
+Factors = Mapping[str, Fraction]
+"""By the backend's text. A backend without an entry has its full weight."""
+
+
+class BackendLoad(NamedTuple):
+    """The measure of one backend that may get new flows."""
+
+    weight: float
+    """Its weight before the factor, with slow start; more than 0. Only the ratio to others matters."""
+    flows: int
+    """Its live flows."""
+
+
+class ShareState(NamedTuple):
+    """The controller's memory for one service."""
+
+    exact: Mapping[str, float] = MappingProxyType({})
+    """Factors as computed; the largest is 1."""
+    factors: Factors = MappingProxyType({})
+    """Factors as last published."""
+
+
+def next_state(state: ShareState, loads: Mapping[str, BackendLoad]) -> ShareState:
+    """The state one step later. `factors` is the same object unless the shares change enough to be written.
+
+    A backend that was not measured before starts at its full weight. One that is not measured any more is
+    dropped.
+    """
+    if len(loads) < 2:
+        return ShareState(factors={} if state.factors else state.factors)
+    exact = _normalized({name: _approach(state.exact.get(name, 1.0), goal) for name, goal in _goals(loads)})
+    rounded = {
+        name: Fraction(max(1, round(RESOLUTION * factor)), RESOLUTION) for name, factor in exact.items()
+    }
+    same_backends = not state.factors or state.factors.keys() == rounded.keys()
+    if same_backends and not _worth_writing(state.factors, rounded, loads):
+        return ShareState(exact, state.factors)
+    return ShareState(exact, rounded)
+
+
+def _goals(loads: Mapping[str, BackendLoad]) -> list[tuple[str, float]]:
+    flows, weights = sum(load.flows for load in loads.values()), sum(load.weight for load in loads.values())
+    goals = []
+    for name, load in loads.items():
+        expected = flows * load.weight / weights
+        goals.append(
+            (name, ((expected + DAMPING) / (_without_noise(load.flows, expected) + DAMPING)) ** EXPONENT)
+        )
+    return goals
+
+
+def _without_noise(flows: int, expected: float) -> float:
+    """The flows, nearer to the expected number by its standard deviation: so much is chance."""
+    deviation = flows - expected
+    return expected + copysign(max(0.0, abs(deviation) - sqrt(expected)), deviation)
+
+
+def _approach(factor: float, goal: float) -> float:
+    step: float = (goal / factor) ** SMOOTHING
+    return factor * min(max(step, 1 / MAX_STEP), MAX_STEP)
+
+
+def _normalized(factors: dict[str, float]) -> dict[str, float]:
+    largest = max(factors.values())
+    return {name: max(factor / largest, 1 / RESOLUTION) for name, factor in factors.items()}
+
+
+def _worth_writing(before: Factors, after: Factors, loads: Mapping[str, BackendLoad]) -> bool:
+    old, new = _shares(before, loads), _shares(after, loads)
+    return any(abs(new[name] - old[name]) > MIN_CHANGE * old[name] for name in loads)
+
+
+def _shares(factors: Factors, loads: Mapping[str, BackendLoad]) -> dict[str, float]:
+    parts = {name: load.weight * float(factors.get(name, 1)) for name, load in loads.items()}
+    total = sum(parts.values())
+    return {name: part / total for name, part in parts.items()}
