@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.bench import control, programming, whole_daemon
+from tests.bench import balance, control, programming, whole_daemon
 from tests.bench.extent import FULL, QUICK, SMOKE, Extent
 from tests.bench.progress import say
 from tests.bench.record import Record
@@ -44,7 +44,7 @@ def groups() -> dict[str, Measure]:
     found: dict[str, Measure] = {"programming": programming.measure}
     if find_spec("tests.bench.path") is not None:
         found["path"] = partial(_path, import_module("tests.bench.path").measure)
-    return found | {"control": control.measure, "daemon": whole_daemon.measure}
+    return found | {"control": control.measure, "daemon": whole_daemon.measure, "balance": balance.measure}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -200,6 +200,11 @@ def _kept(record: Record) -> list[str]:
     return table(["", *KEPT], body) if body else []
 
 
+def _balance(record: Record) -> list[str]:
+    rows = record.rows("balance")
+    return pivot(rows, "what", "subject", corner="one slow backend of four") if rows else []
+
+
 def _picture(plot: Plot) -> Callable[[Record], list[str]]:
     def made(_: Record) -> list[str]:
         shown = f"![{plot.title}]({PICTURES.name}/{plot.file})"
@@ -228,6 +233,7 @@ TABLES: dict[str, Callable[[Record], list[str]]] = {
     "path-latency": _path("connect to answer, p50"),
     "path-no-vip": _path("connections, no VIP, part of direct"),
     "path-kept": _kept,
+    "balance": _balance,
     "comparison": compared,
     **{f"plot-{plot.file.removesuffix('.svg')}": _picture(plot) for plot in PLOTS},
 }
