@@ -87,7 +87,7 @@ def test_no_daemon_is_needed(spawn: Spawn, manifest: str) -> None:
 
 
 IPVSADM = """\
--A -t 10.96.0.20:80 -s wlc
+-A -t 10.96.0.20:80 -s sed
 -a -t 10.96.0.20:80 -r 10.244.0.1:8080 -g -w 1
 """
 WEB_BY_ADDRESS = WEB.replace("  - name: default/web\n    address", "  - address")
@@ -107,7 +107,7 @@ def test_what_another_program_has_is_printed_with_each_line_that_is_lost(vipctl:
         lines = ended.err.splitlines()
         assert [line.removeprefix(saved).split(": ")[:2] for line in lines[:-1]] == [
             [":1", "note"],
-            [":1", "scheduler wlc"],
+            [":1", "scheduler sed"],
             [":2", "-r 10.244.0.1:8080 -g"],
         ]
         assert lines[-1] == "vipctl: 2 problems in 1 file: what was printed lacks these parts"
@@ -117,7 +117,7 @@ def test_quiet_leaves_out_notes_and_no_loss(vipctl: Vipctl, saved: str) -> None:
     ended = vipctl("convert", "-q", saved)
     assert (ended.code, ended.out) == (1, WEB_BY_ADDRESS)
     assert "note:" not in ended.err
-    assert "scheduler wlc" in ended.err
+    assert "scheduler sed" in ended.err
 
 
 def test_a_conversion_without_loss_is_done(vipctl: Vipctl, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ services:
     address: 10.96.7.2
     ports: [8080/tcp]
     backends: [10.244.0.11]
+    balance: least-connections
     check: {{type: http, path: /{number}, interval: 60s, timeout: 1s}}
 """
 ASKED = """\

@@ -89,6 +89,12 @@ BESIDE = (
         "cleaning flows",
     ),
     Seam(
+        "live flows",
+        "vipd.dataplane.conntrack.live_counts:_read",
+        ("vipd.dataplane.conntrack.live_counts",),
+        "balancing connections",
+    ),
+    Seam(
         "counters of rules",
         "vipd.dataplane.switching:SwitchedCounter.take",
         (

@@ -61,6 +61,7 @@ DECLARED = """\
     address: 10.96.7.2
     ports: [8080/tcp]
     backends: [10.244.0.11]
+    balance: least-connections
     check: {{type: http, path: /{number}, interval: 500ms, timeout: 400ms}}
 """
 ASKED = """\
