@@ -432,6 +432,27 @@ def test_set_makes_a_backend_a_backup(vipctl: Vipctl, daemon: FakeDaemon) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("word", "known", "keys"),
+    [
+        ("500", {}, {"max_connections": 500}),
+        ("none", {"max_connections": 7}, {}),
+        ("5x", {}, {"max_connections": "5x"}),
+    ],
+)
+def test_set_limits_the_connections_of_a_backend(
+    vipctl: Vipctl, daemon: FakeDaemon, word: str, known: Json, keys: Json
+) -> None:
+    web = with_backends("10.0.0.1", {"address": "10.0.0.5", "weight": 2, **known})
+    web["service"] |= {"name": "web"}
+    daemon.answer("GET /v1/services/web", web)
+    daemon.answer("PATCH /v1/services/web", changed(("changed", "web")))
+    ended = vipctl("set", "web/10.0.0.5", "--max-connections", word)
+    assert ended.out == f"changed web (10.0.0.5: max_connections {word}){STORED}\n"
+    backends = ["10.0.0.1", {"address": "10.0.0.5", "weight": 2, **keys}]
+    assert daemon.last.body == {"service": {"backends": backends}}
+
+
 def test_remove_goes_on_after_a_failure(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     daemon.answer("DELETE /v1/services/a", changed(("removed", "a")))
     daemon.answer("DELETE /v1/services/10.0.0.1:80/tcp", changed(("removed", "10.0.0.1:80/tcp")))

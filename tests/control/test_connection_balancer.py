@@ -7,12 +7,16 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
+import pytest
+
 from tests.dataplane.conntrack.fake_table import FakeTable
 from tests.dataplane.conntrack.kernel import ESTABLISHED, made
 from vipd.control import connection_balancer
+from vipd.control.announcements import why_unserved
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.connection_balancer import ConnectionBalancer
 from vipd.control.selection import SelectionPolicy, select_backends
+from vipd.control.service_status import service_status
 from vipd.dataplane.conntrack.entries import TCP_TIME_WAIT
 from vipd.dataplane.conntrack.live_counts import LiveCounts, live_counts
 from vipd.dataplane.counting import BackendKey
@@ -176,3 +180,71 @@ def test_closed_flows_and_those_of_others_do_not_count() -> None:
     key = ForwardingKey("web", "80", Protocol.TCP, Family.IPV4)
     found = asyncio.run(live_counts([f], (), table.connect)).flows
     assert found == {BackendKey(key, A, 80): 1, BackendKey(key, B, 80): 1}
+
+
+LIMITED = replace(
+    WEB, balance=Balance.RANDOM, backends=(Backend(A, max_connections=100), Backend(B), Backend(C))
+)
+
+
+def test_a_backend_with_its_maximum_of_flows_gets_none_until_a_twentieth_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    programmed = Programmed(LIMITED)
+    balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
+    programmed.flows = {(A, 80): 50, (A, 443): 49, (B, 80): 5000}
+    steps(programmed, 1, balancer)
+    assert programmed.shares() == dict.fromkeys((A, B, C), 1 / 3)
+    programmed.flows = {(A, 80): 50, (A, 443): 50}
+    steps(programmed, 2, balancer)
+    assert programmed.shares() == dict.fromkeys((B, C), 1 / 2)
+    assert programmed.forwardings["web"][0].without_new_flows[0].address == A, "its flows go on"
+    assert programmed.tracker.backend_statuses(LIMITED)[A].reason == "full: it has its 100 connections"
+    programmed.flows = {(A, 80): 96}
+    steps(programmed, 1, balancer)
+    assert A not in programmed.shares()
+    programmed.flows = {(A, 80): 95}
+    steps(programmed, 1, balancer)
+    assert A in programmed.shares()
+    assert programmed.syncs == 2
+    programmed.flows = {(A, 80): 100}
+    steps(programmed, 1, balancer)
+    assert [record.message for record in caplog.records] == [
+        f"web: {A} has its 100 connections, and gets no new flows"
+    ], "at most once in ten minutes"
+
+
+def test_a_service_without_limits_any_more_has_its_backends_back() -> None:
+    programmed = Programmed(LIMITED)
+    balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
+    programmed.flows = {(A, 80): 100}
+    steps(programmed, 1, balancer)
+    assert A not in programmed.shares()
+    programmed.services = {"web": replace(WEB, balance=Balance.RANDOM)}
+    programmed.tracker.follow(programmed.services)
+    steps(programmed, 1, balancer)
+    assert A in programmed.shares()
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_while_all_are_full_flows_are_refused_and_the_address_stays_announced(*, keeps: bool) -> None:
+    backends = (Backend(A, max_connections=1), Backend(B, max_connections=2), Backend(C))
+    service = replace(LIMITED, backends=backends, keeps_unhealthy=keeps)
+    programmed = Programmed(service, {C: BackendStatus(healthy=False)})
+    programmed.flows = {(A, 80): 1, (B, 80): 2}
+    steps(programmed, 1)
+    (first, _) = programmed.forwardings["web"]
+    assert (first.endpoints, first.has_endpoints) == ((), False), "nor does an unhealthy one serve"
+    assert why_unserved([(first, False)]) is None
+    told = service_status(
+        service, programmed.forwardings["web"], programmed.tracker.backend_statuses(service)
+    )
+    assert (told.state, told.message.rpartition("; ")[2]) == ("no-backends", "2 full")
+
+
+def test_backups_serve_while_the_others_are_full() -> None:
+    backends = (Backend(A, max_connections=1), Backend(B, backup=True, max_connections=7))
+    programmed = Programmed(replace(LIMITED, backends=backends))
+    programmed.flows = {(A, 80): 1}
+    steps(programmed, 1)
+    assert programmed.shares() == {B: 1.0}

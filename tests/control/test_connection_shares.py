@@ -15,6 +15,7 @@ from vipd.control.connection_shares import (
     RESOLUTION,
     BackendLoad,
     ShareState,
+    full_backends,
     next_state,
 )
 
@@ -127,3 +128,14 @@ def test_one_backend_alone_has_its_full_weight() -> None:
     state = next_state(ShareState(), {"a": BackendLoad(1, 900), "b": BackendLoad(1, 0)})
     assert state.factors
     assert next_state(state, {"b": BackendLoad(1, 0)}).factors == {}
+
+
+@pytest.mark.parametrize(("most", "free_at"), [(1, 0), (10, 9), (100, 95)])
+def test_a_full_backend_is_full_until_some_of_its_flows_have_ended(most: int, free_at: int) -> None:
+    none, full = frozenset[str](), frozenset({"a"})
+    limits = {"a": most}
+    assert full_backends(none, limits, {"a": most - 1, "b": 10**6}) == none
+    assert full_backends(none, limits, {"a": most}) == full
+    assert full_backends(full, limits, {"a": free_at + 1}) == full
+    assert full_backends(full, limits, {"a": free_at}) == none
+    assert full_backends(full, {}, {"a": 10**6}) == none

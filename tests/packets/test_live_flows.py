@@ -1,4 +1,5 @@
-"""A backend with more live flows than its share gets fewer new ones, until they end."""
+"""A backend with more live flows than its share gets fewer new ones, and one with its maximum none, until
+they end."""
 
 from __future__ import annotations
 
@@ -62,3 +63,20 @@ def test_live_flows_lower_a_share_until_they_end(lab: Lab, daemon: Daemon, servi
     daemon.wait_in_sync()
     answered = lab.client.send(*vip, count=FLOWS).all_answered().backends
     assert answered[busy.name] > FLOWS / 8
+
+
+def test_a_full_backend_gets_no_flows_until_some_end(lab: Lab, daemon: Daemon, services: Services) -> None:
+    full, other = lab.backends[:2]
+    vip = services.add([full])
+    daemon.vipctl("set", f"{vip}/{backend_text(full)}", "--max-connections", str(HELD))
+    with held_flows(lab.client, vip):
+        daemon.wait_until(lambda: share(daemon, vip, full), 0.0)
+        daemon.wait_in_sync()
+        assert lab.client.send(*vip).failures == {"refused": 1}
+        assert f"full: it has its {HELD} connections" in daemon.vipctl("describe", str(vip)).stdout
+        daemon.vipctl("add-backend", str(vip), backend_text(other))
+        daemon.wait_in_sync()
+        assert lab.client.send(*vip, count=20).all_answered().backends == {other.name: 20}
+    daemon.wait_until(lambda: share(daemon, vip, full), 0.5)
+    daemon.wait_in_sync()
+    assert full.name in lab.client.send(*vip, count=100).all_answered().backends

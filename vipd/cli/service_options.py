@@ -14,9 +14,9 @@ from vipd.cli.words import (
     affinity_spec,
     check_spec,
     fallback_spec,
-    host_port,
     limits_spec,
     list_spec,
+    number_or_none,
     port_specs,
 )
 from vipd.model.flow_limits import Limit
@@ -161,7 +161,7 @@ _OPTIONS = (
         "--node-port",
         group=ADDRESSES,
         key="node_port",
-        read=host_port,
+        read=number_or_none,
         metavar="PORT|none",
         type=Word(WORDS, ("none",)),
         help="Port of this host that leads to the only port, too.",
@@ -200,7 +200,7 @@ _OPTIONS = (
         "--health-port",
         group=ADDRESSES,
         key="health_port",
-        read=host_port,
+        read=number_or_none,
         metavar="PORT|none",
         type=Word(WORDS, ("none",)),
         help="Port of this host that tells outer load balancers whether it has a ready backend.",

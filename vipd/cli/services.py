@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from vipd.cli.argument_types import OWN_SERVICE_BACKEND, OWN_TARGET
+from vipd.cli.argument_types import OWN_SERVICE_BACKEND, OWN_TARGET, WORDS, Word
 from vipd.cli.changes import merged, print_change, service_change_options
 from vipd.cli.connection import connect
 from vipd.cli.errors import NOT_FOUND, OK, USAGE, CliError, combine_errors
@@ -29,6 +29,7 @@ from vipd.cli.words import (
     backend_name,
     backend_specs,
     frontend_spec,
+    number_or_none,
     split_backend,
 )
 from vipd.model.formatting import counted
@@ -144,6 +145,14 @@ def _backends_text(backends: Sequence[str], backup: Sequence[str], fallback: boo
     help="Whether the backend serves only while no others can.",
 )
 @click.option(
+    "--max-connections",
+    cls=GroupedOption,
+    group="Of TARGET/BACKEND",
+    type=Word(WORDS, ("none",)),
+    metavar="N|none",
+    help="The backend gets no new flows while it has so many.",
+)
+@click.option(
     "--address",
     "addresses",
     cls=GroupedOption,
@@ -161,6 +170,7 @@ def set_fields(
     target: str,
     weight: int | None,
     backup: str | None,
+    max_connections: str | None,
     addresses: str | None,
     dry_run: bool,
     quiet: bool,
@@ -182,9 +192,9 @@ def set_fields(
     if addresses is not None:
         fields["address"] = address_spec(addresses).get("address")
         told = ", ".join(filter(None, (f"address {addresses}", told)))
-    if sum((weight is not None, backup is not None, bool(fields))) != 1:
-        nothing = weight is None and backup is None and not fields
-        hint = "either --weight or --backup for TARGET/BACKEND, or the other options for TARGET"
+    if sum((weight is not None, backup is not None, max_connections is not None, bool(fields))) != 1:
+        nothing = weight is None and backup is None and max_connections is None and not fields
+        hint = "one of --weight, --backup and --max-connections for TARGET/BACKEND, or the others for TARGET"
         what = f"nothing to set for {target}" if nothing else "too much at once"
         raise CliError(what, hint=hint, code=USAGE)
     display: Json = {"form": form, "quiet": quiet, "dry_run": dry_run, "confirm": confirm}
@@ -195,8 +205,13 @@ def set_fields(
         return print_change(answer, f"{backend}: weight {weight}", **display)
     if backup is not None:
         service, backend = split_backend(target, f"vipctl set {{}} --backup {backup}")
-        marked = partial(_with_backup, target=service, name=backend, backup=backup == "true")
-        return _set(service, marked, f"{backend}: backup {backup}", display)
+        changed = partial(_with_backend_key, target=service, name=backend, backup=backup == "true")
+        return _set(service, changed, f"{backend}: backup {backup}", display)
+    if max_connections is not None:
+        service, backend = split_backend(target, f"vipctl set {{}} --max-connections {max_connections}")
+        most = number_or_none(max_connections)
+        changed = partial(_with_backend_key, target=service, name=backend, max_connections=most)
+        return _set(service, changed, f"{backend}: max_connections {max_connections}", display)
     if dry_run or fields.keys() & {TRAFFIC_POLICY, NODE_PORT}:
         return _set(target, partial(_combined, fields=fields), told, display)
     answer = connect().change("PATCH", "services", target, body={"service": fields}, confirm=confirm)
@@ -237,19 +252,20 @@ def _combined(before: Json, fields: Json) -> Json:
     return fields
 
 
-def _with_backup(before: Json, target: str, name: str, backup: bool) -> Json:
-    """The `backends` with one of them marked as a backup, or not any more. Raises CliError."""
+def _with_backend_key(before: Json, target: str, name: str, **keys: object) -> Json:
+    """The `backends` with keys of one of them set; None removes a key. Raises CliError."""
     specs = before.get("backends", [])
     if name not in map(backend_name, specs):
         hint = f"vipctl describe {target} shows them"
         raise CliError(f"{target} has no backend {name}", hint=hint, code=NOT_FOUND)
-    marked = [
-        {**({"address": spec} if isinstance(spec, str) else spec), "backup": backup}
-        if backend_name(spec) == name
-        else spec
-        for spec in specs
-    ]
-    return {"backends": marked}
+    changed = []
+    for spec in specs:
+        if backend_name(spec) == name:
+            merged = {**({"address": spec} if isinstance(spec, str) else spec), **keys}
+            changed.append({key: value for key, value in merged.items() if value is not None})
+        else:
+            changed.append(spec)
+    return {"backends": changed}
 
 
 def _print_difference(answer: Json, before: Json | None, after: Json) -> None:

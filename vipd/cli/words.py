@@ -210,8 +210,8 @@ def limits_spec(words: Iterable[str]) -> Json | None:
     return limits
 
 
-def host_port(word: str) -> int | str | None:
-    """A port of the host; None for `none`."""
+def number_or_none(word: str) -> int | str | None:
+    """The number; None for `none`; other text stays, for the declaration to refuse."""
     return None if word == "none" else _number(word)
 
 

@@ -249,11 +249,12 @@ def why_unready(forwardings: Iterable[Forwarding], maintenance: Maintenance | No
 
 
 def why_unserved(asking: Iterable[tuple[Forwarding, bool]]) -> Reason | None:
-    """None if a backend can serve an address; else why none can."""
+    """None if a backend can serve an address, or could but for its `max_connections`; else why none can."""
     reason = Reason.NO_BACKEND
     for forwarding, external in asking:
         policy = forwarding.external_policy if external else forwarding.internal_policy
-        if forwarding.endpoints_under(policy):
+        # Withdrawing it would break the very flows that fill its backends.
+        if forwarding.endpoints_under(policy) or policy in forwarding.full_under:
             return None
         if policy is TrafficPolicy.LOCAL and forwarding.has_endpoints:
             reason = Reason.NO_LOCAL_BACKEND

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from vipd.control.connection_shares import Factors
 from vipd.health.result import ReportedWeight
@@ -18,8 +18,9 @@ from vipd.health.weights import FULL_SHARE, Ramp, WeightInputs, full_weight, ram
 from vipd.host.observer import Observer
 from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatus, BackendStatuses
 from vipd.model.check_target import CheckTarget, backends_without_check_port, check_targets
+from vipd.model.formatting import counted
 from vipd.model.override import EffectiveOverride, Override, Overrides, OverrideTarget, effective_override
-from vipd.model.service import Backend, Service
+from vipd.model.service import Backend, Balance, Service
 
 
 class TargetHealth(Protocol):
@@ -110,6 +111,7 @@ class _OverrideIndex:
         return effective_override(service, backend, [*(named or ()), *(everywhere or ())])
 
 
+T = TypeVar("T")
 _WHOLE = Fraction(1)
 _MAX_NAMED = 3
 """Maximum number of backends that the warnings name; further ones are only counted."""
@@ -136,6 +138,9 @@ class BackendStatusTracker(Observer):
         self._ramps: dict[str, float] = {}
         self._unchecked: dict[str, tuple[Backend, ...]] = {}
         self._factors: dict[str, Factors] = {}
+        self._full: dict[str, frozenset[str]] = {}
+        self.measured: set[str] = set()
+        """Names of services for which live flows matter: they balance by them, or backends have limits."""
 
     def warnings(self) -> tuple[str, ...]:
         """Warnings about backends that serve unchecked, because their check has no port to connect to. For
@@ -168,6 +173,8 @@ class BackendStatusTracker(Observer):
         self._tracked[service.name] = entry
         if len(entry.targets) < len(service.backends) and (unasked := backends_without_check_port(service)):
             self._unchecked[service.name] = unasked
+        if service.balance is Balance.LEAST_CONNECTIONS or connection_limits(service):
+            self.measured.add(service.name)
         for target in entry.targets.values():
             self._users.setdefault(target, set()).add(service.name)
         # One call replaces the old targets, so that the new ones inherit the state of an earlier check.
@@ -187,7 +194,8 @@ class BackendStatusTracker(Observer):
             if service.name not in self._tracked
             else self._tracked[service.name].targets
         )
-        if not targets and service.name not in self._factors and not self._index.may_concern(service):
+        by_flows = service.name in self._factors or service.name in self._full
+        if not targets and not by_flows and not self._index.may_concern(service):
             return {}
         backends = {str(backend): backend for backend in (*service.fallback, *service.backends)}
         found = {
@@ -223,14 +231,13 @@ class BackendStatusTracker(Observer):
         """The parts of their weights that live flows leave the backends of a service."""
         return self._factors.get(service, {})
 
-    def flows_changed(self, factors: Mapping[str, Factors]) -> bool:
+    def flows_changed(self, factors: Mapping[str, Factors], full: Mapping[str, frozenset[str]]) -> bool:
         """Live flows leave the backends of these services such parts of their weights, and those of others
-        all of it. Returns whether a share changes."""
-        found = {name: each for name, each in factors.items() if each}
-        changed = {
-            name for name in found.keys() | self._factors.keys() if found.get(name) != self._factors.get(name)
-        }
-        self._factors = found
+        all of it. `full`: those that have their `max_connections`, by service. Returns whether a share
+        changes."""
+        changed = _differing(self._factors, factors) | _differing(self._full, full)
+        self._factors = {name: each for name, each in factors.items() if each}
+        self._full = {name: each for name, each in full.items() if each}
         self._dirty |= changed & self._tracked.keys()
         return bool(changed)
 
@@ -251,6 +258,7 @@ class BackendStatusTracker(Observer):
         tracked = self._tracked.pop(name, None)
         self._ramps.pop(name, None)
         self._unchecked.pop(name, None)
+        self.measured.discard(name)
         for target in tracked.targets.values() if tracked else ():
             users = self._users.get(target, set())
             users.discard(name)
@@ -264,10 +272,14 @@ class BackendStatusTracker(Observer):
         reasons = [_override_text(each) for each in override.sources]
         if health is not None and not health.counts_healthy:
             reasons.append(f"unhealthy: {health.reason}")
+        full = str(backend) in self._full.get(service.name, ())
+        if full and backend.max_connections is not None:
+            reasons.append(f"full: it has its {counted(backend.max_connections, 'connection')}")
         status = BackendStatus(
             healthy,
             override.admin,
             override.weight,
+            full=full,
             keeps_affinity=override.keeps_affinity,
             reason="; ".join(reasons),
             health=str(health.state) if health else "",
@@ -341,6 +353,21 @@ def _weight_inputs(
         health.serves_since if health else None,
         factor,
     )
+
+
+def connection_limits(service: Service) -> dict[str, int]:
+    """The `max_connections` of the backends that have one, by their text."""
+    backends = (*service.backends, *service.fallback)
+    return {str(b): b.max_connections for b in backends if b.max_connections is not None}
+
+
+def _differing(before: Mapping[str, T], after: Mapping[str, T]) -> set[str]:
+    """The names whose values differ; an empty value is as none."""
+    return {
+        name
+        for name in before.keys() | after.keys()
+        if (before.get(name) or None) != (after.get(name) or None)
+    }
 
 
 def _is_reportable(status: BackendStatus) -> bool:

@@ -51,6 +51,18 @@ class ShareState(NamedTuple):
     """Factors as last published."""
 
 
+def full_backends(
+    before: frozenset[str], limits: Mapping[str, int], flows: Mapping[str, int]
+) -> frozenset[str]:
+    """The backends that have their maximum of flows. One that was full is so until a twentieth of them has
+    ended: else its rules would be written anew for each flow. `limits`: by the backend's text."""
+    return frozenset(
+        name
+        for name, most in limits.items()
+        if flows.get(name, 0) >= (most - max(1, most // 20) + 1 if name in before else most)
+    )
+
+
 def next_state(state: ShareState, loads: Mapping[str, BackendLoad]) -> ShareState:
     """The state one step later. `factors` is the same object unless the shares change enough to be written.
 

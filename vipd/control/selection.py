@@ -92,6 +92,8 @@ class _Candidate(NamedTuple):
     """Eligible, but declared `drain`."""
     end_flows: bool = False
     """Its existing flows should end."""
+    full: bool = False
+    """It would be eligible, but for its `max_connections`."""
     keeps_affinity: bool = False
     """An override drains it, but clients with affinity to it still reach it."""
 
@@ -140,7 +142,8 @@ def _forwarding(
     external = _external(service, key.family)
     externally_exposed = bool(port.node_port or external)
     chosen = _choose_endpoints(candidates, service, externally_exposed, host)
-    if not chosen.has_endpoints and service.keeps_unhealthy:
+    full = tuple(c for c in candidates if c.full) if backend_statuses else ()
+    if not chosen.has_endpoints and service.keeps_unhealthy and not full:
         candidates = _candidates(
             service.backends, port, key.family, host, backend_statuses, ignore_health=True
         )
@@ -179,7 +182,14 @@ def _forwarding(
         announcement=service.announcement,
         flow_takeover=service.flow_takeover,
         limits=service.limits,
+        full_under=_policies_with(full) if full else frozenset(),
     )
+
+
+def _policies_with(candidates: tuple[_Candidate, ...]) -> frozenset[TrafficPolicy]:
+    """The policies under which one of these would serve."""
+    local = {TrafficPolicy.LOCAL} if _on_host(candidates) else set()
+    return frozenset({TrafficPolicy.CLUSTER, *local})
 
 
 def _choose_endpoints(
@@ -266,7 +276,8 @@ def _candidates(
             continue
         weight = backend.weight if status.weight is None else status.weight
         healthy = status.healthy or ignore_health
-        eligible = healthy and status.admin is AdminState.ACTIVE and weight > 0
+        able = healthy and status.admin is AdminState.ACTIVE and weight > 0
+        eligible = able and not status.full
         up = eligible and backend.state is BackendState.UP
         end_flows = backend.state is BackendState.DOWN or status.admin is AdminState.DISABLED or not healthy
         found.append(
@@ -278,6 +289,7 @@ def _candidates(
                 up and backend.backup,
                 eligible and backend.state is BackendState.DRAIN,
                 end_flows,
+                able and status.full and backend.state is BackendState.UP,
                 status.keeps_affinity and not end_flows and status.admin is AdminState.DRAINING,
             )
         )

@@ -143,6 +143,7 @@ def _backends_in_words(service: Service, backend_statuses: BackendStatuses) -> s
         "draining": sum(standing.admin is AdminState.DRAINING for standing in own),
         "disabled": sum(standing.admin is AdminState.DISABLED for standing in own),
         "unhealthy": _unhealthy(own),
+        "full": sum(standing.full for standing in own),
         "declared down": _down(service),
         "of the fallback unhealthy": _unhealthy(spare),
     }

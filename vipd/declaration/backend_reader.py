@@ -21,9 +21,13 @@ from vipd.declaration.nodes import Mapping, Node, is_null
 from vipd.declaration.port_reader import is_port_name
 from vipd.declaration.service_rules import check_backend_address
 from vipd.declaration.syntax import MAX_PORT, parse_address, parse_backend, quoted
+from vipd.model.flow_limits import MAX_CONNECTIONS
 from vipd.model.service import MAX_WEIGHT, Backend, BackendState
 
-BACKEND_KEYS = ("address", "port", "ports", "weight", "state", "node", "zone", "backup", "check")
+BACKEND_KEYS = (
+    *("address", "port", "ports", "weight", "state", "node", "zone", "backup", "check"),
+    "max_connections",
+)
 
 STATES = {
     **{state.value: state for state in BackendState},
@@ -66,11 +70,14 @@ def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend |
     values: dict[str, Node] = dict(known_keys(report, node, path, BACKEND_KEYS))
     port, weight, ports = _read_ports_and_weight(report, values, path)
     state, where, zones = _read_state_and_topology(report, values, path)
-    backup = check = None
+    backup = check = most = None
     if "backup" in values:
         backup = read_boolean(report, values["backup"], f"{path}.backup")
     if "check" in values:
         check = read_check(report, values["check"], f"{path}.check")
+    if "max_connections" in values:
+        place = f"{path}.max_connections"
+        most = read_integer(report, values["max_connections"], place, 1, MAX_CONNECTIONS)
     if "address" not in values:
         if "address" not in misspelt(node, BACKEND_KEYS):
             report.add(node.line, path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
@@ -78,7 +85,7 @@ def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend |
     address = read_short_form(report, values["address"], f"{path}.address", parse_address, "an IP address")
     if address is None:
         return None
-    return Backend(address, port, weight, state, where, zones, ports, bool(backup), check)
+    return Backend(address, port, weight, state, where, zones, ports, bool(backup), check, most)
 
 
 def _read_ports_and_weight(

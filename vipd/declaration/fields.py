@@ -114,6 +114,7 @@ _SYNONYMS = {
     "target": ("target_port", "backend_port", "container_port", "to"),
     "port": ("target_port", "backend_port"),
     "state": ("status", "enabled", "disabled", "admin_state"),
+    "max_connections": ("maxconn", "max_conns", "max_conn", "connection_limit", "uthreshold"),
     "backup": ("standby", "spare"),
     "affinity": ("sticky", "persistence", "persistence_timeout", "session_affinity", "stickiness"),
     "balance": ("algorithm", "scheduler", "lb_algo", "lb_method", "load_balancing", "method"),

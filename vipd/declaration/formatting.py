@@ -152,6 +152,8 @@ def _backend_spec(backend: Backend) -> object:
         spec["backup"] = True
     if backend.check is not None:
         spec["check"] = check_to_spec(backend.check)
+    if backend.max_connections is not None:
+        spec["max_connections"] = backend.max_connections
     spec |= _state_and_topology_spec(backend)
     return backend.address if len(spec) == 1 else spec
 

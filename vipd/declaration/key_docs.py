@@ -28,6 +28,7 @@ from vipd.declaration.port_reader import PORT_KEYS
 from vipd.declaration.service_reader import ON_REMOVE, SERVICE_KEYS
 from vipd.declaration.value_forms import Schema, ValueForm
 from vipd.model.check import MAX_COUNT, InitialHealth
+from vipd.model.flow_limits import MAX_CONNECTIONS
 from vipd.model.service import MAX_WEIGHT, AnnounceMethod, Balance, TrafficDistribution, TrafficPolicy
 
 
@@ -239,6 +240,13 @@ BACKEND = {
     ),
     "backup": KeyDoc(forms.FLAG, "`false`", "Serves only while no backend that is none can."),
     "check": KeyDoc(forms.CHECK, "the service's", "How this backend is checked."),
+    "max_connections": KeyDoc(
+        forms.whole_number(1, MAX_CONNECTIONS),
+        "no limit",
+        "With so many live flows of the service through this host it gets no new ones, until a twentieth of "
+        "them has ended. vipd counts about once a second, so that more may come within a second. See "
+        "[flow limits](#flow-limits).",
+    ),
 }
 
 AFFINITY = {

@@ -27,6 +27,8 @@ class BackendStatus:
     """Wins over the declared weight."""
     shown_weight: int | None = field(default=None, compare=False)
     """The weight shown to people, which may be on the scale of the backends' own weights; None: `weight`."""
+    full: bool = False
+    """It has its maximum of live flows, and gets no new ones until some of them end."""
     keeps_affinity: bool = False
     """While draining: clients with affinity to it still get to it."""
     reason: str = field(default="", compare=False)

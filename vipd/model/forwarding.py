@@ -94,6 +94,9 @@ class Forwarding:
     """Limits on new flows, after sources that may not come were dropped. A flow over one is refused as
     `refusal` says."""
 
+    full_under: frozenset[TrafficPolicy] = frozenset()
+    """The policies under which a backend is left out only because it has its maximum of flows."""
+
     flow_takeover: bool = False
     """TCP segments of its backends that belong to no tracked flow continue one of another host."""
 

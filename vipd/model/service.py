@@ -210,6 +210,8 @@ class Backend:
     """Serves only while no backend without this flag can."""
     check: Check | None = None
     """None: the service's."""
+    max_connections: int | None = None
+    """With so many live flows of its service it gets no new ones; None: no limit."""
     registered: bool = False
     """It registered itself, and is no part of the service's declaration."""
 

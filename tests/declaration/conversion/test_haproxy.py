@@ -259,7 +259,8 @@ def test_named_defaults() -> None:
         "server b2 10.244.0.12:80 send-proxy-v2",
         "server b2 10.244.0.12:80 track web/b1",
         "server b2 10.244.0.12:80 check addr 10.0.0.9",
-        "server b2 10.244.0.12:80 maxconn 10",
+        "server b2 10.244.0.12:80 minconn 10",
+        "server b2 10.244.0.12:80 maxconn ten",
         "server b2 10.244.0.12:80 weight 70000",
         "server b2 10.244.0.12:80 unheard-of",
         "new-keyword x",
@@ -312,6 +313,12 @@ def test_a_line_with_a_variable_is_not_read() -> None:
     found = convert(listen('balance "${ALGORITHM}"'))
     assert [(each.line, "variable" in each.what) for each in found.problems] == [(3, True)]
     assert found.services[0].balance is Balance.ROUND_ROBIN
+
+
+def test_the_limit_of_a_server_is_its_max_connections() -> None:
+    found = convert(listen("server b2 10.244.0.12:8080 maxconn 0", "maxconn 10"))
+    assert lost(found) == []
+    assert [b.max_connections for b in found.services[0].backends] == [None, 10]
 
 
 def test_conditional_lines_are_not_read() -> None:

@@ -136,6 +136,12 @@ def test_direct_routing_and_tunnels_are_lost_and_masqueraded(method: str) -> Non
     assert found.services[0].masquerade is None
 
 
+def test_the_upper_threshold_is_max_connections() -> None:
+    found = convert("-A -t 10.0.0.1:80 -s wrr\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -m -w 1 -x 9 -y 0\n")
+    assert lost(found) == []
+    assert [b.max_connections for b in found.services[0].backends] == [9]
+
+
 @pytest.mark.parametrize(
     ("line", "what"),
     [
@@ -148,7 +154,7 @@ def test_direct_routing_and_tunnels_are_lost_and_masqueraded(method: str) -> Non
         ("--start-daemon master --syncid 1", "--start-daemon master --syncid"),
         ("-a -t 10.0.0.1:80 -r 127.0.0.1:80 -m", "-r 127.0.0.1:80"),
         ("-a -t 10.0.0.1:80 -r [fd00::1]:80 -m", "-r [fd00::1]:80"),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.2:80 -m -x 9", "-r 10.1.0.2:80 -x 9"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.2:80 -m -x nine", "-r 10.1.0.2:80 -x nine"),
         ("-a -t 10.0.0.1:80 -r 10.1.0.2:80 -m -w 99999", "-r 10.1.0.2:80 -w"),
         ("-a -t 10.0.0.1:80 -r 10.1.0.1:80 -m", "-r 10.1.0.1:80"),
         ("-a -t 10.0.0.1:80 -r 10.1.0.2:80 -m --new", "--new"),

@@ -221,11 +221,17 @@ def test_each_setting_without_a_counterpart_is_named(line: str) -> None:
     assert len(found.services) == 1
 
 
+def test_the_upper_threshold_is_max_connections() -> None:
+    found = convert(virtual(server="uthreshold 100\nlthreshold 80"))
+    assert lost(found) == []
+    assert [b.max_connections for b in found.services[0].backends][-1] == 100
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "notify_down /usr/local/bin/down",
-        "uthreshold 100",
+        "uthreshold many",
         "lvs_method TUN",
         "weight many",
         "SMTP_CHECK { }",

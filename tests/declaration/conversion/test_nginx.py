@@ -27,7 +27,7 @@ stream {
                      '$protocol';   # of two lines
     upstream dns {
         zone dns 64k;
-        server 10.244.0.11:53 weight=3 max_fails=0;
+        server 10.244.0.11:53 weight=3 max_fails=0 max_conns=90;
         server 10.244.0.12:53 backup;
         server 10.244.0.13:53 down;
     }
@@ -59,7 +59,7 @@ def test_a_server_with_its_upstream_is_a_service() -> None:
             ServicePort(53, Protocol.TCP, node_port=53),
         ),
         backends=(
-            Backend("10.244.0.11", weight=3),
+            Backend("10.244.0.11", weight=3, max_connections=90),
             Backend("10.244.0.12", backup=True),
             Backend("10.244.0.13", state=BackendState.DOWN),
         ),
@@ -158,7 +158,7 @@ def test_each_directive_without_a_counterpart_is_named(line: str) -> None:
         "server web.example.com:80;",
         "server 10.244.0.12;",
         "server 127.0.0.1:80;",
-        "server 10.244.0.12:80 max_conns=5;",
+        "server 10.244.0.12:80 max_conns=five;",
         "server 10.244.0.12:80 max_fails=3 fail_timeout=10s;",
         "server 10.244.0.12:80 unheard_of=1;",
         "include servers.conf;",

@@ -28,6 +28,7 @@ from vipd.model.check import (
     InitialHealth,
     Timing,
 )
+from vipd.model.flow_limits import MAX_CONNECTIONS
 from vipd.model.service import (
     MAX_AFFINITY_SECONDS,
     MAX_SLOW_START_SECONDS,
@@ -149,6 +150,11 @@ class Conversion:
             return MAX_WEIGHT
         found = self.integer(line, what, text, 0, MAX_WEIGHT)
         return 1 if found is None else found
+
+    def max_connections(self, line: int, what: str, backend: Backend, text: str) -> Backend:
+        """The backend with a limit of its connections, 0 meaning none; unchanged after a report."""
+        most = self.integer(line, what, text, 0, MAX_CONNECTIONS)
+        return replace(backend, max_connections=most) if most else backend
 
     def seconds(self, line: int, what: str, text: str) -> float | None:
         """A decimal number of seconds; None after a report."""

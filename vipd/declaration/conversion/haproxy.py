@@ -75,6 +75,7 @@ _NO_EFFECT_PREFIXES = {
     "clitcpka-": _OWN,
     "srvtcpka-": _OWN,
 }
+_NO_QUEUE = "clients over a limit do not wait: vipd would refuse them"
 _CONDITIONS = "vipd chooses by address, port and protocol alone"
 _LOST = {
     "acl": _CONDITIONS,
@@ -86,9 +87,9 @@ _LOST = {
     "force-persist": _CONDITIONS,
     "ignore-persist": _CONDITIONS,
     "persist": _CONDITIONS,
-    "maxconn": "vipd has no limits of connections",
-    "fullconn": "vipd has no limits of connections",
-    "rate-limit sessions": "vipd has no limits of connections",
+    "maxconn": _NO_QUEUE,
+    "fullconn": "a limit does not depend on the load",
+    "rate-limit sessions": _NO_QUEUE,
     "server-template": "names are not resolved",
     "dispatch": "a service has its servers one by one",
     "option transparent": "vipd needs the addresses of servers",
@@ -98,6 +99,8 @@ _LOST = {
 }
 _HINTS = {
     "tcp-request": "allow_from limits who may use an external address; else a rule in iptables",
+    "maxconn": "or write limits: {connections: N} in the service",
+    "rate-limit": "or write limits: {new_per_second: N} in the service",
     "server-template": "write each server with its address",
     "dispatch": "write it as a server",
 }
@@ -110,7 +113,7 @@ _BIND_IMPOSSIBLE = {
 }
 _BIND_LOST = {
     "interface": (1, "a service is reached through every interface"),
-    "maxconn": (1, "vipd has no limits of connections"),
+    "maxconn": (1, _NO_QUEUE),
 }
 _BIND_FLAGS = ("defer-accept", "tfo", "transparent", "v4v6", "v6only")
 _BIND_VALUES = (

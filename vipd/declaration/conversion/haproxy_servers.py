@@ -17,7 +17,7 @@ _USED = {
     "backup": 0,
     "disabled": 0,
     "check-ssl": 0,
-    **dict.fromkeys(("weight", "port", "inter", "fall", "rise", "slowstart", "source"), 1),
+    **dict.fromkeys(("weight", "port", "inter", "fall", "rise", "slowstart", "source", "maxconn"), 1),
     **dict.fromkeys(("verify", "ca-file", "check-sni"), 1),
 }
 _NEGATIONS = {
@@ -41,11 +41,10 @@ _IMPOSSIBLE = {
     "namespace": (1, "vipd sends from its own network namespace"),
 }
 """Without these the server does not work, so that it is left out: number of values, and why."""
-_LIMITS = "vipd has no limits of connections"
+_QUEUE = "flows wait nowhere: while all backends are full, a new one is refused"
 _LOST = {
-    "maxconn": (1, _LIMITS),
-    "minconn": (1, _LIMITS),
-    "maxqueue": (1, _LIMITS),
+    "minconn": (1, "a limit does not depend on the load: write max_connections"),
+    "maxqueue": (1, _QUEUE),
     "agent-check": (0, "only an HTTP check may say a weight: weight_from: check"),
     "observe": (1, "a check judges, not the traffic of clients"),
     "track": (1, "every backend has its own check: this one has none"),
@@ -203,6 +202,9 @@ def _read_server(
     if "weight" in parameters:
         each = parameters["weight"]
         backend = replace(backend, weight=conversion.weight(each.line, f"weight {each.value}", each.value))
+    if "maxconn" in parameters:
+        each = parameters["maxconn"]
+        backend = conversion.max_connections(each.line, f"maxconn {each.value}", backend, each.value)
     return with_state(backend, down="disabled" in parameters, backup="backup" in parameters)
 
 

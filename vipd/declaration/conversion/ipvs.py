@@ -30,6 +30,7 @@ _OTHERS = {
     "fo": "vipd has no order of backends: all serve at random by weight",
 }
 _HINTS = {"fo": "give all but the first backup: true", "dh": "or write balance: round-robin"}
+LOWER_THRESHOLD = "a full backend gets flows again when a twentieth of them has ended"
 _NO_DIRECT = "replies pass through this host, and backends see its address as the client's"
 METHODS = {
     "m": "",

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from vipd.declaration.conversion.draft import Conversion, Listener, ServiceDraft
-from vipd.declaration.conversion.ipvs import DEFAULT_SCHEDULER, METHODS, set_balance, set_masquerade
+from vipd.declaration.conversion.ipvs import (
+    DEFAULT_SCHEDULER,
+    LOWER_THRESHOLD,
+    METHODS,
+    set_balance,
+    set_masquerade,
+)
 from vipd.declaration.fields import Located
 from vipd.declaration.syntax import InvalidTextError, parse_backend
 from vipd.model.service import Backend, Protocol
@@ -223,10 +229,10 @@ def _add_server(conversion: Conversion, services: dict[tuple[str, str], _Virtual
     if METHODS[method]:
         conversion.lost(command.line, f"{what} -{method}", METHODS[method])
     virtual.methods.add(method)
-    for name in "xy":
-        if command.options.get(name, "0") != "0":
-            why = "vipd has no limits of connections"
-            conversion.lost(command.line, f"{what} -{name} {command.options[name]}", why)
+    most = command.options.get("x", "0")
+    backend = conversion.max_connections(command.line, f"{what} -x {most}", backend, most)
+    if command.options.get("y", "0") != "0":
+        conversion.note(command.line, f"{what} -y {command.options['y']}", LOWER_THRESHOLD)
     weight = conversion.weight(command.line, f"{what} -w", command.options.get("w", "1"))
     # Without a port, a server has that of the virtual service.
     port = backend.port or draft.listeners[0].port

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
 
 from vipd.declaration.conversion.directives import Directive, Sign, Token, named, tree_of
 from vipd.declaration.conversion.draft import Conversion, Listener, ServiceDraft
-from vipd.declaration.conversion.ipvs import DEFAULT_SCHEDULER, METHODS, set_balance, set_masquerade
+from vipd.declaration.conversion.ipvs import (
+    DEFAULT_SCHEDULER,
+    LOWER_THRESHOLD,
+    METHODS,
+    set_balance,
+    set_masquerade,
+)
 from vipd.declaration.conversion.keepalived_checks import (
     CHECK_SETTINGS,
     CHECKERS,
@@ -51,8 +57,6 @@ _LOST = {
     "quorum_down": _EVENTS,
     "notify_up": _EVENTS,
     "notify_down": _EVENTS,
-    "uthreshold": "vipd has no limits of connections",
-    "lthreshold": "vipd has no limits of connections",
 }
 _VIRTUAL = {
     "lb_algo",
@@ -68,7 +72,7 @@ _VIRTUAL = {
     *_FLAGS,
 }
 
-_SERVER = {"weight", "lb_kind", "lvs_method"}
+_SERVER = {"weight", "uthreshold", "lthreshold", "lb_kind", "lvs_method"}
 
 
 def read_keepalived(conversion: Conversion, text: str) -> None:
@@ -276,9 +280,7 @@ def _read_server(
     if backend is None:
         draft.lost_backends = True
         return method
-    if "weight" in found:
-        each = found["weight"]
-        backend = replace(backend, weight=conversion.weight(each.line, str(each), " ".join(each.arguments)))
+    backend = _with_numbers(conversion, backend, found)
     own = {name: each for name, each in found.items() if name in CHECK_SETTINGS}
     for checker in checkers[:1]:
         backend = replace(backend, check=read_check(conversion, checker, settings | own, backend.address))
@@ -287,6 +289,19 @@ def _read_server(
         conversion.lost(checker.line, str(checker), why, "let a program check both: type: exec")
     draft.backends.append(Located(backend, directive.line, str(directive)))
     return method
+
+
+def _with_numbers(conversion: Conversion, backend: Backend, found: Mapping[str, Directive]) -> Backend:
+    """The backend with the weight and the thresholds of its block."""
+    if "weight" in found:
+        each = found["weight"]
+        backend = replace(backend, weight=conversion.weight(each.line, str(each), " ".join(each.arguments)))
+    if "uthreshold" in found:
+        each = found["uthreshold"]
+        backend = conversion.max_connections(each.line, str(each), backend, " ".join(each.arguments))
+    if "lthreshold" in found:
+        conversion.note(found["lthreshold"].line, str(found["lthreshold"]), LOWER_THRESHOLD)
+    return backend
 
 
 def _server(conversion: Conversion, directive: Directive, draft: ServiceDraft) -> Backend | None:

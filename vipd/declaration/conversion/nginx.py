@@ -43,16 +43,19 @@ _NO_EFFECT = {
 }
 _CONDITIONS = "vipd chooses by address, port and protocol alone"
 _TLS = "vipd neither encrypts nor decrypts"
-_RATE = "vipd limits no connections and no rates"
+_RATE = "vipd limits no bytes a second"
+_ZONE = "a zone and its key have no counterpart"
 _LOST = {
-    **dict.fromkeys(("proxy_download_rate", "proxy_upload_rate", "limit_conn", "limit_conn_zone"), _RATE),
-    **dict.fromkeys(("limit_conn_log_level", "limit_conn_status", "limit_conn_dry_run"), _RATE),
+    **dict.fromkeys(("proxy_download_rate", "proxy_upload_rate"), _RATE),
+    **dict.fromkeys(("limit_conn", "limit_conn_zone"), _ZONE),
+    **dict.fromkeys(("limit_conn_log_level", "limit_conn_status", "limit_conn_dry_run"), _ZONE),
     **dict.fromkeys(("allow", "deny", "geo", "map", "split_clients", "server_name"), _CONDITIONS),
     "ssl_preread": "vipd does not read the data",
     "match": "a check of TCP only connects",
     "set_real_ip_from": "vipd sees the address of packets",
 }
 _HINTS = {
+    "limit_conn": "write limits: {connections_per_client: N} in the service for $binary_remote_addr",
     "allow": "allow_from limits who may use an external address; else a rule in iptables",
     "deny": "allow_from limits who may use an external address; else a rule in iptables",
 }
@@ -66,7 +69,7 @@ _LISTEN_PARAMETERS = {
     *("udp", "reuseport", "bind", "deferred", "multipath", "ipv6only", "backlog", "rcvbuf", "sndbuf"),
     *("so_keepalive", "fastopen", "setfib", "accept_filter"),
 }
-_SERVER_PARAMETERS = {"weight", "slow_start", "down", "backup", "max_fails", "fail_timeout"}
+_SERVER_PARAMETERS = {"weight", "slow_start", "down", "backup", "max_fails", "fail_timeout", "max_conns"}
 _LISTEN_IMPOSSIBLE = {"ssl": _TLS, "proxy_protocol": "vipd does not read the PROXY protocol"}
 
 
@@ -267,6 +270,9 @@ def _with_parameters(
     if "weight" in values:
         weight = conversion.weight(line, f"weight={values['weight']}", values["weight"])
         backend = replace(backend, weight=weight)
+    if "max_conns" in values:
+        what = f"max_conns={values['max_conns']}"
+        backend = conversion.max_connections(line, what, backend, values["max_conns"])
     if "slow_start" in values:
         slow[_seconds(conversion, line, "slow_start", values["slow_start"]) or 0] = line
     for each in parameters:
@@ -277,8 +283,7 @@ def _with_parameters(
             why = "a check judges, not the traffic of clients"
             conversion.lost(line, each, why, "add check: tcp, with interval and fall")
         elif name not in _SERVER_PARAMETERS:
-            why = _RATE if name == "max_conns" else "is not known, and was left out"
-            conversion.lost(line, each, why)
+            conversion.lost(line, each, "is not known, and was left out")
     return with_state(backend, down="down" in parameters, backup="backup" in parameters)
 
 

@@ -35,6 +35,9 @@ class Event(StrEnum):
     """The kernel takes the rules of a service that was quarantined."""
     FLOWS_REFUSED = "flows-refused"
     """A service refused new flows over its limits; at most once in ten minutes."""
+    BACKEND_FULL = "backend-full"
+    """A backend gets no new flows, because it has its `max_connections`; at most once in ten minutes for a
+    service."""
     BACKEND_HEALTH = "backend-health"
     """Checks changed the health of a backend."""
     OVERRIDE_GIVEN = "override-given"
