@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tests.bench.extent import Extent
 from tests.bench.progress import say
 from tests.bench.results import Measurement
 from tests.lab.daemon import Daemon, UnixConnection
+from tests.lab.node import Node
 from tests.lab.topology import Lab, Wiring
 from tests.model.samples import many_declared
 
@@ -150,11 +151,21 @@ def _changed(number: int) -> tuple[str, str]:
     return f"10.100.0.{number % CHANGING + 1}", f"10.244.1.{number % 250 + 1}"
 
 
+class FreshPythonNode(Node):
+    """A node whose programs begin with Python's own start and imports: none is forked from another."""
+
+    def inside(self, argv: Sequence[str]) -> list[str]:
+        """The command line. That it is overridden keeps the fork server out."""
+        return super().inside(argv)
+
+
 @contextmanager
 def prepared(services: int, settings: Mapping[str, Any]) -> Iterator[Daemon]:
     """A daemon that is not started, with that many services in its file."""
     with Lab(Wiring(backends=1)) as lab:
-        daemon = Daemon(lab.host, log_level="warning", **settings)
+        host = lab.host
+        node = FreshPythonNode(host.namespace, host.name, host.ipv4, host.ipv6, host.started)
+        daemon = Daemon(node, log_level="warning", **settings)
         daemon.write(many_declared(services).partition("services:\n")[2])
         yield daemon
 

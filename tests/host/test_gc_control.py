@@ -25,6 +25,7 @@ class Cycle:
 def thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process of the tests is as before."""
     monkeypatch.setattr(collecting, "_frozen", 0)
+    monkeypatch.setattr(collecting, "_excluded", 0)
     yield
     gc.unfreeze()
     assert gc.isenabled()
@@ -96,6 +97,15 @@ def test_much_that_becomes_garbage_is_found_when_as_much_is_loaded_again() -> No
         load()
         cycles.clear()
         assert gc.get_freeze_count() < 4 * most
+
+
+def test_one_large_load_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    freeze_objects()
+    searches: list[None] = []
+    monkeypatch.setattr(gc, "unfreeze", lambda: searches.append(None))
+    loaded = [load(gc.get_freeze_count() + FREEZE_THRESHOLD), load()]
+    assert searches == []
+    assert all(loaded)
 
 
 def test_loads_that_overlap_for_ever_let_no_garbage_grow() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from vipd.host.facts import HostFacts, LocalSocket, Subnet
+from vipd.host.facts import HostFacts, LocalSocket, Subnet, address_number
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import AnnounceMethod, Family, Protocol, Service, family_of, socket_text
 
@@ -126,7 +126,8 @@ class ClaimIndex:
             self._node_ports[claim.protocol, claim.node_port].pop(key)
 
     def _connect(self, address: str) -> None:
-        subnet = next((subnet.text for subnet in self._subnets if subnet.contains(address)), "")
+        version, number = family_of(address).value, address_number(address)
+        subnet = next((each.text for each in self._subnets if each.contains(version, number)), "")
         if subnet:
             self._connected[address] = subnet
 

@@ -12,7 +12,9 @@ from functools import partial
 from sys import byteorder
 from typing import Any, NamedTuple
 
+from vipd.host.facts import ADDRESS_BITS, address_number
 from vipd.host.rtnetlink import NEW_ROUTE, Message, listing
+from vipd.model.service import family_of
 
 PROTOCOL = 86
 """`proto 86` in `ip route`: it and the metric identify vipd's own routes."""
@@ -92,11 +94,11 @@ class RouteTable:
 
     def best(self, address: str) -> Route | None:
         """The route of an address; None if there is none."""
-        parsed = ipaddress.ip_address(address)
+        family, number = family_of(address).value, address_number(address)
         for version, length in self._lengths:
-            if version == parsed.version:
-                host_bits = parsed.max_prefixlen - length
-                network = int(parsed) >> host_bits << host_bits
+            if version == family:
+                host_bits = ADDRESS_BITS[version] - length
+                network = number >> host_bits << host_bits
                 if found := self._by_length[version, length].get(network):
                     return found
         return None
