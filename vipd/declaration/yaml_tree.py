@@ -36,9 +36,6 @@ _PLAIN = bytes((*b"\t\n\r", *range(0x20, 0x7F)))
 _MAX_LINE_LENGTH = 2**13
 """Bytes of a line that are searched for the cause of a problem."""
 
-_TOO_DEEP = (f"nested more than {limits.YAML_DEPTH} levels deep", "write it flatter")
-"""What is wrong, and a hint."""
-
 _TABS = r"'\\t'|tab character|cannot start any token"
 
 KNOWN_API_VERSIONS = frozenset({"vipd/v1", "v1", "discovery.k8s.io/v1"})
@@ -254,7 +251,7 @@ class _Builder:
 
     def open(self, node: Sequence | Mapping, event: Any) -> None:
         if len(self.stack) >= limits.YAML_DEPTH:
-            raise _StopReadingError(node.line, *_TOO_DEEP)
+            raise _StopReadingError(node.line, *_too_deep())
         self.add(node, event)
         self.stack.append(node)
         self.keys.append(None)
@@ -374,7 +371,7 @@ def _forbidden_character(line: int, code: int, path: str) -> Problem:
 def _syntax_error(error: yaml.MarkedYAMLError) -> tuple[int, str, str]:
     line = _line_of(error)
     if "nesting depth" in str(error.problem):  # libyaml 0.2.6 gives up before it has told of any level
-        return line, *_TOO_DEEP
+        return line, *_too_deep()
     what = f"YAML syntax: {error.problem or error.context}"
     if error.context and error.problem:
         began = error.context_mark
@@ -382,6 +379,11 @@ def _syntax_error(error: yaml.MarkedYAMLError) -> tuple[int, str, str]:
         what += f" ({error.context}{since})"
     hint = "indent with spaces, not tabs" if re.search(_TABS, what) else ""
     return line, what, hint
+
+
+def _too_deep() -> tuple[str, str]:
+    """What is wrong, and a hint."""
+    return f"nested more than {limits.YAML_DEPTH} levels deep", "write it flatter"
 
 
 def _line_of(error: yaml.MarkedYAMLError) -> int:
