@@ -298,7 +298,7 @@ def yardstick(daemon: FaultyDaemon) -> Yardstick:
     return Yardstick(daemon)
 
 
-@pytest.mark.nightly(each_time="nftables")
+@pytest.mark.nightly(each_time="nftables-unexpected")
 @pytest.mark.parametrize("mode", modes("oserror"))
 def test_what_fails_beside_holds_up_nobody_and_is_named(
     daemon: FaultyDaemon, equipment: Equipment, yardstick: Yardstick, mode: str

@@ -91,7 +91,7 @@ def loops(
         "keeping the fast path": Loop(parts.fast_path.poll, LoopState(Backoff(maximum=60.0))),
         "keeping the backends of flows": lambda: save_checkpoint(conntrack, saved),
         "growing shares": lambda: advance_slow_start(parts.status_tracker, reconciler, grown),
-        "balancing connections": lambda: parts.balancer.run(balanced),
+        "balancing connections": Loop(lambda: parts.balancer.run(balanced), LoopState(Backoff(maximum=5.0))),
         **_override_loops(parts, events),
         "taking back unconfirmed changes": lambda: take_back_unconfirmed(parts.store, reconciler),
         "following announced services": lambda: parts.announcer.follow(asked),
