@@ -244,8 +244,7 @@ BACKEND = {
         forms.whole_number(1, MAX_CONNECTIONS),
         "no limit",
         "With so many live flows of the service through this host it gets no new ones, until a twentieth of "
-        "them has ended. vipd counts about once a second, so that more may come within a second. See "
-        "[flow limits](#flow-limits).",
+        "them has ended. vipd counts about once a second, so that more may come within a second.",
     ),
 }
 
