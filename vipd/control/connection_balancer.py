@@ -115,11 +115,11 @@ class ConnectionBalancer:
         if not added or now - self._reported_at.get(service, -math.inf) < REPORT_EVERY_SECONDS:
             return
         self._reported_at[service] = now
-        reason = ", ".join(f"{name} has its {counted(limits[name], 'connection')}" for name in added)
-        extra = fields(
-            Event.BACKEND_FULL, service=service, backend=added, cause="max_connections", reason=reason
-        )
-        log.warning("%s: %s, and gets no new flows", service, reason, extra=extra)
+        told = ", ".join(f"{name} has its {counted(limits[name], 'connection')}" for name in added)
+        reason = told if len(added) > 1 else told.replace(added[0], "it", 1)  # the event names a single one
+        event, cause = Event.BACKEND_FULL, "max_connections"
+        extra = fields(event, service=service, backend=added, cause=cause, reason=reason)
+        log.warning("%s: %s, and gets no new flows", service, told, extra=extra)
 
 
 def flows_of(service: Service, flows: Mapping[BackendKey, int]) -> dict[str, int]:
