@@ -38,6 +38,8 @@ class BuiltInChain:
     policy: RuleVerdict
     chains: Mapping[str, tuple[Rule, ...]]
     """All chains of the table."""
+    priority: int = 0
+    """In the order of the kernel's hook."""
 
     @property
     def nat(self) -> bool:

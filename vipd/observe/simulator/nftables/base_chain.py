@@ -89,6 +89,11 @@ class BaseChain:
         return self.chain.name
 
     @property
+    def priority(self) -> int:
+        """In the order of the kernel's hook."""
+        return self.hook.priority
+
+    @property
     def nat(self) -> bool:
         """Whether the kernel runs it only once for a flow."""
         return self.hook.type == "nat"
