@@ -100,7 +100,7 @@ class Snat:
 
     def rewrite(self, packet: PacketState) -> PacketState:
         """The packet with that source."""
-        return replace(packet, source=self.address, masqueraded=True)
+        return replace(packet, source=self.address, masqueraded=True, states=packet.states | {"SNAT"})
 
 
 Rewrite = SetMark | Dnat | Snat | Redirect | Masquerade

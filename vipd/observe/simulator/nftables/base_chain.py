@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vipd.observe.simulator.errors import RulesetError
+from vipd.observe.simulator.errors import RulesetError, UnknownRule
 from vipd.observe.simulator.nftables.expressions import EvalContext
 from vipd.observe.simulator.nftables.rules import Rule
 from vipd.observe.simulator.nftables.sets import NftVerdict
@@ -123,7 +123,11 @@ class BaseChain:
                 )
             self._require_allowed(rule, statement)
             context = EvalContext(applied.packet, position.chosen or 0, elements)
-            found = statement.apply(context)
+            try:
+                found = statement.apply(context)
+            except UnknownRule as error:
+                text = f"{position.chain.table} {position.chain.name}: {error.text}"
+                raise UnknownRule(text, error.why) from None
             if found is None:
                 return [(applied.packet, position.next())]
             slots = statement.slots(context) or slots if isinstance(statement, SetField) else slots

@@ -95,7 +95,7 @@ _PLAIN = [
     *(Field(name, INTERFACE, read) for name, read in _INTERFACES.items()),
     # Every traced packet begins a flow.
     Field("ct state", CT_STATE, lambda _: NEW),
-    Field("ct status", CT_STATUS, lambda b: DNAT if b.backend is not None else 0),
+    Field("ct status", CT_STATUS, lambda b: DNAT if "DNAT" in b.states else 0),
     Field("meta nfproto", NF_PROTOCOL, lambda b: _NFPROTO[b.local_addresses.family]),
     Field("meta pkttype", PACKET_TYPE, lambda _: 0),
     Field("ip protocol", PROTOCOL, lambda b: _only(b, Family.IPV4)),

@@ -43,12 +43,14 @@ from vipd.observe.simulator.nftables.words import Words, split_words
 
 _FLAGS = ((CT_STATE,), (CT_STATUS,))
 _LOG_OPTIONS = ("prefix", "level", "group", "snaplen", "queue-threshold", "flags")
-_DECIDING = frozenset(
-    {
-        *FINAL_VERDICTS, *CHAIN_VERDICTS, "reject", "vmap", "map", "dnat", "snat", "masquerade", "redirect", "queue",
-        "set", "tproxy", "synproxy", "dup", "fwd", "notrack", "add", "update", "delete",
+_DECIDING = (
+    FINAL_VERDICTS
+    | CHAIN_VERDICTS
+    | {
+        *("reject", "vmap", "map", "dnat", "snat", "masquerade", "redirect", "queue", "set", "tproxy"),
+        *("synproxy", "dup", "fwd", "notrack", "add", "update", "delete"),
     }
-)  # fmt: skip
+)
 """Words without which a rule neither decides on a packet nor changes it."""
 OPERATORS = ("==", "!=", "<", ">", "<=", ">=")
 _SOURCE_PORTS = frozenset({"random", "fully-random", "persistent"})
