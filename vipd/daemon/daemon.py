@@ -140,6 +140,7 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
     for task in work:
         task.cancel()
     await asyncio.wait(work)
+    await asyncio.to_thread(parts.resolver.close)
     if parts.settings.announce_on_stop == "withdraw":
         with contextlib.suppress(OSError):
             await parts.announcer.withdraw()

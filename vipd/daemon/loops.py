@@ -65,6 +65,9 @@ class _Events(Observer):
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         self._reconciler.request_sync()
 
+    def names_resolved(self, services: frozenset[str]) -> None:
+        self._reconciler.request_sync()
+
     def stepped(self) -> None:
         for event in self._after_step:
             event.set()
@@ -98,6 +101,8 @@ def loops(
         "announcing addresses": Loop(parts.announcer.run, LoopState(Backoff(maximum=5.0))),
         "watching announced routes": parts.announcer.watch,
         "checking backends": parts.health.run,
+        "resolving names": parts.resolver.run,
+        "saving resolved names": parts.resolver.save_changes,
         **parts.flow_stats.loops(),
         **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},
         "keeping the status page": monitoring.run,

@@ -67,11 +67,11 @@ def parse_named_backend(text: str) -> NamedBackend:
 def parse_any_backend(text: str) -> Backend | NamedBackend:
     """A backend by address or by name. A name without `dns:` is refused with the text to write: a mistyped
     address is never looked up."""
-    if is_named(text):
-        return parse_named_backend(text)
     try:
-        return parse_backend(text)
+        return parse_backend(text)  # most are addresses
     except InvalidTextError:
+        if is_named(text):
+            return parse_named_backend(text)
         if _BARE_NAME.fullmatch(text) and "://" not in text:
             raise _name_without_prefix(text) from None
         raise

@@ -171,7 +171,8 @@ def _check_consistency(report: Report, draft: _Draft, claimed: list[Located[str]
     outside = [family_of(e.value.address) for e in draft.external]
     check_backends(report, draft.backends, draft.addresses, draft.ports, outside)
     check_backends(report, draft.fallback, draft.addresses, draft.ports, outside)
-    check_names(report, draft.named, [port.value for port in draft.ports])
+    if draft.named:
+        check_names(report, draft.named, [port.value for port in draft.ports])
     _check_health_checks(report, draft)
     if draft.announce:
         _check_announce(report, draft, draft.announce)
@@ -184,7 +185,7 @@ def _check_health_checks(report: Report, draft: _Draft) -> None:
         draft.check = None
     if draft.check:
         check_port(report, draft.check, protocols)
-    backends = [*draft.backends, *templates(draft.named)]
+    backends = [*draft.backends, *templates(draft.named)] if draft.named else draft.backends
     for backend in backends:
         if backend.value.check is not None:
             check_port(report, Located(backend.value.check, backend.line, f"{backend.path}.check"), protocols)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv6Address
 
 from vipd.declaration.fields import Located, Report
-from vipd.declaration.syntax import quoted
+from vipd.declaration.syntax import InvalidTextError, parse_address, quoted
 from vipd.model.check import Check, DnsProbe, ExecProbe, HttpProbe, UdpProbe
 from vipd.model.service import (
     Backend,
@@ -94,6 +94,15 @@ def check_backend_address(report: Report, backend: Located[Backend]) -> bool:
         return True
     report.add(backend.line, backend.path, f"{address} is {_a(kind)} address", FORBIDDEN_BACKEND_KINDS[kind])
     return False
+
+
+def resolved_address_fault(address: str) -> str:
+    """Why an address that a name resolved to can be no backend; empty: it can."""
+    try:
+        kind = address_kind(parse_address(address))
+    except InvalidTextError as error:
+        return error.what
+    return f"it is {_a(kind)} address" if kind and (kind != "link-local" or ":" in address) else ""
 
 
 def _a(kind: str) -> str:

@@ -27,6 +27,9 @@ class Observer:
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Health checks have another verdict, or another weight, for these targets."""
 
+    def names_resolved(self, services: frozenset[str]) -> None:
+        """DNS names that these services use have other addresses."""
+
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Forwardings are new or changed, or gone (None). The dataplane has them, the kernel does
         not yet."""
@@ -83,6 +86,12 @@ class Observers(Observer):
         for observer in self._observers:
             with self._around(observer, "taking changed verdicts"):
                 observer.health_changed(targets)
+
+    def names_resolved(self, services: frozenset[str]) -> None:
+        """Notify all observers."""
+        for observer in self._observers:
+            with self._around(observer, "taking resolved names"):
+                observer.names_resolved(services)
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Notify all observers."""
