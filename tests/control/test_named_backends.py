@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from vipd.control import registrations
 from vipd.control.address_policy import AddressPolicy, admit_service
 from vipd.control.named_backends import MAX_PROBLEMS, NamedBackends
 from vipd.declaration.native import parse_declaration
@@ -152,7 +151,6 @@ def test_many_refused_addresses_are_few_problems() -> None:
 
 def test_names_never_exceed_what_a_service_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BACKENDS", 5)
-    assert registrations.limits is limits
     names = Names()
     names.answer({WEB: targets(*(f"10.0.0.{n}" for n in range(20)))})
     assert len(names.resolve(declared("[10.1.0.1, dns:web.internal]"))) == 5

@@ -45,6 +45,7 @@ from vipd.observe.events.recorder import Recorder
 from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import ListenAddress, Listeners
 from vipd.observe.monitoring import Monitored, Monitoring
+from vipd.observe.name_views import name_warnings
 
 log = logging.getLogger(__name__)
 
@@ -228,6 +229,7 @@ def _warnings_of(
         *state_faults(parts.settings.state_dir),
         *(warning for each in listeners for warning in each.warnings),
         *parts.health.warnings(),
+        *name_warnings(parts.resolver),
         *notifier.warnings,
         *recorder.warnings,
         *(notify.warnings() if notify else ()),

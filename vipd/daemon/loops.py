@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from vipd.control.background_tasks import (
@@ -65,7 +65,8 @@ class _Events(Observer):
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         self._reconciler.request_sync()
 
-    def names_resolved(self, services: frozenset[str]) -> None:
+    def names_resolved(self, name: str, services: Collection[str]) -> None:
+        self._reconciler.causes.note(services, f"answer for {name}")
         self._reconciler.request_sync()
 
     def stepped(self) -> None:

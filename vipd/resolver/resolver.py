@@ -211,7 +211,7 @@ class Resolver:
         log_change(question, self.services_of(question), before, after)
         if after.serving != before.serving:
             self._unsaved.set()
-            self._observer.names_resolved(frozenset(self._users[question]))
+            self._observer.names_resolved(str(question), self.services_of(question))
 
     async def _look_up_in_thread(
         self, question: Question, families: Collection[Family], serving: Collection[Target]
