@@ -49,14 +49,19 @@ def _text(target: Target) -> str:
 
 def names_summary(resolver: Resolver) -> Json | None:
     """The names in a Status of docs/api.md; None while no service has one."""
-    states = resolver.states.values()
+    states = resolver.states
     if not states:
         return None
+    failing = [(question, state) for question, state in states.items() if state.fault]
     return {
         "names": len(states),
-        "failing": sum(1 for state in states if state.fault),
-        "held": sum(1 for state in states if state.held),
+        "failing": len(failing),
+        "held": sum(1 for state in states.values() if state.held),
         "lookups": dict(resolver.lookups),
+        "faults": [
+            {"name": str(question), "fault": state.fault, "serves": bool(state.serving)}
+            for question, state in failing[:WARNINGS_SHOWN]
+        ],
     }
 
 
@@ -78,7 +83,7 @@ def _warnings_of(question: Question, state: NameState) -> Iterator[str]:
             kept = "it has had no answer yet"
         else:
             kept = f"its answer of {time_text(datetime.fromtimestamp(state.answered_at, UTC))} serves on"
-        yield f"{question}: {state.fault}; {kept}; hint: vipctl doctor asks the name servers"
+        yield f"{question}: {state.fault}; {kept}; hint: vipctl doctor says what helps"
     if state.held:
         number = f"{len(state.held)} of {len(state.serving)}"
         what = f"{number} addresses serve on, although the last answer lacks them"
