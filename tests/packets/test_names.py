@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +133,16 @@ def test_after_a_restart_without_a_name_server_the_last_answer_serves(
         daemon.start()
         assert sorted(daemon.endpoints("web")) == places(lab, 2)
         assert served(lab) == {"b3"}
+
+
+@one_dataplane
+def test_a_vipd_that_applies_once_waits_for_the_answers(lab: Lab, dataplane: str, server: NameServer) -> None:
+    with daemon_of(lab, dataplane) as daemon:
+        daemon.stop()
+        server.addresses(NAME, both(lab, 1))
+        lab.host.run(sys.executable, "-m", "vipd", "--config", str(daemon.config), "--once")
+        assert served(lab) == {"b2"}
+        daemon.start()
 
 
 @one_dataplane

@@ -124,7 +124,7 @@ class NamedBackends:
             for backend in backends_of(named, targets, families):
                 if why := self._refusal(service, backend.address):
                     what = f"{service.name}: {named} resolves to {backend.address}, which is left out: {why}"
-                    refused.append(Problem(service.origin.owner, 0, "", what, _HINT))
+                    refused.append(Problem("", 0, "", what, _HINT))
                     continue
                 places = _places(backend, service)
                 if taken.isdisjoint(places):
@@ -150,7 +150,7 @@ class NamedBackends:
         """A line about refused addresses of each service, up to a limit; and one about services whose names
         stand for more backends than they can have."""
         found = [
-            str(replace(problems[0], file="")) + (f" (and {len(problems) - 1} more)" if problems[1:] else "")
+            str(problems[0]) + (f" (and {len(problems) - 1} more)" if problems[1:] else "")
             for problems in islice(self._refused.values(), MAX_PROBLEMS)
         ]
         if not self._left_out:

@@ -87,6 +87,9 @@ async def once(settings: Settings) -> int:
         parts = await wire(settings)
         async with _following_etcd(parts):
             applied = await parts.reconciler.step()
+            if await parts.resolver.first_answers():
+                applied = await parts.reconciler.step()
+        await asyncio.to_thread(parts.resolver.close)
         faults = [fault for source in parts.sources for fault in source.faults()]
         faults += parts.reconciler.progress.quarantined
         return 0 if applied and not parts.reconciler.problems and not faults else 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from vipd.model.service import Family, NameKind
+from vipd.model.service import Family, NameKind, socket_text
 from vipd.resolver.answers import LookupResult, Part, Question, Target, limited
 
 if TYPE_CHECKING:
@@ -187,7 +187,9 @@ def _resolver(options: ServerOptions) -> dns.resolver.Resolver:
 
 
 def _servers_text(resolver: dns.resolver.Resolver) -> str:
-    named = [str(server) for server in resolver.nameservers]
+    ports = resolver.nameserver_ports
+    addresses = [str(server) for server in resolver.nameservers]
+    named = [socket_text(a, ports[a]) if ports.get(a, DNS_PORT) != DNS_PORT else a for a in addresses]
     more = f" and {len(named) - MAX_SERVERS_NAMED} more" if len(named) > MAX_SERVERS_NAMED else ""
     return ", ".join(named[:MAX_SERVERS_NAMED]) + more
 

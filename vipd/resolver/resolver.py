@@ -33,6 +33,9 @@ SAVE_SECONDS = 1.0
 """Answers are saved so long after a change, with what changes meanwhile. A crash within it costs nothing but
 the newest answer."""
 
+FIRST_ANSWERS_SECONDS = 10.0
+"""How long a vipd that applies its declarations once waits for answers."""
+
 Answers = Mapping[Question, tuple[Target, ...]]
 """What serves, by question; none for a question without an answer yet."""
 LookUp = Callable[[Question, Collection[Family], ServerOptions, Collection[Target], int], LookupResult]
@@ -80,6 +83,8 @@ class Resolver:
         self._asked: dict[Question, frozenset[Family]] = {}
         """The families of each question's last lookup."""
         self._wake, self._unsaved = asyncio.Event(), asyncio.Event()
+        self._looked_up = asyncio.Event()
+        """A lookup has ended."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.lookups = {"answered": 0, "failed": 0}
         """Number of lookups by how they ended."""
@@ -172,6 +177,19 @@ class Resolver:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
 
+    async def first_answers(self) -> bool:
+        """Look up every name once, instead of `run`; names that take too long are left. Returns whether
+        anything else serves then."""
+        before, running = self.answers, asyncio.create_task(self.run())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_ANSWERS_SECONDS):
+                while self._states.keys() - (self._asked.keys() - self._asking):
+                    self._looked_up.clear()
+                    await self._looked_up.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return self.answers != before
+
     def _begin_due(self) -> float | None:
         """Begin the lookups that are due, as far as there is room. Returns the seconds until the next one;
         None: none is to come before something changes."""
@@ -199,6 +217,7 @@ class Resolver:
         finally:
             self._asking.discard(question)
             self._wake.set()
+            self._looked_up.set()
         before = self._states.get(question)
         if before is None:  # no service uses it any more
             self._asked.pop(question, None)

@@ -21,7 +21,7 @@ def check_servers(facts: Facts) -> Iterator[CheckResult]:
         return
     asked = ", ".join(facts.settings.dns_servers) or "those in /etc/resolv.conf"
     cause = f"{listed(_texts(failing))}; asked: {asked}; {_effect(failing)}"
-    hint = f"{_ASK}; see whether a firewall drops port 53; choose others by dns_servers in vipd's settings"
+    hint = f"{_ASK}; see whether a firewall drops port 53; dns_servers in vipd's settings names others"
     yield _result(failing, "the name servers do not answer for backends' names", cause, hint)
 
 
@@ -49,10 +49,11 @@ def _texts(failing: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _effect(failing: Sequence[Mapping[str, Any]]) -> str:
-    without = sum(1 for each in failing if not each["serves"])
-    if not without:
-        return "their last good answers serve on"
-    return f"{without} of them had no answer yet, and no backend; the last good answers of others serve on"
+    without = [str(each["name"]) for each in failing if not each["serves"]]
+    told = [f"there is no earlier answer for {listed(without)}"] if without else []
+    if len(without) < len(failing):
+        told.append("the last good answers serve on")
+    return "; ".join(told)
 
 
 def _result(failing: Sequence[Mapping[str, Any]], title: str, cause: str, hint: str) -> CheckResult:
