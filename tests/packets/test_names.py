@@ -142,7 +142,6 @@ def test_a_vipd_that_applies_once_waits_for_the_answers(lab: Lab, dataplane: str
         server.addresses(NAME, both(lab, 1))
         lab.host.run(sys.executable, "-m", "vipd", "--config", str(daemon.config), "--once")
         assert served(lab) == {"b2"}
-        daemon.start()
 
 
 @one_dataplane
