@@ -98,11 +98,7 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     ),
     "a name without any answer": (
         well(
-            daemon=status(
-                names=names(
-                    ("10.0.0.53 cannot be reached: Network is unreachable", False), ("NXDOMAIN", True)
-                )
-            )
+            daemon=status(names=names(("10.0.0.53 cannot be reached: No route", False), ("NXDOMAIN", True)))
         ),
         {"name-servers": "problem", "names": "warning"},
     ),
