@@ -89,7 +89,7 @@ _LOST = {
     "maxconn": "vipd has no limits of connections",
     "fullconn": "vipd has no limits of connections",
     "rate-limit sessions": "vipd has no limits of connections",
-    "server-template": "names are not resolved",
+    "server-template": "write dns: NAME or srv: NAME, which stands for all its addresses",
     "dispatch": "a service has its servers one by one",
     "option transparent": "vipd needs the addresses of servers",
     "stick match": "affinity is that of the client's address alone",
