@@ -120,10 +120,10 @@ class Resolver:
 
     def follow(self, service: str, declared: Service | None) -> None:
         """Set the names of a service; None: it is gone."""
+        if service not in self._followed and not (declared and declared.named_backends):
+            return  # most services
         wanted = frozenset(map(Question.of, declared.named_backends)) if declared else frozenset[Question]()
         before = self._followed.pop(service, frozenset())
-        if not (wanted or before):
-            return
         for question in before - wanted:
             self._users[question].pop(service)
         families = frozenset(map(family_of, declared.all_addresses())) if declared else frozenset[Family]()
