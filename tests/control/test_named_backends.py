@@ -115,6 +115,20 @@ def test_an_address_that_no_backend_may_have_is_left_out_and_named(address: str,
     assert (names.named.ignored("web"), names.named.warnings()) == ((), [])
 
 
+def test_an_address_that_becomes_a_virtual_ip_leaves_and_returns_when_it_is_none() -> None:
+    vips: list[str] = []
+    names, service = Names(vips), declared("[dns:web.internal]")
+    names.answer({WEB: targets("10.0.0.1", "10.0.0.2")})
+    assert names.resolve(service) == ["10.0.0.1", "10.0.0.2"]
+    assert names.named.recheck() == set()
+    vips.append("10.0.0.2")
+    assert names.named.recheck() == {"web"}
+    assert names.resolve(service) == ["10.0.0.1"]
+    vips.clear()
+    assert names.named.recheck() == {"web"}
+    assert names.resolve(service) == ["10.0.0.1", "10.0.0.2"]
+
+
 @pytest.mark.parametrize(
     ("allowed", "source", "kept"),
     [

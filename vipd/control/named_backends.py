@@ -64,6 +64,21 @@ class NamedBackends:
             self._forget(name)
         return changed
 
+    def recheck(self) -> set[str]:
+        """Returns the services whose names must be judged again, because virtual IPs have changed: those with
+        an address that is one now, or with a refused address."""
+        found = {
+            name
+            for name, known in self._known.items()
+            if name in self._refused
+            or any(
+                backend.resolved_from and self._is_vip(backend.address) for backend in known.result.backends
+            )
+        }
+        for name in found:
+            self._forget(name)
+        return found
+
     def update(self, names: Iterable[str], services: Mapping[str, Service]) -> Mapping[str, Service]:
         """Resolve these services as declared now. Returns at least these services with their backends."""
         resolved: dict[str, Service] = {}

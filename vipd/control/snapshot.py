@@ -169,6 +169,7 @@ class Snapshot:
     ) -> MergeResult:
         admitted = self._admission.admit(changed, lambda check: answers.get(check, ()))
         self._merged = self._catalog.merge(self._admission.units, admitted)
-        dirty = tuple(dict.fromkeys((*self._merged.dirty, *joining)))
+        judged_again = self._named.recheck() if self._merged.dirty else ()
+        dirty = tuple(dict.fromkeys((*self._merged.dirty, *joining, *judged_again)))
         self._registrar.update(dirty, self._named.update(dirty, self._merged.services))
         return replace(self._merged, dirty=dirty)
