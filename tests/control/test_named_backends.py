@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from vipd.control.address_policy import AddressPolicy, admit_service
-from vipd.control.named_backends import MAX_PROBLEMS, NamedBackends
+from vipd.control.named_backends import MAX_PROBLEMS, NamedBackends, may_be_backend
 from vipd.declaration.native import parse_declaration
 from vipd.model import limits
-from vipd.model.claim_limits import BySource
+from vipd.model.claim_limits import BySource, claim_limits
 from vipd.model.service import NameKind, Service
 from vipd.resolver.answers import Question, Target
 
@@ -190,6 +190,22 @@ def test_the_settings_say_who_may_name_names(allowed: BySource, source: str, ok:
     assert [problem.what for problem in found] == (
         [] if ok else ["web: backend dns:web.internal: allowed_names has no such name"]
     )
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed", "usable"),
+    [
+        ("10.0.0.1", (), True),
+        ("0.0.0.0", (), False),
+        ("127.0.0.1", ("127.0.0.0/8",), False),
+        ("169.254.169.254", (), False),
+        ("192.0.2.1", ("10.0.0.0/8",), False),
+        ("192.0.2.1", {"etcd": ("10.0.0.0/8",)}, True),
+        ("192.0.2.1", {"etcd": ("10.0.0.0/8",), "file": ("10.0.0.0/8",), "cli": ("192.0.2.0/24",)}, True),
+    ],
+)
+def test_whether_any_service_may_use_an_address(address: str, allowed: BySource, usable: bool) -> None:
+    assert may_be_backend(claim_limits(allowed, ()), address) is usable
 
 
 def test_what_names_add_is_no_part_of_the_declaration() -> None:

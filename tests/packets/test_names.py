@@ -115,6 +115,9 @@ def test_a_name_server_that_stalls_dies_or_knows_nothing_changes_nothing(
         daemon.wait_until(lambda: name_view(daemon)["fault"], "the name does not exist (NXDOMAIN)")
         assert sorted(daemon.endpoints("web")) == places(lab, 0, 1)
         assert any(NAME in warning for warning in daemon.status()["warnings"])
+        server.addresses(NAME, ["0.0.0.0", "127.0.0.1"])
+        daemon.wait_until(lambda: str(name_view(daemon)["fault"])[-25:], "which no backend may have")
+        assert sorted(daemon.endpoints("web")) == places(lab, 0, 1)
         server.addresses(NAME, both(lab, 0, 1))
         daemon.wait_until(lambda: name_view(daemon)["fault"], "")
         assert not daemon.status()["warnings"]

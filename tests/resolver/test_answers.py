@@ -13,6 +13,7 @@ from vipd.resolver.answers import (
     Target,
     apply_result,
     limited,
+    without_useless,
 )
 from vipd.resolver.backends import backends_of
 
@@ -128,6 +129,19 @@ def test_without_a_hold_every_answer_counts_at_once() -> None:
     limits = replace(LIMITS, hold=0)
     state = apply_result(NameState(), answer("10.0.0.1"), limits, 0, 0, 0)
     assert serving(apply_result(state, answer("10.0.0.2"), limits, 60, 60, 0)) == ["10.0.0.2"]
+
+
+def test_an_answer_of_which_nothing_may_serve_is_a_failure() -> None:
+    def usable(address: str) -> bool:
+        return address != "0.0.0.0"
+
+    blocked = without_useless(answer("0.0.0.0"), usable)
+    assert (blocked.targets, blocked.fault) == ((), "it resolves to 0.0.0.0, which no backend may have")
+    partly, failed = answer("0.0.0.0", "10.0.0.1"), LookupResult(fault="SERVFAIL")
+    assert without_useless(partly, usable) is partly
+    assert without_useless(failed, usable) is failed
+    good = after(NameState(), answer("10.0.0.1"), 0)
+    assert serving(after(good, blocked, 60)) == ["10.0.0.1"]
 
 
 def test_another_weight_is_no_removal() -> None:

@@ -17,6 +17,7 @@ from vipd.control.registrations import backend_room
 from vipd.declaration.problems import Problem
 from vipd.declaration.service_rules import resolved_address_fault
 from vipd.model import limits
+from vipd.model.claim_limits import SOURCES, ClaimLimits
 from vipd.model.service import Backend, Service, family_of
 from vipd.resolver.answers import Question, Target
 from vipd.resolver.backends import backends_of
@@ -182,6 +183,13 @@ class NamedBackends:
         self._refused.pop(service, None)
         self._size -= self._sizes.pop(service, 0)
         self._left_out.pop(service, None)
+
+
+def may_be_backend(allowed: ClaimLimits, address: str) -> bool:
+    """Whether a service of any source may have a backend at an address that a name resolves to."""
+    if resolved_address_fault(address):
+        return False
+    return any(not allowed.resolved_violation(address, source) for source in SOURCES)
 
 
 def _places(backend: Backend, service: Service) -> set[tuple[str, str, int]]:

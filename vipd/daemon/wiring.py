@@ -15,6 +15,7 @@ from vipd.control.announcer import AnnounceDriver, Announcer, Reconciled
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.connection_balancer import ConnectionBalancer
 from vipd.control.host import Host
+from vipd.control.named_backends import may_be_backend
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.daemon.rule_programs import rule_programs
 from vipd.dataplane.base import ApplyError
@@ -37,6 +38,7 @@ from vipd.host.process import TIMEOUT_SECONDS
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Supervisor
 from vipd.host.systemd.fields import Event, fields
+from vipd.model.claim_limits import claim_limits
 from vipd.model.service import AnnounceMethod
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.resolver.answers import AnswerLimits
@@ -198,6 +200,7 @@ async def _resolver(settings: Settings, observers: Observers) -> Resolver:
         ),
         settings.dns_max_names,
         settings.state_dir / "names.json",
+        partial(may_be_backend, claim_limits(settings.allowed_backends, ())),
     )
     resolver = Resolver(options, observers)
     await asyncio.to_thread(resolver.load)

@@ -1,7 +1,8 @@
 """What a lookup finds, and what of it serves. Pure.
 
 Rules:
-- An answer that fails, or lists nothing, changes nothing: the last good one serves on, however old.
+- An answer that fails, or lists nothing that may serve, changes nothing: the last good one serves on,
+  however old.
 - What one part of a lookup could not find out (the IPv6 addresses of a name, the addresses of one SRV
   target) stays as the last good answer had it.
 - What an answer adds serves at once. If it lacks more than half of what serves, that serves on beside it
@@ -10,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -172,6 +173,15 @@ def _guarded(
 def _within(places: Collection[tuple[str, int]], most: int) -> frozenset[tuple[str, int]]:
     """Answers that differ each time must not pile up what serves."""
     return frozenset(sorted(places)[: max(most, 0)])
+
+
+def without_useless(result: LookupResult, usable: Callable[[str], bool]) -> LookupResult:
+    """The result; a failure if it lists addresses, and none that any service may use: a resolver that blocks
+    a name answers 0.0.0.0, and must not take the last good answer away."""
+    if not result.targets or any(usable(target.address) for target in result.targets):
+        return result
+    more = f" and {len(result.targets) - 1} more" if len(result.targets) > 1 else ""
+    return LookupResult(fault=f"it resolves to {result.targets[0].address}{more}, which no backend may have")
 
 
 def limited(targets: Iterable[Target], known: Iterable[Target], most: int) -> tuple[list[Target], int]:

@@ -20,7 +20,15 @@ from vipd.declaration.problems import internal_error
 from vipd.host.bounded_threads import BoundedThreads
 from vipd.host.observer import Observer
 from vipd.model.service import Family, Service, family_of
-from vipd.resolver.answers import AnswerLimits, LookupResult, NameState, Question, Target, apply_result
+from vipd.resolver.answers import (
+    AnswerLimits,
+    LookupResult,
+    NameState,
+    Question,
+    Target,
+    apply_result,
+    without_useless,
+)
 from vipd.resolver.log import log_change
 from vipd.resolver.lookup import ServerOptions, look_up
 from vipd.resolver.saved_answers import SavedAnswer, load, save
@@ -50,6 +58,8 @@ class ResolverOptions:
     max_names: int = 1000
     file: Path | None = None
     """The last good answers; None: they are not kept."""
+    usable: Callable[[str], bool] = lambda _: True
+    """Whether a service of any source may have a backend at an address that a name resolves to."""
 
 
 class Resolver:
@@ -214,6 +224,7 @@ class Resolver:
         serving = self._states[question].serving if question in self._states else ()
         try:
             result = await self._look_up_in_thread(question, families, serving)
+            result = without_useless(result, options.usable)
         finally:
             self._asking.discard(question)
             self._wake.set()
