@@ -10,7 +10,7 @@ from tests.model.samples import service
 from vipd.control import registrations
 from vipd.control.address_policy import AddressPolicy, admit_registered, admit_service
 from vipd.control.registrations import Registrar
-from vipd.declaration.operations import as_declared
+from vipd.declaration.listed_backends import as_declared
 from vipd.declaration.problems import Problem
 from vipd.model.check import Check, ExecProbe, HttpProbe, Probe, TcpProbe
 from vipd.model.service import Backend, Origin, RegisteredBackend, Service

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from vipd.control.address_policy import AddressPolicy, admit_service, checks_to_query
 from vipd.declaration import operations
-from vipd.declaration.operations import Outcome, Services, as_declared, invalid
+from vipd.declaration.listed_backends import as_declared
+from vipd.declaration.operations import Outcome, Services, invalid
 from vipd.declaration.problems import Problem
 from vipd.host.facts import NO_FACTS
 from vipd.host.gc_control import gc_paused

@@ -26,7 +26,8 @@ from vipd.api.service_changes import Change, ChangeRequest, decide
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_confirmation_error, no_etcd_error
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
-from vipd.declaration.operations import Outcome, RefusedError, as_declared
+from vipd.declaration.listed_backends import as_declared
+from vipd.declaration.operations import Outcome, RefusedError
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.service import Service
 from vipd.observe.views import service_view

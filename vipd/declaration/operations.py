@@ -15,14 +15,13 @@ from typing import Literal
 from vipd.declaration.conflicts import AddressUse, address_use_problem, address_uses, backend_addresses
 from vipd.declaration.dns_names import parse_any_backend
 from vipd.declaration.formatting import service_to_spec
+from vipd.declaration.listed_backends import Listed, host_of, is_srv, listed, weight_of, weighted, with_listed
 from vipd.declaration.native import parse_service
 from vipd.declaration.problems import Problem
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
-from vipd.model.service import Backend, Frontend, NamedBackend, NameKind, Origin, Service
+from vipd.model.service import Backend, Frontend, NamedBackend, Origin, Service
 
 Services = Mapping[str, Service]
-Listed = tuple[Backend | NamedBackend, ...]
-"""The declared backends of a service."""
 Action = Literal["created", "changed", "removed", "unchanged"]
 Kind = Literal[
     "malformed", "too-large", "not-found", "conflict", "changed", "owned", "invalid", "internal", "busy"
@@ -56,13 +55,6 @@ class Outcome:
     def changed(self) -> bool:
         """Whether there is anything to store."""
         return any(action != "unchanged" for action in self.results.values())
-
-
-def as_declared(service: Service) -> Service:
-    """The service without backends that registered themselves, or that names resolved to."""
-    if all(backend.declared for backend in service.backends):
-        return service
-    return replace(service, backends=tuple(b for b in service.backends if b.declared))
 
 
 def spec_of(service: Service) -> dict[str, object]:
@@ -121,9 +113,9 @@ def _add_hint(wanted: Service, source: str) -> Callable[[Service], str]:
 
     def way(known: Service) -> str:
         look = f"vipctl describe {known.name} shows it"
-        present, listed = set(map(str, _listed(known))), list(map(str, _listed(wanted)))
-        missing = [backend for backend in listed if backend not in present]
-        if known.origin.source != source or (listed and not missing):
+        present, asked = set(map(str, listed(known))), list(map(str, listed(wanted)))
+        missing = [backend for backend in asked if backend not in present]
+        if known.origin.source != source or (asked and not missing):
             return look
         return f"{look}; vipctl add-backend {known.name} {' '.join(missing) or 'ADDR'} adds to it"
 
@@ -163,11 +155,14 @@ def set_weight(
     if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 65535:
         raise RefusedError("invalid", f"weight {weight!r} is not a whole number from 0 to 65535")
 
-    def weighted(backends: Listed) -> Listed:
+    def changed(backends: Listed) -> Listed:
         chosen = _backend(target, backends, backend)
-        return tuple(_weighted(b, weight) if b is chosen else b for b in backends)
+        if is_srv(chosen):
+            what = f"{chosen} has the weights of its records"
+            raise RefusedError("invalid", what, "", "change them in DNS")
+        return tuple(weighted(b, weight) if b is chosen else b for b in backends)
 
-    return _change_backends(snapshot, stored, target, weighted, source)
+    return _change_backends(snapshot, stored, target, changed, source)
 
 
 def add_backends(
@@ -180,10 +175,10 @@ def add_backends(
     added = _parse({**spec_of(service), "backends": specs, "fallback": None}, source)
 
     def extended(backends: Listed) -> Listed:
-        new = tuple(b for b in _listed(added) if b not in backends)
+        new = tuple(b for b in listed(added) if b not in backends)
         for backend in new:
             if str(backend) in map(str, backends):
-                hint = f"vipctl set {service.name}/{backend} --weight {_weight(backend)}"
+                hint = f"vipctl set {service.name}/{backend} --weight {weight_of(backend)}"
                 raise RefusedError("conflict", f"backend {backend} is there with another weight", "", hint)
         return backends + new
 
@@ -257,12 +252,7 @@ def _change_backends(
     source: str,
 ) -> Outcome:
     service = _owned(find(snapshot, target), source)
-    listed = edit(_listed(service))
-    edited = replace(
-        service,
-        backends=tuple(each for each in listed if isinstance(each, Backend)),
-        named_backends=tuple(each for each in listed if isinstance(each, NamedBackend)),
-    )
+    edited = with_listed(service, edit(listed(service)))
     # Parsed again, so that the checked text is what the store reads at the next start.
     parsed = _parse(spec_of(edited), source)
     if not backend_addresses(parsed) <= backend_addresses(service):
@@ -316,24 +306,6 @@ def invalid(found: Sequence[Problem]) -> RefusedError:
     return RefusedError("invalid", str(what), "", problems[0].hint, problems)
 
 
-def _listed(service: Service) -> Listed:
-    """The declared backends, by address and by name; only these are stored."""
-    return (*(backend for backend in service.backends if backend.declared), *service.named_backends)
-
-
-def _weight(backend: Backend | NamedBackend) -> int:
-    return backend.weight if isinstance(backend, Backend) else backend.template.weight
-
-
-def _weighted(backend: Backend | NamedBackend, weight: int) -> Backend | NamedBackend:
-    """A backend with another weight. Raises RefusedError for an SRV name."""
-    if isinstance(backend, Backend):
-        return replace(backend, weight=weight)
-    if backend.kind is NameKind.SRV:
-        raise RefusedError("invalid", f"{backend} has the weights of its records", "", "change them in DNS")
-    return replace(backend, template=replace(backend.template, weight=weight))
-
-
 def _backend(target: str, backends: Listed, name: str) -> Backend | NamedBackend:
     try:
         wanted = parse_any_backend(name)
@@ -342,13 +314,9 @@ def _backend(target: str, backends: Listed, name: str) -> Backend | NamedBackend
     for backend in backends:
         if str(backend) == str(wanted):
             return backend
-    same = [str(backend) for backend in backends if _host(backend) == _host(wanted)]
+    same = [str(backend) for backend in backends if host_of(backend) == host_of(wanted)]
     hint = f"did you mean {' or '.join(same)}?" if same else f"vipctl describe {target} shows them"
     raise RefusedError("not-found", f"{target} has no backend {name}", "", hint)
-
-
-def _host(backend: Backend | NamedBackend) -> str:
-    return backend.address if isinstance(backend, Backend) else backend.name
 
 
 def _owned(service: Service, source: str) -> Service:

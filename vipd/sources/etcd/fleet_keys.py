@@ -6,7 +6,8 @@ import json
 from collections.abc import Collection, Mapping
 
 from vipd.declaration.bounded_json import read_json
-from vipd.declaration.operations import as_declared, spec_of
+from vipd.declaration.listed_backends import as_declared
+from vipd.declaration.operations import spec_of
 from vipd.declaration.problems import PLEASE_REPORT, Problem, printable
 from vipd.declaration.yaml_text import dump_yaml
 from vipd.model.backend_status import AdminState
