@@ -55,7 +55,7 @@ require_root() { # the command as the user would type it
 }
 
 run_packages="iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 sysctl:procps ping:iputils-ping python3:python3"
-test_packages="tmux:tmux dig:bind9-dnsutils curl:curl mandoc:mandoc groff:groff-base man:man-db zsh:zsh fish:fish openssl:openssl etcd:etcd-server etcdctl:etcd-client dot:graphviz apparmor_parser:apparmor strace:strace bird:bird2 /usr/lib/frr/bgpd:frr exabgp:exabgp keepalived:keepalived"
+test_packages="tmux:tmux dig:bind9-dnsutils curl:curl mandoc:mandoc groff:groff-base man:man-db zsh:zsh fish:fish openssl:openssl etcd:etcd-server etcdctl:etcd-client dot:graphviz apparmor_parser:apparmor strace:strace bird:bird2 /usr/lib/frr/bgpd:frr exabgp:exabgp keepalived:keepalived dnsmasq:dnsmasq-base"
 
 missing_packages() { # program:package ...
     local pair

@@ -10,7 +10,7 @@ from tests.model.samples import service
 from vipd.control import registrations
 from vipd.control.address_policy import AddressPolicy, admit_registered, admit_service
 from vipd.control.registrations import Registrar
-from vipd.declaration.operations import without_registrations
+from vipd.declaration.listed_backends import as_declared
 from vipd.declaration.problems import Problem
 from vipd.model.check import Check, ExecProbe, HttpProbe, Probe, TcpProbe
 from vipd.model.service import Backend, Origin, RegisteredBackend, Service
@@ -45,7 +45,7 @@ def test_they_come_after_the_declared_ones_and_are_known_as_registered() -> None
         ("10.244.0.5", False),
         ("10.244.0.6", True),
     ]
-    assert without_registrations(extended) == WEB
+    assert as_declared(extended) == WEB
 
 
 def test_what_has_not_changed_is_the_same_object() -> None:
@@ -57,7 +57,7 @@ def test_what_has_not_changed_is_the_same_object() -> None:
     assert registrar.set_registrations({"web": (*MORE[:2], MORE[2]), "dns": MORE}, ANY) == {"web", "dns"}
 
 
-def test_without_registrations_a_service_is_as_declared() -> None:
+def test_without_registered_backends_a_service_is_as_declared() -> None:
     registrar = Registrar()
     registrar.set_registrations({"web": MORE}, ANY)
     registrar.with_registered(WEB)

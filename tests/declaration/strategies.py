@@ -1,5 +1,6 @@
 """Hypothesis strategies for services that vipd/v1 can declare."""
 
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 
 from hypothesis import HealthCheck, settings
@@ -27,6 +28,8 @@ from vipd.model.service import (
     Balance,
     ExternalAddress,
     Masquerade,
+    NamedBackend,
+    NameKind,
     Protocol,
     RejectAction,
     Service,
@@ -152,6 +155,25 @@ def backends(
     return tuple(found)
 
 
+DNS_NAMES = st.sampled_from(["a", "no", "web.internal", "_http._tcp.web.internal", "xn--bcher-kva.example"])
+
+
+@st.composite
+def named_backends(
+    draw: st.DrawFn, like: tuple[str, ...], ports: tuple[ServicePort, ...], names: tuple[str, ...]
+) -> tuple[NamedBackend, ...]:
+    """Backends by DNS name, each name once."""
+    found = []
+    for backend, name in zip(draw(backends(like, 244, names)), draw(st.permutations(range(5))), strict=False):
+        template = replace(backend, address="")
+        kinds = list(NameKind) if len(ports) == 1 and not template.ports else [NameKind.DNS]
+        kind = draw(st.sampled_from(kinds))
+        if kind is NameKind.SRV:
+            template = replace(template, port=None, weight=1)
+        found.append(NamedBackend(kind, f"n{name}.{draw(DNS_NAMES)}", template))
+    return tuple(found)
+
+
 @st.composite
 def service_ports(draw: st.DrawFn) -> tuple[ServicePort, ...]:
     """Ports that repeat neither number and protocol nor name, with a target only where it differs."""
@@ -246,6 +268,7 @@ def services(draw: st.DrawFn) -> Service:
         addresses=addresses,
         ports=ports,
         backends=draw(backends(everything, 244, names)),
+        named_backends=draw(st.just(()) | named_backends(everything, ports, names)),
         affinity=draw(st.none() | st.integers(1, 86400).map(Affinity)),
         masquerade=draw(st.none() | st.sampled_from(list(Masquerade))),
         refusal=refusal,

@@ -308,6 +308,8 @@ MEANINGLESS = {
 is what it is asked for, or is the mistake of whoever asks, who is refused."""
 
 ELSEWHERE = {
+    "tests/resolver/test_lookup.py": ("vipd.resolver.lookup",),
+    "tests/resolver/test_resolver.py": ("vipd.resolver.resolver",),
     "tests/announce/test_lan.py": (
         "vipd.control.lan_announcer",
         "vipd.host.lan.answers",

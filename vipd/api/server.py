@@ -30,6 +30,7 @@ from vipd.declaration.operations import RefusedError
 from vipd.host.containment import Containment
 from vipd.observe.announcement_views import summary_view
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
+from vipd.observe.name_views import names_summary
 from vipd.observe.views import status_view
 from vipd.sources.store import StoreError
 
@@ -119,6 +120,8 @@ class _DaemonRoutes:
         about = {**s.about, "warnings": s.warnings()}
         if fast_path := s.fast_path():
             about["fast_path"] = fast_path
+        if s.reconciler.resolver and (names := names_summary(s.reconciler.resolver)):
+            about["names"] = names
         if waits := s.store.confirmation_view():
             about["confirmation"] = waits
         if s.announcer is not None and (s.announcer.active or s.announcer.maintenance):

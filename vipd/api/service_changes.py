@@ -11,7 +11,8 @@ from typing import Protocol
 
 from vipd.control.address_policy import AddressPolicy, admit_service, checks_to_query
 from vipd.declaration import operations
-from vipd.declaration.operations import Outcome, Services, invalid, without_registrations
+from vipd.declaration.listed_backends import as_declared
+from vipd.declaration.operations import Outcome, Services, invalid
 from vipd.declaration.problems import Problem
 from vipd.host.facts import NO_FACTS
 from vipd.host.gc_control import gc_paused
@@ -50,9 +51,7 @@ class ServicesSnapshot:
         """Files as last read by a step, etcd and the store as they are now; without backends that registered
         themselves."""
         changeable = (operations.CLI, "etcd")
-        files = {
-            n: without_registrations(s) for n, s in self.running.items() if s.origin.source not in changeable
-        }
+        files = {n: as_declared(s) for n, s in self.running.items() if s.origin.source not in changeable}
         # A key in etcd whose name a file already has does not serve.
         return {**self.fleet, **files, **self.local_store}
 

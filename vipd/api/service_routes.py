@@ -26,7 +26,8 @@ from vipd.api.service_changes import Change, ChangeRequest, decide
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_confirmation_error, no_etcd_error
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
-from vipd.declaration.operations import Outcome, RefusedError, without_registrations
+from vipd.declaration.listed_backends import as_declared
+from vipd.declaration.operations import Outcome, RefusedError
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.service import Service
 from vipd.observe.views import service_view
@@ -84,9 +85,7 @@ class ServiceRoutes:
     async def export(self, _: web.Request) -> web.Response:
         """Show every service as it is declared."""
         ordered = dict(sorted(self._context.reconciler.services.items()))
-        return await chunked_json_response(
-            "services", ordered, lambda s: operations.spec_of(without_registrations(s))
-        )
+        return await chunked_json_response("services", ordered, lambda s: operations.spec_of(as_declared(s)))
 
     async def add(self, request: web.Request) -> web.Response:
         """Declare a new service."""

@@ -13,7 +13,8 @@ from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.service_options import backup_option
 from vipd.cli.words import backend_names, backend_specs
-from vipd.model.service import socket_text
+from vipd.declaration.dns_names import is_named
+from vipd.model.service import NameKind, socket_text
 from vipd.observe.api_client import Json
 
 
@@ -30,6 +31,7 @@ def add_backend(target: str, backends: tuple[str, ...], backup: tuple[str, ...],
     \b
     vipctl add-backend dns 10.244.3.9 10.244.3.10@2
     vipctl add-backend dns --backup 10.244.9.9
+    vipctl add-backend web dns:web.internal:8080
     """
     if not (backends or backup):
         raise CliError("no backend to add", hint=f"vipctl add-backend {target} ADDR", code=USAGE)
@@ -58,7 +60,8 @@ def _with_port_of_others(
     """
     if all(_port(spec) or _has_ports(spec) for spec in specs):
         return specs, None
-    others = daemon.get("services", target)["service"]["spec"].get("backends", [])
+    listed = daemon.get("services", target)["service"]["spec"].get("backends", [])
+    others = [other for other in listed if not _is_srv(other)]
     known = {_address(other) for other in others if _port(other) is None}
     open_ones = [
         spec for spec in specs if not (_port(spec) or _has_ports(spec)) and _address(spec) not in known
@@ -68,7 +71,7 @@ def _with_port_of_others(
         return specs, None
     if len(ports) > 1:
         shown = ", ".join(str(port) if port else "none of their own" for port in sorted(ports, key=_number))
-        hint = f"say which: {socket_text(_address(open_ones[0]), max(ports, key=_number) or 0)}"
+        hint = f"say which: {_with_port(_address(open_ones[0]), max(ports, key=_number) or 0)}"
         raise CliError(f"the backends of {target} have different ports: {shown}", hint=hint, code=USAGE)
     (port,) = ports
     return [_on(spec, port) if spec in open_ones else spec for spec in specs], port
@@ -79,12 +82,23 @@ def _port(spec: str | Json) -> int | None:
 
 
 def _has_ports(spec: str | Json) -> bool:
-    """Whether it names a port for each of the service's."""
-    return not isinstance(spec, str) and "ports" in spec
+    """Whether it names a port for each of the service's, or its records do."""
+    return not isinstance(spec, str) and ("ports" in spec or _is_srv(spec))
+
+
+def _is_srv(spec: str | Json) -> bool:
+    return not isinstance(spec, str) and NameKind.SRV in spec
 
 
 def _address(spec: str | Json) -> str:
-    return spec if isinstance(spec, str) else str(spec.get("address", ""))
+    """Its address, or its name as `dns:NAME`."""
+    if isinstance(spec, str):
+        return spec
+    return f"{NameKind.DNS}:{spec[NameKind.DNS]}" if NameKind.DNS in spec else str(spec.get("address", ""))
+
+
+def _with_port(address: str, port: int) -> str:
+    return f"{address}:{port}" if is_named(address) else socket_text(address, port)
 
 
 def _on(spec: str | Json, port: int | None) -> Json:

@@ -117,6 +117,7 @@ def _facts(view: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
     yield from _labelled("Masquerade", _masquerade(view["forwardings"]))
     yield "Fallback", fallback(view)
     yield from _labelled("Traffic", list(_traffic(view["spec"])))
+    yield from _labelled("Names", [text for each in view.get("names", ()) for text in _name(each, terminal)])
     yield from _labelled("Announced", [_announced(each, terminal) for each in view.get("announced", ())])
     yield "Status", terminal.paint(_state(state, status["ready"]), STATE_COLOURS.get(state, ""))
     yield "  Applied", "no" if state in ("pending", "quarantined") else "yes"
@@ -137,6 +138,24 @@ def _announced(found: Json, terminal: Screen) -> str:
     state = terminal.paint(*(("yes", "green") if found["announced"] else ("no", "yellow")))
     why = "" if served else f": {found['why']}"
     return f"{found['address']} by {found['by']}: {state}, for {lasting}{why}"
+
+
+def _name(found: Json, terminal: Screen) -> Iterator[str]:
+    """`dns:web.internal:80: 2 addresses, answered 5s ago, again in 55s`, and what is wrong with it."""
+    number = len(found["addresses"])
+    parts = ["1 address" if number == 1 else f"{number} addresses"]
+    if found["answered"]:
+        ago = (datetime.now(UTC) - datetime.fromisoformat(found["answered"])).total_seconds()
+        parts.append(f"answered {duration(max(0.0, ago))} ago")
+    if found["next_seconds"] is not None:
+        parts.append(f"asked again in {duration(found['next_seconds'])}")
+    yield f"{found['backend']}: {', '.join(parts)}"
+    if found["fault"]:
+        yield terminal.paint(f"  {found['fault']}", "yellow" if number else "red")
+    if found["held"]:
+        yield terminal.paint(f"  not in the last answer, serving on: {', '.join(found['held'])}", "yellow")
+    if found["left_out"]:
+        yield terminal.paint(f"  {found['left_out']} more are left out: dns_max_addresses", "yellow")
 
 
 def _state(state: str, ready: int) -> str:

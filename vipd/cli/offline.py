@@ -82,6 +82,7 @@ def admitted(
         backends=settings.allowed_backends,
         host_ports=() if any_port else settings.host_ports,
         announced=settings.announce_addresses,
+        names=settings.allowed_names,
         flow_limits=settings.has_own_chains,
     )
     found = [problem for service in inputs.services for problem in admit_service(service, policy)]

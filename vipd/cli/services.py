@@ -87,6 +87,7 @@ def add(
     vipctl add 10.96.0.53:53:5353/tcp,udp 10.244.0.5
     vipctl add 10.96.0.20,fd00::20 -p 80/tcp -p 443/tcp \\
         10.244.0.5 fd00:1::5 --backup 10.244.0.9 --check http:/healthz
+    vipctl add 10.96.0.21:80/tcp dns:web.internal:8080
     """
     fields = fields_of(ctx.command, options)
     spec: Json = {"name": name} if name else {}

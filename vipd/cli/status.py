@@ -97,6 +97,9 @@ def _facts(answer: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
         yield "Fast path", used if fast_path["active"] else f"not in use: {fast_path['reason']}"
     yield "Services", str(answer["services"])
     yield "Backends", f"{answer['ready']} of {answer['backends']} ready"
+    if names := answer.get("names"):
+        failing = terminal.paint(f", {names['failing']} failing", "yellow") if names["failing"] else ""
+        yield "Names", f"{counted(names['names'], 'DNS name')}{failing}"
     if waits := answer.get("confirmation"):
         yield "Unconfirmed", terminal.paint(unconfirmed_text(waits), "yellow")
     if announcements := answer.get("announcements"):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from vipd.cli.errors import USAGE, CliError
+from vipd.declaration.dns_names import is_named, parse_any_backend
 from vipd.declaration.syntax import (
     InvalidTextError,
     duration_text,
@@ -19,7 +20,7 @@ from vipd.declaration.syntax import (
     parse_backend,
     parse_duration,
 )
-from vipd.model.service import Backend, ServicePort, socket_text
+from vipd.model.service import Backend, NamedBackend, NameKind, ServicePort, socket_text
 from vipd.observe.api_client import Json
 
 T = TypeVar("T")
@@ -69,31 +70,35 @@ def address_spec(word: str) -> Json:
 
 
 def backend_specs(words: Iterable[str], *, backup: bool = False) -> list[str | Json]:
-    """BackendSpecs for words such as `10.244.0.5`, `10.244.0.5:5353@2` and `[fd00::5]:53`.
+    """BackendSpecs for words such as `10.244.0.5`, `10.244.0.5:5353@2`, `[fd00::5]:53` and
+    `dns:web.internal:80`.
 
     `backup`: they serve only while no others can.
     """
-    specs = [_mapping(word) or _backend_spec(_short_form(parse_backend, word)) for word in words]
+    specs = [_mapping(word) or _backend_spec(_short_form(parse_any_backend, word)) for word in words]
     if not backup:
         return specs
     return [{**({"address": spec} if isinstance(spec, str) else spec), "backup": True} for spec in specs]
 
 
 def backend_name(spec: str | Json) -> str:
-    """Canonical `ADDR` or `ADDR:PORT` of a BackendSpec as the daemon has it."""
+    """Canonical `ADDR`, `ADDR:PORT`, `dns:NAME:PORT` or `srv:NAME` of a BackendSpec as the daemon has it."""
     if isinstance(spec, str):
         return spec
+    for kind in NameKind:
+        if kind in spec:
+            return f"{kind}:{spec[kind]}" + (f":{spec['port']}" if spec.get("port") else "")
     address = str(spec["address"])
     return socket_text(address, spec["port"]) if spec.get("port") else address
 
 
 def backend_names(words: Iterable[str]) -> list[str]:
-    """Canonical `ADDR` or `ADDR:PORT` of each word; a weight has no meaning here and is refused."""
+    """Canonical form of each word, as `backend_name`; a weight has no meaning here and is refused."""
     names = []
     for word in words:
         if "@" in word:
             raise CliError(f"{word} has a weight", hint=f"write {word.partition('@')[0]}", code=USAGE)
-        names.append(str(_short_form(parse_backend, word)))
+        names.append(str(_short_form(parse_any_backend, word)))
     return names
 
 
@@ -110,9 +115,8 @@ def split_backend(word: str, command: str, everywhere: str = "") -> tuple[str, s
             hint = f"{command.format(f'{word}/ADDR')}; vipctl describe {word} shows its backends"
             raise CliError(f"{word} names no backend", hint=hint, code=USAGE)
         hint = command.format(f"TARGET/{word}")
-        hint += (
-            f", or in every service: {everywhere.format(parse_backend(word).address)}" if everywhere else ""
-        )
+        if everywhere and not is_named(word):
+            hint += f", or in every service: {everywhere.format(parse_backend(word).address)}"
         raise CliError(f"{word} names no service", hint=hint, code=USAGE)
     return target, backend_names([backend])[0]
 
@@ -262,18 +266,22 @@ def fallback_spec(words: Sequence[str]) -> str | Json:
     return {"backends": backend_specs(single)}
 
 
-def _backend_spec(backend: Backend) -> str | Json:
-    spec: dict[str, Any] = {"address": backend.address}
+def _backend_spec(backend: Backend | NamedBackend) -> str | Json:
+    if isinstance(backend, NamedBackend):
+        spec: dict[str, Any] = {backend.kind.value: backend.name}
+        backend = backend.template
+    else:
+        spec = {"address": backend.address}
     if backend.port is not None:
         spec["port"] = backend.port
     if backend.weight != 1:
         spec["weight"] = backend.weight
-    return backend.address if len(spec) == 1 else spec
+    return backend.address if backend.address and len(spec) == 1 else spec
 
 
 def _is_backend(word: str) -> bool:
     try:
-        parse_backend(word.partition("@")[0])
+        parse_any_backend(word.partition("@")[0])
     except InvalidTextError:
         return False
     return True

@@ -14,6 +14,7 @@ from vipd.declaration.problems import Problem
 from vipd.host.facts import NO_FACTS, HostFacts
 from vipd.model.check import UNCHECKED, Check, ExecProbe, HttpProbe, depends_on_host
 from vipd.model.claim_limits import (
+    ANY_NAME,
     CLI,
     ETCD,
     BySource,
@@ -21,6 +22,7 @@ from vipd.model.claim_limits import (
     SourceNetworks,
     check_violation,
     claim_limits,
+    name_allowed,
     source_networks,
 )
 from vipd.model.service import Balance, Origin, RegisteredBackend, Service
@@ -66,6 +68,8 @@ class AddressPolicy:
     announced: BySource = ()
     """Networks whose addresses may be announced beyond this host, and claimed by services that announce
     them."""
+    names: BySource = (ANY_NAME,)
+    """Endings of the DNS names that backends may have; a source without any may name none."""
     _addresses: SourceNetworks = field(init=False, repr=False, compare=False)
     limits: ClaimLimits = field(init=False, repr=False, compare=False)
     _announced: SourceNetworks = field(init=False, repr=False, compare=False)
@@ -130,9 +134,21 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
         *_beyond_dataplane(service, policy),
         *policy.host.violations(service),
         *policy.limits.violations(service, policy.host.own_addresses),
+        *(_name_violations(service, policy) if service.named_backends else ()),
     ):
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     return (*found, *_check_problems(service, policy))
+
+
+def _name_violations(service: Service, policy: AddressPolicy) -> Iterator[tuple[str, str]]:
+    """The DNS names that a service's source may not use, each with a hint."""
+    for named in service.named_backends:
+        if not name_allowed(named.name, policy.names, service.origin.source):
+            what = f"{service.name}: backend {named}: allowed_names has no such name"
+            yield (
+                what,
+                f"name an ending of it for {service.origin.source} in allowed_names in vipd's settings",
+            )
 
 
 def _beyond_dataplane(service: Service, policy: AddressPolicy) -> Iterator[tuple[str, str]]:
@@ -163,7 +179,14 @@ def admit_registered(
         what = f"backend {backend.address} is an address of the service itself"
         refusals.append((what, "register the address that the server has"))
     told = [Problem(place, 0, "", f"{service.name}: {what}", hint) for what, hint in refusals]
-    alone = replace(service, backends=(backend,), fallback=(), check=UNCHECKED, origin=Origin(ETCD, place))
+    alone = replace(
+        service,
+        backends=(backend,),
+        named_backends=(),
+        fallback=(),
+        check=UNCHECKED,
+        origin=Origin(ETCD, place),
+    )
     return (*told, *_check_problems(alone, policy))
 
 
@@ -177,7 +200,8 @@ def checks_to_query(service: Service, policy: AddressPolicy) -> Iterator[Check]:
 
 
 def _checks_of(service: Service) -> Iterable[Check]:
-    own = (b.check for b in (*service.backends, *service.fallback) if b.check is not None)
+    templates = (named.template for named in service.named_backends)
+    own = (b.check for b in (*service.backends, *templates, *service.fallback) if b.check is not None)
     return dict.fromkeys((service.check, *own))
 
 

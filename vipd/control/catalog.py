@@ -71,6 +71,12 @@ class Catalog:
         """Whether any unit is held."""
         return bool(self._held)
 
+    def is_vip(self, address: str) -> bool:
+        """Whether a service of the last merge has this address in `address`."""
+        if self._merged.has_conflicts:
+            return any(address in service.addresses for service in self._services.values())
+        return AddressUse(address, False) in self._uses
+
     def merge(self, units: Units, changed: Collection[str]) -> MergeResult:
         """The result of `merge` for these units. `changed` names the units that differ from the last call,
         and those that are gone. Raises only exceptions that no single unit causes."""

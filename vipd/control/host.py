@@ -122,6 +122,7 @@ class Host:
             backends=self._settings.allowed_backends,
             host_ports=self._settings.host_ports,
             announced=self._settings.announce_addresses,
+            names=self._settings.allowed_names,
             flow_limits=self._settings.has_own_chains,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from vipd.declaration.dns_names import is_named
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.declaration.syntax import InvalidTextError, parse_address, parse_backend
 from vipd.model.backend_status import AdminState
@@ -137,6 +138,9 @@ def _every(snapshot: Services, word: str) -> tuple[OverrideTarget, Backends]:
 
 def _one(snapshot: Services, target: str, name: str) -> tuple[OverrideTarget, Backends]:
     service = find(snapshot, target)
+    if is_named(name):
+        hint = f"name one of its addresses; vipctl describe {service.name} shows them"
+        raise RefusedError("invalid", f"{name} is a name, and only addresses take orders", "", hint)
     try:
         wanted = parse_backend(name)
     except InvalidTextError as error:

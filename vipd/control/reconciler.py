@@ -45,6 +45,7 @@ from vipd.host.systemd.fields import Event, fields
 from vipd.model.backend_status import BackendStatuses
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Service
+from vipd.resolver.resolver import Resolver
 from vipd.sources.base import Source
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class ReconcilerDependencies:
     """The status of backends, which results from health checks and operators' overrides."""
     registrations: Callable[[], Registrations] = dict
     """Backends that registered themselves."""
+    resolver: Resolver | None = None
+    """Looks up the names of backends; None: they stand for no backend."""
     resets: Callable[[], Collection[Destination]] = tuple
     """Removed frontends whose clients get a reset."""
     observers: Observers = field(default_factory=Observers)
@@ -88,7 +91,10 @@ class Reconciler:
         self._statuses, self.observers = dependencies.statuses, dependencies.observers
         self.containment = self.observers.containment
         """Catches and reports unexpected exceptions that belong to no unit and no service."""
-        self._snapshot = Snapshot(sources, dependencies.registrations, self.containment)
+        self._snapshot = Snapshot(
+            sources, dependencies.registrations, self.containment, dependencies.resolver
+        )
+        self.resolver = dependencies.resolver
         heartbeat = self.observers.heartbeat
         self._quarantine = ServiceQuarantine(lambda: asyncio.get_running_loop().time())
         self._programming = Programming(dataplane, self._quarantine, heartbeat)
@@ -122,7 +128,8 @@ class Reconciler:
         return self._policy.host.addresses if self._policy else frozenset()
 
     def ignored(self, service: str) -> tuple[Problem, ...]:
-        """Why the service does not use backends that registered themselves for it."""
+        """Why the service does not use backends that registered themselves for it, or that its names resolve
+        to."""
         return self._snapshot.ignored(service)
 
     def backend_statuses(self, service: Service) -> BackendStatuses:

@@ -91,7 +91,7 @@ class Registrar:
 
     def _joined(self, service: Service, fresh: list[Backend], before: Service) -> Service:
         """A service with as many of these backends as it has room for, first those that it had `before`."""
-        room = self._room(service)
+        room = backend_room(service, self._size)
         if len(fresh) > room:
             serving = {(b.address, b.port) for b in before.backends}
             fresh.sort(key=lambda b: (b.address, b.port) not in serving)
@@ -139,13 +139,14 @@ class Registrar:
         except Exception as error:
             return (internal_problem(error, f"admitting it to {service.name}", registered.origin),)
 
-    def _room(self, service: Service) -> int:
-        """Maximum number of registered backends of a service."""
-        declared, ports = len(service.backends) + len(service.fallback), len(service.ports)
-        in_all = max(0, limits.MAX_TOTAL_SIZE - self._size) // ports
-        at_each = limits.ADDRESS_ENDPOINTS // (ports * max(1, len(service.all_addresses())))
-        own = min(limits.BACKENDS, limits.SERVICE_ENDPOINTS // ports, at_each) - declared
-        return max(0, min(own, in_all))
+
+def backend_room(service: Service, added: int) -> int:
+    """How many backends may be added to a service; `added`: the endpoints that others were given already."""
+    declared, ports = len(service.backends) + len(service.fallback), len(service.ports)
+    in_all = max(0, limits.MAX_TOTAL_SIZE - added) // ports
+    at_each = limits.ADDRESS_ENDPOINTS // (ports * max(1, len(service.all_addresses())))
+    own = min(limits.BACKENDS, limits.SERVICE_ENDPOINTS // ports, at_each) - declared
+    return max(0, min(own, in_all))
 
 
 def _fresh(service: Service, registered: Iterable[RegisteredBackend], ignored: _Problems) -> list[Backend]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields as parts_of
 from types import MappingProxyType
 
 from vipd.host.systemd.fields import Event, fields
-from vipd.model.service import Backend, Origin, Service
+from vipd.model.formatting import counted
+from vipd.model.service import Backend, NamedBackend, Origin, Service
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +79,9 @@ def _log_bulk(numbers: tuple[int, int, int], causes: Mapping[str, str]) -> None:
 
 
 def _log_added(service: Service, asked: str | None) -> None:
-    number = len(service.backends)
-    told = f"{number} backend" if number == 1 else f"{number} backends"
+    told = counted(len(service.backends), "backend")
+    if service.named_backends:
+        told += f", {counted(len(service.named_backends), 'name')}"
     cause, unit = asked or _place(service.origin), service.origin.owner
     extra = fields(Event.SERVICE_ADDED, service=service.name, unit=unit, cause=cause, reason=told)
     log.info("service %s added: %s; by %s", service.name, told, cause, extra=extra)
@@ -88,7 +90,9 @@ def _log_added(service: Service, asked: str | None) -> None:
 def _log_changed(old: Service, new: Service, asked: str | None) -> None:
     differing = [part.name for part in parts_of(new) if part.compare and _differs(old, new, part.name)]
     moves = dict(_moves(old.backends, new.backends))
-    told = [name.replace("_", " ") for name in differing if name != "backends"]
+    told = [name.replace("_", " ") for name in differing if name not in ("backends", "named_backends")]
+    if "named_backends" in differing:
+        told.append(_backends_text(dict(_moves(old.named_backends, new.named_backends)), "names"))
     if "backends" in differing:
         told.append(_backends_text(moves) if moves else "order of backends")
     cause, what = asked or _place(new.origin), ", ".join(told)
@@ -121,7 +125,9 @@ def _differs(old: Service, new: Service, part: str) -> bool:
     return before != after
 
 
-def _moves(old: tuple[Backend, ...], new: tuple[Backend, ...]) -> Iterator[tuple[str, str]]:
+def _moves(
+    old: Sequence[Backend | NamedBackend], new: Sequence[Backend | NamedBackend]
+) -> Iterator[tuple[str, str]]:
     """Each backend that was added (`+`), removed (`-`) or changed (`~`)."""
     before, after = {str(b): b for b in old}, {str(b): b for b in new}
     yield from ((name, f"+{name}") for name in after.keys() - before.keys())
@@ -129,10 +135,10 @@ def _moves(old: tuple[Backend, ...], new: tuple[Backend, ...]) -> Iterator[tuple
     yield from ((n, f"~{n}") for n in before.keys() & after.keys() if before[n] != after[n])
 
 
-def _backends_text(moves: Mapping[str, str]) -> str:
+def _backends_text(moves: Mapping[str, str], kind: str = "backends") -> str:
     named = sorted(moves.values())
     more = len(named) - BACKENDS_NAMED
-    return "backends " + " ".join(named[:BACKENDS_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"{kind} " + " ".join(named[:BACKENDS_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _place(origin: Origin) -> str:

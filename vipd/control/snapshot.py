@@ -13,6 +13,7 @@ from dataclasses import replace
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.admission import Admission
 from vipd.control.catalog import Catalog, MergeResult
+from vipd.control.named_backends import NamedBackends
 from vipd.control.registrations import Registrar, Registrations
 from vipd.declaration.problems import Problem
 from vipd.declaration.unit import Unit
@@ -20,6 +21,7 @@ from vipd.host.containment import Containment
 from vipd.host.gc_control import gc_paused
 from vipd.model.check import Check
 from vipd.model.service import Service
+from vipd.resolver.resolver import Resolver
 from vipd.sources.base import Source
 
 AskHost = Callable[[Collection[Check]], Awaitable[Mapping[Check, tuple[str, ...]]]]
@@ -40,7 +42,10 @@ class Snapshot:
         sources: Sequence[Source],
         registrations: Callable[[], Registrations],
         containment: Containment,
+        resolver: Resolver | None = None,
     ) -> None:
+        """`resolver` looks up backends' names; None: they stand for no backend."""
+        self._resolver = resolver
         self._sources, self._registrations, self._containment = sources, registrations, containment
         self._units: dict[str, Mapping[str, Unit]] = {}
         """The units of each source when it was last read, by the source's place."""
@@ -48,6 +53,7 @@ class Snapshot:
         """The last writing of each source that writes."""
         self._registered_last: Registrations = {}
         self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
+        self._named = NamedBackends(self._catalog.is_vip)
         self._merged = MergeResult({}, {}, {})
         self._faults: Mapping[str, tuple[str, ...]] | None = None
         """None: there was no merge yet."""
@@ -58,13 +64,16 @@ class Snapshot:
         return self._merged.services
 
     def service(self, name: str) -> Service | None:
-        """A service, with its registered backends."""
+        """A service, with the backends of its names and its registered ones."""
         declared = self._merged.services.get(name)
-        return None if declared is None else self._registrar.with_registered(declared)
+        if declared is None:
+            return None
+        return self._registrar.with_registered(self._named.with_resolved(declared))
 
     def ignored(self, name: str) -> tuple[Problem, ...]:
-        """Why backends that registered themselves for a service do not take part in it."""
-        return self._registrar.ignored(name)
+        """Why backends that registered themselves for a service, or that its names resolve to, do not take
+        part in it."""
+        return (*self._registrar.ignored(name), *self._named.ignored(name))
 
     async def merge(self, policy: AddressPolicy, ask: AskHost) -> MergeResult:
         """Merge the sources' current units, and report to them which versions serve. `ask` returns what
@@ -72,6 +81,8 @@ class Snapshot:
         changed = self._admission.update_units([self._units_of(source) for source in self._sources], policy)
         answers = await ask(self._admission.checks_to_query(changed))
         joining = self._registrar.set_registrations(self._registered(), policy)
+        if self._resolver is not None:
+            joining |= self._named.set_answers(self._resolver.answers, policy)
         # Removed units count as well as new ones, and one conflict requires a merge of all services from
         # scratch.
         known = len(self._merged.services) if changed or self._catalog.holds else 0
@@ -81,6 +92,7 @@ class Snapshot:
         else:
             merged = self._merge(changed, answers, joining)
             await asyncio.sleep(0)  # the event loop gets its turn: merging and keeping copies take a while
+        self._follow_names(merged.dirty)
         if changed or self._faults is None or any(self._faults.values()):
             for source in self._sources:
                 await self._accept(source)
@@ -99,11 +111,20 @@ class Snapshot:
 
     def warnings(self) -> list[str]:
         """Things that are left out, besides those that are refused."""
-        return self._registrar.warnings()
+        return [*self._registrar.warnings(), *self._named.warnings()]
 
     def invalidate(self) -> None:
         """Drop the cached state: the next merge reads, admits and merges everything anew."""
         self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
+        self._named = NamedBackends(self._catalog.is_vip)
+
+    def _follow_names(self, services: Iterable[str]) -> None:
+        """Have the names of these services looked up."""
+        if self._resolver is None:
+            return
+        with self._containment.contain("names", "following those of changed services"):
+            for name in services:
+                self._resolver.follow(name, self._merged.services.get(name))
 
     def _units_of(self, source: Source) -> Mapping[str, Unit]:
         """A source's units; while it fails unexpectedly, its previous ones."""
@@ -148,6 +169,7 @@ class Snapshot:
     ) -> MergeResult:
         admitted = self._admission.admit(changed, lambda check: answers.get(check, ()))
         self._merged = self._catalog.merge(self._admission.units, admitted)
-        dirty = tuple(dict.fromkeys((*self._merged.dirty, *joining)))
-        self._registrar.update(dirty, self._merged.services)
+        judged_again = self._named.recheck() if self._merged.dirty else ()
+        dirty = tuple(dict.fromkeys((*self._merged.dirty, *joining, *judged_again)))
+        self._registrar.update(dirty, self._named.update(dirty, self._merged.services))
         return replace(self._merged, dirty=dirty)

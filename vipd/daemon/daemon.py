@@ -45,6 +45,7 @@ from vipd.observe.events.recorder import Recorder
 from vipd.observe.health_ports import HealthPorts
 from vipd.observe.listeners import ListenAddress, Listeners
 from vipd.observe.monitoring import Monitored, Monitoring
+from vipd.observe.name_views import name_warnings
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,9 @@ async def once(settings: Settings) -> int:
         parts = await wire(settings)
         async with _following_etcd(parts):
             applied = await parts.reconciler.step()
+            if await parts.resolver.first_answers():
+                applied = await parts.reconciler.step()
+        await asyncio.to_thread(parts.resolver.close)
         faults = [fault for source in parts.sources for fault in source.faults()]
         faults += parts.reconciler.progress.quarantined
         return 0 if applied and not parts.reconciler.problems and not faults else 1
@@ -140,6 +144,7 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
     for task in work:
         task.cancel()
     await asyncio.wait(work)
+    await asyncio.to_thread(parts.resolver.close)
     if parts.settings.announce_on_stop == "withdraw":
         with contextlib.suppress(OSError):
             await parts.announcer.withdraw()
@@ -227,6 +232,7 @@ def _warnings_of(
         *state_faults(parts.settings.state_dir),
         *(warning for each in listeners for warning in each.warnings),
         *parts.health.warnings(),
+        *name_warnings(parts.resolver),
         *notifier.warnings,
         *recorder.warnings,
         *(notify.warnings() if notify else ()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from vipd.control.background_tasks import (
@@ -65,6 +65,10 @@ class _Events(Observer):
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         self._reconciler.request_sync()
 
+    def names_resolved(self, name: str, services: Collection[str]) -> None:
+        self._reconciler.causes.note(services, f"answer for {name}")
+        self._reconciler.request_sync()
+
     def stepped(self) -> None:
         for event in self._after_step:
             event.set()
@@ -98,6 +102,8 @@ def loops(
         "announcing addresses": Loop(parts.announcer.run, LoopState(Backoff(maximum=5.0))),
         "watching announced routes": parts.announcer.watch,
         "checking backends": parts.health.run,
+        "resolving names": parts.resolver.run,
+        "saving resolved names": parts.resolver.save_changes,
         **parts.flow_stats.loops(),
         **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},
         "keeping the status page": monitoring.run,

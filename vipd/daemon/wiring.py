@@ -15,6 +15,7 @@ from vipd.control.announcer import AnnounceDriver, Announcer, Reconciled
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.connection_balancer import ConnectionBalancer
 from vipd.control.host import Host
+from vipd.control.named_backends import may_be_backend
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.daemon.rule_programs import rule_programs
 from vipd.dataplane.base import ApplyError
@@ -28,6 +29,7 @@ from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.registry import HostDataplanes, resolve_dataplane
 from vipd.dataplane.switching import SwitchableDataplane
+from vipd.declaration.syntax import parse_frontend
 from vipd.health.checker import HealthChecker
 from vipd.host.announced_routes import AnnouncedRoutes
 from vipd.host.host_changes import HostChanges
@@ -36,8 +38,12 @@ from vipd.host.process import TIMEOUT_SECONDS
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Supervisor
 from vipd.host.systemd.fields import Event, fields
+from vipd.model.claim_limits import claim_limits
 from vipd.model.service import AnnounceMethod
 from vipd.observe.flow_stats.collector import FlowStats
+from vipd.resolver.answers import AnswerLimits
+from vipd.resolver.lookup import ServerOptions
+from vipd.resolver.resolver import Resolver, ResolverOptions
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
 from vipd.sources.maintenance_store import FILE_NAME as MAINTENANCE_FILE
@@ -65,6 +71,7 @@ class Parts:
     lan: LanAnnouncer | None
     fleet: FleetMember | None
     health: HealthChecker
+    resolver: Resolver
     status_tracker: BackendStatusTracker
     own_processes: OwnProcesses
     dataplane: SwitchableDataplane
@@ -133,7 +140,8 @@ async def wire(
     fast_path = FastPath(settings, runner)
     observers.add(fast_path)
     registrations = fleet.registrations if fleet else dict
-    dependencies = ReconcilerDependencies(statuses, registrations, conntrack.resets, observers)
+    resolver = await _resolver(settings, observers)
+    dependencies = ReconcilerDependencies(statuses, registrations, resolver, conntrack.resets, observers)
     declaring = (files, store, *((fleet.source,) if fleet else ()))
     reconciler = Reconciler(declaring, dataplane, host, now, dependencies)
     lan = _lan_announcer(settings, record, host)
@@ -167,6 +175,7 @@ async def wire(
         lan=lan,
         fleet=fleet,
         health=health,
+        resolver=resolver,
         status_tracker=statuses,
         own_processes=own,
         dataplane=dataplane,
@@ -179,6 +188,23 @@ async def wire(
         repair_backoff=RepairBackoff(settings.chain_prefix),
         supervisor=Supervisor((OSError, ApplyError, ConntrackError, StoreError, *_fleet_errors(fleet))),
     )
+
+
+async def _resolver(settings: Settings, observers: Observers) -> Resolver:
+    """The resolver of backends' names, with the answers of an earlier run."""
+    servers = [parse_frontend(place) for place in settings.dns_servers]
+    options = ResolverOptions(
+        ServerOptions(tuple((s.address, s.port) for s in servers), settings.dns_timeout),
+        AnswerLimits(
+            settings.dns_min_ttl, settings.dns_max_ttl, settings.dns_hold, settings.dns_max_addresses
+        ),
+        settings.dns_max_names,
+        settings.state_dir / "names.json",
+        partial(may_be_backend, claim_limits(settings.allowed_backends, ())),
+    )
+    resolver = Resolver(options, observers)
+    await asyncio.to_thread(resolver.load)
+    return resolver
 
 
 def _overrides(settings: Settings, observers: Observers) -> OverrideStore:

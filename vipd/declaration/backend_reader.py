@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 
 from vipd.declaration.check_reader import read_check
+from vipd.declaration.dns_names import parse_any_backend, parse_backend_address, parse_dns_name
 from vipd.declaration.fields import (
     Located,
     Report,
@@ -20,12 +23,12 @@ from vipd.declaration.fields import (
 from vipd.declaration.nodes import Mapping, Node, is_null
 from vipd.declaration.port_reader import is_port_name
 from vipd.declaration.service_rules import check_backend_address
-from vipd.declaration.syntax import MAX_PORT, parse_address, parse_backend, quoted
+from vipd.declaration.syntax import MAX_PORT, parse_backend, quoted
 from vipd.model.flow_limits import MAX_CONNECTIONS
-from vipd.model.service import MAX_WEIGHT, Backend, BackendState
+from vipd.model.service import MAX_WEIGHT, Backend, BackendState, NamedBackend, NameKind
 
 BACKEND_KEYS = (
-    *("address", "port", "ports", "weight", "state", "node", "zone", "backup", "check"),
+    *("address", "dns", "srv", "port", "ports", "weight", "state", "node", "zone", "backup", "check"),
     "max_connections",
 )
 
@@ -49,24 +52,42 @@ def is_topology_name(text: str) -> bool:
 
 
 def read_backends(report: Report, node: Node, path: str) -> list[Located[Backend]]:
-    """One backend or a list; null is an empty list. Every invalid item is reported."""
-    if is_null(node):
-        return []
-    found = []
-    for place, item in one_or_more(node, path):
+    """Backends with addresses: one or a list; null is an empty list. Reports all else, names too."""
+    backends, named = _read_list(report, node, path, parse_backend)
+    for each in named:
+        hint = "write an address here; the backends of a service may have names, with backup: true too"
+        report.add(each.line, each.path, f"{each.value} is a name", hint)
+    return backends
+
+
+def read_service_backends(
+    report: Report, node: Node, path: str
+) -> tuple[list[Located[Backend]], list[Located[NamedBackend]]]:
+    """The same for a service; returns those with addresses, and those with names."""
+    return _read_list(report, node, path, parse_any_backend)
+
+
+def _read_list(
+    report: Report, node: Node, path: str, parse: Callable[[str], Backend | NamedBackend]
+) -> tuple[list[Located[Backend]], list[Located[NamedBackend]]]:
+    backends: list[Located[Backend]] = []
+    named: list[Located[NamedBackend]] = []
+    for place, item in [] if is_null(node) else one_or_more(node, path):
         backend = (
             _read_backend_mapping(report, item, place)
             if isinstance(item, Mapping)
-            else read_short_form(report, item, place, parse_backend, "a backend address or a mapping")
+            else read_short_form(report, item, place, parse, "a backend address or a mapping")
         )
-        if backend is not None:
+        if isinstance(backend, NamedBackend):
+            named.append(Located(backend, item.line, place))
+        elif backend is not None:
             placed = Located(backend, item.line, place)
             if check_backend_address(report, placed):
-                found.append(placed)
-    return found
+                backends.append(placed)
+    return backends, named
 
 
-def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend | None:
+def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend | NamedBackend | None:
     values: dict[str, Node] = dict(known_keys(report, node, path, BACKEND_KEYS))
     port, weight, ports = _read_ports_and_weight(report, values, path)
     state, where, zones = _read_state_and_topology(report, values, path)
@@ -78,14 +99,31 @@ def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend |
     if "max_connections" in values:
         place = f"{path}.max_connections"
         most = read_integer(report, values["max_connections"], place, 1, MAX_CONNECTIONS)
+    template = Backend("", port, weight, state, where, zones, ports, bool(backup), check, most)
+    kinds = [kind for kind in NameKind if kind in values]
+    if kinds:
+        return _read_name(report, values, path, kinds[0], template)
     if "address" not in values:
         if "address" not in misspelt(node, BACKEND_KEYS):
             report.add(node.line, path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
         return None
-    address = read_short_form(report, values["address"], f"{path}.address", parse_address, "an IP address")
-    if address is None:
-        return None
-    return Backend(address, port, weight, state, where, zones, ports, bool(backup), check, most)
+    place = f"{path}.address"
+    address = read_short_form(report, values["address"], place, parse_backend_address, "an IP address")
+    return None if address is None else replace(template, address=address)
+
+
+def _read_name(
+    report: Report, values: dict[str, Node], path: str, kind: NameKind, template: Backend
+) -> NamedBackend | None:
+    """A backend with a name. Reports keys that exclude it."""
+    own = ("port", "ports", "weight") if kind is NameKind.SRV else ()
+    for key in ("address", *(other for other in NameKind if other is not kind), *own):
+        if key in values:
+            hint = f"remove {key}: an SRV record has its own" if key in own else "write one of them"
+            report.add(values[key].line, path, f"{kind} and {key} exclude each other", hint)
+            return None
+    name = read_short_form(report, values[kind], f"{path}.{kind}", parse_dns_name, "a DNS name")
+    return None if name is None else NamedBackend(kind, name, template)
 
 
 def _read_ports_and_weight(

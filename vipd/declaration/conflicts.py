@@ -69,6 +69,9 @@ class AddressUses:
                 return None
         return after
 
+    def __contains__(self, use: AddressUse) -> bool:
+        return use in self._numbers
+
     def update(self, numbers: Mapping[AddressUse, int]) -> None:
         """Set the numbers returned by `changed`."""
         for use, number in numbers.items():

@@ -19,6 +19,7 @@ from vipd.model.service import (
     BackendState,
     Balance,
     ExternalAddress,
+    NamedBackend,
     RejectAction,
     Service,
     ServicePort,
@@ -45,8 +46,9 @@ def service_to_spec(service: Service) -> dict[str, object]:
         spec["address"] = _one_or_list(service.addresses)
     spec |= _external_spec(service)
     spec["ports"] = [_port_spec(port) for port in service.ports]
-    if declared := [backend for backend in service.backends if not backend.registered]:
-        spec["backends"] = [_backend_spec(backend) for backend in declared]
+    backends = [_backend_spec(backend) for backend in service.backends if backend.declared]
+    if backends := [*backends, *map(_named_spec, service.named_backends)]:
+        spec["backends"] = backends
     spec |= _policy_spec(service)
     if service.registrations is not None:
         spec["registrations"] = service.registrations
@@ -141,7 +143,17 @@ def _port_spec(port: ServicePort) -> object:
 
 
 def _backend_spec(backend: Backend) -> object:
-    spec: dict[str, object] = {"address": backend.address}
+    spec = {"address": backend.address, **_backend_keys(backend)}
+    return backend.address if len(spec) == 1 else spec
+
+
+def _named_spec(named: NamedBackend) -> object:
+    return {named.kind.value: named.name, **_backend_keys(named.template)}
+
+
+def _backend_keys(backend: Backend) -> dict[str, object]:
+    """What a backend declares besides its address or name."""
+    spec: dict[str, object] = {}
     if backend.port is not None:
         spec["port"] = backend.port
     if backend.ports:
@@ -154,8 +166,7 @@ def _backend_spec(backend: Backend) -> object:
         spec["check"] = check_to_spec(backend.check)
     if backend.max_connections is not None:
         spec["max_connections"] = backend.max_connections
-    spec |= _state_and_topology_spec(backend)
-    return backend.address if len(spec) == 1 else spec
+    return spec | _state_and_topology_spec(backend)
 
 
 def _state_and_topology_spec(backend: Backend) -> dict[str, object]:

@@ -209,7 +209,19 @@ BACKEND = {
     "address": KeyDoc(
         forms.ADDRESS,
         "",
-        "Required. Of a family that the service has an address of; not loopback, and no service's `address`.",
+        "Of a family that the service has an address of; not loopback, and no service's `address`. A backend "
+        "has this, `dns` or `srv`.",
+    ),
+    "dns": KeyDoc(
+        forms.BACKEND_NAME,
+        "",
+        "A name in place of `address`: each of its addresses is a backend. Not in a fallback.",
+    ),
+    "srv": KeyDoc(
+        forms.BACKEND_NAME,
+        "",
+        "A name in place of `address` whose SRV records say the backends, their ports, weights and which are "
+        "backups. Only in services of one port; not beside `port`, `ports` or `weight`, nor in a fallback.",
     ),
     "port": KeyDoc(
         forms.PORT_NUMBER, "the port's `target`", "The backend's own port, for all ports of the service."

@@ -13,11 +13,13 @@ from hashlib import sha256
 from typing import Literal
 
 from vipd.declaration.conflicts import AddressUse, address_use_problem, address_uses, backend_addresses
+from vipd.declaration.dns_names import parse_any_backend
 from vipd.declaration.formatting import service_to_spec
+from vipd.declaration.listed_backends import Listed, host_of, is_srv, listed, weight_of, weighted, with_listed
 from vipd.declaration.native import parse_service
 from vipd.declaration.problems import Problem
-from vipd.declaration.syntax import InvalidTextError, parse_backend, parse_frontend
-from vipd.model.service import Backend, Frontend, Origin, Service
+from vipd.declaration.syntax import InvalidTextError, parse_frontend
+from vipd.model.service import Backend, Frontend, NamedBackend, Origin, Service
 
 Services = Mapping[str, Service]
 Action = Literal["created", "changed", "removed", "unchanged"]
@@ -53,13 +55,6 @@ class Outcome:
     def changed(self) -> bool:
         """Whether there is anything to store."""
         return any(action != "unchanged" for action in self.results.values())
-
-
-def without_registrations(service: Service) -> Service:
-    """The service without the backends that registered themselves."""
-    if not any(backend.registered for backend in service.backends):
-        return service
-    return replace(service, backends=tuple(b for b in service.backends if not b.registered))
 
 
 def spec_of(service: Service) -> dict[str, object]:
@@ -107,7 +102,8 @@ def _change_hint(known: Service, wanted: Service, source: str) -> str:
     """How to change a service to one that a request would add under its name."""
     if known.origin.source != source:
         return _owner_hint(known)
-    if replace(known, backends=(), origin=wanted.origin) == replace(wanted, backends=()):
+    bare = replace(known, backends=(), named_backends=(), origin=wanted.origin)
+    if bare == replace(wanted, backends=(), named_backends=()):
         return _add_hint(wanted, source)(known)
     return f"vipctl set {known.name} changes it, vipctl remove {known.name} removes it"
 
@@ -117,8 +113,9 @@ def _add_hint(wanted: Service, source: str) -> Callable[[Service], str]:
 
     def way(known: Service) -> str:
         look = f"vipctl describe {known.name} shows it"
-        missing = [str(b) for b in wanted.backends if str(b) not in map(str, known.backends)]
-        if known.origin.source != source or (wanted.backends and not missing):
+        present, asked = set(map(str, listed(known))), list(map(str, listed(wanted)))
+        missing = [backend for backend in asked if backend not in present]
+        if known.origin.source != source or (asked and not missing):
             return look
         return f"{look}; vipctl add-backend {known.name} {' '.join(missing) or 'ADDR'} adds to it"
 
@@ -158,11 +155,14 @@ def set_weight(
     if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 65535:
         raise RefusedError("invalid", f"weight {weight!r} is not a whole number from 0 to 65535")
 
-    def weighted(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+    def changed(backends: Listed) -> Listed:
         chosen = _backend(target, backends, backend)
-        return tuple(replace(b, weight=weight) if b is chosen else b for b in backends)
+        if is_srv(chosen):
+            what = f"{chosen} has the weights of its records"
+            raise RefusedError("invalid", what, "", "change them in DNS")
+        return tuple(weighted(b, weight) if b is chosen else b for b in backends)
 
-    return _change_backends(snapshot, stored, target, weighted, source)
+    return _change_backends(snapshot, stored, target, changed, source)
 
 
 def add_backends(
@@ -174,11 +174,11 @@ def add_backends(
         raise RefusedError("malformed", "backends must be a list of at least one")
     added = _parse({**spec_of(service), "backends": specs, "fallback": None}, source)
 
-    def extended(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
-        new = tuple(b for b in added.backends if b not in backends)
+    def extended(backends: Listed) -> Listed:
+        new = tuple(b for b in listed(added) if b not in backends)
         for backend in new:
             if str(backend) in map(str, backends):
-                hint = f"vipctl set {service.name}/{backend} --weight {backend.weight}"
+                hint = f"vipctl set {service.name}/{backend} --weight {weight_of(backend)}"
                 raise RefusedError("conflict", f"backend {backend} is there with another weight", "", hint)
         return backends + new
 
@@ -188,11 +188,11 @@ def add_backends(
 def remove_backends(
     snapshot: Services, stored: Services, target: str, names: object, *, source: str = CLI
 ) -> Outcome:
-    """Remove backends, named `ADDR` or `ADDR:PORT`, from a service."""
+    """Remove backends, as `ADDR`, `ADDR:PORT`, `dns:NAME:PORT` or `srv:NAME`, from a service."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RefusedError("malformed", "backends must be a list of addresses")
 
-    def shortened(backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+    def shortened(backends: Listed) -> Listed:
         leaving = [_backend(target, backends, name) for name in names]
         return tuple(b for b in backends if b not in leaving)
 
@@ -248,13 +248,11 @@ def _change_backends(
     snapshot: Services,
     stored: Services,
     target: str,
-    edit: Callable[[tuple[Backend, ...]], tuple[Backend, ...]],
+    edit: Callable[[Listed], Listed],
     source: str,
 ) -> Outcome:
     service = _owned(find(snapshot, target), source)
-    # Backends that registered themselves are not stored.
-    declared = tuple(backend for backend in service.backends if not backend.registered)
-    edited = replace(service, backends=edit(declared))
+    edited = with_listed(service, edit(listed(service)))
     # Parsed again, so that the checked text is what the store reads at the next start.
     parsed = _parse(spec_of(edited), source)
     if not backend_addresses(parsed) <= backend_addresses(service):
@@ -308,15 +306,15 @@ def invalid(found: Sequence[Problem]) -> RefusedError:
     return RefusedError("invalid", str(what), "", problems[0].hint, problems)
 
 
-def _backend(target: str, backends: tuple[Backend, ...], name: str) -> Backend:
+def _backend(target: str, backends: Listed, name: str) -> Backend | NamedBackend:
     try:
-        wanted = parse_backend(name)
+        wanted = parse_any_backend(name)
     except InvalidTextError as error:
         raise RefusedError("invalid", error.what, "", error.hint) from None
     for backend in backends:
-        if (backend.address, backend.port) == (wanted.address, wanted.port):
+        if str(backend) == str(wanted):
             return backend
-    same = [str(backend) for backend in backends if backend.address == wanted.address]
+    same = [str(backend) for backend in backends if host_of(backend) == host_of(wanted)]
     hint = f"did you mean {' or '.join(same)}?" if same else f"vipctl describe {target} shows them"
     raise RefusedError("not-found", f"{target} has no backend {name}", "", hint)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TypeAlias
 
-from vipd.declaration.backend_reader import read_backends
+from vipd.declaration.backend_reader import read_service_backends
 from vipd.declaration.external_reader import (
     check_allowed,
     read_allow_from,
@@ -39,10 +39,12 @@ from vipd.declaration.service_rules import (
     check_backends,
     check_flow_takeover,
     check_host_ports,
+    check_names,
     check_port,
     check_vip,
     check_weight_source,
     required_protocol,
+    templates,
     unique_addresses,
     unique_ports,
 )
@@ -56,6 +58,7 @@ from vipd.model.service import (
     Backend,
     ExternalAddress,
     Frontend,
+    NamedBackend,
     Origin,
     Service,
     ServicePort,
@@ -78,6 +81,7 @@ class _Draft(DefaultPolicy):
     addresses: list[Located[str]] = field(default_factory=list)
     ports: list[Located[ServicePort]] = field(default_factory=list)
     backends: list[Located[Backend]] = field(default_factory=list)
+    named: list[Located[NamedBackend]] = field(default_factory=list)
     external: list[Located[ExternalAddress]] = field(default_factory=list)
     load_balancer: list[Located[ExternalAddress]] = field(default_factory=list)
     allow_from: Located[tuple[str, ...]] | None = None
@@ -140,12 +144,13 @@ def _check_size(report: Report, line: int, path: str, draft: _Draft) -> bool:
     if (
         few
         and _FEW * len(draft.backends) <= limits.BACKENDS
-        and not (draft.external or draft.load_balancer or draft.fallback)
+        and not (draft.external or draft.load_balancer or draft.fallback or draft.named)
     ):
         return True  # most services: nothing to count
     externals = [*draft.external, *draft.load_balancer]
     networks = network_count(externals, draft.allow_from.value if draft.allow_from else ())
-    addresses, backends = len(draft.addresses) + len(externals), [*draft.backends, *draft.fallback]
+    addresses = len(draft.addresses) + len(externals)
+    backends = [*draft.backends, *templates(draft.named), *draft.fallback]
     if not check_size(report, line, path, draft.ports, backends, addresses + networks):
         return False
     return check_address_endpoints(report, line, path, addresses, len(draft.ports) * len(backends))
@@ -166,6 +171,8 @@ def _check_consistency(report: Report, draft: _Draft, claimed: list[Located[str]
     outside = [family_of(e.value.address) for e in draft.external]
     check_backends(report, draft.backends, draft.addresses, draft.ports, outside)
     check_backends(report, draft.fallback, draft.addresses, draft.ports, outside)
+    if draft.named:
+        check_names(report, draft.named, [port.value for port in draft.ports])
     _check_health_checks(report, draft)
     if draft.announce:
         _check_announce(report, draft, draft.announce)
@@ -178,10 +185,11 @@ def _check_health_checks(report: Report, draft: _Draft) -> None:
         draft.check = None
     if draft.check:
         check_port(report, draft.check, protocols)
-    for backend in draft.backends:
+    backends = [*draft.backends, *templates(draft.named)] if draft.named else draft.backends
+    for backend in backends:
         if backend.value.check is not None:
             check_port(report, Located(backend.value.check, backend.line, f"{backend.path}.check"), protocols)
-    check_weight_source(report, draft.weight_from, draft.check, [b.value for b in draft.backends])
+    check_weight_source(report, draft.weight_from, draft.check, [b.value for b in backends])
 
 
 def _assign_node_port(report: Report, draft: _Draft, node_port: Located[int]) -> None:
@@ -208,6 +216,7 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         addresses=tuple([address.value for address in draft.addresses]),
         ports=tuple([port.value for port in draft.ports]),
         backends=tuple([backend.value for backend in draft.backends]),
+        named_backends=tuple([named.value for named in draft.named]),
         affinity=draft.affinity,
         masquerade=draft.masquerade,
         refusal=draft.refusal,
@@ -284,7 +293,7 @@ def _read_address(report: Report, draft: _Draft, node: Node, path: str) -> None:
 
 
 def _read_backends(report: Report, draft: _Draft, node: Node, path: str) -> None:
-    draft.backends = read_backends(report, node, path)
+    draft.backends, draft.named = read_service_backends(report, node, path)
 
 
 def _read_ports(report: Report, draft: _Draft, node: Node, path: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv6Address
 
 from vipd.declaration.fields import Located, Report
-from vipd.declaration.syntax import quoted
+from vipd.declaration.syntax import InvalidTextError, parse_address, quoted
 from vipd.model.check import Check, DnsProbe, ExecProbe, HttpProbe, UdpProbe
 from vipd.model.service import (
     Backend,
@@ -14,6 +14,8 @@ from vipd.model.service import (
     Family,
     Frontend,
     Masquerade,
+    NamedBackend,
+    NameKind,
     Protocol,
     Service,
     ServicePort,
@@ -92,6 +94,15 @@ def check_backend_address(report: Report, backend: Located[Backend]) -> bool:
         return True
     report.add(backend.line, backend.path, f"{address} is {_a(kind)} address", FORBIDDEN_BACKEND_KINDS[kind])
     return False
+
+
+def resolved_address_fault(address: str) -> str:
+    """Why an address that a name resolved to can be no backend; empty: it can."""
+    try:
+        kind = address_kind(parse_address(address))
+    except InvalidTextError as error:
+        return error.what
+    return f"it is {_a(kind)} address" if kind and (kind != "link-local" or ":" in address) else ""
 
 
 def _a(kind: str) -> str:
@@ -181,6 +192,26 @@ def check_backends(
         _check_loops(report, backends, own, [port.value for port in ports])
     if any(backend.value.ports for backend in backends):
         _check_port_names(report, backends, [port.value.name for port in ports if port.value.name])
+
+
+def templates(named: Iterable[Located[NamedBackend]]) -> list[Located[Backend]]:
+    """What the backends of names have in common, at the places of the names."""
+    return [Located(each.value.template, each.line, each.path) for each in named]
+
+
+def check_names(report: Report, named: Sequence[Located[NamedBackend]], ports: Sequence[ServicePort]) -> None:
+    """Report names that are listed twice, SRV names of a service with several ports, and unknown ports."""
+    first: dict[str, Located[NamedBackend]] = {}
+    for each in named:
+        earlier = first.setdefault(str(each.value), each)
+        if earlier is not each:
+            what = f"{each.value} is already {earlier.reference_from(each.line)}"
+            report.add(each.line, each.path, what, "list it once")
+        if each.value.kind is NameKind.SRV and len(ports) > 1:
+            what = f"srv fits a service with one port; this one has {len(ports)}"
+            hint = "an SRV record has one port: declare a service for each port, or use dns"
+            report.add(each.line, each.path, what, hint)
+    _check_port_names(report, templates(named), [port.name for port in ports if port.name])
 
 
 def _check_port_names(report: Report, backends: Sequence[Located[Backend]], names: Sequence[str]) -> None:

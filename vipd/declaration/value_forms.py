@@ -22,6 +22,7 @@ from vipd.declaration.check_reader import (
     STATUS_RANGE,
     USER_NAME,
 )
+from vipd.declaration.dns_names import DNS_NAME_PATTERN
 from vipd.declaration.policy_reader import DEFAULTS_KEYS
 from vipd.declaration.port_reader import PORT_NAME, PORT_NAME_HINT
 from vipd.declaration.service_reader import SERVICE_NAME
@@ -146,8 +147,9 @@ PORT_TEXT = {
 """The short form of a port, where a mapping is possible, too."""
 BACKEND_TEXT = matching(
     rf"(?:{IPV4_PATTERN}(?::{PORT_PATTERN})?|\[{IPV6_PATTERN}\]:{PORT_PATTERN}|{IPV6_PATTERN})"
-    rf"(?:@(?:0|{PORT_PATTERN}))?",
-    "a backend such as 10.244.0.5, 10.244.0.5:5353@2 or [fd00::5]:5353",
+    rf"(?:@(?:0|{PORT_PATTERN}))?|dns:{DNS_NAME_PATTERN}(?::{PORT_PATTERN})?(?:@(?:0|{PORT_PATTERN}))?"
+    rf"|srv:{DNS_NAME_PATTERN}",
+    "a backend such as 10.244.0.5, 10.244.0.5:5353@2, [fd00::5]:5353 or dns:web.internal:80",
     ["string", "object"],
 )
 EXTERNAL_TEXT = {**DEFINITIONS["ip_address"], "type": ["string", "object"]}
@@ -156,6 +158,7 @@ TEXT = ValueForm("text", {"type": "string", "maxLength": limits.TEXT})
 FLAG = ValueForm("`true` or `false`", {"type": "boolean"})
 PORT_NUMBER = whole_number(1, MAX_PORT)
 ADDRESS = ValueForm("an IPv4 or IPv6 address", reference("ip_address"))
+BACKEND_NAME = ValueForm("a DNS name", matching(DNS_NAME_PATTERN, "a DNS name"))
 ADDRESSES = one_or_more("an IPv4 or IPv6 address, or a list", ADDRESS.schema, uniqueItems=True)
 NETWORKS = ValueForm(
     "a network, an address, a list, or `any`",

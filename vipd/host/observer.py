@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 
 from vipd.host.containment import Containment
@@ -26,6 +26,9 @@ class Observer:
 
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
         """Health checks have another verdict, or another weight, for these targets."""
+
+    def names_resolved(self, name: str, services: Collection[str]) -> None:
+        """The answer for a DNS name that these services use, `dns:NAME` or `srv:NAME`, is another one."""
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Forwardings are new or changed, or gone (None). The dataplane has them, the kernel does
@@ -83,6 +86,12 @@ class Observers(Observer):
         for observer in self._observers:
             with self._around(observer, "taking changed verdicts"):
                 observer.health_changed(targets)
+
+    def names_resolved(self, name: str, services: Collection[str]) -> None:
+        """Notify all observers."""
+        for observer in self._observers:
+            with self._around(observer, "taking resolved names"):
+                observer.names_resolved(name, services)
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Notify all observers."""

@@ -20,6 +20,7 @@ from vipd.model.service import Backend, Protocol, Service, family_of
 SourceName: TypeAlias = Literal["file", "cli", "etcd"]
 """Kinds of sources, as `Origin.source` names them."""
 SOURCES: tuple[SourceName, ...] = get_args(SourceName)
+FILE: SourceName = "file"
 CLI: SourceName = "cli"
 ETCD: SourceName = "etcd"
 
@@ -30,6 +31,9 @@ KUBERNETES_PORTS = "30000-32767"
 """Kubernetes' range of node ports."""
 
 ANY_PORT = "1-65535"
+
+ANY_NAME = "."
+"""The ending of every DNS name."""
 
 _SAFE_METHODS = ("GET", "HEAD")
 _MAX_NAMED = 3
@@ -173,6 +177,16 @@ class ClaimLimits:
             hint = "choose other backends, or widen allowed_backends in vipd's settings"
             yield f"{_named(outside)} outside allowed_backends", hint
 
+    def resolved_violation(self, address: str, source: str) -> str:
+        """Why an address that a name resolved to may be no backend; empty: it may. No declaration names it,
+        so it is not link-local from any source: 169.254.169.254 answers with the keys of many clouds' hosts.
+        """
+        if not self._backends.allows(address, source):
+            return "outside allowed_backends"
+        if self._refused_link_local(address, source):
+            return "link-local, and in no link-local network of allowed_backends"
+        return ""
+
     def _refused_link_local(self, address: str, source: str) -> bool:
         if not address.startswith("169.254.") and ":" not in address:
             return False
@@ -186,6 +200,13 @@ class ClaimLimits:
                 named = f"{', '.join(limits_of(self._host_ports, source))} for {source}"
                 hint = "choose a port within it, or widen node_port_range in vipd's settings"
                 yield f"{service.name}: {what} lies outside node_port_range ({named})", hint
+
+
+def name_allowed(name: str, allowed: BySource, source: str) -> bool:
+    """Whether a source may name backends by a DNS name: only if it ends in one of these names."""
+    return any(
+        suffix in (ANY_NAME, name) or name.endswith(f".{suffix}") for suffix in limits_of(allowed, source)
+    )
 
 
 def check_violation(check: Check, source: str) -> tuple[str, str] | None:

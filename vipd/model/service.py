@@ -214,6 +214,13 @@ class Backend:
     """With so many live flows of its service it gets no new ones; None: no limit."""
     registered: bool = False
     """It registered itself, and is no part of the service's declaration."""
+    resolved_from: str = ""
+    """The `NamedBackend` whose answer lists it, which is declared in its place; empty: none."""
+
+    @property
+    def declared(self) -> bool:
+        """Whether it is part of the service's declaration."""
+        return not (self.registered or self.resolved_from)
 
     def __str__(self) -> str:
         return self.address if self.port is None else socket_text(self.address, self.port)
@@ -223,6 +230,30 @@ class Backend:
         if self.ports:
             return next((number for name, number in self.ports if name and name == port.name), None)
         return self.port or port.target or port.port
+
+
+class NameKind(StrEnum):
+    """The DNS records that backends are read from. Its values are the keys of the declaration."""
+
+    DNS = "dns"
+    """A and AAAA: the addresses of the name."""
+    SRV = "srv"
+    """SRV: targets with their ports, weights and priorities."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBackend:
+    """Backends that the DNS answer for a name lists."""
+
+    kind: NameKind
+    name: str
+    """Lower case, without the final dot."""
+    template: Backend = Backend("")
+    """What each backend gets besides its address; those of `srv` have port and weight of their own."""
+
+    def __str__(self) -> str:
+        port = f":{self.template.port}" if self.template.port else ""
+        return f"{self.kind}:{self.name}{port}"
 
 
 class RegisteredBackend(NamedTuple):
@@ -282,6 +313,8 @@ class Service:
     """Established TCP flows whose host is lost go on through this one."""
     limits: FlowLimits | None = None
     """Limits on new flows; None: there are none."""
+    named_backends: tuple[NamedBackend, ...] = ()
+    """Backends by DNS name, whose addresses are added to `backends`."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:

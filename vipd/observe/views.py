@@ -24,6 +24,7 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.limits import ALL_PROBLEMS
 from vipd.model.service import Service
 from vipd.observe.endpoint_views import backend_status_by_address, forwarding_view, waiting_by_address
+from vipd.observe.name_views import name_views
 from vipd.sources.base import Source
 
 IGNORED_SHOWN = 20
@@ -59,6 +60,7 @@ def service_view(
             for f in forwardings
         ],
         **({"announced": list(announced)} if service.announcement else {}),
+        **({"names": name_views(service, reconciler.resolver)} if service.named_backends else {}),
     }
 
 

@@ -68,6 +68,12 @@ def status(**different: Any) -> Daemon:
     return Daemon(STATUS | different, prefix_in_use=True, vipctl=__version__)
 
 
+def names(*faults: tuple[str, bool]) -> dict[str, object]:
+    """The names of a status: why each fails, and whether it has an earlier answer."""
+    told = [{"name": f"dns:n{n}.internal", "fault": why, "serves": ok} for n, (why, ok) in enumerate(faults)]
+    return {"names": 5, "failing": len(told), "held": 0, "lookups": {}, "faults": told}
+
+
 WEB6 = replace(
     WEB, family=Family.IPV6, node_port=None, addresses=("fd00:96::10",), backends=(("fd00:244::11", 8080),)
 )
@@ -86,6 +92,20 @@ def policy(device: str) -> PolicyRule:
 
 CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     "all is well": (well(), {}),
+    "name servers that are silent, while earlier answers serve": (
+        well(daemon=status(names=names(("no answer within 5 s from 10.0.0.53", True)))),
+        {"name-servers": "warning"},
+    ),
+    "a name without any answer": (
+        well(
+            daemon=status(names=names(("10.0.0.53 cannot be reached: No route", False), ("NXDOMAIN", True)))
+        ),
+        {"name-servers": "problem", "names": "warning"},
+    ),
+    "a name that does not exist": (
+        well(daemon=status(names=names(("the name does not exist (NXDOMAIN)", False)))),
+        {"names": "problem"},
+    ),
     "a table that is 80% full": (
         well(kernel=kernel(net__netfilter__nf_conntrack_count=800)),
         {"conntrack-room": "warning"},
@@ -133,7 +153,10 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     "a daemon that does not let us in": (
         well(daemon=Daemon(fault="permission denied", prefix_in_use=True)),
         {"daemon-running": "warning"}
-        | dict.fromkeys(("daemon-state", "daemon-warnings", "daemon-version", "quarantined"), "unchecked"),
+        | dict.fromkeys(
+            ("daemon-state", "daemon-warnings", "daemon-version", "quarantined", "name-servers", "names"),
+            "unchecked",
+        ),
     ),
     "settings that cannot be used": (well(settings_faults=("loud: unknown",)), {"settings": "problem"}),
     "no state directory": (well(state=StateDir("/x", exists=False)), {"state-dir": "problem"}),

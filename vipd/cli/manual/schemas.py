@@ -15,6 +15,7 @@ from vipd.declaration.native import API_VERSION
 from vipd.declaration.policy_reader import DEFAULTS_KEYS
 from vipd.declaration.service_reader import ADDRESS_KEYS
 from vipd.declaration.value_forms import DEFINITIONS, Schema, definition_name, reference
+from vipd.model.service import NameKind
 
 DECLARATION, SETTINGS = "declaration.schema.json", "settings.schema.json"
 """The names of the files."""
@@ -43,6 +44,7 @@ def declaration_schema() -> Schema:
     ours = {"properties": {"apiVersion": {"const": API_VERSION}}, "required": ["apiVersion"]}
     definitions = {definition_name(group.title): _mapping(group) for group in GROUPS.values()}
     definitions["service"]["anyOf"] = [{"required": [key]} for key in SERVICE if key in ADDRESS_KEYS]
+    definitions["backend"]["anyOf"] = [{"required": [key]} for key in ("address", *NameKind)]
     definitions["check"]["allOf"] = [_keys_of_check(kind) for kind in CHECK_TYPES]
     definitions["defaults"] = _object({key: SERVICE[key] for key in DEFAULTS_KEYS})
     for name in ("document", "defaults"):

@@ -34,6 +34,8 @@ from vipd.host.settings.field_types import (
     Address,
     ListenAddress,
     LocalListenAddress,
+    NamesBySource,
+    NameServer,
     Network,
     NetworksBySource,
     PortRangesBySource,
@@ -86,6 +88,9 @@ _PORT_RANGES = ValueForm(
     },
 )
 
+_NAMES = _list_of("a list of names", {"type": "string"}, "A-Za-z0-9._-")
+_NAMES = ValueForm(_NAMES.words, {"anyOf": [{"enum": [False]}, _NAMES.schema]})
+
 _PROGRAM = matching("/.*", "the absolute path of a program")
 
 TYPES: Mapping[object, ValueForm] = {
@@ -127,6 +132,10 @@ TYPES: Mapping[object, ValueForm] = {
     get_args(NetworksBySource)[0]: _by_source("a list of networks, or a mapping by source", _NETWORKS),
     get_args(PortRangesBySource)[0]: _by_source(
         "a range, a list of ranges, `any`, or a mapping by source", _PORT_RANGES
+    ),
+    get_args(NamesBySource)[0]: _by_source("a list of names, `any`, `off`, or a mapping by source", _NAMES),
+    tuple[NameServer, ...]: _list_of(
+        "a list of `ADDR`, `ADDR:PORT` or `[IPV6]:PORT`", {"type": "string"}, "0-9A-Fa-f:.[\\]"
     ),
     EtcdSettings: ValueForm("a mapping", reference("etcd")),
     PERIOD: ValueForm("a duration", {**PERIOD_TEXT, "minimum": 0}),

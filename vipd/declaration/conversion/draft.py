@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vipd.declaration.conflicts import claim_problem, conflicts_of
+from vipd.declaration.dns_names import parse_backend_address
 from vipd.declaration.fields import Located, Report
 from vipd.declaration.formatting import service_to_spec
 from vipd.declaration.native import parse_service
@@ -215,8 +216,10 @@ class Conversion:
 
     def backend(self, line: int, what: str, address: str, port: int | None) -> Backend | None:
         """A backend at this address; None after reporting why it can be none."""
-        found = self.address(line, what, address)
-        if found is None:
+        try:
+            found = parse_backend_address(address)
+        except InvalidTextError as error:
+            self.lost(line, what, error.what, error.hint)
             return None
         kind = address_kind(found)
         if kind in FORBIDDEN_BACKEND_KINDS and not (kind == "link-local" and ":" not in found):

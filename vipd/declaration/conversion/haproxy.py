@@ -90,7 +90,7 @@ _LOST = {
     "maxconn": _NO_QUEUE,
     "fullconn": "a limit does not depend on the load",
     "rate-limit sessions": _NO_QUEUE,
-    "server-template": "names are not resolved",
+    "server-template": "write dns: NAME or srv: NAME, which stands for all its addresses",
     "dispatch": "a service has its servers one by one",
     "option transparent": "vipd needs the addresses of servers",
     "stick match": "affinity is that of the client's address alone",

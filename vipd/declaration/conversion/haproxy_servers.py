@@ -59,6 +59,7 @@ _LOST = {
 _HTTP = "has no effect in mode tcp"
 _NO_TLS = "there is no TLS to the server"
 _AGENT = "there is no agent"
+_NO_NAMES = "vipd looks up only backends written as dns: NAME or srv: NAME, by its own settings"
 _NO_EFFECT = {
     "cookie": (1, _HTTP),
     "redir": (1, _HTTP),
@@ -79,11 +80,11 @@ _NO_EFFECT = {
     "tfo": (0, "the connection is the client's own"),
     "no-tfo": (0, "the connection is the client's own"),
     "tcp-ut": (1, "the connection is the client's own"),
-    "resolvers": (1, "names are not resolved"),
-    "resolve-prefer": (1, "names are not resolved"),
-    "resolve-opts": (1, "names are not resolved"),
-    "resolve-net": (1, "names are not resolved"),
-    "init-addr": (1, "names are not resolved"),
+    "resolvers": (1, _NO_NAMES),
+    "resolve-prefer": (1, _NO_NAMES),
+    "resolve-opts": (1, _NO_NAMES),
+    "resolve-net": (1, _NO_NAMES),
+    "init-addr": (1, _NO_NAMES),
     "agent-inter": (1, _AGENT),
     "agent-port": (1, _AGENT),
     "agent-addr": (1, _AGENT),

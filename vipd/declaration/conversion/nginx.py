@@ -28,7 +28,7 @@ _OWN = "the connection is between client and server"
 _IDLE = "the kernel removes an established TCP flow without traffic after five days"
 _LOG = "vipd logs no flows; see vipctl flows and vipctl stats"
 _RETRY = "the client itself connects, and tries again"
-_NO_NAMES = "names are not resolved"
+_NO_NAMES = "vipd looks up only backends written as dns: NAME or srv: NAME, by its own settings"
 _NO_EFFECT = {
     **dict.fromkeys(("access_log", "error_log", "log_format", "open_log_file_cache", "status_zone"), _LOG),
     **dict.fromkeys(("proxy_timeout", "proxy_session_drop"), _IDLE),

@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 from pydantic_settings import NoDecode
 
-from vipd.declaration.syntax import MAX_PORT, parse_frontend
+from vipd.declaration.dns_names import parse_dns_name
+from vipd.declaration.syntax import MAX_PORT, InvalidTextError, parse_address, parse_frontend
 from vipd.host.settings.etcd import EtcdSettings, comma_list
 from vipd.host.settings.settings_file import read_settings_text
-from vipd.model.claim_limits import ANY_PORT, SourceName
+from vipd.model.claim_limits import ANY_NAME, ANY_PORT, SourceName
 from vipd.model.service import socket_text
 
 MAX_COMMAND = 4096
@@ -46,6 +47,34 @@ def _listed_ports(value: object) -> object:
     if listed == []:
         raise ValueError("names no port; hint: 30000-32767, or any")
     return listed
+
+
+def _name_suffix(value: object) -> str:
+    """A DNS name; that of the root for `any`, as every name ends in it."""
+    text = str(value)
+    if text in ("any", ANY_NAME):
+        return ANY_NAME
+    try:
+        return parse_dns_name(text.removeprefix("."))
+    except InvalidTextError as error:
+        raise ValueError(f"{error.what}; hint: a name such as svc.internal, any, or off") from None
+
+
+def _listed_names(value: object) -> object:
+    return [] if value is False or value == "off" else comma_list(value)
+
+
+def _name_server(value: object) -> str:
+    """An address, with a port unless that is 53."""
+    text = str(value)
+    try:
+        try:
+            return socket_text(parse_address(text), 53)
+        except InvalidTextError:
+            return _listen_address(text)
+    except ValueError:
+        hint = "hint: an address such as 10.0.0.53, 10.0.0.53:5353 or [fd00::53]:53"
+        raise ValueError(f"{text!r} is not the address of a name server; {hint}") from None
 
 
 def _read_mapping(value: object) -> object:
@@ -139,6 +168,16 @@ NetworksBySource = Annotated[
 PortRangesBySource = Annotated[
     Annotated[PortRanges, Tag(":all")] | Annotated[dict[SourceName, PortRanges], Tag(":source")], *BY_SOURCE
 ]
+
+NameSuffix = Annotated[str, BeforeValidator(_name_suffix)]
+NameSuffixes = Annotated[tuple[NameSuffix, ...], NoDecode, BeforeValidator(_listed_names)]
+NamesBySource = Annotated[
+    Annotated[NameSuffixes, Tag(":all")] | Annotated[dict[SourceName, NameSuffixes], Tag(":source")],
+    *BY_SOURCE,
+]
+"""Endings of DNS names for all sources, or by source."""
+NameServer = Annotated[str, BeforeValidator(_name_server)]
+NameServers = Annotated[tuple[NameServer, ...], NoDecode, BeforeValidator(comma_list)]
 
 Command = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_command)]
 """A program's absolute path, and its arguments."""

@@ -9,13 +9,14 @@ import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from socket import gethostname
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from vipd.declaration.syntax import parse_frontend
 from vipd.host.accounts import CheckUsers
+from vipd.host.settings.etcd import PERIOD
 from vipd.host.settings.field_types import (
     Addresses,
     Command,
@@ -24,17 +25,20 @@ from vipd.host.settings.field_types import (
     Group,
     ListenAddress,
     LocalListenAddress,
+    NamesBySource,
+    NameServers,
     Networks,
     NetworksBySource,
     PortRangesBySource,
 )
 from vipd.host.settings.layers import ENVIRONMENT_PREFIX, Layers
 from vipd.host.settings.settings_file import SettingsError
-from vipd.model.claim_limits import ETCD, KUBERNETES_PORTS, BySource, SourceName
+from vipd.model.claim_limits import ANY_NAME, CLI, ETCD, FILE, KUBERNETES_PORTS, BySource, SourceName
 from vipd.model.service import Balance, Family, Masquerade, family_of
 
 _LAYERS = "_layers"
 """Argument of `Settings` that holds its Layers."""
+_NAMES: dict[SourceName, tuple[str, ...]] = {FILE: (ANY_NAME,), CLI: (ANY_NAME,)}
 _HOST_PORTS: dict[SourceName, tuple[str, ...]] = {ETCD: (KUBERNETES_PORTS,)}
 
 
@@ -104,6 +108,26 @@ class Settings(BaseSettings):
     """Networks in which backends must lie, by source where wanted; none: anywhere, but for link-local
     addresses of etcd's backends, which need a link-local network here.
     """
+    allowed_names: NamesBySource = Field(_NAMES, examples=["{file: any, cli: any}"])
+    """DNS names that backends may have, and all names below them, by source where wanted; `any` and `off` are
+    possible, too. A source that is not named: none. Their addresses must lie in `allowed_backends`.
+    """
+    dns_servers: NameServers = ()
+    """Name servers that backends' names are looked up at; none: those in /etc/resolv.conf."""
+    dns_timeout: Annotated[float, PERIOD, Field(ge=0.1, le=30)] = 5.0
+    """How long the name servers may take for an answer, `100ms` to `30s`."""
+    dns_min_ttl: Annotated[float, PERIOD, Field(ge=1, le=3600)] = 5.0
+    """How long an answer counts at least, `1s` to `60m`, whatever its records say."""
+    dns_max_ttl: Annotated[float, PERIOD, Field(ge=1, le=86400)] = 300.0
+    """How long an answer counts at most, `1s` to `1440m`."""
+    dns_hold: Annotated[float, PERIOD, Field(ge=0, le=86400)] = 30.0
+    """How long answers must have lacked more than half of a name's backends until those are removed, up to
+    `1440m`; `0`: they are removed at once.
+    """
+    dns_max_addresses: int = Field(100, ge=1, le=1000)
+    """How many addresses of one name's answer are used; more are left out, with a warning."""
+    dns_max_names: int = Field(1000, ge=1, le=10_000)
+    """How many names are looked up; more are not, with a warning."""
     node_port_range: PortRangesBySource = Field(_HOST_PORTS, examples=["{etcd: 30000-32767}"])
     """Ports of this host that node ports and health ports may be, by source where wanted. A source that is
     not named: any that no program listens on, but etcd's default stays; with `compat: kube-proxy` any.
@@ -215,6 +239,8 @@ class Settings(BaseSettings):
             raise ValueError("masquerade: off-cluster needs cluster_cidrs; hint: name them, or use forwarded")
         if self.store == "etcd" and self.etcd is None:
             raise ValueError("store: etcd needs etcd; hint: name its endpoints, or use file")
+        if self.dns_min_ttl > self.dns_max_ttl:
+            raise ValueError("dns_min_ttl is above dns_max_ttl; hint: make it 5s, or the other larger")
         return self
 
     def masquerade_for(self, family: Family) -> Masquerade:

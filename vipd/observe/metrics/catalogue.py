@@ -58,6 +58,12 @@ METRIC_FAMILIES: Mapping[str, MetricFamily] = {
     "vipd_config_last_success_timestamp_seconds": MetricFamily(
         "gauge", "When all that is declared was last taken up without a problem; 0: not in this run."
     ),
+    "vipd_names": MetricFamily("gauge", "DNS names of backends that are looked up."),
+    "vipd_names_failing": MetricFamily("gauge", "Those whose last lookup failed, at least in part."),
+    "vipd_names_held": MetricFamily(
+        "gauge", "Those of which the last answer lacked so much that what it lacked serves on."
+    ),
+    "vipd_name_lookups_total": MetricFamily("counter", "Lookups of names, by how they ended.", ("result",)),
     "vipd_host_maintenance": MetricFamily("gauge", "1 while this host is in maintenance; else 0."),
     "vipd_address_announced": MetricFamily(
         "gauge", "1 while this host announces an address of a service; else 0.", ("address", "by")

@@ -60,9 +60,11 @@ class StateCollector(Collector):
             "vipd_apply_failures_total": snapshot.failures,
             "vipd_config_last_success_timestamp_seconds": last.timestamp() if last else 0,
             **_conntrack(snapshot.table),
+            **snapshot.names,
         }
         for name, value in numbers.items():
             yield _metric(name, [({}, value)])
+        yield _metric("vipd_name_lookups_total", _labelled("result", snapshot.lookups))
         if snapshot.traffic:
             yield _metric("vipd_traffic_lost_flows_total", [({}, snapshot.lost_flows)])
         yield _durations("vipd_apply_duration_seconds", [({}, tally.durations)])

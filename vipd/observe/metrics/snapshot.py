@@ -26,6 +26,7 @@ from vipd.observe.endpoint_views import backend_status_by_address
 from vipd.observe.flow_stats.totals import NO_TRAFFIC, added
 from vipd.observe.flow_stats.traffic import ConntrackTable
 from vipd.observe.metrics.flows import FlowReading
+from vipd.resolver.resolver import Resolver
 from vipd.sources.base import Source
 
 YIELD_AFTER_SECONDS = 0.01
@@ -143,6 +144,10 @@ class MetricsSnapshot:
     """Connection tracking as a whole."""
     refused: Mapping[str, Mapping[Limit, int]] = field(default_factory=dict)
     """New flows over each limit, of the services that have limits."""
+    names: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of DNS names, by metric; empty without name resolution."""
+    lookups: Mapping[str, int] = field(default_factory=dict)
+    """Lookups by how they ended."""
 
 
 async def take_snapshot(
@@ -169,7 +174,18 @@ async def take_snapshot(
         lost_flows=reading.totals.lost if reading else 0,
         table=reading.table if reading else None,
         refused=reading.refused if reading else {},
+        names=_names(reconciler.resolver),
+        lookups=dict(reconciler.resolver.lookups) if reconciler.resolver else {},
     )
+
+
+def _names(resolver: Resolver | None) -> Mapping[str, int]:
+    states = resolver.states.values() if resolver else ()
+    return {
+        "vipd_names": len(states),
+        "vipd_names_failing": sum(1 for state in states if state.fault),
+        "vipd_names_held": sum(1 for state in states if state.held),
+    }
 
 
 async def _rows(reconciler: Reconciler, reading: FlowReading | None) -> tuple[ServiceColumns, BackendColumns]:

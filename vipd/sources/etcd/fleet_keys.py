@@ -6,7 +6,8 @@ import json
 from collections.abc import Collection, Mapping
 
 from vipd.declaration.bounded_json import read_json
-from vipd.declaration.operations import spec_of, without_registrations
+from vipd.declaration.listed_backends import as_declared
+from vipd.declaration.operations import spec_of
 from vipd.declaration.problems import PLEASE_REPORT, Problem, printable
 from vipd.declaration.yaml_text import dump_yaml
 from vipd.model.backend_status import AdminState
@@ -52,7 +53,7 @@ def service_value(layout: Layout, service: Service) -> str:
     found = read_service_value(service_key(layout, service.name), service.name, text)
     if not found.ok:
         raise UnwritableError(f"{service.name} cannot be stored in etcd", "", tuple(found.problems))
-    if found.services != (without_registrations(service),):
+    if found.services != (as_declared(service),):
         raise UnwritableError(f"the value for {service.name} reads back as something else", PLEASE_REPORT)
     return text
 

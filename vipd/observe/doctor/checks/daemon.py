@@ -20,6 +20,7 @@ _REPORTED_BY_CHECKS = (
     "IPv6 is disabled on this host",
     "which vipd does not answer",
     "and gets no connections any more",
+    "vipctl doctor says what helps",
 )
 """Warnings of the daemon that the doctor's checks report in more detail."""
 

@@ -1,0 +1,217 @@
+"""Backends that names stand for: which of them join a service."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from vipd.control.address_policy import AddressPolicy, admit_service
+from vipd.control.named_backends import MAX_PROBLEMS, NamedBackends, may_be_backend
+from vipd.declaration.native import parse_declaration
+from vipd.model import limits
+from vipd.model.claim_limits import BySource, claim_limits
+from vipd.model.service import NameKind, Service
+from vipd.resolver.answers import Question, Target
+
+WEB = Question(NameKind.DNS, "web.internal")
+SRV = Question(NameKind.SRV, "_http._tcp.web.internal")
+
+
+def declared(backends: str, address: str = "10.96.0.10", source: str = "file") -> Service:
+    service = f"{{name: web, address: {address}, ports: 80/tcp, backends: {backends}}}"
+    text = f"apiVersion: vipd/v1\nservices: [{service}]"
+    found = parse_declaration(text, "web.yaml", source=source)
+    assert not found.problems, found.problems
+    return found.services[0]
+
+
+def targets(*addresses: str, port: int = 0) -> tuple[Target, ...]:
+    return tuple(Target(address, port) for address in addresses)
+
+
+class Names:
+    """Named backends with one service."""
+
+    def __init__(self, vips: Sequence[str] = (), policy: AddressPolicy = AddressPolicy()) -> None:  # noqa: B008
+        self.named, self.policy = NamedBackends(lambda address: address in vips), policy
+        self.answer({})
+
+    def answer(self, answers: dict[Question, tuple[Target, ...]]) -> set[str]:
+        return self.named.set_answers(answers, self.policy)
+
+    def resolve(self, service: Service) -> list[str]:
+        return list(
+            map(str, self.named.update([service.name], {service.name: service})[service.name].backends)
+        )
+
+
+def test_a_service_without_names_is_the_same_object() -> None:
+    service, names = declared("[10.0.0.1]"), Names()
+    services = {"web": service}
+    assert names.named.update(["web"], services) is services
+    assert names.named.with_resolved(service) is service
+
+
+def test_names_add_backends_of_the_families_that_the_service_has() -> None:
+    names = Names()
+    names.answer({WEB: targets("10.0.0.1", "fd00::1")})
+    assert names.resolve(declared("[dns:web.internal:8080]")) == ["10.0.0.1:8080"]
+    both = declared("[dns:web.internal:8080]", '[10.96.0.10, "fd00:96::10"]')
+    assert names.resolve(both) == ["10.0.0.1:8080", "[fd00::1]:8080"]
+
+
+def test_only_services_whose_answers_changed_are_dirty_and_unchanged_ones_stay_the_same_object() -> None:
+    names, service = Names(), declared("[dns:web.internal]")
+    first = {WEB: targets("10.0.0.1"), SRV: targets("10.0.0.9", port=80)}
+    names.answer(first)
+    names.resolve(service)
+    result = names.named.with_resolved(service)
+    assert names.answer({**first, SRV: targets("10.0.0.8", port=80)}) == set()
+    assert names.named.with_resolved(service) is result
+    assert names.answer({WEB: targets("10.0.0.2")}) == {"web"}
+    assert names.resolve(service) == ["10.0.0.2"]
+
+
+def test_a_service_that_is_gone_or_names_others_is_no_longer_dirty() -> None:
+    names = Names()
+    names.resolve(declared("[dns:web.internal]"))
+    names.resolve(declared("[dns:other.internal]"))
+    assert names.answer({WEB: targets("10.0.0.1")}) == set()
+    names.named.update(["web"], {})
+    assert names.answer({Question(NameKind.DNS, "other.internal"): targets("10.0.0.1")}) == set()
+
+
+def test_declared_backends_and_earlier_names_win() -> None:
+    names = Names()
+    names.answer({WEB: targets("10.0.0.1", "10.0.0.2"), SRV: targets("10.0.0.2", "10.0.0.3", port=80)})
+    service = declared("[{address: 10.0.0.1, weight: 7}, dns:web.internal, srv:_http._tcp.web.internal]")
+    assert names.resolve(service) == ["10.0.0.1", "10.0.0.2", "10.0.0.3:80"]
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1", "it is a loopback address"),
+        ("0.0.0.0", "it is an unspecified address"),
+        ("224.0.0.1", "it is a multicast address"),
+        ("255.255.255.255", "it is a broadcast address"),
+        ("169.254.169.254", "link-local, and in no link-local network of allowed_backends"),
+        ("fe80::1", "it is a link-local address"),
+        ("::1", "it is a loopback address"),
+        ("::ffff:10.0.0.1", '"::ffff:10.0.0.1" is an IPv4-mapped IPv6 address'),
+        ("10.96.0.99", "it is the virtual IP of a service"),
+    ],
+)
+def test_an_address_that_no_backend_may_have_is_left_out_and_named(address: str, why: str) -> None:
+    names = Names(vips=["10.96.0.99"])
+    names.answer({WEB: targets("10.0.0.1", address, "fd00::1")})
+    service = declared("[dns:web.internal:80]", '[10.96.0.10, "fd00:96::10"]')
+    assert names.resolve(service) == ["10.0.0.1:80", "[fd00::1]:80"]
+    (problem,) = names.named.ignored("web")
+    assert problem.what == f"web: dns:web.internal:80 resolves to {address}, which is left out: {why}"
+    assert names.named.warnings()[0].startswith(problem.what)
+    names.answer({WEB: targets("10.0.0.1")})
+    names.resolve(service)
+    assert (names.named.ignored("web"), names.named.warnings()) == ((), [])
+
+
+def test_an_address_that_becomes_a_virtual_ip_leaves_and_returns_when_it_is_none() -> None:
+    vips: list[str] = []
+    names, service = Names(vips), declared("[dns:web.internal]")
+    names.answer({WEB: targets("10.0.0.1", "10.0.0.2")})
+    assert names.resolve(service) == ["10.0.0.1", "10.0.0.2"]
+    assert names.named.recheck() == set()
+    vips.append("10.0.0.2")
+    assert names.named.recheck() == {"web"}
+    assert names.resolve(service) == ["10.0.0.1"]
+    vips.clear()
+    assert names.named.recheck() == {"web"}
+    assert names.resolve(service) == ["10.0.0.1", "10.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "source", "kept"),
+    [
+        ((), "file", ["10.0.0.1", "192.0.2.1"]),
+        (("10.0.0.0/8",), "file", ["10.0.0.1"]),
+        ({"etcd": ("10.0.0.0/8",)}, "file", ["10.0.0.1", "192.0.2.1"]),
+        ({"etcd": ("10.0.0.0/8",)}, "etcd", ["10.0.0.1"]),
+        (("10.0.0.0/8", "169.254.0.0/16"), "etcd", ["10.0.0.1", "169.254.169.254"]),
+    ],
+)
+def test_allowed_backends_holds_for_answers(allowed: BySource, source: str, kept: list[str]) -> None:
+    names = Names(policy=AddressPolicy(backends=allowed))
+    names.answer({WEB: targets("10.0.0.1", "192.0.2.1", "169.254.169.254")})
+    assert sorted(names.resolve(declared("[dns:web.internal]", source=source))) == kept
+
+
+def test_another_limit_is_applied_to_answers_that_serve() -> None:
+    names, service = Names(), declared("[dns:web.internal]")
+    names.answer({WEB: targets("10.0.0.1", "192.0.2.1")})
+    names.resolve(service)
+    names.policy = AddressPolicy(backends=("192.0.2.0/24",))
+    assert names.named.set_answers({WEB: targets("10.0.0.1", "192.0.2.1")}, names.policy) == {"web"}
+    assert names.resolve(service) == ["192.0.2.1"]
+
+
+def test_many_refused_addresses_are_few_problems() -> None:
+    names = Names()
+    names.answer({WEB: targets(*(f"127.0.0.{n}" for n in range(100)))})
+    names.resolve(declared("[dns:web.internal]"))
+    told = names.named.ignored("web")
+    assert len(told) == MAX_PROBLEMS + 1
+    assert told[-1].what == "80 more addresses that names resolve to are left out"
+
+
+def test_names_never_exceed_what_a_service_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BACKENDS", 5)
+    names = Names()
+    names.answer({WEB: targets(*(f"10.0.0.{n}" for n in range(20)))})
+    assert len(names.resolve(declared("[10.1.0.1, dns:web.internal]"))) == 5
+    (warning,) = names.named.warnings()
+    assert warning.startswith("16 backends of names of web are left out")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "source", "ok"),
+    [
+        ((".",), "etcd", True),
+        ((), "file", False),
+        (("internal",), "file", True),
+        (("web.internal",), "file", True),
+        (("b.internal",), "file", False),
+        ({"file": (".",), "cli": (".",)}, "etcd", False),
+        ({"etcd": ("internal",)}, "etcd", True),
+        ({"etcd": ("internal",)}, "file", False),
+    ],
+)
+def test_the_settings_say_who_may_name_names(allowed: BySource, source: str, ok: bool) -> None:
+    found = admit_service(declared("[dns:web.internal]", source=source), AddressPolicy(names=allowed))
+    assert [problem.what for problem in found] == (
+        [] if ok else ["web: backend dns:web.internal: allowed_names has no such name"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed", "usable"),
+    [
+        ("10.0.0.1", (), True),
+        ("0.0.0.0", (), False),
+        ("127.0.0.1", ("127.0.0.0/8",), False),
+        ("169.254.169.254", (), False),
+        ("192.0.2.1", ("10.0.0.0/8",), False),
+        ("192.0.2.1", {"etcd": ("10.0.0.0/8",)}, True),
+        ("192.0.2.1", {"etcd": ("10.0.0.0/8",), "file": ("10.0.0.0/8",), "cli": ("192.0.2.0/24",)}, True),
+    ],
+)
+def test_whether_any_service_may_use_an_address(address: str, allowed: BySource, usable: bool) -> None:
+    assert may_be_backend(claim_limits(allowed, ()), address) is usable
+
+
+def test_what_names_add_is_no_part_of_the_declaration() -> None:
+    names, service = Names(), declared("[dns:web.internal]")
+    names.answer({WEB: targets("10.0.0.1")})
+    names.resolve(service)
+    (backend,) = names.named.with_resolved(service).backends
+    assert (backend.declared, backend.resolved_from) == (False, "dns:web.internal")
+    assert replace(names.named.with_resolved(service), backends=()) == service

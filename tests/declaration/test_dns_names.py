@@ -1,0 +1,135 @@
+"""Backends by name in vipd/v1: what is read, written back and refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from vipd.declaration.dns_names import parse_any_backend, parse_dns_name, parse_named_backend
+from vipd.declaration.formatting import format_declaration
+from vipd.declaration.native import parse_declaration
+from vipd.declaration.operations import RefusedError, add_backends, remove_backends, set_weight
+from vipd.declaration.syntax import InvalidTextError
+from vipd.model.service import Backend, NamedBackend, NameKind, Origin, Service
+
+HEAD = "apiVersion: vipd/v1\nservices:\n  - address: 10.96.0.10\n    ports: {}\n    backends: {}\n"
+
+
+def read(backends: str, ports: str = "80/tcp", more: str = "") -> tuple[Service, ...]:
+    found = parse_declaration(HEAD.format(ports, backends) + more, "web.yaml")
+    assert not found.problems, found.problems
+    return found.services
+
+
+def problems(backends: str, ports: str = "80/tcp", more: str = "") -> list[str]:
+    return [str(p) for p in parse_declaration(HEAD.format(ports, backends) + more, "web.yaml").problems]
+
+
+def test_names_are_read_in_every_form_and_written_back() -> None:
+    text = (
+        "[10.0.0.1, dns:Web.Internal.:8080@2, {dns: db.internal, backup: true, state: drain}, "
+        "{srv: _http._tcp.web.internal, check: tcp, zone: east}, srv:web.service.consul]"
+    )
+    (service,) = read(text)
+    assert list(map(str, service.backends)) == ["10.0.0.1"]
+    web, db, http, consul = service.named_backends
+    assert web == NamedBackend(NameKind.DNS, "web.internal", Backend("", 8080, 2))
+    assert (db.template.backup, str(db)) == (True, "dns:db.internal")
+    assert (http.kind, http.name, http.template.zones) == (NameKind.SRV, "_http._tcp.web.internal", ("east",))
+    assert str(consul) == "srv:web.service.consul"
+    again = parse_declaration(format_declaration([service]), "again.yaml")
+    assert again.services == (service,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "-a.b",
+        "a-.b",
+        "a..b",
+        "a b",
+        "a/b",
+        "x" * 64,
+        ".".join(["abcdefghi"] * 26),
+        "1.2.3.4",
+        "é.de",
+    ],
+)
+def test_what_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidTextError):
+        parse_dns_name(name)
+
+
+@pytest.mark.parametrize("text", ["web.internal", "web.internal:80", "localhost", "10.0.0.1O"])
+def test_a_name_without_its_prefix_is_refused_with_what_to_write(text: str) -> None:
+    with pytest.raises(InvalidTextError, match=f"write dns:{text}$"):
+        parse_any_backend(text)
+    assert f'write dns:{text}"' in f'{problems(f"[{text}]")[0]}"'
+
+
+@pytest.mark.parametrize(
+    "text", ["srv:_http._tcp.x.internal:80", "srv:x.internal@2", "dns:x.internal:0", "dns:"]
+)
+def test_short_forms_have_only_what_they_can(text: str) -> None:
+    with pytest.raises(InvalidTextError):
+        parse_named_backend(text)
+
+
+@pytest.mark.parametrize(
+    ("backends", "ports", "told"),
+    [
+        ("[{srv: a.b, port: 80}]", "80/tcp", "srv and port exclude each other"),
+        ("[{srv: a.b, weight: 2}]", "80/tcp", "srv and weight exclude each other"),
+        ("[{dns: a.b, address: 10.0.0.1}]", "80/tcp", "dns and address exclude each other"),
+        ("[{dns: a.b, srv: a.b}]", "80/tcp", "dns and srv exclude each other"),
+        ("[srv:a.b]", "[80/tcp, 81/tcp]", "srv fits a service with one port; this one has 2"),
+        (
+            "[dns:a.b:1, {dns: a.b, port: 1, weight: 3}]",
+            "80/tcp",
+            "dns:a.b:1 is already services[0].backends[0]",
+        ),
+        ("[{dns: a.b, ports: {http: 1}}]", "80/tcp", 'the service has no port named "http"'),
+        ("[{address: web.internal}]", "80/tcp", "write dns: web.internal in place of address"),
+        ("[{dns: 10.0.0.1}]", "80/tcp", "is not a DNS name"),
+    ],
+)
+def test_combinations_that_mean_nothing_are_problems(backends: str, ports: str, told: str) -> None:
+    assert any(told in each for each in problems(backends, ports)), problems(backends, ports)
+
+
+def test_a_fallback_has_addresses() -> None:
+    (problem,) = problems("10.0.0.1", more="    fallback: [{dns: web.internal}]\n")
+    assert "fallback[0]: dns:web.internal is a name; write an address here" in problem
+    (problem,) = problems("10.0.0.1", more="    fallback: [dns:web.internal]\n")
+    assert "fallback[0]" in problem
+
+
+def stored() -> dict[str, Service]:
+    (service,) = read("[10.0.0.1, dns:a.b:80]")
+    return {service.name: replace(service, origin=Origin("cli"))}
+
+
+def test_vipctl_changes_names_as_it_changes_addresses() -> None:
+    services = stored()
+    (name,) = services
+    grown = add_backends(services, services, name, ["srv:_x._tcp.a.b", {"dns": "a.b", "port": 80}])
+    assert list(map(str, grown.stored[name].named_backends)) == ["dns:a.b:80", "srv:_x._tcp.a.b"]
+    heavier = set_weight(services, services, name, "dns:a.b:80", 7)
+    assert heavier.stored[name].named_backends[0].template.weight == 7
+    shrunk = remove_backends(services, services, name, ["dns:a.b:80"])
+    assert (shrunk.stored[name].named_backends, len(shrunk.stored[name].backends)) == ((), 1)
+    with pytest.raises(RefusedError, match="has the weights of its records"):
+        set_weight(grown.stored, grown.stored, name, "srv:_x._tcp.a.b", 7)
+    with pytest.raises(RefusedError) as refused:
+        remove_backends(services, services, name, ["dns:a.b"])
+    assert refused.value.hint == "did you mean dns:a.b:80?"
+
+
+def test_what_names_resolved_to_is_not_stored() -> None:
+    services = stored()
+    ((name, service),) = services.items()
+    found = Backend("10.0.0.9", 80, resolved_from="dns:a.b:80")
+    running = {name: replace(service, backends=(*service.backends, found))}
+    grown = add_backends(running, running, name, ["10.0.0.2"])
+    assert list(map(str, grown.stored[name].backends)) == ["10.0.0.1", "10.0.0.2"]

@@ -1,0 +1,287 @@
+"""The interface of name resolution: follows the names of services, looks them up, and reports changes.
+
+`run` schedules; threads look up, few at a time. All state belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from heapq import heappop, heappush
+from pathlib import Path
+from random import random as any_part
+from time import monotonic, time
+
+from vipd.declaration.problems import internal_error
+from vipd.host.bounded_threads import BoundedThreads
+from vipd.host.observer import Observer
+from vipd.model.service import Family, Service, family_of
+from vipd.resolver.answers import (
+    AnswerLimits,
+    LookupResult,
+    NameState,
+    Question,
+    Target,
+    apply_result,
+    without_useless,
+)
+from vipd.resolver.log import log_change
+from vipd.resolver.lookup import ServerOptions, look_up
+from vipd.resolver.saved_answers import SavedAnswer, load, save
+
+log = logging.getLogger(__name__)
+
+LOOKUPS_AT_ONCE = 16
+"""Threads. A server that does not answer occupies one for the time of a lookup."""
+SAVE_SECONDS = 1.0
+"""Answers are saved so long after a change, with what changes meanwhile. A crash within it costs nothing but
+the newest answer."""
+
+FIRST_ANSWERS_SECONDS = 10.0
+"""How long a vipd that applies its declarations once waits for answers."""
+
+Answers = Mapping[Question, tuple[Target, ...]]
+"""What serves, by question; none for a question without an answer yet."""
+LookUp = Callable[[Question, Collection[Family], ServerOptions, Collection[Target], int], LookupResult]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolverOptions:
+    """The settings of name resolution."""
+
+    servers: ServerOptions = field(default_factory=ServerOptions)
+    limits: AnswerLimits = field(default_factory=AnswerLimits)
+    max_names: int = 1000
+    file: Path | None = None
+    """The last good answers; None: they are not kept."""
+    usable: Callable[[str], bool] = lambda _: True
+    """Whether a service of any source may have a backend at an address that a name resolves to."""
+
+
+class Resolver:
+    """Knows the names of all services and what serves of their answers. Looks up while `run` runs.
+
+    `clock` is monotonic, `wall` returns seconds since 1970, `part` numbers from 0 up to 1.
+    """
+
+    def __init__(
+        self,
+        options: ResolverOptions = ResolverOptions(),
+        observer: Observer | None = None,
+        look_up: LookUp = look_up,
+        clock: Callable[[], float] = monotonic,
+        wall: Callable[[], float] = time,
+        part: Callable[[], float] = any_part,
+    ) -> None:
+        self._options, self._observer, self._look_up = options, observer or Observer(), look_up
+        self._clock, self._wall, self._part = clock, wall, part
+        self._threads = BoundedThreads("vipd resolver", LOOKUPS_AT_ONCE)
+        self._saved: dict[Question, SavedAnswer] = {}
+        self._states: dict[Question, NameState] = {}
+        self._users: dict[Question, dict[str, frozenset[Family]]] = {}
+        """The services that use each question, and their families."""
+        self._followed: dict[str, frozenset[Question]] = {}
+        self._answers: dict[Question, tuple[Target, ...]] = {}
+        self._due: list[tuple[float, Question]] = []
+        """A heap of lookups to come. An entry counts if it has the time of the question's state."""
+        self._asking: set[Question] = set()
+        """The lookups under way."""
+        self._asked: dict[Question, frozenset[Family]] = {}
+        """The families of each question's last lookup."""
+        self._wake, self._unsaved = asyncio.Event(), asyncio.Event()
+        self._looked_up = asyncio.Event()
+        """A lookup has ended."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.lookups = {"answered": 0, "failed": 0}
+        """Number of lookups by how they ended."""
+
+    def load(self) -> None:
+        """Read the answers of an earlier run, which serve from the first step on. Blocks."""
+        if self._options.file:
+            self._saved = load(self._options.file)
+            self._answers.update((question, saved.targets) for question, saved in self._saved.items())
+
+    @property
+    def answers(self) -> Answers:
+        """What serves. Values are replaced, never changed."""
+        return dict(self._answers)
+
+    @property
+    def states(self) -> Mapping[Question, NameState]:
+        """Every followed question that is looked up."""
+        return self._states
+
+    @property
+    def beyond_limit(self) -> int:
+        """Number of names that are not looked up, because there are too many."""
+        return max(0, len(self._users) - self._options.max_names)
+
+    def seconds_until(self, state: NameState) -> float:
+        """Seconds until the next lookup is due."""
+        return max(0.0, state.next_at - self._clock())
+
+    def services_of(self, question: Question) -> list[str]:
+        """The services that use it."""
+        return sorted(self._users.get(question, ()))
+
+    def follow(self, service: str, declared: Service | None) -> None:
+        """Set the names of a service; None: it is gone."""
+        if service not in self._followed and not (declared and declared.named_backends):
+            return  # most services
+        wanted = frozenset(map(Question.of, declared.named_backends)) if declared else frozenset[Question]()
+        before = self._followed.pop(service, frozenset())
+        for question in before - wanted:
+            self._users[question].pop(service)
+        families = frozenset(map(family_of, declared.all_addresses())) if declared else frozenset[Family]()
+        for question in wanted:
+            self._users.setdefault(question, {})[service] = families
+        if wanted:
+            self._followed[service] = wanted
+        for question in before | wanted:
+            self._update(question)
+
+    def _update(self, question: Question) -> None:
+        """Begin, continue or end to look up a question."""
+        state = self._states.get(question)
+        if not self._users.get(question):
+            self._end(question)
+        elif state is None:
+            self._begin(question)
+        elif not self._families(question) <= self._asked.get(question, frozenset()):
+            self._put(question, replace(state, next_at=self._clock()))
+
+    def _begin(self, question: Question) -> None:
+        if len(self._states) < self._options.max_names:
+            saved = self._saved.pop(question, SavedAnswer((), None))
+            self._put(
+                question, NameState(saved.targets, answered_at=saved.answered_at, next_at=self._clock())
+            )
+
+    def _end(self, question: Question) -> None:
+        for known in (self._users, self._states, self._answers, self._asked):
+            known.pop(question, None)
+        self._unsaved.set()
+        if len(self._states) < min(len(self._users), self._options.max_names):  # one has a place now
+            self._begin(next(q for q in self._users if q not in self._states))
+
+    def _families(self, question: Question) -> frozenset[Family]:
+        return frozenset[Family]().union(*self._users.get(question, {}).values())
+
+    def _put(self, question: Question, state: NameState) -> None:
+        self._states[question] = state
+        if state.serving:
+            self._answers[question] = state.serving
+        heappush(self._due, (state.next_at, question))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look up what is due, for ever."""
+        while True:
+            self._wake.clear()
+            pause = self._begin_due()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+
+    async def first_answers(self) -> bool:
+        """Look up every name once, instead of `run`; names that take too long are left. Returns whether
+        anything else serves then."""
+        before, running = self.answers, asyncio.create_task(self.run())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_ANSWERS_SECONDS):
+                while self._states.keys() - (self._asked.keys() - self._asking):
+                    self._looked_up.clear()
+                    await self._looked_up.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return self.answers != before
+
+    def _begin_due(self) -> float | None:
+        """Begin the lookups that are due, as far as there is room. Returns the seconds until the next one;
+        None: none is to come before something changes."""
+        while self._due and len(self._asking) < LOOKUPS_AT_ONCE:
+            due, question = self._due[0]
+            state = self._states.get(question)
+            current = state is not None and state.next_at == due and question not in self._asking
+            if current and due > self._clock():
+                return due - self._clock()
+            heappop(self._due)
+            if current:
+                self._asking.add(question)
+                task = asyncio.create_task(self._ask(question), name=f"looking up {question}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        return None
+
+    async def _ask(self, question: Question) -> None:
+        """Look up one question, and take over the answer."""
+        options, families = self._options, self._families(question)
+        self._asked[question] = families
+        serving = self._states[question].serving if question in self._states else ()
+        try:
+            result = await self._look_up_in_thread(question, families, serving)
+            result = without_useless(result, options.usable)
+        finally:
+            self._asking.discard(question)
+            self._wake.set()
+            self._looked_up.set()
+        before = self._states.get(question)
+        if before is None:  # no service uses it any more
+            self._asked.pop(question, None)
+            return
+        after = apply_result(before, result, options.limits, self._clock(), self._wall(), self._part())
+        if not self._families(question) <= families:  # a service of another family came meanwhile
+            after = replace(after, next_at=self._clock())
+        self.lookups["failed" if after.failures else "answered"] += 1
+        self._put(question, after)
+        log_change(question, self.services_of(question), before, after)
+        if after.serving != before.serving:
+            self._unsaved.set()
+            self._observer.names_resolved(str(question), self.services_of(question))
+
+    async def _look_up_in_thread(
+        self, question: Question, families: Collection[Family], serving: Collection[Target]
+    ) -> LookupResult:
+        """An unexpected exception is a fault of this name alone."""
+        options = self._options
+        call = partial(
+            self._look_up, question, families, options.servers, serving, options.limits.max_targets
+        )
+        try:
+            return await asyncio.wrap_future(self._threads.submit(call))
+        except Exception as error:
+            log.exception("looking up %s fails", question)
+            return LookupResult(fault=internal_error(error, f"looking up {question}"))
+
+    async def save_changes(self) -> None:
+        """Save answers after changes, for ever. Raises OSError; run again, it saves all."""
+        while True:
+            await self._unsaved.wait()
+            await asyncio.sleep(SAVE_SECONDS)
+            self._unsaved.clear()
+            try:
+                await asyncio.to_thread(self._save)
+            except OSError:
+                self._unsaved.set()
+                raise
+
+    def close(self) -> None:
+        """Save what is not saved. Blocks; a failure is logged."""
+        if self._unsaved.is_set():
+            try:
+                self._save()
+            except OSError as error:
+                log.warning("%s", error)
+
+    def _save(self) -> None:
+        if self._options.file:
+            save(self._options.file, dict(self._answers_to_save()))
+
+    def _answers_to_save(self) -> Iterator[tuple[Question, SavedAnswer]]:
+        for question, state in list(self._states.items()):
+            if state.serving:
+                yield question, SavedAnswer(state.serving, state.answered_at)
