@@ -62,10 +62,8 @@ class ExplainRoutes:
         reconciler: Reconciler,
         dataplane: Dataplane,
         announcer: Announcer | None = None,
-        read: ReadHost = READ_HOST,
     ) -> None:
         self._reconciler, self._dataplane, self._announcer = reconciler, dataplane, announcer
-        self._read = read
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT, "vipd explain")
         self._quota = UserQuota(MAX_CONCURRENT + MAX_QUEUED)
 
@@ -108,7 +106,7 @@ class ExplainRoutes:
         packet = ask(source, target, rule_inputs.forwardings, rule_inputs.host_addresses).packet
         endpoints = [e.address for f in related(packet, rule_inputs.forwardings) for e in f.reachable()]
         prefix = rule_inputs.options[packet.family].prefix
-        return await self._read(packet.family, prefix, (packet.source, packet.destination, *endpoints))
+        return await READ_HOST(packet.family, prefix, (packet.source, packet.destination, *endpoints))
 
 
 def _answer(source: str, target: str, rule_inputs: _RuleInputs) -> bytes:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Collection
 from socket import if_indextoname
-
-from pyroute2.netlink.exceptions import NetlinkError
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.tools import find_tools, has_legacy_tables, save
@@ -21,6 +20,7 @@ TABLES_OF_IPTABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 MAX_TABLES = 64
 MAX_TEXT = 8 * 2**20
 """Bytes of rules of one program; with more only a part of them would be read in time."""
+READ_SECONDS = 5.0
 MAX_ADDRESSES = 256
 """Addresses whose routes are looked up."""
 
@@ -34,7 +34,7 @@ async def read_host(family: Family, prefix: str, addresses: Collection[str], run
     devices: dict[str, str] = {}
     try:
         devices = await devices_to(list(dict.fromkeys(addresses))[:MAX_ADDRESSES])
-    except (OSError, NetlinkError) as error:
+    except OSError as error:
         faults.append(f"routes: {error}")
     return HostState(iptables, tables, devices, tuple(faults))
 
@@ -96,16 +96,18 @@ def _base_chain_tables() -> list[tuple[str, str]]:
 
 async def devices_to(addresses: Collection[str]) -> dict[str, str]:
     """By address: the name of the interface by which packets to it leave; empty where there is no route.
-    Raises OSError and NetlinkError."""
-    # Imported on use: it takes 60 ms.
+    Raises OSError."""
+    # Imported on use, in a thread, as in `control.host`.
+    await asyncio.to_thread(importlib.import_module, "pyroute2")
     from pyroute2 import AsyncIPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
 
     found = {}
-    async with AsyncIPRoute() as netlink:
+    async with asyncio.timeout(READ_SECONDS), AsyncIPRoute() as netlink:
         for address in addresses:
             try:
-                (route,) = [each async for each in await netlink.route("get", dst=address)]
+                (route,) = await netlink.route("get", dst=address)
                 found[address] = if_indextoname(route.get("oif"))
-            except (NetlinkError, ValueError, TypeError):
+            except (NetlinkError, ValueError, TypeError, OSError):
                 found[address] = ""
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vipd.dataplane.iptables.words import split_words
 from vipd.model.service import Family
@@ -11,7 +11,7 @@ from vipd.observe.simulator.errors import RulesetError, UnknownRule, chains_in_l
 from vipd.observe.simulator.iptables.base_chain import BuiltInChain
 from vipd.observe.simulator.iptables.matches import OverLimit, RecentlySeen
 from vipd.observe.simulator.iptables.options import Cursor, number
-from vipd.observe.simulator.iptables.rules import Rule, parse_rule, partial_rule
+from vipd.observe.simulator.iptables.rules import WITHOUT_VERDICT, Rule, parse_rule, partial_rule
 from vipd.observe.simulator.iptables.targets import Jump, Opaque
 from vipd.observe.simulator.outcome import RuleVerdict
 
@@ -235,6 +235,8 @@ class _Builder:
             return partial_rule(words, line, self._open, self._family, error.why)
         if self._strict or chain.startswith(self._own):
             return rule
+        if isinstance(rule.target, Jump) and rule.target.chain in WITHOUT_VERDICT:
+            return replace(rule, target=None)
         known = tuple(m for m in rule.matches if not isinstance(m, RecentlySeen | OverLimit))
         if len(known) == len(rule.matches):
             return rule
