@@ -160,7 +160,8 @@ def _lines(view: Json, terminal: Screen, *, wide: bool = False, on_host: bool = 
         yield from table(
             BACKEND_COLUMNS, [_backend_row(backend, view) for backend in view["backends"]], terminal
         )
-    yield from _rule_lines(view["outcomes"], Screen(None, terminal.colour) if wide else terminal, wide)
+    if view["outcomes"]:
+        yield from _rule_lines(view["outcomes"], Screen(None, terminal.colour) if wide else terminal, wide)
     yield ""
     yield from prose(HOST_SCOPE if on_host else SCOPE, terminal)
 
