@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Vipctl
 from tests.cli.fake_daemon import FakeDaemon
-from vipd.cli.explain import SCOPE
+from vipd.cli.explain import HOST_SCOPE, SCOPE
 
 DECLARED = """
 apiVersion: vipd/v1
@@ -157,3 +157,17 @@ def test_faults_of_the_daemon(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     ended = vipctl("explain", "--from", "local", "--set", "masquerade=always", "dns")
     assert (ended.code, "go with -f" in ended.err) == (2, True)
     assert len(daemon.requests) == 2
+
+
+def test_on_host_asks_the_daemon_alone(vipctl: Vipctl, daemon: FakeDaemon, declared: str) -> None:
+    offline = json.loads(
+        vipctl("explain", "-f", declared, *HOST, "--from", "10.10.0.9", "10.96.0.10:53/udp", "-o", "json").out
+    )
+    view = {**offline["explanation"], "verdict": "unknown", "outcomes": [], "backends": []}
+    daemon.answer("GET /v1/explain", {"explanation": view})
+    ended = vipctl("explain", "--on-host", "--from", "10.10.0.9", "10.96.0.10:53/udp")
+    assert (ended.code, daemon.last.query) == (0, "from=10.10.0.9&target=10.96.0.10%3A53%2Fudp&on_host=true")
+    assert ended.out.splitlines()[-1] == HOST_SCOPE
+    ended = vipctl("explain", "--on-host", "-f", declared, "--from", "10.10.0.9", "10.96.0.10:53/udp")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--on-host asks the daemon" in ended.err

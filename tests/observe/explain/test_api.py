@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import pytest
@@ -15,10 +15,12 @@ from tests.api.test_hostile_requests import WORDS, encoded
 from tests.dataplane.fake_dataplane import FakeDataplane
 from vipd.api import explain_routes
 from vipd.api.explain_routes import MAX_CONCURRENT
+from vipd.api.peers import Permission
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model.service import Family
-from vipd.observe.explain.explanation_text import Options
+from vipd.observe.explain.host_rules import HostState
+from vipd.observe.explain.rule_words import Options
 
 
 @dataclass(slots=True)
@@ -77,6 +79,45 @@ def test_what_cannot_be_answered(query: str, status: int) -> None:
         assert (await api.ask("GET", f"/v1/explain?{query}")).status == status
 
     served(story, wired)
+
+
+def test_rules_of_this_host_are_for_who_may_change_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    async def host(family: Family, prefix: str, addresses: Collection[str]) -> HostState:
+        read.extend(addresses)
+        return HostState(iptables={"nft": "*filter\n-A FORWARD -m quota --quota 5 -j DROP\nCOMMIT"})
+
+    async def never(*_: object) -> bool:
+        return False
+
+    async def story(api: Api) -> None:
+        await api.add(DNS)
+        question = "/v1/explain?from=10.10.0.9&target=10.96.0.10%3A53%2Fudp"
+        found = (await api.ask("GET", f"{question}&on_host=true")).body["explanation"]
+        assert (found["verdict"], found["outcomes"]) == ("unknown", [])
+        assert "filter: -A FORWARD -m quota --quota 5 -j DROP" in found["reason"]
+        assert set(read) == {"10.10.0.9", "10.96.0.10", "10.244.0.5", "10.244.0.6"}
+        assert (await api.ask("GET", question)).body["explanation"]["verdict"] == "delivered"
+        monkeypatch.setattr(Permission, "may_change", never)
+        assert (await api.ask("GET", f"{question}&on_host=true")).kind == "forbidden"
+        assert (await api.ask("GET", question)).status == 200
+
+    monkeypatch.setattr(explain_routes, "READ_HOST", host)
+    served(story, wired_by_table)
+
+
+def test_rules_that_cannot_be_read_at_all_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def host(family: Family, prefix: str, addresses: Collection[str]) -> HostState:
+        return HostState(iptables={"nft": "*filter\n-A NOWHERE -j DROP\nCOMMIT"})
+
+    async def story(api: Api) -> None:
+        await api.add(DNS)
+        question = "/v1/explain?from=10.10.0.9&target=10.96.0.10%3A53%2Fudp&on_host=true"
+        assert (await api.ask("GET", question)).kind == "invalid"
+
+    monkeypatch.setattr(explain_routes, "READ_HOST", host)
+    served(story, wired_by_table)
 
 
 def test_a_dataplane_without_such_rules() -> None:

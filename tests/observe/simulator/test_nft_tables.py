@@ -61,13 +61,13 @@ def only(text: str, packet: Packet = TCP) -> Outcome:
         ("ip saddr vmap @addresses", "@addresses has no verdicts"),
         ("meta mark set ip saddr map @addresses", "@addresses has no values"),
         ("meta mark set ip6 saddr", "does not fit"),
-        ("ip protocol tcp", "ip protocol is not known"),
-        ("meta iifname eth0", "meta iifname is not known"),
-        ("ct state new", "ct state is not known"),
+        ("ip length 40", "ip length is not known"),
+        ("meta iifname eth0", "eth0 is no name of an interface"),
+        ("ct expiration 5", "ct expiration is not known"),
         ("fib daddr type unicast", "unicast"),
         ("th dport set 5", "cannot be set"),
         ("limit rate 5/second", "limit is not known"),
-        ("log prefix x", "log is not known"),
+        ("notrack", "notrack is not known"),
         ("tcp dport 70000", "above 65535"),
         ("tcp dport 9-2", "ends before it begins"),
         ("meta l4proto gre", "gre"),
@@ -104,7 +104,7 @@ def test_rules_that_are_not_known(rule: str, why: str) -> None:
         (table(base("jump prerouting1accept")), "no chain that can be"),
         (table(nft_set("m", "inet_proto : verdict", "tcp : goto b"), base("meta l4proto vmap @m")), "to b"),
         (table(chain("a", "jump b"), chain("b", "goto a")), "loop"),
-        (table(chain("a", "type route hook output priority 0;")), "unknown base chain"),
+        (table(chain("a", "type bridge hook output priority 0;")), "unknown base chain"),
         (table(chain("a", "type nat hook ingress priority 0;")), "unknown base chain"),
     ],
 )
@@ -236,3 +236,77 @@ def test_tables_of_the_other_family_are_left_out() -> None:
     assert only(both, Packet("fd00:1::7", "fd00:2::9", "tcp", 80)).backend == "[fd00::5]:8080"
     with pytest.raises(ValueError, match="ipv6"):
         trace(parse_tables(both, Family.IPV6), TCP, HOST)
+
+
+OTHERS = """
+table inet fw {{
+	set blocked {{
+		type ipv4_addr
+		flags interval
+		elements = {{ 198.51.100.0/24, 10.2.0.5 }}
+	}}
+	set odd {{
+		type ether_addr
+	}}
+	chain c {{
+		type filter hook forward priority 10; policy accept;
+		{}
+	}}
+	chain in {{
+		type filter hook ingress device "eth0" priority 0; policy accept;
+	}}
+}}
+"""
+
+
+def of_others(rule: str) -> str:
+    """The verdict on a forwarded packet by one rule of another program, or that it is unknown."""
+    packet = Packet("198.51.100.7", "203.0.113.9", "tcp", 80, in_interface="eth0", out_interface="br-1")
+    tables = parse_tables(OTHERS.format(rule), Family.IPV4, strict=False)
+    assert tables.left_out == ("inet fw in",)
+    try:
+        return trace(tables, packet, Host()).outcomes[0].verdict
+    except UnknownRule as error:
+        return "unknown" if error.text == f"inet fw c: {rule}" else error.text
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        ("ip saddr @blocked drop", "dropped"),
+        ("ip saddr != @blocked drop", "unchanged"),
+        ('iifname "eth0" drop', "dropped"),
+        ('iifname "eth*" oif "br-1" drop', "dropped"),
+        ('iifname { "lo", "br-*" } drop', "unchanged"),
+        ('iifname != "eth0" drop', "unchanged"),
+        ("ct state 0x8,0x40 drop", "dropped"),
+        ("ct state 0x2,0x4 drop", "unchanged"),
+        ("ct state vmap { 0x1 : accept, 0x8 : drop }", "dropped"),
+        ("ct status 0x20 drop", "unchanged"),
+        ("meta nfproto 10 drop", "unchanged"),
+        ("ip protocol 6 drop", "dropped"),
+        ("ip6 nexthdr 6 drop", "unchanged"),
+        ("icmp type { 3, 8 } drop", "unchanged"),
+        ("meta pkttype { 1, 2 } drop", "unchanged"),
+        ("fib daddr type { 2, 3 } drop", "unchanged"),
+        ('log prefix "in: " level info flags all counter packets 0 bytes 0 drop', "dropped"),
+        ("reject with icmpx 3", "rejected"),
+        ("limit rate 5/second accept", "unknown"),
+        ("limit rate 5/second log", "unchanged"),
+        ("ip saddr 10.0.0.0/8 limit rate 5/second drop", "unchanged"),
+        ("ether saddr @odd drop", "unknown"),
+        ("queue num 3", "unknown"),
+        ("tcp flags 0x2 tcp option maxseg size set rt mtu", "unchanged"),
+        ("tcp option maxseg size set 1400 accept", "unknown"),
+        ("meta mark set 0x1", "unchanged"),
+    ],
+)
+def test_rules_of_other_programs(rule: str, verdict: str) -> None:
+    assert of_others(rule) == verdict
+
+
+def test_a_dormant_table_decides_nothing() -> None:
+    text = OTHERS.format("drop").replace("table inet fw {\n", "table inet fw {\n\tflags dormant\n")
+    packet = Packet("198.51.100.7", "203.0.113.9", "tcp", 80)
+    (outcome,) = trace(parse_tables(text, Family.IPV4, strict=False), packet, Host()).outcomes
+    assert outcome.verdict == "unchanged"

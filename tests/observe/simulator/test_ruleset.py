@@ -170,15 +170,54 @@ def test_a_rule_in_a_table_that_is_not_traced_is_an_error_and_a_chain_is_not() -
         parse_ruleset("*mangle\n-A FORWARD -j ACCEPT\nCOMMIT", Family.IPV4)
 
 
+def met(rule: str, hook: str = "FORWARD", table: str = "filter", packet: Packet = CLIENT) -> str:
+    """The verdict on a packet that meets one rule of another program, or why that is unknown."""
+    text = f"*{table}\n-A {hook} {rule}\nCOMMIT"
+    try:
+        return trace(parse_ruleset(text, Family.IPV4, strict=False), packet, HOST).outcomes[0].verdict
+    except UnknownRule as error:
+        return error.why
+
+
 def test_without_strict_only_a_rule_in_the_packets_way_is_an_error() -> None:
-    text = "*filter\n-A {} -m quota --quota 5 -j LOG\n-A FORWARD -p udp -j LOG\nCOMMIT"
-    assert trace(parse_ruleset(text.format("INPUT"), Family.IPV4, strict=False), CLIENT, HOST)
-    reached = parse_ruleset(text.format("FORWARD"), Family.IPV4, strict=False)
-    with pytest.raises(UnknownRule, match="quota"):
-        trace(reached, CLIENT, HOST)
-    udp = Packet(CLIENT.source, CLIENT.destination, "udp", 80)
-    with pytest.raises(UnknownRule, match="LOG"):
-        trace(parse_ruleset(text.format("INPUT"), Family.IPV4, strict=False), udp, HOST)
+    assert met("-m quota --quota 5 -j DROP", hook="INPUT") == "unchanged"
+    assert "quota" in met("-m quota --quota 5 -j DROP")
+    assert met("-j DROP", table="raw", hook="PREROUTING") == "dropped"
+    assert "--notrack" in met("-j CT --notrack", table="raw", hook="PREROUTING")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "-p udp -m quota --quota 5 -j DROP",
+        "-m quota --quota 5 -s 10.99.0.0/16 -j DROP",
+        "-m quota --quota 5 -m conntrack --ctstate RELATED,ESTABLISHED -j DROP",
+        "-m quota --quota 5 -m conntrack ! --ctstate NEW -j DROP",
+        "-p tcp -m tcp --dport 22 -m quota --quota 5 -j DROP",
+        "-m quota --quota 5 ! -p tcp -j DROP",
+    ],
+)
+def test_a_rule_passes_a_packet_that_does_not_meet_what_of_it_is_known(rule: str) -> None:
+    assert met(rule) == "unchanged"
+
+
+@pytest.mark.parametrize(
+    "rule", ["-m quota --quota 5", "-m quota --quota 5 -j LOG --log-prefix in:", "-j NFLOG"]
+)
+def test_a_rule_that_can_decide_nothing_is_passed(rule: str) -> None:
+    assert met(rule) == "unchanged"
+
+
+def test_what_others_remember_of_clients_is_unknown_and_what_vipd_does_is_not() -> None:
+    text = "*filter\n:{0} - [0:0]\n-A FORWARD -j {0}\n-A {0} -m recent --rcheck --name A -j DROP\nCOMMIT"
+
+    def traced(chain: str) -> str:
+        rules = parse_ruleset(text.format(chain), Family.IPV4, strict=False, prefix="VIPD")
+        return trace(rules, CLIENT, HOST).outcomes[0].verdict
+
+    assert traced("VIPD-A") == "unchanged"
+    with pytest.raises(UnknownRule, match="earlier packets"):
+        traced("blocked")
 
 
 def test_counters_comments_and_blank_lines_do_not_count() -> None:

@@ -15,7 +15,6 @@ from vipd.dataplane.nftables.render import render as render_table
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, socket_text
 from vipd.observe.explain.explanation_text import (
-    Options,
     OutcomeText,
     PacketContext,
     hint,
@@ -23,14 +22,24 @@ from vipd.observe.explain.explanation_text import (
     of_unused_port,
     outcome_text,
 )
+from vipd.observe.explain.host_rules import (
+    HostState,
+    MergedRules,
+    arriving_by_route,
+    merged_rules,
+    unreachable,
+)
 from vipd.observe.explain.query import Query, is_own
-from vipd.observe.explain.rule_words import step_words
+from vipd.observe.explain.rule_words import Options, is_vipd_rule, step_words
 from vipd.observe.simulator import (
+    Arrival,
     Host,
     Outcome,
     Packet,
     PacketVerdict,
     SimulationResult,
+    Tables,
+    UnknownRule,
     parse_ruleset,
     parse_tables,
     trace,
@@ -75,6 +84,9 @@ class Explanation:
     hint: str
     """A suggestion if no service matches the packet; may be empty."""
     notes: tuple[str, ...]
+    options: Options
+    unknown: str = ""
+    """With the rules of the host: the rule on which the outcome depends, and which is not understood."""
 
     @property
     def packet(self) -> Packet:
@@ -83,12 +95,13 @@ class Explanation:
 
     @property
     def verdict(self) -> str:
-        """`delivered`, `rejected`, `dropped` or `unchanged`; `mixed` when it depends on chance."""
-        return _verdict(self.trace)
+        """`delivered`, `rejected`, `dropped` or `unchanged`; `mixed` when it depends on chance, `unknown`
+        when on a rule that is not understood."""
+        return "unknown" if self.unknown else _verdict(self.trace)
 
     def backends(self) -> tuple[Reached, ...]:
         """The backends that packets are delivered to, in rule order."""
-        return tuple(_reached(self.trace))
+        return () if self.unknown else tuple(_reached(self.trace))
 
     def view(self) -> Json:
         """As JSON, in the form that docs/api.md describes."""
@@ -117,7 +130,10 @@ class Explanation:
                 }
                 for reached in self.backends()
             ],
-            "outcomes": [_outcome_view(outcome, self.service_port) for outcome in self.trace.outcomes],
+            "outcomes": [
+                _outcome_view(outcome, self.service_port, self.options)
+                for outcome in (() if self.unknown else self.trace.outcomes)
+            ],
         }
 
 
@@ -126,6 +142,7 @@ def explain(
     forwardings: Iterable[Forwarding],
     options: Options,
     host_addresses: Collection[str],
+    host: HostState | None = None,
 ) -> Explanation:
     """The effect of the rules for these forwardings on the query's packet.
 
@@ -135,28 +152,69 @@ def explain(
     those that have a backend in common with them which is the packet's source. All rules and elements of
     other forwardings require an address or a port that the packet never has. With iptables so few are not
     dispatched by groups of addresses, as many may be in the kernel: the steps omit the jumps between such
-    groups.
+    groups. With `host`, its rules and routes count, too; with iptables they contain those of vipd, as the
+    kernel has them.
 
     Raises:
         RulesetError: the simulator does not know the form of a compiled rule; that is a fault in vipd.
     """
     packet = query.packet
-    related, others = _related(packet, forwardings)
+    concerned, others = _related(packet, forwardings)
+    unknown = ""
     # Without any forwarding there would be no rules at all, not even those that all packets pass.
-    found = _traced(related or others, options, packet, Host(tuple(sorted(host_addresses))))
+    addresses = tuple(sorted(host_addresses))
+    found = _traced(concerned or others, options, packet, Host(addresses))
+    if host is not None:
+        packet = arriving_by_route(packet, host.devices)
+        rules = merged_rules(
+            host, packet.family, options.prefix, _own_table(concerned or others, options, packet)
+        )
+        try:
+            found = trace(rules, packet, Host(addresses, devices=host.devices))
+        except UnknownRule as error:
+            unknown = f"{error.text} ({error.why})"
     context = PacketContext(
-        packet, related, options, destination_is_local=is_own(packet.destination, host_addresses)
+        packet, concerned, options, destination_is_local=is_own(packet.destination, host_addresses)
     )
     owner = context.owner()
-    clause, reason = _outcome_texts(found, context)
+    clause, reason = (_UNKNOWN, unknown) if unknown else _outcome_texts(found, context)
+    said = notes(query, owner, several_backends=len(found.shares()) > 1)
     return Explanation(
         found,
         owner.key.service_port if owner else "",
         f"{_place(packet)} {clause}",
         reason,
-        hint(context) if _unserved(found) else "",
-        notes(query, owner, several_backends=len(found.shares()) > 1),
+        hint(context) if _unserved(found) and not unknown else "",
+        said if host is None else (*said, *_host_notes(host, packet, rules, found)),
+        options,
+        unknown,
     )
+
+
+def _host_notes(
+    host: HostState, packet: Packet, rules: MergedRules, found: SimulationResult
+) -> Iterator[str]:
+    """What is assumed of the host, and what is not looked at."""
+    if packet.arriving is Arrival.FORWARDED:
+        known = packet.in_interface
+        yield f"it is assumed to come by {known or 'an interface that no rule names'}" + (
+            ", for replies leave by it" if known else f": this host has no route to {packet.source}"
+        )
+    backends = [outcome.backend for outcome in found.outcomes if outcome.backend]
+    yield from (f"this host has no route to {address}" for address in unreachable(backends, host.devices))
+    for name in rules.left_out:
+        yield f"{name} is at a hook that is not looked at"
+    yield from (f"not looked at: {fault}" for fault in host.faults)
+
+
+_UNKNOWN = "cannot be told: it depends on a rule that is not understood"
+
+
+def _own_table(forwardings: Iterable[Forwarding], options: Options, packet: Packet) -> Tables | None:
+    """vipd's table; None with iptables."""
+    if isinstance(options, TableOptions):
+        return parse_tables(render_table(forwardings, options), packet.family)
+    return None
 
 
 def _traced(
@@ -166,6 +224,11 @@ def _traced(
     if isinstance(options, TableOptions):
         return trace(parse_tables(render_table(forwardings, options), packet.family), packet, host)
     return trace(parse_ruleset(render_rules(forwardings, options), packet.family), packet, host)
+
+
+def related(packet: Packet, forwardings: Iterable[Forwarding]) -> tuple[Forwarding, ...]:
+    """The forwardings that affect the packet."""
+    return _related(packet, forwardings)[0]
 
 
 def _related(
@@ -241,7 +304,7 @@ def _verdict(found: SimulationResult) -> str:
     return verdicts.pop() if len(verdicts) == 1 else "mixed"
 
 
-def _outcome_view(outcome: Outcome, service_port: str) -> Json:
+def _outcome_view(outcome: Outcome, service_port: str, options: Options) -> Json:
     return {
         "verdict": str(outcome.verdict),
         "backend": outcome.backend,
@@ -254,7 +317,7 @@ def _outcome_view(outcome: Outcome, service_port: str) -> Json:
                 "rule": step.rule,
                 "comment": step.comment,
                 "element": step.element,
-                "meaning": step_words(step, service_port),
+                "meaning": step_words(step, service_port) if is_vipd_rule(step, options) else step.rule,
             }
             for step in outcome.steps
         ],

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.syntax import UNUSED_PORTS_COMMENT
 from vipd.dataplane.nftables.chains import limits_sources
 from vipd.dataplane.nftables.layout import UNUSED
@@ -17,14 +16,11 @@ from vipd.declaration.syntax import duration_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Balance, Frontend, Protocol, socket_text
 from vipd.observe.explain.query import Query
-from vipd.observe.explain.rule_words import in_table
+from vipd.observe.explain.rule_words import Options, in_table, is_vipd_rule
 from vipd.observe.simulator import Outcome, Packet, PacketVerdict, Step
 
 _MAX_NAMED = 6
 """Maximum number of ports or networks that a text lists."""
-
-Options: TypeAlias = RuleOptions | TableOptions
-"""All settings that affect the rules of an address family. The type identifies the dataplane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +61,8 @@ def outcome_text(outcome: Outcome, context: PacketContext) -> OutcomeText:
     owner = context.owner(outcome.backend or "")
     refused = "refused" if outcome.verdict is PacketVerdict.REJECTED else "dropped"
     does = f"is translated to {outcome.backend}, then {refused}" if outcome.backend else f"is {refused}"
+    if not is_vipd_rule(last, context.options):
+        return OutcomeText(f"{does} by a rule that is not vipd's", f"{last.table} {last.chain}: {last.rule}")
     if owner is None and of_unused_port(last):
         return OutcomeText(
             f"{does}: no service has this address and port",

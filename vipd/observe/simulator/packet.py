@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import ip_address
 
@@ -72,3 +73,5 @@ class Host:
 
     addresses: tuple[str, ...] = ()
     affinity_lists: frozenset[str] = frozenset()
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """The interface by which packets to an address leave, where that is known."""

@@ -29,6 +29,8 @@ class LocalAddresses:
     own: frozenset[int]
     primary: int | None
     """The first own address that is not loopback: the source after masquerading."""
+    devices: Mapping[int, str] = field(default_factory=dict, hash=False)
+    """As `Host.devices`."""
 
     @classmethod
     def of(cls, host: Host, family: Family) -> LocalAddresses:
@@ -36,7 +38,8 @@ class LocalAddresses:
         parsed = [ip_address(a) for a in host.addresses]
         wanted = [a for a in parsed if a.version == family]
         primary = next((int(a) for a in wanted if not a.is_loopback), None)
-        return cls(family, frozenset(map(int, wanted)), primary)
+        devices = {int(ip_address(a)): name for a, name in host.devices.items()}
+        return cls(family, frozenset(map(int, wanted)), primary, devices)
 
     @property
     def loopback(self) -> int:

@@ -51,6 +51,10 @@ class BaseChain(Protocol[Position]):
         """As a step names it."""
 
     @property
+    def priority(self) -> int:
+        """In the kernel's order of a hook: the lowest first."""
+
+    @property
     def nat(self) -> bool:
         """Whether it runs only once for a flow."""
 
@@ -155,7 +159,7 @@ def _outgoing(packet: Packet, hook: str, state: PacketState) -> str | None:
     # All of OUTPUT keeps the output interface of the first destination, even after DNAT (measured, 6.18).
     destination = state.original_destination if hook == "output" else state.destination
     stays = packet.arriving is Arrival.LOCAL and state.local_addresses.holds(destination)
-    return "lo" if stays else packet.out_interface
+    return "lo" if stays else packet.out_interface or state.local_addresses.devices.get(destination)
 
 
 def _merged(branches: Iterable[ChainResult]) -> tuple[Outcome, ...]:

@@ -38,6 +38,8 @@ class BuiltInChain:
     policy: RuleVerdict
     chains: Mapping[str, tuple[Rule, ...]]
     """All chains of the table."""
+    priority: int = 0
+    """In the order of the kernel's hook."""
 
     @property
     def nat(self) -> bool:
@@ -89,12 +91,15 @@ class BuiltInChain:
             case Jump():
                 return packet, self._jumped(target, rule, position)
             case Opaque():
-                raise UnknownRule(rule.text, target.why)
+                raise UnknownRule(f"{self.table}: {rule.text}", target.why)
         if target.hooks and self.name not in target.hooks:
             raise RulesetError(rule.text, f"{type(target).__name__.upper()} is reached from {self.name}")
         return target.rewrite(packet), RuleVerdict.ACCEPT if target.final else position.next()
 
     def _jumped(self, jump: Jump, rule: Rule, position: Position) -> Position:
         if jump.chain not in self.chains:
-            raise UnknownRule(rule.text, f"unknown rule ({jump.chain} is neither a known target nor a chain)")
+            raise UnknownRule(
+                f"{self.table}: {rule.text}",
+                f"unknown rule ({jump.chain} is neither a known target nor a chain)",
+            )
         return Position(jump.chain, 0, position.caller if jump.goto else position.next())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from vipd.model.service import Family
 from vipd.observe.simulator.iptables.matches import (
@@ -15,6 +16,7 @@ from vipd.observe.simulator.iptables.matches import (
     Marked,
     Match,
     OverLimit,
+    PortAmong,
     PortIn,
     RecentlySeen,
     Remember,
@@ -130,6 +132,18 @@ def _conntrack(given: GivenOptions) -> Matches:
     return (InState(states, look_up.negated),)
 
 
+def _state(given: GivenOptions) -> Matches:
+    option = given.required("--state")
+    return _conntrack(replace(given, options=(option._replace(name="--ctstate"),)))
+
+
+def _multiport(given: GivenOptions) -> Matches:
+    if not given.protocol:
+        raise ValueError("-m multiport needs -p")
+    option = given.required("--sports", "--dports", "--ports")
+    return (PortAmong(option.name[2:], tuple(map(port_range, option.value.split(","))), option.negated),)
+
+
 def _statistic(given: GivenOptions) -> Matches:
     if given.value("--mode") == "nth":
         return (_in_turn(given),)
@@ -186,6 +200,8 @@ EXTENSIONS: dict[str, Extension[Matches]] = {
     "mark": Extension(_mark, ("--mark",)),
     "connmark": Extension(_connection_mark, ("--mark",)),
     "conntrack": Extension(_conntrack, ("--ctstate",)),
+    "state": Extension(_state, ("--state",)),
+    "multiport": Extension(_multiport, ("--sports", "--dports", "--ports")),
     "statistic": Extension(_statistic, ("--mode", "--probability", "--every", "--packet")),
     "recent": Extension(
         _recent, ("--name", "--seconds", "--mask"), ("--set", "--rcheck", "--reap", "--rsource")

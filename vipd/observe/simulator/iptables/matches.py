@@ -71,6 +71,22 @@ class ByInterface:
 
 
 @dataclass(frozen=True, slots=True)
+class PortAmong:
+    """`-m multiport`: `which` is `sports`, `dports`, or `ports` for either."""
+
+    which: str
+    ranges: tuple[tuple[int, int], ...]
+    negated: bool = False
+
+    def accepts(self, packet: PacketState) -> bool:
+        """A port is in one of the ranges."""
+        sides = {"sports": (packet.source_port,), "dports": (packet.port,)}
+        ports = sides.get(self.which, (packet.source_port, packet.port))
+        among = any(p is not None and low <= p <= high for p in ports for low, high in self.ranges)
+        return among != self.negated
+
+
+@dataclass(frozen=True, slots=True)
 class PortIn:
     """`--sport` and `--dport`: a range, both ends included."""
 

@@ -90,7 +90,20 @@ class Masquerade:
         return packet.masquerade()
 
 
-Rewrite = SetMark | Dnat | Redirect | Masquerade
+@dataclass(frozen=True, slots=True)
+class Snat:
+    """`-j SNAT --to-source`: one address becomes the source."""
+
+    address: int
+    hooks: ClassVar[frozenset[str]] = SOURCE_HOOKS
+    final: ClassVar[bool] = True
+
+    def rewrite(self, packet: PacketState) -> PacketState:
+        """The packet with that source."""
+        return replace(packet, source=self.address, masqueraded=True, states=packet.states | {"SNAT"})
+
+
+Rewrite = SetMark | Dnat | Snat | Redirect | Masquerade
 """Targets that change the packet. `hooks`: the built-in chains they may be reached from, empty for any.
 `final`: the packet leaves the table after it."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from vipd.model.service import Family
 from vipd.observe.simulator.errors import UnknownRule
 from vipd.observe.simulator.iptables.options import port
-from vipd.observe.simulator.nftables.datatypes import PORT, VERDICT, Datatype, span
+from vipd.observe.simulator.nftables.datatypes import CT_STATE, CT_STATUS, PORT, VERDICT, Datatype, span
 from vipd.observe.simulator.nftables.expressions import Expression, Literal
 from vipd.observe.simulator.nftables.reader import (
     CHAIN_VERDICTS,
@@ -34,11 +35,23 @@ from vipd.observe.simulator.nftables.statements import (
     SourceTranslate,
     Statement,
     Translate,
+    Unknown,
     VerdictMap,
     VerdictStatement,
 )
 from vipd.observe.simulator.nftables.words import Words, split_words
 
+_FLAGS = ((CT_STATE,), (CT_STATUS,))
+_LOG_OPTIONS = ("prefix", "level", "group", "snaplen", "queue-threshold", "flags")
+_DECIDING = (
+    FINAL_VERDICTS
+    | CHAIN_VERDICTS
+    | {
+        *("reject", "vmap", "map", "dnat", "snat", "masquerade", "redirect", "queue", "set", "tproxy"),
+        *("synproxy", "dup", "fwd", "notrack", "add", "update", "delete"),
+    }
+)
+"""Words without which a rule neither decides on a packet nor changes it."""
 OPERATORS = ("==", "!=", "<", ">", "<=", ">=")
 _SOURCE_PORTS = frozenset({"random", "fully-random", "persistent"})
 _REJECTIONS = {
@@ -57,6 +70,22 @@ class Rule:
     """Without its comment."""
     comment: str
     statements: tuple[Statement, ...]
+
+
+def partial_rule(line: str, family: Family, maps: dict[str, NftSet], why: str) -> Rule:
+    """A rule that `parse_rule` refuses because of `why`: its statements up to the first that is not known,
+    which says so when a packet reaches it, unless what is left can decide nothing."""
+    try:
+        words = split_words(line)
+    except ValueError:
+        words = line.split()
+    reader, found = _Reader(Words(words), family, maps), list[Statement]()
+    with contextlib.suppress(ValueError):
+        found.extend(reader.known())
+    rest = _DECIDING.intersection(words)
+    if rest and not ("maxseg" in words and rest == {"set"}):
+        found.append(Unknown(line, why))
+    return Rule(line, "", tuple(found) or (Counter(),))
 
 
 def parse_rule(line: str, family: Family, maps: dict[str, NftSet]) -> Rule:
@@ -80,6 +109,11 @@ class _Reader:
     def __init__(self, words: Words, family: Family, maps: dict[str, NftSet]) -> None:
         self._words, self._family, self._maps = words, family, maps
         self.comment = ""
+
+    def known(self) -> Iterator[Statement]:
+        """The statements up to the first one that is not known. Raises ValueError there."""
+        while self._words:
+            yield self._statement()
 
     def statements(self) -> tuple[Statement, ...]:
         """Every word of the rule."""
@@ -106,6 +140,7 @@ class _Reader:
             return VerdictStatement(read_verdict(self._words))
         readers: dict[str, Callable[[], Statement]] = {
             "counter": self._counter,
+            "log": self._log,
             "reject": self._reject,
             "dnat": self._dnat,
             "snat": self._snat,
@@ -145,7 +180,10 @@ class _Reader:
                 raise ValueError(f"{operator} a set")
             return InSet(left, read_set(words, self._maps, left.types, ()), operator == "!=")
         if words.next != "{":
-            return Compare(left, operator, (read_spans(words, left.types),))
+            values = [read_spans(words, left.types)]
+            while left.types in _FLAGS and words.accept(","):  # any of several bits
+                values.append(read_spans(words, left.types))
+            return Compare(left, operator, tuple(values))
         words.take()
         wanted = []
         while words.next != "}":
@@ -176,6 +214,12 @@ class _Reader:
                 self._words.take()
         return Counter()
 
+    def _log(self) -> Statement:
+        self._words.take()
+        while self._words.accept(*_LOG_OPTIONS):
+            self._words.take()
+        return Counter()
+
     def _reject(self) -> Statement:
         words = self._words
         words.take()
@@ -185,7 +229,10 @@ class _Reader:
             return Reject(reset=True)
         by = words.take(*_REJECTIONS)
         words.accept("type")
-        words.take(*_REJECTIONS[by])
+        if not words.next.isdigit():  # as `nft -n` prints it
+            words.take(*_REJECTIONS[by])
+        else:
+            words.take()
         return Reject()
 
     def _dnat(self) -> Statement:
