@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.api.serving import DNS, Api, served
+from tests.api.serving import DNS, Answer, Api, served
 from tests.api.test_hostile_requests import WORDS, encoded
 from tests.dataplane.fake_dataplane import FakeDataplane
 from vipd.api import explain_routes
@@ -118,6 +118,31 @@ def test_rules_that_cannot_be_read_at_all_are_no_answer(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(explain_routes, "READ_HOST", host)
     served(story, wired_by_table)
+
+
+def test_without_its_own_rules_there_is_no_answer_and_without_others_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def host(family: Family, prefix: str, addresses: Collection[str]) -> HostState:
+        return HostState(unread=("iptables-nft-save: there are too many",), faults=("table ip x: why",))
+
+    def story(wire: Callable[[Api], None]) -> Answer:
+        found: list[Answer] = []
+
+        async def ask(api: Api) -> None:
+            await api.add(DNS)
+            question = "/v1/explain?from=10.10.0.9&target=10.96.0.10%3A53%2Fudp&on_host=true"
+            found.append(await api.ask("GET", question))
+
+        served(ask, wire)
+        return found[0]
+
+    monkeypatch.setattr(explain_routes, "READ_HOST", host)
+    assert story(wired).kind == "invalid"
+    notes = story(wired_by_table).body["explanation"]["notes"]
+    assert {
+        f"not looked at: {what}" for what in ("iptables-nft-save: there are too many", "table ip x: why")
+    } <= set(notes)
 
 
 def test_a_dataplane_without_such_rules() -> None:

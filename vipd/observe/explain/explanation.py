@@ -204,7 +204,7 @@ def _host_notes(
     yield from (f"this host has no route to {address}" for address in unreachable(backends, host.devices))
     for name in rules.left_out:
         yield f"{name} is at a hook that is not looked at"
-    yield from (f"not looked at: {fault}" for fault in host.faults)
+    yield from (f"not looked at: {fault}" for fault in (*host.unread, *host.faults))
 
 
 _UNKNOWN = "cannot be told: it depends on a rule that is not understood"

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Collection
 from socket import if_indextoname
 
-from vipd.dataplane.base import ApplyError
+from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.iptables.tools import find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables.options import table_name
 from vipd.dataplane.nftables.reader import TableReader
@@ -28,30 +28,33 @@ MAX_ADDRESSES = 256
 async def read_host(family: Family, prefix: str, addresses: Collection[str], run: Runner) -> HostState:
     """The rules of all programs in one family, and the routes to these addresses. What cannot be read is
     named in `faults`. `prefix`: that of vipd's own chains and table."""
-    faults: list[str] = []
-    iptables = await _iptables(family, run, faults)
+    faults, unread = list[str](), list[str]()
+    iptables = await _iptables(family, run, unread)
     tables = await _tables(prefix, run, faults)
     devices: dict[str, str] = {}
     try:
         devices = await devices_to(list(dict.fromkeys(addresses))[:MAX_ADDRESSES])
     except OSError as error:
         faults.append(f"routes: {error}")
-    return HostState(iptables, tables, devices, tuple(faults))
+    return HostState(iptables, tables, devices, tuple(unread), tuple(faults))
 
 
-async def _iptables(family: Family, run: Runner, faults: list[str]) -> dict[str, str]:
+async def _iptables(family: Family, run: Runner, unread: list[str]) -> dict[str, str]:
     found = {}
     for variant in VARIANTS:
         if variant == "legacy" and not has_legacy_tables(family):
             continue
         try:
             text = await save(await find_tools(family, variant, run), run)
-        except ApplyError as error:  # also where the program is missing
-            if variant == "legacy":
-                faults.append(f"{error.what}: {error.why}")
+        except MissingProgramError:
+            if variant == "legacy":  # it has tables, and nothing shows them
+                unread.append(f"the {family} rules of iptables ({variant}): the program is missing")
+            continue
+        except ApplyError as error:
+            unread.append(f"{error.what}: {error.why}")
             continue
         if len(text) > MAX_TEXT:
-            faults.append(f"the {family} rules of iptables ({variant}): there are too many")
+            unread.append(f"the {family} rules of iptables ({variant}): there are too many")
         else:
             found[variant] = text
     return found
@@ -64,11 +67,13 @@ async def _tables(prefix: str, run: Runner, faults: list[str]) -> dict[str, str]
     except ApplyError as error:
         faults.append(f"{error.what}: {error.why}")
         return found
-    own = {table_name(prefix)}
+    own = table_name(prefix)
     others = [
         (family, name)
         for family, name in chains
-        if name not in own and not (family in ("ip", "ip6") and name in TABLES_OF_IPTABLES)
+        if name != own
+        and not name.startswith(f"{own}-")
+        and not (family in ("ip", "ip6") and name in TABLES_OF_IPTABLES)
     ]
     for family, name in others[:MAX_TABLES]:
         if family in ("bridge", "netdev"):

@@ -23,8 +23,10 @@ class HostState:
     neither iptables' nor vipd's own."""
     devices: Mapping[str, str] = field(default_factory=dict)
     """By address: the interface by which packets to it leave; empty where there is no route."""
+    unread: tuple[str, ...] = ()
+    """Rules of iptables that could not be read, and why."""
     faults: tuple[str, ...] = ()
-    """What could not be read, and why."""
+    """What else could not be read, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,10 @@ def merged_rules(host: HostState, family: Family, prefix: str, own: Tables | Non
     """The rules of a host in one family. `own`: vipd's table; None where its rules are among iptables'.
 
     Raises:
-        RulesetError: a text is not understood at all.
+        RulesetError: a text is not understood at all, or vipd's own rules could not be read.
     """
+    if own is None and (host.unread or not host.iptables):
+        raise RulesetError("", "; ".join(host.unread) or "there are no rules of iptables")
     parts: list[Ruleset | Tables] = [own] if own else []
     left_out: list[str] = []
     for variant, text in host.iptables.items():
