@@ -75,7 +75,7 @@ def rules(target: str, drawn: str, everything: bool, form: str) -> int:
     TARGET is a service, a frontend, or the name of a chain as it stands in a log. What vipd did not write, or
     what is missing, is marked by !. Only new flows come to these rules, so packets count flows. Needs root;
     without a daemon the names are those in the comments on rules. -o wide shows beside each line the rule or
-    element itself, as the kernel has it, and cuts nothing.
+    element itself, as the kernel has it, with its number or handle, and cuts nothing.
 
     \b
     vipctl rules dns
@@ -180,7 +180,7 @@ def _tree_lines(tree: ServiceTree | SharedTree, chain: str, terminal: Screen, wi
             *_counts(row.count),
             "" if row.share is None else f"{100 * row.share:.1f}",
             Cell(row.text, row.colour),
-            *([row.rule] if wide else ()),
+            *([f"{row.rule}  # {row.place}" if row.place else row.rule] if wide else ()),
         ]
         for row in rows_of(tree.nodes, chain)
     ]

@@ -90,7 +90,34 @@ def test_wide_shows_what_the_kernel_has_beside_its_meaning(room: Room) -> None:
     assert re.search(r" (-m statistic .*-j VIPD-SEP-|10\.244\.0\.8 \. 8080$)", backend), backend
     shown = [node for tree in room.rules("shop/web")["services"] for node in nodes(tree, "rule")]
     assert shown
-    assert all(any(line.endswith(node.get("rule", "")) for line in lines) for node in shown)
+    ends = [f"{n['rule']}  # {n['place']}" if "place" in n else n.get("rule", "") for n in shown]
+    assert all(any(line.endswith(end) for line in lines) for end in ends)
+
+
+def test_wide_numbers_are_those_of_the_kernel(room: Room) -> None:
+    """Each chain's rules by the program's own listing."""
+    chains = [
+        node
+        for tree in room.rules("shop/web")["services"]
+        if tree["family"] == "ipv4"
+        for node in nodes(tree, "chain")
+        if node.get("children")
+    ]
+    checked = 0
+    for chain, rule in (
+        (c, r) for c in chains for r in c["children"] if r.get("place") and r["kind"] != "chain"
+    ):
+        kind, number = rule["place"].split()
+        if room.dataplane == "nftables":
+            listed = room.tool("nft", "-a", "list", "table", "ip", "vipd")
+            assert re.search(rf"# {kind} {number}$", listed, re.M), rule
+            (line,) = re.findall(rf"^.*# {kind} {number}$", listed, re.M)
+        else:
+            table = "filter" if chain["text"].startswith("filter") else "nat"
+            line = room.tool("iptables", "-t", table, "-S", chain["name"], number)
+        assert " ".join(rule["rule"].split()) in " ".join(line.split()), rule
+        checked += 1
+    assert checked > 2
 
 
 def test_counters_move_with_packets(room: Room) -> None:

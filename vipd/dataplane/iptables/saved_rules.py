@@ -44,15 +44,22 @@ class Count(NamedTuple):
 
 
 class SavedRule(NamedTuple):
-    """One rule: its text after `-A CHAIN `, and its counters (None if the text has none)."""
+    """One rule: its text after `-A CHAIN `, its counters (None if the text has none), and its number in its
+    chain, from 1 (0: unknown)."""
 
     text: str
     counted: Count | None
+    number: int = 0
 
     @property
     def target(self) -> str:
         """The word after `-j` or `-g`: a chain or one of the kernel's targets; empty when it has none."""
         return target_of(self.text)
+
+    @property
+    def place(self) -> str:
+        """Where it is in its chain: `number 3`; empty if that is unknown."""
+        return f"number {self.number}" if self.number else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,8 @@ def read_tables(text: str) -> SavedTables:
         name, _, rule = rest[3:].partition(" ")
         if not rest.startswith("-A "):
             raise _unreadable(line)
-        chains.setdefault(ChainId(table, name), []).append(SavedRule(rule, counted))
+        rules = chains.setdefault(ChainId(table, name), [])
+        rules.append(SavedRule(rule, counted, len(rules) + 1))
     return SavedTables({chain: tuple(rules) for chain, rules in chains.items()}, policies)
 
 

@@ -70,12 +70,15 @@ def _incoming_jumps(rules: IptablesRules, hook: ChainId, shown: set[str]) -> Ite
 def _chain(rules: IptablesRules, chain: ChainId, jump: SavedRule | None, shown: set[str]) -> Node:
     text = _purpose(rules, chain)
     text_of_jump, count = (jump.text, jump.counted) if jump else ("", None)
+    place = jump.place if jump else ""
     if chain.name in shown:
-        return Node(NodeKind.CHAIN, text, chain.name, text_of_jump, count, repeated=True)
+        return Node(NodeKind.CHAIN, text, chain.name, text_of_jump, count, repeated=True, place=place)
     shown.add(chain.name)
     children = tuple(_fixed_rules(rules, chain, shown))
     fault = _why_ineffective(rules, chain)
-    return Node(NodeKind.CHAIN, text, chain.name, text_of_jump, count, fault=fault, children=children)
+    return Node(
+        NodeKind.CHAIN, text, chain.name, text_of_jump, count, fault=fault, children=children, place=place
+    )
 
 
 def _fixed_rules(rules: IptablesRules, chain: ChainId, shown: set[str]) -> Iterator[Node]:
@@ -107,7 +110,15 @@ def _shared_rule(rules: IptablesRules, chain: ChainId, rule: SavedRule) -> Node:
         if rules.names.owns(target)
         else ()
     )
-    return Node(NodeKind.RULE, parsed.text, parsed.frontend, rule.text, rule.counted, children=onward)
+    return Node(
+        NodeKind.RULE,
+        parsed.text,
+        parsed.frontend,
+        rule.text,
+        rule.counted,
+        children=onward,
+        place=rule.place,
+    )
 
 
 def _purpose(rules: IptablesRules, chain: ChainId) -> str:

@@ -145,6 +145,7 @@ class _ServiceTreeBuilder:
                     hop.rule.text,
                     hop.rule.counted,
                     children=children,
+                    place=hop.rule.place,
                 )
 
     def _foreign(self, chain: ChainId) -> Iterator[Node]:
@@ -158,7 +159,15 @@ class _ServiceTreeBuilder:
         if entry.chain.table == "filter" and entry.rule.target == "ACCEPT":
             kind, name = NodeKind.RULE, ""  # a health port is answered by this host itself
         children = self._jump_node(entry.rule) if kind is NodeKind.FRONTEND else ()
-        return Node(kind, entry.parsed.text, name, entry.rule.text, entry.rule.counted, children=children)
+        return Node(
+            kind,
+            entry.parsed.text,
+            name,
+            entry.rule.text,
+            entry.rule.counted,
+            children=children,
+            place=entry.rule.place,
+        )
 
     def _jump_node(self, rule: SavedRule) -> tuple[Node, ...]:
         return (self._chain(rule.target),) if self._is_own(rule.target) else ()
@@ -206,6 +215,7 @@ class _ServiceTreeBuilder:
         return Node(
             kind, text, name, rule.text, rule.counted, None if kind is NodeKind.RULE else share, fault,
             children=children, leads_to=rule.target if parsed.role is Role.AFFINITY and not follows else "",
+            place=rule.place,
         )  # fmt: skip
 
     def _endpoint(self, chain: str) -> str:
@@ -248,7 +258,7 @@ class _ServiceTreeBuilder:
 
 def foreign(rule: SavedRule) -> Node:
     """A rule that vipd does not write, in one of vipd's chains."""
-    return Node(NodeKind.FOREIGN, rule.text, "", rule.text, rule.counted, fault=NOT_OURS)
+    return Node(NodeKind.FOREIGN, rule.text, "", rule.text, rule.counted, fault=NOT_OURS, place=rule.place)
 
 
 def _chance(parsed: ParsedRule) -> float:

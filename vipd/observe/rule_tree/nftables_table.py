@@ -24,13 +24,20 @@ class TableRule(NamedTuple):
 
     text: str
     ours: bool
+    handle: int = 0
+
+    @property
+    def place(self) -> str:
+        """`handle 12`; empty if that is unknown."""
+        return f"handle {self.handle}" if self.handle else ""
 
 
 def read_table_rules(listing: str) -> dict[str, tuple[TableRule, ...]]:
-    """The rules of the chains in the output of `nft -t list table`."""
+    """The rules of the chains in the output of `nft -a -t list table`."""
     return {
         name: tuple(
-            TableRule(_DIGEST.sub("", rule.text), bool(_DIGEST.search(rule.text))) for rule in chain.rules
+            TableRule(_DIGEST.sub("", rule.text), bool(_DIGEST.search(rule.text)), rule.handle)
+            for rule in chain.rules
         )
         for name, chain in read_chains(listing).items()
     }

@@ -265,9 +265,9 @@ def _rule(chain: str, rule: TableRule, children: tuple[Node, ...] = ()) -> Node:
         and rule.text in (f"goto {children[0].name}", f"jump {children[0].name}")
     ):
         # A rule without other effects is only the way to the chain.
-        return replace(children[0], rule=rule.text)
+        return replace(children[0], rule=rule.text, place=rule.place)
     text = describe(chain, rule.text) if rule.ours else rule.text
-    return Node(kind, text, "", rule.text, fault=fault, children=children)
+    return Node(kind, text, "", rule.text, fault=fault, children=children, place=rule.place)
 
 
 def _plain(chain: str, rules: Iterable[TableRule]) -> Iterator[Node]:

@@ -154,4 +154,6 @@ class _ChainReader:
     async def _list(self, chain: ChainId) -> tuple[SavedRule, ...] | None:
         """One chain's rules with their counters; None if there is no such chain. Raises ApplyError."""
         listed = await list_chain(self._tools, chain, self._run, counters=True)
-        return None if listed is None else tuple(map(listed_rule, listed))
+        if listed is None:
+            return None
+        return tuple(listed_rule(text)._replace(number=number) for number, text in enumerate(listed, 1))

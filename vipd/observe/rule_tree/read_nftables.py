@@ -114,7 +114,7 @@ def _counter(element: dict[int, bytes]) -> Count:
 
 async def _list(table: str, run: Runner) -> str:
     """The chains as nft prints them; `-t` leaves out the elements."""
-    finished = await finish(["nft", "-t", "list", "table", *table.split()], "", run)
+    finished = await finish(["nft", "-a", "-t", "list", "table", *table.split()], "", run)
     if finished.exit_code:
         why = " ".join(finished.stderr.split()) or f"exit code {finished.exit_code}"
         raise ApplyError(f"cannot list table {table}", why)

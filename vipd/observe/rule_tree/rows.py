@@ -21,6 +21,8 @@ class Row:
     colour: str = ""
     rule: str = ""
     """As the kernel has it; empty where a line is none."""
+    place: str = ""
+    """Its number or handle."""
 
 
 def heading(tree: ServiceTree | SharedTree) -> str:
@@ -40,7 +42,7 @@ def rows_of(nodes: Sequence[Node], marked: str = "") -> Iterator[Row]:
 
 def _rows(node: Node, own: str, below: str) -> Iterator[Row]:
     colour = "red" if node.fault else "bold" if node.kind is NodeKind.CHAIN else ""
-    yield Row(own + label(node), node.count, node.share, colour, node.rule)
+    yield Row(own + label(node), node.count, node.share, colour, node.rule, node.place)
     if node.fault:
         more = _DOWN if node.children else _NOTHING
         yield Row(f"{below}{more}! {node.fault}", colour="red")

@@ -50,6 +50,8 @@ class Node:
     children: tuple[Node, ...] = ()
     leads_to: str = ""
     """A chain that it leads to without being its parent: that is elsewhere in the same tree."""
+    place: str = ""
+    """Where the rule is: `number 3` of its chain with iptables, `handle 12` with nft."""
 
     def walk(self) -> Iterator[Node]:
         """This node and all below it."""
@@ -60,7 +62,7 @@ class Node:
     def view(self) -> Json:
         """As a JSON value, without empty and unknown fields."""
         found: Json = {"kind": str(self.kind), "text": self.text}
-        found |= {key: value for key in ("name", "rule", "fault") if (value := getattr(self, key))}
+        found |= {key: value for key in ("name", "rule", "place", "fault") if (value := getattr(self, key))}
         if self.count is not None:
             found |= {"packets": self.count.packets, "bytes": self.count.bytes}
         if self.share is not None:
