@@ -213,9 +213,10 @@ def _guard(permission: Permission) -> Middleware:
         reads_host = request.query.get(ON_HOST) == "true"
         changes = request.method not in ("GET", "HEAD")
         if (changes or reads_host) and not await permission.may_change(peer):
-            allowed = f"root and group {permission.admin_group}"
+            group = permission.admin_group
             what = "change services" if changes else "see the rules of this host"
-            why = f"changes are accepted from {allowed}" if changes else f"they are shown to {allowed}"
+            why = f"changes are accepted from root and from group {group}"
+            why = why if changes else f"they are shown to root and group {group}"
             return _error(
                 "forbidden", f"{peer} may not {what}", why, await permission.how_to_get_access(peer)
             )
