@@ -7,7 +7,6 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from aiohttp import web
 
@@ -18,7 +17,6 @@ from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import Kind, RefusedError
-from vipd.host.process import run
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family
 from vipd.observe.announcement_views import announcement_notes
@@ -27,7 +25,6 @@ from vipd.observe.explain.host_reading import read_host
 from vipd.observe.explain.host_rules import HostState
 from vipd.observe.explain.query import QueryError, ask
 from vipd.observe.explain.rule_words import Options
-from vipd.observe.simulator import RulesetError
 
 MAX_CONCURRENT = 2
 """Questions that are worked on at a time; others wait for their turn."""
@@ -38,7 +35,7 @@ ON_HOST = "on_host"
 """The query's key for rules of other programs; who may not change services may not see them."""
 
 ReadHost = Callable[[Family, str, Collection[str]], Awaitable[HostState]]
-READ_HOST: ReadHost = partial(read_host, run=run)
+READ_HOST: ReadHost = read_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +55,7 @@ class ExplainRoutes:
     """Answers `/v1/explain`."""
 
     def __init__(
-        self,
-        reconciler: Reconciler,
-        dataplane: Dataplane,
-        announcer: Announcer | None = None,
+        self, reconciler: Reconciler, dataplane: Dataplane, announcer: Announcer | None = None
     ) -> None:
         self._reconciler, self._dataplane, self._announcer = reconciler, dataplane, announcer
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT, "vipd explain")
@@ -96,9 +90,6 @@ class ExplainRoutes:
         except QueryError as error:
             kind: Kind = "not-found" if error.unknown else "malformed"
             raise RefusedError(kind, error.what, error.why, error.hint) from None
-        except RulesetError as error:
-            hint = "vipctl trace follows a real packet; without --on-host only vipd's own rules count"
-            raise RefusedError("invalid", "rules of this host are not understood", str(error), hint) from None
         return encoded_json_response(body)
 
     async def _host(self, source: str, target: str, rule_inputs: _RuleInputs) -> HostState:

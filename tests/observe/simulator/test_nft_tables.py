@@ -299,6 +299,15 @@ def of_others(rule: str) -> str:
         ("tcp flags 0x2 tcp option maxseg size set rt mtu", "unchanged"),
         ("tcp option maxseg size set 1400 accept", "unknown"),
         ("meta mark set 0x1", "unchanged"),
+        ("tcp flags 0x0 / 0x3 drop", "unknown"),
+        ("tcp flags 0x12 / 0x10 drop", "unknown"),
+        ("ct status != 0x20 drop", "unknown"),
+        ("ct status { 0x20 } drop", "unknown"),
+        ("add @blocked { ip saddr limit rate over 5/second burst 5 packets } drop", "unknown"),
+        (
+            'iif "x" add @blocked { ip saddr limit rate over 5/second burst 5 packets } drop',
+            "unchanged",
+        ),
     ],
 )
 def test_rules_of_other_programs(rule: str, verdict: str) -> None:

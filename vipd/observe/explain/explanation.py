@@ -24,7 +24,6 @@ from vipd.observe.explain.explanation_text import (
 )
 from vipd.observe.explain.host_rules import (
     HostState,
-    MergedRules,
     arriving_by_route,
     merged_rules,
     unreachable,
@@ -37,9 +36,10 @@ from vipd.observe.simulator import (
     Outcome,
     Packet,
     PacketVerdict,
+    Ruleset,
+    RulesetError,
     SimulationResult,
     Tables,
-    UnknownRule,
     parse_ruleset,
     parse_tables,
     trace,
@@ -163,16 +163,16 @@ def explain(
     unknown = ""
     # Without any forwarding there would be no rules at all, not even those that all packets pass.
     addresses = tuple(sorted(host_addresses))
-    found = _traced(concerned or others, options, packet, Host(addresses))
+    own = _own_rules(concerned or others, options, packet.family)
+    found, left_out = trace(own, packet, Host(addresses)), tuple[str, ...]()
     if host is not None:
         packet = arriving_by_route(packet, host.devices)
-        rules = merged_rules(
-            host, packet.family, options.prefix, _own_table(concerned or others, options, packet)
-        )
         try:
+            rules = merged_rules(host, own, options.prefix)
+            left_out = rules.left_out
             found = trace(rules, packet, Host(addresses, devices=host.devices))
-        except UnknownRule as error:
-            unknown = f"{error.text} ({error.why})"
+        except RulesetError as error:
+            unknown = f"{error.text} ({error.why})" if error.text else error.why
     context = PacketContext(
         packet, concerned, options, destination_is_local=is_own(packet.destination, host_addresses)
     )
@@ -185,14 +185,14 @@ def explain(
         f"{_place(packet)} {clause}",
         reason,
         hint(context) if _unserved(found) and not unknown else "",
-        said if host is None else (*said, *_host_notes(host, packet, rules, found)),
+        said if host is None else (*said, *_host_notes(host, packet, left_out, found)),
         options,
         unknown,
     )
 
 
 def _host_notes(
-    host: HostState, packet: Packet, rules: MergedRules, found: SimulationResult
+    host: HostState, packet: Packet, left_out: Collection[str], found: SimulationResult
 ) -> Iterator[str]:
     """What is assumed of the host, and what is not looked at."""
     if packet.arriving is Arrival.FORWARDED:
@@ -202,28 +202,18 @@ def _host_notes(
         )
     backends = [outcome.backend for outcome in found.outcomes if outcome.backend]
     yield from (f"this host has no route to {address}" for address in unreachable(backends, host.devices))
-    for name in rules.left_out:
-        yield f"{name} is at a hook that is not looked at"
-    yield from (f"not looked at: {fault}" for fault in (*host.unread, *host.faults))
+    yield from (f"{name} is at a hook that is not looked at" for name in left_out)
+    yield from (f"not looked at: {fault}" for fault in host.faults)
 
 
 _UNKNOWN = "cannot be told: it depends on a rule that is not understood"
 
 
-def _own_table(forwardings: Iterable[Forwarding], options: Options, packet: Packet) -> Tables | None:
-    """vipd's table; None with iptables."""
+def _own_rules(forwardings: Iterable[Forwarding], options: Options, family: Family) -> Ruleset | Tables:
+    """The rules of these forwardings."""
     if isinstance(options, TableOptions):
-        return parse_tables(render_table(forwardings, options), packet.family)
-    return None
-
-
-def _traced(
-    forwardings: Iterable[Forwarding], options: Options, packet: Packet, host: Host
-) -> SimulationResult:
-    """The effect of the rules of these forwardings on a packet."""
-    if isinstance(options, TableOptions):
-        return trace(parse_tables(render_table(forwardings, options), packet.family), packet, host)
-    return trace(parse_ruleset(render_rules(forwardings, options), packet.family), packet, host)
+        return parse_tables(render_table(forwardings, options), family)
+    return parse_ruleset(render_rules(forwardings, options), family)
 
 
 def related(packet: Packet, forwardings: Iterable[Forwarding]) -> tuple[Forwarding, ...]:

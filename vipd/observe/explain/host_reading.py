@@ -4,36 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import partial
 from socket import if_indextoname
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
+from vipd.dataplane.iptables.saved_rules import left_out_tables
 from vipd.dataplane.iptables.tools import find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables.options import table_name
 from vipd.dataplane.nftables.reader import TableReader
 from vipd.host.process import ProgramTimeoutError, Runner
+from vipd.host.process import run as run_program
 from vipd.model.service import Family
 from vipd.observe.explain.host_rules import HostState
 
 VARIANTS = ("nft", "legacy")
-TABLES_OF_IPTABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
 MAX_TABLES = 64
 MAX_TEXT = 8 * 2**20
-"""Bytes of rules of one program; with more only a part of them would be read in time."""
+"""Bytes of rules that a program may print; iptables has some 3,000 services in so many."""
+PROGRAM_SECONDS = 10.0
 READ_SECONDS = 5.0
 MAX_ADDRESSES = 256
 """Addresses whose routes are looked up."""
 
 
-async def read_host(family: Family, prefix: str, addresses: Collection[str], run: Runner) -> HostState:
+BOUNDED_RUN: Runner = partial(run_program, timeout=PROGRAM_SECONDS, max_output=MAX_TEXT)
+
+
+async def read_host(
+    family: Family, prefix: str, addresses: Collection[str], run: Runner = BOUNDED_RUN
+) -> HostState:
     """The rules of all programs in one family, and the routes to these addresses. What cannot be read is
-    named in `faults`. `prefix`: that of vipd's own chains and table."""
+    named in `unread` or `faults`. `prefix`: that of vipd's own chains and table."""
     faults, unread = list[str](), list[str]()
     iptables = await _iptables(family, run, unread)
-    tables = await _tables(prefix, run, faults)
+    tables = await _tables(prefix, _shown(family, iptables), run, unread)
     devices: dict[str, str] = {}
+    wanted = list(dict.fromkeys(addresses))
+    if len(wanted) > MAX_ADDRESSES:
+        faults.append(f"routes to {len(wanted) - MAX_ADDRESSES} more addresses")
     try:
-        devices = await devices_to(list(dict.fromkeys(addresses))[:MAX_ADDRESSES])
+        devices = await devices_to(wanted[:MAX_ADDRESSES])
     except OSError as error:
         faults.append(f"routes: {error}")
     return HostState(iptables, tables, devices, tuple(unread), tuple(faults))
@@ -52,28 +63,33 @@ async def _iptables(family: Family, run: Runner, unread: list[str]) -> dict[str,
             continue
         except ApplyError as error:
             unread.append(f"{error.what}: {error.why}")
-            continue
-        if len(text) > MAX_TEXT:
-            unread.append(f"the {family} rules of iptables ({variant}): there are too many")
+        except (OSError, ProgramTimeoutError) as error:
+            unread.append(f"the {family} rules of iptables ({variant}): {error}")
         else:
             found[variant] = text
     return found
 
 
-async def _tables(prefix: str, run: Runner, faults: list[str]) -> dict[str, str]:
+def _shown(family: Family, iptables: Mapping[str, str]) -> set[str]:
+    """The tables of nf_tables that iptables has shown, as `ip nat`; it leaves out what only nft can show."""
+    text, word = iptables.get("nft", ""), "ip" if family is Family.IPV4 else "ip6"
+    shown = {line[1:].strip() for line in text.splitlines() if line.startswith("*")}
+    return {f"{word} {name}" for name in shown - set(left_out_tables(text))}
+
+
+async def _tables(prefix: str, shown: Collection[str], run: Runner, unread: list[str]) -> dict[str, str]:
+    """The other tables, but for those that iptables has shown."""
     found: dict[str, str] = {}
     try:
         chains = await asyncio.to_thread(_base_chain_tables)
     except ApplyError as error:
-        faults.append(f"{error.what}: {error.why}")
+        unread.append(f"{error.what}: {error.why}")
         return found
     own = table_name(prefix)
     others = [
         (family, name)
         for family, name in chains
-        if name != own
-        and not name.startswith(f"{own}-")
-        and not (family in ("ip", "ip6") and name in TABLES_OF_IPTABLES)
+        if name != own and not name.startswith(f"{own}-") and f"{family} {name}" not in shown
     ]
     for family, name in others[:MAX_TABLES]:
         if family in ("bridge", "netdev"):
@@ -82,15 +98,15 @@ async def _tables(prefix: str, run: Runner, faults: list[str]) -> dict[str, str]
         try:
             printed = await run(["nft", "-n", "list", "table", family, name], "")
         except (OSError, ProgramTimeoutError) as error:
-            faults.append(f"table {family} {name}: {error}")
+            unread.append(f"table {family} {name}: {error}")
             continue
-        if printed.exit_code or len(printed.stdout) > MAX_TEXT:
-            why = " ".join(printed.stderr.split()) or "it has too many rules"
-            faults.append(f"table {family} {name}: {why}")
+        if printed.exit_code:
+            why = " ".join(printed.stderr.split()) or f"exit code {printed.exit_code}"
+            unread.append(f"table {family} {name}: {why}")
         else:
             found[f"{family} {name}"] = printed.stdout
     if len(others) > MAX_TABLES:
-        faults.append(f"{len(others) - MAX_TABLES} more tables of nft")
+        unread.append(f"{len(others) - MAX_TABLES} more tables of nft")
     return found
 
 

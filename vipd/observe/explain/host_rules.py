@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,9 +25,9 @@ class HostState:
     devices: Mapping[str, str] = field(default_factory=dict)
     """By address: the interface by which packets to it leave; empty where there is no route."""
     unread: tuple[str, ...] = ()
-    """Rules of iptables that could not be read, and why."""
+    """Rules that could not be read, and why: then nothing can be told."""
     faults: tuple[str, ...] = ()
-    """What else could not be read, and why."""
+    """Routes that could not be read, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +45,42 @@ class MergedRules:
         return sorted(found, key=lambda chain: chain.priority)
 
 
-def merged_rules(host: HostState, family: Family, prefix: str, own: Tables | None) -> MergedRules:
-    """The rules of a host in one family. `own`: vipd's table; None where its rules are among iptables'.
+def merged_rules(host: HostState, own: Ruleset | Tables, prefix: str) -> MergedRules:
+    """The rules of a host in one family, with vipd's `own` ones. With iptables these are among the host's,
+    as the kernel has them.
 
     Raises:
-        RulesetError: a text is not understood at all, or vipd's own rules could not be read.
+        RulesetError: something could not be read, or is not understood at all.
     """
-    if own is None and (host.unread or not host.iptables):
-        raise RulesetError("", "; ".join(host.unread) or "there are no rules of iptables")
-    parts: list[Ruleset | Tables] = [own] if own else []
-    left_out: list[str] = []
+    if host.unread:
+        raise RulesetError("", f"rules of this host could not be read: {'; '.join(host.unread)}")
+    family = own.family
+    parts: list[Ruleset | Tables] = [own] if isinstance(own, Tables) else []
+    if not parts and not host.iptables:
+        raise RulesetError("", "the kernel has no rules of iptables")
     for variant, text in host.iptables.items():
-        parts.append(_named(f"iptables ({variant})", parse_ruleset, text, family, prefix=prefix))
+        with _naming(f"iptables ({variant})"):
+            parts.append(parse_ruleset(text, family, strict=False, prefix=prefix))
+    left_out: list[str] = []
     for name, text in host.tables.items():
-        if name.partition(" ")[0] in _OF[family]:
-            tables = _named(f"table {name}", parse_tables, text, family)
-            parts.append(tables)
+        of = name.partition(" ")[0]
+        if of in _FAMILIES[family]:
+            with _naming(f"table {name}"):
+                parts.append(tables := parse_tables(text, family, strict=False))
             left_out += tables.left_out
-        elif name.partition(" ")[0] in ("bridge", "netdev"):
+        elif of in ("bridge", "netdev"):
             left_out.append(name)
     return MergedRules(family, parts, tuple(left_out))
 
 
-_OF = {Family.IPV4: ("ip", "inet"), Family.IPV6: ("ip6", "inet")}
+_FAMILIES = {Family.IPV4: ("ip", "inet"), Family.IPV6: ("ip6", "inet")}
 
 
-def _named(name: str, parse: Any, text: str, family: Family, **options: str) -> Any:
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Within it a RulesetError names what the text is of."""
     try:
-        return parse(text, family, strict=False, **options)
+        yield
     except RulesetError as error:
         raise RulesetError(f"{name}: {error.text}" if error.text else name, error.why) from None
 

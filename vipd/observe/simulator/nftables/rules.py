@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vipd.model.service import Family
@@ -22,7 +22,7 @@ from vipd.observe.simulator.nftables.reader import (
     read_verdict,
     writable,
 )
-from vipd.observe.simulator.nftables.sets import NftSet
+from vipd.observe.simulator.nftables.sets import NftSet, Spans
 from vipd.observe.simulator.nftables.statements import (
     Compare,
     Counter,
@@ -41,7 +41,6 @@ from vipd.observe.simulator.nftables.statements import (
 )
 from vipd.observe.simulator.nftables.words import Words, split_words
 
-_FLAGS = ((CT_STATE,), (CT_STATUS,))
 _LOG_OPTIONS = ("prefix", "level", "group", "snaplen", "queue-threshold", "flags")
 _DECIDING = (
     FINAL_VERDICTS
@@ -79,13 +78,32 @@ def partial_rule(line: str, family: Family, maps: dict[str, NftSet], why: str) -
         words = split_words(line)
     except ValueError:
         words = line.split()
-    reader, found = _Reader(Words(words), family, maps), list[Statement]()
-    with contextlib.suppress(ValueError):
-        found.extend(reader.known())
+    found = _known(Words(words), family, maps)
     rest = _DECIDING.intersection(words)
     if rest and not ("maxseg" in words and rest == {"set"}):
         found.append(Unknown(line, why))
     return Rule(line, "", tuple(found) or (Counter(),))
+
+
+def _known(words: Words, family: Family, maps: dict[str, NftSet]) -> list[Statement]:
+    """The statements before the first that is not known. What a sign follows is not known either: `tcp flags
+    0x2 / 0x17` is not `tcp flags 0x2`."""
+    reader, found, begins = _Reader(words, family, maps), list[Statement](), ""
+    with contextlib.suppress(ValueError):
+        while words:
+            begins = words.next
+            found.append(reader.statement())
+        return found
+    return found if begins[:1].isalpha() else found[:-1]
+
+
+def without_counts(rule: Rule) -> Rule:
+    """A rule of another program: a limit in an element of a set depends on earlier packets."""
+    for place, statement in enumerate(rule.statements):
+        if isinstance(statement, SetUpdate) and statement.limited:
+            unknown = Unknown(rule.text, "it depends on earlier packets")
+            return Rule(rule.text, rule.comment, (*rule.statements[:place], unknown))
+    return rule
 
 
 def parse_rule(line: str, family: Family, maps: dict[str, NftSet]) -> Rule:
@@ -110,11 +128,6 @@ class _Reader:
         self._words, self._family, self._maps = words, family, maps
         self.comment = ""
 
-    def known(self) -> Iterator[Statement]:
-        """The statements up to the first one that is not known. Raises ValueError there."""
-        while self._words:
-            yield self._statement()
-
     def statements(self) -> tuple[Statement, ...]:
         """Every word of the rule."""
         found: list[Statement] = []
@@ -124,7 +137,7 @@ class _Reader:
             if self._words.accept("comment"):
                 self.comment = self._words.take().strip('"')
             else:
-                found.append(self._statement())
+                found.append(self.statement())
         if not found:
             raise ValueError("it is empty")
         if (
@@ -134,7 +147,8 @@ class _Reader:
             raise ValueError("chance decides twice")
         return tuple(found)
 
-    def _statement(self) -> Statement:
+    def statement(self) -> Statement:
+        """The next statement. Raises ValueError for what is not known."""
         word = self._words.next
         if word in FINAL_VERDICTS | CHAIN_VERDICTS:
             return VerdictStatement(read_verdict(self._words))
@@ -156,6 +170,8 @@ class _Reader:
         """A statement that begins with an expression."""
         words = self._words
         left = read_concatenation(words, self._maps)
+        if left.types == (CT_STATUS,):
+            return Compare(left, "==", self._bits(left))
         if words.accept("vmap"):
             nft_set = read_set(words, self._maps, left.types, (VERDICT,))
             if not nft_set.of_verdicts:
@@ -180,10 +196,8 @@ class _Reader:
                 raise ValueError(f"{operator} a set")
             return InSet(left, read_set(words, self._maps, left.types, ()), operator == "!=")
         if words.next != "{":
-            values = [read_spans(words, left.types)]
-            while left.types in _FLAGS and words.accept(","):  # any of several bits
-                values.append(read_spans(words, left.types))
-            return Compare(left, operator, tuple(values))
+            values = self._bits(left) if left.types == (CT_STATE,) else (read_spans(words, left.types),)
+            return Compare(left, operator, values)
         words.take()
         wanted = []
         while words.next != "}":
@@ -194,6 +208,14 @@ class _Reader:
         if operator not in ("==", "!="):
             raise ValueError(f"{operator} a set")
         return Compare(left, operator, tuple(wanted))
+
+    def _bits(self, left: Expression) -> tuple[Spans, ...]:
+        """`established,related`: any of these bits. Of a status other bits are set that are not known here,
+        so that nothing else can be told of it."""
+        found = [read_spans(self._words, left.types)]
+        while self._words.accept(","):
+            found.append(read_spans(self._words, left.types))
+        return tuple(found)
 
     def _value(self, types: tuple[Datatype, ...]) -> Expression:
         """A computed expression, or a literal of these types."""

@@ -11,7 +11,7 @@ from vipd.observe.simulator.errors import RulesetError, UnknownRule, chains_in_l
 from vipd.observe.simulator.nftables.base_chain import BaseChain, Chain, Hook
 from vipd.observe.simulator.nftables.datatypes import DATATYPES, Datatype
 from vipd.observe.simulator.nftables.reader import read_concatenation, read_many_elements
-from vipd.observe.simulator.nftables.rules import Rule, parse_rule, partial_rule
+from vipd.observe.simulator.nftables.rules import Rule, parse_rule, partial_rule, without_counts
 from vipd.observe.simulator.nftables.sets import NftSet
 from vipd.observe.simulator.nftables.statements import VerdictMap, VerdictStatement
 from vipd.observe.simulator.nftables.words import Words, split_words
@@ -209,7 +209,8 @@ def _chain(
 
 def _rule(line: str, family: Family, nft_sets: dict[str, NftSet], *, strict: bool) -> Rule:
     try:
-        return parse_rule(line, family, nft_sets)
+        rule = parse_rule(line, family, nft_sets)
+        return rule if strict else without_counts(rule)
     except UnknownRule as error:
         if strict:
             raise
