@@ -40,6 +40,18 @@ FIREWALLS = {
         "table inet f {{ chain own {{ tcp dport {port} reject with tcp reset; }}; "
         "chain c {{ {accept} ip protocol tcp jump own; }}; }}"
     ),
+    "nft: in a table with a name of iptables": (
+        "table ip mangle {{ chain own {{ type filter hook forward priority -150; policy accept; "
+        "tcp dport {port} drop; }}; }}"
+    ),
+    "nft: with what iptables cannot show": (
+        "table ip mangle {{ set s {{ type inet_service; elements = {{ {port} }}; }}; "
+        "chain own {{ type filter hook forward priority -150; policy accept; tcp dport @s drop; }}; }}"
+    ),
+    "nft: a set in a chain of iptables": (
+        "table ip raw {{ chain PREROUTING {{ type filter hook prerouting priority -300; policy accept; "
+        "tcp dport {{ 9, 10 }} drop; }}; }}"
+    ),
     "iptables: drops a port": "filter FORWARD -p tcp -m multiport --dports 9,{port} -j DROP",
     "iptables: another port": "filter FORWARD -p tcp -m multiport --dports 9,10 -j DROP",
     "iptables: refuses": "filter FORWARD -o b+ -m conntrack --ctstate NEW -j REJECT",

@@ -206,7 +206,7 @@ def _host_notes(
     yield from (f"not looked at: {fault}" for fault in host.faults)
 
 
-_UNKNOWN = "cannot be told: it depends on a rule that is not understood"
+_UNKNOWN = "cannot be told: not all rules of this host are understood"
 
 
 def _own_rules(forwardings: Iterable[Forwarding], options: Options, family: Family) -> Ruleset | Tables:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 from socket import if_indextoname
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
-from vipd.dataplane.iptables.saved_rules import left_out_tables
+from vipd.dataplane.iptables.saved_rules import left_out_tables, partly_shown_tables, without_tables
 from vipd.dataplane.iptables.tools import find_tools, has_legacy_tables, save
 from vipd.dataplane.nftables.options import table_name
 from vipd.dataplane.nftables.reader import TableReader
@@ -38,7 +38,18 @@ async def read_host(
     named in `unread` or `faults`. `prefix`: that of vipd's own chains and table."""
     faults, unread = list[str](), list[str]()
     iptables = await _iptables(family, run, unread)
-    tables = await _tables(prefix, _shown(family, iptables), run, unread)
+    tables = dict[str, str]()
+    try:
+        in_kernel, with_sets = await asyncio.to_thread(_kernel_tables)
+    except ApplyError as error:
+        unread.append(f"{error.what}: {error.why}")
+    else:
+        word = "ip" if family is Family.IPV4 else "ip6"
+        if "nft" in iptables:
+            iptables["nft"] = _fully_shown(iptables["nft"], {t for f, t in with_sets if f == word})
+        lines = iptables.get("nft", "").splitlines()
+        shown = {f"{word} {line[1:]}" for line in lines if line.startswith("*")}
+        tables = await _tables(prefix, [t for t in in_kernel if " ".join(t) not in shown], run, unread)
     devices: dict[str, str] = {}
     wanted = list(dict.fromkeys(addresses))
     if len(wanted) > MAX_ADDRESSES:
@@ -70,27 +81,22 @@ async def _iptables(family: Family, run: Runner, unread: list[str]) -> dict[str,
     return found
 
 
-def _shown(family: Family, iptables: Mapping[str, str]) -> set[str]:
-    """The tables of nf_tables that iptables has shown, as `ip nat`; it leaves out what only nft can show."""
-    text, word = iptables.get("nft", ""), "ip" if family is Family.IPV4 else "ip6"
-    shown = {line[1:].strip() for line in text.splitlines() if line.startswith("*")}
-    return {f"{word} {name}" for name in shown - set(left_out_tables(text))}
+def _fully_shown(text: str, with_sets: Collection[str]) -> str:
+    """The tables of which iptables-nft-save has shown all; nft shows the others.
+
+    Version 1.8.9 prints a rule that looks up a set as if it did not, so that `tcp dport @ports drop` is
+    `-p tcp -j DROP`; iptables itself makes no sets.
+    """
+    return without_tables(text, {*left_out_tables(text), *partly_shown_tables(text), *with_sets})
 
 
-async def _tables(prefix: str, shown: Collection[str], run: Runner, unread: list[str]) -> dict[str, str]:
-    """The other tables, but for those that iptables has shown."""
+async def _tables(
+    prefix: str, in_kernel: Collection[tuple[str, str]], run: Runner, unread: list[str]
+) -> dict[str, str]:
+    """The text of these tables, each a family and a name, but for vipd's own."""
     found: dict[str, str] = {}
-    try:
-        chains = await asyncio.to_thread(_base_chain_tables)
-    except ApplyError as error:
-        unread.append(f"{error.what}: {error.why}")
-        return found
     own = table_name(prefix)
-    others = [
-        (family, name)
-        for family, name in chains
-        if name != own and not name.startswith(f"{own}-") and f"{family} {name}" not in shown
-    ]
+    others = [(family, name) for family, name in in_kernel if name != own and not name.startswith(f"{own}-")]
     for family, name in others[:MAX_TABLES]:
         if family in ("bridge", "netdev"):
             found[f"{family} {name}"] = ""
@@ -110,9 +116,11 @@ async def _tables(prefix: str, shown: Collection[str], run: Runner, unread: list
     return found
 
 
-def _base_chain_tables() -> list[tuple[str, str]]:
+def _kernel_tables() -> tuple[list[tuple[str, str]], set[tuple[str, str]]]:
+    """The family and the name of every table that packets enter, and of every table with sets."""
     with TableReader(None) as reader:
-        return list(dict.fromkeys((chain.family, chain.table) for chain in reader.base_chains()))
+        chains = reader.base_chains()
+        return list(dict.fromkeys((c.family, c.table) for c in chains)), reader.tables_with_sets()
 
 
 async def devices_to(addresses: Collection[str]) -> dict[str, str]:
