@@ -29,7 +29,7 @@ def test_a_program_that_prints_too_much_is_killed(tmp_path: Path, stream: str) -
 
 def test_output_up_to_the_limit_is_whole() -> None:
     """Both outputs and the input are larger than a pipe's buffer, so that none may wait for another."""
-    code = "import sys; said = sys.stdin.read(); sys.stderr.write('e' * 100_000); sys.stdout.write(said); exit(3)"
+    code = "import sys; said = sys.stdin.read(); sys.stderr.write('e' * 100_000); print(end=said); exit(3)"
     result = asyncio.run(run([sys.executable, "-c", code], "i" * 100_000, max_output=100_000))
     assert result.exit_code == 3
     assert (result.stdout, result.stderr) == ("i" * 100_000, "e" * 100_000)
