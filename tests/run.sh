@@ -32,7 +32,7 @@ if [ "${1:-}" = --nightly ]; then
     export VIPD_KERNELS="debian12 debian13"
     export VIPD_OVERRIDES_SECONDS=300 VIPD_OVERRIDES_SEED=$seed
     export VIPD_FORK_SERVER=no
-    set -- --nightly --hypothesis-profile=fresh --hypothesis-seed="$seed" "$@"
+    set -- --nightly --timeout=1800 --hypothesis-profile=fresh --hypothesis-seed="$seed" "$@"
 fi
 want_space "${TMPDIR:-/tmp}" 2000
 install_packages $test_packages
