@@ -83,8 +83,8 @@ def enlarge_buffer(opened: socket.socket, size: int) -> None:
 
 
 def shorten_answers(opened: socket.socket) -> None:
-    """An answer with an error does not repeat the request, which may be larger than RECEIVE_BYTES. Raises
-    OSError."""
+    """No answer repeats its request, which may be larger than RECEIVE_BYTES. Raises OSError before Linux 4.3,
+    where answers are longer but equivalent."""
     opened.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
 
 
