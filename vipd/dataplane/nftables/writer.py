@@ -1,6 +1,6 @@
 """Writes changes of elements to the kernel, over a netlink socket that stays open.
 
-The program nft needs 5 ms of processor time to start. At its end it waits: before a netlink socket is closed,
+The program nft needs 3 ms of processor time to start. At its end it waits: before a netlink socket is closed,
 the kernel frees what was deleted, which takes it some 10 ms (a grace period of RCU).
 """
 
