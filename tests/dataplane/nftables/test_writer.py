@@ -99,7 +99,7 @@ def test_an_answer_that_is_lost_is_no_fault_of_the_rules(kernel: Kernel) -> None
 
 
 def test_a_kernel_that_hangs_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next transaction waits for the one that hangs: it could be written before it."""
+    """No transaction overtakes the one that hangs; the next was planned before that one was written."""
     go_on, order = threading.Event(), []
 
     def transact(opened: object, batch: bytes) -> bool:
@@ -115,11 +115,13 @@ def test_a_kernel_that_hangs_holds_up_nothing_else(monkeypatch: pytest.MonkeyPat
                 await slow.write(b"first")
         monkeypatch.setattr(writer, "STALL_SECONDS", 60.0)
         asyncio.get_running_loop().call_later(0.01, go_on.set)
-        assert await slow.write(b"second")
+        with pytest.raises(ApplyError, match="must be read again"):
+            await slow.write(b"second")
+        assert await slow.write(b"third")
 
     monkeypatch.setattr(writer, "_transact", transact)
     asyncio.run(story())
-    assert order == [b"first", b"second"]
+    assert order == [b"first", b"third"]
 
 
 HOLDERS = (

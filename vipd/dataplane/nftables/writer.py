@@ -29,12 +29,16 @@ class ElementWriter:
 
     async def write(self, batch: bytes) -> bool:
         """Write one transaction. False: it is not written, for a reason that nft can find out. Raises
-        ApplyError when it may be written or not: the kernel does not answer in time, or the answer is lost.
+        ApplyError when it may be written or not: the kernel does not answer in time, or the answer is lost;
+        and when an earlier one has only now been written.
         """
         try:
             async with asyncio.timeout(STALL_SECONDS):
                 if self._under_way is not None and not self._under_way.done():
-                    await asyncio.wait((self._under_way,))  # its caller was cancelled, or timed out
+                    # Its caller was cancelled, or timed out; the table was read before it was written.
+                    await asyncio.wait((self._under_way,))
+                    what = "the kernel has taken an earlier transaction only now"
+                    raise ApplyError(what, "the table must be read again")
                 if (opened := self._socket()) is None:
                     return False
                 # In a thread: while another program changes rules, the kernel lets the sender wait.
