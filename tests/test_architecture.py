@@ -89,6 +89,7 @@ SHELL_OF_CORE = (
             "watch",
             "foreign_chains",
             "flow_counter",
+            "writer",
         )
     )
     + tuple(

@@ -267,7 +267,7 @@ def prepare(control: Control, loop: SimulatedLoop) -> None:
         "watchfiles:awatch": saves,
         "vipd.host.bounded_threads:threading": _Threading,
         "vipd.health.record_file:threading": _Threading,
-        "vipd.daemon.wiring:HostDataplanes": lambda settings, record, runner: runner,
+        "vipd.daemon.wiring:HostDataplanes": lambda settings, record, runner, **_: runner,
         "vipd.dataplane.switching:SwitchableDataplane.start": _kernel,
         "vipd.host.vip_routes:VipRoutes.poll": _same,
         "vipd.sources.etcd.transport:Transport._open": _opened(control.etcd),

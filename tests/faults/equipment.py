@@ -61,6 +61,12 @@ class MountingNode(Node):
         return super().inside(["unshare", "--mount", "sh", "-c", self.script, self.directory, *argv])
 
 
+class ToolsOnlyDaemon(Daemon):
+    """A daemon that writes every change by programs."""
+
+    module = "tests.faults.tools_only_vipd"
+
+
 class FailingTools:
     """A directory with the programs that write a dataplane's rules, to be first in PATH."""
 

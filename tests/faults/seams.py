@@ -212,8 +212,16 @@ PROGRAMS = (
         garbage=lambda: ProgramResult(1, GARBAGE_TEXT, GARBAGE_TEXT),
         nothing=lambda: ProgramResult(-9, "", ""),
     ),
+    Seam(
+        "changes of elements",
+        "vipd.dataplane.nftables.writer:_transact",
+        ("vipd.dataplane.nftables.writer",),
+        "injected by the test|hangs|failed|cannot be run",
+        garbage=lambda: False,
+        nothing=lambda: False,
+    ),
 )
-"""No rule can be written then."""
+"""No rule can be written then. (The iptables dataplane does not pass the second.)"""
 
 ETCD = (
     Seam(

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import FailingTools, as_from_a_cold_start
+from tests.faults.equipment import FailingTools, ToolsOnlyDaemon, as_from_a_cold_start
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
@@ -22,7 +22,7 @@ VIP = "10.96.4.1"
 
 @pytest.fixture(scope="module")
 def daemon(lab: Lab, tools: FailingTools, equipment: Equipment) -> Iterator[Daemon]:
-    with Daemon(tools.equip(lab.host), **equipment.settings) as running:
+    with ToolsOnlyDaemon(tools.equip(lab.host), **equipment.settings) as running:
         running.vipctl("add", f"{VIP}:80/tcp", backend_text(lab.backends[0]), "--name", "old")
         yield running
 

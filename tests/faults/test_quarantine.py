@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import REFUSAL, FailingTools
+from tests.faults.equipment import REFUSAL, FailingTools, ToolsOnlyDaemon
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import SERVED_PORT, backend_text
@@ -27,7 +27,7 @@ def daemon(lab: Lab, tools: FailingTools, equipment: Equipment) -> Iterator[Daem
     """Forty services of a file are served; whoever has the bad backend is refused."""
     with (
         tools.refusing(BAD_BACKEND),
-        Daemon(tools.equip(lab.host), declaration(lab), **equipment.settings) as running,
+        ToolsOnlyDaemon(tools.equip(lab.host), declaration(lab), **equipment.settings) as running,
     ):
         yield running
 
@@ -138,7 +138,7 @@ def test_changing_it_mends(lab: Lab, daemon: Daemon) -> None:
 
 
 def test_reload_gives_it_another_chance(lab: Lab, other_tools: FailingTools, equipment: Equipment) -> None:
-    with Daemon(other_tools.equip(lab.host), **equipment.settings) as own:
+    with ToolsOnlyDaemon(other_tools.equip(lab.host), **equipment.settings) as own:
         with other_tools.refusing("10.96.2.4"):
             good = backend_text(lab.backends[0])
             said = own.vipctl("add", "10.96.2.4:80/tcp", good, "--name", "later", check=False)
@@ -154,7 +154,7 @@ def test_a_kernel_that_remembers_nobody_balances_without_affinity(
     lab: Lab, other_tools: FailingTools, equipment: Equipment, when: str
 ) -> None:
     host = other_tools.equip(lab.host)
-    with other_tools.refusing(equipment.affinity), Daemon(host, **equipment.settings) as own:
+    with other_tools.refusing(equipment.affinity), ToolsOnlyDaemon(host, **equipment.settings) as own:
         backends = [backend_text(backend) for backend in lab.backends]
         own.vipctl("add", "10.96.2.6:80/tcp", *backends, "--name", "plain")
         adding = ("add", "10.96.2.5:80/tcp", *backends, "--name", "sticky", "--affinity", "10m")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from vipd.declaration.syntax import parse_frontend
 from vipd.health.checker import HealthChecker
 from vipd.host.announced_routes import AnnouncedRoutes
 from vipd.host.host_changes import HostChanges
+from vipd.host.netlink_socket import Sockets, open_netlink
 from vipd.host.observer import Observers
 from vipd.host.process import TIMEOUT_SECONDS
 from vipd.host.settings.settings import Settings
@@ -130,7 +132,9 @@ async def wire(
     runner = rule_programs(own.running, observers, program_timeout)
     wanted = ChosenDataplane(settings.state_dir).read() or settings.dataplane
     name = await resolve_dataplane(wanted, settings, runner)
-    dataplanes = HostDataplanes(settings, record, runner)
+    dataplanes = HostDataplanes(
+        settings, record, runner, sockets=Sockets(writing=partial(_open_writing, own))
+    )
     dataplane = await SwitchableDataplane.start(name, dataplanes, observers.dataplane_switched)
     host = Host(settings, record, dataplane=lambda: dataplane.name, invalidate=dataplane.invalidate_all)
 
@@ -188,6 +192,13 @@ async def wire(
         repair_backoff=RepairBackoff(settings.chain_prefix),
         supervisor=Supervisor((OSError, ApplyError, ConntrackError, StoreError, *_fleet_errors(fleet))),
     )
+
+
+def _open_writing(own: OwnProcesses) -> socket.socket:
+    """A netlink socket whose changes count as vipd's own. Raises OSError."""
+    opened = open_netlink()
+    own.add_socket(opened.getsockname()[0])
+    return opened
 
 
 async def _resolver(settings: Settings, observers: Observers) -> Resolver:

@@ -18,6 +18,7 @@ from vipd.dataplane.nftables.probe import Capabilities, probe
 from vipd.dataplane.nftables.tools import find_nft
 from vipd.dataplane.switching import Ready, no_preparation
 from vipd.host.host_changes import HostChanges
+from vipd.host.netlink_socket import Sockets
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
@@ -29,16 +30,22 @@ class HostDataplanes:
     """Implements `DataplaneRegistry` on this host, in the network namespace in which `run` runs programs."""
 
     def __init__(
-        self, settings: Settings, record: HostChanges, run: Runner, proc: Path = Path("/proc")
+        self,
+        settings: Settings,
+        record: HostChanges,
+        run: Runner,
+        proc: Path = Path("/proc"),
+        sockets: Sockets = Sockets(),  # noqa: B008 (immutable)
     ) -> None:
         self._settings, self._record, self._run, self._proc = settings, record, run, proc
+        self._sockets = sockets
         self.prefix = settings.chain_prefix
         self.accepts = ForwardAccepts(settings, record, run)
 
     async def open(self, name: DataplaneName) -> Dataplane:
         """A dataplane that has written nothing yet. Raises ApplyError when this host cannot do it."""
         if name == "nftables":
-            return await NftablesDataplane.start(self._settings, self._record, self._run)
+            return await NftablesDataplane.start(self._settings, self._record, self._run, self._sockets)
         return await IptablesDataplane.start(
             self._settings, self._record, self._run, self.accepts.variants_to_keep
         )

@@ -11,6 +11,7 @@ import socket
 import struct
 from array import array
 from collections.abc import Callable, Generator
+from typing import NamedTuple
 
 from vipd.host import netlink
 from vipd.host.netlink import DONE, ERROR
@@ -23,7 +24,7 @@ RECEIVE_BYTES = 1 << 16
 MULTICAST_BUFFER_BYTES = 32 << 20
 """Room for some 50,000 notifications; used only while it is needed. Beyond it they are lost."""
 
-_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
+_SOL_NETLINK, _ADD_MEMBERSHIP, _CAP_ACK = 270, 1, 10
 _SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
 """The kernel's include/uapi/asm-generic/socket.h; the socket module does not name them."""
 _INSTRUCTION_BYTES = 8
@@ -41,6 +42,14 @@ def open_netlink(protocol: int = NETLINK_NETFILTER, groups: int = 0) -> socket.s
         opened.close()
         raise
     return opened
+
+
+class Sockets(NamedTuple):
+    """Open netlink sockets of one network namespace."""
+
+    reading: OpenSocket = open_netlink
+    writing: OpenSocket = open_netlink
+    """Those that change rules."""
 
 
 def open_multicast(group: int, program: bytes = b"") -> socket.socket:
@@ -71,6 +80,12 @@ def enlarge_buffer(opened: socket.socket, size: int) -> None:
         opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
     except PermissionError:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+
+def shorten_answers(opened: socket.socket) -> None:
+    """No answer repeats its request, which may be larger than RECEIVE_BYTES. Raises OSError before Linux 4.3,
+    where answers are longer but equivalent."""
+    opened.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
 
 
 def receive(opened: socket.socket) -> bytes:

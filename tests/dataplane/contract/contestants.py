@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.dataplane.namespace import Namespace
@@ -19,6 +21,7 @@ from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.host.host_changes import HostChanges
+from vipd.host.netlink_socket import Sockets
 from vipd.host.process import ProgramResult
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey
@@ -171,6 +174,11 @@ class Real(Contestant):
         yield
         self._broken = ""
 
+    @property
+    def writes_fail(self) -> bool:
+        """Whether some rules are refused, or nothing can be written, or a write is waited for."""
+        return bool(self._refused or self._broken or self._gate)
+
     def hold(self, gate: asyncio.Event) -> asyncio.Event:
         self._gate, self._entered = gate, asyncio.Event()
         return self._entered
@@ -216,13 +224,32 @@ class Iptables(Real):
         return await IptablesDataplane.start(self.settings, self.record, self.run)
 
 
+class Writing(socket.socket):
+    """A socket by which nothing is written while a real dataplane refuses or fails: nft then says why."""
+
+    def __init__(self, descriptor: int, real: Real) -> None:
+        super().__init__(fileno=descriptor)
+        self._real = real
+
+    def sendto(self, *arguments: Any) -> int:
+        """Send, or fail."""
+        if self._real.writes_fail:
+            raise OSError
+        return super().sendto(*arguments)
+
+
 class Nftables(Real):
     """nftables."""
 
     equipment = NFTABLES
 
     async def start(self) -> Dataplane:
-        return await NftablesDataplane.start(self.settings, self.record, self.run, self.inside.open_socket)
+        return await NftablesDataplane.start(
+            self.settings, self.record, self.run, Sockets(self.inside.open_socket, self._open_writing)
+        )
+
+    def _open_writing(self) -> socket.socket:
+        return Writing(self.inside.open_socket().detach(), self)
 
 
 CONTESTANTS: tuple[type[Contestant], ...] = (Fake, Iptables, Nftables)

@@ -14,7 +14,7 @@ from vipd.dataplane.dual_stack import FamilyPlans
 from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.dataplane.nftables.plan import Plan
 from vipd.host.host_changes import HostChanges
-from vipd.host.netlink_socket import open_netlink
+from vipd.host.netlink_socket import Sockets, open_netlink
 from vipd.host.process import ProgramResult, Runner, run
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey
@@ -35,6 +35,11 @@ class Inside:
         """A netlink socket for questions."""
         return self.make(open_netlink)
 
+    @property
+    def sockets(self) -> Sockets:
+        """Netlink sockets for questions and changes."""
+        return Sockets(self.open_socket, self.open_socket)
+
     def make(self, opened: Callable[[], socket.socket]) -> socket.socket:
         """A socket opened inside: it stays in the namespace where its thread was."""
         return inside(self.namespace, opened)
@@ -54,6 +59,7 @@ class Programmed:
         state_dir: Path,
         run: Runner | None = None,
         host: HostIdentity | None = None,
+        sockets: Sockets | None = None,
         **settings: object,
     ) -> None:
         self.inside = inside
@@ -61,13 +67,14 @@ class Programmed:
         masquerade = {family: self.settings.masquerade_for(family) for family in Family}
         self.policy = SelectionPolicy(masquerade, host or HostIdentity())
         self._run, self._record = run or inside.run, HostChanges(state_dir)
+        self._sockets = sockets or inside.sockets
         self.forwardings: dict[ForwardingKey, Forwarding] = {}
         self.restart()
 
     def restart(self) -> None:
         """A new process: it remembers nothing of the kernel, but is told the same forwardings."""
         self.dataplane = asyncio.run(
-            NftablesDataplane.start(self.settings, self._record, self._run, self.inside.open_socket)
+            NftablesDataplane.start(self.settings, self._record, self._run, self._sockets)
         )
         self.dataplane.host_changed(self.policy.host.addresses)
         self.dataplane.update(dict(self.forwardings))
@@ -105,6 +112,15 @@ class Programmed:
     def tables(self) -> str:
         """Everything in the namespace's nftables, as nft lists it, each holder's elements sorted."""
         return canonical(self.inside.nft("list", "ruleset"))
+
+
+def only_nft(inside: Inside) -> Sockets:
+    """Sockets by which all changes are written by nft."""
+
+    def none() -> socket.socket:
+        raise OSError
+
+    return Sockets(inside.open_socket, none)
 
 
 def canonical(listing: str) -> str:

@@ -19,6 +19,7 @@ from vipd.host.systemd.fields import ATTRIBUTE
 pytestmark = pytest.mark.root
 
 ONE, TWO = numbered(1, "10.244.0.1"), numbered(2, "10.244.0.2")
+NEW_CHAIN = numbered(3, "10.244.0.1", "10.244.0.3")
 
 
 class Tools:
@@ -61,10 +62,10 @@ def test_nft_that_is_missing_at_the_start_is_found_when_it_is_there(tools: Tools
     assert programmed.dataplane.versions()["ipv4"].startswith("nftables v")
     tools.error = PermissionError(13, "Permission denied")
     with pytest.raises(ApplyError, match=r"nft cannot be run: Permission denied; hint: .*chmod"):
-        programmed.become(TWO)
+        programmed.become(NEW_CHAIN)
     tools.error = None
     programmed.step()
-    assert "10.244.0.2" in programmed.tables()
+    assert "10.244.0.3" in programmed.tables()
 
 
 def test_a_quarantine_is_an_event(tools: Tools, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

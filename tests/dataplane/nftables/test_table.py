@@ -12,7 +12,7 @@ import pytest
 
 from tests.dataplane.declared import HTTP, backends
 from tests.dataplane.nftables.declared import numbered
-from tests.dataplane.nftables.programmed import Inside, Programmed
+from tests.dataplane.nftables.programmed import Inside, Programmed, only_nft
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.events import open_socket
@@ -28,7 +28,7 @@ from vipd.dataplane.nftables.tools import Nft, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
 from vipd.dataplane.programs import Programs
 from vipd.host.host_changes import HostChanges
-from vipd.host.netlink_socket import open_netlink
+from vipd.host.netlink_socket import Sockets
 from vipd.host.process import ProgramResult, Runner
 from vipd.host.settings.settings import load_settings
 from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Masquerade, Service
@@ -214,7 +214,8 @@ def test_who_the_kernel_refuses_holds_back_nobody(inside: Inside, tmp_path: Path
 
 
 def test_a_refused_change_leaves_what_was_there(inside: Inside, tmp_path: Path) -> None:
-    programmed = Programmed(inside, tmp_path, refusing(inside.run, "10.244.0.66"))
+    refused = refusing(inside.run, "10.244.0.66")
+    programmed = Programmed(inside, tmp_path, refused, sockets=only_nft(inside))
     programmed.become(numbered(1, "10.244.0.1"), numbered(2, "10.244.0.1"))
     programmed.become(numbered(1, "10.244.0.66"), numbered(2, "10.244.0.2"))
     assert [key.service for key in programmed.dataplane.quarantined()] == ["test/s1"]
@@ -339,7 +340,7 @@ def test_an_upgraded_nft_is_asked_anew_what_it_can_do(tmp_path: Path) -> None:
         nonlocal able
         nft = Programs(("nft",), lambda: find_nft(run))
         settings = load_settings(flags={"state_dir": str(tmp_path)})
-        table = FamilyTable(Family.IPV4, nft, settings, HostChanges(tmp_path), run, open_netlink)
+        table = FamilyTable(Family.IPV4, nft, settings, HostChanges(tmp_path), run, Sockets())
         found = []
         for version, now in (("1.0.2", False), ("1.0.2", True), ("1.1.0", True)):
             able = now

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from random import Random
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.dataplane.namespace import Namespace
-from tests.dataplane.nftables.declared import OWN, walks
+from tests.dataplane.nftables.declared import OWN, state, walks
 from tests.dataplane.nftables.programmed import Inside, Programmed
 from tests.lab.examples import examples
 from vipd.control.selection import HostIdentity
+from vipd.dataplane.nftables import writer
 from vipd.model.service import Service
 
 pytestmark = pytest.mark.root
@@ -52,3 +56,36 @@ def test_every_walk_ends_like_a_cold_start(
         assert walked.tables() == fresh.tables()
         walked.become()
         assert walked.tables().strip() == ""
+
+
+@given(st.lists(state().filter(bool), min_size=2, max_size=4), st.randoms())
+@settings(
+    max_examples=examples(10),
+    deadline=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+)
+def test_without_new_chains_it_ends_so_too_and_nothing_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, states: list[tuple[Service, ...]], random: Random
+) -> None:
+    """The second time every chain is there, since nothing is cleared away: changes are of elements alone."""
+    directory = tmp_path_factory.mktemp("state")
+    written: list[bool] = []
+    transact = writer._transact
+
+    def recorded(opened: socket.socket, batch: bytes) -> bool:
+        written.append(transact(opened, batch))
+        return written[-1]
+
+    with Namespace() as one, Namespace() as other, patch.object(writer, "_transact", recorded):
+        walked, fresh = machine(Inside(one.name), directory), machine(Inside(other.name), directory)
+        again = random.sample(states, len(states))
+        for services in (*states, *again):
+            walked.declare(services)
+            walked.write()
+        assert all(written)
+        walked.dataplane.invalidate_all()
+        assert str(walked.plan()) == "", "what is read is what was written"
+        walked.step()
+        fresh.become(*again[-1])
+        assert walked.tables() == fresh.tables()

@@ -16,8 +16,6 @@ from vipd.host.netlink import MalformedMessageError, error_number, split
 from vipd.host.netlink_socket import dump, receive
 from vipd.model.service import Protocol
 
-SOL_NETLINK, NETLINK_CAP_ACK = 270, 10
-
 SILENCE_SECONDS = 10.0
 """The kernel answers at once; this is for one that never does."""
 ATTEMPTS = 4
@@ -80,8 +78,7 @@ class Conntrack:
         self._socket = connected
         self._socket.settimeout(SILENCE_SECONDS)
         with contextlib.suppress(OSError):
-            # Without it, before Linux 4.3, every answer repeats its request: longer, but equivalent.
-            self._socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
+            netlink_socket.shorten_answers(self._socket)
         self._sequence = 0
 
     def __enter__(self) -> Conntrack:

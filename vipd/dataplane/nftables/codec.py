@@ -1,4 +1,4 @@
-"""Encodes requests for the content of a table, and decodes the kernel's answers. Pure.
+"""Encodes requests for a table's content and changes of its elements; decodes the kernel's answers. Pure.
 
 Read with `struct`, because listing 10,000 services with nft takes seconds. Layouts are those of the kernel's
 include/uapi/linux/netlink.h and include/uapi/linux/netfilter/nf_tables.h; user data is libnftnl's.
@@ -9,34 +9,47 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from ipaddress import IPv6Address
+from ipaddress import IPv6Address, ip_address
+from itertools import count, islice
 from typing import NamedTuple
 
 from vipd.dataplane.nftables.compile import ElementKey
 from vipd.dataplane.nftables.layout import Field, NftSet
 from vipd.host.netlink import (
+    ACKNOWLEDGE,
     ATTRIBUTES,
     CONTENT,
+    CREATE,
     DUMP,
     FAMILY_NUMBERS,
     REQUEST,
     MalformedMessageError,
+    attribute,
     attributes,
     message,
+    nested,
     nfgenmsg,
     string,
     text,
+    u32,
     walk,
 )
 from vipd.model.service import Family, Protocol
 
 GET_TABLE, GET_CHAIN, GET_RULE, GET_SET, GET_ELEMENTS = 1, 4, 7, 10, 13
+_NEW_ELEMENTS, _DELETE_ELEMENTS = 12, 14
+_BATCH_BEGIN, _BATCH_END = 16, 17
+ELEMENTS_A_MESSAGE = 400
+"""An attribute holds 65,535 bytes, and an element of IPv6 takes 100."""
 
-_SUBSYSTEM = 10 << 8
+_NFTABLES = 10
+_SUBSYSTEM = _NFTABLES << 8
 _PROTOCOLS = {6: Protocol.TCP, 17: Protocol.UDP, 132: Protocol.SCTP}
 FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 """nft's words for the families of tables."""
 _VERDICTS = {0: "drop", 1: "accept", -3: "jump", -4: "goto", -5: "return"}
+_PROTOCOL_NUMBERS = {str(protocol): number for number, protocol in _PROTOCOLS.items()}
+_VERDICT_CODES = {word: code for code, word in _VERDICTS.items()}
 
 
 class Answer(NamedTuple):
@@ -55,6 +68,49 @@ def request(kind: int, family: Family | None, sequence: int, table: str = "", ho
     body = string(1, table) if table else b""
     body += string(2, holder) if holder else b""
     return message(_SUBSYSTEM | kind, REQUEST | DUMP, sequence, nfgenmsg(number_of(family)) + body)
+
+
+def element_batch(
+    table: str,
+    family: Family,
+    holders: Mapping[str, NftSet],
+    deleted: Mapping[ElementKey, str],
+    added: Mapping[ElementKey, str],
+) -> bytes:
+    """One transaction that deletes elements, and then adds others; the kernel acknowledges the last message.
+    Raises KeyError when one is of none of the holders."""
+    sequence = count(1)
+    changes = [
+        (kind, flags, name, part)
+        for kind, flags, elements in (
+            (_DELETE_ELEMENTS, REQUEST, deleted),
+            (_NEW_ELEMENTS, REQUEST | CREATE, added),
+        )
+        for name, part in _by_holder(elements, holders, family)
+    ]
+    head = nfgenmsg(number_of(family)) + string(1, table)
+    batch = [message(_BATCH_BEGIN, REQUEST, next(sequence), nfgenmsg(0, _NFTABLES))]
+    for place, (kind, flags, name, part) in enumerate(changes, 1):
+        flags |= ACKNOWLEDGE if place == len(changes) else 0
+        content = head + string(2, name) + nested(3, *part)
+        batch.append(message(_SUBSYSTEM | kind, flags, next(sequence), content))
+    return b"".join((*batch, message(_BATCH_END, REQUEST, next(sequence), nfgenmsg(0, _NFTABLES))))
+
+
+def _by_holder(
+    elements: Mapping[ElementKey, str], holders: Mapping[str, NftSet], family: Family
+) -> Iterator[tuple[str, list[bytes]]]:
+    """The encoded elements of each holder, at most as many as one message takes."""
+    encoded: dict[str, list[bytes]] = {}
+    for slot, value in elements.items():
+        holder = holders[slot.set_name]
+        parts = [nested(1, _writer(holder.key, family)(slot.key))]
+        parts += [nested(2, _writer(holder.value, family)(value))] if value else []
+        encoded.setdefault(holder.name, []).append(nested(1, *parts))
+    for name, found in encoded.items():
+        rest = iter(found)
+        while part := list(islice(rest, ELEMENTS_A_MESSAGE)):
+            yield name, part
 
 
 def answer(datagram: bytes, kind: int, start: int, end: int) -> Answer:
@@ -131,10 +187,8 @@ def _reader(fields: tuple[Field, ...], family: Family) -> Callable[[bytes], str]
     """Returns a decoder for keys or values with these fields, each of which fills whole words of 4 bytes."""
     if Field.VERDICT in fields:
         return _verdict
-    width = 4 if family is Family.IPV4 else 16
-    layout = "=" + "".join(_LAYOUTS.get(field, f"{width}s") for field in fields)
     # A single last field has no padding.
-    unpack = struct.Struct(layout)
+    unpack = _layout(fields, family)
     tellers = tuple(_TELLERS.get(field, _address) for field in fields)
 
     def read(data: bytes) -> str:
@@ -146,6 +200,26 @@ def _reader(fields: tuple[Field, ...], family: Family) -> Callable[[bytes], str]
         return " . ".join([tell(part) for tell, part in zip(tellers, parts, strict=True)])
 
     return read
+
+
+@lru_cache(maxsize=64)
+def _writer(fields: tuple[Field, ...], family: Family) -> Callable[[str], bytes]:
+    """Returns an encoder for keys or values with these fields: the reverse of `_reader`."""
+    if Field.VERDICT in fields:
+        return _verdict_data
+    layout = _layout(fields, family)
+    encoders = tuple(_ENCODERS.get(field, _address_bytes) for field in fields)
+
+    def write(value: str) -> bytes:
+        parts = value.split(" . ")
+        return attribute(1, layout.pack(*[each(part) for each, part in zip(encoders, parts, strict=True)]))
+
+    return write
+
+
+def _layout(fields: tuple[Field, ...], family: Family) -> struct.Struct:
+    width = 4 if family is Family.IPV4 else 16
+    return struct.Struct("=" + "".join(_LAYOUTS.get(field, f"{width}s") for field in fields))
 
 
 _LAYOUTS = {Field.PROTOCOL: "B3x", Field.PORT: "2s2x", Field.NUMBER: "I"}
@@ -173,6 +247,23 @@ _TELLERS: dict[Field, Callable[..., str]] = {
     Field.PORT: _port,
     Field.NUMBER: str,
 }
+
+
+def _address_bytes(value: str) -> bytes:
+    return ip_address(value).packed
+
+
+_ENCODERS: dict[Field, Callable[[str], bytes | int]] = {
+    Field.PROTOCOL: _PROTOCOL_NUMBERS.__getitem__,
+    Field.PORT: lambda port: int(port).to_bytes(2, "big"),
+    Field.NUMBER: int,
+}
+
+
+def _verdict_data(value: str) -> bytes:
+    word, _, chain = value.partition(" ")
+    code = u32(1, _VERDICT_CODES[word] & 0xFFFFFFFF)
+    return nested(2, code, *((string(2, chain),) if chain else ()))
 
 
 def _verdict(data: bytes) -> str:

@@ -16,7 +16,7 @@ from vipd.dataplane.nftables.tools import NFT, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
 from vipd.dataplane.programs import Programs
 from vipd.host.host_changes import HostChanges
-from vipd.host.netlink_socket import OpenSocket, open_netlink
+from vipd.host.netlink_socket import Sockets
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.flow_limits import Limit
@@ -36,13 +36,17 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
 
     @classmethod
     async def start(
-        cls, settings: Settings, record: HostChanges, run: Runner, open_socket: OpenSocket = open_netlink
+        cls,
+        settings: Settings,
+        record: HostChanges,
+        run: Runner,
+        sockets: Sockets = Sockets(),  # noqa: B008 (immutable)
     ) -> NftablesDataplane:
         """Find nft. Writes nothing. Without nft a family fails when it is needed, and looks for it again
-        then. `open_socket` creates netlink sockets in the network namespace in which `run` runs programs."""
+        then. `sockets` are of the network namespace in which `run` runs programs."""
         nft = Programs((NFT,), lambda: find_nft(run))
         await nft.refresh()
-        families = {f: FamilyTable(f, nft, settings, record, run, open_socket) for f in Family}
+        families = {f: FamilyTable(f, nft, settings, record, run, sockets) for f in Family}
         return cls(families, Names(settings.chain_prefix))
 
     async def prepare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect
+from vipd.dataplane.nftables.codec import element_batch
 from vipd.dataplane.nftables.layout import FLOWS, refused_flows
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import (
@@ -31,9 +32,10 @@ from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.nftables.survey import Survey, difference, read_survey, service_sets
 from vipd.dataplane.nftables.table import DesiredTable, Elements, Step
 from vipd.dataplane.nftables.tools import Nft, apply_transaction
+from vipd.dataplane.nftables.writer import ElementWriter
 from vipd.dataplane.programs import Programs, require_found
 from vipd.host.host_changes import HostChanges
-from vipd.host.netlink_socket import OpenSocket
+from vipd.host.netlink_socket import Sockets
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.flow_limits import Limit
@@ -58,10 +60,10 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
         settings: Settings,
         record: HostChanges,
         run: Runner,
-        open_socket: OpenSocket,
+        sockets: Sockets,
     ) -> None:
         super().__init__(family, settings, record, run)
-        self._nft, self._open = nft, open_socket
+        self._nft, self._open, self._elements = nft, sockets.reading, ElementWriter(sockets.writing)
         self.desired = DesiredTable(TableOptions.of(settings, family))
         self._installed: Installed | None = None
         """Excludes elements. None: unknown, so the next plan reads all."""
@@ -265,6 +267,27 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
 
     async def _write(self, plan: Plan) -> dict[ForwardingKey, str]:
         """Write a plan; the forwardings that were not taken, and why. Raises ApplyError."""
+        batch = self._small_batch(plan)
+        written = batch is not None and await self._elements.write(batch)
+        if not written and (failed := await self._write_transactions(plan)):
+            return failed
+        for text in plan.deferred_deletes():
+            await apply_transaction(text, self._run)
+        return {}
+
+    def _small_batch(self, plan: Plan) -> bytes | None:
+        """The netlink messages for a plan that changes a few elements and nothing else; None for others."""
+        found = plan.elements()
+        if not found or len(found.deleted) + len(found.added) > LARGE:
+            return None
+        name, sets = table_name(self._settings.chain_prefix), self.desired.structure().sets
+        try:
+            return element_batch(name, self._family, sets, found.deleted, found.added)
+        except KeyError:  # an element of a set that is no longer wanted
+            return None
+
+    async def _write_transactions(self, plan: Plan) -> dict[ForwardingKey, str]:
+        """Write a plan with nft; the forwardings that were not taken, and why. Raises ApplyError."""
         nft = require_found(self._nft.found)
         written, transactions = 0, plan.transactions()
         for number in count():
@@ -289,8 +312,6 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
                     return {key: why for step, why in failed for key in step.keys}
                 break
             written += len(steps)
-        for text in plan.deferred_deletes():
-            await apply_transaction(text, self._run)
         return {}
 
     async def _require_nft(self, nft: Nft, error: ApplyError) -> None:

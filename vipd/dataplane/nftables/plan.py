@@ -106,6 +106,14 @@ class Plan:
                 yield text, batch
             text = ""
 
+    def elements(self) -> Step | None:
+        """The elements that it changes, but for `deferred_deletes`. None: it changes anything else."""
+        if self.structure or self.first:
+            return None
+        parts = (self.early, *self.steps, self.late)
+        deleted = {slot: value for step in parts for slot, value in step.deleted.items()}
+        return Step((), deleted, {slot: value for step in parts for slot, value in step.added.items()})
+
     def deferred_deletes(self) -> Iterator[str]:
         """The transactions that delete chains which packets may have been about to enter."""
         parting = chain.from_iterable(step.deferred_deletes.items() for step in self.steps)

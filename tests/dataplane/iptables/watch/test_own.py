@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from vipd.dataplane.iptables.watch.own_processes import REMEMBERED_SECONDS, OwnProcesses
 
 
@@ -49,3 +51,12 @@ def test_in_another_pid_namespace_the_netlink_address_decides() -> None:
     with own.running(7):
         assert own.wrote(31007, 7)
         assert not own.wrote(7, 31007)
+
+
+@pytest.mark.parametrize("pids_are_global", [True, False])
+def test_a_socket_of_ours_is_known_whatever_thread_uses_it(pids_are_global: bool) -> None:
+    own = OwnProcesses(lambda: 0.0, pids_are_global)
+    own.add_socket(4_000_000_000)
+    assert own.wrote(31007, 4_000_000_000)
+    assert not own.wrote(31007, 31007)
+    assert not own.wrote(4_000_000_000, 7), "a pid is no address"

@@ -1,4 +1,4 @@
-"""The processes by which vipd itself changes rules. Pure; the clock is given."""
+"""The processes and sockets by which vipd itself changes rules. Pure; the clock is given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REMEMBERED_SECONDS = 10.0
 
 
 class OwnProcesses:
-    """Give `running` to whatever starts the iptables programs."""
+    """Give `running` to whatever starts programs that change rules, `add_socket` to what opens sockets."""
 
     def __init__(self, clock: Callable[[], float], pids_are_global: bool = True) -> None:
         """`pids_are_global`: this process is in the first pid namespace, whose numbers the kernel's events
@@ -19,6 +19,13 @@ class OwnProcesses:
         self._clock, self._pids_are_global = clock, pids_are_global
         self._running: set[int] = set()
         self._ended: dict[int, float] = {}
+        self._sockets: set[int] = set()
+
+    def add_socket(self, port: int) -> None:
+        """This netlink address is that of a socket of vipd's. The kernel reports the thread that uses it as
+        the process, so the address identifies it everywhere. It stays known: such a socket is open as long as
+        vipd runs, unless it fails."""
+        self._sockets.add(port)
 
     @contextmanager
     def running(self, pid: int) -> Iterator[None]:
@@ -33,7 +40,7 @@ class OwnProcesses:
 
     def wrote(self, pid: int, port: int) -> bool:
         """Whether a transaction is vipd's. `pid` 0: the kernel did not report it, so the address decides."""
-        return self.known(pid if pid and self._pids_are_global else port)
+        return port in self._sockets or self.known(pid if pid and self._pids_are_global else port)
 
     def known(self, pid: int) -> bool:
         """Whether this is a process of vipd's, or was until a moment ago."""
