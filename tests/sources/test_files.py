@@ -258,6 +258,23 @@ def test_a_damaged_copy_is_of_no_use_and_no_hindrance(room: Room) -> None:
     assert room.step() == {"dns"}
 
 
+def test_of_a_copy_of_a_later_version_serves_what_is_understood(room: Room) -> None:
+    path = room.write("a.yaml", GOOD)
+    room.step()
+    (copy,) = room.kept.iterdir()
+    later = GOOD + "  - {name: other, address: 10.96.0.77, ports: 80, later_key: 1}\n"
+    copy.write_text(later)
+    path.write_text(later)
+    room.restart()
+    for _ in range(2):
+        assert room.step() == {"dns"}
+        assert "later_key" in room.problems()
+        assert copy.read_text() == later, "the later version may come back"
+    path.write_text(later.replace("later_key: 1", "respond_to_ping: false"))
+    assert room.step() == {"dns", "other"}
+    assert room.problems() == ""
+
+
 def test_a_file_behind_a_swapped_link_is_read_anew(room: Room) -> None:
     link_swap(room, "v1", GOOD)
     (room.directory / "a.yaml").symlink_to("..data/a.yaml")

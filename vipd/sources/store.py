@@ -118,10 +118,11 @@ class StoreSource:
             self._blocks = _blocks_in(text, found.services)
             return
         _, last_good, unusable = _read(self._copy)
-        self._set_declaration(Declaration() if unusable else last_good)
-        serving = (
-            "its last good copy goes on serving" if last_good.services else "there is no good copy of it"
-        )
+        self._set_declaration(last_good)
+        serving = "there is no good copy of it"
+        if last_good.services:
+            which = "the services without problems go" if unusable else "its last good copy goes"
+            serving = f"{which} on serving"
         *first, last = self._faults
         self._faults = (*first, f"{last}; {serving}")  # one fault, one problem: they are counted
 
@@ -357,7 +358,8 @@ def _check_limits(services: int, size: int) -> None:
 
 
 def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
-    """A file's text and services, or why it cannot be used. A missing file contains none."""
+    """A file's text and services; or the services that are understood, and why it cannot be used. A missing
+    file contains none."""
     try:
         text = read_own(path, limits.FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
@@ -366,7 +368,7 @@ def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
         return "", Declaration(), (f"{path}: cannot be read: {error_text(error)}",)
     text = join_surrogate_pairs(text)  # earlier versions wrote text as JSON does
     found = parse_declaration(text, str(path), source="cli", accepted=True)
-    return (text, found, ()) if found.ok else ("", Declaration(), tuple(map(str, found.problems)))
+    return (text, found, ()) if found.ok else ("", found.understood(), tuple(map(str, found.problems)))
 
 
 def _services_of(texts: Mapping[str, str | None]) -> dict[str, Service | None]:
