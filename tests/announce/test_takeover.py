@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from tests.fleet.network import HostDaemon
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
-from tests.lab.topology import STARTING_SYSCTLS, add_addresses, ip
+from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.nightly]
@@ -207,10 +207,7 @@ class TwoArmedLab(LanLab):
 
     def delete_all(self) -> None:
         """End what runs in the namespaces, and delete them."""
-        for node in (*self.backends, self.inner):
-            node.kill()
-            with suppress(RuntimeError):
-                ip("netns", "delete", node.namespace)
+        delete_nodes(*self.backends, self.inner)
         super().delete_all()
 
     def _wire(self) -> None:

@@ -118,10 +118,7 @@ class Lab:
 
     def delete(self) -> None:
         """End what runs in the lab and delete its namespaces; safe to call twice."""
-        for node in self.nodes:
-            node.kill()
-            with contextlib.suppress(RuntimeError):
-                ip("netns", "delete", node.namespace)
+        delete_nodes(*self.nodes)
 
     def _wire_host(self) -> None:
         host = self.host.namespace
@@ -190,6 +187,14 @@ def add_addresses(namespace: str, device: str, *addresses: str) -> None:
     for address in addresses:
         ip("-n", namespace, "address", "add", address, "dev", device, *(("nodad",) if ":" in address else ()))
     ip("-n", namespace, "link", "set", device, "up")
+
+
+def delete_nodes(*nodes: Node) -> None:
+    """End what runs in these namespaces, and delete those that exist."""
+    for node in nodes:
+        node.kill()
+        with contextlib.suppress(RuntimeError):
+            ip("netns", "delete", node.namespace)
 
 
 def ip(*argv: str) -> None:
