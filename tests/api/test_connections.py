@@ -112,7 +112,7 @@ def run_story(story: Story, limits: ConnectionLimits = GENEROUS) -> None:
             await story(served)
             served.done.set()
 
-    with tempfile.TemporaryDirectory(prefix="vipd-room-") as directory:
+    with tempfile.TemporaryDirectory(prefix="vipd-api-") as directory:
         asyncio.run(asyncio.wait_for(run(Path(directory)), 2 * PATIENCE_SECONDS))
 
 
@@ -269,7 +269,7 @@ def test_a_user_is_told_of_its_own_connections() -> None:
 
 def test_programs_are_run_and_files_read_while_clients_hold_all_that_they_can() -> None:
     """With few descriptors: what clients may take of them is less than there is."""
-    with tempfile.TemporaryDirectory(prefix="vipd-room-") as directory:
+    with tempfile.TemporaryDirectory(prefix="vipd-api-") as directory:
         path = Path(directory) / "sock"
         child = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(SMALL), str(path)],

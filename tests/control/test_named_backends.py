@@ -188,6 +188,15 @@ def test_names_never_exceed_what_a_service_may_have(monkeypatch: pytest.MonkeyPa
     assert warning.startswith("16 backends of names of web (and of 2 more services) are left out")
 
 
+def test_a_service_that_is_declared_anew_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TOTAL_SIZE", 5)
+    names = Names()
+    names.answer({WEB: targets("10.0.0.1", "10.0.0.2", "10.0.0.3")})
+    for _ in range(3):
+        service = declared("[dns:web.internal]")
+        assert len(names.named.with_resolved(service).backends) == 3
+
+
 def test_a_service_that_names_nothing_any_more_is_followed_by_no_answer() -> None:
     names, service = Names(), declared("[dns:web.internal]")
     names.answer({WEB: targets("127.0.0.1")})

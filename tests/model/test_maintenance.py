@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -35,7 +36,12 @@ def test_its_forms(maintenance: Maintenance, text: str, json: dict[str, object])
     assert from_json(json) == maintenance
 
 
-def test_times_of_other_zones_are_in_utc_and_those_without_a_zone_are_utc() -> None:
+def test_times_of_other_zones_are_in_utc_and_those_without_a_zone_are_utc(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(time.tzset)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
     assert from_json({"at": "2026-01-31T13:00:00+01:00"}).at == AT
     found = from_json({"at": "2026-01-31T12:00:00", "until": "2026-01-31T14:00:00"})
     assert (found.at, found.until, found.by, found.reason) == (AT, LATER, "", "")

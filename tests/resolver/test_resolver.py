@@ -250,21 +250,21 @@ def test_what_is_saved_is_read_back() -> None:
     [
         None,
         ["dns"],
-        ["mx", "web.internal", 1, []],
+        ["mx", "api.internal", 1, []],
         ["dns", "a b", 1, []],
-        ["dns", "web.internal", "x", []],
-        ["dns", "web.internal", float("inf"), []],
-        ["dns", "web.internal", 1, [["10.0.0.1", 80, 0, 1]]],
-        ["dns", "web.internal", 1, [["10.0.0.999", 80, 0, 1, ""]]],
-        ["dns", "web.internal", 1, [["10.0.0.1", 70000, 0, 1, ""]]],
-        ["dns", "web.internal", 1, [["10.0.0.1", True, 0, 1, ""]]],
-        ["dns", "web.internal", 1, [["10.0.0.1", 80, -1, 1, ""]]],
-        ["dns", "web.internal", 1, [["10.0.0.1", 80, 0, 65536, ""]]],
+        ["dns", "api.internal", "x", []],
+        ["dns", "api.internal", float("inf"), []],
+        ["dns", "api.internal", 1, [["10.0.0.1", 80, 0, 1]]],
+        ["dns", "api.internal", 1, [["10.0.0.999", 80, 0, 1, ""]]],
+        ["dns", "api.internal", 1, [["10.0.0.1", 70000, 0, 1, ""]]],
+        ["dns", "api.internal", 1, [["10.0.0.1", True, 0, 1, ""]]],
+        ["dns", "api.internal", 1, [["10.0.0.1", 80, -1, 1, ""]]],
+        ["dns", "api.internal", 1, [["10.0.0.1", 80, 0, 65536, ""]]],
     ],
 )
 def test_an_invalid_entry_is_left_out_alone(entry: object) -> None:
     good = json.loads(encode({WEB: SavedAnswer(TARGETS, 1e9)}))
-    good["names"].append(entry)
+    good["names"].append(entry)  # of another name: it could replace the good one
     found, invalid = decode(json.dumps(good).encode())
     assert (list(found), invalid) == ([WEB], 1)
 

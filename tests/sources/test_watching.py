@@ -22,23 +22,23 @@ class Watching:
     """A source whose changes are followed by scans, as the daemon does it."""
 
     def __init__(self, services_dir: ServicesDirectory) -> None:
-        self._room = services_dir
+        self._services_dir = services_dir
 
     async def follow(self) -> None:
         """Step at every change."""
-        async for _ in self._room.source.changes():
-            self._room.step()
+        async for _ in self._services_dir.source.changes():
+            self._services_dir.step()
 
     async def see(self, *names: str) -> None:
         """Return once just these services serve; AssertionError when that takes too long."""
         end = asyncio.get_running_loop().time() + SEEN_WITHIN_SECONDS
         while asyncio.get_running_loop().time() < end:
-            units = self._room.source.units()
+            units = self._services_dir.source.units()
             if set(merge(units).services) == set(names):
                 return
             await asyncio.sleep(0.005)
         raise AssertionError(
-            f"{set(names)} not seen; serving {set(merge(self._room.source.units()).services)}"
+            f"{set(names)} not seen; serving {set(merge(self._services_dir.source.units()).services)}"
         )
 
 

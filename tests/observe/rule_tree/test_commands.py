@@ -40,10 +40,10 @@ def daemon_host(request: pytest.FixtureRequest) -> Iterator[DaemonHost]:
     yield from started(dataplane, variant)
 
 
-IN_ONE = pytest.mark.parametrize("room", [KINDS[2]], indirect=True, ids=["nftables"])
+IN_ONE = pytest.mark.parametrize("daemon_host", [KINDS[2]], indirect=True, ids=["nftables"])
 """For what does not depend on the dataplane."""
 IN_TWO = pytest.mark.parametrize(
-    "room", [KINDS[0], KINDS[2]], indirect=True, ids=["iptables-nft", "nftables"]
+    "daemon_host", [KINDS[0], KINDS[2]], indirect=True, ids=["iptables-nft", "nftables"]
 )
 """For what does not depend on the variant."""
 
