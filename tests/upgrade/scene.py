@@ -95,6 +95,20 @@ def knowledge(daemon: Daemon) -> dict[str, Any]:
     }
 
 
+def assert_known(recorded: object, now: object, where: str = "") -> None:
+    """What was recorded is still known. A later release may say more of each thing."""
+    if isinstance(recorded, dict) and isinstance(now, dict):
+        assert recorded.keys() <= now.keys(), where
+        for key, value in recorded.items():
+            assert_known(value, now[key], f"{where}: {key}")
+    elif isinstance(recorded, list) and isinstance(now, list):
+        assert len(recorded) == len(now), where
+        for number, (one, other) in enumerate(zip(recorded, now, strict=True)):
+            assert_known(one, other, f"{where}[{number}]")
+    else:
+        assert recorded == now, where
+
+
 def backends(daemon: Daemon, service: str) -> dict[str, bool]:
     """The backends of a service, and whether each gets new flows."""
     forwardings = daemon.get(f"services/{service}")["service"]["forwardings"]
