@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_read_for_no_known_reason_holds_up_no_other(
 def test_a_key_of_etcd_that_cannot_be_read_for_no_known_reason_is_its_own_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vipd.sources.etcd.values.read_service_value", lambda *_: 1 / 0)
+    monkeypatch.setattr("vipd.sources.etcd.values.read_service_value", lambda *_, **__: 1 / 0)
     found = read_value(Layout("/vipd/"), "/vipd/services/a", "{}")
     assert isinstance(found, Declaration)
     assert "etcd:/vipd/services/a: internal error while reading this key" in str(found.problems[0])
