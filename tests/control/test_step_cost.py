@@ -129,7 +129,7 @@ class Held:
         self._units.pop(name, EMPTY_DECLARATION)
 
 
-class Told(FakeDataplane):
+class CheapDataplane(FakeDataplane):
     """A dataplane that takes everything, at a cost that does not depend on what it has."""
 
     async def plan(self) -> FakePlan:
@@ -171,7 +171,7 @@ CASES = {
 
 async def step_calls(case: Case, count: int) -> tuple[int, set[str]]:
     """The calls of a step after one change, and the services that the dataplane was told of."""
-    held, plane = case.make(count), Told()
+    held, plane = case.make(count), CheapDataplane()
     health = HealthChecker()
     fitness = BackendStatusTracker((ActiveOverrides(),), health, health.clock)  # type: ignore[arg-type]  # no orders at all
     dependencies = ReconcilerDependencies(fitness)

@@ -73,6 +73,8 @@ class StoreSource:
         self._services: Mapping[str, Service] = {}
         self._unit = Unit(self._declaration, self._declaration)
         self._faults: tuple[str, ...] = ()
+        self.has_good_copy = False
+        """Whether the file cannot be used, and its copy has services and no problem."""
         self._before: Mapping[str, Service | None] = {}
         """What the services of an unconfirmed change were before it; None: not there."""
         self._unsaved = False
@@ -112,16 +114,17 @@ class StoreSource:
 
     def _load_services(self) -> None:
         text, found, self._faults = _read(self._path)
-        self._blocks = {}
+        self._blocks, self.has_good_copy = {}, False
         if not self._faults:
             self._set_declaration(found)
             self._blocks = _blocks_in(text, found.services)
             return
         _, last_good, unusable = _read(self._copy)
         self._set_declaration(last_good)
+        self.has_good_copy = bool(last_good.services) and not unusable
         serving = "there is no good copy of it"
         if last_good.services:
-            which = "the services without problems go" if unusable else "its last good copy goes"
+            which = "its last good copy goes" if self.has_good_copy else "the services without problems go"
             serving = f"{which} on serving"
         *first, last = self._faults
         self._faults = (*first, f"{last}; {serving}")  # one fault, one problem: they are counted
