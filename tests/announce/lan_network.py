@@ -5,7 +5,6 @@ hub 10.77.0.254, etcd and a server on 8080 ---- bridge ---- h1 10.77.0.1, h2 10.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from tests.fleet.network import FleetLab, HostDaemon, entered
 from tests.lab.flow import Process
 from tests.lab.node import Node
-from tests.lab.topology import STARTING_SYSCTLS, add_addresses, ip
+from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
 from tests.sources.etcd.members import etcdctl
 
 CLIENT = "10.77.0.200"
@@ -173,9 +172,7 @@ class LanLab(FleetLab):
 
     def delete_all(self) -> None:
         """End what runs in the namespaces, and delete them."""
-        self.client.kill()
-        with contextlib.suppress(RuntimeError):
-            ip("netns", "delete", self.client.namespace)
+        delete_nodes(self.client)
         super().delete_all()
 
     def _wire(self) -> None:

@@ -29,7 +29,7 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish
 from tests.lab.node import Node
-from tests.lab.topology import STARTING_SYSCTLS, add_addresses, ip
+from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
 from tests.lab.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "announce"
@@ -93,10 +93,7 @@ class RoutedLab:
 
     def delete(self) -> None:
         """End what runs in the lab and delete its namespaces; safe to call twice."""
-        for node in self.nodes:
-            node.kill()
-            with contextlib.suppress(RuntimeError):
-                ip("netns", "delete", node.namespace)
+        delete_nodes(*self.nodes)
         self._directory.cleanup()
 
     def _wire(self) -> None:

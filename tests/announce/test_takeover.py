@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from tests.fleet.network import HostDaemon
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
-from tests.lab.topology import STARTING_SYSCTLS, add_addresses, ip
+from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.nightly]
@@ -140,7 +140,7 @@ def alive(outcomes: dict[str, dict[str, int]]) -> int:
     return sum(found.get("alive", 0) for found in outcomes.values())
 
 
-def told(event: str, outcomes: dict[str, dict[str, int]]) -> int:
+def report_outcomes(event: str, outcomes: dict[str, dict[str, int]]) -> int:
     """Print what came of an event; returns how many connections went on."""
     print(f"\n{event}: {alive(outcomes)} of 1000; {json.dumps(outcomes)}")
     return alive(outcomes)
@@ -149,28 +149,28 @@ def told(event: str, outcomes: dict[str, dict[str, int]]) -> int:
 def test_connections_outlive_a_host() -> None:
     require("bird")
     with serving() as lab, Flows(lab.client, VIP) as flows:
-        assert told("before", flows.ask()) == 1000
+        assert report_outcomes("before", flows.ask()) == 1000
         time.sleep(1)
         lab.hosts[1].run("nft", "-f", "-", text=CUT)
         lab.wait_next_hops(2)
-        assert told("a host dies", flows.ask()) >= 990
+        assert report_outcomes("a host dies", flows.ask()) >= 990
         lab.hosts[1].run("nft", "delete", "table", "netdev", "cut")
         lab.hosts[1].run("conntrack", "-F")
         lab.wait_next_hops(1, 2)
-        assert told("it is back, without its entries", flows.ask()) >= 990
+        assert report_outcomes("it is back, without its entries", flows.ask()) >= 990
         lab.hosts[2].run("nft", "-f", "-", text=CUT)
         lab.wait_next_hops(1)
-        assert told("the other one dies", flows.ask()) >= 990
+        assert report_outcomes("the other one dies", flows.ask()) >= 990
 
 
 def test_without_it_a_backend_that_sends_first_is_reset() -> None:
     require("bird")
     with serving("") as lab, Flows(lab.client, VIP) as flows:
-        assert told("before", flows.ask()) == 1000
+        assert report_outcomes("before", flows.ask()) == 1000
         lab.hosts[1].run("nft", "-f", "-", text=CUT)
         lab.wait_next_hops(2)
         outcomes = flows.ask()
-        told("a host dies, without flow_takeover", outcomes)
+        report_outcomes("a host dies, without flow_takeover", outcomes)
         assert outcomes["idle"] == {"alive": 334}
         assert outcomes["client"] == {"alive": 333}
         assert outcomes["server"]["ConnectionResetError"], "a backend that sends first needs flow_takeover"
@@ -179,13 +179,13 @@ def test_without_it_a_backend_that_sends_first_is_reset() -> None:
 def test_replies_of_several_services_wait_for_the_client() -> None:
     require("bird")
     with serving("  flow_takeover: true\n" + OTHER) as lab, Flows(lab.client, VIP) as flows:
-        assert told("before", flows.ask()) == 1000
+        assert report_outcomes("before", flows.ask()) == 1000
         lab.hosts[1].run("nft", "-f", "-", text=CUT)
         lab.wait_next_hops(2)
         outcomes = flows.ask()
-        told("a host dies, two services at the same backends", outcomes)
+        report_outcomes("a host dies, two services at the same backends", outcomes)
         assert set(outcomes["server"]) <= {"alive", "only when asked"}, "none is reset"
-        assert told("later", flows.ask()) == 1000
+        assert report_outcomes("later", flows.ask()) == 1000
 
 
 class TwoArmedLab(LanLab):
@@ -207,10 +207,7 @@ class TwoArmedLab(LanLab):
 
     def delete_all(self) -> None:
         """End what runs in the namespaces, and delete them."""
-        for node in (*self.backends, self.inner):
-            node.kill()
-            with suppress(RuntimeError):
-                ip("netns", "delete", node.namespace)
+        delete_nodes(*self.backends, self.inner)
         super().delete_all()
 
     def _wire(self) -> None:
@@ -246,9 +243,9 @@ def test_connections_outlive_the_holder_of_an_address(tmp_path: Path) -> None:
         wait_until(lab.who_answers, "nobody answers", 30)
         wait_until(lambda: len(lab.keys("announce/hosts/")) == 2, "both can hold it", 30)
         flows = stack.enter_context(Flows(lab.client, LAN_VIP))
-        assert told("before", flows.ask()) == 1000
+        assert report_outcomes("before", flows.ask()) == 1000
         holder = lab.known()
         dying = next(host for host in lab.hosts if host.name == holder)
         dying.run("nft", "-f", "-", text=CUT)
         wait_until(lambda: lab.known() not in ("", holder), "the other host took over", SOON)
-        assert told(f"{holder}, which held the address, dies", flows.ask()) >= 990
+        assert report_outcomes(f"{holder}, which held the address, dies", flows.ask()) >= 990

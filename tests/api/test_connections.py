@@ -36,7 +36,7 @@ SOON = 0.3
 GET = b"GET /short HTTP/1.1\r\nHost: vipd\r\n\r\n"
 
 
-class Room:
+class ServedApp:
     """A served application: /short, /large, /working (until `done`), /lines (for ever), /body."""
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +94,7 @@ def acting_as(uid: int) -> Iterator[None]:
             os.seteuid(0)
 
 
-Story = Callable[[Room], Awaitable[None]]
+Story = Callable[[ServedApp], Awaitable[None]]
 
 
 def open_to_all(path: Path) -> socket.socket:
@@ -105,24 +105,26 @@ def open_to_all(path: Path) -> socket.socket:
     return listener
 
 
-def lived(story: Story, limits: ConnectionLimits = GENEROUS) -> None:
+def run_story(story: Story, limits: ConnectionLimits = GENEROUS) -> None:
     async def run(root: Path) -> None:
-        room, listener = Room(root / "sock"), open_to_all(root / "sock")
-        async with serving(room.app, listener, limits) as room.connections:
-            await story(room)
-            room.done.set()
+        served, listener = ServedApp(root / "sock"), open_to_all(root / "sock")
+        async with serving(served.app, listener, limits) as served.connections:
+            await story(served)
+            served.done.set()
 
-    with tempfile.TemporaryDirectory(prefix="vipd-room-") as directory:
+    with tempfile.TemporaryDirectory(prefix="vipd-api-") as directory:
         asyncio.run(asyncio.wait_for(run(Path(directory)), 2 * PATIENCE_SECONDS))
 
 
 @contextlib.asynccontextmanager
-async def held(room: Room, count: int, sent: bytes = b"", uid: int = 0) -> AsyncIterator[list[socket.socket]]:
+async def held(
+    served: ServedApp, count: int, sent: bytes = b"", uid: int = 0
+) -> AsyncIterator[list[socket.socket]]:
     """So many connections of a user, made one after the other."""
     made: list[socket.socket] = []
     try:
         for _ in range(count):
-            made.append(room.connect(sent, uid))
+            made.append(served.connect(sent, uid))
             await asyncio.sleep(0.003)
         yield made
     finally:
@@ -130,9 +132,9 @@ async def held(room: Room, count: int, sent: bytes = b"", uid: int = 0) -> Async
             each.close()
 
 
-async def asked(room: Room, uid: int = 0, request: bytes = GET) -> int:
+async def asked(served: ServedApp, uid: int = 0, request: bytes = GET) -> int:
     """The status of a good request of a user; 0: no answer."""
-    connection = room.connect(uid=uid)
+    connection = served.connect(uid=uid)
     loop, got = asyncio.get_running_loop(), b""
     try:
         await loop.sock_sendall(connection, request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
@@ -150,29 +152,29 @@ async def asked(room: Room, uid: int = 0, request: bytes = GET) -> int:
     "sent", [b"", b"GET /short HTTP/1.1\r\n", GET], ids=["silent", "half a head", "kept"]
 )
 def test_what_one_user_holds_keeps_neither_root_nor_others_out(sent: bytes) -> None:
-    async def story(room: Room) -> None:
-        async with held(room, 30, sent, NOBODY):
-            await until(lambda: len(room.connections) == 5, "no more than one user may have")
+    async def story(served: ServedApp) -> None:
+        async with held(served, 30, sent, NOBODY):
+            await until(lambda: len(served.connections) == 5, "no more than one user may have")
             for uid in (0, SOMEBODY, NOBODY):
-                assert await asked(room, uid) == 200
+                assert await asked(served, uid) == 200
 
-    lived(story, GENEROUS._replace(connections=8, per_client=5))
+    run_story(story, GENEROUS._replace(connections=8, per_client=5))
 
 
 @pytest.mark.root
 def test_root_gets_in_though_many_users_hold_all_there_is() -> None:
-    async def story(room: Room) -> None:
+    async def story(served: ServedApp) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for uid in range(SOMEBODY, SOMEBODY - 10, -1):
                 await stack.enter_async_context(
-                    held(room, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n", uid)
+                    held(served, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n", uid)
                 )
-            await until(lambda: len(room.connections) == 8, "no more than all may have")
-            assert await asked(room, NOBODY) == 503
+            await until(lambda: len(served.connections) == 8, "no more than all may have")
+            assert await asked(served, NOBODY) == 503
             for _ in range(20):
-                assert await asked(room) == 200
+                assert await asked(served) == 200
 
-    lived(story, GENEROUS._replace(connections=8, per_client=5, privileged=2))
+    run_story(story, GENEROUS._replace(connections=8, per_client=5, privileged=2))
 
 
 @pytest.mark.parametrize(
@@ -186,59 +188,59 @@ def test_root_gets_in_though_many_users_hold_all_there_is() -> None:
     ids=["silent", "half a head", "half a body", "idle after an answer"],
 )
 def test_idle_and_half_sent_requests_are_ended(sent: bytes) -> None:
-    async def story(room: Room) -> None:
-        async with held(room, 20, sent) as connections:
+    async def story(served: ServedApp) -> None:
+        async with held(served, 20, sent) as connections:
             await until(lambda: all(map(has_ended, connections)), "all ended")
-            await until(lambda: not len(room.connections), "none counted")
+            await until(lambda: not len(served.connections), "none counted")
 
-    lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON))
+    run_story(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON))
 
 
 def test_answers_that_nobody_takes_are_given_up() -> None:
-    async def story(room: Room) -> None:
-        async with held(room, 10, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n") as connections:
+    async def story(served: ServedApp) -> None:
+        async with held(served, 10, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n") as connections:
             for each in connections:  # it has begun
                 assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(each, 1), 60)
-            await until(lambda: not len(room.connections), "all given up")
+            await until(lambda: not len(served.connections), "all given up")
 
-    lived(story, GENEROUS._replace(send_seconds=SOON))
+    run_story(story, GENEROUS._replace(send_seconds=SOON))
 
 
 def test_a_stream_that_is_read_goes_on_beyond_every_limit_and_one_that_is_not_is_cut_off() -> None:
-    async def story(room: Room) -> None:
+    async def story(served: ServedApp) -> None:
         follow = b"GET /lines HTTP/1.1\r\nHost: x\r\n\r\n"
-        reading, sent = room.connect(follow), 0
+        reading, sent = served.connect(follow), 0
         loop = asyncio.get_running_loop()
         for _ in range(60):  # six times as long as any limit
             sent += len(await asyncio.wait_for(loop.sock_recv(reading, 1 << 16), PATIENCE_SECONDS))
         assert sent > 60
         reading.close()
-        await until(lambda: not len(room.connections), "gone")
+        await until(lambda: not len(served.connections), "gone")
 
-    lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON, send_seconds=SOON))
+    run_story(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON, send_seconds=SOON))
 
 
 def test_an_answer_that_vipd_works_on_is_waited_for() -> None:
-    async def story(room: Room) -> None:
-        task = asyncio.create_task(asked(room, request=b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n"))
+    async def story(served: ServedApp) -> None:
+        task = asyncio.create_task(asked(served, request=b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n"))
         await asyncio.sleep(4 * SOON)
-        room.done.set()
+        served.done.set()
         assert await task == 200
 
-    lived(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON, send_seconds=SOON))
+    run_story(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON, send_seconds=SOON))
 
 
 @pytest.mark.root
 def test_vipctl_says_what_why_and_what_to_do() -> None:
-    async def story(room: Room) -> None:
-        async with held(room, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n"):
-            await until(lambda: len(room.connections) == 3, "all taken")
+    async def story(served: ServedApp) -> None:
+        async with held(served, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n"):
+            await until(lambda: len(served.connections) == 3, "all taken")
             with pytest.raises(DaemonError) as refused:
-                await asyncio.to_thread(Client(str(room.path)).get, "/short")
+                await asyncio.to_thread(Client(str(served.path)).get, "/short")
             assert (refused.value.status, refused.value.kind) == (503, "busy")
             with pytest.raises(CliError) as told:
                 await asyncio.to_thread(
-                    Daemon(Client(str(room.path))).change, "POST", "apply", body={"a": LARGE}
+                    Daemon(Client(str(served.path))).change, "POST", "apply", body={"a": LARGE}
                 )
         assert told.value.code == UNREACHABLE
         assert str(told.value) == (
@@ -246,15 +248,15 @@ def test_vipctl_says_what_why_and_what_to_do() -> None:
             " hint: ss -xp shows whose they are: end some of them, or try again later"
         )
 
-    lived(story, GENEROUS._replace(privileged=3))
+    run_story(story, GENEROUS._replace(privileged=3))
 
 
 @pytest.mark.root
 def test_a_user_is_told_of_its_own_connections() -> None:
-    async def story(room: Room) -> None:
-        async with held(room, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n", NOBODY):
-            await until(lambda: len(room.connections) == 3, "all taken")
-            connection = room.connect(uid=NOBODY)
+    async def story(served: ServedApp) -> None:
+        async with held(served, 3, b"GET /working HTTP/1.1\r\nHost: x\r\n\r\n", NOBODY):
+            await until(lambda: len(served.connections) == 3, "all taken")
+            connection = served.connect(uid=NOBODY)
             answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(connection, 1 << 16), 60)
             connection.close()
         body = json.loads(answer.partition(b"\r\n\r\n")[2])
@@ -262,12 +264,12 @@ def test_a_user_is_told_of_its_own_connections() -> None:
         assert body["error"]["what"] == f"vipd takes no more connections of uid {NOBODY}"
         assert "3 of that user are open" in body["error"]["why"]
 
-    lived(story, GENEROUS._replace(per_client=3))
+    run_story(story, GENEROUS._replace(per_client=3))
 
 
 def test_programs_are_run_and_files_read_while_clients_hold_all_that_they_can() -> None:
     """With few descriptors: what clients may take of them is less than there is."""
-    with tempfile.TemporaryDirectory(prefix="vipd-room-") as directory:
+    with tempfile.TemporaryDirectory(prefix="vipd-api-") as directory:
         path = Path(directory) / "sock"
         child = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(SMALL), str(path)],

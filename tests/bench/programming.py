@@ -54,7 +54,7 @@ def _size(extent: Extent, services: int, subjects: Sequence[str]) -> Iterator[Me
                 count=number == 1 and services <= extent.counted_up_to,
             )
             each.take(_outcome(trial))
-            say(f"programming {services}, round {number} of {rounds}: {each.told()}")
+            say(f"programming {services}, round {number} of {rounds}: {each.last_round_text()}")
             yield from each.measurements()
 
 
@@ -94,7 +94,7 @@ class Collected:
         elif not outcome.changes:
             self._why[ONE_CHANGE] = outcome.problem or too_long
 
-    def told(self) -> str:
+    def last_round_text(self) -> str:
         """The last round in words."""
         done = f"{self._loads[-1].seconds:.3f} s" if self._loads else self._why[FULL_LOAD]
         return f"{self.subject}: {done}"

@@ -104,14 +104,14 @@ Sit = Callable[[Story], None]
 
 @pytest.fixture
 def sit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sit:
-    def told(story: Story) -> None:
+    def run_story(story: Story) -> None:
         async def whole(api: Api) -> None:
             assert (await api.add(WEB)).status == 200
             await story(Desk(api, tmp_path, monkeypatch))
 
         served(whole)
 
-    return told
+    return run_story
 
 
 def test_what_is_saved_is_applied(sit: Sit) -> None:

@@ -88,12 +88,12 @@ class Heartbeats(Observer):
 Story = Callable[[World], Awaitable[None]]
 
 
-def lived(story: Story, *services: Service) -> World:
+def run_story(story: Story, *services: Service) -> World:
     """Run a story with the loop of the reconciler at work."""
     return asyncio.run(_lived(story, *services))
 
 
-def lived_without_waiting(story: Story, *services: Service) -> World:
+def run_story_simulated(story: Story, *services: Service) -> World:
     """The same in simulated time: every pause has its exact length, on any machine. Nothing may be done in
     threads."""
     return simulate(_lived(story, *services))

@@ -19,16 +19,16 @@ def service(*addresses: str, line: int = 4, external: tuple[ExternalAddress, ...
     return Service("dns", addresses, PORTS, external_addresses=external, origin=origin)
 
 
-def told(found: Service, *allowed: str, host: tuple[str, ...] = ()) -> list[str]:
+def problems_of(found: Service, *allowed: str, host: tuple[str, ...] = ()) -> list[str]:
     return [str(problem) for problem in admit_service(found, AddressPolicy(allowed, host))]
 
 
 def test_without_a_list_every_address_is_allowed() -> None:
-    assert told(service("10.96.0.10", "fd00::10")) == []
+    assert problems_of(service("10.96.0.10", "fd00::10")) == []
 
 
 def test_an_address_outside_the_list_is_told_with_its_place() -> None:
-    assert told(service("10.97.0.10"), "10.96.0.0/16") == [
+    assert problems_of(service("10.97.0.10"), "10.96.0.0/16") == [
         (
             "a.yaml:4: dns: 10.97.0.10 lies outside allowed_addresses; "
             "choose another address, or widen allowed_addresses in vipd's settings"
@@ -53,25 +53,27 @@ def test_an_address_outside_the_list_is_told_with_its_place() -> None:
 )
 def test_networks_hold_their_first_and_last_address(address: str, inside: bool) -> None:
     allowed = ("10.99.0.7/32", "10.96.64.0/24", "10.96.0.0/16", "fd00::/64")
-    assert (told(service(address), *allowed) == []) is inside
+    assert (problems_of(service(address), *allowed) == []) is inside
 
 
 def test_a_list_of_one_family_allows_nothing_of_the_other() -> None:
-    assert len(told(service("10.96.0.1", "fd00::1"), "10.0.0.0/8")) == 1
+    assert len(problems_of(service("10.96.0.1", "fd00::1"), "10.0.0.0/8")) == 1
 
 
 def test_networks_side_by_side_are_one_range() -> None:
-    assert told(service("10.96.0.255", "10.96.1.0", "10.96.1.255"), "10.96.0.0/24", "10.96.1.0/24") == []
+    assert (
+        problems_of(service("10.96.0.255", "10.96.1.0", "10.96.1.255"), "10.96.0.0/24", "10.96.1.0/24") == []
+    )
 
 
 def test_addresses_for_outside_obey_too() -> None:
     external = (ExternalAddress("203.0.113.1"), ExternalAddress("203.0.113.2", load_balancer=True))
-    assert len(told(service("10.96.0.1", external=external), "10.96.0.0/16")) == 2
+    assert len(problems_of(service("10.96.0.1", external=external), "10.96.0.0/16")) == 2
 
 
 def test_no_service_takes_an_address_of_this_host() -> None:
     external = (ExternalAddress("192.168.1.1"),)
-    found = told(service("FD00::1".lower(), external=external), host=("192.168.1.1", "FD00:0::1"))
+    found = problems_of(service("FD00::1".lower(), external=external), host=("192.168.1.1", "FD00:0::1"))
     assert found[1] == (
         "a.yaml:4: dns: 192.168.1.1 is an address of this host itself; "
         "choose an address that no host has; for a port of this host itself use node_port"
@@ -80,7 +82,7 @@ def test_no_service_takes_an_address_of_this_host() -> None:
 
 
 def test_being_allowed_does_not_make_a_host_address_free() -> None:
-    assert len(told(service("10.96.0.1"), "10.0.0.0/8", host=("10.96.0.1",))) == 1
+    assert len(problems_of(service("10.96.0.1"), "10.0.0.0/8", host=("10.96.0.1",))) == 1
 
 
 def test_problems_of_a_declaration_come_in_line_order_and_the_rest_stays() -> None:
@@ -106,7 +108,7 @@ def test_what_is_no_network_is_refused_at_once() -> None:
 
 def test_services_without_a_file_are_named_by_their_source() -> None:
     found = replace(service("10.97.0.1"), origin=Origin("cli"))
-    assert told(found, "10.96.0.0/16")[0].startswith("cli: dns: ")
+    assert problems_of(found, "10.96.0.0/16")[0].startswith("cli: dns: ")
 
 
 def test_ten_thousand_services_and_a_thousand_networks_take_a_moment() -> None:

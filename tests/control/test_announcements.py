@@ -16,6 +16,7 @@ from vipd.control.announcements import (
     adopted,
     all_served,
     decide,
+    why_unready,
 )
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.maintenance import Maintenance
@@ -198,3 +199,32 @@ def test_whether_everything_is_served_decides_if_other_hosts_are_asked() -> None
     assert not all_served([UNSERVED])
     assert not all_served([forwarding(BACKEND, policy=TrafficPolicy.LOCAL)])
     assert all_served([UNSERVED, forwarding(BACKEND, port=443)]), "by another port of the same address"
+
+
+@pytest.mark.parametrize(
+    ("asking", "why"),
+    [
+        (SERVED, ""),
+        (UNSERVED, "no backend can serve"),
+        (
+            forwarding(BACKEND, policy=TrafficPolicy.LOCAL),
+            "no backend on this host can serve, and the traffic policy is local",
+        ),
+        (forwarding(policy=TrafficPolicy.LOCAL), "no backend can serve"),
+    ],
+)
+def test_why_a_host_must_get_no_flows(asking: Forwarding, why: str) -> None:
+    assert why_unready([asking], None) == why
+    assert why_unready([asking], WORK) == "this host is in maintenance (kernel update)"
+
+
+def test_the_addresses_of_one_service_are_its_own_in_order() -> None:
+    now = Moment(0, START)
+    asking = [
+        forwarding(BACKEND, inside=True),
+        forwarding(BACKEND, inside=True, external=False, name="other"),
+    ]
+    found = decide(asking, Announcements(), now, damping=Damping())
+    assert [each.key.address for each in found.of_service("web")] == ["10.96.0.10", OUTSIDE.address]
+    assert [each.key.address for each in found.of_service("other")] == ["10.96.0.10"]
+    assert found.of_service("none") == ()

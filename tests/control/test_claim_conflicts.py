@@ -20,7 +20,7 @@ def made(name: str, role: str, accepted: bool, rank: int = 0) -> Unit:
     return Unit(declaration, declaration if accepted else EMPTY_DECLARATION, rank)
 
 
-def told(units: dict[str, Unit]) -> list[tuple[str, str, str]]:
+def conflicts_of_roles(units: dict[str, Unit]) -> list[tuple[str, str, str]]:
     """The pairs, each with who gives way, in which an address has two roles."""
     contest = ConflictResolver(units)
     found = [c for c in conflicts_between(contest, contest.claims()) if c.opposing_claim is not None]
@@ -46,7 +46,9 @@ NEW, OLD = False, True
 def test_the_first_wins_against_all_or_each_meets_the_first_of_the_others(
     units: dict[str, tuple[str, bool]], expected: list[tuple[str, str, str]]
 ) -> None:
-    assert told({name: made(name, role, old) for name, (role, old) in units.items()}) == expected
+    assert (
+        conflicts_of_roles({name: made(name, role, old) for name, (role, old) in units.items()}) == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,4 +65,4 @@ def test_newcomers_give_way_and_among_equals_the_higher_rank(
     first: tuple[bool, int], second: tuple[bool, int], loser: str
 ) -> None:
     units = {"a": made("a", "vip", *first), "b": made("b", "backend", *second)}
-    assert told(units) == [("a", "b", loser)]
+    assert conflicts_of_roles(units) == [("a", "b", loser)]

@@ -11,15 +11,17 @@ import pytest
 
 from tests.dataplane.conntrack.fake_table import FakeTable
 from tests.dataplane.conntrack.kernel import ESTABLISHED, made
+from tests.lab.simulated_time import simulate
 from vipd.control import connection_balancer
 from vipd.control.announcements import why_unserved
 from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.connection_balancer import ConnectionBalancer
+from vipd.control.connection_balancer import REPORT_EVERY_SECONDS, ConnectionBalancer
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.control.service_status import service_status
 from vipd.dataplane.conntrack.entries import TCP_TIME_WAIT
 from vipd.dataplane.conntrack.live_counts import LiveCounts, live_counts
 from vipd.dataplane.counting import BackendKey
+from vipd.host.systemd.fields import ATTRIBUTE
 from vipd.model.backend_status import AdminState, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Backend, Balance, Family, Masquerade, Protocol, Service, ServicePort
@@ -43,6 +45,7 @@ class Programmed:
         self.host_addresses = frozenset({"10.10.0.1"})
         self.flows: dict[tuple[str, int], int] = {}
         self.syncs = self.reads = 0
+        self.waited: list[int] = []
         self.seconds = 0.0
         self._select()
 
@@ -59,6 +62,7 @@ class Programmed:
     async def wait_synced(
         self, generation: int, timeout: float, services: Collection[str] | None = None
     ) -> bool:
+        self.waited.append(generation)
         return True
 
     async def count(self, forwardings: Iterable[Forwarding], own: Collection[str]) -> LiveCounts:
@@ -120,6 +124,27 @@ def test_a_constant_load_is_written_a_few_times_and_then_not_again() -> None:
     assert 0 < written < 15
     steps(programmed, 20, balancer)
     assert programmed.syncs == written
+
+
+def test_each_reading_waits_for_the_rules_of_the_one_before() -> None:
+    programmed = Programmed()
+    programmed.flows = {(A, 80): 800}
+    steps(programmed, 3)
+    assert programmed.waited == [*range(1, programmed.syncs + 1)] != []
+
+
+def test_a_table_that_takes_long_to_read_is_read_seldom() -> None:
+    async def reads_in_a_minute(seconds: float) -> int:
+        programmed = Programmed()
+        programmed.seconds = seconds
+        balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
+        loop = asyncio.get_running_loop()
+        while loop.time() < 59.5:
+            await balancer.run(asyncio.Event())
+        return programmed.reads
+
+    assert simulate(reads_in_a_minute(0.0)) == 60
+    assert simulate(reads_in_a_minute(0.5)) == 6, "10 s apart: a twentieth of the time"
 
 
 def test_a_draining_backend_takes_no_part() -> None:
@@ -212,6 +237,26 @@ def test_a_backend_with_its_maximum_of_flows_gets_none_until_a_twentieth_has_end
     assert [record.message for record in caplog.records] == [
         f"web: {A} has its 100 connections, and gets no new flows"
     ], "at most once in ten minutes"
+
+
+def test_only_backends_that_have_just_become_full_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    backends = (Backend(A, max_connections=1), Backend(B, max_connections=1), Backend(C, max_connections=1))
+    programmed = Programmed(replace(LIMITED, backends=backends))
+
+    async def run() -> None:
+        balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
+        for flows in ({(A, 80): 1}, {(A, 80): 1, (B, 80): 1, (C, 80): 1}):
+            programmed.flows = flows
+            await balancer.run(asyncio.Event())
+            await asyncio.sleep(REPORT_EVERY_SECONDS)
+
+    simulate(run())
+    first, second = (getattr(record, ATTRIBUTE) for record in caplog.records)
+    assert caplog.records[0].message == f"web: {A} has its 1 connection, and gets no new flows"
+    assert (first["VIPD_BACKEND"], first["VIPD_CAUSE"]) == ((A,), ("max_connections",))
+    assert first["VIPD_REASON"] == ("it has its 1 connection",)
+    assert second["VIPD_BACKEND"] == (B, C)
+    assert second["VIPD_REASON"] == (f"{B} has its 1 connection, {C} has its 1 connection",)
 
 
 def test_a_service_without_limits_any_more_has_its_backends_back() -> None:

@@ -139,3 +139,26 @@ def test_a_full_backend_is_full_until_some_of_its_flows_have_ended(most: int, fr
     assert full_backends(full, limits, {"a": free_at + 1}) == full
     assert full_backends(full, limits, {"a": free_at}) == none
     assert full_backends(full, {}, {"a": 10**6}) == none
+
+
+@pytest.mark.parametrize(("times", "flows"), [(16, 2.0), (81, 3.0)])
+def test_a_slower_backend_has_the_promised_ratio_of_flows(times: int, flows: float) -> None:
+    """One that takes k times as long for a flow gets the 1 / (1 + EXPONENT)th power of k times the flows."""
+    state, share = ShareState(), {"slow": 0.5, "fast": 0.5}
+    for _ in range(100):
+        live = {"slow": share["slow"] * times * 10**6, "fast": share["fast"] * 10**6}
+        loads = {name: BackendLoad(1, round(number)) for name, number in live.items()}
+        state = next_state(state, loads)
+        total = sum(state.exact.values())
+        share = {name: factor / total for name, factor in state.exact.items()}
+    assert live["slow"] / live["fast"] == pytest.approx(flows, rel=0.02)
+
+
+def test_factors_that_changed_little_are_not_written_but_others_of_another_backend_are() -> None:
+    loads = {"a": BackendLoad(1, 900), "b": BackendLoad(1, 100), "c": BackendLoad(1, 100)}
+    state = ShareState()
+    for _ in range(20):
+        state = next_state(state, loads)
+    assert next_state(state, loads).factors is state.factors
+    fewer = next_state(state, {name: loads[name] for name in "ab"})
+    assert fewer.factors.keys() == {"a", "b"}

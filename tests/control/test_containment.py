@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.reconciling import DNS, WEB, World, lived_without_waiting, looping
+from tests.control.reconciling import DNS, WEB, World, looping, run_story_simulated
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.lab.simulated_time import simulate
 from tests.model.samples import declared, service
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_read_for_no_known_reason_holds_up_no_other(
 def test_a_key_of_etcd_that_cannot_be_read_for_no_known_reason_is_its_own_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vipd.sources.etcd.values.read_service_value", lambda *_: 1 / 0)
+    monkeypatch.setattr("vipd.sources.etcd.values.read_service_value", lambda *_, **__: 1 / 0)
     found = read_value(Layout("/vipd/"), "/vipd/services/a", "{}")
     assert isinstance(found, Declaration)
     assert "etcd:/vipd/services/a: internal error while reading this key" in str(found.problems[0])
@@ -275,7 +275,7 @@ def test_one_service_is_quarantined_and_all_others_go_through(
         assert world.reconciler.progress.state == "in-sync"
 
     with caplog.at_level(logging.ERROR):
-        lived_without_waiting(story, *others, BOMB)
+        run_story_simulated(story, *others, BOMB)
 
 
 @pytest.mark.slow
@@ -346,7 +346,7 @@ def test_a_quarantined_service_keeps_its_last_good_rules(monkeypatch: pytest.Mon
         assert await world.settled(world.reconciler.request_sync())
         assert not world.reconciler.progress.quarantined, "another version is tried at once"
 
-    lived_without_waiting(story, BOMB)
+    run_story_simulated(story, BOMB)
 
 
 class Failing(Observer):
@@ -391,7 +391,7 @@ def test_an_observer_that_fails_is_named_and_ends_nothing(caplog: pytest.LogCapt
         assert await world.settled(world.reconciler.request_sync())
         assert [w for w in world.reconciler.containment.warnings if "addresses" not in w] == []
 
-    lived_without_waiting(story, DNS)
+    run_story_simulated(story, DNS)
 
 
 def test_a_source_that_fails_keeps_its_units_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,4 +410,4 @@ def test_a_source_that_fails_keeps_its_units_and_holds_up_no_other(monkeypatch: 
         assert world.names() == {"web"}
         assert world.reconciler.containment.warnings == ()
 
-    lived_without_waiting(story, DNS)
+    run_story_simulated(story, DNS)

@@ -73,7 +73,9 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path, {**versions, "iptables-legacy-save": "", "iptables-nft-save": ""})
 
 
-def told(machine: Machine, checks: HostChecks, *forwardings: Forwarding) -> tuple[bool, str]:
+def checked_a_minute_later(
+    machine: Machine, checks: HostChecks, *forwardings: Forwarding
+) -> tuple[bool, str]:
     """Look, a minute after the last time."""
     machine.now += CHECK_SECONDS
     needs = HostRequirements(forwardings)
@@ -94,18 +96,20 @@ def test_legacy_rules_beside_nft_are_told_once(machine: Machine) -> None:
     machine.has("proc/net/ip_tables_names", "filter\n")
     machine.outputs["iptables-legacy-save"] = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j ACCEPT\nCOMMIT\n"
     checks = machine.checks()
-    changed, warning = told(machine, checks, pinned("web", None))
+    changed, warning = checked_a_minute_later(machine, checks, pinned("web", None))
     assert changed
     assert "ipv4 filter" in warning
     assert "look: iptables-legacy-save;" in warning
-    assert told(machine, checks, pinned("web", None)) == (False, warning)
+    assert checked_a_minute_later(machine, checks, pinned("web", None)) == (False, warning)
     machine.outputs["iptables-legacy-save"] = ""
-    assert told(machine, checks, pinned("web", None)) == (True, "")
+    assert checked_a_minute_later(machine, checks, pinned("web", None)) == (True, "")
 
 
 def test_nft_rules_beside_legacy_are_told(machine: Machine) -> None:
     machine.outputs["iptables-nft-save"] = "*nat\n-A PREROUTING -j DOCKER\nCOMMIT\n"
-    _, warning = told(machine, machine.checks(iptables_variant="legacy"), pinned("web", None))
+    _, warning = checked_a_minute_later(
+        machine, machine.checks(iptables_variant="legacy"), pinned("web", None)
+    )
     assert "iptables-nft holds rules" in warning
     assert "ipv4 nat" in warning
 
@@ -116,7 +120,7 @@ def test_legacy_programs_are_not_run_while_no_legacy_table_exists(
 ) -> None:
     if names is not None:
         machine.has("proc/net/ip_tables_names", names)
-    assert told(machine, machine.checks(), pinned("web", None)) == (False, "")
+    assert checked_a_minute_later(machine, machine.checks(), pinned("web", None)) == (False, "")
     assert machine.ran == ["iptables --version"]
 
 
@@ -124,14 +128,14 @@ def test_a_kube_proxys_chains_are_never_removed(machine: Machine) -> None:
     machine.has("proc/net/ip_tables_names", "nat\n")
     text = SAVED.replace("VIPD-", "KUBE-").replace(":PREROUTING", ":KUBE-PROXY-CANARY - [0:0]\n:PREROUTING")
     machine.outputs["iptables-legacy-save"] = text
-    _, warning = told(machine, machine.checks(chain_prefix="KUBE"), pinned("web", None))
+    _, warning = checked_a_minute_later(machine, machine.checks(chain_prefix="KUBE"), pinned("web", None))
     assert "ipv4 nat" in warning
     assert not [argv for argv in machine.ran if "restore" in argv]
 
 
 def test_nothing_is_looked_at_within_a_minute(machine: Machine) -> None:
     checks = machine.checks()
-    told(machine, checks, pinned("web"))
+    checked_a_minute_later(machine, checks, pinned("web"))
     machine.ran.clear()
     machine.now += CHECK_SECONDS - 1
     assert asyncio.run(checks.refresh(HostRequirements([pinned("web")]))) is False
@@ -174,9 +178,9 @@ def test_full_lists_are_those_of_our_own_chains(machine: Machine) -> None:
     machine.has(f"proc/net/xt_recent/{chain}", "src=10.0.0.1\n" * 2)
     checks = machine.checks()
     both = (pinned("web"), pinned("other"), pinned("free", None))
-    assert told(machine, checks, *both) == (False, "")
+    assert checked_a_minute_later(machine, checks, *both) == (False, "")
     machine.has(f"proc/net/xt_recent/{chain}", "src=10.0.0.1\n" * 3)
-    changed, warning = told(machine, checks, *both)
+    changed, warning = checked_a_minute_later(machine, checks, *both)
     assert changed
     assert "affinity of web: " in warning
     assert checks.warnings(HostRequirements([pinned("other")])) == ()
@@ -192,7 +196,7 @@ def test_after_a_switch_to_nftables_mixed_variants_are_told_no_more(
     machine.has("proc/net/ip_tables_names", "filter\n")
     machine.outputs["iptables-legacy-save"] = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j ACCEPT\nCOMMIT\n"
     checks, needs = machine.checks(), HostRequirements((pinned("web", None),))
-    _, warning = told(machine, checks, pinned("web", None))
+    _, warning = checked_a_minute_later(machine, checks, pinned("web", None))
     assert "iptables-legacy holds rules" in warning
     checks.dataplane = lambda: "nftables"
     assert checks.warnings(needs) == ()
@@ -213,6 +217,6 @@ def test_own_rules_in_the_other_variant_ask_for_a_step_and_are_left_alone(machin
         lambda: machine.now,
         found_own=lambda: found.append("own"),
     )
-    assert told(machine, checks, pinned("web", None)) == (True, "")
+    assert checked_a_minute_later(machine, checks, pinned("web", None)) == (True, "")
     assert found == ["own"]
     assert not [argv for argv in machine.ran if "restore" in argv]

@@ -161,6 +161,17 @@ def test_many_refused_addresses_are_few_problems() -> None:
     told = names.named.ignored("web")
     assert len(told) == MAX_PROBLEMS + 1
     assert told[-1].what == "80 more addresses that names resolve to are left out"
+    assert told[-1].hint == told[0].hint
+    (warning,) = names.named.warnings()
+    assert warning.startswith("web: dns:web.internal resolves to 127.0.0.0, which is left out: ")
+    assert warning.endswith(f" (and {MAX_PROBLEMS} more)")
+    names.answer({WEB: targets("127.0.0.1")})
+    names.resolve(declared("[dns:web.internal]"))
+    assert "more)" not in names.named.warnings()[0]
+    names.answer({WEB: targets("10.0.0.1")})
+    names.resolve(declared("[dns:web.internal]"))
+    assert names.named.ignored("web") == ()
+    assert names.named.warnings() == []
 
 
 def test_names_never_exceed_what_a_service_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +181,30 @@ def test_names_never_exceed_what_a_service_may_have(monkeypatch: pytest.MonkeyPa
     assert len(names.resolve(declared("[10.1.0.1, dns:web.internal]"))) == 5
     (warning,) = names.named.warnings()
     assert warning.startswith("16 backends of names of web are left out")
+    for name in ("api", "dns"):
+        service = replace(declared("[dns:web.internal]"), name=name)
+        names.named.update([name], {name: service})
+    (warning,) = names.named.warnings()
+    assert warning.startswith("16 backends of names of web (and of 2 more services) are left out")
+
+
+def test_a_service_that_is_declared_anew_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TOTAL_SIZE", 5)
+    names = Names()
+    names.answer({WEB: targets("10.0.0.1", "10.0.0.2", "10.0.0.3")})
+    for _ in range(3):
+        service = declared("[dns:web.internal]")
+        assert len(names.named.with_resolved(service).backends) == 3
+
+
+def test_a_service_that_names_nothing_any_more_is_followed_by_no_answer() -> None:
+    names, service = Names(), declared("[dns:web.internal]")
+    names.answer({WEB: targets("127.0.0.1")})
+    names.resolve(service)
+    plain = declared("[10.0.0.1]")
+    assert names.named.update(["web", "gone"], {"web": plain})["web"] is plain
+    assert names.named.ignored("web") == ()
+    assert names.answer({WEB: targets("10.0.0.2")}) == set()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.control.reconciling import DNS, PATIENCE_SECONDS, WEB, Heartbeats, World, lived
+from tests.control.reconciling import DNS, PATIENCE_SECONDS, WEB, Heartbeats, World, run_story
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.model.samples import broken, declared, service
 from vipd.control import changes as room
@@ -28,7 +28,7 @@ def test_a_wake_brings_what_is_declared_into_the_kernel() -> None:
         assert world.reconciler.progress.state == "in-sync"
         assert world.reconciler.progress.last_apply is not None
 
-    lived(story, DNS, WEB)
+    run_story(story, DNS, WEB)
 
 
 def test_the_accepted_versions_are_kept_before_the_kernel_is_written() -> None:
@@ -36,7 +36,7 @@ def test_the_accepted_versions_are_kept_before_the_kernel_is_written() -> None:
         await world.settled(world.reconciler.request_sync())
         assert world.dataplane.events == ["accepted", "update", "plan", "apply"]
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_nothing_is_written_when_nothing_is_different() -> None:
@@ -46,7 +46,7 @@ def test_nothing_is_written_when_nothing_is_different() -> None:
         assert world.dataplane.events.count("apply") == 1
         assert world.reconciler.progress.applies == 1
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_a_hundred_wakes_during_a_step_cost_one_more() -> None:
@@ -63,7 +63,7 @@ def test_a_hundred_wakes_during_a_step_cost_one_more() -> None:
         assert world.names() == {"dns", "web"}
         assert world.dataplane.events.count("plan") == 2
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_a_wish_made_during_a_step_is_not_settled_by_that_step() -> None:
@@ -77,7 +77,7 @@ def test_a_wish_made_during_a_step_is_not_settled_by_that_step() -> None:
         assert await waiting
         assert world.names() == {"web"}
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_only_changed_services_reach_the_dataplane(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_only_changed_services_reach_the_dataplane(monkeypatch: pytest.MonkeyPat
         assert world.dataplane.updates[-1] == {"s7", "s9"}
         assert "s9" not in world.names()
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_a_reparsed_service_that_says_the_same_is_no_change() -> None:
@@ -112,7 +112,7 @@ def test_a_reparsed_service_that_says_the_same_is_no_change() -> None:
         assert world.dataplane.updates == [{"dns"}], "no other update"
         assert world.reconciler.progress.applies == 1
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_the_host_is_prepared_for_the_families_in_use_before_the_kernel_is_written() -> None:
@@ -122,7 +122,7 @@ def test_the_host_is_prepared_for_the_families_in_use_before_the_kernel_is_writt
         assert world.host.prepared == [{Family.IPV4, Family.IPV6}]
         assert world.reconciler.progress.warnings == world.host.warnings
 
-    lived(story, DNS, service("six", "fd00::10", "", 1, "fd01::5"))
+    run_story(story, DNS, service("six", "fd00::10", "", 1, "fd01::5"))
 
 
 def test_bad_input_leaves_the_kernel_as_it_is_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -135,7 +135,7 @@ def test_bad_input_leaves_the_kernel_as_it_is_and_is_logged_once(caplog: pytest.
         assert set(world.reconciler.problems) == {"fake"}
 
     with caplog.at_level(logging.ERROR):
-        lived(story, DNS)
+        run_story(story, DNS)
     assert caplog.text.count("it is wrong") == 1
 
 
@@ -149,7 +149,7 @@ def test_the_difference_is_shown_without_being_written() -> None:
         assert await world.settled(world.reconciler.request_sync())
         assert world.names() == {"dns"}
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_the_difference_waits_for_a_running_step() -> None:
@@ -165,7 +165,7 @@ def test_the_difference_waits_for_a_running_step() -> None:
         assert await asked == ""
         assert world.dataplane.misuse == []
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_a_difference_leaves_the_next_step_nothing_to_read() -> None:
@@ -175,7 +175,7 @@ def test_a_difference_leaves_the_next_step_nothing_to_read() -> None:
         await world.reconciler.difference.text()
         assert set(world.dataplane.events) == {"survey", "difference"}
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_differences_asked_for_at_the_same_time_share_a_run_and_hold_up_no_step() -> None:
@@ -196,7 +196,7 @@ def test_differences_asked_for_at_the_same_time_share_a_run_and_hold_up_no_step(
         assert world.dataplane.events.count("survey") == 3
         assert world.dataplane.misuse == []
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_a_difference_that_is_always_disturbed_comes_to_an_end() -> None:
@@ -210,7 +210,7 @@ def test_a_difference_that_is_always_disturbed_comes_to_an_end() -> None:
         assert await asked == ""
         assert steps > 1
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
@@ -235,7 +235,7 @@ def test_what_was_handed_over_before_a_fault_is_taken_back_with_the_change(
         assert {e.address for f in world.dataplane.kernel.values() for e in f.endpoints} == {"10.244.0.5"}
         assert set(world.reconciler.services) == {"dns"}
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 def test_a_service_that_has_moved_to_another_line_is_known_there_and_written_nowhere() -> None:
@@ -246,7 +246,7 @@ def test_a_service_that_has_moved_to_another_line_is_known_there_and_written_now
         assert world.reconciler.services["dns"].origin.line == 7
         assert world.dataplane.updates == [{"dns"}], "no other update"
 
-    lived(story, service("dns", "10.96.0.10", "/d/a.yaml", 3))
+    run_story(story, service("dns", "10.96.0.10", "/d/a.yaml", 3))
 
 
 def test_while_many_services_are_loaded_others_get_their_turn() -> None:
@@ -266,7 +266,7 @@ def test_while_many_services_are_loaded_others_get_their_turn() -> None:
         assert world.reconciler.readiness.ready == len(many)
 
     many = [service(f"s{n}", f"10.97.{n // 250}.{n % 250 + 1}") for n in range(1500)]
-    lived(story, *many)
+    run_story(story, *many)
 
 
 def test_cancelling_ends_the_loop_during_a_step() -> None:
@@ -291,7 +291,7 @@ def test_a_large_load_shows_that_it_goes_on() -> None:
             world.reconciler.observers.add(heartbeats)
             await world.fulfilled(world.reconciler.request_sync())
 
-        lived(story, *(service(f"s{n}", f"10.96.{n >> 8}.{n & 255}") for n in range(number)))
+        run_story(story, *(service(f"s{n}", f"10.96.{n >> 8}.{n & 255}") for n in range(number)))
         return heartbeats.count
 
     assert beats(1000) >= beats(10) + 9, "one for each hundred, so that no watchdog takes it for dead"
@@ -318,4 +318,4 @@ def test_services_that_go_are_merged_beside_the_event_loop_as_those_that_come(
             assert merged_in[0] is False
 
     many = [service(f"s{n}", f"10.97.{n >> 8}.{n & 255}") for n in range(IN_THREAD_ABOVE + 1)]
-    lived(story)
+    run_story(story)

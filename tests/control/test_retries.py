@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.control.reconciling import DNS, World, lived_without_waiting
+from tests.control.reconciling import DNS, World, run_story_simulated
 from tests.dataplane.fake_dataplane import FakeDataplane, broken_tool
 
 ENDLESS = 1000
@@ -30,7 +30,7 @@ def test_settled_is_false_after_a_failure_and_after_the_time_is_up() -> None:
         assert "it said no" in world.reconciler.progress.fault
         assert "look at its words" in world.reconciler.progress.fault
 
-    lived_without_waiting(story, DNS)
+    run_story_simulated(story, DNS)
 
 
 def test_failures_are_tried_again_and_the_recovery_is_told() -> None:
@@ -43,7 +43,7 @@ def test_failures_are_tried_again_and_the_recovery_is_told() -> None:
         assert world.reconciler.progress.failures == 4
         assert world.reconciler.progress.fault == ""
 
-    lived_without_waiting(story, DNS)
+    run_story_simulated(story, DNS)
 
 
 def test_the_pauses_between_tries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_the_pauses_between_tries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatc
             await asyncio.sleep(1)
         assert world.names() == {"dns"}
 
-    lived_without_waiting(story, DNS)
+    run_story_simulated(story, DNS)
     pauses = [later - earlier for earlier, later in pairwise(moments)]
     assert pauses == pytest.approx([0.5, 1, 2, 4, 8, 16, 30, 30])
 
@@ -79,7 +79,7 @@ def test_a_crash_in_a_step_is_a_failure_and_does_not_end_the_loop(caplog: pytest
         assert world.names() == {"dns"}
 
     with caplog.at_level(logging.ERROR):
-        lived_without_waiting(story, DNS)
+        run_story_simulated(story, DNS)
     assert "Traceback" in caplog.text
 
 
@@ -98,7 +98,7 @@ def test_a_crash_before_the_plan_loses_no_change(monkeypatch: pytest.MonkeyPatch
         await world.fulfilled(wish)
         assert world.names() == {"dns"}, "in sync is told, but the service is not in the kernel"
 
-    lived_without_waiting(story, DNS)
+    run_story_simulated(story, DNS)
 
 
 def test_a_host_that_cannot_be_read_is_a_failure_that_is_tried_again() -> None:
@@ -111,4 +111,4 @@ def test_a_host_that_cannot_be_read_is_a_failure_that_is_tried_again() -> None:
         await world.fulfilled(wish)
         assert world.names() == {"dns"}
 
-    lived_without_waiting(story, DNS)
+    run_story_simulated(story, DNS)

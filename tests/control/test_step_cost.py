@@ -129,7 +129,7 @@ class Held:
         self._units.pop(name, EMPTY_DECLARATION)
 
 
-class Told(FakeDataplane):
+class CheapDataplane(FakeDataplane):
     """A dataplane that takes everything, at a cost that does not depend on what it has."""
 
     async def plan(self) -> FakePlan:
@@ -171,7 +171,7 @@ CASES = {
 
 async def step_calls(case: Case, count: int) -> tuple[int, set[str]]:
     """The calls of a step after one change, and the services that the dataplane was told of."""
-    held, plane = case.make(count), Told()
+    held, plane = case.make(count), CheapDataplane()
     health = HealthChecker()
     fitness = BackendStatusTracker((ActiveOverrides(),), health, health.clock)  # type: ignore[arg-type]  # no orders at all
     dependencies = ReconcilerDependencies(fitness)
@@ -210,7 +210,7 @@ def changes(found: Mapping[ForwardingKey, Forwarding]) -> dict[str, Changes]:
     }
 
 
-def told(wanted: DesiredTable | Ruleset, changes: Changes) -> None:
+def update_all(wanted: DesiredTable | Ruleset, changes: Changes) -> None:
     """Say what is different."""
     for key, forwarding in changes.items():
         wanted.update(key, forwarding)
@@ -221,7 +221,7 @@ def nftables(found: Mapping[ForwardingKey, Forwarding]) -> Callable[[Changes], o
     table = DesiredTable(TableOptions.of(SETTINGS, Family.IPV4))
 
     def plan(changes: Changes) -> nftables_plan.Plan:
-        told(table, changes)
+        update_all(table, changes)
         return nftables_plan.make_plan(table.options, table.structure(), installed, *table.dirty())
 
     installed = nftables_plan.Installed()
@@ -238,7 +238,7 @@ def iptables(found: Mapping[ForwardingKey, Forwarding]) -> Callable[[Changes], o
     installed = iptables_plan.Installed()
 
     def plan(changes: Changes) -> iptables_plan.Plan:
-        told(ruleset, changes)
+        update_all(ruleset, changes)
         return iptables_plan.make_plan(ruleset.dirty(), installed, names)
 
     plan(found).record_applied(installed)
@@ -295,8 +295,8 @@ def test_a_load_calls_no_more_functions_for_each_service_than_it_did() -> None:
     counted = {
         "parse": calls(lambda: parse_declaration(text, PATH)),
         "choose": calls(lambda: [select_backends(service, POLICY) for service in parsed]),
-        "nftables": calls(lambda: told(table, found)),
-        "iptables": calls(lambda: told(ruleset, found)),
+        "nftables": calls(lambda: update_all(table, found)),
+        "iptables": calls(lambda: update_all(ruleset, found)),
         "host needs": calls(lambda: HostRequirements(found.values())),
         "flows": calls(lambda: ConntrackScheduler(time.monotonic).services_changed(found)),
     }

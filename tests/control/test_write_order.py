@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.control.reconciling import World, lived
+from tests.control.reconciling import World, run_story
 from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan
 from tests.model.samples import declared, service
 from vipd.control.write_order import LARGE, MAX_WORK_PER_STEP, WriteOrder
@@ -63,7 +63,7 @@ def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -
         assert reconciler.progress.state == "in-sync"
         assert world.dataplane.updates[1:] == [{"large"}, {"new"}, {"large"}, {"large"}]
 
-    lived(story, SMALL)
+    run_story(story, SMALL)
 
 
 def test_at_the_start_all_is_written_at_once() -> None:
@@ -72,7 +72,7 @@ def test_at_the_start_all_is_written_at_once() -> None:
         assert world.dataplane.events.count("apply") == 1
         assert len(world.dataplane.kernel) == 4
 
-    lived(story, SMALL, large(3))
+    run_story(story, SMALL, large(3))
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_small_changes_without_end_do_not_keep_large_ones_out() -> None:
             await world.reconciler.step()
         assert len(world.dataplane.kernel) == 4
 
-    lived(story, SMALL)
+    run_story(story, SMALL)
 
 
 def test_a_large_service_that_goes_before_it_is_written_leaves_nothing() -> None:
@@ -104,7 +104,7 @@ def test_a_large_service_that_goes_before_it_is_written_leaves_nothing() -> None
         assert world.names() == {"small"}
         assert world.reconciler.progress.state == "in-sync"
 
-    lived(story, SMALL)
+    run_story(story, SMALL)
 
 
 def test_a_large_service_that_cannot_be_written_is_not_thought_to_be() -> None:
@@ -121,7 +121,7 @@ def test_a_large_service_that_cannot_be_written_is_not_thought_to_be() -> None:
         await world.fulfilled(world.reconciler.request_sync())
         assert len(world.dataplane.kernel) == 3
 
-    lived(story, SMALL)
+    run_story(story, SMALL)
 
 
 @pytest.mark.parametrize("fails", [1, 2])
@@ -146,7 +146,7 @@ def test_a_part_that_raises_is_held_and_what_was_there_stays(
         assert kept == known
         assert len(world.dataplane.kernel) == len(known) + fails - 1
 
-    lived(story, SMALL)
+    run_story(story, SMALL)
 
 
 def test_a_frontend_that_moves_is_written_in_one_step() -> None:

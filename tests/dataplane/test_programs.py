@@ -310,17 +310,17 @@ def test_a_difference_leaves_everything_known(kernel: FakeKernel, tmp_path: Path
     machine = Machine(kernel.run, tmp_path)
     machine.become([ONE])
 
-    async def told() -> str:
+    async def difference_text() -> str:
         return str(await machine.dataplane.difference(await machine.dataplane.survey()))
 
-    assert asyncio.run(told()) == ""
+    assert asyncio.run(difference_text()) == ""
     (watched, *_) = machine.dataplane.watched()
     assert watched.expected() is not None, "else a poll sees no foreign change until the next step"
     kernel.restore("*nat\n-F VIPD-SERVICES\nCOMMIT\n")
-    assert "+ -A VIPD-SERVICES" in asyncio.run(told())
+    assert "+ -A VIPD-SERVICES" in asyncio.run(difference_text())
     before = len(kernel.processes)
     assert not machine.step(), "what a step knows is not touched"
     assert len(kernel.processes) == before, "nothing is read again"
     machine.dataplane.invalidate_all()
     assert machine.step()
-    assert asyncio.run(told()) == ""
+    assert asyncio.run(difference_text()) == ""

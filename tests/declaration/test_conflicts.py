@@ -9,17 +9,17 @@ def service(name: str, address: str, line: int, *ports: ServicePort, path: str =
     return Service(name, (address,), ports or (UDP,), origin=Origin("file", path, line))
 
 
-def told(*services: Service) -> list[str]:
+def conflicts_of(*services: Service) -> list[str]:
     return [str(problem) for problem in find_conflicts(iter(services))]
 
 
 def test_protocols_of_one_port_do_not_clash() -> None:
-    assert told(service("a", "10.0.0.1", 1, UDP), service("b", "10.0.0.1", 2, TCP)) == []
+    assert conflicts_of(service("a", "10.0.0.1", 1, UDP), service("b", "10.0.0.1", 2, TCP)) == []
 
 
 def test_the_later_service_is_told_where_the_earlier_one_stands() -> None:
     earlier, later = service("a", "10.0.0.1", 3), service("b", "10.0.0.1", 1, TCP, UDP, path="b.yaml")
-    assert told(earlier, later) == [
+    assert conflicts_of(earlier, later) == [
         (
             "b.yaml:1: b: 10.0.0.1:53/udp already belongs to a at a.yaml:3; "
             "one address, port and protocol can serve once"
@@ -38,19 +38,21 @@ def test_a_third_claim_is_told_of_the_first() -> None:
 
 
 def test_a_name_is_claimed_once() -> None:
-    assert told(service("a", "10.0.0.1", 1), service("a", "10.0.0.2", 2, path="b.yaml")) == [
+    assert conflicts_of(service("a", "10.0.0.1", 1), service("a", "10.0.0.2", 2, path="b.yaml")) == [
         "b.yaml:2: the name a is already taken by the service at a.yaml:1; give each service its own name"
     ]
 
 
 def test_unnamed_services_clash_once() -> None:
     name = "10.0.0.1:53/udp"
-    assert len(told(service(name, "10.0.0.1", 1), service(name, "10.0.0.1", 2))) == 1
+    assert len(conflicts_of(service(name, "10.0.0.1", 1), service(name, "10.0.0.1", 2))) == 1
 
 
 def test_services_without_a_file_are_named_by_their_source() -> None:
     cli = Service("a", ("10.0.0.1",), (UDP,), origin=Origin("cli"))
-    assert told(service("a", "10.0.0.2", 4), cli)[0].startswith("cli: the name a is")
-    assert told(cli, service("a", "10.0.0.2", 4))[0].endswith("by vipctl; give each service its own name")
+    assert conflicts_of(service("a", "10.0.0.2", 4), cli)[0].startswith("cli: the name a is")
+    assert conflicts_of(cli, service("a", "10.0.0.2", 4))[0].endswith(
+        "by vipctl; give each service its own name"
+    )
     other = Service("b", ("10.0.0.2",), (UDP,), origin=Origin("cli"))
-    assert told(service("a", "10.0.0.2", 4), other)[0].startswith("cli: b: 10.0.0.2:53/udp already")
+    assert conflicts_of(service("a", "10.0.0.2", 4), other)[0].startswith("cli: b: 10.0.0.2:53/udp already")

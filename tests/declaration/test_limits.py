@@ -21,6 +21,11 @@ SERVICE = (
             "{new_per_client: 3, client_burst: 9, client_ipv6_prefix: 56}",
             FlowLimits(new_per_client=3, client_burst=9, client_ipv6_prefix=56),
         ),
+        (
+            "{connections: 1000000, new_per_second: 100000, burst: 100000, client_ipv6_prefix: 32}",
+            FlowLimits(connections=1000000, new_per_second=100000, burst=100000, client_ipv6_prefix=32),
+        ),
+        ("{new_per_client: 1, client_ipv6_prefix: 64}", FlowLimits(new_per_client=1)),
     ],
 )
 def test_limits_are_read(written: str, meant: FlowLimits | None) -> None:
@@ -37,6 +42,10 @@ def test_limits_are_read(written: str, meant: FlowLimits | None) -> None:
         ("{connections: 1, burst: 5}", "there is no new_per_second"),
         ("{client_burst: 5}", "there is no new_per_client"),
         ("{connections: 0}", "0 is out of range"),
+        ("{connections: 1000001}", "1000001 is out of range"),
+        ("{new_per_second: 100001}", "100001 is out of range"),
+        ("{new_per_second: 1, burst: 100001}", "100001 is out of range"),
+        ("{new_per_client: 1, client_ipv6_prefix: 31}", "31 is out of range"),
         ("{connection: 5}", 'unknown key "connection"'),
         ("5", "must be a mapping or none"),
     ],

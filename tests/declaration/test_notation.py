@@ -81,7 +81,7 @@ def test_address_and_ports(text: str, address: str, ports: str) -> None:
     ["10.96.0.10", "fd00::10:53", "fd00:96::1:80/tcp", "dns:53/udp", "http://10.96.0.1:80/", "[10.0.0.1]:80"],
 )
 def test_address_and_ports_refuses_as_a_frontend_is_refused(text: str) -> None:
-    assert told(parse_address_and_ports, text) == told(parse_frontend, text)
+    assert parsed_or_error(parse_address_and_ports, text) == parsed_or_error(parse_frontend, text)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_any_text_is_read_or_refused_by_name(text: str) -> None:
         parse_address_and_ports,
         parse_duration,
     ):
-        assert told(parse, text).isprintable()
+        assert parsed_or_error(parse, text).isprintable()
 
 
-def told(parse: Callable[[str], object], text: str) -> str:
+def parsed_or_error(parse: Callable[[str], object], text: str) -> str:
     """What a refusal says, or the value as text; any other error passes through."""
     try:
         return str(parse(text))

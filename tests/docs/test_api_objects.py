@@ -75,17 +75,17 @@ def test_a_service_is_shown_with_the_values_that_are_described() -> None:
     """But for what belongs to a host: its paths, its chains, and what its checks found."""
     elsewhere = {"owner", "origin", "status", "chain", "health", "check"}
 
-    def told(value: object) -> object:
+    def without_elsewhere(value: object) -> object:
         if isinstance(value, Mapping):
-            return {key: told(item) for key, item in value.items() if key not in elsewhere}
-        return [told(item) for item in value] if isinstance(value, list) else value
+            return {key: without_elsewhere(item) for key, item in value.items() if key not in elsewhere}
+        return [without_elsewhere(item) for item in value] if isinstance(value, list) else value
 
     described, real = documented("ServiceView"), json.loads(json.dumps(view_of("ServiceView")))
     assert isinstance(described, dict)
     wanted = described["forwardings"][0]["endpoints"]
     got = real["forwardings"][0]["endpoints"][: len(wanted)]
     real["forwardings"][0]["endpoints"] = got
-    assert told(real) == told(described)
+    assert without_elsewhere(real) == without_elsewhere(described)
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ class FaultyDaemon(Daemon):
         finally:
             connection.close()
 
-    def told(self) -> str:
+    def reported_faults(self) -> str:
         """What status says is wrong."""
         status = self.status()
         return json.dumps(
@@ -224,14 +224,16 @@ class FaultyDaemon(Daemon):
 
     def silent(self, seams: tuple[Seam, ...], mode: str) -> list[str]:
         """The culprits that status does not name."""
-        told = self.told()
+        told = self.reported_faults()
         return [seam.name for seam in seams if mode not in seam.quiet and not re.search(seam.culprit, told)]
 
     def recovers(self, seams: tuple[Seam, ...]) -> None:
         """All is in sync, and no culprit named, once nothing fails any more; without help."""
         self.fail("")
         self.wait_until(
-            lambda: [s.name for s in seams if re.search(s.culprit, self.told())], [], RECOVERY_SECONDS
+            lambda: [s.name for s in seams if re.search(s.culprit, self.reported_faults())],
+            [],
+            RECOVERY_SECONDS,
         )
         self.wait_in_sync(RECOVERY_SECONDS)
 

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
-from tests.lab.topology import STARTING_SYSCTLS, add_addresses, ip
+from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
 from tests.sources.etcd.members import Cluster, Member, install
 
 HUB = "10.77.0.254"
@@ -108,10 +108,7 @@ class FleetLab:
     def delete_all(self) -> None:
         """End etcd and what runs in the namespaces, and delete them."""
         self.etcd.stop()
-        for node in (*self.hosts, self.hub):
-            node.kill()
-            with contextlib.suppress(RuntimeError):
-                ip("netns", "delete", node.namespace)
+        delete_nodes(*self.hosts, self.hub)
 
     def _wire(self) -> None:
         for node in (self.hub, *self.hosts):

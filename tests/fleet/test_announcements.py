@@ -50,24 +50,24 @@ def test_the_last_host_keeps_an_address(both: tuple[FleetLab, HostDaemon, HostDa
     lab, first, second = both
     first.wait_until(lambda: announced(first, second), [True, True])
 
-    def told() -> list[str]:
+    def announcement_states() -> list[str]:
         return [" ".join(host["announced"].values()) for host in first.get("fleet")["hosts"]]
 
-    first.wait_until(told, ["served", "served"])
+    first.wait_until(announcement_states, ["served", "served"])
     first.vipctl("drain", "web/10.244.0.11")
     first.wait_until(lambda: announced(first, second), [False, True])
-    first.wait_until(told, ["", "served"])
+    first.wait_until(announcement_states, ["", "served"])
     second.vipctl("drain", "web/10.244.0.11")
     second.wait_until(
         lambda: [w for w in second.status()["warnings"] if VIP in w][:1] != [], True, FLEET_SECONDS
     )
     assert announced(first, second) == [False, True], "the last one keeps it"
     assert "no other host announces it" in second.vipctl("host", "status").stdout
-    first.wait_until(told, ["", "last-host"])
+    first.wait_until(announcement_states, ["", "last-host"])
     first.vipctl("resume", "web/10.244.0.11")
     first.wait_until(lambda: announced(first, second), [True, False])
     first.wait_until(lambda: announcing(first), [VIP, "routes", "h1"])
-    first.wait_until(told, ["served", ""])
+    first.wait_until(announcement_states, ["served", ""])
     alone = first.vipctl("host", "drain", "--dry-run")
     assert f"no other host announces {VIP}" in alone.stderr
     assert "maintenance" not in first.vipctl("fleet", "status").stdout

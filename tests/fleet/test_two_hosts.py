@@ -319,15 +319,15 @@ def test_what_vipctl_changed_in_etcd_is_known_and_can_be_taken_back(
 ) -> None:
     first, second = both
 
-    def told(daemon: Daemon, *words: str, check: bool = True) -> str:
+    def vipctl_output(daemon: Daemon, *words: str, check: bool = True) -> str:
         done = daemon.vipctl(*words, "--store", "etcd", check=check)
         return done.stdout + done.stderr
 
-    told(first, "add", "10.96.4.1:80/tcp", "10.244.0.1", "--name", "past/web")
+    vipctl_output(first, "add", "10.96.4.1:80/tcp", "10.244.0.1", "--name", "past/web")
     on_all(both, lambda daemon: endpoints(daemon, "past%2Fweb"), {"10.244.0.1:80"})
-    told(second, "add-backend", "past/web", "10.244.0.2")
-    told(second, "add", "10.96.4.2:80/tcp", "10.244.0.1", "--name", "past/new")
-    created, changed, added = json.loads(told(first, "history", "--json"))["entries"][2::-1]
+    vipctl_output(second, "add-backend", "past/web", "10.244.0.2")
+    vipctl_output(second, "add", "10.96.4.2:80/tcp", "10.244.0.1", "--name", "past/new")
+    created, changed, added = json.loads(vipctl_output(first, "history", "--json"))["entries"][2::-1]
     assert [entry["services"] for entry in (created, changed, added)] == [
         [{"name": "past/web", "action": "created"}],
         [{"name": "past/web", "action": "changed"}],
@@ -335,32 +335,36 @@ def test_what_vipctl_changed_in_etcd_is_known_and_can_be_taken_back(
     ]
     assert re.fullmatch(r"root \(pid \d+\) on h1", created["by"])
     assert changed["by"].endswith(" on h2")
-    shown = told(first, "history", str(changed["revision"]))
+    shown = vipctl_output(first, "history", str(changed["revision"]))
     assert "+ backends: [10.244.0.1, 10.244.0.2]" in shown
 
     # What others wrote is taken back with it, though only vipctl says who it was.
     other = lab.put("services/past/other", "address: 10.96.4.3\nports: 80\nbackends: [10.244.0.1]\n")
     on_all(both, lambda daemon: served(daemon, "10.96.4.3"), True)
-    assert other not in {e["revision"] for e in json.loads(told(first, "history", "--json"))["entries"]}
-    dry = told(first, "rollback", str(created["revision"]), "--dry-run")
+    assert other not in {
+        e["revision"] for e in json.loads(vipctl_output(first, "history", "--json"))["entries"]
+    }
+    dry = vipctl_output(first, "rollback", str(created["revision"]), "--dry-run")
     assert "1 changed, 2 removed; dry run" in dry
-    done = told(first, "rollback", str(created["revision"]))
+    done = vipctl_output(first, "rollback", str(created["revision"]))
     assert "1 changed, 2 removed; stored in etcd" in done
     on_all(both, lambda daemon: endpoints(daemon, "past%2Fweb"), {"10.244.0.1:80"})
     on_all(both, lambda daemon: served(daemon, "10.96.4.2") or served(daemon, "10.96.4.3"), False)
-    newest = json.loads(told(second, "history", "--json"))["entries"][0]
+    newest = json.loads(vipctl_output(second, "history", "--json"))["entries"][0]
     assert newest["reason"] == f"rollback to {created['revision']}"
 
     # Without a revision: before the last change, which was the rollback.
-    told(second, "rollback")
+    vipctl_output(second, "rollback")
     on_all(both, lambda daemon: served(daemon, "10.96.4.2") and served(daemon, "10.96.4.3"), True)
-    assert "cannot wait for a confirmation" in told(second, "rollback", "--confirm", "60s", check=False)
+    assert "cannot wait for a confirmation" in vipctl_output(
+        second, "rollback", "--confirm", "60s", check=False
+    )
     with entered(lab.hub):
         etcdctl(lab.etcd.urls[0], "compact", str(added["revision"] + 1))
-    assert "is not kept any more: etcd has compacted it" in told(
+    assert "is not kept any more: etcd has compacted it" in vipctl_output(
         first, "rollback", str(created["revision"]), check=False
     )
-    told(first, "remove", "past/web", "past/new", "past/other")
+    vipctl_output(first, "remove", "past/web", "past/new", "past/other")
 
 
 def test_a_wrong_password_is_named_in_the_status(lab: FleetLab, tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ T = TypeVar("T")
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+def good_and_reason(result: ProbeResult) -> tuple[bool | None, str]:
+    """What a test of a probe compares."""
+    return result.good, result.reason
+
+
 def run(coroutine: Coroutine[object, object, T]) -> T:
     """The coroutine's result, in time."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.health.servers import PATIENCE, answer, run, target
+from tests.health.servers import PATIENCE, answer, good_and_reason, run, target
 from tests.lab.waiting import wait_until
 from vipd.health.probes.exec import ExecProber
 from vipd.health.result import ProbeResult
@@ -55,10 +55,6 @@ def probe(*command: str, user: str = ME, timeout: float = 60.0) -> ProbeResult:
     return run(ask())
 
 
-def told(result: ProbeResult) -> tuple[bool | None, str]:
-    return result.good, result.reason
-
-
 def gone(pid: int) -> bool:
     """Whether a process ends soon; one that nobody reaps yet counts as ended."""
     for _ in range(1200):
@@ -83,9 +79,9 @@ def test_zero_is_good_and_what_it_says_is_kept(program: Program) -> None:
 
 
 def test_another_code_is_bad(program: Program) -> None:
-    assert told(probe(program("echo too slow >&2; exit 3"))) == (False, "exit code 3: too slow")
-    assert told(probe(program("exit 1"))) == (False, "exit code 1")
-    assert told(probe(program("kill -9 $$"))) == (False, "killed by SIGKILL")
+    assert good_and_reason(probe(program("echo too slow >&2; exit 3"))) == (False, "exit code 3: too slow")
+    assert good_and_reason(probe(program("exit 1"))) == (False, "exit code 1")
+    assert good_and_reason(probe(program("kill -9 $$"))) == (False, "killed by SIGKILL")
 
 
 def test_it_gets_its_arguments_and_nothing_of_a_shell(program: Program) -> None:
@@ -132,7 +128,7 @@ def test_at_the_timeout_all_that_it_started_is_killed(program: Program, tmp_path
     for seconds in (0.7, 5, 30):  # a busy machine may need more until there is a child
         began = time.monotonic()
         result = probe(command, timeout=seconds)
-        assert told(result) == (False, f"timeout after {seconds:g} s")
+        assert good_and_reason(result) == (False, f"timeout after {seconds:g} s")
         assert time.monotonic() - began < PATIENCE
         if child.exists() and child.read_text():
             break
@@ -148,7 +144,7 @@ def test_children_that_it_leaves_delay_nothing_and_are_killed(program: Program, 
 
 
 def test_a_program_that_closes_its_output_is_waited_for(program: Program) -> None:
-    assert told(probe(program("exec >&- 2>&-; sleep 0.3; exit 4"))) == (False, "exit code 4")
+    assert good_and_reason(probe(program("exec >&- 2>&-; sleep 0.3; exit 4"))) == (False, "exit code 4")
 
 
 def test_megabytes_are_thrown_away(program: Program) -> None:
@@ -159,7 +155,7 @@ def test_megabytes_are_thrown_away(program: Program) -> None:
 
 
 def test_what_it_says_is_shown_safely(program: Program) -> None:
-    assert told(probe(program("printf '\\033[31mred\\a\\377'; exit 1"))) == (
+    assert good_and_reason(probe(program("printf '\\033[31mred\\a\\377'; exit 1"))) == (
         False,
         r"exit code 1: \x1b[31mred\x07�",
     )
@@ -167,14 +163,17 @@ def test_what_it_says_is_shown_safely(program: Program) -> None:
 
 def test_what_cannot_be_started_blames_no_backend(tmp_path: Path) -> None:
     missing = probe("/nonexistent/check")
-    assert told(missing) == (None, "cannot be asked: /nonexistent/check: no such file or directory")
+    assert good_and_reason(missing) == (
+        None,
+        "cannot be asked: /nonexistent/check: no such file or directory",
+    )
     plain = tmp_path / "plain"
     plain.write_text("no program")
     assert probe(str(plain)).reason == f"cannot be asked: {plain}: permission denied"
     plain.chmod(0o755)
     assert probe(str(plain)).reason == f"cannot be asked: {plain}: exec format error"
     unknown = probe("/bin/true", user="nobody-of-that-name")
-    assert told(unknown) == (None, "cannot be asked: there is no user nobody-of-that-name")
+    assert good_and_reason(unknown) == (None, "cannot be asked: there is no user nobody-of-that-name")
 
 
 @pytest.mark.parametrize("user", [ME, pwd.getpwuid(0).pw_name])
@@ -183,7 +182,7 @@ def test_nothing_runs_as_root_or_as_the_daemon(
 ) -> None:
     """Also where the user's number has changed since the declaration was looked at."""
     monkeypatch.undo()
-    found = told(probe(program(f"touch {tmp_path}/ran"), user=user))
+    found = good_and_reason(probe(program(f"touch {tmp_path}/ran"), user=user))
     assert found[0] is None
     assert f"user {user}: " in found[1]
     assert not (tmp_path / "ran").exists()

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.health.servers import PATIENCE, ask_once, closed_port, run, target, tcp_server
+from tests.health.servers import PATIENCE, ask_once, closed_port, good_and_reason, run, target, tcp_server
 from vipd.health.probes.http import probe_http, request
 from vipd.health.result import ProbeResult, ReportedWeight
 from vipd.model.check import HttpProbe
@@ -37,10 +37,6 @@ def probe(raw: bytes, check: HttpProbe = PLAIN, *, close: bool = False, timeout:
             return await ask_once(probe_http, target(port, check, timeout))
 
     return run(ask())
-
-
-def told(result: ProbeResult) -> tuple[bool | None, str]:
-    return result.good, result.reason
 
 
 def test_a_good_status_is_good() -> None:
@@ -73,16 +69,16 @@ def test_no_redirection_is_followed() -> None:
 
 
 def test_another_status_is_bad() -> None:
-    assert told(probe(b"HTTP/1.1 500 Oops\r\n\r\n")) == (False, "status 500")
+    assert good_and_reason(probe(b"HTTP/1.1 500 Oops\r\n\r\n")) == (False, "status 500")
     only = HttpProbe(status=((204, 204), (250, 299)))
-    assert told(probe(OK, only)) == (False, "status 200")
+    assert good_and_reason(probe(OK, only)) == (False, "status 200")
     assert probe(b"HTTP/1.1 299 Odd\r\n\r\n", only).good
 
 
 def test_interim_answers_are_passed_over() -> None:
     hints = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
     assert probe(hints + OK).good
-    assert told(probe(hints + b"HTTP/1.1 503 No\r\n\r\n")) == (False, "status 503")
+    assert good_and_reason(probe(hints + b"HTTP/1.1 503 No\r\n\r\n")) == (False, "status 503")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +93,7 @@ def test_interim_answers_are_passed_over() -> None:
 def test_the_body_must_match(raw: bytes, close: bool) -> None:
     assert probe(raw, HttpProbe(body="^hel+o$"), close=close).good
     mismatch = "status 200, but the body does not match"
-    assert told(probe(raw, HttpProbe(body="goodbye"), close=close)) == (False, mismatch)
+    assert good_and_reason(probe(raw, HttpProbe(body="goodbye"), close=close)) == (False, mismatch)
 
 
 def test_only_the_beginning_of_a_body_counts() -> None:
@@ -126,7 +122,7 @@ def test_garbage_is_bad_and_shown_safely() -> None:
     assert result.reason.isprintable()
     assert not probe(b"HTTP/1.1 abc\r\n\r\n").good
     assert not probe(b"HTTP/9.9 200 OK\r\n\r\n").good
-    assert told(probe(b"", close=True)) == (False, "no HTTP: connection closed after nothing")
+    assert good_and_reason(probe(b"", close=True)) == (False, "no HTTP: connection closed after nothing")
     assert "closed after b'HTTP/1.1 200" in probe(b"HTTP/1.1 200 OK\r\n", close=True).reason
 
 
@@ -140,7 +136,7 @@ def test_an_endless_head_is_bad() -> None:
 
 def test_a_silent_server_times_out() -> None:
     result = probe(b"", timeout=1.0)
-    assert told(result) == (False, "timeout after 1 s while waiting for the answer")
+    assert good_and_reason(result) == (False, "timeout after 1 s while waiting for the answer")
 
 
 def test_one_that_drips_for_ever_does_so_in_vain() -> None:
@@ -174,9 +170,12 @@ def test_resets_and_refusals_are_bad() -> None:
         async with tcp_server(reset) as port:
             return await ask_once(probe_http, target(port, HttpProbe()))
 
-    assert told(run(ask())) == (False, "connection reset")
+    assert good_and_reason(run(ask())) == (False, "connection reset")
     with closed_port() as port:
-        assert told(run(ask_once(probe_http, target(port, HttpProbe())))) == (False, "connection refused")
+        assert good_and_reason(run(ask_once(probe_http, target(port, HttpProbe())))) == (
+            False,
+            "connection refused",
+        )
 
 
 def test_what_is_sent() -> None:
@@ -220,12 +219,12 @@ def test_a_chunk_that_looks_like_the_end_is_none() -> None:
 
 def test_a_body_in_odd_chunks_is_no_http() -> None:
     raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n"
-    assert told(probe(raw, HttpProbe(body="x"))) == (False, r"no HTTP: a chunk begins with b'zz'")
+    assert good_and_reason(probe(raw, HttpProbe(body="x"))) == (False, r"no HTTP: a chunk begins with b'zz'")
 
 
 def test_interim_answers_without_end_are_bad() -> None:
     raw = b"HTTP/1.1 102 Processing\r\n\r\n" * 5000
-    assert told(probe(raw)) == (False, "no HTTP: more than 10 interim answers")
+    assert good_and_reason(probe(raw)) == (False, "no HTTP: more than 10 interim answers")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,7 @@ def test_a_line_may_end_with_a_bare_lf(raw: bytes) -> None:
 
 def test_a_head_of_many_lines_is_bad() -> None:
     """Each of them costs its time: 64 KiB of two bytes each would hold up the loop."""
-    assert told(probe(b"HTTP/1.1 200 OK\n" + b"a\n" * 10_000)) == (
+    assert good_and_reason(probe(b"HTTP/1.1 200 OK\n" + b"a\n" * 10_000)) == (
         False,
         "no HTTP: the answer's head has more than 100 fields",
     )

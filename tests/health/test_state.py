@@ -30,7 +30,7 @@ alternations = st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=6
 )
 
 
-def told(
+def record_after(
     results: list[ProbeResult], timing: Timing = TIMING, record: HealthRecord | None = None
 ) -> HealthRecord:
     """The record after these answers, one an interval."""
@@ -59,7 +59,7 @@ def test_a_verdict_changes_only_after_enough_answers_in_a_row(
 @given(timings, answers | alternations)
 def test_going_down_takes_fall_bad_answers_and_never_more(timing: Timing, results: list[ProbeResult]) -> None:
     """Whatever was before, flapping included."""
-    record = told([*results, *[BAD] * timing.fall], timing)
+    record = record_after([*results, *[BAD] * timing.fall], timing)
     assert record.state is HealthState.UNHEALTHY
     assert not record.counts_healthy(timing.start)
 
@@ -68,7 +68,7 @@ def test_going_down_takes_fall_bad_answers_and_never_more(timing: Timing, result
 def test_who_answers_well_comes_back_within_the_longest_hold(
     timing: Timing, results: list[ProbeResult]
 ) -> None:
-    record = told(results, timing)
+    record = record_after(results, timing)
     now = len(results) * timing.interval + max(
         MAX_HOLD_SECONDS, (timing.rise + timing.fall) * timing.interval
     )
@@ -92,7 +92,7 @@ def test_not_being_able_to_ask_changes_no_verdict_and_breaks_no_row(
 
 def test_reasons_count_the_row() -> None:
     reasons = []
-    record = told([GOOD, GOOD])
+    record = record_after([GOOD, GOOD])
     for result in (BAD, BAD, BAD, BAD, GOOD, GOOD, GOOD):
         record = apply_result(record, result, TIMING, 100.0)
         reasons.append(record.reason(100.0))
@@ -108,46 +108,46 @@ def test_reasons_count_the_row() -> None:
 
 
 def test_what_keeps_from_asking_is_told_until_an_answer_comes() -> None:
-    record = told([GOOD, GOOD, UNASKED])
+    record = record_after([GOOD, GOOD, UNASKED])
     assert record.reason(20.0) == "cannot be asked: too many open files; answered in 3.0 ms"
     assert record.state is HealthState.HEALTHY
     assert "cannot" not in apply_result(record, GOOD, TIMING, 20.0).reason(20.0)
 
 
 def test_until_the_first_verdict_the_check_says_what_it_counts_as() -> None:
-    record = told([BAD, GOOD, BAD])
+    record = record_after([BAD, GOOD, BAD])
     assert record.state is HealthState.UNKNOWN
     assert str(record.state) == "unknown", "the word of the API"
     assert record.counts_healthy(InitialHealth.HEALTHY)
     assert not record.counts_healthy(InitialHealth.UNHEALTHY)
-    assert told([GOOD, GOOD]).counts_healthy(InitialHealth.UNHEALTHY)
+    assert record_after([GOOD, GOOD]).counts_healthy(InitialHealth.UNHEALTHY)
 
 
 def test_the_first_verdict_is_no_change() -> None:
-    for record in (told([GOOD] * 2), told([BAD] * 3)):
+    for record in (record_after([GOOD] * 2), record_after([BAD] * 3)):
         assert (record.changes, record.flapping) == (0, NOT_FLAPPING)
-    assert told([BAD] * 3 + [GOOD] * 2 + [BAD] * 3).changes == 2
+    assert record_after([BAD] * 3 + [GOOD] * 2 + [BAD] * 3).changes == 2
 
 
 def test_slow_start_begins_when_it_serves_having_not_served() -> None:
-    assert told([GOOD] * 2).serves_since is None
-    assert told([BAD] * 3 + [GOOD] * 2).serves_since == 25.0
-    assert told([BAD] * 3 + [GOOD] * 2 + [BAD] * 3).serves_since is None
+    assert record_after([GOOD] * 2).serves_since is None
+    assert record_after([BAD] * 3 + [GOOD] * 2).serves_since == 25.0
+    assert record_after([BAD] * 3 + [GOOD] * 2 + [BAD] * 3).serves_since is None
     waiting = replace(TIMING, start=InitialHealth.UNHEALTHY)
-    assert told([GOOD] * 2, waiting).serves_since == 10.0
+    assert record_after([GOOD] * 2, waiting).serves_since == 10.0
 
 
 def test_the_said_weight_is_that_of_the_last_good_answer() -> None:
     half = ReportedWeight(50, percent=True)
-    record = told([ProbeResult.success(0.1, half), BAD, UNASKED])
+    record = record_after([ProbeResult.success(0.1, half), BAD, UNASKED])
     assert record.weight == half
     assert apply_result(record, GOOD, TIMING, 20.0).weight is None
 
 
 def test_another_check_keeps_the_verdict_and_begins_to_count_anew() -> None:
-    record = reset_streak(told([GOOD, GOOD, BAD, BAD]), "another check")
+    record = reset_streak(record_after([GOOD, GOOD, BAD, BAD]), "another check")
     assert record.state is HealthState.HEALTHY
-    record = told([BAD, BAD], record=record)
+    record = record_after([BAD, BAD], record=record)
     assert record.state is HealthState.HEALTHY
     assert apply_result(record, BAD, TIMING, 30.0).state is HealthState.UNHEALTHY
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.health.servers import ask_once, closed_port, run, target, udp_server
+from tests.health.servers import ask_once, closed_port, good_and_reason, run, target, udp_server
 from vipd.health.probes.dns import probe_dns
 from vipd.health.probes.dns_message import TYPES, MalformedError, encode_query, read_reply, same_record
 from vipd.health.probes.udp import probe_udp
@@ -27,25 +27,24 @@ def udp(check: UdpProbe, *replies: bytes, timeout: float = 60.0) -> ProbeResult:
     return run(ask())
 
 
-def told(result: ProbeResult) -> tuple[bool | None, str]:
-    return result.good, result.reason
-
-
 def test_the_wanted_answer_is_good() -> None:
     assert udp(PING, b"pong and more").good
     assert udp(UdpProbe(send=b"ping", expect=b""), b"anything").good
 
 
 def test_another_answer_is_bad() -> None:
-    assert told(udp(PING, b"gnop\x00\x1b")) == (False, "the answer begins with b'gnop\\x00\\x1b'")
+    assert good_and_reason(udp(PING, b"gnop\x00\x1b")) == (False, "the answer begins with b'gnop\\x00\\x1b'")
 
 
 def test_silence_is_bad_where_an_answer_is_wanted() -> None:
-    assert told(udp(PING, timeout=0.2)) == (False, "timeout after 0.2 s while waiting for the answer")
+    assert good_and_reason(udp(PING, timeout=0.2)) == (
+        False,
+        "timeout after 0.2 s while waiting for the answer",
+    )
 
 
 def test_silence_is_good_where_none_is() -> None:
-    assert told(udp(UdpProbe(send=b"ping"), timeout=0.5)) == (True, "not refused within 0.5 s")
+    assert good_and_reason(udp(UdpProbe(send=b"ping"), timeout=0.5)) == (True, "not refused within 0.5 s")
     assert udp(UdpProbe(send=b"ping"), b"surprise").good
 
 
@@ -53,7 +52,7 @@ def test_silence_is_good_where_none_is() -> None:
 def test_a_refusal_is_bad(check: UdpProbe | DnsProbe) -> None:
     with closed_port(socket.SOCK_DGRAM) as port:
         ask = probe_dns if isinstance(check, DnsProbe) else probe_udp
-        assert told(run(ask_once(ask, target(port, check)))) == (False, "connection refused")
+        assert good_and_reason(run(ask_once(ask, target(port, check)))) == (False, "connection refused")
 
 
 NAME = "www.example.com"
@@ -100,30 +99,36 @@ def test_a_wanted_code_is_good() -> None:
     ("rcode", "name"), [(2, "SERVFAIL"), (3, "NXDOMAIN"), (5, "REFUSED"), (9, "rcode 9")]
 )
 def test_another_code_is_bad(rcode: int, name: str) -> None:
-    assert told(dns(DnsProbe(query=NAME), flags=0x8180 | rcode, empty=1)) == (False, name)
+    assert good_and_reason(dns(DnsProbe(query=NAME), flags=0x8180 | rcode, empty=1)) == (False, name)
 
 
 def test_a_refusal_without_the_question_is_understood() -> None:
     raw = struct.pack("!5H", 0x8185, 0, 0, 0, 0)
-    assert told(dns(DnsProbe(query=NAME), raw=raw)) == (False, "REFUSED")
+    assert good_and_reason(dns(DnsProbe(query=NAME), raw=raw)) == (False, "REFUSED")
 
 
 def test_the_wanted_record_must_be_there() -> None:
     assert dns(DnsProbe(query=NAME, answer="192.0.2.7")).good
-    assert told(dns(DnsProbe(query=NAME, answer="192.0.2.8"))) == (False, "the answer is 192.0.2.7")
-    assert told(dns(DnsProbe(query=NAME, answer="192.0.2.8"), empty=1)) == (False, "the answer is no record")
+    assert good_and_reason(dns(DnsProbe(query=NAME, answer="192.0.2.8"))) == (
+        False,
+        "the answer is 192.0.2.7",
+    )
+    assert good_and_reason(dns(DnsProbe(query=NAME, answer="192.0.2.8"), empty=1)) == (
+        False,
+        "the answer is no record",
+    )
 
 
 def test_a_truncated_answer_counts_as_far_as_it_goes() -> None:
     flags = 0x8180 | TRUNCATED
     assert dns(DnsProbe(query=NAME), flags=flags, empty=1).good
     missing = dns(DnsProbe(query=NAME, answer="192.0.2.7"), flags=flags, empty=1)
-    assert told(missing) == (False, "the wanted record is not in the answer, which is truncated")
+    assert good_and_reason(missing) == (False, "the wanted record is not in the answer, which is truncated")
 
 
 def test_answers_to_other_queries_do_not_count() -> None:
     result = dns(DnsProbe(query=NAME), shift=1, timeout=1.0)
-    assert told(result) == (False, "timeout after 1 s with answers to other queries only")
+    assert good_and_reason(result) == (False, "timeout after 1 s with answers to other queries only")
     assert not dns(DnsProbe(query=NAME), flags=0x0100, timeout=0.3).good  # a query, not a reply
 
 

@@ -120,10 +120,7 @@ class Lab:
 
     def delete(self) -> None:
         """End what runs in the lab and delete its namespaces; safe to call twice."""
-        for node in self.nodes:
-            node.kill()
-            with contextlib.suppress(RuntimeError):
-                ip("netns", "delete", node.namespace)
+        delete_nodes(*self.nodes)
 
     def _wire_host(self) -> Iterator[str]:
         yield "link set lo up"
@@ -198,6 +195,14 @@ def address_commands(device: str, *addresses: str) -> Iterator[str]:
     for address in addresses:
         yield f"address add {address} dev {device}{' nodad' if ':' in address else ''}"
     yield f"link set {device} up"
+
+
+def delete_nodes(*nodes: Node) -> None:
+    """End what runs in these namespaces, and delete those that exist."""
+    for node in nodes:
+        node.kill()
+        with contextlib.suppress(RuntimeError):
+            ip("netns", "delete", node.namespace)
 
 
 def ip(*argv: str) -> None:

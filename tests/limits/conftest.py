@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources.room import Room
+from tests.sources.services_directory import ServicesDirectory
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
+def services_dir(tmp_path: Path) -> ServicesDirectory:
     """An empty services.d."""
-    return Room(tmp_path)
+    return ServicesDirectory(tmp_path)

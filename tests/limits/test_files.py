@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.instrumented import yardstick
-from tests.sources.room import Room
+from tests.sources.services_directory import ServicesDirectory
 from vipd.declaration.native import parse_declaration
 from vipd.model import limits
 from vipd.sources.files import FileSource
@@ -258,13 +258,15 @@ STANDSTILL = 20.0
 
 
 @pytest.mark.parametrize("kind", HUGE)
-def test_the_loop_goes_on_while_a_file_at_the_limit_is_read(room: Room, kind: str) -> None:
+def test_the_loop_goes_on_while_a_file_at_the_limit_is_read(
+    services_dir: ServicesDirectory, kind: str
+) -> None:
     """In a thread everything between two breaths of Python holds up the loop."""
-    room.write("a.yaml", HUGE[kind](limits.FILE_BYTES - 100))
+    services_dir.write("a.yaml", HUGE[kind](limits.FILE_BYTES - 100))
 
     async def standstill() -> float:
         longest = 0.0
-        reading = asyncio.create_task(asyncio.to_thread(room.source.scan))
+        reading = asyncio.create_task(asyncio.to_thread(services_dir.source.scan))
         while not reading.done():
             began = time.perf_counter()
             used = time.process_time()

@@ -207,4 +207,56 @@ TARGETS = (
         ("tests/api/test_peers.py", "tests/api/test_server.py"),
         one_in=3,
     ),
+    Target(
+        "least connections",
+        _in("vipd/control", "connection_shares", "connection_balancer"),
+        _in("tests/control", "test_connection_shares", "test_connection_balancer"),
+        one_in=4,
+    ),
+    Target(
+        "names",
+        (*_in("vipd/resolver", "answers", "backends", "saved_answers"), "vipd/control/named_backends.py"),
+        (
+            "tests/resolver/test_answers.py",
+            "tests/control/test_named_backends.py",
+            "tests/resolver/test_resolver.py",
+            "tests/resolver/test_lookup.py",
+            "tests/declaration/test_dns_names.py",
+        ),
+        one_in=6,
+    ),
+    Target(
+        "limits on flows",
+        (
+            "vipd/model/flow_limits.py",
+            "vipd/dataplane/iptables/limit_chain.py",
+            "vipd/dataplane/nftables/limit_chain.py",
+        ),
+        (
+            "tests/model/test_flow_limits.py",
+            "tests/dataplane/iptables/test_limit_chain.py",
+            "tests/dataplane/nftables/test_limit_chain.py",
+            "tests/declaration/test_limits.py",
+        ),
+        one_in=4,
+    ),
+    Target(
+        "announced addresses",
+        ("vipd/control/announcements.py", "vipd/model/maintenance.py"),
+        ("tests/model/test_maintenance.py", *_in("tests/control", "test_announcements", "test_announcer")),
+        one_in=6,
+    ),
+    Target(
+        "explain on a host",
+        _in("vipd/observe/explain", "host_rules", "query", "rule_words"),
+        (
+            "tests/observe/explain/test_host_rules.py",
+            "tests/observe/explain/test_explain.py",
+            "tests/observe/test_rule_words.py",
+            "tests/observe/explain/test_text.py",
+            "tests/observe/explain/test_api.py",
+            "tests/observe/explain/test_explain_table.py",
+        ),
+        one_in=6,
+    ),
 )

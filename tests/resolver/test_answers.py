@@ -137,6 +137,8 @@ def test_an_answer_of_which_nothing_may_serve_is_a_failure() -> None:
 
     blocked = without_useless(answer("0.0.0.0"), usable)
     assert (blocked.targets, blocked.fault) == ((), "it resolves to 0.0.0.0, which no backend may have")
+    several = without_useless(answer("0.0.0.0", "0.0.0.0", "0.0.0.0"), usable)
+    assert several.fault == "it resolves to 0.0.0.0 and 2 more, which no backend may have"
     partly, failed = answer("0.0.0.0", "10.0.0.1"), LookupResult(fault="SERVFAIL")
     assert without_useless(partly, usable) is partly
     assert without_useless(failed, usable) is failed

@@ -17,7 +17,7 @@ from vipd.resolver import resolver as module
 from vipd.resolver.answers import AnswerLimits, LookupResult, Question, Target
 from vipd.resolver.lookup import ServerOptions
 from vipd.resolver.resolver import Resolver, ResolverOptions
-from vipd.resolver.saved_answers import SavedAnswer, decode, encode, load
+from vipd.resolver.saved_answers import SavedAnswer, decode, encode, load, save
 
 WEB = Question(NameKind.DNS, "web.internal")
 SOON = 5.0
@@ -250,19 +250,21 @@ def test_what_is_saved_is_read_back() -> None:
     [
         None,
         ["dns"],
-        ["mx", "web.internal", 1, []],
+        ["mx", "api.internal", 1, []],
         ["dns", "a b", 1, []],
-        ["dns", "web.internal", "x", []],
-        ["dns", "web.internal", float("inf"), []],
-        ["dns", "web.internal", 1, [["10.0.0.1", 80, 0, 1]]],
-        ["dns", "web.internal", 1, [["10.0.0.999", 80, 0, 1, ""]]],
-        ["dns", "web.internal", 1, [["10.0.0.1", 70000, 0, 1, ""]]],
-        ["dns", "web.internal", 1, [["10.0.0.1", True, 0, 1, ""]]],
+        ["dns", "api.internal", "x", []],
+        ["dns", "api.internal", float("inf"), []],
+        ["dns", "api.internal", 1, [["10.0.0.1", 80, 0, 1]]],
+        ["dns", "api.internal", 1, [["10.0.0.999", 80, 0, 1, ""]]],
+        ["dns", "api.internal", 1, [["10.0.0.1", 70000, 0, 1, ""]]],
+        ["dns", "api.internal", 1, [["10.0.0.1", True, 0, 1, ""]]],
+        ["dns", "api.internal", 1, [["10.0.0.1", 80, -1, 1, ""]]],
+        ["dns", "api.internal", 1, [["10.0.0.1", 80, 0, 65536, ""]]],
     ],
 )
 def test_an_invalid_entry_is_left_out_alone(entry: object) -> None:
     good = json.loads(encode({WEB: SavedAnswer(TARGETS, 1e9)}))
-    good["names"].append(entry)
+    good["names"].append(entry)  # of another name: it could replace the good one
     found, invalid = decode(json.dumps(good).encode())
     assert (list(found), invalid) == ([WEB], 1)
 
@@ -276,3 +278,25 @@ def test_a_file_of_another_content_is_kept_aside(content: bytes, tmp_path: Path)
     assert load(file) == {}
     assert not file.exists()
     assert (tmp_path / "names.json.unreadable").read_bytes() == content
+
+
+def test_a_file_that_is_damaged_in_part_serves_the_rest_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "names.json"
+    good = json.loads(encode({WEB: SavedAnswer(TARGETS[::-1], 1e9)}))
+    file.write_text(json.dumps(good))
+    assert load(file) == {WEB: SavedAnswer(TARGETS, 1e9)}, "in the order in which they serve"
+    assert not caplog.records
+    good["names"].append(["mx", "web.internal", 1, []])
+    file.write_text(json.dumps(good))
+    assert load(file).keys() == {WEB}
+    assert caplog.messages == [f"{file}: 1 invalid entries are left out"]
+
+
+def test_a_file_that_cannot_be_written_is_an_error_with_the_consequence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(
+        OSError, match=r"names.json: cannot be written: .*; hint: after a restart names serve only"
+    ):
+        save(tmp_path / "file" / "names.json", {})

@@ -60,7 +60,7 @@ def holding(*services: Service) -> dict[str, Service]:
     return {each.name: each for each in services}
 
 
-def told(entry: Entry) -> tuple[int, str, str, str]:
+def summary_of(entry: Entry) -> tuple[int, str, str, str]:
     return entry.revision, entry.by, entry.reason, entry.summary()
 
 
@@ -91,7 +91,7 @@ class TestEntries:
         source.save(holding(A2, B), ChangeNote("bob (pid 8)", "rollback to 0"))
         source.save(holding(B))
         for each in (source, machine.start(tmp_path)):
-            assert [told(entry) for entry in each.history.entries] == [
+            assert [summary_of(entry) for entry in each.history.entries] == [
                 (1, "ann (pid 7)", "", "a created"),
                 (2, "bob (pid 8)", "rollback to 0", "a changed, b created"),
                 (3, "", "", "a removed"),
@@ -162,7 +162,7 @@ class TestFullDisk:
             assert each.seconds_to_confirm() is None
         full.clear()
         source.save(holding(B))
-        assert [told(entry)[3] for entry in machine.start(tmp_path).history.entries] == [
+        assert [summary_of(entry)[3] for entry in machine.start(tmp_path).history.entries] == [
             "a created",
             "a removed, b created",
         ]
@@ -240,7 +240,7 @@ class TestCrash:
         assert again.unsaved
         again.save_taken_back()
         assert b"name: b" not in (tmp_path / "services.yaml").read_bytes()
-        assert [told(entry)[2] for entry in again.history.entries][2:] == [
+        assert [summary_of(entry)[2] for entry in again.history.entries][2:] == [
             "takes back 2: not confirmed within 1m"
         ]
 
@@ -299,7 +299,7 @@ class TestConfirmation:
         assert record.getMessage() == (
             "revision 1 by ann (pid 7) is taken back: not confirmed within 1m: a removed"
         )
-        assert told(source.history.entries[-1]) == (
+        assert summary_of(source.history.entries[-1]) == (
             2,
             "vipd",
             "takes back 1: not confirmed within 1m",
@@ -419,7 +419,7 @@ def test_a_damaged_history_is_named_and_left_alone_until_it_is_moved(
     source.reload()
     assert source.faults() == ()
     source.save({})
-    assert [told(entry)[3] for entry in source.history.entries] == ["a removed"]
+    assert [summary_of(entry)[3] for entry in source.history.entries] == ["a removed"]
 
 
 def test_what_is_written_is_read_again_as_the_same(machine: Machine, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.sources.room import GOOD, OTHER, Room
+from tests.sources.services_directory import GOOD, OTHER, ServicesDirectory
 from vipd.control.catalog import merge
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
@@ -32,15 +32,15 @@ class Slow:
 
 
 def test_what_serves_is_kept_while_a_file_takes_long_to_read(
-    room: Room, monkeypatch: pytest.MonkeyPatch
+    services_dir: ServicesDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room.write("a.yaml", GOOD)
-    room.source.scan()
-    merged = merge(room.source.units())
+    services_dir.write("a.yaml", GOOD)
+    services_dir.source.scan()
+    merged = merge(services_dir.source.units())
     slow = Slow(monkeypatch, "b.yaml")
-    room.write("b.yaml", OTHER)
-    scanning = threading.Thread(target=room.source.scan)
-    keeping = threading.Thread(target=room.source.save_accepted, args=(merged.chosen,))
+    services_dir.write("b.yaml", OTHER)
+    scanning = threading.Thread(target=services_dir.source.scan)
+    keeping = threading.Thread(target=services_dir.source.save_accepted, args=(merged.chosen,))
     scanning.start()
     try:
         assert slow.begun.wait(WAIT_SECONDS)
@@ -52,6 +52,8 @@ def test_what_serves_is_kept_while_a_file_takes_long_to_read(
         scanning.join()
         keeping.join()
     assert not waited, "keeping what serves waited for the reading of another file"
-    assert [path.name.endswith("a.yaml") for path in room.kept.iterdir()] == [True]
-    assert room.source.units().keys() == {f"file:{room.directory / name}" for name in ("a.yaml", "b.yaml")}
-    assert room.step() == {"dns", "web"}
+    assert [path.name.endswith("a.yaml") for path in services_dir.kept.iterdir()] == [True]
+    assert services_dir.source.units().keys() == {
+        f"file:{services_dir.directory / name}" for name in ("a.yaml", "b.yaml")
+    }
+    assert services_dir.step() == {"dns", "web"}

@@ -173,7 +173,7 @@ def _counted() -> bytes:
     totals = FlowTotals()
     totals.add({PLACE: 3})
     totals.add_ended({PLACE: Traffic(1, 2, 3, 4)})
-    return json.dumps({"boot": "", "ledger": totals.to_json(), "memory": [["x"]]}).encode()
+    return json.dumps({"boot": "", "totals": totals.to_json(), "counters": [["x"]]}).encode()
 
 
 def _event() -> bytes:

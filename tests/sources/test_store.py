@@ -98,7 +98,25 @@ def test_a_broken_file_is_one_problem_that_says_what_serves(tmp_path: Path, save
     store = loaded(path)
     (fault,) = store.faults()
     assert fault.endswith("its last good copy goes on serving" if saved else "there is no good copy of it")
+    assert store.has_good_copy is saved
     assert set(store.services) == ({"a"} if saved else set())
+
+
+def test_of_a_store_of_a_later_version_serves_what_is_understood(tmp_path: Path) -> None:
+    path = tmp_path / "services.yaml"
+    loaded(path).save({name: service(name, f"10.96.0.{n}") for n, name in enumerate("ab", 1)})
+    later = path.read_text() + "    later_key: 1\n"
+    for file in (path, path.with_name("services.yaml.last-good")):
+        file.write_text(later)
+    store = loaded(path)
+    (fault,) = store.faults()
+    assert "later_key" in fault
+    assert fault.endswith("the services without problems go on serving")
+    assert not store.has_good_copy, "to put it in place would help nothing"
+    assert set(store.services) == {"a"}
+    with pytest.raises(StoreError, match="vipctl reload"):
+        store.save({})
+    assert path.read_text() == later
 
 
 def test_a_mended_file_is_read_at_the_next_reload(tmp_path: Path) -> None:

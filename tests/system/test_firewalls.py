@@ -11,10 +11,17 @@ from tests.system.machine import Machine
 pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 VIP = "10.96.44.1"
-START_DOCKER = (
-    "systemctl reset-failed docker; echo 0 > /proc/sys/net/ipv4/ip_forward && exec systemctl start docker"
-)
-"""As on a host that forwards nothing yet; more often than systemd allows by itself."""
+START_DOCKER = """
+echo 0 > /run/ip_forward
+units=/run/systemd/system/docker.service.d
+mkdir -p $units
+printf '[Service]\\nBindPaths=/run/ip_forward:/proc/sys/net/ipv4/ip_forward\\n' > $units/forwarding.conf
+systemctl daemon-reload
+systemctl reset-failed docker
+exec systemctl start docker
+"""
+"""As on a host that forwards nothing yet, more often than systemd allows by itself. vipd would turn the
+setting itself on again before Docker reads it."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,8 +78,9 @@ def test_flows_outlive_a_reload(
     with machine.lab.client.open(VIP, 80) as flow:
         backend = flow.ask()
         machine.run(*start)
+        # firewalld may have started before its rules are there.
+        machine.wait_until(lambda: is_dropped_without_vipd(machine), f"rules of {package}")
         machine.wait_until(lambda: answered(machine), f"new flows beside {package}")
-        assert is_dropped_without_vipd(machine)
         assert flow.ask() == backend
         machine.run(*reload)
         machine.wait_until(lambda: answered(machine), f"new flows after a reload of {package}")
@@ -80,4 +88,8 @@ def test_flows_outlive_a_reload(
     machine.run(*stop)
     machine.wait_until(lambda: answered(machine), f"new flows after the end of {package}")
     assert machine.main_pid() == before
-    assert "in sync" in machine.said("vipctl", "status")
+    status = machine.said("vipctl", "status")
+    assert "in sync" in status
+    # The confined service may not read legacy tables, and warns where there are any.
+    legacy = machine.said("sh", "-c", "cat /proc/net/ip_tables_names /proc/net/ip6_tables_names 2>&1 || true")
+    assert "Permission denied" not in status, (status, legacy)

@@ -70,10 +70,10 @@ class HostRoutes:
 
     async def show(self, request: web.Request) -> web.Response:
         """The maintenance, and with `flows=1` the number of flows that this host forwards."""
-        told: Json = {"maintenance": maintenance_view(self.store.current)}
+        view: Json = {"maintenance": maintenance_view(self.store.current)}
         if flag_of(request, "flows"):
-            told["flows"] = await self._flows()
-        return json_response(told)
+            view["flows"] = await self._flows()
+        return json_response(view)
 
     async def begin(self, request: web.Request) -> web.Response:
         """Begin maintenance, or change it: it is stored, then nothing is announced, then answered."""
@@ -101,8 +101,8 @@ class HostRoutes:
                 extra = fields(Event.MAINTENANCE_ENDED, cause=f"user {peer}", reason=f"was {before}")
                 log.info("the maintenance of this host is over, by %s", peer, extra=extra)
             applied, message = await self._announce()
-        told = self._answer(before is not None, applied, message, maintenance_view(self.store.current), [])
-        return json_response({**told, "was": maintenance_view(before)})
+        answer = self._answer(before is not None, applied, message, maintenance_view(self.store.current), [])
+        return json_response({**answer, "was": maintenance_view(before)})
 
     def _answer(
         self, changed: bool, applied: bool, message: str, maintenance: Json | None, warnings: list[str]

@@ -70,10 +70,10 @@ class OverrideRoutes:
     ) -> web.Response:
         """A weight for a backend that another owner declares, answered as a change of its service."""
         wanted: Json = {"service": service, "backend": backend, "weight": weight}
-        told = await self._create(request, wanted, HostScope(self.store))
-        action = "changed" if told["changed"] else "unchanged"
-        told |= {"results": [{"name": service, "action": action}], "stored": self.store.location}
-        return json_response(told)
+        answer = await self._create(request, wanted, HostScope(self.store))
+        action = "changed" if answer["changed"] else "unchanged"
+        answer |= {"results": [{"name": service, "action": action}], "stored": self.store.location}
+        return json_response(answer)
 
     async def _create(self, request: web.Request, wanted: Json, scope: OverrideScope) -> Json:
         peer = self.permission.peer(request.transport)
@@ -194,8 +194,10 @@ def _log_cleared(gone: Sequence[Override], about: Iterable[tuple[Service, Backen
         cause=f"user {peer}",
         reason=what,
     )
-    told = ", ".join(str(override.target) for override in named) + (f" and {more} more" if more > 0 else "")
-    log.info("%s: taken back by %s", told, peer, extra=extra)
+    targets = ", ".join(str(override.target) for override in named) + (
+        f" and {more} more" if more > 0 else ""
+    )
+    log.info("%s: taken back by %s", targets, peer, extra=extra)
 
 
 def _about(known: Overrides, targets: Collection[OverrideTarget] | None = None) -> list[Override]:

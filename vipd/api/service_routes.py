@@ -225,6 +225,6 @@ def results_view(actions: Mapping[str, str]) -> list[Json]:
 
 
 def _actions_text(outcome: Outcome) -> str:
-    told = [f"{name} {action}" for name, action in outcome.results.items() if action != "unchanged"]
-    more = len(told) - NAMES_LOGGED
-    return ", ".join(told[:NAMES_LOGGED]) + (f" and {more} more" if more > 0 else "")
+    parts = [f"{name} {action}" for name, action in outcome.results.items() if action != "unchanged"]
+    more = len(parts) - NAMES_LOGGED
+    return ", ".join(parts[:NAMES_LOGGED]) + (f" and {more} more" if more > 0 else "")

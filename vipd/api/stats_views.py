@@ -59,7 +59,7 @@ def service_stats_view(
     """One item of `services` in the answer to `/v1/stats`; `tracked`: the backends that have flows."""
     totals = snapshot.totals
     name = service.name
-    told: Json = {
+    view: Json = {
         "name": name,
         "ready": ready_backends(service, forwardings),
         "declared": len(service.backends),
@@ -67,9 +67,9 @@ def service_stats_view(
     }
     if service.limits:
         refused = snapshot.refused.get(name, {})
-        told["refused"] = {each.limit.value: refused.get(each.limit, 0) for each in service.limits.applied()}
+        view["refused"] = {each.limit.value: refused.get(each.limit, 0) for each in service.limits.applied()}
     if not backends:
-        return told
+        return view
     known = [
         BackendKey(f.key, endpoint.address, endpoint.port)
         for f in forwardings
@@ -78,7 +78,7 @@ def service_stats_view(
     gone = {*totals.backends_of(name), *tracked}.difference(known)
     ready = {BackendKey(f.key, e.address, e.port) for f in forwardings for e in f.reachable()}
     places = [*((place, False) for place in known), *((place, True) for place in sorted(gone))]
-    told["backends"] = [
+    view["backends"] = [
         {
             "endpoint": socket_text(place.address, place.port),
             "port_name": place.key.port_name,
@@ -90,7 +90,7 @@ def service_stats_view(
         }
         for place, is_gone in places
     ]
-    return told
+    return view
 
 
 def flow_view(flow: Flow, now: float) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -185,3 +186,15 @@ class Declaration:
     def ok(self) -> bool:
         """No problem was found."""
         return not self.problems
+
+    def understood(self) -> Declaration:
+        """The services in which there is no problem. For a text that another version accepted: what this one
+        does not know in one service is no reason to stop the others.
+
+        None, if a problem lies outside of vipd's own services, where it may concern any of them.
+        """
+        if any(problem.more or not problem.path.startswith("services[") for problem in self.problems):
+            return Declaration()
+        starts = [service.origin.line for service in self.services]
+        faulty = {bisect_right(starts, problem.line) - 1 for problem in self.problems}
+        return Declaration(tuple(s for n, s in enumerate(self.services) if n not in faulty))

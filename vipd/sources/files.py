@@ -325,7 +325,8 @@ def _read_copy(copy: Path) -> tuple[str, Utf8]:
 
 
 def _load_copies(kept: Path) -> dict[str, _FileVersion]:
-    """The accepted copies of an earlier run. One that does not parse any more is of no use and left out."""
+    """The accepted copies of an earlier run; of those of a newer version, the services that this one
+    understands."""
     found = {}
     try:
         copies = [kept / name for name in names_in(kept)]
@@ -344,8 +345,12 @@ def _load_copies(kept: Path) -> dict[str, _FileVersion]:
         declaration = parse_declaration(text, path, accepted=True)
         if declaration.ok:
             found[path] = _FileVersion(text, declaration)
-        else:
-            log.warning("%s: the copy of a good version is of no use: %s", copy, declaration.problems[0])
+            continue
+        understood = declaration.understood()
+        if understood.services:
+            found[path] = _FileVersion(None, understood)  # no text: the same file has its problems
+        use = "serves in part" if understood.services else "is of no use"
+        log.warning("%s: the copy of a good version %s: %s", copy, use, declaration.problems[0])
     return found
 
 

@@ -73,6 +73,8 @@ class StoreSource:
         self._services: Mapping[str, Service] = {}
         self._unit = Unit(self._declaration, self._declaration)
         self._faults: tuple[str, ...] = ()
+        self.has_good_copy = False
+        """Whether the file cannot be used, and its copy has services and no problem."""
         self._before: Mapping[str, Service | None] = {}
         """What the services of an unconfirmed change were before it; None: not there."""
         self._unsaved = False
@@ -112,16 +114,18 @@ class StoreSource:
 
     def _load_services(self) -> None:
         text, found, self._faults = _read(self._path)
-        self._blocks = {}
+        self._blocks, self.has_good_copy = {}, False
         if not self._faults:
             self._set_declaration(found)
             self._blocks = _blocks_in(text, found.services)
             return
         _, last_good, unusable = _read(self._copy)
-        self._set_declaration(Declaration() if unusable else last_good)
-        serving = (
-            "its last good copy goes on serving" if last_good.services else "there is no good copy of it"
-        )
+        self._set_declaration(last_good)
+        self.has_good_copy = bool(last_good.services) and not unusable
+        serving = "there is no good copy of it"
+        if last_good.services:
+            which = "its last good copy goes" if self.has_good_copy else "the services without problems go"
+            serving = f"{which} on serving"
         *first, last = self._faults
         self._faults = (*first, f"{last}; {serving}")  # one fault, one problem: they are counted
 
@@ -357,7 +361,8 @@ def _check_limits(services: int, size: int) -> None:
 
 
 def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
-    """A file's text and services, or why it cannot be used. A missing file contains none."""
+    """A file's text and services; or the services that are understood, and why it cannot be used. A missing
+    file contains none."""
     try:
         text = read_own(path, limits.FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
@@ -366,7 +371,7 @@ def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
         return "", Declaration(), (f"{path}: cannot be read: {error_text(error)}",)
     text = join_surrogate_pairs(text)  # earlier versions wrote text as JSON does
     found = parse_declaration(text, str(path), source="cli", accepted=True)
-    return (text, found, ()) if found.ok else ("", Declaration(), tuple(map(str, found.problems)))
+    return (text, found, ()) if found.ok else ("", found.understood(), tuple(map(str, found.problems)))
 
 
 def _services_of(texts: Mapping[str, str | None]) -> dict[str, Service | None]:

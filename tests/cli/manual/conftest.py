@@ -40,7 +40,7 @@ sys.exit(run(sys.argv[1:]))
 
 
 @dataclass(frozen=True)
-class Room:
+class InstalledManual:
     """A directory with all that was made, and a program `vipctl` first on PATH."""
 
     path: Path
@@ -80,8 +80,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Iterator[Room]:
-    path = tmp_path_factory.mktemp("room")
+def installed(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Iterator[InstalledManual]:
+    path = tmp_path_factory.mktemp("installed")
     (path / "home").mkdir()
     (path / "home" / "web.yaml").touch()
     (path / "home" / "declared").mkdir()
@@ -91,7 +91,7 @@ def room(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Iterator[Room]
     stub.chmod(0o755)
     with fake_daemon(path / "vipd.sock") as daemon:
         answer(daemon)
-        yield Room(path, made, daemon)
+        yield InstalledManual(path, made, daemon)
 
 
 def service(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.manual.conftest import Room
+from tests.cli.manual.conftest import InstalledManual
 from tests.cli.manual.terminal import Terminal, terminal
 from vipd.cli import completion
 from vipd.cli.main import VERBS, run
@@ -32,11 +32,11 @@ EACH = [pytest.param(shell, marks=needs(shell)) for shell in SHELLS]
 Offered = Callable[[str, str], list[str]]
 
 
-def bash_offers(room: Room, line: str) -> list[str]:
-    script = room.made / "completions/bash/vipctl"
+def bash_offers(installed: InstalledManual, line: str) -> list[str]:
+    script = installed.made / "completions/bash/vipctl"
     code = 'source "$1"; COMP_LINE=$2 COMP_POINT=${#2}; _vipctl; printf "%s\\n" "${COMPREPLY[@]}"'
-    return told(
-        room,
+    return output_lines(
+        installed,
         "bash",
         "--norc",
         "-c",
@@ -47,17 +47,19 @@ def bash_offers(room: Room, line: str) -> list[str]:
     )
 
 
-def fish_offers(room: Room, line: str) -> list[str]:
-    script = room.made / "completions/fish/vipctl.fish"
-    lines = told(room, "fish", "--no-config", "-c", 'source $argv[1]; complete -C "$argv[2]"', script, line)
+def fish_offers(installed: InstalledManual, line: str) -> list[str]:
+    script = installed.made / "completions/fish/vipctl.fish"
+    lines = output_lines(
+        installed, "fish", "--no-config", "-c", 'source $argv[1]; complete -C "$argv[2]"', script, line
+    )
     return [offered.partition("\t")[0] for offered in lines]
 
 
-def told(room: Room, *command: str | Path) -> list[str]:
+def output_lines(installed: InstalledManual, *command: str | Path) -> list[str]:
     ended = subprocess.run(
         command,
-        env=room.environment,
-        cwd=room.path / "home",
+        env=installed.environment,
+        cwd=installed.path / "home",
         capture_output=True,
         text=True,
         timeout=200,
@@ -68,24 +70,24 @@ def told(room: Room, *command: str | Path) -> list[str]:
 
 
 @contextmanager
-def interactive(name: str, room: Room) -> Iterator[Terminal]:
+def interactive(name: str, installed: InstalledManual) -> Iterator[Terminal]:
     """An interactive shell as a user has it, the script in place."""
-    made = room.made / "completions"
+    made = installed.made / "completions"
     command, setup = {
         "bash": ("bash --norc -i", f"source {made}/bash/vipctl"),
         "zsh": ("zsh -f -i", f"fpath=({made}/zsh $fpath); autoload -Uz compinit; compinit -D -u"),
         "fish": ("fish --no-config -i", f"source {made}/fish/vipctl.fish"),
     }[name]
-    with terminal(command.split(), room.environment) as shown:
+    with terminal(command.split(), installed.environment) as shown:
         # The quotes keep what is typed, and echoed, from being taken for the answer.
-        shown.type(f"cd {room.path / 'home'}; {setup}; echo rea''dy\r")
+        shown.type(f"cd {installed.path / 'home'}; {setup}; echo rea''dy\r")
         shown.expect("ready")
         yield shown
 
 
 @pytest.fixture(scope="module", params=EACH)
-def shell(request: pytest.FixtureRequest, room: Room) -> Iterator[Terminal]:
-    with interactive(request.param, room) as shown:
+def shell(request: pytest.FixtureRequest, installed: InstalledManual) -> Iterator[Terminal]:
+    with interactive(request.param, installed) as shown:
         yield shown
 
 
@@ -121,9 +123,9 @@ def test_an_address_in_brackets_is_completed(shell: Terminal) -> None:
     assert shell.expect(TYPED)[1] == "<describe><[fd00:96::10]:53/udp>"
 
 
-def test_the_daemon_that_the_line_names_is_asked(shell: Terminal, room: Room) -> None:
+def test_the_daemon_that_the_line_names_is_asked(shell: Terminal, installed: InstalledManual) -> None:
     shell.type("export VIPD_SOCKET=/nowhere\r")
-    path = room.daemon.socket
+    path = installed.daemon.socket
     for option in (f"--socket={path}", f"--socket {path}"):
         for words in (f"{option} describe", f"describe {option}"):
             shell.type(f"vipctl {words} dn\t\r")
@@ -157,8 +159,8 @@ def test_a_quoted_word_is_completed(shell: Terminal) -> None:
         ("vipctl completion ", ["bash", "zsh", "fish"]),
     ],
 )
-def test_what_bash_offers(room: Room, line: str, offered: list[str]) -> None:
-    assert bash_offers(room, line) == offered
+def test_what_bash_offers(installed: InstalledManual, line: str, offered: list[str]) -> None:
+    assert bash_offers(installed, line) == offered
 
 
 @needs("fish")
@@ -174,13 +176,13 @@ def test_what_bash_offers(room: Room, line: str, offered: list[str]) -> None:
         ("vipctl completion ", {"bash", "zsh", "fish"}),
     ],
 )
-def test_what_fish_offers(room: Room, line: str, offered: set[str]) -> None:
-    assert set(fish_offers(room, line)) == offered
+def test_what_fish_offers(installed: InstalledManual, line: str, offered: set[str]) -> None:
+    assert set(fish_offers(installed, line)) == offered
 
 
 @needs("zsh")
-def test_zsh_lists_words_with_what_they_are(room: Room) -> None:
-    with interactive("zsh", room) as shown:
+def test_zsh_lists_words_with_what_they_are(installed: InstalledManual) -> None:
+    with interactive("zsh", installed) as shown:
         shown.type("vipctl \t")
         for verb, known in sorted(VERBS.items()):
             shown.expect(rf"\b{verb} +-- {re.escape(known.summary)}")
@@ -193,13 +195,15 @@ def test_zsh_lists_words_with_what_they_are(room: Room) -> None:
 @pytest.mark.parametrize(
     "offers", [pytest.param(bash_offers, marks=needs("bash")), pytest.param(fish_offers, marks=needs("fish"))]
 )
-def test_words_of_the_program_need_no_program(room: Room, offers: Callable[[Room, str], list[str]]) -> None:
-    before = room.calls()
-    assert "describe" in offers(room, "vipctl de")
-    assert "--affinity" in offers(room, "vipctl add --a")
-    assert room.calls() == before
-    assert offers(room, "vipctl describe d") == ["dns"]
-    assert room.calls() == before + 1
+def test_words_of_the_program_need_no_program(
+    installed: InstalledManual, offers: Callable[[InstalledManual, str], list[str]]
+) -> None:
+    before = installed.calls()
+    assert "describe" in offers(installed, "vipctl de")
+    assert "--affinity" in offers(installed, "vipctl add --a")
+    assert installed.calls() == before
+    assert offers(installed, "vipctl describe d") == ["dns"]
+    assert installed.calls() == before + 1
 
 
 @pytest.mark.parametrize("shell_name", SHELLS)

@@ -82,15 +82,15 @@ def test_a_difference_leaves_everything_known(tools: Tools, tmp_path: Path) -> N
     programmed = Programmed(tools.inside, tmp_path, tools.run)
     programmed.become(ONE)
 
-    async def told() -> str:
+    async def difference_text() -> str:
         return str(await programmed.dataplane.difference(await programmed.dataplane.survey()))
 
-    assert asyncio.run(told()) == ""
+    assert asyncio.run(difference_text()) == ""
     tools.inside.nft("flush", "map", "ip", "vipd", "frontends")
-    assert "10.96.0.2" in asyncio.run(told())
+    assert "10.96.0.2" in asyncio.run(difference_text())
     before = tools.ran
     assert not programmed.step(), "what a step knows is not touched"
     assert tools.ran == before
     programmed.dataplane.invalidate_all()
     assert programmed.step()
-    assert asyncio.run(told()) == ""
+    assert asyncio.run(difference_text()) == ""

@@ -48,7 +48,7 @@ mount --bind "$0" /run/systemd/journal && exec "$@"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Notification:
     """One notification, and when it came by the monotonic clock."""
 
     at: float
@@ -105,13 +105,13 @@ class Manager(Mailbox):
     """The service manager's end of NOTIFY_SOCKET."""
 
     def __init__(self, path: Path) -> None:
-        self.told: list[Told] = []
+        self.told: list[Notification] = []
         super().__init__(path)
 
     def take(self, letter: bytes) -> None:
         """Keep a notification."""
         pairs = [line.partition("=") for line in letter.decode().splitlines()]
-        self.told.append(Told(time.monotonic(), {name: value for name, _, value in pairs}))
+        self.told.append(Notification(time.monotonic(), {name: value for name, _, value in pairs}))
 
     def all(self, name: str) -> list[str]:
         """Every value that was told of one name, in order."""

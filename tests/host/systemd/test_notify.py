@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.reconciling import DNS, WEB, Heartbeats, World, lived
+from tests.control.reconciling import DNS, WEB, Heartbeats, World, run_story
 from tests.dataplane.fake_dataplane import broken_tool
 from vipd.daemon.status_reporter import StatusReporter, heartbeat_seconds, program_seconds
 from vipd.host.observer import Observers
@@ -291,7 +291,7 @@ def test_the_loop_beats_while_it_waits_and_not_while_it_hangs() -> None:
         await world.fulfilled(wish)
         await beaten(observers, 3)
 
-    lived(story, DNS)
+    run_story(story, DNS)
 
 
 async def beaten(observers: Observers, times: int) -> None:

@@ -61,7 +61,7 @@ def _as_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckUsers, "account", lambda *_: pwd.getpwuid(os.geteuid()))
 
 
-def lived(story: Story, script: Script, **more: Any) -> None:
+def run_story(story: Story, script: Script, **more: Any) -> None:
     """Run a story beside a recorder and a script."""
 
     async def run() -> None:
@@ -95,7 +95,7 @@ def test_each_event_is_passed_on_in_order_with_all_that_it_says(script: Script) 
         made.record(occurrence(3, "rules-repaired", level="warning", backends=("ü" * 1000,) * 100))
         await until(lambda: notify.counts()["passed"] == 4)
 
-    lived(story, script)
+    run_story(story, script)
     events = script.seen()
     assert [event["services"] for event in events] == [["s0"], ["s1"], ["s2"], []]
     assert (events[0]["reason"], events[0]["cause"], events[0]["count"]) == ('said "no"', "check tcp", 1)
@@ -129,7 +129,7 @@ def test_a_failure_is_a_warning_until_it_works_again_and_never_an_event(
         finally:
             logger.removeHandler(handler)
 
-    lived(story, script)
+    run_story(story, script)
     assert [event["services"] for event in script.seen()] == [["last"]]
     said = [record.getMessage() for record in caplog.records if "notify" in record.getMessage()]
     assert len(said) == 2, said
@@ -148,7 +148,7 @@ def test_one_that_hangs_is_killed_with_its_children_and_the_next_event_is_passed
         made.record(occurrence(1, "reloaded"))
         await until(lambda: notify.counts()["passed"] + notify.counts()["failed"] == 2)
 
-    lived(story, script, timeout=0.5)
+    run_story(story, script, timeout=0.5)
     child = (script.directory / "child").read_text().strip()
     assert not Path(f"/proc/{child}").exists()
 
@@ -171,7 +171,7 @@ def test_what_arrives_while_the_queue_is_full_is_dropped_and_counted(script: Scr
         await until(lambda: notify.counts()["passed"] == 7)
         assert len(made.read()) == 22, "all are kept"
 
-    lived(story, script, limit=5)
+    run_story(story, script, limit=5)
     names = [event["services"][0] for event in script.seen()]
     assert names == ["first", *(f"s{number}" for number in range(5)), "after"]
 
@@ -212,7 +212,7 @@ def test_when_vipd_ends_the_program_ends(script: Script) -> None:
         made.record(occurrence())
         await until(lambda: pid.exists() and pid.read_text())
 
-    lived(story, script, timeout=300.0)
+    run_story(story, script, timeout=300.0)
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
 
 

@@ -23,7 +23,7 @@ log = logging.getLogger("vipd.test_recorder")
 REPAIRED = "rules-repaired"
 
 
-def lived(story: Callable[[Recorder, Clock], Awaitable[None]], directory: Path) -> None:
+def run_story(story: Callable[[Recorder, Clock], Awaitable[None]], directory: Path) -> None:
     """Run a story beside a recorder."""
 
     async def run() -> None:
@@ -64,7 +64,7 @@ def test_a_flapping_backend_is_a_bounded_number_of_events_that_say_how_often_and
         assert mine[-1].since == occurrence(2 * (2 * MAX_SEPARATE - 1)).at
         assert mine[-1].at == occurrence(34).at
 
-    lived(story, tmp_path)
+    run_story(story, tmp_path)
 
 
 def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(t
         assert len({each.group_id for each in told}) == 1
         assert [each.id for each in told] == sorted({each.id for each in told})
 
-    lived(story, tmp_path)
+    run_story(story, tmp_path)
 
 
 def test_a_failure_and_the_recovery_from_it_are_two_events(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_failure_and_the_recovery_from_it_are_two_events(tmp_path: Path) -> No
             (1, "healthy"),
         ]
 
-    lived(story, tmp_path)
+    run_story(story, tmp_path)
 
 
 def test_only_equal_events_are_told_as_one_but_for_numbers() -> None:
@@ -130,7 +130,7 @@ def test_a_clock_that_is_set_back_holds_nothing_up(tmp_path: Path) -> None:
             assert [each.id for each in told] == sorted({each.id for each in told})
         assert [each.count for each in made.read()] == [100, 100]
 
-    lived(story, tmp_path)
+    run_story(story, tmp_path)
 
 
 def test_intended_changes_are_told_singly_until_they_are_many() -> None:
@@ -168,7 +168,7 @@ def test_a_follower_that_does_not_read_costs_a_bounded_queue_and_others_nothing(
             assert is_over(idle)
         assert made.subscriptions == 0
 
-    lived(story, tmp_path)
+    run_story(story, tmp_path)
 
 
 def test_a_follower_waits_and_is_woken_by_the_end() -> None:

@@ -25,11 +25,11 @@ PATIENCE_SECONDS = 60.0
 
 WEB = service("web", "10.96.0.10", "/etc/vipd/web.yaml", 3, "10.244.0.11")
 
-Story = Callable[["Room"], Awaitable[None]]
+Story = Callable[["EventServer"], Awaitable[None]]
 Json = dict[str, Any]
 
 
-class Room:
+class EventServer:
     """The request alone on a socket, and a recorder behind it."""
 
     def __init__(self, made: Recorder, path: Path, session: ClientSession, runner: web.AppRunner) -> None:
@@ -46,7 +46,7 @@ class Room:
         return [event["reason"] for event in (await self.get(query))[1]["events"]]
 
 
-def lived(story: Story, directory: Path) -> None:
+def run_story(story: Story, directory: Path) -> None:
     """Run a story beside the request."""
 
     async def run() -> None:
@@ -61,7 +61,7 @@ def lived(story: Story, directory: Path) -> None:
         try:
             await web.UnixSite(runner, str(path)).start()
             async with ClientSession(connector=UnixConnector(str(path))) as session:
-                await story(Room(made, path, session, runner))
+                await story(EventServer(made, path, session, runner))
         finally:
             await runner.cleanup()
             made.close()
@@ -70,27 +70,27 @@ def lived(story: Story, directory: Path) -> None:
 
 
 def test_what_a_query_picks(tmp_path: Path) -> None:
-    async def story(room: Room) -> None:
+    async def story(server: EventServer) -> None:
         for number in range(5):
-            room.record(number, reason=str(number))
+            server.record(number, reason=str(number))
         about = {"services": ("web",), "reason": "named"}
-        room.recorder.record(occurrence(10, "service-changed", **about))
-        room.recorder.record(
+        server.recorder.record(occurrence(10, "service-changed", **about))
+        server.recorder.record(
             occurrence(11, "declaration-refused", unit="file:/etc/vipd/web.yaml", reason="file")
         )
-        room.recorder.record(occurrence(12, "override-ended", backends=("10.244.0.11",), reason="address"))
-        room.recorder.record(
+        server.recorder.record(occurrence(12, "override-ended", backends=("10.244.0.11",), reason="address"))
+        server.recorder.record(
             occurrence(13, "backend-health", services=("s1",), backends=("10.244.0.11",), reason="other")
         )
-        assert len(await room.reasons("")) == 9
-        assert await room.reasons("?limit=2") == ["address", "other"]
-        assert await room.reasons("?limit=0") == []
-        assert await room.reasons("?service=web") == ["named", "file", "address"]
-        assert await room.reasons("?service=10.96.0.10:53/udp&limit=1") == ["address"]
-        assert await room.reasons("?service=s3") == ["3"]
-        assert await room.reasons("?since=2026-01-01T00:00:12Z") == ["address", "other"]
-        every = (await room.get())[1]["events"]
-        assert await room.reasons(f"?after={every[6]['id']}") == ["address", "other"]
+        assert len(await server.reasons("")) == 9
+        assert await server.reasons("?limit=2") == ["address", "other"]
+        assert await server.reasons("?limit=0") == []
+        assert await server.reasons("?service=web") == ["named", "file", "address"]
+        assert await server.reasons("?service=10.96.0.10:53/udp&limit=1") == ["address"]
+        assert await server.reasons("?service=s3") == ["3"]
+        assert await server.reasons("?since=2026-01-01T00:00:12Z") == ["address", "other"]
+        every = (await server.get())[1]["events"]
+        assert await server.reasons(f"?after={every[6]['id']}") == ["address", "other"]
         assert every[5] == {
             "id": every[5]["id"],
             "time": "2026-01-01T00:00:10.000Z",
@@ -106,10 +106,10 @@ def test_what_a_query_picks(tmp_path: Path) -> None:
             "since": "2026-01-01T00:00:10.000Z",
         }
         for wrong in ("since=soon", "after=-1", "limit=x", "follow=yes", "colour=red"):
-            status, body = await room.get(f"?{wrong}")
+            status, body = await server.get(f"?{wrong}")
             assert (status, body["error"]["kind"]) == (400, "malformed")
 
-    lived(story, tmp_path)
+    run_story(story, tmp_path)
 
 
 def test_a_stream_begins_with_what_is_kept_beats_and_ends_with_vipd(
@@ -117,43 +117,43 @@ def test_a_stream_begins_with_what_is_kept_beats_and_ends_with_vipd(
 ) -> None:
     monkeypatch.setattr(event_routes, "HEARTBEAT_SECONDS", 0.05)
 
-    async def story(room: Room) -> None:
+    async def story(server: EventServer) -> None:
         for number in range(5):
-            room.record(number)
-        async with room.session.get("http://vipd/v1/events?follow=1&limit=2") as response:
+            server.record(number)
+        async with server.session.get("http://vipd/v1/events?follow=1&limit=2") as response:
             lines = response.content
             first = json.loads(await lines.readline())
             told = [json.loads(await lines.readline())["event"] for _ in range(2)]
             assert [event["services"] for event in told] == [["s3"], ["s4"]]
             assert first["last"] == told[-1]["id"]
             assert set(json.loads(await lines.readline())) == {"heartbeat"}
-            room.record(5)
+            server.record(5)
             assert (await next_event(lines))["services"] == ["s5"]
-            stopping = asyncio.create_task(room.runner.cleanup())
+            stopping = asyncio.create_task(server.runner.cleanup())
             rest = await asyncio.wait_for(lines.read(), PATIENCE_SECONDS)
             assert all("heartbeat" in json.loads(line) for line in rest.splitlines())
             await asyncio.wait_for(stopping, PATIENCE_SECONDS)
 
-    lived(story, tmp_path)
+    run_story(story, tmp_path)
 
 
 def test_what_happens_while_the_ring_is_read_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(room: Room) -> None:
-        read = room.recorder.read
+    async def story(server: EventServer) -> None:
+        read = server.recorder.read
 
         def read_late() -> list[EventRecord]:
-            room.record(1)  # its follower is there already
+            server.record(1)  # its follower is there already
             return read()
 
-        monkeypatch.setattr(room.recorder, "read", read_late)
-        async with room.session.get("http://vipd/v1/events?follow=1") as response:
+        monkeypatch.setattr(server.recorder, "read", read_late)
+        async with server.session.get("http://vipd/v1/events?follow=1") as response:
             assert (await next_event(response.content))["services"] == ["s1"]
-            room.record(2)
+            server.record(2)
             assert (await next_event(response.content))["services"] == ["s2"]
 
-    lived(story, tmp_path)
+    run_story(story, tmp_path)
 
 
 def unread(path: Path) -> socket.socket:
@@ -171,29 +171,29 @@ def test_a_follower_that_never_reads_is_let_go_and_others_miss_nothing(
     monkeypatch.setattr(event_routes, "STUCK_SECONDS", 1.0)
     monkeypatch.setattr(event_routes, "HEARTBEAT_SECONDS", 0.2)  # by which one that has gone is noticed
 
-    async def story(room: Room) -> None:
-        idle = unread(room.path)
-        async with room.session.get("http://vipd/v1/events?follow=1&limit=0") as response:
-            await until(lambda: room.recorder.subscriptions == 2)
+    async def story(server: EventServer) -> None:
+        idle = unread(server.path)
+        async with server.session.get("http://vipd/v1/events?follow=1&limit=0") as response:
+            await until(lambda: server.recorder.subscriptions == 2)
             json.loads(await response.content.readline())
             for number in range(4000):
-                room.record(number, reason="x" * 900)
+                server.record(number, reason="x" * 900)
                 assert (await next_event(response.content))["services"] == [f"s{number}"]
-            await until(lambda: room.recorder.subscriptions == 1)
-            room.record(4001)
+            await until(lambda: server.recorder.subscriptions == 1)
+            server.record(4001)
             assert (await next_event(response.content))["services"] == ["s4001"]
         idle.close()
-        await until(lambda: room.recorder.subscriptions == 0)
+        await until(lambda: server.recorder.subscriptions == 0)
 
-    lived(story, tmp_path)
+    run_story(story, tmp_path)
 
 
 def test_a_follower_that_reads_too_late_gets_what_waited_and_a_note(tmp_path: Path) -> None:
-    async def story(room: Room) -> None:
-        idle = unread(room.path)
-        await until(lambda: room.recorder.subscriptions == 1)
+    async def story(server: EventServer) -> None:
+        idle = unread(server.path)
+        await until(lambda: server.recorder.subscriptions == 1)
         for number in range(4000):
-            room.record(number, reason="x" * 900)
+            server.record(number, reason="x" * 900)
             if number % 100 == 0:
                 await asyncio.sleep(0)
         reader, writer = await asyncio.open_unix_connection(sock=idle)
@@ -203,7 +203,7 @@ def test_a_follower_that_reads_too_late_gets_what_waited_and_a_note(tmp_path: Pa
         assert said.count(b'"event":') < 4000
         assert b'{"dropped": "too far behind' in said
 
-    lived(story, tmp_path)
+    run_story(story, tmp_path)
 
 
 async def next_event(lines: StreamReader) -> Json:

@@ -14,7 +14,7 @@ from typing import cast
 from tests.lab.server import EVERYWHERE, Datagrams, Lines, bound, socket_text
 
 
-class Told(Lines):
+class AddressAnswers(Lines):
     """A connection whose answers name the address that it came to."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ async def serve(places: list[str]) -> None:
         if protocol == "tcp":
             for family, address in EVERYWHERE:
                 listener = bound(family, address, int(where), socket.SOCK_STREAM, 0)
-                await loop.create_server(Told, sock=listener, backlog=4096)
+                await loop.create_server(AddressAnswers, sock=listener, backlog=4096)
         else:
             address, _, port = where.rpartition(":")
             family = socket.AF_INET6 if "[" in address else socket.AF_INET

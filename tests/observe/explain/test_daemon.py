@@ -24,19 +24,19 @@ DECLARED = """
 def test_the_daemon_s_own_view(dataplane: str, table: str) -> None:
     with Lab(Wiring(backends=1)) as lab, Daemon(lab.host, DECLARED, dataplane=dataplane) as daemon:
 
-        def told(source: str, target: str) -> dict[str, Any]:
+        def explanation_of(source: str, target: str) -> dict[str, Any]:
             ended = daemon.vipctl("explain", "--from", source, target, "-o", "json")
             found: dict[str, Any] = json.loads(ended.stdout)["explanation"]
             return found
 
         def masqueraded(source: str, target: str) -> list[bool]:
-            return [backend["masqueraded"] for backend in told(source, target)["backends"]]
+            return [backend["masqueraded"] for backend in explanation_of(source, target)["backends"]]
 
-        assert table in {rule["table"] for rule in told("local", "web")["outcomes"][0]["rules"]}
-        assert told("local", "web")["packet"]["arriving"] == "local"
-        assert told(UPLINK[4], "web")["packet"]["arriving"] == "local"
+        assert table in {rule["table"] for rule in explanation_of("local", "web")["outcomes"][0]["rules"]}
+        assert explanation_of("local", "web")["packet"]["arriving"] == "local"
+        assert explanation_of(UPLINK[4], "web")["packet"]["arriving"] == "local"
         assert (masqueraded(lab.client.ipv4, "web"), masqueraded("local", "web")) == ([True], [False])
         assert masqueraded(lab.client.ipv4, f"{UPLINK[4]}:30080/tcp") == [True]
-        assert told(lab.client.ipv4, "10.244.0.11:30080/tcp")["verdict"] == "unchanged"
+        assert explanation_of(lab.client.ipv4, "10.244.0.11:30080/tcp")["verdict"] == "unchanged"
         missing = daemon.vipctl("explain", "--from", "local", "nope", check=False)
         assert (missing.returncode, "no service nope" in missing.stderr) == (3, True)

@@ -34,14 +34,14 @@ def forwarding(name: str, address: str, *endpoints: str, **changes: Any) -> Forw
 WEB = forwarding("web", "10.96.0.20", "10.244.1.10", "10.244.1.11@3")
 
 
-def told(source: str, target: str, *forwardings: Forwarding, **options: Any) -> Explanation:
+def explanation_of(source: str, target: str, *forwardings: Forwarding, **options: Any) -> Explanation:
     question = ask(source, target, forwardings, HOST)
     chosen = RuleOptions(question.packet.family, **options)
     return explain(question, forwardings, chosen, HOST)
 
 
 def test_balanced_and_masqueraded() -> None:
-    found = told("10.10.0.9", "10.96.0.20:80", WEB)
+    found = explanation_of("10.10.0.9", "10.96.0.20:80", WEB)
     assert found.verdict == "delivered"
     assert found.summary == "10.10.0.9 -> 10.96.0.20:80/tcp is balanced over 2 backends, masqueraded"
     assert [(r.endpoint, round(r.share, 6), r.masqueraded) for r in found.backends()] == [
@@ -52,14 +52,14 @@ def test_balanced_and_masqueraded() -> None:
 
 
 def test_one_backend_that_sees_the_client() -> None:
-    found = told("local", "web", forwarding("web", "10.96.0.20", "10.244.1.10"))
+    found = explanation_of("local", "web", forwarding("web", "10.96.0.20", "10.244.1.10"))
     assert found.summary == "10.10.0.1 -> 10.96.0.20:80/tcp goes to 10.244.1.10:8080, not masqueraded"
     assert found.packet.arriving is Arrival.LOCAL
     assert "assumed" in found.notes[0]
 
 
 def test_a_backend_is_masqueraded_only_on_the_way_to_itself() -> None:
-    found = told("10.244.1.10", "web", replace(WEB, masquerade=Masquerade.HAIRPIN))
+    found = explanation_of("10.244.1.10", "web", replace(WEB, masquerade=Masquerade.HAIRPIN))
     assert [r.masqueraded for r in found.backends()] == [True, False]
     assert found.summary.endswith("masqueraded for some")
 
@@ -73,7 +73,7 @@ def test_a_backend_is_masqueraded_only_on_the_way_to_itself() -> None:
     ],
 )
 def test_refusals(changes: dict[str, Any], verdict: str, words: str) -> None:
-    found = told("10.10.0.9", "dead", forwarding("dead", "10.96.0.30", **changes))
+    found = explanation_of("10.10.0.9", "dead", forwarding("dead", "10.96.0.30", **changes))
     assert (found.verdict, found.backends()) == (verdict, ())
     assert found.summary.endswith(words)
     assert found.reason
@@ -95,7 +95,7 @@ def test_how_a_client_is_refused_is_told_as_the_rule_does_it(
 ) -> None:
     dead = forwarding("dead", "10.96.0.30")
     dead = replace(dead, key=dead.key._replace(protocol=protocol))
-    found = told("10.10.0.9", f"10.96.0.30:80/{protocol}", dead, prefix=prefix)
+    found = explanation_of("10.10.0.9", f"10.96.0.30:80/{protocol}", dead, prefix=prefix)
     assert found.reason.startswith(words)
     assert ("tcp-reset" in found.trace.outcomes[0].steps[-1].rule) == ("TCP reset" in words)
 
@@ -103,10 +103,10 @@ def test_how_a_client_is_refused_is_told_as_the_rule_does_it(
 def test_a_source_that_may_not() -> None:
     limited = ExternalAddress("198.51.100.5", allow_from=("203.0.113.0/24",))
     web = replace(WEB, external_addresses=(limited,))
-    found = told("10.10.0.9", "198.51.100.5:80", web)
+    found = explanation_of("10.10.0.9", "198.51.100.5:80", web)
     assert found.summary.endswith("is dropped: this source may not use web")
     assert found.reason == "allowed are 203.0.113.0/24"
-    assert told("203.0.113.9", "198.51.100.5:80", web).verdict == "delivered"
+    assert explanation_of("203.0.113.9", "198.51.100.5:80", web).verdict == "delivered"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,9 @@ def test_a_source_that_may_not() -> None:
     ],
 )
 def test_unchanged_with_a_hint(target: str, hint: str) -> None:
-    found = told("local" if target.startswith("127") else "10.10.0.9", target, replace(WEB, node_port=30080))
+    found = explanation_of(
+        "local" if target.startswith("127") else "10.10.0.9", target, replace(WEB, node_port=30080)
+    )
     assert (found.verdict, found.backends()) == ("unchanged", ())
     assert found.summary.endswith("is left alone: no service has this address and port")
     assert found.hint.partition(";")[0] == hint
@@ -127,38 +129,38 @@ def test_unchanged_with_a_hint(target: str, hint: str) -> None:
 
 @pytest.mark.parametrize("target", ["10.96.0.20:81", "10.96.0.20:80/udp"])
 def test_an_unused_port_of_a_vip_is_refused_with_a_hint(target: str) -> None:
-    found = told("10.10.0.9", target, WEB)
+    found = explanation_of("10.10.0.9", target, WEB)
     assert (found.verdict, found.backends()) == ("rejected", ())
     assert found.summary.endswith("is refused: no service has this address and port")
     assert found.hint.partition(";")[0] == "10.96.0.20 serves 80/tcp"
-    left = told("10.10.0.9", target, WEB, reject_unused_ports=False)
+    left = explanation_of("10.10.0.9", target, WEB, reject_unused_ports=False)
     assert left.verdict == "unchanged"
 
 
 def test_node_ports_of_every_address_or_of_some() -> None:
     web = replace(WEB, node_port=30080)
-    assert told("10.10.0.9", "192.168.100.1:30080", web).verdict == "delivered"
-    elsewhere = told("10.10.0.9", "192.168.100.1:30080", web, node_port_addresses=("10.10.0.1",))
+    assert explanation_of("10.10.0.9", "192.168.100.1:30080", web).verdict == "delivered"
+    elsewhere = explanation_of("10.10.0.9", "192.168.100.1:30080", web, node_port_addresses=("10.10.0.1",))
     assert elsewhere.verdict == "unchanged"
     assert elsewhere.hint.startswith("30080 is a node port of web, but not at this address")
 
 
 def test_a_health_port_is_left_to_the_host() -> None:
     web = replace(WEB, health_port=32100)
-    found = told("10.10.0.9", "192.168.100.1:32100", web)
+    found = explanation_of("10.10.0.9", "192.168.100.1:32100", web)
     assert found.summary.endswith("is left to this host: 32100 is the health port of web")
 
 
 def test_affinity_is_told() -> None:
-    assert "within 3h" in told("10.10.0.9", "web", replace(WEB, affinity_timeout=10800)).notes[0]
+    assert "within 3h" in explanation_of("10.10.0.9", "web", replace(WEB, affinity_timeout=10800)).notes[0]
     one = forwarding("one", "10.96.0.20", "10.244.1.10", affinity_timeout=10800)
-    assert told("10.10.0.9", "one", one).notes == ()
+    assert explanation_of("10.10.0.9", "one", one).notes == ()
 
 
 def test_a_backend_that_is_the_address_of_a_dead_service() -> None:
     """Its refusal meets the translated packet, although it is for another address."""
     web = replace(WEB, endpoints=(Endpoint("10.96.0.30", 80), Endpoint("10.244.1.10", 80)))
-    found = told("10.10.0.9", "web", web, forwarding("dead", "10.96.0.30"))
+    found = explanation_of("10.10.0.9", "web", web, forwarding("dead", "10.96.0.30"))
     assert found.verdict == "mixed"
     assert [(r.endpoint, r.share) for r in found.backends()] == [("10.244.1.10:80", 0.5)]
     told_of_dead = "in 50.0% is translated to 10.96.0.30:80, then refused: no backend of dead is ready"
@@ -191,19 +193,19 @@ def test_forwardings_left_out_change_nothing() -> None:
 
 
 def test_packets_of_no_service_walk_the_rules_that_all_walk() -> None:
-    (outcome,) = told("10.10.0.9", "1.2.3.4:5", WEB).trace.outcomes
+    (outcome,) = explanation_of("10.10.0.9", "1.2.3.4:5", WEB).trace.outcomes
     assert [step.chain for step in outcome.steps if step.table == "nat"][:2] == [
         "PREROUTING",
         "VIPD-PREROUTING",
     ]
-    assert told("10.10.0.9", "1.2.3.4:5").trace.outcomes[0].steps == ()
+    assert explanation_of("10.10.0.9", "1.2.3.4:5").trace.outcomes[0].steps == ()
 
 
 def test_names_prefer_the_source_s_family() -> None:
     both = (WEB, forwarding("web", "fd00::20", "fd00:244::1"))
-    assert told("fd00::9", "web", *both).packet.destination == "fd00::20"
-    assert told("local", "web", *both).packet.destination == "10.96.0.20"
-    assert told("local", "[fd00::20]:80", *both).packet.source == "fd00:10::1"
+    assert explanation_of("fd00::9", "web", *both).packet.destination == "fd00::20"
+    assert explanation_of("local", "web", *both).packet.destination == "10.96.0.20"
+    assert explanation_of("local", "[fd00::20]:80", *both).packet.source == "fd00:10::1"
 
 
 @pytest.mark.parametrize(

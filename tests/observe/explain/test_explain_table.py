@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.observe.explain.test_explain import HOST, WEB, forwarding
-from tests.observe.explain.test_explain import told as told_by_rules
+from tests.observe.explain.test_explain import explanation_of as explanation_by_rules
 from vipd.dataplane.nftables.chains import ChainNumbers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render
@@ -19,7 +19,7 @@ from vipd.observe.explain.query import ask
 from vipd.observe.simulator import Host, parse_tables, trace
 
 
-def told(source: str, target: str, *forwardings: Forwarding, **options: Any) -> Explanation:
+def explanation_of(source: str, target: str, *forwardings: Forwarding, **options: Any) -> Explanation:
     question = ask(source, target, forwardings, HOST)
     chosen = TableOptions(question.packet.family, **options)
     return explain(question, forwardings, chosen, HOST)
@@ -36,7 +36,7 @@ def meanings(found: Explanation, backend: str = "") -> list[str]:
 
 
 def test_steps_are_the_table_s_own() -> None:
-    found = told("10.10.0.9", "web", WEB)
+    found = explanation_of("10.10.0.9", "web", WEB)
     assert found.summary == "10.10.0.9 -> 10.96.0.20:80/tcp is balanced over 2 backends, masqueraded"
     assert {rule["table"] for rule in rules(found)} == {"ip vipd"}
     assert meanings(found, "1.11") == [
@@ -82,7 +82,7 @@ def test_every_rule_on_the_way_has_a_meaning_of_its_own() -> None:
         web = replace(WEB, node_port=30080, external_addresses=(limited,), **kind)
         for source in ("10.10.0.9", "10.244.1.10", "203.0.113.7", "local"):
             for target in ("web", "198.51.100.5:80", "192.168.100.1:30080", "10.96.0.20:81"):
-                found = told(source, target, web, cluster_cidrs=("10.244.0.0/16",))
+                found = explanation_of(source, target, web, cluster_cidrs=("10.244.0.0/16",))
                 view: Any = found.view()
                 for rule in (rule for outcome in view["outcomes"] for rule in outcome["rules"]):
                     words = (" set ", " . ", "daddr", "saddr", "mark set")
@@ -91,10 +91,10 @@ def test_every_rule_on_the_way_has_a_meaning_of_its_own() -> None:
 
 def test_a_client_s_own_slot_is_told() -> None:
     hashed = replace(WEB, balance=Balance.SOURCE_HASH)
-    reached = {client: told(f"10.10.{client}.9", "web", hashed).backends() for client in range(40)}
+    reached = {client: explanation_of(f"10.10.{client}.9", "web", hashed).backends() for client in range(40)}
     assert {len(backends) for backends in reached.values()} == {1}
     assert {backend.endpoint for (backend,) in reached.values()} == {"10.244.1.10:8080", "10.244.1.11:8080"}
-    found = told("10.10.0.9", "web", hashed)
+    found = explanation_of("10.10.0.9", "web", hashed)
     assert any("one of 4093 slots, by the client's address: slot " in m for m in meanings(found))
     assert found.notes == ("web gives each client one backend by its address",)
 
@@ -122,7 +122,9 @@ def test_the_words_are_the_same_for_both_dataplanes(
     changes: dict[str, Any], source: str, target: str, options: dict[str, Any]
 ) -> None:
     web = replace(WEB, **changes)
-    one, other = (explain(source, target, web, **options).view() for explain in (told_by_rules, told))
+    one, other = (
+        explain(source, target, web, **options).view() for explain in (explanation_by_rules, explanation_of)
+    )
     for key in ("packet", "service_port", "verdict", "summary", "reason", "hint", "notes", "backends"):
         assert one[key] == other[key], key
 
@@ -131,7 +133,7 @@ def test_a_source_that_may_not_and_one_that_may_but_finds_nobody() -> None:
     limited = ExternalAddress("198.51.100.5", allow_from=("203.0.113.0/24",))
     web = replace(WEB, external_addresses=(limited,))
     nowhere = replace(web, external_policy=TrafficPolicy.LOCAL)
-    for ask_for in (told, told_by_rules):
+    for ask_for in (explanation_of, explanation_by_rules):
         found = ask_for("10.10.0.9", "198.51.100.5:80", web)
         assert found.summary.endswith("is dropped: this source may not use web")
         assert found.reason == "allowed are 203.0.113.0/24"
@@ -171,7 +173,7 @@ def test_forwardings_left_out_change_nothing() -> None:
 def test_a_backend_that_is_the_address_of_a_dead_service() -> None:
     """The table looks at an address once, before the translation, so nobody refuses it then."""
     web = replace(WEB, endpoints=(Endpoint("10.96.0.30", 80), Endpoint("10.244.1.10", 80)))
-    found = told("10.10.0.9", "web", web, forwarding("dead", "10.96.0.30"))
+    found = explanation_of("10.10.0.9", "web", web, forwarding("dead", "10.96.0.30"))
     assert [(r.endpoint, r.share) for r in found.backends()] == [
         ("10.96.0.30:80", 0.5),
         ("10.244.1.10:80", 0.5),
@@ -180,7 +182,7 @@ def test_a_backend_that_is_the_address_of_a_dead_service() -> None:
 
 def test_ipv6() -> None:
     six = forwarding("six", "fd00::20", "fd00:244::1", "fd00:244::2", affinity_timeout=600)
-    found = told("fd00::9", "six", six)
+    found = explanation_of("fd00::9", "six", six)
     assert {r.endpoint: r.share for r in found.backends()} == {
         "[fd00:244::1]:8080": 0.5,
         "[fd00:244::2]:8080": 0.5,

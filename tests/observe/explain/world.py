@@ -80,14 +80,14 @@ def backend_sender(address: str) -> Sender:
 
 
 @dataclass(frozen=True)
-class Seen:
+class FlowOutcomes:
     """What became of flows: `endpoint, masqueraded` of those answered, and the kinds of failure."""
 
     reached: frozenset[tuple[str, bool]]
     failures: frozenset[str] = frozenset()
 
-    def __or__(self, other: Seen) -> Seen:
-        return Seen(self.reached | other.reached, self.failures | other.failures)
+    def __or__(self, other: FlowOutcomes) -> FlowOutcomes:
+        return FlowOutcomes(self.reached | other.reached, self.failures | other.failures)
 
 
 class World:
@@ -122,17 +122,19 @@ class World:
         for tool in _RESTORE.values():
             self._lab.host.run(tool, text="*nat\nCOMMIT\n*filter\nCOMMIT\n")
 
-    def probe(self, sender: Sender, to: Frontend, explanation: Explanation, *, pinned: bool = False) -> Seen:
+    def probe(
+        self, sender: Sender, to: Frontend, explanation: Explanation, *, pinned: bool = False
+    ) -> FlowOutcomes:
         """What becomes of as many flows as an explanation needs to be judged by; of two when `pinned`."""
         told = {(r.endpoint, r.masqueraded) for r in explanation.backends()}
-        seen = Seen(frozenset())
+        seen = FlowOutcomes(frozenset())
         for flows in (2,) if pinned else bursts(explanation):
             seen |= self.send(sender, to, flows)
             if seen.reached >= told:
                 break
         return seen
 
-    def probe_silent(self, probes: Sequence[tuple[Sender, Frontend, float]]) -> list[Seen]:
+    def probe_silent(self, probes: Sequence[tuple[Sender, Frontend, float]]) -> list[FlowOutcomes]:
         """What becomes of one flow each, in so many seconds; all at the same time, because most wait for
         nothing."""
         indexed: dict[str, list[int]] = {}
@@ -147,12 +149,12 @@ class World:
         }
         for name, asked in requests.items():
             self._tell(name, asked)
-        seen: dict[int, Seen] = {}
+        seen: dict[int, FlowOutcomes] = {}
         for name, indexes in indexed.items():
             seen |= dict(zip(indexes, self._hear(name, requests[name]), strict=True))
         return [seen[index] for index in range(len(probes))]
 
-    def send(self, sender: Sender, to: Frontend, flows: int) -> Seen:
+    def send(self, sender: Sender, to: Frontend, flows: int) -> FlowOutcomes:
         """Make this many flows; what became of them."""
         requests = [self._request(sender, to, flows, PATIENCE)]
         self._tell(sender.program, requests)
@@ -173,7 +175,7 @@ class World:
         program.stdin.write(json.dumps(requests) + "\n")
         program.stdin.flush()
 
-    def _hear(self, name: str, requests: list[dict[str, Any]]) -> list[Seen]:
+    def _hear(self, name: str, requests: list[dict[str, Any]]) -> list[FlowOutcomes]:
         said = json.loads(read_line(self._senders[name], LONGEST_BURST))
         return [_seen(outcomes, asked["sources"]) for outcomes, asked in zip(said, requests, strict=True)]
 
@@ -227,7 +229,7 @@ def bursts(explanation: Explanation) -> Iterator[int]:
         left -= 8 * len(shares)
 
 
-def difference(explanation: Explanation, seen: Seen, *, pinned: bool = False) -> str:
+def difference(explanation: Explanation, seen: FlowOutcomes, *, pinned: bool = False) -> str:
     """How what was seen contradicts an explanation; empty when it does not.
 
     `pinned`: affinity kept all flows at one backend, so that the others need not be seen.
@@ -261,10 +263,10 @@ def _failures(explanation: Explanation) -> frozenset[str]:
     return frozenset()
 
 
-def _seen(outcomes: Iterable[str], sources: Collection[str]) -> Seen:
+def _seen(outcomes: Iterable[str], sources: Collection[str]) -> FlowOutcomes:
     pairs = [outcome.partition(" ") for outcome in outcomes]
     reached = [(endpoint, source.strip("[]")) for endpoint, _, source in pairs if source]
-    return Seen(
+    return FlowOutcomes(
         frozenset((endpoint, _masqueraded(source, sources)) for endpoint, source in reached),
         frozenset(failure for failure, _, source in pairs if not source),
     )

@@ -11,8 +11,12 @@ from tests.observe.flow_stats.counted import WEB, wait_for
 pytestmark = pytest.mark.root
 
 
+class PatientDaemon(Daemon):
+    module = "tests.observe.flow_stats.patient_vipd"
+
+
 def test_legacy_rules_count_too(lab: Lab) -> None:
-    with Daemon(lab.host, WEB, iptables_variant="legacy") as legacy:
+    with PatientDaemon(lab.host, WEB, iptables_variant="legacy") as legacy:
         count_through_changes(lab, legacy)
 
 

@@ -71,7 +71,7 @@ def counted(lab: Lab) -> tuple[int, Numbers]:
     return sum(bool(_MOVING.search(line)) for line in lines), tuple(total[place] for place in range(4))
 
 
-def told(daemon: Daemon) -> Numbers:
+def traffic_of(daemon: Daemon) -> Numbers:
     found = service(daemon)
     of_backends = [sum(backend[name] for backend in found["backends"]) for name in TRAFFIC]
     numbers = tuple(int(found[name]) for name in TRAFFIC)
@@ -86,7 +86,7 @@ def plus(one: Numbers, other: Numbers) -> Numbers:
 def wait_for(daemon: Daemon, expected: Numbers) -> None:
     """Until the numbers are these; greater or falling ones are wrong at once."""
     end, before = time.monotonic() + PATIENCE_SECONDS, tuple(0 for _ in TRAFFIC)
-    while (found := told(daemon)) != expected:
+    while (found := traffic_of(daemon)) != expected:
         assert all(b <= f <= e for b, f, e in zip(before, found, expected, strict=True)), (found, expected)
         assert time.monotonic() < end, f"{found}, not {expected}; the log:\n{daemon.log}"
         before = found
@@ -100,7 +100,7 @@ def send_some(lab: Lab) -> None:
 
 
 def test_what_flows_had_stays_when_they_have_ended(lab: Lab, daemon: Daemon) -> None:
-    before = told(daemon)
+    before = traffic_of(daemon)
     send_some(lab)
     first = plus(before, in_table(lab))
     end_all_flows(lab)
@@ -117,15 +117,15 @@ def test_what_flows_had_stays_when_they_have_ended(lab: Lab, daemon: Daemon) -> 
 
 def test_flows_that_vipd_ends_count_and_so_does_their_backend(lab: Lab, daemon: Daemon) -> None:
     """UDP flows end when their backend leaves; without it the others go on."""
-    before = told(daemon)
+    before = traffic_of(daemon)
     lab.client.send("10.96.0.10", 80, "udp", count=30).all_answered()
     expected = before[1] + 30 * DATAGRAM
     daemon.declare(WEB.replace(", 10.244.0.12", ""))
-    daemon.wait_until(lambda: told(daemon)[1], expected, timeout=PATIENCE_SECONDS)
+    daemon.wait_until(lambda: traffic_of(daemon)[1], expected, timeout=PATIENCE_SECONDS)
     gone = [b for b in service(daemon)["backends"] if b["gone"]]
     assert all(backend["bytes_in"] > 0 for backend in gone if backend["endpoint"] == "10.244.0.12:80")
     daemon.declare(WEB)
-    assert told(daemon)[1] == expected
+    assert traffic_of(daemon)[1] == expected
 
 
 def test_ends_that_find_no_room_are_counted(lab: Lab, daemon: Daemon) -> None:
@@ -147,7 +147,7 @@ def test_ends_that_find_no_room_are_counted(lab: Lab, daemon: Daemon) -> None:
 
 def test_a_restart_loses_nothing_and_a_crash_what_was_since_the_last_write(lab: Lab, daemon: Daemon) -> None:
     end_all_flows(lab)
-    before = told(daemon)
+    before = traffic_of(daemon)
     with lab.client.open("10.96.0.10", 80, "udp") as kept:
         kept.ask()
         daemon.stop()  # writes
@@ -156,21 +156,21 @@ def test_a_restart_loses_nothing_and_a_crash_what_was_since_the_last_write(lab: 
         kept.ask()
         lab.client.send("10.96.0.10", 80, "udp", count=10).all_answered()
         end_all_flows(lab)
-        daemon.wait_until(lambda: told(daemon)[1], before[1] + 13 * DATAGRAM, timeout=PATIENCE_SECONDS)
+        daemon.wait_until(lambda: traffic_of(daemon)[1], before[1] + 13 * DATAGRAM, timeout=PATIENCE_SECONDS)
         daemon.kill()
         daemon.start()
-        after = told(daemon)[1]
+        after = traffic_of(daemon)[1]
         assert before[1] + DATAGRAM <= after <= before[1] + 13 * DATAGRAM
         lab.client.send("10.96.0.10", 80, "udp", count=5).all_answered()
         end_all_flows(lab)
-        daemon.wait_until(lambda: told(daemon)[1], after + 5 * DATAGRAM, timeout=PATIENCE_SECONDS)
+        daemon.wait_until(lambda: traffic_of(daemon)[1], after + 5 * DATAGRAM, timeout=PATIENCE_SECONDS)
 
 
 def test_without_accounting_it_is_said_and_nothing_is_lost(lab: Lab, daemon: Daemon) -> None:
-    before = told(daemon)
+    before = traffic_of(daemon)
     lab.host.sysctl("net.netfilter.nf_conntrack_acct", 0)
     answer = daemon.get("stats?service=web")
     assert (answer["services"][0]["bytes_in"], answer["traffic"]["counted"]) == (None, False)
     assert answer["traffic"]["hint"] == "sysctl -w net.netfilter.nf_conntrack_acct=1"
     lab.host.sysctl("net.netfilter.nf_conntrack_acct", 1)
-    assert told(daemon) == before
+    assert traffic_of(daemon) == before

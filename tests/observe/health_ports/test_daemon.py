@@ -6,14 +6,13 @@ import json
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
-from tests.lab.topology import ip
+from tests.lab.topology import delete_nodes, ip
 from tests.observe.health_ports.asking import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.root
@@ -46,9 +45,7 @@ def host() -> Iterator[Node]:
         ip("-n", node.namespace, "address", "add", f"{node.ipv6}/128", "dev", "lo", "nodad")
         yield node
     finally:
-        node.kill()
-        with suppress(RuntimeError):
-            ip("netns", "delete", node.namespace)
+        delete_nodes(node)
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ class HostWithAddresses(FakeSurroundings):
         return POLICY
 
 
-class Room:
+class ServedHealthPorts:
     """Health ports on 127.0.0.1 over a reconciler whose host has two of the backends."""
 
     def __init__(self) -> None:
@@ -158,21 +158,21 @@ class Room:
         return self.named[family]
 
 
-def lived(story: Callable[[Room], Awaitable[None]]) -> None:
+def run_story(story: Callable[[ServedHealthPorts], Awaitable[None]]) -> None:
     """Run a story beside health ports and a reconciler at work."""
 
     async def run() -> None:
-        room = Room()
-        async with looping(room.world), running(room.ports.listeners):
-            await story(room)
+        served = ServedHealthPorts()
+        async with looping(served.world), running(served.ports.listeners):
+            await story(served)
 
     asyncio.run(asyncio.wait_for(run(), 200))
 
 
 def test_200_while_a_local_backend_is_ready_and_503_after() -> None:
-    async def story(room: Room) -> None:
-        assert await room.declare(room.service)
-        reply = await room.get()
+    async def story(served: ServedHealthPorts) -> None:
+        assert await served.declare(served.service)
+        reply = await served.get()
         assert reply.status == 200
         assert reply.json == {
             "service": {"namespace": "shop", "name": "web"},
@@ -183,99 +183,99 @@ def test_200_while_a_local_backend_is_ready_and_503_after() -> None:
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert reply.headers["x-load-balancing-endpoint-weight"] == "2"
         draining = Backend("10.0.0.1", state=BackendState.DRAIN)
-        assert await room.declare(replace(room.service, backends=(draining,)))
-        reply = await room.get()
+        assert await served.declare(replace(served.service, backends=(draining,)))
+        reply = await served.get()
         assert (reply.status, reply.json["localEndpoints"]) == (503, 0)
         assert reply.headers["x-load-balancing-endpoint-weight"] == "0"
 
-    lived(story)
+    run_story(story)
 
 
 def test_every_path_by_get_and_head_and_nothing_else() -> None:
-    async def story(room: Room) -> None:
-        await room.declare(room.service)
-        assert [(await room.get(path)).status for path in ("/healthz", "/a/b?c=d")] == [200, 200]
-        head = await room.get("/", "HEAD")
+    async def story(served: ServedHealthPorts) -> None:
+        await served.declare(served.service)
+        assert [(await served.get(path)).status for path in ("/healthz", "/a/b?c=d")] == [200, 200]
+        head = await served.get("/", "HEAD")
         assert (head.status, head.body) == (200, b"")
         assert head.headers["x-load-balancing-endpoint-weight"] == "2"
-        assert (await room.get("/", "DELETE")).status == 405
+        assert (await served.get("/", "DELETE")).status == 405
 
-    lived(story)
+    run_story(story)
 
 
 def test_503_while_vipd_fails_and_200_when_it_works_again() -> None:
-    async def story(room: Room) -> None:
-        await room.declare(room.service)
-        room.world.dataplane.failures = [broken_tool() for _ in range(1000)]
-        new = replace(room.service, name="new", health_port=None, addresses=("10.96.0.99",))
-        assert not await room.declare(room.service, new)
-        reply = await room.get()
+    async def story(served: ServedHealthPorts) -> None:
+        await served.declare(served.service)
+        served.world.dataplane.failures = [broken_tool() for _ in range(1000)]
+        new = replace(served.service, name="new", health_port=None, addresses=("10.96.0.99",))
+        assert not await served.declare(served.service, new)
+        reply = await served.get()
         assert (reply.status, reply.json["serviceProxyHealthy"]) == (503, False)
         assert reply.json["localEndpoints"] == 2
-        room.world.dataplane.failures.clear()
-        await room.world.fulfilled(room.world.reconciler.request_sync())
-        assert (await room.get()).status == 200
+        served.world.dataplane.failures.clear()
+        await served.world.fulfilled(served.world.reconciler.request_sync())
+        assert (await served.get()).status == 200
 
-    lived(story)
+    run_story(story)
 
 
 def test_503_for_a_quarantined_service_alone() -> None:
-    async def story(room: Room) -> None:
-        other = replace(room.service, name="dns", addresses=("10.96.0.11",), health_port=room.other_port)
-        await room.declare(room.service, other)
-        room.world.reconciler.progress.quarantined = {"shop/web": "no such match"}
-        reply = await room.get()
+    async def story(served: ServedHealthPorts) -> None:
+        other = replace(served.service, name="dns", addresses=("10.96.0.11",), health_port=served.other_port)
+        await served.declare(served.service, other)
+        served.world.reconciler.progress.quarantined = {"shop/web": "no such match"}
+        reply = await served.get()
         assert (reply.status, reply.json["serviceProxyHealthy"]) == (503, False)
-        assert (await ask(ListenAddress("127.0.0.1", room.other_port))).status == 200
+        assert (await ask(ListenAddress("127.0.0.1", served.other_port))).status == 200
 
-    lived(story)
+    run_story(story)
 
 
 def test_ports_follow_the_services() -> None:
-    async def story(room: Room) -> None:
-        await room.declare(room.service)
-        assert (await room.get()).status == 200
-        await room.declare(replace(room.service, health_port=room.other_port))
-        assert await refused(ListenAddress("127.0.0.1", room.port))
-        assert (await ask(ListenAddress("127.0.0.1", room.other_port))).status == 200
-        await room.declare()
-        assert await refused(ListenAddress("127.0.0.1", room.other_port))
+    async def story(served: ServedHealthPorts) -> None:
+        await served.declare(served.service)
+        assert (await served.get()).status == 200
+        await served.declare(replace(served.service, health_port=served.other_port))
+        assert await refused(ListenAddress("127.0.0.1", served.port))
+        assert (await ask(ListenAddress("127.0.0.1", served.other_port))).status == 200
+        await served.declare()
+        assert await refused(ListenAddress("127.0.0.1", served.other_port))
 
-    lived(story)
+    run_story(story)
 
 
 def test_all_addresses_of_both_families_unless_some_are_named() -> None:
-    async def story(room: Room) -> None:
-        room.named = {Family.IPV4: None, Family.IPV6: None}
-        await room.declare(room.service)
-        assert (await room.get()).status == 200
-        assert (await room.get(address="127.0.0.2")).status == 200
-        assert (await room.get(address="::1")).status == 200
-        room.named = {Family.IPV4: ("127.0.0.2",), Family.IPV6: ()}
-        await room.declare(room.service)
-        assert await refused(ListenAddress("127.0.0.1", room.port))
-        assert await refused(ListenAddress("::1", room.port))
-        assert (await room.get(address="127.0.0.2")).status == 200
+    async def story(served: ServedHealthPorts) -> None:
+        served.named = {Family.IPV4: None, Family.IPV6: None}
+        await served.declare(served.service)
+        assert (await served.get()).status == 200
+        assert (await served.get(address="127.0.0.2")).status == 200
+        assert (await served.get(address="::1")).status == 200
+        served.named = {Family.IPV4: ("127.0.0.2",), Family.IPV6: ()}
+        await served.declare(served.service)
+        assert await refused(ListenAddress("127.0.0.1", served.port))
+        assert await refused(ListenAddress("::1", served.port))
+        assert (await served.get(address="127.0.0.2")).status == 200
 
-    lived(story)
+    run_story(story)
 
 
 def test_a_busy_health_port_stops_nothing() -> None:
-    async def story(room: Room) -> None:
-        with closing(taken(ListenAddress("127.0.0.1", room.port))):
-            assert await room.declare(room.service)
-            (warning,) = room.ports.listeners.warnings
+    async def story(served: ServedHealthPorts) -> None:
+        with closing(taken(ListenAddress("127.0.0.1", served.port))):
+            assert await served.declare(served.service)
+            (warning,) = served.ports.listeners.warnings
             assert "the health port of shop/web" in warning
-            assert room.world.names() == {"shop/web"}
+            assert served.world.names() == {"shop/web"}
 
-    lived(story)
+    run_story(story)
 
 
 def test_a_link_local_address_is_left_out() -> None:
-    async def story(room: Room) -> None:
-        room.named[Family.IPV6] = ("::1", "fe80::1")
-        await room.declare(room.service)
-        assert {place.address for place in room.ports.listeners.open} == {"127.0.0.1", "::1"}
-        assert room.ports.listeners.warnings == ()
+    async def story(served: ServedHealthPorts) -> None:
+        served.named[Family.IPV6] = ("::1", "fe80::1")
+        await served.declare(served.service)
+        assert {place.address for place in served.ports.listeners.open} == {"127.0.0.1", "::1"}
+        assert served.ports.listeners.warnings == ()
 
-    lived(story)
+    run_story(story)

@@ -17,7 +17,7 @@ async def hello(request: web.BaseRequest) -> web.Response:
     return web.Response(text=str(request.get_extra_info("sockname")[1]))
 
 
-def lived(story: Callable[[Listeners], Awaitable[None]]) -> None:
+def run_story(story: Callable[[Listeners], Awaitable[None]]) -> None:
     """Run a story beside listeners that answer with their port."""
 
     async def run() -> None:
@@ -49,7 +49,7 @@ def test_places_are_opened_and_closed_as_wanted_and_kept_when_wanted_still() -> 
         await until(lambda: not listeners.open, "all closed")
         assert await refused(b)
 
-    lived(story)
+    run_story(story)
 
 
 def test_all_is_closed_in_the_end() -> None:
@@ -107,7 +107,7 @@ def test_a_busy_place_is_a_warning_and_had_once_it_is_free(monkeypatch: pytest.M
         assert listeners.warnings == ()
         assert (await ask(busy)).status == 200
 
-    lived(story)
+    run_story(story)
 
 
 def test_the_warning_goes_when_the_place_is_wanted_no_more() -> None:
@@ -120,7 +120,7 @@ def test_the_warning_goes_when_the_place_is_wanted_no_more() -> None:
             listeners.set_addresses({})
             await until(lambda: not listeners.warnings, "no warning")
 
-    lived(story)
+    run_story(story)
 
 
 def test_an_address_of_another_host_is_a_warning() -> None:
@@ -130,7 +130,7 @@ def test_an_address_of_another_host_is_a_warning() -> None:
         assert "Cannot assign" in listeners.warnings[0]
         assert "ss -ltnp" not in listeners.warnings[0]
 
-    lived(story)
+    run_story(story)
 
 
 def test_both_families_share_a_port() -> None:
@@ -144,7 +144,7 @@ def test_both_families_share_a_port() -> None:
         for address in ("127.0.0.1", "::1"):
             assert (await ask(ListenAddress(address, port))).status == 200
 
-    lived(story)
+    run_story(story)
 
 
 def test_a_connection_ends_after_one_answer() -> None:
@@ -156,4 +156,4 @@ def test_a_connection_ends_after_one_answer() -> None:
         reply = await ask(one)  # reads to the end of the connection
         assert reply.headers["connection"] == "close"
 
-    lived(story)
+    run_story(story)

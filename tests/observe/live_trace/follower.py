@@ -34,7 +34,9 @@ def flow_of(asked: dict[str, Any]) -> Flow:
     return Flow(asked["destination"], asked["port"], Protocol(asked["protocol"]), asked["source"])
 
 
-def told(trace: PacketTrace, listed: dict[Chain, ChainRules], explanation: dict[str, Any]) -> dict[str, Any]:
+def report_of(
+    trace: PacketTrace, listed: dict[Chain, ChainRules], explanation: dict[str, Any]
+) -> dict[str, Any]:
     """What `vipctl trace` would say of a trace."""
     hits = matched_rules(trace, listed, _prefix_of(explanation), explanation["service_port"] or "")
     outcome = outcome_of(trace, hits)
@@ -62,7 +64,7 @@ def followed(asked: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
     chains = {chain for trace in found.values() for chain in chains_of(trace)}
     listed = asyncio.run(read_rules(chains, run))
     return [
-        told(found[flow], listed, each["explanation"]) if flow in found else None
+        report_of(found[flow], listed, each["explanation"]) if flow in found else None
         for flow, each in zip(flows, asked, strict=True)
     ]
 

@@ -15,7 +15,7 @@ from vipd.observe.metrics.scrape import Metrics
 Story = Callable[[ClientSession, str], Awaitable[None]]
 
 
-def lived(story: Story) -> Watched:
+def run_story(story: Story) -> Watched:
     async def run() -> Watched:
         async with watched(mixed()) as world:
             tally = MetricCounters(world.reconciler, (world.source,))
@@ -46,7 +46,7 @@ def test_a_scrape() -> None:
             assert "Content-Encoding" not in answer.headers
             assert "\nvipd_in_sync 1.0\n" in await answer.text()
 
-    assert lived(story).counted == 2, "each scrape reads the counts anew"
+    assert run_story(story).counted == 2, "each scrape reads the counts anew"
 
 
 def test_several_at_once_are_answered_one_after_the_other() -> None:
@@ -57,7 +57,7 @@ def test_several_at_once_are_answered_one_after_the_other() -> None:
 
         assert all(size > 1000 for size in await asyncio.gather(*(one() for _ in range(8))))
 
-    lived(story)
+    run_story(story)
 
 
 def test_there_is_nothing_else_and_nothing_to_change() -> None:
@@ -68,7 +68,7 @@ def test_there_is_nothing_else_and_nothing_to_change() -> None:
         async with session.head(url + "metrics") as answer:
             assert (answer.status, await answer.read()) == (200, b"")
 
-    lived(story)
+    run_story(story)
 
 
 SCRAPER = {"User-Agent": "Prometheus/2.42.0", "X-Prometheus-Scrape-Timeout-Seconds": "10"}
@@ -94,4 +94,4 @@ def test_prometheus_may_use_any_name_and_a_web_page_none_but_this_hosts_own() ->
             for host in ("rebound.example:9253", "lb1.rebound.example", "192.0.2.7", "", "x" * 5000):
                 assert await status(session, url, host, headers) == 421
 
-    lived(story)
+    run_story(story)

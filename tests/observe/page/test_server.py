@@ -37,7 +37,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "WAIT_TIMEOUT_SECONDS", PATIENCE_SECONDS)
 
 
-def lived(story: Callable[[Watched], Awaitable[None]], *services: Service) -> None:
+def run_story(story: Callable[[Watched], Awaitable[None]], *services: Service) -> None:
     async def run() -> None:
         async with watched(services or mixed()) as world:
             await story(world)
@@ -92,7 +92,7 @@ def test_the_page_comes_with_a_policy_that_lets_nothing_else_run() -> None:
         assert re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", html) == []
         assert re.findall(r"<[^>]+\s(?:on\w+|style)=", html.split("<script>")[0]) == []
 
-    lived(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
@@ -102,7 +102,7 @@ def test_nothing_can_be_changed(method: str) -> None:
             assert answer.status == 405
             assert answer.headers["Allow"] == "GET, HEAD"
 
-    lived(story)
+    run_story(story)
 
 
 def test_a_head_has_no_body() -> None:
@@ -110,7 +110,7 @@ def test_a_head_has_no_body() -> None:
         async with ClientSession() as session, session.head(world.url) as answer:
             assert (answer.status, await answer.text()) == (200, "")
 
-    lived(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_name_that_was_made_to_point_here_is_refused() -> None:
             assert status == 421
             assert "checkout" not in body
 
-    lived(story)
+    run_story(story)
 
 
 def test_the_state_has_services_shares_and_health_but_no_secrets() -> None:
@@ -174,7 +174,7 @@ def test_the_state_has_services_shares_and_health_but_no_secrets() -> None:
         assert SECRET not in json.dumps(state)
         assert "spec" not in services["web"]
 
-    lived(story)
+    run_story(story)
 
 
 def test_only_what_came_later_is_told() -> None:
@@ -189,7 +189,7 @@ def test_only_what_came_later_is_told() -> None:
         assert [s["name"] for s in later["services"]] == ["shop/search"]
         assert (await world.state("other-7"))["full"] is True
 
-    lived(story)
+    run_story(story)
 
 
 def test_a_stream_tells_everything_once_and_then_differences() -> None:
@@ -204,7 +204,7 @@ def test_a_stream_tells_everything_once_and_then_differences() -> None:
             assert [s["name"] for s in news["services"]] == ["shop/search"]
             assert news["services"][0]["ready"] == 3
 
-    lived(story)
+    run_story(story)
 
 
 def test_rates_are_of_the_time_between_readings() -> None:
@@ -225,7 +225,7 @@ def test_rates_are_of_the_time_between_readings() -> None:
             assert news["flows"]["tracked"] is False
             await stream.news(lambda n: n.get("flows") and not n["flows"]["services"])
 
-    lived(story)
+    run_story(story)
 
 
 def test_what_a_check_finds_is_told_although_no_rule_changes() -> None:
@@ -237,7 +237,7 @@ def test_what_a_check_finds_is_told_although_no_rule_changes() -> None:
         (endpoint, *_) = later["services"][0]["forwardings"][0]["endpoints"]
         assert endpoint["check"] == "connection refused, 1 of 3"
 
-    lived(story)
+    run_story(story)
 
 
 def test_further_streams_are_refused_so_that_the_page_asks_instead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_further_streams_are_refused_so_that_the_page_asks_instead(monkeypatch: 
                 assert second.status == 503
             assert (await world.state())["full"] is True
 
-    lived(story)
+    run_story(story)
 
 
 def test_nothing_is_renewed_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_nothing_is_renewed_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) 
         await world.state()
         assert world.counted > counted
 
-    lived(story)
+    run_story(story)
 
 
 def test_a_fault_of_the_page_is_said_once_and_ends_nothing_else(
@@ -294,7 +294,7 @@ def test_a_fault_of_the_page_is_said_once_and_ends_nothing_else(
         object.__setattr__(world.board._facts, "read_flows", read)
         assert len((await world.state())["services"]) == len(mixed())
 
-    lived(story)
+    run_story(story)
 
 
 def colours(html: str) -> list[dict[str, str]]:

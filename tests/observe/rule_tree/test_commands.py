@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.observe.rule_tree.room import KINDS, Room, started
+from tests.observe.rule_tree.daemon_host import KINDS, DaemonHost, started
 from vipd.dataplane.iptables.names import hashed
 
 pytestmark = pytest.mark.root
@@ -32,7 +32,7 @@ SENT = 25
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(filter(None, kind)))
-def room(request: pytest.FixtureRequest) -> Iterator[Room]:
+def daemon_host(request: pytest.FixtureRequest) -> Iterator[DaemonHost]:
     dataplane, variant = request.param
     for program in ("nft",) if dataplane == "nftables" else (f"iptables-{variant}",):
         if shutil.which(program) is None:
@@ -40,10 +40,10 @@ def room(request: pytest.FixtureRequest) -> Iterator[Room]:
     yield from started(dataplane, variant)
 
 
-IN_ONE = pytest.mark.parametrize("room", [KINDS[2]], indirect=True, ids=["nftables"])
+IN_ONE = pytest.mark.parametrize("daemon_host", [KINDS[2]], indirect=True, ids=["nftables"])
 """For what does not depend on the dataplane."""
 IN_TWO = pytest.mark.parametrize(
-    "room", [KINDS[0], KINDS[2]], indirect=True, ids=["iptables-nft", "nftables"]
+    "daemon_host", [KINDS[0], KINDS[2]], indirect=True, ids=["iptables-nft", "nftables"]
 )
 """For what does not depend on the variant."""
 
@@ -58,8 +58,8 @@ def nodes(tree: dict[str, Any], kind: str) -> Iterator[dict[str, Any]]:
             yield node
 
 
-def test_a_service_is_shown_as_the_daemon_means_it(room: Room) -> None:
-    found = room.rules("shop/web")
+def test_a_service_is_shown_as_the_daemon_means_it(daemon_host: DaemonHost) -> None:
+    found = daemon_host.rules("shop/web")
     assert found["notes"] == []
     assert [(t["service_port"], t["family"], t["faults"]) for t in found["services"]] == [
         ("shop/web:http", "ipv4", []),
@@ -70,35 +70,35 @@ def test_a_service_is_shown_as_the_daemon_means_it(room: Room) -> None:
     shares = {node["name"]: node["share"] for node in nodes(tree, "backend")}
     expected = {"10.244.0.7:8080": 0.25, "10.244.0.8:8080": 0.5, "10.244.0.9:8080": 0.25}
     assert shares == pytest.approx(expected, abs=1e-6)
-    chain = room.host.get("services/shop%2Fweb")["service"]["forwardings"][0]["chain"]
+    chain = daemon_host.host.get("services/shop%2Fweb")["service"]["forwardings"][0]["chain"]
     assert chain in {node["name"] for node in nodes(tree, "chain")}
 
 
-def test_names_chains_shares_and_counts_stand_side_by_side(room: Room) -> None:
-    text = room.vipctl("shop/web").stdout
+def test_names_chains_shares_and_counts_stand_side_by_side(daemon_host: DaemonHost) -> None:
+    text = daemon_host.vipctl("shop/web").stdout
     assert re.search(r"^shop/web:http, tcp, ipv4, (iptables v|table ip vipd)", text)
     assert re.search(
         r"^ +\d+ +\d+ +50\.0 .* to 10\.244\.0\.8:8080, (probability 0\.6666|2 of 4 slots)", text, re.M
     )
-    if room.dataplane == "iptables":
+    if daemon_host.dataplane == "iptables":
         assert re.search(r"VIPD-SEP-[A-Z2-7]{16}: 10\.244\.0\.8:8080$", text, re.M)
 
 
-def test_wide_shows_what_the_kernel_has_beside_its_meaning(room: Room) -> None:
-    lines = room.vipctl("shop/web", "-o", "wide").stdout.splitlines()
+def test_wide_shows_what_the_kernel_has_beside_its_meaning(daemon_host: DaemonHost) -> None:
+    lines = daemon_host.vipctl("shop/web", "-o", "wide").stdout.splitlines()
     backend = next(line for line in lines if "to 10.244.0.8:8080, " in line or ": 10.244.0.8:8080, " in line)
     assert re.search(r" (-m statistic .*-j VIPD-SEP-|10\.244\.0\.8 \. 8080$)", backend), backend
-    shown = [node for tree in room.rules("shop/web")["services"] for node in nodes(tree, "rule")]
+    shown = [node for tree in daemon_host.rules("shop/web")["services"] for node in nodes(tree, "rule")]
     assert shown
     ends = [f"{n['rule']}  # {n['place']}" if "place" in n else n.get("rule", "") for n in shown]
     assert all(any(line.endswith(end) for line in lines) for end in ends)
 
 
-def test_wide_numbers_are_those_of_the_kernel(room: Room) -> None:
+def test_wide_numbers_are_those_of_the_kernel(daemon_host: DaemonHost) -> None:
     """Each chain's rules by the program's own listing."""
     chains = [
         node
-        for tree in room.rules("shop/web")["services"]
+        for tree in daemon_host.rules("shop/web")["services"]
         if tree["family"] == "ipv4"
         for node in nodes(tree, "chain")
         if node.get("children")
@@ -108,21 +108,21 @@ def test_wide_numbers_are_those_of_the_kernel(room: Room) -> None:
         (c, r) for c in chains for r in c["children"] if r.get("place") and r["kind"] != "chain"
     ):
         kind, number = rule["place"].split()
-        if room.dataplane == "nftables":
-            listed = room.tool("nft", "-a", "list", "table", "ip", "vipd")
+        if daemon_host.dataplane == "nftables":
+            listed = daemon_host.tool("nft", "-a", "list", "table", "ip", "vipd")
             assert re.search(rf"# {kind} {number}$", listed, re.M), rule
             (line,) = re.findall(rf"^.*# {kind} {number}$", listed, re.M)
         else:
             table = "filter" if chain["text"].startswith("filter") else "nat"
-            line = room.tool("iptables", "-t", table, "-S", chain["name"], number)
+            line = daemon_host.tool("iptables", "-t", table, "-S", chain["name"], number)
         assert " ".join(rule["rule"].split()) in " ".join(line.split()), rule
         checked += 1
     assert checked > 2
 
 
-def test_counters_move_with_packets(room: Room) -> None:
+def test_counters_move_with_packets(daemon_host: DaemonHost) -> None:
     def parsed() -> tuple[int, int, int]:
-        tree = room.rules("10.96.0.10:53/udp")["services"][0]
+        tree = daemon_host.rules("10.96.0.10:53/udp")["services"][0]
         frontend = next(nodes(tree, "frontend"))
         counted = [node for node in nodes(tree, "rule") if "10.244.0" in node["text"]]
         through = sum(
@@ -134,7 +134,7 @@ def test_counters_move_with_packets(room: Room) -> None:
 
     before = parsed()
     subprocess.run(
-        ["ip", "netns", "exec", room.host.namespace, sys.executable, "-c", SENDER, str(SENT)],
+        ["ip", "netns", "exec", daemon_host.host.namespace, sys.executable, "-c", SENDER, str(SENT)],
         check=True,
         timeout=60,
     )
@@ -144,23 +144,23 @@ def test_counters_move_with_packets(room: Room) -> None:
 
 
 @IN_TWO
-def test_a_service_without_backends_shows_how_it_is_refused(room: Room) -> None:
-    tree = room.rules("empty")["services"][0]
+def test_a_service_without_backends_shows_how_it_is_refused(daemon_host: DaemonHost) -> None:
+    tree = daemon_host.rules("empty")["services"][0]
     assert tree["faults"] == []
     texts = [node["text"] for kind in ("frontend", "rule") for node in nodes(tree, kind)]
     assert any("refused" in text for text in texts)
 
 
-def test_everything_is_shared_chains_then_services(room: Room) -> None:
-    found = room.rules()
+def test_everything_is_shared_chains_then_services(daemon_host: DaemonHost) -> None:
+    found = daemon_host.rules()
     assert [tree["faults"] for tree in (*found["shared"], *found["services"])] == [[]] * (
         len(found["shared"]) + len(found["services"])
     )
     assert len(found["shared"]) == 2
-    text = room.vipctl().stdout
-    if room.dataplane == "nftables":
+    text = daemon_host.vipctl().stdout
+    if daemon_host.dataplane == "nftables":
         assert re.search(r"^many/s7 +tcp +10\.97\.0\.7:80 +1 +0 +0 +-$", text, re.M)
-        refused = room.vipctl("--format", "dot", code=2)
+        refused = daemon_host.vipctl("--format", "dot", code=2)
         assert "name one, or --all" in refused.stderr
     else:
         assert (
@@ -171,24 +171,24 @@ def test_everything_is_shared_chains_then_services(room: Room) -> None:
 
 
 @IN_ONE
-def test_a_drawing_of_a_real_service(room: Room) -> None:
-    drawing = ET.fromstring(room.vipctl("shop/web", "--format", "svg").stdout)  # noqa: S314 (by graphviz)
+def test_a_drawing_of_a_real_service(daemon_host: DaemonHost) -> None:
+    drawing = ET.fromstring(daemon_host.vipctl("shop/web", "--format", "svg").stdout)  # noqa: S314 (by graphviz)
     assert "10.96.0.20:80/tcp" in {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
-    assert room.vipctl("shop/web", "--format", "mermaid").stdout.startswith("flowchart LR\n")
+    assert daemon_host.vipctl("shop/web", "--format", "mermaid").stdout.startswith("flowchart LR\n")
 
 
 @IN_TWO
-def test_a_chain_from_a_log_is_traced_to_its_service(room: Room) -> None:
-    if room.dataplane == "nftables":
+def test_a_chain_from_a_log_is_traced_to_its_service(daemon_host: DaemonHost) -> None:
+    if daemon_host.dataplane == "nftables":
         name = "VIPD-SVC-" + hashed("shop/web:http" + "tcp")
-        assert f"{name} was of shop/web:http; it is not there now" in room.vipctl(name).stdout
+        assert f"{name} was of shop/web:http; it is not there now" in daemon_host.vipctl(name).stdout
         return
-    endpoints = room.host.get("services/shop%2Fweb")["service"]["forwardings"][0]["endpoints"]
+    endpoints = daemon_host.host.get("services/shop%2Fweb")["service"]["forwardings"][0]["endpoints"]
     chain = next(each["chain"] for each in endpoints if each["address"] == "10.244.0.8")
-    text = room.vipctl(chain).stdout
+    text = daemon_host.vipctl(chain).stdout
     assert text.startswith(f"{chain} is of backend 10.244.0.8:8080 of shop/web:http\n")
     assert re.search(rf"{chain}: .* <--$", text, re.M)
-    assert "this host's address becomes the source" in room.vipctl("VIPD-POSTROUTING").stdout
+    assert "this host's address becomes the source" in daemon_host.vipctl("VIPD-POSTROUTING").stdout
 
 
 @IN_ONE
@@ -203,15 +203,17 @@ def test_a_chain_from_a_log_is_traced_to_its_service(room: Room) -> None:
         (("shop/web", "dns"), 2, "unexpected extra argument"),
     ],
 )
-def test_wrong_words_are_answered(room: Room, words: tuple[str, ...], code: int, said: str) -> None:
-    done = room.vipctl(*words, code=code)
+def test_wrong_words_are_answered(
+    daemon_host: DaemonHost, words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = daemon_host.vipctl(*words, code=code)
     assert said in done.stderr
     assert done.stdout == ""
 
 
 @IN_ONE
-def test_without_root_the_way_is_told(room: Room) -> None:
-    argv = room.argv("shop/web")
+def test_without_root_the_way_is_told(daemon_host: DaemonHost) -> None:
+    argv = daemon_host.argv("shop/web")
     plain = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
     done = subprocess.run(
         [*argv[:4], *plain, *argv[4:]], capture_output=True, text=True, timeout=60, check=False
@@ -221,12 +223,20 @@ def test_without_root_the_way_is_told(room: Room) -> None:
 
 
 @IN_ONE
-def test_without_graphviz_the_way_is_told(room: Room) -> None:
+def test_without_graphviz_the_way_is_told(daemon_host: DaemonHost) -> None:
     dot = shutil.which("dot")
     assert dot is not None
     # In a namespace of mounts of its own, dot is a file that nobody can run.
     hide = f'mount --bind /dev/null {Path(dot).resolve()} && exec "$@"'
-    argv = ["unshare", "--mount", "bash", "-c", hide, "bash", *room.argv("shop/web", "--format", "svg")]
+    argv = [
+        "unshare",
+        "--mount",
+        "bash",
+        "-c",
+        hide,
+        "bash",
+        *daemon_host.argv("shop/web", "--format", "svg"),
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("vipctl: cannot draw: ")
@@ -260,30 +270,30 @@ def _read(terminal: int) -> bytes:
 
 @IN_TWO
 @pytest.mark.parametrize("words", [(), ("shop/web",)])
-def test_a_screen_of_80_columns_is_enough(room: Room, words: tuple[str, ...]) -> None:
-    said = on_terminal(room.argv(*words), 80)
+def test_a_screen_of_80_columns_is_enough(daemon_host: DaemonHost, words: tuple[str, ...]) -> None:
+    said = on_terminal(daemon_host.argv(*words), 80)
     assert [line for line in said.splitlines() if len(line) > 80] == []
     assert "├" in said
 
 
 @IN_ONE
-def test_head_ends_it_quietly(room: Room) -> None:
-    argv = ["bash", "-c", '"$@" | head -n 1', "bash", *room.argv("shop/web")]
+def test_head_ends_it_quietly(daemon_host: DaemonHost) -> None:
+    argv = ["bash", "-c", '"$@" | head -n 1', "bash", *daemon_host.argv("shop/web")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.startswith("shop/web:http")
     assert done.stderr == ""
 
 
 @pytest.fixture
-def stopped(room: Room) -> Room:
+def stopped(daemon_host: DaemonHost) -> DaemonHost:
     """The daemon ended, its rules left. Used by the last tests of this file: nothing starts it again."""
-    if room.host.process is not None:
-        assert room.host.end(signal.SIGTERM) == 0
-    return room
+    if daemon_host.host.process is not None:
+        assert daemon_host.host.end(signal.SIGTERM) == 0
+    return daemon_host
 
 
 @IN_TWO
-def test_without_a_daemon_it_says_where_names_come_from(stopped: Room) -> None:
+def test_without_a_daemon_it_says_where_names_come_from(stopped: DaemonHost) -> None:
     frontend = stopped.vipctl("10.96.0.20:80/tcp")
     assert "the daemon does not answer" in frontend.stderr
     assert "10.244.0.8:8080" in frontend.stdout
@@ -297,7 +307,7 @@ def test_without_a_daemon_it_says_where_names_come_from(stopped: Room) -> None:
 
 
 @IN_TWO
-def test_what_others_did_is_marked(stopped: Room) -> None:
+def test_what_others_did_is_marked(stopped: DaemonHost) -> None:
     if stopped.dataplane == "nftables":
         chain = next(
             name for name in stopped.host.tool("nft", "list", "chains").split() if name.startswith("random-4")
@@ -327,7 +337,7 @@ def test_what_others_did_is_marked(stopped: Room) -> None:
 
 
 @IN_TWO
-def test_where_nothing_is_nothing_is_shown(stopped: Room) -> None:
+def test_where_nothing_is_nothing_is_shown(stopped: DaemonHost) -> None:
     stopped.host.cleanup()
     done = stopped.vipctl()
     assert done.stdout == ""

@@ -10,11 +10,12 @@ import pytest
 
 from tests.sources.etcd.following import PREFIX, key, value
 from vipd.control.catalog import merge
+from vipd.declaration.problems import Declaration
 from vipd.declaration.unit import EMPTY_DECLARATION
 from vipd.model.service import Backend, RegisteredBackend
 from vipd.sources.etcd import values
 from vipd.sources.etcd.keys import EtcdKeys, KeyWrite, StoreChange
-from vipd.sources.etcd.snapshot_file import Record, SnapshotState, _replay
+from vipd.sources.etcd.snapshot_file import Record, SnapshotState, StoredKey, _replay
 from vipd.sources.etcd.values import Layout, read_value
 from vipd.sources.removal_guard import RemovalGuard
 
@@ -240,3 +241,30 @@ def test_keys_kept_by_an_older_version_are_ranked_once_etcd_lists_them() -> None
     assert served(walk) == {"a": "10.96.0.9"}, "the one that sorts first"
     walk.keys.apply(StoreChange("c", 2, (NEWER, OLDER)), 0.0)
     assert served(walk) == {"b": "10.96.0.9"}
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_what_a_later_version_accepted_and_this_one_does_not_understand_is_not_served(
+    *, earlier: bool
+) -> None:
+    """A key that is passed over might be one that lets fewer in."""
+    later = f"later_key: 1\n{value(1)}"
+    accepted = value(1) if earlier else later
+    keys = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
+    keys.restore(SnapshotState("c", 1, {SERVICES[1]: StoredKey(later, 1, accepted)}))
+    unit = keys.units[f"etcd:{SERVICES[1]}"]
+    assert "later_key" in str(unit.candidate.problems[0])
+    assert [service.name for service in unit.accepted.services] == (["s1"] if earlier else [])
+    assert unit.accepted.ok
+
+
+def test_what_an_earlier_version_accepted_stays_in_use_although_a_later_rule_forbids_it() -> None:
+    text = "address: 10.96.0.1\nports: 80\nbackends: [10.96.0.1:8080]\n"
+    refused = read_value(LAYOUT, SERVICES[1], text)
+    assert isinstance(refused, Declaration)
+    assert not refused.ok
+    keys = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
+    keys.restore(SnapshotState("c", 1, {SERVICES[1]: StoredKey(text, 1, text)}))
+    unit = keys.units[f"etcd:{SERVICES[1]}"]
+    assert unit.candidate is unit.accepted
+    assert unit.accepted.services

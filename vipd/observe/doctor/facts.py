@@ -375,8 +375,8 @@ class Facts:
 
     def settings_unread(self, *names: str) -> str:
         """Why some of these kernel settings are unknown; empty if they are known."""
-        told = [f"{name}: {self.kernel.unread[name]}" for name in names if name in self.kernel.unread]
-        return self.kernel.fault or "; ".join(told)
+        reasons = [f"{name}: {self.kernel.unread[name]}" for name in names if name in self.kernel.unread]
+        return self.kernel.fault or "; ".join(reasons)
 
     def counters_unread(self) -> str:
         """Why the counters of connection tracking are unknown; empty if they are known."""

@@ -86,5 +86,5 @@ def _sum(diagnosis: Diagnosis, everything: bool) -> str:
     parts = [f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts]
     unchecked = len(diagnosis.of(Severity.UNCHECKED))
     parts += [f"{unchecked} not checked"] if unchecked else []
-    told = "" if everything else " (--all lists them)"
-    return f"{', '.join(parts)}, {len(diagnosis.of(Severity.OK))} in order{told}"
+    hint = "" if everything else " (--all lists them)"
+    return f"{', '.join(parts)}, {len(diagnosis.of(Severity.OK))} in order{hint}"

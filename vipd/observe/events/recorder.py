@@ -120,8 +120,8 @@ class Recorder:
         fault = str(error) if expected else f"{internal_error(error, 'keeping an event')}; {PLEASE_REPORT}"
         if fault != self._fault:
             # Not here: the log's own lock is always acquired before this one, never after it.
-            told = partial(log.warning, exc_info=None if expected else error)
-            self._loop.call_soon_threadsafe(told, "events cannot be kept: %s", fault)
+            log_warning = partial(log.warning, exc_info=None if expected else error)
+            self._loop.call_soon_threadsafe(log_warning, "events cannot be kept: %s", fault)
         self._fault = fault
 
     @property

@@ -33,16 +33,16 @@ def read(path: Path, boot: Path = _BOOT) -> SavedTotals:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    totals = FlowTotals.from_json(value.get("ledger"))
+    totals = FlowTotals.from_json(value.get("totals"))
     if value.get("boot") == _boot(boot):
-        return SavedTotals(totals, value.get("memory"))
+        return SavedTotals(totals, value.get("counters"))
     totals.forget_open_flows()
     return SavedTotals(totals, None)
 
 
 def value_of(saved: SavedTotals, boot: Path = _BOOT) -> dict[str, object]:
     """The input of `write`: a copy of the current state."""
-    return {"boot": _boot(boot), "ledger": saved.totals.to_json(), "memory": saved.counter_state}
+    return {"boot": _boot(boot), "totals": saved.totals.to_json(), "counters": saved.counter_state}
 
 
 def write(path: Path, value: Mapping[str, object]) -> None:

@@ -165,12 +165,12 @@ def predicted_words(explanation: Json) -> str:
     place = (
         f"{packet['source']} -> {socket_text(packet['destination'], packet['port'])}/{packet['protocol']} "
     )
-    told = str(explanation["summary"]).removeprefix(place)
+    summary = str(explanation["summary"]).removeprefix(place)
     backends = [backend["endpoint"] for backend in explanation["backends"]]
     if len(backends) < 2:
-        return told
+        return summary
     more = f" and {len(backends) - MAX_NAMED} more" if len(backends) > MAX_NAMED else ""
-    return f"{told}: {', '.join(backends[:MAX_NAMED])}{more}"
+    return f"{summary}: {', '.join(backends[:MAX_NAMED])}{more}"
 
 
 def _translator(trace: PacketTrace, rules: Sequence[MatchedRule]) -> MatchedRule | None:

@@ -70,8 +70,8 @@ class Report:
         by = self.outcome.decided_by
         if by is None:
             return ""
-        told = by.does if by.ours else f"{by.rule or by.does or GONE} (not a rule of vipd)"
-        return f"{table_words(by.chain)} {by.chain.name}: {told}"
+        rule = by.does if by.ours else f"{by.rule or by.does or GONE} (not a rule of vipd)"
+        return f"{table_words(by.chain)} {by.chain.name}: {rule}"
 
     def view(self, explanation: Mapping[str, Any] | None, reason: str) -> dict[str, Any]:
         """As JSON. `explanation` is the prediction, or else `reason` why there is none."""

@@ -104,12 +104,12 @@ class EtcdKeys:
         self.cluster, self.revision = state.cluster, state.revision
         for key, kept in state.keys.items():
             accepted = EMPTY_DECLARATION
-            meaning = read_value(self._layout, key, kept.value)
+            meaning = read_value(self._layout, key, kept.value, accepted=kept.accepted == kept.value)
             if kept.accepted == kept.value and isinstance(meaning, Declaration):
-                accepted = meaning
+                accepted = _served(meaning)
             elif kept.accepted is not None:
-                earlier = read_value(self._layout, key, kept.accepted)
-                accepted = earlier if isinstance(earlier, Declaration) else EMPTY_DECLARATION
+                earlier = read_value(self._layout, key, kept.accepted, accepted=True)
+                accepted = _served(earlier) if isinstance(earlier, Declaration) else EMPTY_DECLARATION
                 self._backends.set(key, earlier)
             self._kept[key] = kept
             self._set_parsed(key, meaning, accepted)
@@ -295,3 +295,8 @@ class EtcdKeys:
 
     def _rebuild_backends(self) -> None:
         self._backends.rebuild(self._kept)
+
+
+def _served(accepted: Declaration) -> Declaration:
+    """What an earlier run accepted, if this version understands all of it."""
+    return accepted if accepted.ok else EMPTY_DECLARATION

@@ -70,11 +70,12 @@ def unit_name(key: str) -> str:
     return f"{SOURCE}:{printable(key)}"
 
 
-def read_value(layout: Layout, key: str, value: str) -> ParsedValue:
-    """Parses the value of a key. An unexpected exception is a problem of this key alone."""
+def read_value(layout: Layout, key: str, value: str, *, accepted: bool = False) -> ParsedValue:
+    """Parses the value of a key. An unexpected exception is a problem of this key alone. `accepted`: an
+    earlier run accepted it, as for `parse_declaration`."""
     try:
         if key.startswith(layout.services):
-            return read_service_value(key, key.removeprefix(layout.services), value)
+            return read_service_value(key, key.removeprefix(layout.services), value, accepted=accepted)
         if key.startswith(layout.backends):
             return read_registration(key, key.removeprefix(layout.backends), value)
     except Exception as error:
@@ -82,7 +83,7 @@ def read_value(layout: Layout, key: str, value: str) -> ParsedValue:
     return None
 
 
-def read_service_value(key: str, name: str, text: str) -> Declaration:
+def read_service_value(key: str, name: str, text: str, *, accepted: bool = False) -> Declaration:
     """Parses the value of a service's key: one service or problems, never both none. Never raises."""
     place = unit_name(key)
     if too_long := _too_long(place, text, limits.ETCD_SERVICE_BYTES):
@@ -91,9 +92,9 @@ def read_service_value(key: str, name: str, text: str) -> Declaration:
     root = tree.documents[0] if tree.documents else None
     alone = len(tree.documents) == 1 and isinstance(root, Mapping) and "apiVersion" not in root.items
     if tree.problems or not (alone and isinstance(root, Mapping)):
-        found = parse_declaration(text, place, SOURCE)
+        found = parse_declaration(text, place, SOURCE, accepted=accepted)
     else:
-        found = _read_alone(place, root)
+        found = _read_alone(place, root, accepted=accepted)
     problems = [*found.problems, *_misplaced(place, name, found)]
     services = tuple(_named(service, name, key) for service in found.services[:1])
     return Declaration(services, tuple(dict.fromkeys(problems)), found.notes)
@@ -163,8 +164,8 @@ def _refuse_checks(report: Report, backends: Sequence[Backend]) -> None:
             report.add(1, "check.send", "a registered backend's check sends no datagrams of its own", hint)
 
 
-def _read_alone(place: str, root: Mapping) -> Declaration:
-    report = Report(place)
+def _read_alone(place: str, root: Mapping, *, accepted: bool) -> Declaration:
+    report = Report(place, accepted)
     service = None
     with report.contain(root.line, READING_SERVICE):
         service = read_service(report, root, "", ServiceDefaults(), Origin(SOURCE, place, root.line))

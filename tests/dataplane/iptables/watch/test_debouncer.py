@@ -45,7 +45,7 @@ def hear(gathering: Debouncer, name: str, now: float = 0.0) -> Generation:
     return last
 
 
-def told(name: str, scope: OwnershipFilter = SCOPE) -> ExternalChange | None:
+def change_after(name: str, scope: OwnershipFilter = SCOPE) -> ExternalChange | None:
     gathering = Debouncer(scope)
     hear(gathering, name)
     return gathering.collect(nobody)
@@ -61,7 +61,7 @@ def told(name: str, scope: OwnershipFilter = SCOPE) -> ExternalChange | None:
     ],
 )
 def test_what_concerns_us(name: str, chains: set[ChainId], deeds: set[ChangeKind]) -> None:
-    found = told(name)
+    found = change_after(name)
     assert found is not None
     assert found.chains == {(Family.IPV4, chain) for chain in chains}
     assert found.kinds == deeds
@@ -71,7 +71,7 @@ def test_what_concerns_us(name: str, chains: set[ChainId], deeds: set[ChangeKind
 
 
 def test_a_deleted_table_is_everything() -> None:
-    found = told("flush-ruleset")
+    found = change_after("flush-ruleset")
     assert found is not None
     assert found.everything
     assert ChangeKind.TABLE_DELETED in found.kinds
@@ -87,8 +87,8 @@ def test_what_is_no_business_of_ours(name: str) -> None:
 
 
 def test_another_family_or_prefix_is_not_ours() -> None:
-    assert told("flush-ruleset", OwnershipFilter(Names("VIPD"), frozenset({Family.IPV6}))) is None
-    assert told("replace-in-sep", OwnershipFilter(Names("KUBE"), frozenset(Family))) is None
+    assert change_after("flush-ruleset", OwnershipFilter(Names("VIPD"), frozenset({Family.IPV6}))) is None
+    assert change_after("replace-in-sep", OwnershipFilter(Names("KUBE"), frozenset(Family))) is None
 
 
 def test_a_rule_whose_content_is_not_told_may_be_our_jump() -> None:
@@ -223,7 +223,7 @@ def test_a_program_that_ran_often_is_named_once() -> None:
 
 
 def test_a_disturbance_in_words() -> None:
-    found = told("replace-in-sep")
+    found = change_after("replace-in-sep")
     assert found is not None
     pid = found.actors[0].pid
     assert str(found) == f"iptables-nft (pid {pid}): rule added, rule deleted in ipv4 nat {SEP.name}"

@@ -17,9 +17,9 @@ def check_import(facts: Facts) -> Iterator[CheckResult]:
     found = facts.announcing
     if not found.addresses or found.importers is None:
         return
-    told = f"{listed(found.addresses)} in table {found.table}"
+    where = f"{listed(found.addresses)} in table {found.table}"
     if not found.importers:
-        cause = f"no routing daemon runs here that could import {told}: no other host learns where they are"
+        cause = f"no routing daemon runs here that could import {where}: no other host learns where they are"
         yield problem("nobody announces the addresses", cause, hint=f"install and set up one: {_EXAMPLES}")
         return
     ipv4 = [address for address in found.addresses if ":" not in address]

@@ -12,8 +12,8 @@ GROUP = "Declarations"
 
 def check_refused(facts: Facts) -> Iterator[CheckResult]:
     """Files with problems keep serving their last good version, if there was one."""
-    told = (*facts.state.store_faults, facts.state.history_fault)
-    refused = [text for text in facts.refused if text not in told]
+    faults = (*facts.state.store_faults, facts.state.history_fault)
+    refused = [text for text in facts.refused if text not in faults]
     if refused:
         count = len(refused)
         title = "a declaration is refused" if count == 1 else f"declarations are refused: {count} problems"

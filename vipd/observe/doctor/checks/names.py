@@ -50,10 +50,10 @@ def _texts(failing: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _effect(failing: Sequence[Mapping[str, Any]]) -> str:
     without = [str(each["name"]) for each in failing if not each["serves"]]
-    told = [f"there is no earlier answer for {listed(without)}"] if without else []
+    parts = [f"there is no earlier answer for {listed(without)}"] if without else []
     if len(without) < len(failing):
-        told.append("the last good answers serve on")
-    return "; ".join(told)
+        parts.append("the last good answers serve on")
+    return "; ".join(parts)
 
 
 def _result(failing: Sequence[Mapping[str, Any]], title: str, cause: str, hint: str) -> CheckResult:

@@ -23,11 +23,13 @@ _NAME_FILES = ("etc/iproute2/rt_tables", "usr/share/iproute2/rt_tables")
 async def read_announcing(status: Mapping[str, Any], run: Runner, root: Path) -> Announcing:
     """Facts for the addresses that the daemon announces by routes; none if it announces none. Raises OSError
     and ValueError."""
-    told = status.get("announcements") or {}
-    routed = tuple(a["address"] for a in told.get("addresses", ()) if a["by"] == "routes" and a["announced"])
-    kept = tuple(a["address"] for a in told.get("addresses", ()) if a["reason"] == "last-host")
+    announcements = status.get("announcements") or {}
+    routed = tuple(
+        a["address"] for a in announcements.get("addresses", ()) if a["by"] == "routes" and a["announced"]
+    )
+    kept = tuple(a["address"] for a in announcements.get("addresses", ()) if a["reason"] == "last-host")
     table = int(status.get("settings", {}).get("announce_table", DEFAULT_TABLE))
-    if not told.get("routes"):
+    if not announcements.get("routes"):
         return Announcing()
     routes, rules, imported = [], [], set[str]()
     for family in ("-4", "-6"):
@@ -36,7 +38,7 @@ async def read_announcing(status: Mapping[str, Any], run: Runner, root: Path) ->
         imported |= {str(r["dst"]) for r in await _ip([family, "route", "show", "proto", "zebra"], run)}
     named = _names_of(table, root)
     return Announcing(
-        told["routes"],
+        announcements["routes"],
         table,
         routed,
         kept,

@@ -206,11 +206,11 @@ async def _declared(
 
 def _settings_of(status: Mapping[str, Any]) -> Settings | None:
     """The daemon's own settings; those that this version does not know are left out."""
-    told = status.get("settings")
-    if not isinstance(told, dict):
+    settings = status.get("settings")
+    if not isinstance(settings, dict):
         return None
     try:
-        return Settings(**{name: value for name, value in told.items() if name in Settings.model_fields})
+        return Settings(**{name: value for name, value in settings.items() if name in Settings.model_fields})
     except ValueError:
         return None  # of another version
 

@@ -116,8 +116,8 @@ async def _nft(run: Runner) -> tuple[str, str]:
     except (OSError, ProgramTimeoutError) as error:
         return "", str(error)
     if said.exit_code or not said.stdout.startswith("nftables "):
-        told = " ".join((said.stdout + said.stderr).split())[:MAX_SHOWN]
-        return "", f"nft --version is not understood: exit code {said.exit_code}, {told!r}"
+        output = " ".join((said.stdout + said.stderr).split())[:MAX_SHOWN]
+        return "", f"nft --version is not understood: exit code {said.exit_code}, {output!r}"
     return said.stdout.strip(), ""
 
 

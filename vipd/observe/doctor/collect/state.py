@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vipd.host.settings.settings import Settings
 from vipd.observe.doctor.facts import SocketFile, StateDir
-from vipd.sources.store import COPY_SUFFIX, StoreSource
+from vipd.sources.store import StoreSource
 
 STORE = "services.yaml"
 _GET_FLAGS = 0x80086601
@@ -40,7 +40,7 @@ def read_state_dir(settings: Settings, root: bool) -> StateDir:
         free_inodes=system.f_favail if system.f_files else 1,
         store_faults=tuple(fault for fault in store.faults() if fault != store.history.fault),
         history_fault=store.history.fault,
-        has_copy=root and (path / (STORE + COPY_SUFFIX)).exists(),
+        has_copy=store.has_good_copy,
     )
 
 

@@ -30,7 +30,7 @@ MANY = "".join(
 )
 
 
-class Room:
+class DaemonHost:
     """A host with a daemon, and vipctl in its namespace."""
 
     def __init__(self, made: Host, dataplane: str, variant: str) -> None:
@@ -58,7 +58,7 @@ class Room:
         return self.host.tool(program, *argv[1:])
 
 
-def started(dataplane: str, variant: str) -> Iterator[Room]:
+def started(dataplane: str, variant: str) -> Iterator[DaemonHost]:
     with host() as made:
         made.settings |= {"dataplane": dataplane, "vip_device": ""}
         made.settings |= {"iptables_variant": variant} if variant else {}
@@ -68,7 +68,7 @@ def started(dataplane: str, variant: str) -> Iterator[Room]:
         for network in ("10.96.0.0/15", "10.244.0.0/16"):
             made.tool("ip", "route", "add", "local", network, "dev", "lo")
         made.start()
-        yield Room(made, dataplane, variant)
+        yield DaemonHost(made, dataplane, variant)
 
 
 KINDS = (("iptables", "nft"), ("iptables", "legacy"), ("nftables", ""))

@@ -13,7 +13,7 @@ OTHER = HEAD + block("10.96.0.11", "web", "10.244.0.6")
 BAD = HEAD + "  - {address: 10.96.0.300}\n"
 
 
-class Room:
+class ServicesDirectory:
     """A services.d, the place of accepted copies, and a source on them."""
 
     def __init__(self, root: Path) -> None:
@@ -52,11 +52,11 @@ class Room:
         self.source = FileSource(self.directory, self.kept)
 
 
-def link_swap(room: Room, version: str, text: str) -> None:
+def link_swap(services_dir: ServicesDirectory, version: str, text: str) -> None:
     """What a ConfigMap volume does: files are links into `..data`, itself a link that is renamed over."""
-    target = room.directory / f"..{version}"
+    target = services_dir.directory / f"..{version}"
     target.mkdir()
     (target / "a.yaml").write_text(text)
-    aside = room.directory / "..data_tmp"
+    aside = services_dir.directory / "..data_tmp"
     aside.symlink_to(target.name)
-    aside.rename(room.directory / "..data")
+    aside.rename(services_dir.directory / "..data")

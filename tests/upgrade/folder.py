@@ -1,0 +1,85 @@
+"""A recorded state directory: `0.1.0/state/...`, and in `0.1.0/recorded.json` what its daemon knew.
+
+The daemon's directory is written there as `/HOST`, and its boot as zeros: a trial is what follows a reboot.
+`place` moves every time to now, because verdicts of checks are trusted for minutes only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from tests.lab.daemon import Daemon
+
+ROOT = Path(__file__).parent
+RECORDED, STATE = "recorded.json", "state"
+DIRECTORY = "/HOST"
+BOOT = "00000000-0000-0000-0000-000000000000"
+TIME = re.compile(r"(?<![\d.])1\d{9}(?=[.,\]}\s])|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+"""Seconds since 1970, and RFC 3339 in UTC; without the fraction, which stays."""
+
+
+def folders() -> list[Path]:
+    """Those of all releases, the newest last."""
+    return sorted(
+        (path.parent for path in ROOT.glob(f"*/{RECORDED}")),
+        key=lambda folder: tuple(map(int, folder.name.split("."))),
+    )
+
+
+def state_files(folder: Path) -> set[str]:
+    """The files of the state directory, by their paths there."""
+    state = folder / STATE
+    return {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
+
+
+def save(folder: Path, daemon: Daemon, knowledge: dict[str, Any]) -> None:
+    """Replace a folder by the state directory of a daemon that has ended."""
+    shutil.rmtree(folder, ignore_errors=True)
+    own = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    names = {quote(str(daemon.directory), safe=""): quote(DIRECTORY, safe="")}
+    texts = {str(daemon.directory): DIRECTORY, own: BOOT}
+    _copy(daemon.state_dir, folder / STATE, names, texts, 0)
+    text = json.dumps({"at": int(time.time()), "knowledge": knowledge}, indent=1) + "\n"
+    (folder / RECORDED).write_text(_replaced(text, texts))
+
+
+def place(folder: Path, daemon: Daemon) -> dict[str, Any]:
+    """Make it the state directory of a daemon that has not started, with all times moved as if it had been
+    recorded now. Returns what the recorded daemon knew, with times moved likewise."""
+    text = (folder / RECORDED).read_text()
+    seconds = int(time.time()) - json.loads(text)["at"]
+    texts = {DIRECTORY: str(daemon.directory)}
+    names = {quote(DIRECTORY, safe=""): quote(str(daemon.directory), safe="")}
+    _copy(folder / STATE, daemon.state_dir, names, texts, seconds)
+    found: dict[str, Any] = json.loads(_moved(_replaced(text, texts), seconds))["knowledge"]
+    return found
+
+
+def _copy(source: Path, target: Path, names: dict[str, str], texts: dict[str, str], seconds: int) -> None:
+    for path in sorted(source.rglob("*")):
+        copy = target / _replaced(str(path.relative_to(source)), names)
+        if path.is_file():
+            copy.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            copy.write_text(_moved(_replaced(path.read_text(), texts), seconds))
+
+
+def _replaced(text: str, replacements: dict[str, str]) -> str:
+    for old, new in replacements.items():
+        text = text.replace(old, new)
+    return text
+
+
+def _moved(text: str, seconds: int) -> str:
+    def moved(found: re.Match[str]) -> str:
+        if "T" not in found[0]:
+            return str(int(found[0]) + seconds)
+        return (datetime.fromisoformat(found[0]) + timedelta(seconds=seconds)).isoformat()
+
+    return TIME.sub(moved, text)

@@ -1,0 +1,170 @@
+"""A daemon that finds what a later release left in the state directory: unknown keys, and files of another
+format. docs/operations.md, "Upgrade", promises what is tested here."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.lab.daemon import Daemon
+from tests.lab.topology import Lab
+from tests.upgrade.folder import folders, place
+from tests.upgrade.scene import DEAD_PORT, VIPS, assert_known, daemon_on, host, knowledge
+from vipd.host.host_changes import HostChanges
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+NEWEST = folders()[-1]
+LATER = "of_a_later_version"
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with host() as lab:
+        lab.backends[1].serve(tcp=[DEAD_PORT])
+        yield lab
+
+
+def change(daemon: Daemon, name: str, new: Callable[[str], str]) -> None:
+    """Put another text in place of one of the state directory; `name` ends the path."""
+    (path,) = (path for path in daemon.state_dir.rglob("*") if str(path).endswith(name))
+    before = path.read_text()
+    path.write_text(new(before))
+    assert path.read_text() != before
+
+
+def with_json(new: Callable[[Any], Any]) -> Callable[[str], str]:
+    return lambda text: json.dumps(new(json.loads(text)))
+
+
+def in_lines(new: Callable[[Any], Any]) -> Callable[[str], str]:
+    return lambda text: "".join(json.dumps(new(json.loads(line))) + "\n" for line in text.splitlines())
+
+
+def in_summed_lines(new: Callable[[Any], Any]) -> Callable[[str], str]:
+    def changed(text: str) -> str:
+        lines = [json.dumps(new(json.loads(line.partition(" ")[2]))) for line in text.splitlines()]
+        return "".join(f"{zlib.crc32(line.encode()):08x} {line}\n" for line in lines)
+
+    return changed
+
+
+def extended(value: dict[str, Any]) -> dict[str, Any]:
+    return {**value, LATER: {"a": [1]}}
+
+
+def numbered(value: dict[str, Any]) -> dict[str, Any]:
+    return {**value, "format": value["format"] + 1} if "format" in value else value
+
+
+def with_second_override_extended(value: dict[str, Any]) -> dict[str, Any]:
+    first, second = value["overrides"]
+    return {**value, "overrides": [first, extended(second)]}
+
+
+def declare_accepted(daemon: Daemon) -> None:
+    """The files of declarations are those of the copies, newer keys too."""
+    for copy in (daemon.state_dir / "accepted").iterdir():
+        (daemon.services_dir / copy.name.rpartition("%2F")[2]).write_text(copy.read_text())
+
+
+def refused(daemon: Daemon, *command: str) -> str:
+    done = daemon.vipctl(*command, check=False)
+    assert done.returncode == 1, done
+    return done.stderr
+
+
+def kept_aside(daemon: Daemon) -> set[str]:
+    found = daemon.state_dir.rglob("*.unreadable")
+    return {str(path.relative_to(daemon.state_dir)).removesuffix(".unreadable") for path in found}
+
+
+def test_unknown_keys(lab: Lab) -> None:
+    """They end the one service or override that has them, and nothing else."""
+    daemon = daemon_on(lab)
+    before = place(NEWEST, daemon)
+    for name in ("host-changes.json", "counters.json", "health.json", "names.json", "maintenance.json"):
+        change(daemon, name, with_json(extended))
+    for name in ("events.jsonl", "events.1.jsonl", "history.jsonl"):
+        change(daemon, name, in_lines(extended))
+    change(daemon, "etcd/snapshot", in_summed_lines(extended))
+    in_named = re.compile(r"(name: (?:named|api)\n( +))")
+    for name in ("shop.yaml", "services.yaml", "services.yaml.last-good"):
+        change(daemon, name, lambda text: in_named.sub(rf"\1{LATER}: 1\n\2", text))
+    change(daemon, "overrides.json", with_json(with_second_override_extended))
+    declare_accepted(daemon)
+    with daemon:
+        after = knowledge(daemon)
+        del before["backends"]["named"], before["backends"]["api"]
+        del before["new flows"]["named"], before["new flows"]["api"]
+        assert set(before.pop("events")) <= set(after.pop("events"))
+        assert len(before["overrides"]) == len(after["overrides"]) + 1
+        disabled = before["overrides"].pop()
+        assert disabled["admin"] == "disabled"
+        (freed,) = (each for each in before["backends"]["web"] if each.startswith(disabled["backend"]))
+        before["backends"]["web"][freed] = after["backends"]["web"][freed]
+        assert before.pop("maintenance")
+        assert after.pop("maintenance") == "its file cannot be read"
+        assert_known(before, after)
+        assert after["backends"].keys() == before["backends"].keys()
+        for name in set(VIPS) - {"named"}:
+            lab.client.send(VIPS[name], 80, count=4).all_answered()
+        assert not kept_aside(daemon)
+        assert HostChanges(daemon.state_dir).read().sysctls
+        assert not HostChanges(daemon.state_dir).warnings()
+        status = daemon.vipctl("status", check=False).stdout
+        for what in ("shop.yaml:11: services[1]", "services.yaml:15: services[1]", "maintenance.json"):
+            assert re.search(rf"{re.escape(what)}.*{LATER}", status), what
+        assert re.search(rf"override 1.*{LATER}", daemon.log)
+        assert "overrides cannot be changed" in refused(daemon, "drain", "--address", lab.backends[0].ipv4)
+        daemon.vipctl("confirm")
+        assert "services.yaml or move it aside" in refused(daemon, "remove", "web")
+        # What can be done at any time: the key goes, and everything serves.
+        shop = daemon.services_dir / "shop.yaml"
+        shop.write_text(re.sub(rf" +{LATER}: 1\n", "", shop.read_text()))
+        daemon.wait_until(lambda: bool(daemon.endpoints("named")), True)
+
+
+def test_another_format(lab: Lab) -> None:
+    """The file counts as unusable; what it was for begins anew, or waits for an operator."""
+    daemon = daemon_on(lab)
+    before = place(NEWEST, daemon)
+    for name in ("health.json", "names.json"):
+        change(daemon, name, with_json(numbered))
+    change(daemon, "etcd/snapshot", in_summed_lines(numbered))
+    change(daemon, "history.jsonl", in_lines(numbered))
+    change(daemon, "dataplane", lambda _: "ebpf\n")
+    for name in ("late.yaml", "services.yaml", "services.yaml.last-good"):
+        change(daemon, name, lambda text: text.replace("vipd/v1", "vipd/v2"))
+    declare_accepted(daemon)
+    with daemon:
+        assert daemon.endpoints("shop") == list(before["backends"]["shop"])
+        for lost in ("late", "web", "api", "fleet", "named"):
+            assert not daemon.endpoints(lost), lost
+        assert kept_aside(daemon) == {"health.json", "names.json", "etcd/snapshot", "dataplane"}
+        for name in kept_aside(daemon):
+            assert re.search(rf"{name}: .*it is kept as", daemon.log), name
+        assert "history.jsonl: cannot be read: line 1: format 2 is not known" in daemon.log
+        assert daemon.status()["dataplane"]["name"] == "iptables"
+        assert "services.yaml or move it aside" in refused(daemon, "add", "10.96.1.9:80", "10.244.0.11:80")
+        lab.client.send(VIPS["shop"], 80, count=4).all_answered()
+
+
+def test_a_history_of_another_format_is_kept(lab: Lab) -> None:
+    """The store serves, but takes no change that the history would lack."""
+    daemon = daemon_on(lab)
+    place(NEWEST, daemon)
+    change(daemon, "history.jsonl", in_lines(numbered))
+    with daemon:
+        assert daemon.endpoints("web")
+        assert "format 2 is not known" in refused(daemon, "remove", "web")
+        path = daemon.state_dir / "history.jsonl"
+        path.rename(path.with_suffix(".later"))
+        daemon.vipctl("reload", check=False)  # etcd is still missing
+        daemon.vipctl("remove", "web")
+        assert not daemon.endpoints("web")
