@@ -149,7 +149,8 @@ def _name(found: Json, terminal: Screen) -> Iterator[str]:
         parts.append(f"answered {duration(max(0.0, ago))} ago")
     if found["next_seconds"] is not None:
         parts.append(f"asked again in {duration(found['next_seconds'])}")
-    yield f"{found['backend']}: {', '.join(parts)}"
+    whose = ", of the fallback" if found["fallback"] else ""
+    yield f"{found['backend']}{whose}: {', '.join(parts)}"
     if found["fault"]:
         yield terminal.paint(f"  {found['fault']}", "yellow" if number else "red")
     if found["held"]:

@@ -60,7 +60,7 @@ def service_view(
             for f in forwardings
         ],
         **({"announced": list(announced)} if service.announcement else {}),
-        **({"names": name_views(service, reconciler.resolver)} if service.named_backends else {}),
+        **({"names": name_views(service, reconciler.resolver)} if service.names else {}),
     }
 
 
