@@ -74,7 +74,7 @@ def test_describe_shows_each_name_and_what_is_wrong_with_it(vipctl: Vipctl, daem
         "answered": None,
     }
     bad |= {"fault": "the name does not exist (NXDOMAIN)"}
-    spec = {**DNS["spec"], "fallback": {"backends": ["10.0.0.9", {"srv": "x"}]}}
+    spec = {**DNS["spec"], "fallback": {"backends": ["10.0.0.9", {"dns": "x", "port": 1}, {"srv": "x"}]}}
     # The server of the contract looks up no names; tests/packets/test_names.py reads this view of a real one.
     daemon.answer_unlike_the_api("GET /v1/services/dns", one({**DNS, "spec": spec, "names": [good, bad]}))
     told = vipctl("describe", "dns").out
@@ -83,7 +83,7 @@ def test_describe_shows_each_name_and_what_is_wrong_with_it(vipctl: Vipctl, daem
     assert "not in the last answer, serving on: 10.0.0.2" in told
     assert "3 more are left out: dns_max_addresses" in told
     assert "srv:x, of the fallback: 0 addresses, asked again in 41s\n" in told
-    assert "Fallback      10.0.0.9,srv:x\n" in told
+    assert "Fallback      10.0.0.9,dns:x:1,srv:x\n" in told
     assert "the name does not exist (NXDOMAIN)" in told
 
 

@@ -74,7 +74,9 @@ def test_a_full_backend_gets_no_flows_until_some_end(lab: Lab, daemon: Daemon, s
         daemon.wait_until(lambda: share(daemon, vip, full), 0.0)
         daemon.wait_in_sync()
         assert lab.client.send(*vip).failures == {"refused": 1}
-        assert f"full: it has its {HELD} connections" in daemon.vipctl("describe", str(vip)).stdout
+        told = daemon.vipctl("describe", str(vip)).stdout
+        assert "MAX CONN" in told
+        assert f"full: it has its {HELD} connections" in told
         daemon.vipctl("add-backend", str(vip), backend_text(other))
         daemon.wait_in_sync()
         assert lab.client.send(*vip, count=20).all_answered().backends == {other.name: 20}

@@ -46,6 +46,10 @@ class Causes:
         return {name: ", ".join(causes) for name, causes in noted.items()}
 
 
+_FALLBACK = ("refusal", "fallback", "named_fallback", "keeps_unhealthy")
+"""The parts of a service that its key `fallback` sets."""
+
+
 def log_changes(
     before: Services, after: Services, chosen: Collection[str], causes: Mapping[str, str] = _NOTHING
 ) -> None:
@@ -109,7 +113,7 @@ def _log_changed(old: Service, new: Service, asked: str | None) -> None:
 
 def _words(part: str) -> str:
     """A part of a service as its log names it."""
-    return "fallback" if part == "named_fallback" else part.replace("_", " ")
+    return "fallback" if part in _FALLBACK else part.replace("_", " ")
 
 
 def _log_removed(service: Service, asked: str | None) -> None:
