@@ -20,6 +20,7 @@ def endpoint(address: str, port: int, **changes: Any) -> Json:
         "health": "",
         "check": "",
         "chain": "VIPD-SEP-AAAAAAAAAAAAAAAA",
+        "max_connections": None,
     }
     return recorded | changes
 

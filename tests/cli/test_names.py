@@ -55,6 +55,7 @@ def test_a_name_gets_the_port_of_the_others_and_srv_none(vipctl: Vipctl, daemon:
 def test_describe_shows_each_name_and_what_is_wrong_with_it(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     good = {
         "backend": "dns:web.internal:80",
+        "fallback": False,
         "addresses": ["10.0.0.1", "10.0.0.2"],
         "held": ["10.0.0.2"],
         "left_out": 3,
@@ -63,16 +64,26 @@ def test_describe_shows_each_name_and_what_is_wrong_with_it(vipctl: Vipctl, daem
         "next_seconds": 41.0,
         "fault": "",
     }
-    bad = {**good, "backend": "srv:x", "addresses": [], "held": [], "left_out": 0, "answered": None}
+    bad = {
+        **good,
+        "backend": "srv:x",
+        "fallback": True,
+        "addresses": [],
+        "held": [],
+        "left_out": 0,
+        "answered": None,
+    }
     bad |= {"fault": "the name does not exist (NXDOMAIN)"}
+    spec = {**DNS["spec"], "fallback": {"backends": ["10.0.0.9", {"dns": "x", "port": 1}, {"srv": "x"}]}}
     # The server of the contract looks up no names; tests/packets/test_names.py reads this view of a real one.
-    daemon.answer_unlike_the_api("GET /v1/services/dns", one({**DNS, "names": [good, bad]}))
+    daemon.answer_unlike_the_api("GET /v1/services/dns", one({**DNS, "spec": spec, "names": [good, bad]}))
     told = vipctl("describe", "dns").out
     assert "Names         dns:web.internal:80: 2 addresses, answered " in told
     assert "asked again in 41s" in told
     assert "not in the last answer, serving on: 10.0.0.2" in told
     assert "3 more are left out: dns_max_addresses" in told
-    assert "srv:x: 0 addresses, asked again in 41s\n" in told
+    assert "srv:x, of the fallback: 0 addresses, asked again in 41s\n" in told
+    assert "Fallback      10.0.0.9,dns:x:1,srv:x\n" in told
     assert "the name does not exist (NXDOMAIN)" in told
 
 

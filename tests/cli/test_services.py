@@ -87,14 +87,20 @@ def test_warnings_of_a_change_are_told_on_stderr(vipctl: Vipctl, daemon: FakeDae
             [
                 "10.0.0.1:80/tcp",
                 *("--affinity", "client-ip", "--masquerade", "always"),
-                *("--fallback", "10.0.9.1,10.0.9.2", "--fallback", "10.0.9.3:81"),
+                *("--fallback", "10.0.9.1,dns:a.b:80", "--fallback", "10.0.9.3:81"),
             ],
             {
                 "address": "10.0.0.1",
                 "ports": ["80/tcp"],
                 "affinity": "client-ip",
                 "masquerade": "always",
-                "fallback": {"backends": ["10.0.9.1", "10.0.9.2", {"address": "10.0.9.3", "port": 81}]},
+                "fallback": {
+                    "backends": [
+                        "10.0.9.1",
+                        {"dns": "a.b", "port": 80},
+                        {"address": "10.0.9.3", "port": 81},
+                    ]
+                },
             },
         ),
         (

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Vipctl
-from tests.cli.documents import DNS, RELOADED, STATUS, WEB, one
+from tests.cli.documents import DNS, RELOADED, STATUS, WEB, endpoint, one
 from tests.cli.fake_daemon import FakeDaemon
 from vipd.cli.output import Column, Screen, table, truncate_middle
 from vipd.declaration.native import parse_declaration
@@ -149,6 +149,21 @@ def test_describe_says_that_zones_count(vipctl: Vipctl, daemon: FakeDaemon) -> N
     daemon.answer("GET /v1/services/dns", one(DNS | {"spec": spec}))
     expected = "Traffic       prefer-same-zone: ready backends for this host's zone, else all\n"
     assert expected in vipctl("describe", "dns").out
+
+
+def test_describe_shows_the_maximum_of_connections_where_a_backend_has_one(
+    vipctl: Vipctl, daemon: FakeDaemon
+) -> None:
+    assert "MAX CONN" not in vipctl("describe", "dns").out
+    first, *others = DNS["forwardings"]
+    limited = first | {
+        "endpoints": [endpoint("10.244.0.5", 53, max_connections=90), endpoint("10.244.0.6", 53)]
+    }
+    view = DNS | {"forwardings": [limited, *others]}
+    daemon.answer_unlike_the_api("GET /v1/services/dns", one(view))
+    lines = [line.split() for line in vipctl("describe", "dns").out.splitlines()]
+    assert ["10.244.0.5:53", "1", "50.0", "yes", "90", "VIPD-SEP-AAAAAAAAAAAAAAAA"] in lines
+    assert ["10.244.0.6:53", "1", "50.0", "yes", "-", "VIPD-SEP-AAAAAAAAAAAAAAAA"] in lines
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,11 @@ WEB = Question(NameKind.DNS, "web.internal")
 SRV = Question(NameKind.SRV, "_http._tcp.web.internal")
 
 
-def declared(backends: str, address: str = "10.96.0.10", source: str = "file") -> Service:
-    service = f"{{name: web, address: {address}, ports: 80/tcp, backends: {backends}}}"
+def declared(
+    backends: str, address: str = "10.96.0.10", source: str = "file", fallback: str = "reject"
+) -> Service:
+    service = f"name: web, address: {address}, ports: 80/tcp, backends: {backends}, fallback: {fallback}"
+    service = f"{{{service}}}"
     text = f"apiVersion: vipd/v1\nservices: [{service}]"
     found = parse_declaration(text, "web.yaml", source=source)
     assert not found.problems, found.problems
@@ -250,3 +253,63 @@ def test_what_names_add_is_no_part_of_the_declaration() -> None:
     (backend,) = names.named.with_resolved(service).backends
     assert (backend.declared, backend.resolved_from) == (False, "dns:web.internal")
     assert replace(names.named.with_resolved(service), backends=()) == service
+
+
+def with_fallback(names: Names, service: Service) -> tuple[list[str], list[str]]:
+    """The backends and those of the fallback."""
+    found = names.named.update([service.name], {service.name: service})[service.name]
+    return list(map(str, found.backends)), list(map(str, found.fallback))
+
+
+def test_names_of_a_fallback_add_to_it_what_no_backend_is() -> None:
+    names = Names()
+    names.answer({WEB: targets("10.0.0.1", "10.0.0.2", "10.0.0.8"), SRV: targets("10.0.0.2", port=80)})
+    service = declared("[10.0.0.1, srv:_http._tcp.web.internal]", fallback="[10.0.0.8, dns:web.internal]")
+    assert with_fallback(names, service) == (["10.0.0.1", "10.0.0.2:80"], ["10.0.0.8"])
+    names.answer({WEB: targets("10.0.0.1", "10.0.0.3")})
+    assert with_fallback(names, service) == (["10.0.0.1"], ["10.0.0.8", "10.0.0.3"])
+    (_, found) = names.named.with_resolved(service).fallback
+    assert (found.declared, found.resolved_from) == (False, "dns:web.internal")
+
+
+def test_names_of_a_fallback_alone_are_followed() -> None:
+    names, service = Names(), declared("[]", fallback="dns:web.internal")
+    assert with_fallback(names, service) == ([], [])
+    assert names.answer({WEB: targets("10.0.0.1")}) == {"web"}
+    assert with_fallback(names, service) == ([], ["10.0.0.1"])
+    names.named.update(["web"], {})
+    assert names.answer({}) == set()
+
+
+def test_what_a_name_of_a_fallback_resolves_to_is_judged_like_a_backend() -> None:
+    vips: list[str] = []
+    names = Names(vips, AddressPolicy(backends=("10.0.0.0/8",)))
+    names.answer({WEB: targets("10.0.0.1", "127.0.0.1", "192.0.2.1")})
+    service = declared("[]", fallback="dns:web.internal")
+    assert with_fallback(names, service) == ([], ["10.0.0.1"])
+    assert [problem.what.split(" resolves to ")[1][:9] for problem in names.named.ignored("web")] == [
+        "127.0.0.1",
+        "192.0.2.1",
+    ]
+    vips.append("10.0.0.1")
+    assert names.named.recheck() == {"web"}
+    assert with_fallback(names, service) == ([], [])
+
+
+def test_what_exceeds_the_limit_is_left_out_first_of_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BACKENDS", 5)
+    names = Names()
+    names.answer(
+        {WEB: targets(*(f"10.0.0.{n}" for n in range(1, 9))), SRV: targets("10.0.1.1", "10.0.1.2", port=80)}
+    )
+    service = declared("[srv:_http._tcp.web.internal]", fallback="[10.0.9.9, dns:web.internal]")
+    backends, fallback = with_fallback(names, service)
+    assert (backends, fallback) == (["10.0.1.1:80", "10.0.1.2:80"], ["10.0.9.9", "10.0.0.1", "10.0.0.2"])
+    assert names.named.warnings()[0].startswith("6 backends of names of web are left out")
+
+
+def test_allowed_names_holds_for_a_fallback() -> None:
+    service = declared("[]", source="etcd", fallback="dns:web.internal")
+    (problem,) = admit_service(service, AddressPolicy(names={"etcd": ("b.internal",)}))
+    assert problem.what == "web: backend dns:web.internal: allowed_names has no such name"
+    assert admit_service(service, AddressPolicy(names={"etcd": ("internal",)})) == ()

@@ -251,6 +251,14 @@ def test_a_backend_is_found_by_the_port_that_describe_shows() -> None:
     assert refused.value.hint == "did you mean 10.244.0.6?"
 
 
+def test_a_backend_of_the_fallback_takes_no_orders() -> None:
+    services = {"dns": replace(DNS, fallback=(Backend("10.244.9.9", 53),))}
+    with pytest.raises(RefusedError, match="is of the fallback, whose backends take no orders"):
+        parse_override(
+            services, {"service": "dns", "backend": "10.244.9.9:53", "admin": "draining"}, "x", NOW
+        )
+
+
 @pytest.mark.parametrize(
     ("request_", "kind"),
     [

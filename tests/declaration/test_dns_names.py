@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from vipd.declaration.dns_names import parse_any_backend, parse_dns_name, parse_named_backend
-from vipd.declaration.formatting import format_declaration
+from vipd.declaration.formatting import format_declaration, service_to_spec
+from vipd.declaration.listed_backends import as_declared
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.operations import RefusedError, add_backends, remove_backends, set_weight
 from vipd.declaration.syntax import InvalidTextError
-from vipd.model.service import Backend, NamedBackend, NameKind, Origin, Service
+from vipd.model.service import Backend, NamedBackend, NameKind, Origin, RejectAction, Service
 
 HEAD = "apiVersion: vipd/v1\nservices:\n  - address: 10.96.0.10\n    ports: {}\n    backends: {}\n"
 
@@ -98,11 +99,47 @@ def test_combinations_that_mean_nothing_are_problems(backends: str, ports: str, 
     assert any(told in each for each in problems(backends, ports)), problems(backends, ports)
 
 
-def test_a_fallback_has_addresses() -> None:
-    (problem,) = problems("10.0.0.1", more="    fallback: [{dns: web.internal}]\n")
-    assert "fallback[0]: dns:web.internal is a name; write an address here" in problem
-    (problem,) = problems("10.0.0.1", more="    fallback: [dns:web.internal]\n")
-    assert "fallback[0]" in problem
+@pytest.mark.parametrize(
+    "fallback",
+    [
+        "dns:web.internal:80",
+        "[dns:web.internal:80]",
+        "{dns: web.internal, port: 80}",
+        "{backends: [{dns: web.internal, port: 80}]}",
+    ],
+)
+def test_a_fallback_has_names_as_a_service_has_them(fallback: str) -> None:
+    (service,) = read("10.0.0.1", more=f"    fallback: {fallback}\n")
+    (name,) = service.named_fallback
+    assert (name, service.fallback) == (NamedBackend(NameKind.DNS, "web.internal", Backend("", 80)), ())
+    assert service_to_spec(service)["fallback"] == {"backends": [{"dns": "web.internal", "port": 80}]}
+
+
+def test_a_fallback_of_defaults_has_names_too() -> None:
+    defaults = "apiVersion: vipd/v1\ndefaults: {fallback: [10.0.0.9, srv:_x._tcp.a.b]}\nservices:\n"
+    services = "  - {address: 10.96.0.1, ports: 80}\n  - {address: 10.96.0.2, ports: 80, fallback: drop}\n"
+    inheriting, own = parse_declaration(defaults + services, "web.yaml").services
+    assert [str(each) for each in (*inheriting.fallback, *inheriting.named_fallback)] == [
+        "10.0.0.9",
+        "srv:_x._tcp.a.b",
+    ]
+    assert (own.fallback, own.named_fallback, own.refusal) == ((), (), RejectAction.DROP)
+
+
+@pytest.mark.parametrize(
+    ("fallback", "ports", "told"),
+    [
+        ("web.internal", "80/tcp", "write dns:web.internal"),
+        ("[dns:a.b, dns:a.b]", "80/tcp", "dns:a.b is already services[0].fallback[0]"),
+        ("srv:a.b", "[80/tcp, 81/tcp]", "srv fits a service with one port; this one has 2"),
+        ("{srv: a.b, port: 80}", "80/tcp", "srv and port exclude each other"),
+        ("[dns:a.b, drop]", "80/tcp", "write reject, drop or keep alone, or only backends"),
+        ("{dns: a.b, backends: [10.0.0.9]}", "80/tcp", '"backends"'),
+    ],
+)
+def test_names_of_a_fallback_that_mean_nothing_are_problems(fallback: str, ports: str, told: str) -> None:
+    found = problems("10.0.0.1", ports, f"    fallback: {fallback}\n")
+    assert any(told in each for each in found), found
 
 
 def stored() -> dict[str, Service]:
@@ -133,3 +170,11 @@ def test_what_names_resolved_to_is_not_stored() -> None:
     running = {name: replace(service, backends=(*service.backends, found))}
     grown = add_backends(running, running, name, ["10.0.0.2"])
     assert list(map(str, grown.stored[name].backends)) == ["10.0.0.1", "10.0.0.2"]
+
+
+def test_what_names_of_a_fallback_resolved_to_is_not_stored() -> None:
+    (service,) = read("10.0.0.1", more="    fallback: [10.0.0.8, dns:a.b]\n")
+    found = Backend("10.0.0.9", resolved_from="dns:a.b")
+    running = replace(service, fallback=(*service.fallback, found))
+    assert service_to_spec(running) == service_to_spec(service)
+    assert as_declared(running) == service

@@ -9,10 +9,11 @@ import contextlib
 import ctypes
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
+from typing import Any
 
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
@@ -23,6 +24,8 @@ HUB = "10.77.0.254"
 CLONE_NEWNET = 0x40000000
 FLEET_SECONDS = 90.0
 """Limit for a change to reach another host: a host may wait 30 seconds before it retries etcd."""
+
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,10 +77,10 @@ class FleetLab:
         member.url = f"http://{HUB}:{port}"
         return Cluster([member])
 
-    def daemon(self, host: Node, **more: object) -> HostDaemon:
+    def daemon(self, host: Node, settings: Mapping[str, Any] = NONE, /, **more: object) -> HostDaemon:
         """A daemon for a host that follows the etcd; not started. `more` are keys of its setting `etcd`."""
         etcd = {"endpoints": list(self.etcd.urls), "timeout": "20s", **more}
-        return HostDaemon(host, node_name=host.name, log_level="info", etcd=etcd)
+        return HostDaemon(host, node_name=host.name, log_level="info", etcd=etcd, **settings)
 
     def put(self, key: str, value: str) -> int:
         """Write a key below the prefix; the revision of that."""

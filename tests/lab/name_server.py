@@ -17,12 +17,12 @@ NEEDED = pytest.mark.skipif(not shutil.which("dnsmasq"), reason="dnsmasq (dnsmas
 
 
 class NameServer:
-    """dnsmasq on the loopback address of a node. What it knows are lines of its configuration."""
+    """dnsmasq on an address of a node. What it knows are lines of its configuration."""
 
     place = f"{ADDRESS}:{PORT}"
 
-    def __init__(self, node: Node, directory: Path, ttl: int = 1) -> None:
-        self._node, self._ttl = node, ttl
+    def __init__(self, node: Node, directory: Path, ttl: int = 1, address: str = ADDRESS) -> None:
+        self._node, self._ttl, self._address = node, ttl, address
         self._config, self._queries = directory / "dnsmasq.conf", directory / "queries.log"
         self._process: Process | None = None
 
@@ -38,7 +38,12 @@ class NameServer:
             "pid-file",
             "log-queries",
         ]
-        own += [f"listen-address={ADDRESS}", f"port={PORT}", f"local-ttl={self._ttl}", "local=/internal/"]
+        own += [
+            f"listen-address={self._address}",
+            f"port={PORT}",
+            f"local-ttl={self._ttl}",
+            "local=/internal/",
+        ]
         own += [f"log-facility={self._queries}", "edns-packet-max=512"]
         self._config.write_text("\n".join([*own, *lines]) + "\n")
         self._process = self._node.start("dnsmasq", "--keep-in-foreground", f"--conf-file={self._config}")

@@ -14,6 +14,7 @@ from tests.lab.daemon import Daemon
 from tests.lab.flow import finish, read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab
+from tests.packets.outside import SILENCE
 from tests.packets.services import Services, backend_text
 from vipd.model.service import Frontend
 
@@ -73,10 +74,31 @@ def test_a_full_backend_gets_no_flows_until_some_end(lab: Lab, daemon: Daemon, s
         daemon.wait_until(lambda: share(daemon, vip, full), 0.0)
         daemon.wait_in_sync()
         assert lab.client.send(*vip).failures == {"refused": 1}
-        assert f"full: it has its {HELD} connections" in daemon.vipctl("describe", str(vip)).stdout
+        told = daemon.vipctl("describe", str(vip)).stdout
+        assert "MAX CONN" in told
+        assert f"full: it has its {HELD} connections" in told
         daemon.vipctl("add-backend", str(vip), backend_text(other))
         daemon.wait_in_sync()
         assert lab.client.send(*vip, count=20).all_answered().backends == {other.name: 20}
     daemon.wait_until(lambda: share(daemon, vip, full), 0.5)
     daemon.wait_in_sync()
     assert full.name in lab.client.send(*vip, count=100).all_answered().backends
+
+
+def test_while_all_are_full_new_flows_meet_the_fallback(lab: Lab, daemon: Daemon, services: Services) -> None:
+    full, spare = lab.backends[:2]
+    vip = services.add([full], "--fallback", "drop")
+    daemon.vipctl("set", f"{vip}/{backend_text(full)}", "--max-connections", str(HELD))
+    with held_flows(lab.client, vip):
+        daemon.wait_until(lambda: share(daemon, vip, full), 0.0)
+        daemon.wait_in_sync()
+        lab.client.send(*vip, count=2, timeout=SILENCE).all_failed("timeout")
+        daemon.vipctl("set", str(vip), "--fallback", "keep")
+        daemon.wait_in_sync()
+        lab.client.send(*vip, count=2).all_failed("refused")  # `keep` is about health, and no flow too many
+        daemon.vipctl("set", str(vip), "--fallback", backend_text(spare))
+        daemon.wait_in_sync()
+        assert lab.client.send(*vip, count=20).all_answered().backends == {spare.name: 20}
+    daemon.wait_until(lambda: share(daemon, vip, full), 1.0)
+    daemon.wait_in_sync()
+    assert lab.client.send(*vip, count=20).all_answered().backends == {full.name: 20}

@@ -224,3 +224,30 @@ def test_a_name_is_looked_up_once_for_all_its_services(lab: Lab, dataplane: str,
             assert server.queries(f"query[A] {NAME}") == 1
     finally:
         server.die()
+
+
+def test_the_fallback_has_names_too(lab: Lab, dataplane: str, server: NameServer) -> None:
+    own, spare = "web.internal", "sorry.internal"
+    declaration = f"""
+  - name: web
+    address: [{VIP}, "{VIP6}"]
+    ports: 80/tcp
+    backends: [dns:{own}:{SERVED_PORT}]
+    fallback: dns:{spare}:{SERVED_PORT}
+"""
+    records = [f"host-record={spare},{address}" for address in both(lab, 2)]
+    server.serve(*records)  # the service's own name is unknown
+    with daemon_of(lab, dataplane, declaration) as daemon:
+        settled(daemon, places(lab, 2))
+        assert served(lab) == served(lab, VIP6) == {"b3"}
+        server.serve(*records, *(f"host-record={own},{address}" for address in both(lab, 0)))
+        settled(daemon, places(lab, 0, 2))
+        assert served(lab) == served(lab, VIP6) == {"b1"}
+        told = daemon.vipctl("describe", "web").stdout
+        assert f"dns:{spare}:{SERVED_PORT}, of the fallback: 2 addresses" in told
+        assert "fallback, waiting" in told
+        server.die()
+        daemon.wait_until(lambda: any(spare in w for w in daemon.status()["warnings"]), True)
+        daemon.declare(declaration.replace(f"[dns:{own}:{SERVED_PORT}]", "[]"))
+        settled(daemon, places(lab, 2))  # its last good answer
+        assert served(lab) == {"b3"}

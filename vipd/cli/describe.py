@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import compress
 
 import click
 
@@ -22,6 +23,7 @@ _MESSAGE, _IGNORED, _UNCONFIRMED = "  Message", "  Ignored", "  Unconfirmed"
 """Facts that are prose, besides those of `_KEYS`."""
 
 HEALTH = Column("HEALTH")
+MAX_CONNECTIONS = Column("MAX CONN", right=True)
 """Left out where no backend is checked."""
 
 COLUMNS = (
@@ -30,6 +32,7 @@ COLUMNS = (
     Column("SHARE%", right=True),
     Column("READY"),
     HEALTH,
+    MAX_CONNECTIONS,
     Column("CHAIN"),
     Column("REASON", prose=True),
 )
@@ -149,7 +152,8 @@ def _name(found: Json, terminal: Screen) -> Iterator[str]:
         parts.append(f"answered {duration(max(0.0, ago))} ago")
     if found["next_seconds"] is not None:
         parts.append(f"asked again in {duration(found['next_seconds'])}")
-    yield f"{found['backend']}: {', '.join(parts)}"
+    whose = ", of the fallback" if found["fallback"] else ""
+    yield f"{found['backend']}{whose}: {', '.join(parts)}"
     if found["fault"]:
         yield terminal.paint(f"  {found['fault']}", "yellow" if number else "red")
     if found["held"]:
@@ -234,21 +238,24 @@ def _forwarding_lines(forwarding: Json, terminal: Screen) -> Iterator[str]:
         verdict = "dropped" if forwarding.get("refusal") == "drop" else "refused"
         yield f"  no backend is ready: new flows are {verdict}"
     if endpoints:
-        checked = any(endpoint.get("health") for endpoint in endpoints)
-        columns = [c for c in COLUMNS if checked or c is not HEALTH]
-        yield from table(
-            columns, [_endpoint_row(e, checked=checked) for e in endpoints], terminal, indent="  "
-        )
+        known = {
+            HEALTH: any(endpoint.get("health") for endpoint in endpoints),
+            MAX_CONNECTIONS: any(endpoint["max_connections"] for endpoint in endpoints),
+        }
+        shown = [known.get(column, True) for column in COLUMNS]
+        rows = [list(compress(_endpoint_row(endpoint), shown)) for endpoint in endpoints]
+        yield from table(list(compress(COLUMNS, shown)), rows, terminal, indent="  ")
 
 
-def _endpoint_row(endpoint: Json, *, checked: bool) -> list[str | Cell]:
+def _endpoint_row(endpoint: Json) -> list[str | Cell]:
     ready, health = bool(endpoint["ready"]), str(endpoint.get("health") or "-")
     return [
         endpoint["endpoint"],
         str(endpoint["weight"]),
         f"{100 * (endpoint['share'] or 0):.1f}",
         Cell("yes", "green") if ready else Cell("no", "red"),
-        *([Cell(health, HEALTH_COLOURS.get(health, ""))] if checked else []),
+        Cell(health, HEALTH_COLOURS.get(health, "")),
+        str(endpoint["max_connections"] or "-"),
         endpoint["chain"] or "-",
         endpoint["reason"],
     ]

@@ -12,6 +12,7 @@ from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, CliError, combine_errors
 from vipd.cli.output import Cell, Column, document, output_option, screen, socket_option, table
 from vipd.model.formatting import counted, duration
+from vipd.model.service import NameKind, socket_text
 from vipd.observe.api_client import Json
 
 STATE_COLOURS = {
@@ -158,7 +159,16 @@ def fallback(view: Json) -> str:
     declared = view["spec"].get("fallback") or "reject"
     if not isinstance(declared, dict):
         return str(declared)
-    return ",".join(b if isinstance(b, str) else str(b["address"]) for b in declared["backends"])
+    return ",".join(b if isinstance(b, str) else _backend(b) for b in declared["backends"])
+
+
+def _backend(spec: Json) -> str:
+    """`10.244.0.5:80`, or `dns:web.internal:80`."""
+    kind = next((kind for kind in NameKind if kind in spec), None)
+    port = spec.get("port")
+    if kind is None:
+        return socket_text(spec["address"], port) if port else str(spec["address"])
+    return f"{kind}:{spec[kind]}" + (f":{port}" if port else "")
 
 
 @click.command()

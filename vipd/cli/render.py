@@ -59,7 +59,7 @@ def render(
     own = settings.host_addresses or ()
     services = admitted(read_inputs(files), settings, own, any_port=True).require_ok()
     chosen = FAMILIES[family.lower()] if family else _family_of(services)
-    if any(service.named_backends for service in services):
+    if any(service.names for service in services):
         print("vipctl: backends by name are left out: the daemon looks names up", file=sys.stderr)
     compiled = Compilation.of(services, settings, _host_addresses(settings, services))
     if dataplane == "nftables":

@@ -134,7 +134,7 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
         *_beyond_dataplane(service, policy),
         *policy.host.violations(service),
         *policy.limits.violations(service, policy.host.own_addresses),
-        *(_name_violations(service, policy) if service.named_backends else ()),
+        *(_name_violations(service, policy) if service.names else ()),
     ):
         found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     return (*found, *_check_problems(service, policy))
@@ -142,7 +142,7 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
 
 def _name_violations(service: Service, policy: AddressPolicy) -> Iterator[tuple[str, str]]:
     """The DNS names that a service's source may not use, each with a hint."""
-    for named in service.named_backends:
+    for named in service.names:
         if not name_allowed(named.name, policy.names, service.origin.source):
             what = f"{service.name}: backend {named}: allowed_names has no such name"
             yield (
@@ -184,6 +184,7 @@ def admit_registered(
         backends=(backend,),
         named_backends=(),
         fallback=(),
+        named_fallback=(),
         check=UNCHECKED,
         origin=Origin(ETCD, place),
     )
@@ -200,7 +201,7 @@ def checks_to_query(service: Service, policy: AddressPolicy) -> Iterator[Check]:
 
 
 def _checks_of(service: Service) -> Iterable[Check]:
-    templates = (named.template for named in service.named_backends)
+    templates = (named.template for named in service.names)
     own = (b.check for b in (*service.backends, *templates, *service.fallback) if b.check is not None)
     return dict.fromkeys((service.check, *own))
 

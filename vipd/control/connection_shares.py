@@ -7,13 +7,17 @@ way there, on a logarithmic scale. Where flows are shorter than a step, live flo
 and these two numbers together lead to the balance in one step; they do not oscillate:
 log f' = (1 - SMOOTHING) log f - SMOOTHING * EXPONENT * log f = 0 * log f. Where flows are long, the factor
 approaches its goal, and no sum of past errors has to be worked off.
+
+Rules are written only for a change that matters. Live flows vary by chance, by the square root of their
+number, and so do the factors. A change that is larger than chance is published at once. A smaller one has to
+last: it is published when the mean of the last steps has moved, and as that mean, which varies less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from math import copysign, sqrt
+from math import copysign, exp, log, sqrt
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -27,7 +31,13 @@ RESOLUTION = 32
 DAMPING = 4.0
 """Flows that are added to each side of a ratio, so that single flows change little."""
 MIN_CHANGE = 0.15
-"""A change of shares below this part of each share is not worth writing rules."""
+"""A lasting change of shares below this part of each share is not worth writing rules."""
+MEMORY = 1 / 16
+"""Weight of one step in the mean of a factor."""
+LASTING, SUDDEN = 1.0, 4.0
+"""What a change of the mean, and of one step, must exceed: in parts of the root of a backend's flows."""
+MIN_SUDDEN_CHANGE = 0.5
+"""A change of shares below this part of each share is not published before it lasts."""
 
 Factors = Mapping[str, Fraction]
 """By the backend's text. A backend without an entry has its full weight."""
@@ -47,6 +57,8 @@ class ShareState(NamedTuple):
 
     exact: Mapping[str, float] = MappingProxyType({})
     """Factors as computed; the largest is 1."""
+    mean: Mapping[str, float] = MappingProxyType({})
+    """Logarithms of the means of these over some steps."""
     factors: Factors = MappingProxyType({})
     """Factors as last published."""
 
@@ -72,13 +84,25 @@ def next_state(state: ShareState, loads: Mapping[str, BackendLoad]) -> ShareStat
     if len(loads) < 2:
         return ShareState(factors={} if state.factors else state.factors)
     exact = _normalized({name: _approach(state.exact.get(name, 1.0), goal) for name, goal in _goals(loads)})
-    rounded = {
-        name: Fraction(max(1, round(RESOLUTION * factor)), RESOLUTION) for name, factor in exact.items()
+    mean = {name: _mean(state.mean.get(name), log(factor)) for name, factor in exact.items()}
+    sudden, lasting = _rounded(exact), _rounded(_normalized({name: exp(each) for name, each in mean.items()}))
+    if state.factors and state.factors.keys() != exact.keys():
+        return ShareState(exact, {name: log(factor) for name, factor in exact.items()}, sudden)
+    if _worth_writing(state.factors, sudden, loads, MIN_SUDDEN_CHANGE, SUDDEN):
+        return ShareState(exact, {name: log(factor) for name, factor in exact.items()}, sudden)
+    if _worth_writing(state.factors, lasting, loads, MIN_CHANGE, LASTING):
+        return ShareState(exact, mean, lasting)
+    return ShareState(exact, mean, state.factors)
+
+
+def _mean(before: float | None, now: float) -> float:
+    return now if before is None else before + MEMORY * (now - before)
+
+
+def _rounded(factors: Mapping[str, float]) -> Factors:
+    return {
+        name: Fraction(max(1, round(RESOLUTION * factor)), RESOLUTION) for name, factor in factors.items()
     }
-    same_backends = not state.factors or state.factors.keys() == rounded.keys()
-    if same_backends and not _worth_writing(state.factors, rounded, loads):
-        return ShareState(exact, state.factors)
-    return ShareState(exact, rounded)
 
 
 def _goals(loads: Mapping[str, BackendLoad]) -> list[tuple[str, float]]:
@@ -108,9 +132,17 @@ def _normalized(factors: dict[str, float]) -> dict[str, float]:
     return {name: max(factor / largest, 1 / RESOLUTION) for name, factor in factors.items()}
 
 
-def _worth_writing(before: Factors, after: Factors, loads: Mapping[str, BackendLoad]) -> bool:
+def _worth_writing(
+    before: Factors, after: Factors, loads: Mapping[str, BackendLoad], least: float, chance: float
+) -> bool:
     old, new = _shares(before, loads), _shares(after, loads)
-    return any(abs(new[name] - old[name]) > MIN_CHANGE * old[name] for name in loads)
+    total = sum(load.flows for load in loads.values())
+
+    def matters(name: str) -> bool:
+        flows = total * old[name]
+        return abs(new[name] / old[name] - 1) > max(least, chance * sqrt(flows) / (flows + DAMPING))
+
+    return any(map(matters, loads))
 
 
 def _shares(factors: Factors, loads: Mapping[str, BackendLoad]) -> dict[str, float]:

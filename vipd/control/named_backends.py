@@ -18,7 +18,7 @@ from vipd.declaration.problems import Problem
 from vipd.declaration.service_rules import resolved_address_fault
 from vipd.model import limits
 from vipd.model.claim_limits import SOURCES, ClaimLimits
-from vipd.model.service import Backend, Service, family_of
+from vipd.model.service import Backend, NamedBackend, Service, family_of
 from vipd.resolver.answers import Question, Target
 from vipd.resolver.backends import backends_of
 
@@ -73,7 +73,8 @@ class NamedBackends:
             for name, known in self._known.items()
             if name in self._refused
             or any(
-                backend.resolved_from and self._is_vip(backend.address) for backend in known.result.backends
+                backend.resolved_from and self._is_vip(backend.address)
+                for backend in (*known.result.backends, *known.result.fallback)
             )
         }
         for name in found:
@@ -85,9 +86,9 @@ class NamedBackends:
         resolved: dict[str, Service] = {}
         for name in names:
             service = services.get(name)
-            if name in self._questions or (service is not None and service.named_backends):
+            if name in self._questions or (service is not None and service.names):
                 self._set_questions(name, service)
-            if service is not None and service.named_backends:
+            if service is not None and service.names:
                 resolved[name] = self.with_resolved(service)
         return ChainMap(resolved, services) if resolved else services  # type: ignore[arg-type]
 
@@ -101,7 +102,7 @@ class NamedBackends:
             users.discard(service)
             if not users:
                 del self._users[question]
-        questions = tuple(dict.fromkeys(map(Question.of, declared.named_backends))) if declared else ()
+        questions = tuple(dict.fromkeys(map(Question.of, declared.names))) if declared else ()
         if questions:
             self._questions[service] = questions
         for question in questions:
@@ -110,44 +111,67 @@ class NamedBackends:
     def with_resolved(self, service: Service) -> Service:
         """A service with the backends that its names stand for.
 
-        A declared backend wins over one of a name with the same address and port, and an earlier name over a
-        later one. What exceeds `vipd.model.limits` is left out.
+        A declared backend wins over one of a name with the same address and port, an earlier name over a
+        later one, and a backend of the service over one of its fallback. What exceeds `vipd.model.limits` is
+        left out, first of the fallback.
         """
-        if not service.named_backends:
+        if not service.names:
             return service
         before = self._known.get(service.name)
         if before is not None and before.service is service:
             return before.result
         self._forget(service.name)
-        fresh = list(self._fresh(service))
-        room = backend_room(service, self._size)
-        if len(fresh) > room:
-            self._left_out[service.name] = len(fresh) - room
-        added = fresh[:room]
-        self._sizes[service.name] = len(added) * len(service.ports)
+        backends, fallback = self._fresh(service)
+        found, room = len(backends) + len(fallback), backend_room(service, self._size)
+        if found > room:
+            self._left_out[service.name] = found - room
+            backends = backends[:room]
+            fallback = fallback[: room - len(backends)]
+        self._sizes[service.name] = min(found, room) * len(service.ports)
         self._size += self._sizes[service.name]
-        result = replace(service, backends=(*service.backends, *added)) if added else service
+        result = service
+        if backends or fallback:
+            result = replace(
+                service,
+                backends=(*service.backends, *backends),
+                fallback=(*service.fallback, *fallback),
+            )
         self._known[service.name] = _Resolved(service, result)
         return result
 
-    def _fresh(self, service: Service) -> Iterator[Backend]:
-        """The backends of its names that may serve, each address and port once."""
-        families = frozenset(map(family_of, service.all_addresses()))
+    def _fresh(self, service: Service) -> tuple[list[Backend], list[Backend]]:
+        """The backends of its names that may serve, and those of its fallback's, each address and port
+        once."""
         taken = {place for backend in service.backends for place in _places(backend, service)}
-        refused: list[Problem] = []
-        for named in service.named_backends:
+        refused: dict[str, Problem] = {}
+        backends = list(self._usable(service, service.named_backends, taken, refused))
+        taken.update(place for backend in service.fallback for place in _places(backend, service))
+        fallback = list(self._usable(service, service.named_fallback, taken, refused))
+        if refused:
+            self._refused[service.name] = tuple(_shortened(list(refused.values())))
+        return backends, fallback
+
+    def _usable(
+        self,
+        service: Service,
+        names: Iterable[NamedBackend],
+        taken: set[tuple[str, str, int]],
+        refused: dict[str, Problem],
+    ) -> Iterator[Backend]:
+        """The backends of names that may serve and are not `taken` yet; adds their places to `taken`, and a
+        problem for each that may not serve to `refused`."""
+        families = frozenset(map(family_of, service.all_addresses()))
+        for named in names:
             targets = self._answers.get(Question.of(named), ())
             for backend in backends_of(named, targets, families):
                 if why := self._refusal(service, backend.address):
                     what = f"{service.name}: {named} resolves to {backend.address}, which is left out: {why}"
-                    refused.append(Problem("", 0, "", what, _HINT))
+                    refused.setdefault(what, Problem("", 0, "", what, _HINT))
                     continue
                 places = _places(backend, service)
                 if taken.isdisjoint(places):
                     taken.update(places)
                     yield backend
-        if refused:
-            self._refused[service.name] = tuple(_shortened(refused))
 
     def _refusal(self, service: Service, address: str) -> str:
         """Why an address may be no backend of a service; empty: it may."""

@@ -152,6 +152,9 @@ def _one(snapshot: Services, target: str, name: str) -> tuple[OverrideTarget, Ba
     elif not found:
         # As vipctl describe shows a backend that has no port of its own.
         found = [b for b in same if wanted.port in map(b.port_for, service.ports)]
+    if not same and any(backend.address == wanted.address for backend in service.fallback):
+        hint = f"vipctl set {service.name} --fallback ADDR names others"
+        raise RefusedError("invalid", f"{name} is of the fallback, whose backends take no orders", "", hint)
     if len(found) != 1:
         what = f"{service.name} has {'several backends' if found else 'no backend'} {name}"
         hint = f"did you mean {' or '.join(map(str, same))}?" if same else ""

@@ -46,6 +46,10 @@ class Causes:
         return {name: ", ".join(causes) for name, causes in noted.items()}
 
 
+_FALLBACK = ("refusal", "fallback", "named_fallback", "keeps_unhealthy")
+"""The parts of a service that its key `fallback` sets."""
+
+
 def log_changes(
     before: Services, after: Services, chosen: Collection[str], causes: Mapping[str, str] = _NOTHING
 ) -> None:
@@ -90,12 +94,12 @@ def _log_added(service: Service, asked: str | None) -> None:
 def _log_changed(old: Service, new: Service, asked: str | None) -> None:
     differing = [part.name for part in parts_of(new) if part.compare and _differs(old, new, part.name)]
     moves = dict(_moves(old.backends, new.backends))
-    told = [name.replace("_", " ") for name in differing if name not in ("backends", "named_backends")]
+    told = [_words(name) for name in differing if name not in ("backends", "named_backends")]
     if "named_backends" in differing:
         told.append(_backends_text(dict(_moves(old.named_backends, new.named_backends)), "names"))
     if "backends" in differing:
         told.append(_backends_text(moves) if moves else "order of backends")
-    cause, what = asked or _place(new.origin), ", ".join(told)
+    cause, what = asked or _place(new.origin), ", ".join(dict.fromkeys(told))
     extra = fields(
         Event.SERVICE_CHANGED,
         service=new.name,
@@ -105,6 +109,11 @@ def _log_changed(old: Service, new: Service, asked: str | None) -> None:
         reason=what,
     )
     log.info("service %s changed: %s; by %s", new.name, what, cause, extra=extra)
+
+
+def _words(part: str) -> str:
+    """A part of a service as its log names it."""
+    return "fallback" if part in _FALLBACK else part.replace("_", " ")
 
 
 def _log_removed(service: Service, asked: str | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 from vipd.declaration.check_reader import read_check
@@ -23,7 +22,7 @@ from vipd.declaration.fields import (
 from vipd.declaration.nodes import Mapping, Node, is_null
 from vipd.declaration.port_reader import is_port_name
 from vipd.declaration.service_rules import check_backend_address
-from vipd.declaration.syntax import MAX_PORT, parse_backend, quoted
+from vipd.declaration.syntax import MAX_PORT, quoted
 from vipd.model.flow_limits import MAX_CONNECTIONS
 from vipd.model.service import MAX_WEIGHT, Backend, BackendState, NamedBackend, NameKind
 
@@ -51,32 +50,17 @@ def is_topology_name(text: str) -> bool:
     return TOPOLOGY_NAME.fullmatch(text) is not None
 
 
-def read_backends(report: Report, node: Node, path: str) -> list[Located[Backend]]:
-    """Backends with addresses: one or a list; null is an empty list. Reports all else, names too."""
-    backends, named = _read_list(report, node, path, parse_backend)
-    for each in named:
-        hint = "write an address here; the backends of a service may have names, with backup: true too"
-        report.add(each.line, each.path, f"{each.value} is a name", hint)
-    return backends
-
-
-def read_service_backends(
+def read_backends(
     report: Report, node: Node, path: str
 ) -> tuple[list[Located[Backend]], list[Located[NamedBackend]]]:
-    """The same for a service; returns those with addresses, and those with names."""
-    return _read_list(report, node, path, parse_any_backend)
-
-
-def _read_list(
-    report: Report, node: Node, path: str, parse: Callable[[str], Backend | NamedBackend]
-) -> tuple[list[Located[Backend]], list[Located[NamedBackend]]]:
+    """Backends with addresses, and those with names: one or a list; null is an empty list."""
     backends: list[Located[Backend]] = []
     named: list[Located[NamedBackend]] = []
     for place, item in [] if is_null(node) else one_or_more(node, path):
         backend = (
             _read_backend_mapping(report, item, place)
             if isinstance(item, Mapping)
-            else read_short_form(report, item, place, parse, "a backend address or a mapping")
+            else read_short_form(report, item, place, parse_any_backend, "a backend address or a mapping")
         )
         if isinstance(backend, NamedBackend):
             named.append(Located(backend, item.line, place))

@@ -43,6 +43,11 @@ def parse_dns_name(text: str) -> str:
     return name
 
 
+def is_bare_name(text: str) -> bool:
+    """Whether a host is meant by its name alone, as other programs write it."""
+    return ":" not in text and _BARE_NAME.fullmatch(text) is not None
+
+
 def is_named(text: str) -> bool:
     """Whether a backend is meant that has a name in place of an address."""
     return text.startswith(_PREFIXES)
@@ -82,7 +87,7 @@ def parse_backend_address(text: str) -> str:
     try:
         return parse_address(text)
     except InvalidTextError:
-        if _BARE_NAME.fullmatch(text) and ":" not in text:
+        if is_bare_name(text):
             what = f"{quoted(text)} is a name, not an IP address"
             hint = f"for the addresses that DNS has for it write dns: {text} in place of address"
             raise InvalidTextError(what, hint) from None

@@ -189,11 +189,13 @@ def _affinity_spec(affinity: Affinity) -> object:
 def _fallback_spec(service: Service) -> object:
     if service.keeps_unhealthy:
         return "keep"
-    if not service.fallback:
+    backends = [_backend_spec(backend) for backend in service.fallback if backend.declared]
+    backends += map(_named_spec, service.named_fallback)
+    if not backends:
         return None if service.refusal is RejectAction.REJECT else service.refusal.value
     if service.refusal is not RejectAction.REJECT:
         raise ValueError(f"{service.name}: vipd/v1 cannot say both {service.refusal} and fallback backends")
-    return {"backends": [_backend_spec(backend) for backend in service.fallback]}
+    return {"backends": backends}
 
 
 def _announcement_spec(service: Service, announcement: Announcement) -> object:

@@ -215,13 +215,13 @@ BACKEND = {
     "dns": KeyDoc(
         forms.BACKEND_NAME,
         "",
-        "A name in place of `address`: each of its addresses is a backend. Not in a fallback.",
+        "A name in place of `address`: each of its addresses is a backend.",
     ),
     "srv": KeyDoc(
         forms.BACKEND_NAME,
         "",
         "A name in place of `address` whose SRV records say the backends, their ports, weights and which are "
-        "backups. Only in services of one port; not beside `port`, `ports` or `weight`, nor in a fallback.",
+        "backups. Only in services of one port; not beside `port`, `ports` or `weight`.",
     ),
     "port": KeyDoc(
         forms.PORT_NUMBER, "the port's `target`", "The backend's own port, for all ports of the service."

@@ -14,9 +14,13 @@ Listed = tuple[Backend | NamedBackend, ...]
 
 def as_declared(service: Service) -> Service:
     """The service without backends that registered themselves, or that names resolved to."""
-    if all(backend.declared for backend in service.backends):
+    if all(backend.declared for backend in (*service.backends, *service.fallback)):
         return service
-    return replace(service, backends=tuple(b for b in service.backends if b.declared))
+    backends, fallback = (
+        tuple(backend for backend in found if backend.declared)
+        for found in (service.backends, service.fallback)
+    )
+    return replace(service, backends=backends, fallback=fallback)
 
 
 def listed(service: Service) -> Listed:

@@ -22,6 +22,8 @@ from vipd.model.service import (
     Backend,
     Balance,
     Masquerade,
+    NamedBackend,
+    NameKind,
     RejectAction,
 )
 
@@ -40,6 +42,8 @@ _METHODS: dict[str, tuple[AnnounceMethod | None]] = {
     "none": (None,),
 }
 _FALLBACKS = {**{refusal.value: refusal for refusal in RejectAction}, "keep": None}
+_ONE_BACKEND = ("address", *NameKind)
+"""A mapping with one of these keys is a single backend."""
 
 
 @dataclass(slots=True)
@@ -59,8 +63,9 @@ class ServiceDefaults:
     masquerade: Masquerade | None = None
     refusal: RejectAction = RejectAction.REJECT
     fallback: tuple[Located[Backend], ...] = ()
+    named_fallback: tuple[Located[NamedBackend], ...] = ()
     own_fallback: bool = False
-    """Whether `fallback` was declared here, not inherited from `defaults`."""
+    """Whether the fallback was declared here, not inherited from `defaults`."""
     keeps_unhealthy: bool = False
     check: Located[Check] | None = None
     own_check: bool = False
@@ -127,14 +132,14 @@ def _read_masquerade(report: Report, policy: ServiceDefaults, node: Node, path: 
 def _read_fallback(report: Report, policy: ServiceDefaults, node: Node, path: str) -> None:
     policy.own_fallback = True
     policy.refusal = RejectAction.REJECT
-    policy.fallback, policy.keeps_unhealthy = (), False
+    policy.fallback, policy.named_fallback, policy.keeps_unhealthy = (), (), False
     if isinstance(node, Scalar) and not _looks_like_address(node):
         choice = read_choice(report, node, path, {word: word for word in _FALLBACKS})
         policy.keeps_unhealthy = choice == "keep"
         policy.refusal = _FALLBACKS.get(choice or "") or RejectAction.REJECT
         return
     backends, place = node, path
-    if isinstance(node, Mapping) and "address" not in node.items:
+    if isinstance(node, Mapping) and node.items.keys().isdisjoint(_ONE_BACKEND):
         values: dict[str, Node] = dict(known_keys(report, node, path, FALLBACK_KEYS))
         if "backends" not in values:
             hint = "write reject, drop, keep or {backends: [10.0.0.9]}"
@@ -148,7 +153,8 @@ def _read_fallback(report: Report, policy: ServiceDefaults, node: Node, path: st
         report.wrong_type(item, at, "a backend", "write reject, drop or keep alone, or only backends")
     if words:
         return
-    policy.fallback = tuple(read_backends(report, backends, place))
+    found, named = read_backends(report, backends, place)
+    policy.fallback, policy.named_fallback = tuple(found), tuple(named)
 
 
 def _is_word(node: Node) -> bool:
@@ -156,7 +162,7 @@ def _is_word(node: Node) -> bool:
 
 
 def _looks_like_address(node: Scalar) -> bool:
-    """Whether a fallback is a backend, no word; a name of a host is told what is wrong with it."""
+    """Whether a fallback is a backend, by address or name, and no word."""
     return any(sign in node.text for sign in ".:")
 
 

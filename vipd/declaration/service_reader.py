@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TypeAlias
 
-from vipd.declaration.backend_reader import read_service_backends
+from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.external_reader import (
     check_allowed,
     read_allow_from,
@@ -100,6 +100,9 @@ class _Draft(DefaultPolicy):
         outside = [*self.external, *self.load_balancer]
         return [*self.addresses, *(Located(e.value.address, e.line, e.path) for e in outside)]
 
+    def names(self) -> list[Located[NamedBackend]]:
+        return [*self.named, *self.named_fallback]
+
 
 _defaults = attrgetter(*(each.name for each in fields(DefaultPolicy)))
 """The values of `defaults`, in the order in which a draft takes them."""
@@ -144,13 +147,13 @@ def _check_size(report: Report, line: int, path: str, draft: _Draft) -> bool:
     if (
         few
         and _FEW * len(draft.backends) <= limits.BACKENDS
-        and not (draft.external or draft.load_balancer or draft.fallback or draft.named)
+        and not (draft.external or draft.load_balancer or draft.fallback or draft.names())
     ):
         return True  # most services: nothing to count
     externals = [*draft.external, *draft.load_balancer]
     networks = network_count(externals, draft.allow_from.value if draft.allow_from else ())
     addresses = len(draft.addresses) + len(externals)
-    backends = [*draft.backends, *templates(draft.named), *draft.fallback]
+    backends = [*draft.backends, *draft.fallback, *templates(draft.names())]
     if not check_size(report, line, path, draft.ports, backends, addresses + networks):
         return False
     return check_address_endpoints(report, line, path, addresses, len(draft.ports) * len(backends))
@@ -171,8 +174,8 @@ def _check_consistency(report: Report, draft: _Draft, claimed: list[Located[str]
     outside = [family_of(e.value.address) for e in draft.external]
     check_backends(report, draft.backends, draft.addresses, draft.ports, outside)
     check_backends(report, draft.fallback, draft.addresses, draft.ports, outside)
-    if draft.named:
-        check_names(report, draft.named, [port.value for port in draft.ports])
+    for named in filter(None, (draft.named, draft.named_fallback)):
+        check_names(report, named, [port.value for port in draft.ports])
     _check_health_checks(report, draft)
     if draft.announce:
         _check_announce(report, draft, draft.announce)
@@ -217,6 +220,7 @@ def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
         ports=tuple([port.value for port in draft.ports]),
         backends=tuple([backend.value for backend in draft.backends]),
         named_backends=tuple([named.value for named in draft.named]),
+        named_fallback=tuple([named.value for named in draft.named_fallback]),
         affinity=draft.affinity,
         masquerade=draft.masquerade,
         refusal=draft.refusal,
@@ -293,7 +297,7 @@ def _read_address(report: Report, draft: _Draft, node: Node, path: str) -> None:
 
 
 def _read_backends(report: Report, draft: _Draft, node: Node, path: str) -> None:
-    draft.backends, draft.named = read_service_backends(report, node, path)
+    draft.backends, draft.named = read_backends(report, node, path)
 
 
 def _read_ports(report: Report, draft: _Draft, node: Node, path: str) -> None:

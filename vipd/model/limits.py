@@ -113,6 +113,6 @@ def declared_size(service: Service) -> int:
     """The size of a service, as `MAX_UNIT_SIZE` and `MAX_TOTAL_SIZE` count it: its ports times its backends
     and addresses. With several addresses, each address has an entry for each backend; half of them count,
     because with addresses in both families each address has half of the backends."""
-    backends = len(service.backends) + len(service.named_backends) + len(service.fallback)
+    backends = len(service.backends) + len(service.fallback) + len(service.names)
     addresses = len(service.addresses) + len(service.external_addresses)
     return len(service.ports) * max(addresses + backends, addresses * backends // 2)

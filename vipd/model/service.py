@@ -315,11 +315,18 @@ class Service:
     """Limits on new flows; None: there are none."""
     named_backends: tuple[NamedBackend, ...] = ()
     """Backends by DNS name, whose addresses are added to `backends`."""
+    named_fallback: tuple[NamedBackend, ...] = ()
+    """The same, added to `fallback`."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:
         """Every address that the service claims, those for inside first."""
         return (*self.addresses, *(external.address for external in self.external_addresses))
+
+    @property
+    def names(self) -> tuple[NamedBackend, ...]:
+        """Every DNS name that it declares, those of the fallback last."""
+        return (*self.named_backends, *self.named_fallback)
 
     def announced_addresses(self) -> tuple[str, ...]:
         """The addresses that are to be announced beyond this host."""

@@ -26,6 +26,7 @@ AddressPort = tuple[str, int]
 _UNUSED = "not in use now"
 
 NONE_WAITING: Mapping[AddressPort, str] = MappingProxyType({})
+NO_LIMITS: Mapping[AddressPort, int] = MappingProxyType({})
 
 
 def backend_status_by_address(
@@ -45,6 +46,14 @@ def waiting_by_address(service: Service, forwarding: Forwarding) -> Mapping[Addr
         place: _why_waiting(service, forwarding, backend)
         for place, backend in _backends_by_address(service, forwarding).items()
     }
+
+
+def limits_by_address(service: Service, forwarding: Forwarding) -> Mapping[AddressPort, int]:
+    """The `max_connections` of the backends that have one."""
+    if not any(backend.max_connections for backend in (*service.backends, *service.fallback)):
+        return {}
+    places = _backends_by_address(service, forwarding)
+    return {place: each.max_connections for place, each in places.items() if each.max_connections}
 
 
 def _why_waiting(service: Service, forwarding: Forwarding, backend: Backend) -> str:
@@ -80,6 +89,7 @@ def forwarding_view(
     dataplane: Dataplane,
     backend_statuses: Mapping[AddressPort, BackendStatus],
     waiting: Mapping[AddressPort, str] = NONE_WAITING,
+    limits: Mapping[AddressPort, int] = NO_LIMITS,
 ) -> Json:
     """A ForwardingView of docs/api.md."""
     chain, _ = dataplane.chains_of(forwarding)
@@ -97,7 +107,7 @@ def forwarding_view(
         "affinity_seconds": forwarding.affinity_timeout,
         "refusal": _reject_action(forwarding),
         "chain": chain if forwarding.reachable() else "",
-        "endpoints": list(_endpoint_views(forwarding, dataplane, backend_statuses, waiting)),
+        "endpoints": list(_endpoint_views(forwarding, dataplane, backend_statuses, waiting, limits)),
     }
 
 
@@ -112,17 +122,21 @@ def _endpoint_views(
     dataplane: Dataplane,
     backend_statuses: Mapping[AddressPort, BackendStatus],
     waiting: Mapping[AddressPort, str],
+    limits: Mapping[AddressPort, int],
 ) -> Iterator[Json]:
     _, chains = dataplane.chains_of(forwarding)
     shares = forwarding.shares()
     for endpoint in forwarding.reachable():
         status = backend_statuses.get(endpoint[:2], DEFAULT_STATUS)
-        yield _endpoint_view(endpoint, status, shares.get(endpoint, 0.0), chains[endpoint])
+        yield _endpoint_view(endpoint, status, shares.get(endpoint, 0.0), chains[endpoint]) | {
+            "max_connections": limits.get(endpoint[:2])
+        }
     for endpoint in (*forwarding.without_new_flows, *forwarding.unavailable):
         status = backend_statuses.get(endpoint[:2], DEFAULT_STATUS)
         yield _endpoint_view(endpoint, status) | {
             "ready": False,
             "reason": status.reason or _why_idle(endpoint, forwarding, waiting),
+            "max_connections": limits.get(endpoint[:2]),
         }
 
 

@@ -16,8 +16,12 @@ WARNINGS_SHOWN = 20
 
 
 def name_views(service: Service, resolver: Resolver | None) -> list[Json]:
-    """A NameView of docs/api.md for each name among a service's backends."""
-    return [_name_view(named, resolver) for named in service.named_backends]
+    """A NameView of docs/api.md for each name among a service's backends and its fallback's."""
+    return [
+        {**_name_view(named, resolver), "fallback": fallback}
+        for fallback, names in ((False, service.named_backends), (True, service.named_fallback))
+        for named in names
+    ]
 
 
 def _name_view(named: NamedBackend, resolver: Resolver | None) -> Json:

@@ -23,7 +23,12 @@ from vipd.model.formatting import counted, time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.limits import ALL_PROBLEMS
 from vipd.model.service import Service
-from vipd.observe.endpoint_views import backend_status_by_address, forwarding_view, waiting_by_address
+from vipd.observe.endpoint_views import (
+    backend_status_by_address,
+    forwarding_view,
+    limits_by_address,
+    waiting_by_address,
+)
 from vipd.observe.name_views import name_views
 from vipd.sources.base import Source
 
@@ -56,11 +61,12 @@ def service_view(
                 dataplane,
                 backend_status_by_address(service, f, backend_statuses),
                 waiting_by_address(service, f),
+                limits_by_address(service, f),
             )
             for f in forwardings
         ],
         **({"announced": list(announced)} if service.announcement else {}),
-        **({"names": name_views(service, reconciler.resolver)} if service.named_backends else {}),
+        **({"names": name_views(service, reconciler.resolver)} if service.names else {}),
     }
 
 

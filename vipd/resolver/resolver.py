@@ -130,9 +130,9 @@ class Resolver:
 
     def follow(self, service: str, declared: Service | None) -> None:
         """Set the names of a service; None: it is gone."""
-        if service not in self._followed and not (declared and declared.named_backends):
+        if service not in self._followed and not (declared and declared.names):
             return  # most services
-        wanted = frozenset(map(Question.of, declared.named_backends)) if declared else frozenset[Question]()
+        wanted = frozenset(map(Question.of, declared.names)) if declared else frozenset[Question]()
         before = self._followed.pop(service, frozenset())
         for question in before - wanted:
             self._users[question].pop(service)

@@ -198,7 +198,7 @@ SPELLINGS = {
     "backends": ("", "[]", '"[fd00::5]:80@0"', "fd00::5", "10.0.0.1:65535@65535", "{address: 10.0.0.1}"),
     "affinity": ("none", "true", "false", "client-ip", "600", "10m", "1d", "{by: client-ip}"),
     "slow_start": ("0", "0s", "1h", "3600"),
-    "fallback": ("keep", "10.244.9.9", "[10.244.9.9]", "{backends: 10.244.9.9}"),
+    "fallback": ("keep", "10.244.9.9", "[10.244.9.9]", "{backends: 10.244.9.9}", "{dns: a.b}", "[dns:a.b]"),
     "check": (
         *(
             "none",

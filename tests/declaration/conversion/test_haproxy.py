@@ -6,6 +6,7 @@ import pytest
 
 from tests.declaration.conversion.reading import convert, lost, noted, only
 from vipd.declaration.conversion.haproxy_syntax import split_line
+from vipd.declaration.problems import Declaration
 from vipd.model.check import UNCHECKED, Check, HttpProbe, Probe, TcpProbe, Timing
 from vipd.model.service import (
     Affinity,
@@ -13,6 +14,8 @@ from vipd.model.service import (
     BackendState,
     Balance,
     Masquerade,
+    NamedBackend,
+    NameKind,
     Protocol,
     Service,
     ServicePort,
@@ -245,14 +248,15 @@ def test_named_defaults() -> None:
         "tcp-check send PING",
         "stick-table type ip size 1m store conn_cur",
         "source 10.0.0.9",
-        "server-template w 3 web.example.com:80",
+        "server-template w 3 10.244.0.12:80",
         "bind 10.96.0.11:443 ssl crt /etc/ssl/a.pem",
         "bind 10.96.0.11:80 accept-proxy",
         "bind /run/web.sock",
         "bind 10.96.0.11",
         "bind 10.96.0.11:90-80",
         'server b2 "$WEB":80',
-        "server b2 web.example.com:80",
+        "server b2 web:80",
+        "server b2 web_.example.com-:80",
         "server b2 127.0.0.1:80",
         "server b2 10.244.0.12:+1",
         "server b2 10.244.0.12:80 ssl verify none",
@@ -357,3 +361,69 @@ def test_a_name_that_no_service_may_have_is_changed() -> None:
 )
 def test_words_of_a_line(line: str, words: list[str], variable: bool) -> None:
     assert split_line(line) == (words, variable)
+
+
+def named(line: str, more: str = "") -> tuple[Declaration, tuple[NamedBackend, ...]]:
+    """A service of one server by name, and what stands for it."""
+    found = convert(f"listen web\n    bind 10.96.0.10:80\n    {line}\n    {more}\n")
+    return found, only(found).named_backends
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("server w web.example.com:8080 resolvers dns weight 3", "HAProxy takes one at most"),
+        ("server-template w 5 web.example.com:8080 resolvers dns weight 3", "HAProxy takes 5 at most"),
+        ("server-template w 1-5 Web.Example.com.:8080 weight 3", "HAProxy takes one, when it starts"),
+    ],
+)
+def test_a_server_by_name_is_one_backend_for_all_its_addresses(line: str, told: str) -> None:
+    found, names = named(line)
+    assert names == (NamedBackend(NameKind.DNS, "web.example.com", Backend("", weight=3)),)
+    assert only(found).ports == (ServicePort(80, Protocol.TCP, target=8080),)
+    assert any(told in each.text for each in found.notes)
+
+
+def test_a_name_has_its_check_state_and_limit() -> None:
+    line = "server w web.example.com:8080 resolvers dns check port 9000 backup maxconn 50"
+    found, (name,) = named(line, "server b1 10.244.0.11:8080 check port 9000")
+    assert name.template == Backend("", backup=True, max_connections=50)
+    assert only(found).check.probe == TcpProbe(9000)
+    assert only(found).backends == (Backend("10.244.0.11"),)
+
+
+def test_srv_records_say_port_and_weight() -> None:
+    line = "server-template w 5 _http._tcp.example.com resolvers dns check"
+    found, names = named(line)
+    assert names == (NamedBackend(NameKind.SRV, "_http._tcp.example.com"),)
+    assert (only(found).ports, only(found).check.probe) == ((ServicePort(80, Protocol.TCP),), TcpProbe())
+    assert any("ignores the priority of records" in each.text for each in found.notes)
+    for lossy in ("weight 3", "resolve-opts ignore-weight"):
+        (problem,) = convert(listen(line + " " + lossy)).problems
+        assert problem.what == "the records say the weights"
+
+
+def test_names_without_a_domain_are_the_hosts_own_unless_resolvers_ask_dns() -> None:
+    (problem,) = convert(listen("server w web:80")).problems
+    assert problem.hint == "write its address, or dns:web.DOMAIN"
+    _, names = named("server w web:80 resolvers dns")
+    assert names == (NamedBackend(NameKind.DNS, "web"),)
+    assert not convert("listen web\n bind 10.96.0.10:80\n server w web:80\n").services
+
+
+def test_several_servers_of_one_name_are_one() -> None:
+    line = "server w{} web.example.com:80 resolvers dns {}"
+    found, names = named(line.format(1, ""), line.format(2, ""))
+    assert (list(map(str, names)), noted(found)[-1][0]) == (["dns:web.example.com"], 4)
+    found = convert(
+        f"listen web\n bind 10.96.0.10:80\n {line.format(1, '')}\n {line.format(2, 'weight 2')}\n"
+    )
+    assert lost(found) == [(4, "server w2 web.example.com:80")]
+
+
+def test_a_name_serves_listeners_of_both_families() -> None:
+    found = convert(
+        "listen web\n bind 10.96.0.10:80\n bind [fd00:96::1]:80\n"
+        " server a 10.244.0.11:80\n server w web.example.com:80 resolvers dns\n"
+    )
+    assert only(found).addresses == ("10.96.0.10", "fd00:96::1")

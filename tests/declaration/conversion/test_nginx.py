@@ -155,7 +155,11 @@ def test_each_directive_without_a_counterpart_is_named(line: str) -> None:
         "hash $remote_addr$remote_port;",
         "hash $ssl_preread_server_name;",
         "server unix:/run/a;",
-        "server web.example.com:80;",
+        "server web:80;",
+        "server web.example.com;",
+        "server web.example.com:80 service=http resolve;",
+        "server web.example.com service=http resolve backup;",
+        "server web.example.com service=http resolve weight=2;",
         "server 10.244.0.12;",
         "server 127.0.0.1:80;",
         "server 10.244.0.12:80 max_conns=five;",
@@ -193,3 +197,27 @@ def test_http_alone_is_no_service() -> None:
 def test_an_unfinished_file_says_so() -> None:
     found = convert(server()[:-3])
     assert any("ends within" in each.what for each in found.problems)
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "told"),
+    [
+        ("web.example.com:8080 resolve", "dns:web.example.com", False),
+        ("web.example.com:8080", "dns:web.example.com", True),
+        ("web:8080 resolve", "dns:web", False),
+        ("example.com service=http resolve", "srv:_http._tcp.example.com", False),
+        ("example.com service=_http._tcp resolve", "srv:_http._tcp.example.com", False),
+        ("example.com service=server1.backend resolve", "srv:server1.backend.example.com", False),
+    ],
+)
+def test_servers_by_name(line: str, name: str, told: bool) -> None:
+    found = convert(server(upstream=f"server {line} max_conns=9;"))
+    (named,) = only(found).named_backends
+    assert (str(named), named.template.max_connections) == (name, 9)
+    assert any("nginx looks the name up when it starts" in each.text for each in found.notes) is told
+
+
+def test_proxy_pass_to_a_name() -> None:
+    found = convert("stream { server { listen 10.96.0.10:80; proxy_pass web.example.com:8080; } }")
+    assert list(map(str, only(found).named_backends)) == ["dns:web.example.com"]
+    assert only(found).ports[0].target == 8080

@@ -14,6 +14,7 @@ from tests.observe.page.browser import PROGRAM, Browser, browser
 from tests.observe.page.examples import DRAINED, UNHEALTHY, mixed, web
 from tests.observe.page.watched import Watched, until, watched
 from vipd.host.systemd.fields import Event, fields
+from vipd.model.flow_limits import Limit
 from vipd.model.service import Service
 from vipd.observe.events.log_handler import recording
 from vipd.observe.page import page_state as room
@@ -125,6 +126,31 @@ def test_what_is_seen_and_how_it_follows(tmp_path: Path) -> None:
 
         await world.declare([s for s in mixed() if s.name != "mail/smtp"])
         await tab.until(f"!{NAMES}.includes('mail/smtp')")
+
+    shown(tmp_path, story)
+
+
+def test_flows_that_limits_refuse_are_seen(tmp_path: Path) -> None:
+    async def story(world: Watched, tab: Browser) -> None:
+        refused = world.refused["shop/checkout"] = {Limit.CONNECTIONS: 0, Limit.NEW_PER_CLIENT: 12_000}
+
+        async def refuse() -> None:
+            while True:
+                refused[Limit.NEW_PER_CLIENT] += 5
+                await asyncio.sleep(0.05)
+
+        await tab.until(f"{row('shop/checkout')}.includes('5 of 5')")
+        await tab.value(
+            "[...document.querySelectorAll('.open')].find(o => /checkout/.test(o.textContent)).click()"
+        )
+        refusing = asyncio.create_task(refuse())
+        await tab.until(f"/refuses [0-9]+.*[/]s/.test({row('shop/checkout')})")
+        told = "[...document.querySelectorAll('.inner > .warn')].map(each => each.textContent).join()"
+        await tab.until(f"/New flows refused: 12 k over new_per_client, now [0-9]+/.test({told})")
+        await tab.picture("refusing")
+        refusing.cancel()
+        await tab.until(f"!/refuses/.test({row('shop/checkout')})")
+        await tab.until(f"{told} === 'New flows refused: 12 k over new_per_client'")
 
     shown(tmp_path, story)
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import BackendKey
+from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import ForwardingKey
 from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats.totals import FlowTotals
@@ -109,3 +110,22 @@ def test_many_services_that_go_cost_no_more_each_than_one() -> None:
     for name in names:
         history.forget(name)
     assert len(history._backend_flows) == 0
+
+
+def test_refused_flows_are_totals_and_rates_by_limit() -> None:
+    history = FlowHistory()
+
+    def look(second: int, **refused: int) -> object:
+        counts = {Limit(name): flows for name, flows in refused.items()}
+        at, table = START + timedelta(seconds=second), ConntrackTable(1, 2, accounting=True)
+        history.add_reading(FlowReading(at, FlowTotals(), table, refused={"web": counts}), ["web"])
+        return history.refused
+
+    assert look(0, connections=0, new_per_client=7) == {"web": {"new_per_client": [7, 0.0]}}
+    assert look(2, connections=4, new_per_client=17) == {
+        "web": {"connections": [4, 2.0], "new_per_client": [17, 5.0]}
+    }
+    assert look(3, connections=4, new_per_client=17) == {
+        "web": {"connections": [4, 0.0], "new_per_client": [17, 0.0]}
+    }
+    assert look(4) == {}

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +21,7 @@ from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.dataplane.counting import BackendKey as BackendPlace
 from vipd.host.supervisor import Supervisor
 from vipd.model.backend_status import BackendStatus, BackendStatuses
+from vipd.model.flow_limits import Limit
 from vipd.model.service import Service
 from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.totals import FlowTotals
@@ -75,6 +77,8 @@ class Watched:
             ReconcilerDependencies(self.judges),
         )
         self.totals, self.warnings, self.counted = FlowTotals(), list[str](), 0
+        self.refused: dict[str, dict[Limit, int]] = {}
+        """Flows over each limit of services."""
         self.table = ConntrackTable(4200, 262144, accounting=False)
         facts = PageSources(
             self.reconciler,
@@ -111,7 +115,7 @@ class Watched:
     async def read_flows(self) -> FlowReading:
         """The counts as they are played."""
         self.counted += 1
-        return FlowReading(self.at(), self.totals, self.table)
+        return FlowReading(self.at(), self.totals, self.table, refused=deepcopy(self.refused))
 
     def flow(self, service: str, *numbers: int) -> None:
         """New flows to the first backends of a service's first forwarding."""

@@ -6,15 +6,22 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
+from typing import TypeAlias, TypeVar
 
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress, parse
 from vipd.dataplane.conntrack.messages import NEW, Query, delete_request, dump_request, get_request
+from vipd.dataplane.conntrack.packed_entries import PackedEntry, PackedReader
 from vipd.host import netlink_socket
 from vipd.host.netlink import MalformedMessageError, error_number, split
 from vipd.host.netlink_socket import dump, receive
-from vipd.model.service import Protocol
+from vipd.model.service import Family, Protocol
+
+T = TypeVar("T")
+_Answers: TypeAlias = Sequence[tuple[int, int, int]]
+"""Type, start and end of each message of a datagram."""
+_Read: TypeAlias = Callable[[bytes, _Answers], list[T]]
 
 SILENCE_SECONDS = 10.0
 """The kernel answers at once; this is for one that never does."""
@@ -99,8 +106,15 @@ class Conntrack:
         An entry may appear twice: if the kernel loses its position, the reading restarts. An entry that is
         added or deleted meanwhile may or may not appear.
         """
+        return self._dump(query, lambda datagram, answers: _entries(datagram, answers, query))
+
+    def dump_packed(self, family: Family, protocol: Protocol) -> Iterator[list[PackedEntry]]:
+        """The same, of all entries of a protocol, as the kernel packs them."""
+        return self._dump(Query(family, protocol), PackedReader(protocol).read)
+
+    def _dump(self, query: Query, read: _Read[T]) -> Iterator[list[T]]:
         for _ in range(ATTEMPTS):
-            if (yield from self._dump_once(query)):
+            if (yield from self._dump_once(query, read)):
                 return
         raise ConntrackError(
             "cannot read the conntrack table", f"disturbed {ATTEMPTS} times by changes to the table"
@@ -127,7 +141,7 @@ class Conntrack:
         """Delete these entries; returns how many still existed. Others between the same ends stay."""
         return sum(self._delete_batch(found[at : at + BATCH]) for at in range(0, len(found), BATCH))
 
-    def _dump_once(self, query: Query) -> Generator[list[Entry], None, bool]:
+    def _dump_once(self, query: Query, read: _Read[T]) -> Generator[list[T], None, bool]:
         """Reads once; returns whether nothing disturbed it."""
         sequence = self._next_sequence()
         with _named(f"cannot read the {query.family} conntrack table"):
@@ -137,7 +151,7 @@ class Conntrack:
                     datagram, answers = next(listing)
                 except StopIteration as ended:
                     return bool(ended.value)
-                yield _entries(datagram, answers, query)
+                yield read(datagram, answers)
 
     def _delete_batch(self, batch: Sequence[Entry]) -> int:
         what, deleted = "cannot delete conntrack entries", 0
@@ -177,7 +191,7 @@ class Conntrack:
         return self._sequence
 
 
-def _entries(datagram: bytes, answers: Sequence[tuple[int, int, int]], query: Query) -> list[Entry]:
+def _entries(datagram: bytes, answers: _Answers, query: Query) -> list[Entry]:
     """The requested entries. Raises MalformedMessageError."""
     parsed = [parse(datagram[start:end]) for kind, start, end in answers if kind == NEW]
     return [entry for entry in parsed if entry is not None and query.fits(entry)]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vipd.declaration.conflicts import claim_problem, conflicts_of
-from vipd.declaration.dns_names import parse_backend_address
+from vipd.declaration.dns_names import is_bare_name, parse_backend_address, parse_dns_name
 from vipd.declaration.fields import Located, Report
 from vipd.declaration.formatting import service_to_spec
 from vipd.declaration.native import parse_service
@@ -41,6 +41,8 @@ from vipd.model.service import (
     Family,
     Frontend,
     Masquerade,
+    NamedBackend,
+    NameKind,
     Origin,
     Protocol,
     Service,
@@ -83,6 +85,7 @@ class ServiceDraft:
     name: str = ""
     listeners: list[Listener] = field(default_factory=list)
     backends: list[Located[Backend]] = field(default_factory=list)
+    names: list[Located[NamedBackend]] = field(default_factory=list)
     fallback: list[Located[Backend]] = field(default_factory=list)
     lost_backends: bool = False
     """A server of it could not be converted."""
@@ -97,6 +100,7 @@ class _Servers:
     """The backends of a draft in the form of vipd/v1: what they have in common belongs to the service."""
 
     backends: tuple[Backend, ...]
+    names: tuple[NamedBackend, ...]
     fallback: tuple[Backend, ...]
     check: Check
     ports: tuple[ServicePort, ...]
@@ -228,13 +232,43 @@ class Conversion:
             return None
         return Backend(found, port, check=UNCHECKED)
 
+    def server(self, line: int, what: str, host: str, port: int | None) -> Backend | None:
+        """A backend like `backend`; without an address, for `named_backend`, if the host is a name."""
+        return (
+            Backend("", port, check=UNCHECKED) if is_bare_name(host) else self.backend(line, what, host, port)
+        )
+
+    def named_backend(
+        self, line: int, what: str, kind: NameKind, name: str, template: Backend
+    ) -> NamedBackend | None:
+        """The backends that DNS has for a name, with the keys of `template`; None after a report. With SRV
+        records it has no port and weight; a weight is reported."""
+        try:
+            found = parse_dns_name(name)
+        except InvalidTextError as error:
+            self.lost(line, what, error.what, error.hint)
+            return None
+        if kind is NameKind.SRV:
+            if template.weight != 1:
+                self.lost(line, what, "the records say the weights")
+            template = replace(template, port=None, weight=1)
+        return NamedBackend(kind, found, template)
+
+    def unqualified(self, line: int, what: str, name: str) -> bool:
+        """Whether the host's own resolver would look for a name elsewhere than in DNS; reports it."""
+        if "." in name.rstrip("."):
+            return False
+        why = "is not converted: such a name is from /etc/hosts, or below a search domain"
+        self.lost(line, what, why, f"write its address, or dns:{name}.DOMAIN")
+        return True
+
     def add(self, draft: ServiceDraft) -> None:
         """Make services of a draft: one for all addresses with the same ports."""
         listeners = list(self._virtual_listeners(draft))
         self._drop_duplicates(draft)
         if not listeners:
             self.lost(draft.line, draft.what, "is not converted: no address and port of it is left")
-        elif not draft.backends and draft.lost_backends:
+        elif not (draft.backends or draft.names) and draft.lost_backends:
             self.lost(draft.line, draft.what, "is not converted: no server of it is left")
         else:
             if draft.affinity and len({(each.port, each.protocol) for each in listeners}) > 1:
@@ -293,6 +327,17 @@ class Conversion:
                     self.lost(server.line, server.path, why, "add its weight to that of the first")
                     servers.remove(server)
                 seen.add(place)
+        first: dict[str, Located[NamedBackend]] = {}
+        for name in list(draft.names):
+            earlier = first.setdefault(str(name.value), name)
+            if earlier is name:
+                continue
+            draft.names.remove(name)
+            if earlier.value == name.value:
+                self.note(name.line, name.path, f"every address of {name.value} serves already")
+            else:
+                why = f"{name.value} stands already in this service, with other parameters"
+                self.lost(name.line, name.path, why, "leave one of them")
 
     def _servers_for(
         self, draft: ServiceDraft, servers: Sequence[Located[Backend]], listeners: Sequence[Listener]
@@ -311,7 +356,7 @@ class Conversion:
         """Make a service of listeners with the same ports."""
         backends = self._servers_for(draft, draft.backends, listeners)
         serving = {family_of(server.value.address) for server in backends}
-        if draft.backends:
+        if draft.backends and not draft.names:
             for each in listeners:
                 if family_of(each.address) not in serving:
                     self.lost(each.line, each.what, _FAMILIES, "name servers of this family")
@@ -321,13 +366,15 @@ class Conversion:
             return
         addresses = tuple(dict.fromkeys(each.address for each in listeners))
         ports = _ports_of(listeners, addresses[0])
-        servers = _servers(backends, self._servers_for(draft, draft.fallback, listeners), ports)
+        fallback = self._servers_for(draft, draft.fallback, listeners)
+        servers = _servers(backends, draft.names, fallback, ports)
         origin = Origin("file", self._path, draft.line)
         made = Service(
             name=self._name(draft.name, Frontend(addresses[0], ports[0].port, ports[0].protocol)),
             addresses=addresses,
             ports=servers.ports,
             backends=servers.backends,
+            named_backends=servers.names,
             fallback=servers.fallback,
             check=servers.check,
             affinity=draft.affinity,
@@ -390,16 +437,26 @@ def _by_ports(listeners: Iterable[Listener]) -> list[list[Listener]]:
 
 
 def _servers(
-    served: Iterable[Located[Backend]], last: Iterable[Located[Backend]], ports: tuple[ServicePort, ...]
+    served: Iterable[Located[Backend]],
+    names: Sequence[Located[NamedBackend]],
+    last: Iterable[Located[Backend]],
+    ports: tuple[ServicePort, ...],
 ) -> _Servers:
-    """Backends, and those of the fallback, in the form of vipd/v1."""
+    """Backends, those with names, and those of the fallback, in the form of vipd/v1."""
     numbers = {port.port for port in ports}
     own = next(iter(numbers)) if len(numbers) == 1 else None
     backends = [_with_check_port(each.value, ports, own) for each in served]
     fallback = [_with_check_port(each.value, ports, own) for each in last]
-    checks = {backend.check for backend in backends}
+    named = [
+        _with_check_port(name.template, ports, None if name.kind is NameKind.SRV else own)
+        for name in (each.value for each in names)
+    ]
+    checks = {backend.check for backend in (*backends, *named)}
     check = (checks.pop() or UNCHECKED) if len(checks) == 1 else UNCHECKED
-    targets = {backend.port or own for backend in (*backends, *fallback)}
+    by_dns = [
+        template for template, each in zip(named, names, strict=True) if each.value.kind is NameKind.DNS
+    ]
+    targets = {backend.port or own for backend in (*backends, *by_dns, *fallback)}
     target = targets.pop() if len(targets) == 1 else None
     common = target is not None and own is not None
     if common:
@@ -412,7 +469,10 @@ def _servers(
             check=None if backend.check == check else backend.check,
         )
 
-    return _Servers(tuple(map(shared, backends)), tuple(map(shared, fallback)), check, ports)
+    found = [
+        replace(each.value, template=shared(template)) for each, template in zip(names, named, strict=True)
+    ]
+    return _Servers(tuple(map(shared, backends)), tuple(found), tuple(map(shared, fallback)), check, ports)
 
 
 def _with_check_port(backend: Backend, ports: tuple[ServicePort, ...], own: int | None) -> Backend:

@@ -20,6 +20,7 @@ _READ = {
     "mode",
     "bind",
     "server",
+    "server-template",
     "default-server",
     "default_backend",
     "balance",
@@ -90,7 +91,6 @@ _LOST = {
     "maxconn": _NO_QUEUE,
     "fullconn": "a limit does not depend on the load",
     "rate-limit sessions": _NO_QUEUE,
-    "server-template": "write dns: NAME or srv: NAME, which stands for all its addresses",
     "dispatch": "a service has its servers one by one",
     "option transparent": "vipd needs the addresses of servers",
     "stick match": "affinity is that of the client's address alone",
@@ -101,7 +101,6 @@ _HINTS = {
     "tcp-request": "allow_from limits who may use an external address; else a rule in iptables",
     "maxconn": "or write limits: {connections: N} in the service",
     "rate-limit": "or write limits: {new_per_second: N} in the service",
-    "server-template": "write each server with its address",
     "dispatch": "write it as a server",
 }
 
@@ -171,7 +170,8 @@ def _read_proxy(
     draft = ServiceDraft(section.line, str(section), section.name)
     for line in section.all("bind"):
         _read_bind(conversion, draft, line)
-    backend = section if section.all("server") else _backend_of(conversion, section, backends)
+    own = section.all("server") or section.all("server-template")
+    backend = section if own else _backend_of(conversion, section, backends)
     for each in (section,) if backend is section or backend is None else (section, backend):
         _report(conversion, each)
     if backend is None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from vipd.declaration.conversion.draft import Conversion, ServiceDraft, with_state
 from vipd.declaration.conversion.haproxy_syntax import Line, Section, read_parameters, read_time
 from vipd.declaration.fields import Located
+from vipd.declaration.service_rules import templates
 from vipd.model.check import MAX_COUNT, Check, HttpProbe, Probe, TcpProbe, Timing
-from vipd.model.service import Backend, Masquerade
+from vipd.model.service import Backend, Masquerade, NamedBackend, NameKind
 
 _USED = {
     "check": 0,
@@ -55,11 +56,12 @@ _LOST = {
     "on-marked-up": (1, "open flows of a backup go on"),
     "fastinter": (1, "interval is the same in every state"),
     "downinter": (1, "interval is the same in every state"),
+    "resolve-net": (1, "every address of a name serves that allowed_backends in vipd's settings has"),
 }
 _HTTP = "has no effect in mode tcp"
 _NO_TLS = "there is no TLS to the server"
 _AGENT = "there is no agent"
-_NO_NAMES = "vipd looks up only backends written as dns: NAME or srv: NAME, by its own settings"
+_OWN_NAMES = "vipd looks names up by its own settings: dns_servers, dns_min_ttl and dns_max_ttl"
 _NO_EFFECT = {
     "cookie": (1, _HTTP),
     "redir": (1, _HTTP),
@@ -80,11 +82,10 @@ _NO_EFFECT = {
     "tfo": (0, "the connection is the client's own"),
     "no-tfo": (0, "the connection is the client's own"),
     "tcp-ut": (1, "the connection is the client's own"),
-    "resolvers": (1, _NO_NAMES),
-    "resolve-prefer": (1, _NO_NAMES),
-    "resolve-opts": (1, _NO_NAMES),
-    "resolve-net": (1, _NO_NAMES),
-    "init-addr": (1, _NO_NAMES),
+    "resolvers": (1, _OWN_NAMES),
+    "resolve-prefer": (1, "a name has addresses of the families that its service has"),
+    "resolve-opts": (1, _OWN_NAMES),
+    "init-addr": (1, "the last good answer serves from the start"),
     "agent-inter": (1, _AGENT),
     "agent-port": (1, _AGENT),
     "agent-addr": (1, _AGENT),
@@ -125,31 +126,88 @@ class _Parameter:
     value: str
 
 
+_NONE = _Parameter(0, "")
+
+
 def read_servers(conversion: Conversion, section: Section, draft: ServiceDraft) -> None:
     """Add the servers of a backend or listen section to a draft."""
     probe = _read_probe(conversion, section)
     slow: dict[float, int] = {}
-    for line in section.all("server"):
-        what = " ".join(line.words[:3])
-        parameters = _parameters(conversion, section, line)
-        backend = _read_server(conversion, line, what, parameters)
-        if backend is None:
-            draft.lost_backends = True
-            continue
-        if "check" in parameters:
-            backend = replace(backend, check=_check(conversion, section, line, probe, parameters))
-            if "slowstart" in parameters:
-                each = parameters["slowstart"]
-                slow[read_time(conversion, each.line, "slowstart", each.value) or 0] = each.line
-        if "source" in parameters:
-            each = parameters["source"]
-            read_source(conversion, draft, Line(each.line, ["source", each.value]))
-        draft.backends.append(Located(backend, line.number, what))
+    for line in section.lines:
+        if line.words[0] in ("server", "server-template"):
+            _add_server(conversion, section, draft, line, probe, slow)
     conversion.set_slow_start(draft, slow)
-    backups = [server for server in draft.backends if server.value.backup]
+    backups = [server for server in (*draft.backends, *templates(draft.names)) if server.value.backup]
     if len(backups) > 1 and section.option("allbackups") is None:
         why = "all backups serve at once, not the first one alone"
         conversion.lost(backups[1].line, backups[1].path, why, "or leave out this one")
+
+
+def _add_server(
+    conversion: Conversion,
+    section: Section,
+    draft: ServiceDraft,
+    line: Line,
+    probe: Probe,
+    slow: dict[float, int],
+) -> None:
+    """Add the servers of a line. `slow` takes the time of a slow start."""
+    line, number = _without_number(line)
+    what = " ".join(line.words[:3])
+    parameters = _parameters(conversion, section, line)
+    backend = _read_server(conversion, line, what, parameters)
+    if backend is None:
+        draft.lost_backends = True
+        return
+    if "check" in parameters:
+        backend = replace(backend, check=_check(conversion, section, line, probe, parameters))
+        if "slowstart" in parameters:
+            each = parameters["slowstart"]
+            slow[read_time(conversion, each.line, "slowstart", each.value) or 0] = each.line
+    if "source" in parameters:
+        each = parameters["source"]
+        read_source(conversion, draft, Line(each.line, ["source", each.value]))
+    if backend.address:
+        if number:
+            conversion.lost(line.number, what, "is one address, and was written once")
+        draft.backends.append(Located(backend, line.number, what))
+    elif named := _read_name(conversion, line, what, parameters, backend, number):
+        draft.names.append(Located(named, line.number, what))
+    else:
+        draft.lost_backends = True
+
+
+def _without_number(line: Line) -> tuple[Line, str]:
+    """A server line, and nothing; of a server-template the line of one server, and how many there may be."""
+    if line.words[0] == "server" or len(line.words) < 4:
+        return line, ""
+    return Line(line.number, ["server-template", line.words[1], *line.words[3:]]), line.words[2]
+
+
+def _read_name(
+    conversion: Conversion,
+    line: Line,
+    what: str,
+    parameters: Mapping[str, _Parameter],
+    template: Backend,
+    number: str,
+) -> NamedBackend | None:
+    """The name of a server; notes where its addresses are others than HAProxy's."""
+    host, _ = split_address(line.words[2])
+    if "resolvers" not in parameters and conversion.unqualified(line.number, what, host):
+        return None
+    kind = NameKind.SRV if host.startswith("_") else NameKind.DNS
+    why = "every address of the name serves, and vipd follows DNS; "
+    if "resolvers" not in parameters:
+        why += "HAProxy takes one, when it starts"
+    else:
+        why += f"HAProxy takes {number or 'one'} at most"
+    if kind is NameKind.SRV:
+        why += ", and ignores the priority of records: the lowest number serves, others are its backups"
+    conversion.note(line.number, what, why)
+    if kind is NameKind.SRV and "ignore-weight" in parameters.get("resolve-opts", _NONE).value:
+        conversion.lost(line.number, f"{what} resolve-opts ignore-weight", "the records say the weights")
+    return conversion.named_backend(line.number, what, kind, host, template)
 
 
 def read_source(conversion: Conversion, draft: ServiceDraft, line: Line) -> None:
@@ -186,6 +244,7 @@ def _parameters(conversion: Conversion, section: Section, server: Line) -> dict[
 def _read_server(
     conversion: Conversion, line: Line, what: str, parameters: Mapping[str, _Parameter]
 ) -> Backend | None:
+    """The server; without an address if it has a name. None after a report."""
     for name, (_, why) in _IMPOSSIBLE.items():
         if name in parameters:
             conversion.lost(line.number, f"{what} {name}", f"is not converted: {why}")
@@ -197,7 +256,7 @@ def _read_server(
     number = conversion.port(line.number, what, port) if port.strip("0") else None
     if port.strip("0") and number is None:
         return None
-    backend = conversion.backend(line.number, what, address, number)
+    backend = conversion.server(line.number, what, address, number)
     if backend is None:
         return None
     if "weight" in parameters:

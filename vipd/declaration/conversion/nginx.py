@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from vipd.declaration.conversion.directives import Directive, Sign, Token, named, tree_of
 from vipd.declaration.conversion.draft import ANY_ADDRESS, Conversion, Listener, ServiceDraft, with_state
+from vipd.declaration.dns_names import is_bare_name
 from vipd.declaration.fields import Located
 from vipd.model.check import MAX_COUNT, UNCHECKED, Check, TcpProbe, Timing
-from vipd.model.service import Backend, Balance, Family, Masquerade, Protocol
+from vipd.model.service import Backend, Balance, Family, Masquerade, NamedBackend, NameKind, Protocol
 
 _TOKEN = re.compile(
     r"(?P<space>\s+)|(?P<comment>#[^\n]*)|(?P<sign>[;{}])|'(?P<single>(?:\\.|[^'\\])*)'?"
@@ -28,7 +29,7 @@ _OWN = "the connection is between client and server"
 _IDLE = "the kernel removes an established TCP flow without traffic after five days"
 _LOG = "vipd logs no flows; see vipctl flows and vipctl stats"
 _RETRY = "the client itself connects, and tries again"
-_NO_NAMES = "vipd looks up only backends written as dns: NAME or srv: NAME, by its own settings"
+_OWN_NAMES = "vipd looks names up by its own settings: dns_servers, dns_min_ttl and dns_max_ttl"
 _NO_EFFECT = {
     **dict.fromkeys(("access_log", "error_log", "log_format", "open_log_file_cache", "status_zone"), _LOG),
     **dict.fromkeys(("proxy_timeout", "proxy_session_drop"), _IDLE),
@@ -38,7 +39,7 @@ _NO_EFFECT = {
     **dict.fromkeys(("preread_buffer_size", "preread_timeout", "variables_hash_max_size"), _OWN),
     "proxy_responses": "a UDP flow expires, or ends with its backend",
     "proxy_requests": "a UDP flow expires, or ends with its backend",
-    **dict.fromkeys(("resolver", "resolver_timeout"), _NO_NAMES),
+    **dict.fromkeys(("resolver", "resolver_timeout"), _OWN_NAMES),
     **dict.fromkeys(("zone", "state"), "vipd keeps the state of backends itself"),
 }
 _CONDITIONS = "vipd chooses by address, port and protocol alone"
@@ -69,7 +70,10 @@ _LISTEN_PARAMETERS = {
     *("udp", "reuseport", "bind", "deferred", "multipath", "ipv6only", "backlog", "rcvbuf", "sndbuf"),
     *("so_keepalive", "fastopen", "setfib", "accept_filter"),
 }
-_SERVER_PARAMETERS = {"weight", "slow_start", "down", "backup", "max_fails", "fail_timeout", "max_conns"}
+_SERVER_PARAMETERS = {
+    *("weight", "slow_start", "down", "backup", "max_fails", "fail_timeout", "max_conns", "resolve"),
+    "service",
+}
 _LISTEN_IMPOSSIBLE = {"ssl": _TLS, "proxy_protocol": "vipd does not read the PROXY protocol"}
 
 
@@ -244,21 +248,51 @@ def _read_backend(
 ) -> None:
     """Add a server of an upstream, or that of proxy_pass."""
     what = f"{directive.name} {text}"
-    address, port = _split(text)
-    number = None
-    if text.startswith("unix:") or not port:
+    host, port = _split(text)
+    backend = None
+    if _srv_service(directive):
+        if is_bare_name(text):
+            backend = conversion.server(directive.line, what, text, None)
+        else:
+            conversion.lost(directive.line, what, "is not converted: service fits a name without a port")
+    elif text.startswith("unix:") or not port:
         conversion.lost(directive.line, what, "is not converted: a backend needs an address and a port")
-    else:
-        number = conversion.port(directive.line, what, port)
-    if number is None:
-        draft.lost_backends = True
-        return
-    backend = conversion.backend(directive.line, what, address, number)
+    elif (number := conversion.port(directive.line, what, port)) is not None:
+        backend = conversion.server(directive.line, what, host, number)
     if backend is None:
         draft.lost_backends = True
         return
     backend = _with_parameters(conversion, directive, backend, {} if slow is None else slow)
-    draft.backends.append(Located(replace(backend, check=check), directive.line, what))
+    backend = replace(backend, check=check)
+    if backend.address:
+        draft.backends.append(Located(backend, directive.line, what))
+    elif named := _read_name(conversion, directive, what, host, backend):
+        draft.names.append(Located(named, directive.line, what))
+    else:
+        draft.lost_backends = True
+
+
+def _srv_service(directive: Directive) -> str:
+    """The value of the parameter `service`, or empty."""
+    found = (each.partition("=") for each in directive.arguments[1:])
+    return next((value for name, _, value in found if name == "service"), "")
+
+
+def _read_name(
+    conversion: Conversion, directive: Directive, what: str, host: str, template: Backend
+) -> NamedBackend | None:
+    """The name of a server: with the parameter `service` that of its SRV records."""
+    line, service = directive.line, _srv_service(directive)
+    if "resolve" not in directive.arguments:
+        if conversion.unqualified(line, what, host):
+            return None
+        conversion.note(line, what, "nginx looks the name up when it starts, and vipd follows DNS")
+    if not service:
+        return conversion.named_backend(line, what, NameKind.DNS, host, template)
+    if template.backup:
+        conversion.lost(line, what, "records of every priority are backups, not those of the lowest alone")
+    prefix = service if "." in service else f"_{service}._tcp"
+    return conversion.named_backend(line, what, NameKind.SRV, f"{prefix}.{host}", template)
 
 
 def _with_parameters(
@@ -277,9 +311,7 @@ def _with_parameters(
         slow[_seconds(conversion, line, "slow_start", values["slow_start"]) or 0] = line
     for each in parameters:
         name = each.partition("=")[0]
-        if name in ("resolve", "service"):
-            conversion.note(line, each, _NO_NAMES)
-        elif name in ("max_fails", "fail_timeout") and values.get("max_fails") != "0":
+        if name in ("max_fails", "fail_timeout") and values.get("max_fails") != "0":
             why = "a check judges, not the traffic of clients"
             conversion.lost(line, each, why, "add check: tcp, with interval and fall")
         elif name not in _SERVER_PARAMETERS:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from vipd.dataplane.counting import BackendKey
 from vipd.declaration.bounded_json import Json
+from vipd.model.flow_limits import Limit
 from vipd.model.service import socket_text
 from vipd.observe.events.event import EventRecord, encode
 from vipd.observe.events.recorder import Recorder, Subscription
@@ -48,6 +49,9 @@ class FlowHistory:
         self.latest: Json = {}
         """By service with any flow or traffic: `[RATE, FLOWS NOW, {"SERVICE PORT/PROTOCOL/ADDR:PORT": RATE},
         BYTES A SECOND FROM CLIENTS, TO CLIENTS]`."""
+        self._refusals: Mapping[str, Mapping[Limit, int]] = {}
+        self.refused: Json = {}
+        """By service that refused any flow over a limit: `{LIMIT: [FLOWS, RATE]}`."""
         self.samples = 0
 
     def add_reading(self, reading: FlowReading, services: Iterable[str]) -> None:
@@ -61,6 +65,7 @@ class FlowHistory:
             self._passed.clear()
         seconds = (reading.at - before).total_seconds() if before else 0.0
         self.latest, self.samples = {}, self.samples + bool(seconds)
+        self._note_refusals(reading, seconds)
         names = frozenset(services)
         quiet, self._quiet = self._quiet, names - self._passed.keys() if reading.traffic else frozenset()
         for name in names:
@@ -126,6 +131,19 @@ class FlowHistory:
             samples.popleft()
         self._speeds[name] = _speed(samples[0], samples[-1])
         return self._speeds[name]
+
+    def _note_refusals(self, reading: FlowReading, seconds: float) -> None:
+        """The flows over each limit so far, and their rate."""
+        before, self._refusals = self._refusals, reading.refused
+        self.refused = {
+            name: {
+                limit.value: [flows, _rate(before.get(name, {}).get(limit, flows), flows, seconds)]
+                for limit, flows in counts.items()
+                if flows
+            }
+            for name, counts in reading.refused.items()
+            if any(counts.values())
+        }
 
     def _note(self, name: str, rate: float) -> None:
         if rate and name not in self._rates:

@@ -309,6 +309,7 @@ class PageState:
             "tracked": tracked,
             "traffic": reading.traffic,
             "services": self._history.latest,
+            "refused": self._history.refused,
         }
         conntrack = {"entries": reading.table.entries, "max": reading.table.limit}
         told = self._parts.conntrack.set(conntrack, version)

@@ -17,14 +17,19 @@ from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatus,
 from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
-from vipd.observe.endpoint_views import backend_status_by_address, forwarding_view, waiting_by_address
+from vipd.observe.endpoint_views import (
+    backend_status_by_address,
+    forwarding_view,
+    limits_by_address,
+    waiting_by_address,
+)
 from vipd.observe.metrics.snapshot import ConnectedSource
 from vipd.sources.base import Source
 
 MAX_PROBLEMS = 20
 """For each source; the rest is a number."""
 
-_OF_ENDPOINT = ("endpoint", "weight", "share", "ready", "health", "reason")
+_OF_ENDPOINT = ("endpoint", "weight", "share", "ready", "health", "reason", "max_connections")
 _OF_FORWARDING = ("name", "protocol", "frontends", "external", "node_port")
 
 
@@ -76,7 +81,8 @@ def _forwarding_view(
     service: Service, forwarding: Forwarding, backend_statuses: BackendStatuses, dataplane: Dataplane
 ) -> Json:
     stood = backend_status_by_address(service, forwarding, backend_statuses)
-    full = forwarding_view(forwarding, dataplane, stood, waiting_by_address(service, forwarding))
+    waiting, limits = waiting_by_address(service, forwarding), limits_by_address(service, forwarding)
+    full = forwarding_view(forwarding, dataplane, stood, waiting, limits)
     return {name: full[name] for name in _OF_FORWARDING} | {
         "endpoints": list(_endpoint_views(full["endpoints"], stood)),
     }

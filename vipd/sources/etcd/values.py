@@ -123,7 +123,7 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
     elif not isinstance(root, Mapping):
         report.wrong_type(root, "", "a mapping like {weight: 2}, or empty")
     else:
-        backends = read_backends(report, _with_place(report, root, base), "")
+        backends, _ = read_backends(report, _with_place(report, root, base), "")  # a name excludes the place
         _refuse_checks(report, [backend.value for backend in backends])
         if backends and not report.problems:
             return service, backends[0].value
