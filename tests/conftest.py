@@ -37,19 +37,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 LONGEST = (
     "tests/packets/test_foreign_forward",
-    "tests/faults/test_seams",
-    "tests/faults/test_broken_declarations",
+    "tests/docs/test_pages",
+    "tests/onefile",
+    "tests/faults/test_days",
+    "tests/dataplane/iptables/test_walks",
+    "tests/dataplane/nftables/test_no_hole",
     "tests/system/test_life",
     "tests/system",
-    "tests/faults",
-    "tests/onefile",
-    "tests/fleet",
+    "tests/observe/explain/test_real_packets",
     "tests/packets",
-    "tests/sources/etcd",
+    "tests/faults",
+    "tests/fleet",
     "tests/health",
-    "tests/docs/test_pages",
+    "tests/limits/test_files",
+    "tests/api",
     "tests/observe",
-    "tests/dataplane/nftables",
+    "tests/host",
+    "tests/sources/etcd",
+    "tests/dataplane",
 )
 """Beginnings of the names of tests whose files take long, the longest first."""
 

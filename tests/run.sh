@@ -32,7 +32,7 @@ if [ "${1:-}" = --nightly ]; then
     export VIPD_KERNELS="debian12 debian13"
     export VIPD_OVERRIDES_SECONDS=300 VIPD_OVERRIDES_SEED=$seed
     export VIPD_FORK_SERVER=no
-    set -- --nightly --hypothesis-profile=fresh --hypothesis-seed="$seed" "$@"
+    set -- --nightly --timeout=1800 --hypothesis-profile=fresh --hypothesis-seed="$seed" "$@"
 fi
 want_space "${TMPDIR:-/tmp}" 2000
 install_packages $test_packages
@@ -54,7 +54,17 @@ check() { # name, command
 
 check "ruff check" "$venv/bin/ruff" check
 check "ruff format" "$venv/bin/ruff" format --check
-check "mypy" "$venv/bin/mypy"
+# It needs one core for half a minute, while the tests wait.
+types=$(mktemp)
+trap 'rm -f "$types"' EXIT
+"$venv/bin/mypy" >"$types" 2>&1 &
+mypy=$!
+mypy_ended() {
+    local code=0
+    wait "$mypy" || code=$?
+    cat "$types"
+    return $code
+}
 
 # The list of vulnerabilities is on the network, and so no part of every run.
 if command -v pip-audit >/dev/null; then
@@ -68,12 +78,15 @@ fi
 last_failed=.pytest_cache/v/cache/lastfailed
 first_output=$project/tried-again.log
 most_tried_again=20
+workers=$((4 * $(nproc))) # most of a test's time it waits for packets, checks and timers
+[ "$workers" -le 16 ] || workers=16
 unsteady=()
 tests() { # arguments for pytest
     local code=0
     rm -f "$last_failed" "$first_output"
     # In the order of tests/conftest.py: by the number of their tests, the longest files would come last.
-    "$venv/bin/pytest" -n 4 --dist loadfile --no-loadscope-reorder --durations=10 "$@" | tee "$first_output" || code=$?
+    "$venv/bin/pytest" -n "$workers" --dist loadfile --no-loadscope-reorder --durations=10 "$@" |
+        tee "$first_output" || code=$?
     [ $code != 0 ] || rm "$first_output"
     [ $code = 1 ] || return $code
     # A test of a booted machine goes on where the one before it ended: the whole file runs again.
@@ -91,6 +104,7 @@ EOF
     "$venv/bin/pytest" "${unsteady[@]}"
 }
 check "pytest" tests "$@"
+check "mypy" mypy_ended
 
 if [ ${#failed[@]} -gt 0 ]; then
     step "FAILED: $(printf '%s, ' "${failed[@]}" | sed 's/, $//')"

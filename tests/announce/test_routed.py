@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.announce.routed_lab import VIP, VIP6, RoutedLab, both_serving, require
-from tests.faults.equipment import steady_client
+from tests.lab.steady_client import steady_client
 
 pytestmark = pytest.mark.root
 
@@ -43,7 +43,10 @@ def test_a_router_spreads_flows_over_hosts_that_announce(lab: RoutedLab, kind: s
                 lab.wait_next_hops(2, vip=vip)
             daemons[1].vipctl("host", "resume")
             lab.wait_next_hops(1, 2)
-        assert outcome["failed"] == {}, outcome
+        # Its route changes twice: a connection that is open at that moment goes on through a host that does
+        # not know it.
+        assert sum(outcome["failed"].values()) <= 2, outcome
+        assert outcome["answered"] > 0, outcome
 
 
 def lab_source(number: int, vip: str) -> str:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.declaration.strategies import PATIENT
 from tests.faults.broken_declarations import SINGLE, checks, declaration
+from tests.lab.examples import examples
 from tests.model.samples import service
 from vipd.cli.main import cli
 from vipd.cli.output import document
@@ -149,7 +150,7 @@ def stored(wanted: Service, path: Path) -> None:
     assert dict(again.services) == {wanted.name: wanted}
 
 
-@settings(PATIENT, max_examples=300)
+@settings(PATIENT, max_examples=examples(300))
 @given(st.sampled_from(FREE) | st.sampled_from(SPECS), TEXTS)
 @example((SINGLE, ("name",)), "web")
 def test_what_is_accepted_for_any_key_survives(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lab.examples import examples
 from tests.model.samples import broken, declared, service, unit
 from vipd.control.catalog import Catalog, MergeResult, merge
 from vipd.declaration.conflicts import find_conflicts
@@ -187,7 +188,7 @@ def histories(draw: st.DrawFn) -> list[dict[str, Declaration]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(histories())
 def test_whatever_is_saved_nothing_is_claimed_twice_and_incumbents_stay(
     history: list[dict[str, Declaration]],
@@ -212,7 +213,7 @@ def test_whatever_is_saved_nothing_is_claimed_twice_and_incumbents_stay(
         units = adopt(units, merged)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(histories())
 def test_a_catalog_that_is_told_what_changes_comes_to_the_same(
     history: list[dict[str, Declaration]],

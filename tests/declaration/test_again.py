@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.lab.examples import examples
 from vipd.declaration import incremental as again
 from vipd.declaration.incremental import parse_incrementally
 from vipd.declaration.native import parse_declaration
@@ -64,7 +65,7 @@ def origins(declaration: Declaration) -> list[object]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from([TEXT, BARE, TAILED]), EDITS)
 @example(TEXT, [(TEXT.index("  - name: web-4"), 0, '  - name: "web-40\n')])
 @example(TEXT, [(TEXT.index("  - name: web-4"), 0, block(40, "    "))])

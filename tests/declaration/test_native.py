@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.declaration.strategies import PATIENT, services
+from tests.lab.examples import examples
 from vipd.declaration.native import (
     format_declaration,
     format_service,
@@ -455,7 +456,7 @@ NOISE = st.sampled_from(
 )
 
 
-@settings(PATIENT, max_examples=200)
+@settings(PATIENT, max_examples=examples(200))
 @given(st.lists(st.tuples(st.integers(0, len(PIECES) - 1), NOISE | st.sampled_from(PIECES)), max_size=4))
 def test_any_mutation_of_a_valid_declaration_gives_a_declaration(edits: list[tuple[int, str]]) -> None:
     pieces = list(PIECES)

@@ -19,13 +19,11 @@ import yaml
 
 from tests.faults.dataplanes import Equipment, Rules
 from tests.lab.daemon import Daemon, UnixConnection
-from tests.lab.flow import Process, finish
 from tests.lab.node import Node
 from tests.lab.topology import ip
 
 REFUSAL = "is refused by the test"
 SWEPT_SECONDS = 60
-STEADY_CLIENT = Path(__file__).parent / "steady_client.py"
 _SCRIPT = """\
 #!/usr/bin/env bash
 # Passes everything on to {real}, unless the test makes it fail.
@@ -125,21 +123,6 @@ class Api:
 
 GONE = (OSError, http.client.HTTPException, ValueError)
 """What `Api.ask` raises when the daemon ends meanwhile."""
-
-
-@contextmanager
-def steady_client(node: Node, address: str, port: int) -> Iterator[dict[str, Any]]:
-    """Connect all the time, one after the other. The mapping holds `answered` and `failed` when it ends."""
-    process: Process = node.start(sys.executable, "-I", str(STEADY_CLIENT), address, str(port))
-    outcome: dict[str, Any] = {}
-    try:
-        yield outcome
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        outcome.update(json.loads(process.stdout.readline()))
-    finally:
-        finish(process)
 
 
 def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: str) -> Rules:

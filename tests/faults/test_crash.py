@@ -17,9 +17,9 @@ from tests.faults.equipment import (
     GONE,
     Api,
     as_from_a_cold_start,
-    steady_client,
 )
 from tests.lab.daemon import Daemon
+from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
 

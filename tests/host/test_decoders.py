@@ -26,6 +26,7 @@ from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
 from tests.dataplane.namespace import Namespace
 from tests.host.test_route_table import Message
+from tests.lab.examples import examples
 from tests.observe.flow_stats.test_counting import rule as counted_rule
 from tests.observe.flow_stats.test_volume import end_message
 from tests.observe.live_trace.recorded import RECORDED
@@ -266,7 +267,7 @@ def test_changed_messages(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.binary(max_size=200))
 def test_anything_else(name: str, data: bytes) -> None:
     decode(DECODERS[name], data)

@@ -7,12 +7,10 @@ import json
 import select
 import subprocess
 import sys
-from pathlib import Path
 from types import TracebackType
 
 from tests.lab.traffic import Answer
 
-PROGRAMS = Path(__file__).parent
 COMMAND_SECONDS = 120.0
 """Time limit of a command that should be quick. Longer than any time limit of vipd and vipctl, so that their
 own error message is seen first."""
@@ -60,7 +58,7 @@ class Flow:
 
 def client_argv(work: str, *options: str) -> list[str]:
     """The command line of the client program."""
-    return [sys.executable, "-I", str(PROGRAMS / "client.py"), work, *options]
+    return [sys.executable, "-m", "tests.lab.client", work, *options]
 
 
 def client_options(to: str, port: int, **options: object) -> list[str]:

@@ -14,7 +14,6 @@ from typing import IO
 from tests.lab.client import LONGEST_LIFE
 from tests.lab.flow import (
     COMMAND_SECONDS,
-    PROGRAMS,
     Flow,
     Process,
     client_argv,
@@ -101,7 +100,7 @@ class Node:
         self, *, tcp: Sequence[int] = (), udp: Sequence[int] = (), sctp: Sequence[int] = (), name: str = ""
     ) -> Process:
         """Start a server on these ports, in both families; returns once all are bound."""
-        argv = [sys.executable, "-I", str(PROGRAMS / "server.py"), "--name", name or self.name]
+        argv = [sys.executable, "-m", "tests.lab.server", "--name", name or self.name]
         for protocol, ports in (("tcp", tcp), ("udp", udp), ("sctp", sctp)):
             argv += [f"--{protocol}", *map(str, ports)] if ports else []
         process = self.start(*argv)

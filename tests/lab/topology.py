@@ -13,6 +13,7 @@ import contextlib
 import os
 import secrets
 import subprocess
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -98,13 +99,14 @@ class Lab:
 
     def __enter__(self) -> Lab:
         try:
+            ip_batch(f"netns add {node.namespace}" for node in self.nodes)
             for node in self.nodes:
-                ip("netns", "add", node.namespace)
                 node.run("sysctl", "-qw", *STARTING_SYSCTLS)
-            self._wire_host()
-            self._wire_client()
+            ip_batch(self._wire_host(), self.host.namespace)
+            self._set_bridge_netfilter()
+            ip_batch(self._wire_client(), self.client.namespace)
             for backend in self.backends:
-                self._wire_backend(backend)
+                ip_batch(self._wire_backend(backend), backend.namespace)
             self._wait_for_links()
         except BaseException:
             self.delete()
@@ -123,34 +125,40 @@ class Lab:
             with contextlib.suppress(RuntimeError):
                 ip("netns", "delete", node.namespace)
 
-    def _wire_host(self) -> None:
-        host = self.host.namespace
-        ip("-n", host, "link", "set", "lo", "up")
-        ip("-n", host, "link", "add", "cluster", "type", "bridge", "mcast_snooping", "0")
-        add_addresses(host, "cluster", "10.244.0.1/24", "fd00:244::1/64")
+    def _wire_host(self) -> Iterator[str]:
+        yield "link set lo up"
+        yield "link add cluster type bridge mcast_snooping 0"
+        yield from address_commands("cluster", "10.244.0.1/24", "fd00:244::1/64")
         if self.wiring.host_route:
             # A bridge without ports drops all packets. Every kernel has bridges, not every one dummy devices.
-            ip("-n", host, "link", "add", "uplink", "type", "bridge")
-            add_addresses(host, "uplink", f"{UPLINK[4]}/24", f"{UPLINK[6]}/64")
-            ip("-n", host, "route", "add", "default", "via", "192.0.2.1")
-            ip("-n", host, "-6", "route", "add", "default", "via", "fd00:99::1", "dev", "uplink")
+            yield "link add uplink type bridge"
+            yield from address_commands("uplink", f"{UPLINK[4]}/24", f"{UPLINK[6]}/64")
+            yield "route add default via 192.0.2.1"
+            yield "route add ::/0 via fd00:99::1 dev uplink"
             # Without an entry the sender gets an error, seconds later: the neighbour does not answer.
             for gateway in ("192.0.2.1", "fd00:99::1"):
-                ip("-n", host, "neighbour", "add", gateway, "lladdr", "02:00:00:00:00:99", "dev", "uplink")
+                yield f"neighbour add {gateway} lladdr 02:00:00:00:00:99 dev uplink"
+        yield f"link add clients type veth peer name eth0 netns {self.client.namespace}"
+        yield from address_commands("clients", "10.10.0.1/24", "fd00:10::1/64")
+        for backend in self.backends:
+            name = backend.name
+            yield f"link add {name} type veth peer name eth0 netns {backend.namespace}"
+            yield f"link set {name} master cluster up"
+            if self.wiring.port_hairpin:
+                yield f"link set {name} type bridge_slave hairpin on"
+
+    def _set_bridge_netfilter(self) -> None:
         for family in ("iptables", "ip6tables"):
             # Absent where br_netfilter is not loaded, which is the same as off.
             setting = f"net.bridge.bridge-nf-call-{family}={int(self.wiring.bridge_netfilter)}"
             self.host.run("sysctl", "-qw", setting, check=self.wiring.bridge_netfilter)
 
-    def _wire_client(self) -> None:
-        host, client = self.host.namespace, self.client.namespace
-        ip("-n", host, "link", "add", "clients", "type", "veth", "peer", "name", "eth0", "netns", client)
-        add_addresses(host, "clients", "10.10.0.1/24", "fd00:10::1/64")
-        ip("-n", client, "link", "set", "lo", "up")
+    def _wire_client(self) -> Iterator[str]:
+        yield "link set lo up"
         sources = [f"{a}/24" for a in CLIENT_SOURCES] + [f"{a}/64" for a in reversed(CLIENT_SOURCES_IPV6)]
-        add_addresses(client, "eth0", *sources)
-        ip("-n", client, "route", "add", "default", "via", "10.10.0.1")
-        ip("-n", client, "-6", "route", "add", "default", "via", "fd00:10::1", "src", CLIENT_SOURCES_IPV6[0])
+        yield from address_commands("eth0", *sources)
+        yield "route add default via 10.10.0.1"
+        yield f"route add ::/0 via fd00:10::1 src {CLIENT_SOURCES_IPV6[0]}"
 
     def _wait_for_links(self) -> None:
         """Return once every device is up: the kernel loses packets sent before that."""
@@ -163,21 +171,16 @@ class Lab:
 
         wait_until(all_up, lambda: f"links do not come up: {cables}", COMMAND_SECONDS)
 
-    def _wire_backend(self, backend: Node) -> None:
-        host, own = self.host.namespace, backend.namespace
-        ip("-n", host, "link", "add", backend.name, "type", "veth", "peer", "name", "eth0", "netns", own)
-        ip("-n", host, "link", "set", backend.name, "master", "cluster", "up")
-        if self.wiring.port_hairpin:
-            ip("-n", host, "link", "set", backend.name, "type", "bridge_slave", "hairpin", "on")
-        ip("-n", own, "link", "set", "lo", "up")
+    def _wire_backend(self, backend: Node) -> Iterator[str]:
+        yield "link set lo up"
         v4_length, v6_length = (32, 128) if self.wiring.backends_apart else (24, 64)
-        add_addresses(own, "eth0", f"{backend.ipv4}/{v4_length}", f"{backend.ipv6}/{v6_length}")
+        yield from address_commands("eth0", f"{backend.ipv4}/{v4_length}", f"{backend.ipv6}/{v6_length}")
         if self.wiring.backends_apart:
             for gateway in HOST_TOWARDS_BACKENDS.values():
-                ip("-n", own, "route", "add", gateway, "dev", "eth0")
+                yield f"route add {gateway} dev eth0"
         if self.wiring.backend_routes:
-            ip("-n", own, "route", "add", "default", "via", HOST_TOWARDS_BACKENDS[4])
-            ip("-n", own, "-6", "route", "add", "default", "via", HOST_TOWARDS_BACKENDS[6])
+            yield f"route add default via {HOST_TOWARDS_BACKENDS[4]}"
+            yield f"route add ::/0 via {HOST_TOWARDS_BACKENDS[6]}"
 
 
 def link(node: Node, device: str) -> str:
@@ -187,13 +190,30 @@ def link(node: Node, device: str) -> str:
 
 def add_addresses(namespace: str, device: str, *addresses: str) -> None:
     """Give a device its addresses, usable at once, and bring it up."""
+    ip_batch(address_commands(device, *addresses), namespace)
+
+
+def address_commands(device: str, *addresses: str) -> Iterator[str]:
+    """The commands of `ip` that give a device its addresses, usable at once, and bring it up."""
     for address in addresses:
-        ip("-n", namespace, "address", "add", address, "dev", device, *(("nodad",) if ":" in address else ()))
-    ip("-n", namespace, "link", "set", device, "up")
+        yield f"address add {address} dev {device}{' nodad' if ':' in address else ''}"
+    yield f"link set {device} up"
 
 
 def ip(*argv: str) -> None:
     """Run `ip`; raises RuntimeError with its error message when it fails."""
-    done = subprocess.run(["ip", *argv], capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    _ip(argv)
+
+
+def ip_batch(commands: Iterable[str], namespace: str = "") -> None:
+    """Have one `ip` run all commands, in a namespace if one is named: a process for each would be most of
+    the time that a lab takes. RuntimeError with its error message at the first that fails."""
+    _ip([*(["-n", namespace] if namespace else []), "-batch", "-"], "\n".join(commands))
+
+
+def _ip(argv: Sequence[str], text: str = "") -> None:
+    done = subprocess.run(
+        ["ip", *argv], input=text, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+    )
     if done.returncode:
-        raise RuntimeError(f"ip {' '.join(argv)}: {done.stderr.strip()}")
+        raise RuntimeError(f"ip {' '.join(argv)}: {done.stderr.strip()}\n{text}".rstrip())

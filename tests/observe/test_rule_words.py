@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.dataplane.nftables.declared import OWN, state
 from tests.dataplane.states import cluster_cidrs
+from tests.lab.examples import examples
 from tests.observe.explain.test_real_packets import compiled, probes
 from tests.observe.rule_tree.made import forwardings, saved, table
 from tests.observe.simulator.cases import CASES, GOLDEN, family_of_case
@@ -74,7 +75,7 @@ def test_every_rule_of_a_golden_case_is_described(case: str, own: dict[str, str]
     assert undescribed(compilation.forwardings, *options) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(state(), cluster_cidrs, st.sampled_from(["flat", "grouped"]), st.booleans(), st.booleans())
 def test_every_rule_of_any_state_is_described(
     services: tuple[Service, ...], cidrs: tuple[str, ...], dispatch: str, localhost: bool, named: bool

@@ -9,9 +9,9 @@ import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
+from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab
 from tests.packets.services import ENOUGH, Services
-from tests.packets.test_drain import steady
 from vipd.model.service import Frontend
 
 pytestmark = pytest.mark.root
@@ -44,7 +44,7 @@ def back(daemon: Daemon) -> Iterator[None]:
 @pytest.mark.usefixtures("back")
 def test_no_new_flow_fails_and_open_ones_go_on(lab: Lab, daemon: Daemon, services: Services) -> None:
     vip = services.add(lab.backends)
-    with lab.client.open(*vip) as flow, steady(lab, vip) as outcome:
+    with lab.client.open(*vip) as flow, steady_client(lab.client, vip.address, vip.port) as outcome:
         first = flow.ask()
         for name, there in (("nftables", (False, True)), ("iptables", (True, False))) * 3:
             output = daemon.vipctl("set-dataplane", name).stdout

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Flow, finish
 from tests.lab.node import Node
+from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab
 from tests.lab.traffic import Answer
 from tests.packets.services import ENOUGH, SERVED_PORT, Services, backend_text
@@ -22,7 +19,6 @@ from vipd.model.service import Frontend, Protocol
 
 pytestmark = pytest.mark.root
 
-STEADY_CLIENT = Path(__file__).parents[1] / "faults" / "steady_client.py"
 NO_FLOWS_SECONDS = 60
 LIVES = (3, 10, 30, 90)
 """Seconds that an order is given; more where the machine was too slow to look before they were over."""
@@ -41,21 +37,6 @@ def lose_what_a_reboot_loses(daemon: Daemon) -> None:
     for command in ("nft flush ruleset", "conntrack -F", "ip link delete vipd0"):
         daemon.host.run(*command.split(), check=False)
     daemon.socket.unlink(missing_ok=True)
-
-
-@contextmanager
-def steady(lab: Lab, vip: Frontend) -> Iterator[dict[str, object]]:
-    """A client that connects all the time; what became of it is in the mapping afterwards."""
-    outcome: dict[str, object] = {}
-    process = lab.client.start(sys.executable, "-I", str(STEADY_CLIENT), vip.address, str(vip.port))
-    try:
-        yield outcome
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.stdout is not None
-        outcome |= json.loads(process.stdout.readline())
-    finally:
-        finish(process)
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -102,7 +83,7 @@ def test_an_address_is_drained_in_every_service_under_load_without_a_failure(
 ) -> None:
     first, second = services.add(lab.backends), services.add(lab.backends)
     leaving = lab.backends[2]
-    with steady(lab, first) as outcome:
+    with steady_client(lab.client, first.address, first.port) as outcome:
         for _ in range(3):
             daemon.vipctl("drain", "--address", leaving.address(4), "--wait", "--timeout", "90s")
             assert leaving.name not in serving(lab, first) | serving(lab, second)

@@ -79,17 +79,19 @@ def test_a_backend_s_icmp_error_reaches_the_client(
     lab.client.send(*vip, count=3).all_failed("refused")
 
 
-def test_a_segment_out_of_window_is_translated(lab: Lab, services: Services) -> None:
+def test_a_segment_out_of_window_is_translated(lab: Lab, daemon: Daemon, services: Services) -> None:
     """Untranslated it comes from an address that the client does not know, and the client resets the flow
     (kubernetes #74839)."""
     vip = services.add(lab.backends[:1], "--masquerade", "hairpin")
     assert lab.host.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal") == "1"
     assert sources_of_stray_segments(lab, vip) == {vip.address}
-    lab.host.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", 0)
+    daemon.stop()  # it would turn the setting on again
     try:
+        lab.host.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", 0)
         assert lab.backends[0].ipv4 in sources_of_stray_segments(lab, vip), "so it is without that setting"
     finally:
-        lab.host.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", 1)
+        daemon.start()
+    daemon.wait_until(lambda: lab.host.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal"), "1")
 
 
 def sources_of_stray_segments(lab: Lab, vip: Frontend) -> set[str]:

@@ -16,9 +16,9 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.flow import finish
 from tests.lab.node import Node
+from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab, Wiring
 from tests.packets.services import SERVED_PORT, Services
-from tests.packets.test_drain import steady
 
 pytestmark = pytest.mark.root
 
@@ -143,7 +143,11 @@ def test_switching_loses_no_connection(lab: Lab, shape: Callable[[Node], None]) 
     with Daemon(lab.host, iptables_variant=variant) as daemon:
         services = Services(daemon)
         four, six = (services.add(lab.backends, "--masquerade", "hairpin", family=f) for f in (4, 6))
-        with lab.client.open(*four) as flow, lab.client.open(*six) as sixth, steady(lab, four) as outcome:
+        with (
+            lab.client.open(*four) as flow,
+            lab.client.open(*six) as sixth,
+            steady_client(lab.client, four.address, four.port) as outcome,
+        ):
             first = flow.ask(), sixth.ask()
             for name in ("nftables", "iptables") * 2:
                 output = daemon.vipctl("set-dataplane", name).stdout
@@ -303,7 +307,7 @@ def test_flows_of_kube_proxys_exact_rules_go_on(lab: Lab, shape: Callable[[Node]
     shape(lab.host)
     with Daemon(lab.host, compat="kube-proxy", chain_prefix="KUBE") as daemon:
         vip = Services(daemon).add(lab.backends, "--masquerade", "always")
-        with lab.client.open(*vip) as flow, steady(lab, vip) as outcome:
+        with lab.client.open(*vip) as flow, steady_client(lab.client, vip.address, vip.port) as outcome:
             first = flow.ask()
             for name in ("nftables", "iptables"):
                 daemon.vipctl("set-dataplane", name)

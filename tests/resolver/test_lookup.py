@@ -213,10 +213,11 @@ def test_many_targets_that_stall_take_a_bounded_time() -> None:
     def only_the_first(query: dns.message.Message) -> bytes | None:
         return answer(query) if "_x" in str(query.question[0].name) else None
 
-    with hostile(only_the_first, timeout=0.2) as options:
+    with hostile(only_the_first, timeout=0.5) as options:
         began = time.monotonic()
         result = look_up(Question(NameKind.SRV, "_x._tcp.internal"), (V4,), options)
-        assert time.monotonic() - began < 5
+        took = time.monotonic() - began
+    assert took < len(records) * options.timeout / 2, "one after the other would take twice as long, and more"
     assert (result.targets, len(result.failed)) == ((), 60)
 
 
@@ -236,4 +237,4 @@ def test_the_host_s_own_name_servers_are_read_each_time(tmp_path: Path) -> None:
     began = time.monotonic()
     result = ask("web.internal", ServerOptions(resolv_conf=path, timeout=0.2), V4)
     assert "127.0.0.99" in result.fault
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9 * 30 / 2, "what resolv.conf says of attempts and time is not followed"

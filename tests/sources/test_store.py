@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.declaration.strategies import PATIENT, services
+from tests.lab.examples import examples
 from tests.model.samples import HEAD, block, service
 from vipd.declaration.native import parse_declaration
 from vipd.model.service import Affinity, Backend, Masquerade, Protocol, Service, ServicePort
@@ -42,7 +43,7 @@ def test_what_is_saved_is_there_after_a_restart(tmp_path: Path) -> None:
     assert {s.origin.owner for s in loaded(path).services.values()} == {"cli"}
 
 
-@settings(PATIENT, max_examples=40)  # each example syncs the disk
+@settings(PATIENT, max_examples=examples(40))  # each example syncs the disk
 @given(services())
 def test_every_service_of_the_language_survives_the_file(
     tmp_path_factory: pytest.TempPathFactory, declared: Service

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.equipment import STEADY_CLIENT
-from tests.lab.flow import read_line
+from tests.lab.steady_client import steady_client
 from tests.system.conftest import SERVED_PORT, Prepared, install_vipd
 from tests.system.machine import Machine
 
@@ -62,13 +60,8 @@ def drop_in(machine: Machine, name: str) -> Iterator[None]:
 @contextmanager
 def steady_traffic(machine: Machine) -> Iterator[None]:
     """A client that connects all the time; AssertionError unless every connection was answered."""
-    client = machine.lab.client.start("python3", "-I", str(STEADY_CLIENT), VIP, str(PORT))
-    try:
+    with steady_client(machine.lab.client, VIP, PORT) as outcome:
         yield
-    finally:
-        assert client.stdin is not None
-        client.stdin.close()
-        outcome = json.loads(read_line(client) or "{}")
     assert outcome.get("answered", 0) > 100, f"the client was not at work: {outcome}"
     assert outcome["failed"] == {}
 

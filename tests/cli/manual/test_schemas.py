@@ -17,6 +17,7 @@ from tests.cli.manual.editor import faults
 from tests.declaration.strategies import PATIENT, services
 from tests.docs.markdown import ROOT, name_of
 from tests.docs.test_examples import WRONG, YAML, declaration_text, is_settings
+from tests.lab.examples import examples
 from vipd.cli.manual.schemas import (
     DECLARATION,
     INSTALLED,
@@ -150,7 +151,7 @@ def test_a_good_declaration_is_taken(text: str) -> None:
 
 
 @given(services())
-@settings(PATIENT, max_examples=30)
+@settings(PATIENT, max_examples=examples(30))
 def test_what_vipd_writes_is_taken(service: Service) -> None:
     text = json.dumps({"apiVersion": API_VERSION, "services": [service_to_spec(service)]})
     assert faults(DECLARED, text) == []

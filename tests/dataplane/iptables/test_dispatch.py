@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.lab.examples import examples
 from vipd.dataplane.iptables.dispatch import GROUPED_ABOVE, NO_ADDRESS, Dispatch
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.model.forwarding import ForwardingKey
@@ -29,7 +30,7 @@ def put(dispatch: Dispatch, address: str, rules: tuple[str, ...]) -> None:
     dispatch.replace(key, {address: rules} if rules else {})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(HISTORIES)
 @example([(f"10.96.0.{n}", True) for n in range(1, 40)] + [("10.111.0.1", True), ("10.111.0.1", False)])
 def test_it_depends_on_its_addresses_alone(history: list[tuple[str, bool]]) -> None:

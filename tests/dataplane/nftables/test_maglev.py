@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lab.examples import examples
 from vipd.dataplane.nftables.maglev import RELATIVE_SLACK, SLACK, lookup_table, table_size
 
 EXTRA = 0.02
@@ -47,7 +48,7 @@ def test_the_number_of_places_changes_beyond_a_hundred_backends_alone() -> None:
 
 
 @given(names, st.randoms())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 def test_every_host_has_the_same_table(backends: list[str], order: random.Random) -> None:
     shuffled = order.sample(backends, len(backends))
     one = [backends[index] for index in lookup_table(tuple(backends), (1,) * len(backends))]
@@ -62,7 +63,7 @@ def test_the_table_stays_the_same_from_version_to_version() -> None:
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=8).map(tuple))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_shares_are_as_weighted(weights: tuple[int, ...]) -> None:
     table = lookup_table(tuple(f"10.0.0.{i}:80" for i in range(len(weights))), weights)
     for index, weight in enumerate(weights):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.nftables.declared import OWN, walks
 from tests.dataplane.nftables.programmed import Inside, Programmed
+from tests.lab.examples import examples
 from vipd.control.selection import HostIdentity
 from vipd.model.service import Service
 
@@ -26,7 +27,12 @@ def machine(inside: Inside, state_dir: Path) -> Programmed:
 
 
 @given(walks, st.lists(st.sampled_from(["", "", "restart", "forget"]), min_size=5, max_size=5))
-@settings(max_examples=20, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=examples(20),
+    deadline=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+)
 def test_every_walk_ends_like_a_cold_start(
     tmp_path_factory: pytest.TempPathFactory, states: list[tuple[Service, ...]], between: list[str]
 ) -> None:

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.dataplane.nftables.declared import OWN, state
+from tests.lab.examples import examples
 from tests.observe.explain import generated
 from tests.observe.explain.test_real_packets import compiled, probes
 from tests.observe.simulator.cases import CASES, GOLDEN, family_of_case
@@ -177,7 +178,7 @@ some_settings = st.tuples(_masquerade, _besides).map(lambda both: {**both[0], **
 
 @pytest.mark.nightly
 @settings(
-    max_examples=10,
+    max_examples=examples(10),
     deadline=None,
     derandomize=True,
     # To shrink an example takes minutes; what failed is told by the message.

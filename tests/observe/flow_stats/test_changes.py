@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.equipment import Api, steady_client
+from tests.faults.equipment import Api
 from tests.lab.daemon import Daemon
+from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab
 from tests.observe.flow_stats.counted import PATIENCE_SECONDS, WEB, new_flows, service, wait_for
 from vipd.dataplane.base import DATAPLANES

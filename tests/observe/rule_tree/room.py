@@ -38,7 +38,7 @@ class Room:
 
     def vipctl(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         """`vipctl rules WORDS`; AssertionError for another exit code."""
-        done = subprocess.run(self.argv(*words), capture_output=True, text=True, timeout=60, check=False)
+        done = self.host.run("--socket", str(self.host.socket), "rules", *words, module="vipd.cli.main")
         assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
         assert "Traceback" not in done.stderr
         return done

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lab.examples import examples
 from tests.observe.rule_tree.made import in_use, read, table
 from tests.observe.rule_tree.test_faults import FOUND, TEXT
 from vipd.dataplane.base import ApplyError
@@ -121,7 +122,7 @@ def test_what_nft_prints(seed: int) -> None:
             continue
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.text(max_size=60))
 def test_any_line(text: str) -> None:
     target_of(text)
@@ -140,7 +141,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(JSON, max_size=4))
 def test_statements_of_others(expressions: list[object]) -> None:
     """What nft prints in JSON is JSON, but its statements may be of any form."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.dataplane.nftables.declared import OWN, state
 from tests.dataplane.states import cluster_cidrs
+from tests.lab.examples import examples
 from tests.observe.rule_tree.made import forwardings, in_use, read, saved, table
 from tests.observe.simulator.cases import CASES, family_of_case, rules_text
 from vipd.dataplane.iptables.descriptions import Role
@@ -93,7 +94,7 @@ def _expected(forwarding: Forwarding) -> dict[str, float]:
     return {str(endpoint): share for endpoint, share in forwarding.shares().items()}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(state(), cluster_cidrs, st.sampled_from(["flat", "grouped"]))
 def test_iptables_has_what_was_declared(
     services: tuple[Service, ...], cidrs: tuple[str, ...], dispatch: str
@@ -111,7 +112,7 @@ def test_iptables_has_what_was_declared(
         assert [fault for tree in trees for fault in faults(tree.nodes)] == []
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(state())
 def test_nftables_has_what_was_declared(services: tuple[Service, ...]) -> None:
     found = forwardings(services, OWN)

@@ -1,6 +1,7 @@
-"""Connects to one address all the time until its standard input closes; then prints what became of it.
+"""A client that connects to one address all the time, one connection after the other.
 
-Stand-alone program, standard library only. One JSON line: `{"answered": 1234, "failed": {"timeout": 1}}`.
+As a program it prints READY after its first attempt, and when its standard input closes one JSON line:
+`{"answered": 1234, "failed": {"timeout": 1}}`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,32 @@ import select
 import socket
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.lab.flow import finish, read_line
+from tests.lab.node import Node
 
 PAUSE_SECONDS = 0.004
 TIMEOUT_SECONDS = 10.0
+
+
+@contextmanager
+def steady_client(node: Node, address: str, port: int) -> Iterator[dict[str, Any]]:
+    """Have a node connect for as long as the block lasts, which starts after the first attempt. The mapping
+    holds `answered`, a number, and `failed`, numbers by failure, when it ends."""
+    process = node.start(sys.executable, "-m", __name__, address, str(port))
+    outcome: dict[str, Any] = {}
+    try:
+        said = read_line(process)
+        assert said == "READY", f"the client in {node.namespace} ended (stderr says why): {said!r}"
+        yield outcome
+        assert process.stdin is not None
+        process.stdin.close()
+        outcome |= json.loads(read_line(process) or "{}")
+    finally:
+        finish(process)
 
 
 def connect_once(address: str, port: int) -> str:
@@ -37,6 +61,8 @@ def main() -> None:
     outcomes: collections.Counter[str] = collections.Counter()
     while not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
         outcomes[connect_once(address, port)] += 1
+        if outcomes.total() == 1:
+            print("READY", flush=True)
     print(json.dumps({"answered": outcomes.pop("", 0), "failed": dict(outcomes)}), flush=True)
 
 
