@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis.strategies import booleans
 
 from tests.declaration.strategies import PATIENT, services
+from vipd.control import selection
 from vipd.control.selection import HostIdentity, SelectionPolicy, select_backends
 from vipd.host.settings.settings import Settings
 from vipd.model.backend_status import AdminState, BackendStatus
@@ -48,6 +50,28 @@ def test_a_backends_own_port_wins_over_the_target_and_that_over_the_port() -> No
     service = replace(DNS, ports=ports, backends=(Backend("10.0.0.1"), Backend("10.0.0.2", 9000)))
     assert {(e.address, e.port) for e in only(service).endpoints} == {("10.0.0.1", 8080), ("10.0.0.2", 9000)}
     assert only(DNS).endpoints[0].port == 53
+
+
+@PATIENT
+@given(services(), booleans(), booleans())
+def test_the_shorter_way_chooses_the_same(service: Service, zoned: bool, plain: bool) -> None:
+    if plain:  # like most services: without what excludes it
+        service = replace(
+            service,
+            backends=tuple(
+                replace(each, state=BackendState.UP, weight=each.weight or 1, backup=False)
+                for each in service.backends
+            ),
+            fallback=(),
+            health_port=None,
+            internal_policy=TrafficPolicy.CLUSTER,
+            external_policy=TrafficPolicy.CLUSTER,
+        )
+    policy = replace(POLICY, host=HostIdentity(frozenset({"10.0.0.1"}), zone="a" if zoned else ""))
+    found = select_backends(service, policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "_all_serve", lambda *_: False)
+        assert select_backends(service, policy) == found
 
 
 def test_weight_zero_rests() -> None:

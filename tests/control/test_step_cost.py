@@ -7,6 +7,7 @@ import asyncio
 import gc
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import pytest
 from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan, FakeSurroundings
 from tests.model.samples import many_declared
 from vipd.control.backend_status_tracker import BackendStatusTracker
+from vipd.control.catalog import Catalog
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
@@ -282,7 +284,7 @@ def test_reading_a_file_in_which_one_service_differs_costs_the_same_however_many
     assert many <= 1.1 * few, f"{few} calls with {FEW} services, {many} with {MANY}"
 
 
-LIMITS = {"parse": 340, "choose": 112, "nftables": 144, "iptables": 480, "host needs": 8, "flows": 19}
+LIMITS = {"parse": 340, "choose": 45, "nftables": 144, "iptables": 315, "host needs": 8, "flows": 19}
 """Calls for each service of a load: a quarter above what was counted with Python 3.11. Later ones make fewer,
 as comprehensions are no functions there any more."""
 
@@ -303,3 +305,54 @@ def test_a_load_calls_no_more_functions_for_each_service_than_it_did() -> None:
     assert {name: number // FEW for name, number in counted.items() if number // FEW > LIMITS[name]} == {}
     # Far below, the limits would tell nothing any more: lower them.
     assert all(number // FEW > LIMITS[name] // 3 for name, number in counted.items()), counted
+
+
+BYTES = {"parse": 2170, "merge": 485, "choose": 1090, "nftables": 165, "iptables": 8900, "flows": 870}
+"""Bytes that each service of a load keeps, a quarter above what was counted with Python 3.11."""
+
+
+def kept_bytes(work: Callable[[], object]) -> int:
+    """Bytes for each service that are left when some work is over, while its result is kept."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        result = work()
+        gc.collect()
+        left = tracemalloc.get_traced_memory()[0] - before
+        del result
+    finally:
+        tracemalloc.stop()
+    return left // MEASURED
+
+
+MEASURED = 500
+"""Services, so that tables and caches that do not grow with them weigh little."""
+
+
+def test_a_load_keeps_no_more_memory_for_each_service_than_it_did() -> None:
+    text, parsed, found = many_declared(MEASURED), services(MEASURED), forwardings(MEASURED)
+    table = DesiredTable(TableOptions.of(SETTINGS, Family.IPV4))
+    ruleset = Ruleset(RuleOptions.of(SETTINGS, Family.IPV4, random_fully=True))
+    flows = ConntrackScheduler(time.monotonic)
+
+    def written(desired: DesiredTable | Ruleset) -> None:
+        told(desired, found)
+        desired.mark_clean()
+
+    def merged() -> Catalog:
+        catalog = Catalog()
+        catalog.merge({"file:/all": Unit(Declaration(parsed))}, {"file:/all"})
+        return catalog
+
+    counted = {
+        "parse": kept_bytes(lambda: parse_declaration(text, PATH)),
+        "merge": kept_bytes(merged),
+        "choose": kept_bytes(lambda: [select_backends(service, POLICY) for service in parsed]),
+        "nftables": kept_bytes(lambda: written(table)),
+        "iptables": kept_bytes(lambda: written(ruleset)),
+        "flows": kept_bytes(lambda: flows.services_changed(found)),
+    }
+    assert {name: number for name, number in counted.items() if number > BYTES[name]} == {}
+    # Far below, the limits would tell nothing any more: lower them.
+    assert all(number > BYTES[name] // 2 for name, number in counted.items()), counted

@@ -131,3 +131,17 @@ def gc_off() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_what_a_large_load_freed_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(collecting, "_malloc_trim", kept.append)
+    loaded = load(100 if many else 100 - FREEZE_THRESHOLD)
+    assert kept == ([0] if many else [])
+    assert loaded
+
+
+def test_without_glibc_the_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "_malloc_trim", None)
+    assert load()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from importlib import import_module
 
 from aiohttp import web
 
@@ -15,16 +13,7 @@ from vipd.api.user_quota import UserQuota
 from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
-from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import Kind, RefusedError
-from vipd.model.forwarding import Forwarding
-from vipd.model.service import Family
-from vipd.observe.announcement_views import announcement_notes
-from vipd.observe.explain.explanation import Compiled, explain, related
-from vipd.observe.explain.host_reading import read_host
-from vipd.observe.explain.host_rules import HostState
-from vipd.observe.explain.query import QueryError, ask
-from vipd.observe.explain.rule_words import Options
 
 MAX_CONCURRENT = 2
 """Questions that are worked on at a time; others wait for their turn."""
@@ -33,22 +22,6 @@ MAX_QUEUED = 32
 
 ON_HOST = "on_host"
 """The query's key for rules of other programs; who may not change services may not see them."""
-
-ReadHost = Callable[[Family, str, Collection[str]], Awaitable[HostState]]
-READ_HOST: ReadHost = read_host
-
-
-@dataclass(frozen=True, slots=True)
-class _RuleInputs:
-    """Input of an explanation: values, all of one moment."""
-
-    forwardings: Sequence[Forwarding]
-    options: Mapping[Family, Options]
-    host_addresses: frozenset[str]
-    announced: Mapping[str, str] = field(default_factory=dict)
-    """For each address that is to be announced, a note whether it is."""
-    host: HostState | None = None
-    """None: only vipd's own rules count."""
 
 
 class ExplainRoutes:
@@ -71,54 +44,19 @@ class ExplainRoutes:
 
     async def explain(self, request: web.Request) -> web.Response:
         """The effect of the compiled rules on one packet."""
-        dataplane = self._dataplane
-        if not isinstance(dataplane, Compiled):
-            raise RefusedError("invalid", "this dataplane has no rules that could be explained")
         source, target = request.query.get("from", ""), request.query.get("target", "")
-        rule_inputs = _RuleInputs(
-            [f for part in self._reconciler.forwardings.values() for f in part],
-            {family: dataplane.options_of(family) for family in Family},
-            dataplane.host_addresses(),
-            announcement_notes(self._announcer.state) if self._announcer else {},
-        )
         loop = asyncio.get_running_loop()
-        try:
-            with self._quota.acquire(request, "too many questions at once", "ask again later"):
+        with self._quota.acquire(request, "too many questions at once", "ask again later"):
+            # In a thread, and not when the daemon starts: the simulator is an eighth of all that it imports.
+            await loop.run_in_executor(self._threads, import_module, "vipd.api.explain_answers")
+            from vipd.api.explain_answers import QueryError, answer, rule_inputs, with_host
+
+            inputs = rule_inputs(self._reconciler, self._dataplane, self._announcer)
+            try:
                 if request.query.get(ON_HOST) == "true":
-                    rule_inputs = replace(rule_inputs, host=await self._host(source, target, rule_inputs))
-                body = await loop.run_in_executor(self._threads, _answer, source, target, rule_inputs)
-        except QueryError as error:
-            kind: Kind = "not-found" if error.unknown else "malformed"
-            raise RefusedError(kind, error.what, error.why, error.hint) from None
+                    inputs = await with_host(source, target, inputs)
+                body = await loop.run_in_executor(self._threads, answer, source, target, inputs)
+            except QueryError as error:
+                kind: Kind = "not-found" if error.unknown else "malformed"
+                raise RefusedError(kind, error.what, error.why, error.hint) from None
         return encoded_json_response(body)
-
-    async def _host(self, source: str, target: str, rule_inputs: _RuleInputs) -> HostState:
-        """The rules and routes of this host that concern a question. Raises QueryError."""
-        packet = ask(source, target, rule_inputs.forwardings, rule_inputs.host_addresses).packet
-        endpoints = [e.address for f in related(packet, rule_inputs.forwardings) for e in f.reachable()]
-        prefix = rule_inputs.options[packet.family].prefix
-        return await READ_HOST(packet.family, prefix, (packet.source, packet.destination, *endpoints))
-
-
-def _answer(source: str, target: str, rule_inputs: _RuleInputs) -> bytes:
-    """The members of the answer's JSON object, encoded. Raises QueryError."""
-    question = ask(source, target, rule_inputs.forwardings, rule_inputs.host_addresses)
-    options = rule_inputs.options[question.packet.family]
-    explanation = explain(
-        question, rule_inputs.forwardings, options, rule_inputs.host_addresses, rule_inputs.host
-    )
-    view = explanation.view()
-    if note := rule_inputs.announced.get(str(question.packet.destination)):
-        notes = view["notes"]
-        view = {**view, "notes": [*(notes if isinstance(notes, list) else ()), note]}
-    return f'"explanation": {_encoded(view)}'.encode()
-
-
-def _encoded(view: Json) -> str:
-    """As JSON, list item by list item: encoding a large value at once would block all other threads."""
-    parts = [f"{json.dumps(key)}: {_encoded_member(value)}" for key, value in view.items()]
-    return f"{{{', '.join(parts)}}}"
-
-
-def _encoded_member(value: object) -> str:
-    return f"[{', '.join(map(json.dumps, value))}]" if isinstance(value, list) else json.dumps(value)

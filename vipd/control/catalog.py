@@ -20,7 +20,7 @@ from vipd.control.claim_conflicts import (
     conflicts_between,
     first_choice,
 )
-from vipd.declaration.conflicts import AddressUse, AddressUses, Claim
+from vipd.declaration.conflicts import AddressUse, AddressUses, Claim, Uses
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model.service import Service
@@ -205,7 +205,7 @@ class _Replacement:
     coming: Sequence[Service]
     owners: Mapping[Claim, Service]
     """The claims of the new versions."""
-    uses: Mapping[AddressUse, int]
+    uses: Uses
     """For each of their addresses: how many services use it afterwards."""
 
 

@@ -61,9 +61,12 @@ class Changes:
 
     def replace(self, before: ServiceForwardings, after: ServiceForwardings) -> None:
         """Add the difference between the earlier and the new forwardings of a service."""
-        old, new = {f.key: f for f in before}, {f.key: f for f in after}
-        self.forwardings.update(dict.fromkeys(old.keys() - new.keys()))
-        self.forwardings.update({key: f for key, f in new.items() if old.get(key) != f})
+        new = {f.key: f for f in after}
+        if before:
+            old = {f.key: f for f in before}
+            self.forwardings.update(dict.fromkeys(old.keys() - new.keys()))
+            new = {key: f for key, f in new.items() if old.get(key) != f}
+        self.forwardings.update(new)
 
 
 class Selector:
@@ -95,7 +98,7 @@ class Selector:
         names = dict.fromkeys((*dirty.declared, *dirty.statuses, *again, *everything))
         async for part in in_batches(names):
             for name in part:
-                selected = await self._select_in_thread(name, policy)
+                selected = await self._select_in_thread(name, policy) if self._is_large(name) else None
                 self._select_one(name, changes, last_programmed, selected, anew=name in anew)
             self._heartbeat()
         for key in dirty.in_doubt - changes.forwardings.keys():
@@ -111,12 +114,21 @@ class Selector:
             except Exception as error:
                 self._quarantine.add(name, "following its backends", error)
 
+    def _is_large(self, name: str) -> bool:
+        """Whether selecting for a service would take the event loop long. False after an exception, with
+        which `_select_one` then deals."""
+        try:
+            service = self._snapshot.service(name)
+        except Exception:
+            return False
+        return service is not None and declared_size(service) + service_network_count(service) > LARGE
+
     async def _select_in_thread(self, name: str, policy: SelectionPolicy) -> ServiceForwardings | None:
-        """Select in a thread for a service that is too large for the event loop; returns None for all others.
-        After an exception it also returns None, and `_select_one` selects again."""
+        """The forwardings of a large service, selected in a thread. None after an exception: `_select_one`
+        selects again."""
         with contextlib.suppress(Exception):
             service = self._snapshot.service(name)
-            if service is not None and declared_size(service) + service_network_count(service) > LARGE:
+            if service is not None:
                 statuses = dict(self._statuses.backend_statuses(service))
                 return await asyncio.to_thread(select_backends, service, policy, statuses)
         return None

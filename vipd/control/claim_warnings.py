@@ -26,6 +26,9 @@ _CONNECTED = (
 )
 
 
+_ALONE = {family: frozenset({family}) for family in Family}
+
+
 class PortClaim(NamedTuple):
     """The claims of a service port in its families."""
 
@@ -46,7 +49,7 @@ class PortClaim(NamedTuple):
         """The claim of one family."""
         key = forwarding.key
         outside = tuple(each.address for each in forwarding.external_addresses)
-        port, families = forwarding.port, frozenset({key.family})
+        port, families = forwarding.port, _ALONE[key.family]
         on_lan = forwarding.announcement is not None and forwarding.announcement.by is AnnounceMethod.L2
         return cls(
             key.service,

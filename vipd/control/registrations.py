@@ -117,6 +117,8 @@ class Registrar:
 
     def remove(self, service: str) -> None:
         """A service is gone, or has no registrations."""
+        if not (self._known or self._ignoring or self._sizes or self._left_out):
+            return  # mostly no service has any
         self._known.pop(service, None)
         self._ignoring.pop(service, None)
         self._size -= self._sizes.pop(service, 0)

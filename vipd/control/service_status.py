@@ -11,7 +11,7 @@ from vipd.declaration.problems import Problem
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model.backend_status import AdminState, BackendStatus, BackendStatuses
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import BackendState, Frontend, RejectAction, Service
+from vipd.model.service import BackendState, Frontend, Origin, RejectAction, Service
 
 
 class ServiceStatus(NamedTuple):
@@ -80,7 +80,8 @@ class RefusedUnit(NamedTuple):
 
 def serving_by_owner(services: Iterable[Service]) -> Counter[str]:
     """Number of serving services of each unit."""
-    return Counter(service.origin.owner for service in services)
+    places = Counter([(service.origin.source, service.origin.path) for service in services])
+    return Counter({Origin(*place).owner: number for place, number in places.items()})
 
 
 def refused_units(

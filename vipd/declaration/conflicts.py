@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from vipd.declaration.problems import Problem
@@ -49,36 +49,54 @@ def address_uses(service: Service) -> Iterator[AddressUse]:
     yield from (AddressUse(address, True) for address in backend_addresses(service))
 
 
+Uses = Mapping[bool, Mapping[str, int]]
+"""Number of services that use each address: of virtual IPs (False), and of backends (True). Keys
+with the role
+would take half the memory of the backends themselves."""
+
+
 class AddressUses:
     """Number of services that use each address in each role, updated as services change."""
 
     def __init__(self, services: Iterable[Service] = ()) -> None:
-        self._numbers: dict[AddressUse, int] = Counter(use for s in services for use in address_uses(s))
+        self._numbers = _count_uses(services)
 
-    def counts_after(
-        self, leaving: Iterable[Service], coming: Iterable[Service]
-    ) -> Mapping[AddressUse, int] | None:
+    def counts_after(self, leaving: Iterable[Service], coming: Iterable[Service]) -> Uses | None:
         """The numbers that change; None if an address then has both roles."""
-        changes = Counter(use for service in coming for use in address_uses(service))
-        fresh = tuple(changes)
-        changes.subtract(use for service in leaving for use in address_uses(service))
-        after = {use: self._numbers.get(use, 0) + change for use, change in changes.items()}
-        for use in fresh:
-            other = use.opposite()
-            if after[use] and after.get(other, self._numbers.get(other, 0)):
-                return None
+        changes = _count_uses(coming)
+        fresh = {role: tuple(numbers) for role, numbers in changes.items()}
+        for role, numbers in _count_uses(leaving).items():
+            changes[role].subtract(numbers)
+        after = {
+            role: {address: self._numbers[role][address] + change for address, change in numbers.items()}
+            for role, numbers in changes.items()
+        }
+        for role, addresses in fresh.items():
+            others, known = after[not role], self._numbers[not role]
+            for address in addresses:
+                if after[role][address] and (others[address] if address in others else known[address]):
+                    return None
         return after
 
     def __contains__(self, use: AddressUse) -> bool:
-        return use in self._numbers
+        return use.address in self._numbers[use.as_backend]
 
-    def update(self, numbers: Mapping[AddressUse, int]) -> None:
-        """Set the numbers returned by `changed`."""
-        for use, number in numbers.items():
-            if number:
-                self._numbers[use] = number
-            else:
-                self._numbers.pop(use, None)
+    def update(self, uses: Uses) -> None:
+        """Set the numbers returned by `counts_after`."""
+        for role, numbers in uses.items():
+            known = self._numbers[role]
+            for address, number in numbers.items():
+                if number:
+                    known[address] = number
+                else:
+                    known.pop(address, None)
+
+
+def _count_uses(services: Iterable[Service]) -> dict[bool, Counter[str]]:
+    services = tuple(services)
+    vips = Counter(address for service in services for address in service.addresses)
+    backends = Counter(chain.from_iterable(map(backend_addresses, services)))
+    return {False: vips, True: backends}
 
 
 def find_conflicts(services: Iterable[Service]) -> tuple[Problem, ...]:
@@ -96,7 +114,8 @@ def conflicts_of(
     """
     names: dict[str, Service] = {}
     owners: dict[Frontend, Service] = {}
-    users: dict[AddressUse, Service] = {}
+    vips: dict[str, Service] = {}
+    backends: dict[str, Service] = {}
     for service in services:
         namesake = names.setdefault(service.name, service)
         if namesake is not service and not _default_name(service):
@@ -106,17 +125,25 @@ def conflicts_of(
             if owner is not service:
                 yield service, frontend, owner
         if addresses:
-            yield from _conflicts_of_addresses(service, users)
+            yield from _conflicts_of_addresses(service, vips, backends)
 
 
 def _conflicts_of_addresses(
-    service: Service, users: dict[AddressUse, Service]
+    service: Service, vips: dict[str, Service], backends: dict[str, Service]
 ) -> Iterator[tuple[Service, Claim, Service]]:
     """Addresses that earlier services use in another role than this one, which then is no user."""
+    sought = backend_addresses(service)
+    if vips.keys().isdisjoint(sought) and backends.keys().isdisjoint(service.addresses):  # mostly
+        for address in service.addresses:
+            vips.setdefault(address, service)
+        for address in sought:
+            backends.setdefault(address, service)
+        return
     for use in sorted(address_uses(service)):
-        user = users.get(use.opposite())
+        same, other = (backends, vips) if use.as_backend else (vips, backends)
+        user = other.get(use.address)
         if user is None:
-            users.setdefault(use, service)
+            same.setdefault(use.address, service)
         else:
             yield service, use, user
 

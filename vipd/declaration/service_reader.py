@@ -53,6 +53,7 @@ from vipd.declaration.syntax import MAX_PORT, parse_address, quoted
 from vipd.model import limits
 from vipd.model.check import UNCHECKED
 from vipd.model.check_target import backends_without_check_port
+from vipd.model.frozen import quick
 from vipd.model.service import (
     Announcement,
     Backend,
@@ -106,6 +107,8 @@ class _Draft(DefaultPolicy):
 
 _defaults = attrgetter(*(each.name for each in fields(DefaultPolicy)))
 """The values of `defaults`, in the order in which a draft takes them."""
+
+_new_service = quick(Service)
 
 _ServiceKey: TypeAlias = Callable[[Report, _Draft, Node, str], None]
 
@@ -214,7 +217,7 @@ def _assign_node_port(report: Report, draft: _Draft, node_port: Located[int]) ->
 def _finish(report: Report, draft: _Draft, origin: Origin) -> Service:
     first = draft.ports[0].value
     default_name = str(Frontend(draft.claimed()[0].value, first.port, first.protocol))
-    return Service(
+    return _new_service(
         name=_name(report, draft.name, default_name),
         addresses=tuple([address.value for address in draft.addresses]),
         ports=tuple([port.value for port in draft.ports]),

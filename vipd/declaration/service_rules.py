@@ -181,8 +181,10 @@ def check_backends(
     `addresses` are those for inside; `outside` are the families of the external ones. Those do not count as
     the service itself: an external address may be a host's own, whose server is then a valid backend.
     """
+    if not backends:
+        return
     own = {address.value for address in addresses}
-    families = {*(family_of(address) for address in own), *outside}
+    families = {*map(family_of, own), *outside}
     seen = {backend.value.address for backend in backends}
     if len(families) < 2:
         _check_families(report, backends, families)

@@ -1,6 +1,6 @@
 """The short forms of addresses, ports, backends, frontends and durations, in files and on the command line.
 
-Imports the standard library and `vipd.model.service` only, so that a command line starts fast. Pure. Every
+Imports the standard library and `vipd.model` only, so that a command line starts fast. Pure. Every
 function takes text, returns a canonical value and raises `InvalidTextError` with the fault and the way out.
 """
 
@@ -11,6 +11,7 @@ import re
 from ipaddress import AddressValueError, IPv6Address, ip_network
 from typing import NoReturn
 
+from vipd.model.frozen import quick
 from vipd.model.service import MAX_WEIGHT, Backend, Frontend, Protocol, ServicePort, family_of, socket_text
 
 MAX_PORT = 65535
@@ -37,6 +38,7 @@ _PERCENT = re.compile(r"([0-9]{1,3})%")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PROTOCOLS = {protocol.value: protocol for protocol in Protocol}
 _MAX_SHOWN_LENGTH = 60
+_new_backend = quick(Backend)
 
 
 class InvalidTextError(ValueError):
@@ -121,9 +123,9 @@ def parse_backend(text: str) -> Backend:
     if fast:
         address, port, weight = fast.groups()
         if port is None and weight is None:
-            return Backend(address)
+            return _new_backend(address)
         if int(port or 1) <= MAX_PORT and int(weight or 1) <= MAX_WEIGHT:
-            return Backend(address, int(port) if port else None, int(weight) if weight else 1)
+            return _new_backend(address, int(port) if port else None, int(weight) if weight else 1)
     if "://" in text:
         raise InvalidTextError(
             f"{quoted(text)} is a URL", "write an address, and a port if it needs one of its own"

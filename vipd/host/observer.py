@@ -58,10 +58,14 @@ class Observers(Observer):
         """Unexpected exceptions of observers and of other parts that belong to no unit and no
         service."""
         self._observers: list[Observer] = []
+        self._with_heartbeat: list[Observer] = []
+        """Those that need it: a load has thousands."""
 
     def add(self, observer: Observer) -> None:
         """Notify this one, too, from now on."""
         self._observers.append(observer)
+        if type(observer).heartbeat is not Observer.heartbeat:
+            self._with_heartbeat.append(observer)
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """Notify all observers."""
@@ -118,8 +122,8 @@ class Observers(Observer):
                 observer.dataplane_switched()
 
     def heartbeat(self) -> None:
-        """Notify all observers."""
-        for observer in self._observers:
+        """Notify all observers that need it."""
+        for observer in self._with_heartbeat:
             with self._around(observer, "sending a heartbeat"):
                 observer.heartbeat()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -13,7 +15,7 @@ import pytest
 from tests.api.serving import DNS, Api, served
 from tests.api.test_hostile_requests import WORDS, encoded
 from tests.dataplane.fake_dataplane import FakeDataplane
-from vipd.api import explain_routes
+from vipd.api import explain_answers, explain_routes
 from vipd.api.explain_routes import MAX_CONCURRENT
 from vipd.api.peers import Permission
 from vipd.dataplane.iptables.options import RuleOptions
@@ -103,7 +105,7 @@ def test_rules_of_this_host_are_for_who_may_change_services(monkeypatch: pytest.
         assert (await api.ask("GET", f"{question}&on_host=true")).kind == "forbidden"
         assert (await api.ask("GET", question)).status == 200
 
-    monkeypatch.setattr(explain_routes, "READ_HOST", host)
+    monkeypatch.setattr(explain_answers, "READ_HOST", host)
     served(story, wired_by_table)
 
 
@@ -128,7 +130,7 @@ def test_what_cannot_be_read_leaves_the_answer_open(
         assert (found["verdict"], found["backends"]) == ("unknown", [])
         assert reason in found["reason"]
 
-    monkeypatch.setattr(explain_routes, "READ_HOST", read)
+    monkeypatch.setattr(explain_answers, "READ_HOST", read)
     served(story, wired_by_table)
 
 
@@ -143,7 +145,7 @@ def test_with_iptables_its_rules_must_be_read(monkeypatch: pytest.MonkeyPatch) -
         assert (found["verdict"], found["reason"]) == ("unknown", "the kernel has no rules of iptables")
         assert "not looked at: routes: why" in found["notes"]
 
-    monkeypatch.setattr(explain_routes, "READ_HOST", read)
+    monkeypatch.setattr(explain_answers, "READ_HOST", read)
     served(story, wired)
 
 
@@ -197,7 +199,7 @@ def test_so_many_questions_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
         free.wait(60)
         return b'"explanation": {}'
 
-    monkeypatch.setattr(explain_routes, "_answer", slow)
+    monkeypatch.setattr(explain_answers, "answer", slow)
     monkeypatch.setattr(explain_routes, "MAX_QUEUED", 3)
 
     async def story(api: Api) -> None:
@@ -222,3 +224,11 @@ def test_hostile_words_are_no_fault() -> None:
                 assert (await api.ask("GET", f"/v1/explain?{query}")).status < 500, query[:200]
 
     served(story, wired)
+
+
+def test_the_daemon_imports_no_simulator_before_the_first_question() -> None:
+    code = "import sys, vipd.__main__; print([name for name in sys.modules if 'simulator' in name])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -82,7 +82,7 @@ def _content(
     found: list[object] = []
     left = MAX_BACKENDS
     for destination, target in targets.items():
-        backends = target.serving | (target.former_backends or frozenset())
+        backends = frozenset(target.serving) | (target.former_backends or frozenset())
         if target.end_stale_flows and backends and len(backends) <= left:
             left -= len(backends)
             since = resets.get(destination)

@@ -247,7 +247,7 @@ class ConntrackScheduler(Observer):
         before = self._targets.get(place)
         if before is not None:
             known = self._former.get(place, frozenset())
-            last = before.serving | (before.former_backends or frozenset())
+            last = frozenset(before.serving) | (before.former_backends or frozenset())
             # The older ones are dropped if no run has succeeded for that long.
             self._former[place] = last if len(known | last) > MAX_FORMER_BACKENDS else known | last
 

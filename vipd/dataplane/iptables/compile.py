@@ -61,6 +61,8 @@ class Compiler:
         self._leaves = ServiceChainRules(options, terse)
         version = "icmp" if options.family is Family.IPV4 else "icmp6"
         self._reject = f"-j REJECT --reject-with {version}-port-unreachable"
+        self._chain_ids: dict[tuple[str, str], ChainId] = {}
+        """The shared chains, by table and kind."""
         self._unused = ((Protocol.TCP, _RESET), (Protocol.UDP, self._reject), (Protocol.SCTP, self._reject))
 
     def compile(self, forwarding: Forwarding) -> Fragment:
@@ -227,4 +229,7 @@ class Compiler:
         return _RESET if reset else self._reject
 
     def _shared(self, table: str, kind: str) -> ChainId:
-        return ChainId(table, self._names.fixed(kind))
+        known = self._chain_ids.get((table, kind))
+        if known is None:
+            known = self._chain_ids[table, kind] = ChainId(table, self._names.fixed(kind))
+        return known

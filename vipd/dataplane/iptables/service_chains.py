@@ -54,10 +54,9 @@ class ServiceChainRules:
     def translate(self, forwarding: Forwarding, endpoint: Endpoint) -> Rules:
         """The SEP chain: marks hairpin flows for masquerade, then rewrites the destination."""
         key, note = forwarding.key, self._note(forwarding.key.service_port)
-        chain = self._names.endpoint(key, endpoint)
-        remember = (
-            f"-m recent --set {self._list(chain)}" if self._affinity_rules(forwarding) is not None else ""
-        )
+        remember = ""
+        if self._affinity_rules(forwarding) is not None:
+            remember = f"-m recent --set {self._list(self._names.endpoint(key, endpoint))}"
         target = f"-m {key.protocol} -j DNAT --to-destination {endpoint}"
         return (
             joined(f"-s {endpoint.address}/{self._options.family.bits}", note, self._mark),

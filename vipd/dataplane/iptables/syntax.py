@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from vipd.model.service import Family, Protocol
 
 COMMENT_LIMIT = 255
@@ -57,8 +55,4 @@ def echo_request(address: str, family: Family, note: str) -> str:
 
 def joined(*parts: str) -> str:
     """A rule made of its parts, except empty ones."""
-    return " ".join(_filled(parts))
-
-
-def _filled(parts: Iterable[str]) -> Iterable[str]:
-    return (part for part in parts if part)
+    return " ".join(filter(None, parts))

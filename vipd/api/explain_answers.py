@@ -1,0 +1,83 @@
+"""The answers of the API's requests to explain. Imported with the first request: the simulator takes long to
+import."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from vipd.control.announcer import Announcer
+from vipd.control.reconciler import Reconciler
+from vipd.dataplane.base import Dataplane
+from vipd.declaration.bounded_json import Json
+from vipd.declaration.operations import RefusedError
+from vipd.model.forwarding import Forwarding
+from vipd.model.service import Family
+from vipd.observe.announcement_views import announcement_notes
+from vipd.observe.explain.explanation import Compiled, explain, related
+from vipd.observe.explain.host_reading import read_host
+from vipd.observe.explain.host_rules import HostState
+from vipd.observe.explain.query import QueryError, ask
+from vipd.observe.explain.rule_words import Options
+
+__all__ = ["QueryError", "RuleInputs", "answer", "rule_inputs", "with_host"]
+
+ReadHost = Callable[[Family, str, Collection[str]], Awaitable[HostState]]
+READ_HOST: ReadHost = read_host
+
+
+@dataclass(frozen=True, slots=True)
+class RuleInputs:
+    """Input of an explanation: values, all of one moment."""
+
+    forwardings: Sequence[Forwarding]
+    options: Mapping[Family, Options]
+    host_addresses: frozenset[str]
+    announced: Mapping[str, str] = field(default_factory=dict)
+    """For each address that is to be announced, a note whether it is."""
+    host: HostState | None = None
+    """None: only vipd's own rules count."""
+
+
+def rule_inputs(reconciler: Reconciler, dataplane: Dataplane, announcer: Announcer | None) -> RuleInputs:
+    """The input as of now, without this host's rules. Raises RefusedError."""
+    if not isinstance(dataplane, Compiled):
+        raise RefusedError("invalid", "this dataplane has no rules that could be explained")
+    return RuleInputs(
+        [f for part in reconciler.forwardings.values() for f in part],
+        {family: dataplane.options_of(family) for family in Family},
+        dataplane.host_addresses(),
+        announcement_notes(announcer.state) if announcer else {},
+    )
+
+
+async def with_host(source: str, target: str, inputs: RuleInputs) -> RuleInputs:
+    """The same with the rules and routes of this host that concern a question. Raises QueryError."""
+    packet = ask(source, target, inputs.forwardings, inputs.host_addresses).packet
+    endpoints = [e.address for f in related(packet, inputs.forwardings) for e in f.reachable()]
+    prefix = inputs.options[packet.family].prefix
+    host = await READ_HOST(packet.family, prefix, (packet.source, packet.destination, *endpoints))
+    return replace(inputs, host=host)
+
+
+def answer(source: str, target: str, inputs: RuleInputs) -> bytes:
+    """The members of the answer's JSON object, encoded. Raises QueryError."""
+    question = ask(source, target, inputs.forwardings, inputs.host_addresses)
+    options = inputs.options[question.packet.family]
+    explanation = explain(question, inputs.forwardings, options, inputs.host_addresses, inputs.host)
+    view = explanation.view()
+    if note := inputs.announced.get(str(question.packet.destination)):
+        notes = view["notes"]
+        view = {**view, "notes": [*(notes if isinstance(notes, list) else ()), note]}
+    return f'"explanation": {_encoded(view)}'.encode()
+
+
+def _encoded(view: Json) -> str:
+    """As JSON, list item by list item: encoding a large value at once would block all other threads."""
+    parts = [f"{json.dumps(key)}: {_encoded_member(value)}" for key, value in view.items()]
+    return f"{{{', '.join(parts)}}}"
+
+
+def _encoded_member(value: object) -> str:
+    return f"[{', '.join(map(json.dumps, value))}]" if isinstance(value, list) else json.dumps(value)
