@@ -337,7 +337,7 @@ def test_a_load_keeps_no_more_memory_for_each_service_than_it_did() -> None:
     flows = ConntrackScheduler(time.monotonic)
 
     def written(desired: DesiredTable | Ruleset) -> None:
-        told(desired, found)
+        update_all(desired, found)
         desired.mark_clean()
 
     def merged() -> Catalog:
