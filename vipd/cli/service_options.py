@@ -296,7 +296,8 @@ _OPTIONS = (
         multiple=True,
         metavar="reject|drop|keep|BACKEND",
         type=Word(WORDS, FALLBACK_WORDS),
-        help="What new flows meet while no backend is ready; BACKEND: that one, such as 10.0.0.9:80 or dns:NAME; repeatable.",
+        help="What new flows meet while no backend is ready; BACKEND: that one, such as 10.0.0.9:80 or "
+        "dns:NAME; repeatable.",
     ),
     _option(
         "--internal-policy",
