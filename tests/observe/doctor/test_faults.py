@@ -356,7 +356,7 @@ def test_a_backend_on_this_host(patient: Patient) -> None:
 """
     with patient.declared(local):
         found = patient.faults()
-        assert severities(found) == {"local-backend": "warning"}
+        assert severities(found) == {"local-backend": "warning"}, found
         with listening(patient, "127.0.0.1", 9999):
             found = patient.faults()
             assert severities(found) == {"local-backend": "problem"}
