@@ -112,9 +112,9 @@ class ForkServer:
         stderr: int = 2,
         environment: Mapping[str, str] = EMPTY,
     ) -> ForkedProcess:
-        """Start `python -m MODULE ARGUMENTS...` in a network namespace, with these descriptors as its
-        standard input, output and error; None is a pipe. Its environment is this process's own and what is
-        given."""
+        """Start `python -m MODULE ARGUMENTS...` in a network namespace ("": that of this process when it
+        began), with these descriptors as its standard input, output and error; None is a pipe, and STDOUT has
+        the errors go where the output goes. Its environment is this process's own and what is given."""
         pipes: list[IO[str] | None] = [None, None]
         status, report = os.pipe()
         theirs = [report]
@@ -134,7 +134,8 @@ class ForkServer:
                 "environment": {**os.environ, **environment},
             }
             data = json.dumps(request).encode()
-            socket.send_fds(self._socket, [data], [report, stdin, stdout, stderr])
+            errors = stdout if stderr == subprocess.STDOUT else stderr
+            socket.send_fds(self._socket, [data], [report, stdin, stdout, errors])
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
@@ -233,8 +234,8 @@ def _fork_and_report(request: dict[str, Any], status: int, *standard: int) -> li
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    libc = ctypes.CDLL(None, use_errno=True)
-    _enter(request["namespace"], libc)
+    if namespace := request["namespace"]:
+        _enter(namespace, ctypes.CDLL(None, use_errno=True))
     argv: list[str] = request["argv"]
     _show_as([sys.executable, "-m", *argv])
     return argv

@@ -62,8 +62,11 @@ class Node:
         assert not check or done.returncode == 0, f"{' '.join(argv)}: exit {done.returncode}: {said}"
         return done
 
-    def start(self, *argv: str, stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> Process:
-        """Start a process here with pipes to its standard input and output, which may be a file too."""
+    def start(
+        self, *argv: str, stdout: IO[str] | None = None, stderr: IO[str] | int | None = None
+    ) -> Process:
+        """Start a process here with pipes to its standard input and output, which may be a file too. With
+        `stderr=subprocess.STDOUT` its errors come by the same pipe."""
         pipe = subprocess.PIPE
         process: Process
         if self._can_fork(argv):
@@ -71,7 +74,7 @@ class Node:
                 self.namespace,
                 argv,
                 stdout=stdout.fileno() if stdout else None,
-                stderr=stderr.fileno() if stderr else 2,
+                stderr=2 if stderr is None else stderr if isinstance(stderr, int) else stderr.fileno(),
                 environment=self.environment,
             )
         else:

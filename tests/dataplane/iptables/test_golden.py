@@ -7,6 +7,7 @@ chains and the order of services within the chains that all share; the order of 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.dataplane.namespace import Namespace
+from tests.lab.fork_server import fork_server
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/case.json"))
@@ -54,7 +56,7 @@ def render(case: Path, settings: dict[str, object], family: str, directory: Path
     file = directory / "settings.json"
     file.write_text(json.dumps(settings))
     argv = [sys.executable, "-m", "vipd.cli.main", "render", "--family", family, "--settings", str(file)]
-    done = subprocess.run([*argv, str(case / "manifest.json")], capture_output=True, text=True, check=False)
+    done = fork_server(os.getpid()).run("", [*argv, str(case / "manifest.json")], None, 120, {})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

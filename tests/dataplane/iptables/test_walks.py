@@ -83,7 +83,7 @@ def cold_start(state: tuple[Service, ...], cidrs: tuple[str, ...]) -> dict[tuple
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(60))
+@settings(deadline=None, max_examples=examples(30))
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_every_walk_ends_where_a_cold_start_does(walk: Walk, cidrs: tuple[str, ...]) -> None:
     kernel = foreign_kernel()
@@ -95,7 +95,7 @@ def test_every_walk_ends_where_a_cold_start_does(walk: Walk, cidrs: tuple[str, .
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(40))
+@settings(deadline=None, max_examples=examples(20))
 @given(walk=states.walks, cidrs=states.cluster_cidrs, restarts=st.sets(st.integers(0, 5)))
 def test_a_restart_finds_nothing_to_do_and_walks_on(
     walk: Walk, cidrs: tuple[str, ...], restarts: set[int]
@@ -113,7 +113,7 @@ def test_a_restart_finds_nothing_to_do_and_walks_on(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(40))
+@settings(deadline=None, max_examples=examples(20))
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_states_that_pass_unwritten_leave_no_trace(walk: Walk, cidrs: tuple[str, ...]) -> None:
     kernel = foreign_kernel()
@@ -129,7 +129,7 @@ def test_states_that_pass_unwritten_leave_no_trace(walk: Walk, cidrs: tuple[str,
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(40))
+@settings(deadline=None, max_examples=examples(20))
 @given(before=states.state(), after=states.state(), cidrs=states.cluster_cidrs)
 def test_a_daemon_started_on_other_rules_of_its_own_ends_at_a_cold_start(
     before: tuple[Service, ...], after: tuple[Service, ...], cidrs: tuple[str, ...]
@@ -169,7 +169,7 @@ def test_without_services_nothing_of_ours_is_left(walk: Walk) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
-@settings(deadline=None, max_examples=examples(8), suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(4), suppress_health_check=[HealthCheck.too_slow])
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_walk_over_the_real_kernel(variant: str, walk: Walk, cidrs: tuple[str, ...]) -> None:
     """It holds the same rules as the fake, and looking at it afresh finds nothing to do."""
@@ -189,7 +189,7 @@ def test_walk_over_the_real_kernel(variant: str, walk: Walk, cidrs: tuple[str, .
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(60))
+@settings(deadline=None, max_examples=examples(30))
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_packets_go_where_the_declaration_says(walk: Walk, cidrs: tuple[str, ...]) -> None:
     kernel = FakeKernel()
@@ -203,7 +203,7 @@ def test_packets_go_where_the_declaration_says(walk: Walk, cidrs: tuple[str, ...
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(60))
+@settings(deadline=None, max_examples=examples(30))
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_no_packet_finds_a_service_half_programmed(walk: Walk, cidrs: tuple[str, ...]) -> None:
     """Guarantee G1, with the services in one restore."""
@@ -211,7 +211,7 @@ def test_no_packet_finds_a_service_half_programmed(walk: Walk, cidrs: tuple[str,
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(40))
+@settings(deadline=None, max_examples=examples(20))
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_no_packet_finds_a_service_half_programmed_by_a_large_load(
     walk: Walk, cidrs: tuple[str, ...], batches_of_two: None

@@ -17,7 +17,6 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.topology import UPLINK, Lab, Wiring
-from tests.observe.explain.world import ROOT
 from tests.observe.live_trace.recorded import traces as recorded_traces
 from vipd.cli.output import Screen
 from vipd.cli.trace import _lines
@@ -61,9 +60,8 @@ def traces(ended: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def waiting(daemon: Daemon, *words: str) -> Iterator[Process]:
     """A trace that waits for packets; what it says of that is read."""
-    command = ("-m", "vipd.cli.main", "--socket", str(daemon.socket), "trace", *words)
-    inside = ("env", f"PYTHONPATH={ROOT}", "sh", "-c", 'exec "$@" 2>&1', "sh", sys.executable, *command)
-    process = daemon.host.start(*inside)
+    command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(daemon.socket), "trace", *words)
+    process = daemon.host.start(*command, stderr=subprocess.STDOUT)
     try:
         assert "waiting for" in read_line(process, PATIENCE)
         yield process

@@ -27,7 +27,7 @@ sys.stdin.read()
 def sent(host: Node) -> tuple[str, str]:
     """What `trace --send` prints of a connection to this host that nobody takes, and what it complains of."""
     command = ("-m", "vipd.cli.main", "--socket", "/nowhere", "trace", "--send", "127.0.0.1:9/tcp")
-    ended = host.run("env", f"PYTHONPATH={ROOT}", sys.executable, *command, timeout=60.0)
+    ended = host.run(sys.executable, *command, timeout=60.0)
     return ended.stdout, ended.stderr
 
 

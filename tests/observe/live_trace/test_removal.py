@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,6 @@ import pytest
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
 from tests.lab.waiting import wait_until
-from tests.observe.explain.world import ROOT
 from tests.observe.live_trace.conftest import LOGGER
 from vipd.observe.live_trace import legacy as legacy_log
 
@@ -32,10 +32,8 @@ def tables(host: Node) -> str:
 
 def begun(host: Node, *options: str) -> Process:
     """A trace that waits for packets."""
-    command = ("-m", "vipd.cli.main", "--socket", "/nowhere", "trace", *options, TARGET)
-    process = host.start(
-        "env", f"PYTHONPATH={ROOT}", "sh", "-c", 'exec "$@" 2>&1', "sh", sys.executable, *command
-    )
+    command = (sys.executable, "-m", "vipd.cli.main", "--socket", "/nowhere", "trace", *options, TARGET)
+    process = host.start(*command, stderr=subprocess.STDOUT)
     assert "no prediction" in read_line(process, PATIENCE)
     # It comes with the line before, so that there may be nothing left to wait for.
     assert process.stdout is not None
