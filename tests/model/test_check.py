@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vipd.model.check import Check, HttpProbe, TcpProbe
+from vipd.model.check import Check, ExecProbe, HttpProbe, Probe, TcpProbe, depends_on_host
 from vipd.model.claim_limits import check_violation
 
 
@@ -19,3 +19,18 @@ def test_an_http_check_takes_every_success_and_redirection() -> None:
 def test_a_check_of_etcds_changes_nothing(source: str, method: str, refused: bool) -> None:
     assert bool(check_violation(Check(HttpProbe(method=method)), source)) is refused
     assert check_violation(Check(TcpProbe()), source) is None
+
+
+@pytest.mark.parametrize(
+    ("probe", "depends"),
+    [
+        (HttpProbe(tls=True, ca="/etc/ca.pem"), True),
+        (HttpProbe(tls=True, verify=False, ca="/etc/ca.pem"), False),
+        (HttpProbe(ca="/etc/ca.pem"), False),
+        (HttpProbe(tls=True), False),
+        (ExecProbe(command=("/bin/true",)), True),
+        (TcpProbe(), False),
+    ],
+)
+def test_programs_and_certificates_are_of_this_host(probe: Probe, depends: bool) -> None:
+    assert depends_on_host(Check(probe)) is depends

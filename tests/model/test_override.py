@@ -17,6 +17,7 @@ from vipd.model.override import (
     from_json,
     to_json,
 )
+from vipd.model.service import MAX_WEIGHT
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DNS = service("dns", "10.96.0.1", "", 1, "10.0.0.1")
@@ -57,3 +58,21 @@ def test_json_leaves_out_what_is_not_said_and_reads_no_more_than_it_knows() -> N
 def test_words_for_people_make_no_other_status() -> None:
     assert BackendStatus(reason="a", health="b", probe_result="c", shown_weight=1) == BackendStatus()
     assert BackendStatus(weight=1) != BackendStatus()
+
+
+@pytest.mark.parametrize("weight", [-1, MAX_WEIGHT + 1, 1.0, True, "1"])
+def test_a_weight_is_a_whole_number_within_limits(weight: object) -> None:
+    written = to_json(Override(HERE, "anna", NOON, weight=MAX_WEIGHT))
+    assert from_json(written).weight == MAX_WEIGHT
+    with pytest.raises(MalformedOverrideError, match="is not a whole number from 0 to"):
+        from_json({**written, "weight": weight})
+
+
+def test_a_backend_of_which_nothing_is_known_gets_new_flows() -> None:
+    status = BackendStatus()
+    assert (status.admin, status.healthy, status.weight, status.full) == (
+        AdminState.ACTIVE,
+        True,
+        None,
+        False,
+    )

@@ -38,6 +38,7 @@ _DECLARATION = (
     "tests/declaration/test_kubernetes_documents.py",
     "tests/declaration/test_yaml_tree.py",
     "tests/declaration/test_conflicts.py",
+    "tests/declaration/test_dns_names.py",
     "tests/declaration/test_notation.py",
     "tests/declaration/test_operations.py",
     "tests/declaration/test_again.py",
@@ -61,6 +62,7 @@ TARGETS = (
         (
             "tests/model",
             "tests/declaration/test_native.py",
+            "tests/declaration/test_dns_names.py",
             "tests/declaration/test_operations.py",
             "tests/declaration/test_yaml_tree.py",
             "tests/limits/test_declarations.py",
