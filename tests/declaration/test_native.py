@@ -311,6 +311,19 @@ def test_a_service_that_the_language_cannot_say_is_not_written_wrongly() -> None
         format_service(both)
 
 
+@pytest.mark.parametrize("external", ["", "external_addresses: [198.51.100.7], "])
+@pytest.mark.parametrize("announce", ["l2", "{by: l2, addresses: all}", "{by: routes, addresses: external}"])
+def test_what_is_announced_is_read_back(announce: str, external: str) -> None:
+    keys = f"address: 10.96.0.1, {external}ports: [80], backends: [10.0.0.1], announce: {announce}"
+    declared = parse_declaration(f"apiVersion: vipd/v1\nservices:\n  - {{{keys}}}\n", "x.yaml")
+    if not external and "external" in announce:
+        assert not declared.ok, "there is no such address"
+        return
+    (service,) = declared.services
+    assert service.announcement is not None
+    assert only(format_declaration([service])) == service
+
+
 def test_json_obeys_the_same_rules() -> None:
     origin = Origin("cli")
     spec = {
