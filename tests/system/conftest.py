@@ -31,7 +31,7 @@ class Prepared:
 def prepared() -> Prepared:
     """Root directories and the package; skips, saying why, where machines cannot be booted."""
     done = subprocess.run(
-        ["bash", str(PREPARE), *RELEASES], capture_output=True, text=True, timeout=800, check=False
+        ["bash", str(PREPARE), *RELEASES], capture_output=True, text=True, timeout=1700, check=False
     )
     if done.returncode == CANNOT:
         pytest.skip(f"NO SYSTEM TESTS: {done.stderr.strip()}")

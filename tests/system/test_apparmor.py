@@ -16,7 +16,7 @@ from tests.system.apparmor import rules, traced
 from tests.system.conftest import SERVED_PORT, Prepared, install_vipd
 from tests.system.machine import Machine
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PROFILE = Path(__file__).parents[2] / "debian/usr.sbin.vipd"
 VIP = "10.96.43.1"

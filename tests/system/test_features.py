@@ -15,7 +15,7 @@ from tests.sources.etcd import members
 from tests.system.conftest import SERVED_PORT, Prepared, serve_web
 from tests.system.machine import Machine
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 VIP = "10.96.41.1"
 CHECKED = "/etc/vipd/services.d/checked.yaml"

@@ -8,7 +8,7 @@ import pytest
 from tests.system.conftest import SERVED_PORT, Prepared, serve_web
 from tests.system.machine import Machine
 
-pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 VIP = "10.96.44.1"
 START_DOCKER = """

@@ -14,7 +14,7 @@ from tests.lab.steady_client import steady_client
 from tests.system.conftest import SERVED_PORT, Prepared, install_vipd
 from tests.system.machine import Machine
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 VIP, PORT = "10.96.40.1", 80
 HIGHEST_EXPOSURE = 1.5

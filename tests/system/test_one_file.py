@@ -11,7 +11,7 @@ import pytest
 from tests.docs.markdown import ROOT, Block, parts
 from tests.system.machine import Machine
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HEADING = "## One file instead of a package"
 UNIT = "/etc/systemd/system/vipd.service"

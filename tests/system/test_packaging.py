@@ -119,7 +119,7 @@ def test_the_settings_file_tells_the_defaults() -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_package_runs_with_each_python(prepared: Prepared, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(tmp_path)], check=True, timeout=60)
     library = tmp_path / "usr/lib/vipd"
@@ -142,7 +142,7 @@ def test_the_package_runs_with_each_python(prepared: Prepared, tmp_path: Path) -
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.nightly
 def test_two_builds_give_the_same_package(prepared: Prepared, tmp_path: Path) -> None:
     elsewhere = tmp_path / "a-directory-of-another-length"
@@ -167,7 +167,7 @@ def test_two_builds_give_the_same_package(prepared: Prepared, tmp_path: Path) ->
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_bill_of_materials_is_what_is_in_the_package(prepared: Prepared, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(tmp_path)], check=True, timeout=60)
     bill = json.loads((tmp_path / "usr/share/doc/vipd/vipd.cdx.json").read_text())
@@ -186,7 +186,7 @@ def test_the_bill_of_materials_is_what_is_in_the_package(prepared: Prepared, tmp
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_link_of_a_shipped_page_leads_to_a_shipped_file(prepared: Prepared, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(tmp_path)], check=True, timeout=60)
     shipped = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
