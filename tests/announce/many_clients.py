@@ -1,38 +1,23 @@
 """Eight clients that connect to one address until standard input closes; then prints the outcome.
 
-Stand-alone program, standard library only. One JSON line: `{"answered": 1234, "slow": 2, "failed": {}}`.
+As a program, one JSON line: `{"answered": 1234, "slow": 2, "failed": {}}`.
 """
 
 from __future__ import annotations
 
 import collections
 import json
-import socket
-import struct
 import sys
 import threading
 import time
+
+from tests.lab.steady_client import connect_once
 
 CLIENTS = 8
 PAUSE_SECONDS = 0.02
 SLOW_SECONDS = 0.5
 """An answer that takes longer had a packet lost on the way: the kernel sends it again after a second."""
 TIMEOUT_SECONDS = 3.0
-
-
-def connect_once(address: str, port: int) -> str:
-    """Empty when a backend answered, else the failure."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as flow:
-        flow.settimeout(TIMEOUT_SECONDS)
-        # Reset on close: many thousand closed connections would use up the source ports.
-        flow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        try:
-            flow.connect((address, port))
-            flow.sendall(b"hello\n")
-            return "" if flow.recv(200) else "closed"
-        except OSError as error:
-            return type(error).__name__
 
 
 def main() -> None:
@@ -44,7 +29,7 @@ def main() -> None:
     def work() -> None:
         while not ended.wait(PAUSE_SECONDS):
             began = time.monotonic()
-            outcome = connect_once(address, port)
+            outcome = connect_once(address, port, TIMEOUT_SECONDS)
             slow = not outcome and time.monotonic() - began > SLOW_SECONDS
             outcomes["slow" if slow else outcome] += 1
 

@@ -12,7 +12,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from tests.lab.flow import Flow, finish
 
 pytestmark = [pytest.mark.root, pytest.mark.nightly]
 
-CLIENTS = Path(__file__).parent / "many_clients.py"
 FLOWS = 16
 """Established connections."""
 SETTLED_SECONDS = 2.0
@@ -33,7 +31,7 @@ SETTLED_SECONDS = 2.0
 @contextlib.contextmanager
 def traffic(lab: RoutedLab) -> Iterator[dict[str, Any]]:
     """New connections all the time; afterwards what came of them."""
-    process = lab.client.start(sys.executable, "-I", str(CLIENTS), VIP, "80")
+    process = lab.client.start(sys.executable, "-m", "tests.announce.many_clients", VIP, "80")
     outcome: dict[str, Any] = {}
     try:
         time.sleep(SETTLED_SECONDS)

@@ -12,6 +12,7 @@ FIRST, SECOND, THIRD = (
     for number, name in enumerate("abc", 1)
 )
 LATER = "    later_key: 1\n"
+FLOW = "{{name: {}, address: 10.96.0.{}, ports: [80], backends: [10.244.0.5]}}"
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,9 @@ LATER = "    later_key: 1\n"
         # One that cannot be read at all may take the one before it along.
         (FIRST + "  - {name: z, later: 1}\n" + SECOND, "b"),
         ("  - {name: z, later: 1}\n" + FIRST + SECOND, "ab"),
+        # Two on one line go together.
+        (f"  [{FLOW.format('a', 1)}, {FLOW.format('b', 2)}]\n", "ab"),
+        (f"  [{FLOW.format('a', 1)[:-1]}, later: 1}}, {FLOW.format('b', 2)}]\n", ""),
         # These may concern every service.
         (FIRST + SECOND + "defaults: {later_key: 1}\n", ""),
         (FIRST + SECOND + "later_key: 1\n", ""),

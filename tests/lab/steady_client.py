@@ -40,11 +40,11 @@ def steady_client(node: Node, address: str, port: int) -> Iterator[dict[str, Any
         finish(process)
 
 
-def connect_once(address: str, port: int) -> str:
-    """Empty when a backend answered, else the failure."""
+def connect_once(address: str, port: int, timeout: float = TIMEOUT_SECONDS) -> str:
+    """Empty when a backend answered within so many seconds, else the failure."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as flow:
-        flow.settimeout(TIMEOUT_SECONDS)
+        flow.settimeout(timeout)
         # Reset on close: many thousand closed connections would use up the source ports.
         flow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         try:

@@ -18,10 +18,8 @@ from vipd.observe.announcement_views import announcement_notes
 from vipd.observe.explain.explanation import Compiled, explain, related
 from vipd.observe.explain.host_reading import read_host
 from vipd.observe.explain.host_rules import HostState
-from vipd.observe.explain.query import QueryError, ask
+from vipd.observe.explain.query import ask
 from vipd.observe.explain.rule_words import Options
-
-__all__ = ["QueryError", "RuleInputs", "answer", "rule_inputs", "with_host"]
 
 ReadHost = Callable[[Family, str, Collection[str]], Awaitable[HostState]]
 READ_HOST: ReadHost = read_host

@@ -49,7 +49,8 @@ class ExplainRoutes:
         with self._quota.acquire(request, "too many questions at once", "ask again later"):
             # In a thread, and not when the daemon starts: the simulator is an eighth of all that it imports.
             await loop.run_in_executor(self._threads, import_module, "vipd.api.explain_answers")
-            from vipd.api.explain_answers import QueryError, answer, rule_inputs, with_host
+            from vipd.api.explain_answers import answer, rule_inputs, with_host
+            from vipd.observe.explain.query import QueryError
 
             inputs = rule_inputs(self._reconciler, self._dataplane, self._announcer)
             try:

@@ -23,8 +23,9 @@ _MESSAGE, _IGNORED, _UNCONFIRMED = "  Message", "  Ignored", "  Unconfirmed"
 """Facts that are prose, besides those of `_KEYS`."""
 
 HEALTH = Column("HEALTH")
-MAX_CONNECTIONS = Column("MAX CONN", right=True)
 """Left out where no backend is checked."""
+MAX_CONNECTIONS = Column("MAX CONN", right=True)
+"""Left out where no backend has a limit."""
 
 COLUMNS = (
     Column("ADDRESS"),

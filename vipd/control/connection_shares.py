@@ -86,9 +86,8 @@ def next_state(state: ShareState, loads: Mapping[str, BackendLoad]) -> ShareStat
     exact = _normalized({name: _approach(state.exact.get(name, 1.0), goal) for name, goal in _goals(loads)})
     mean = {name: _mean(state.mean.get(name), log(factor)) for name, factor in exact.items()}
     sudden, lasting = _rounded(exact), _rounded(_normalized({name: exp(each) for name, each in mean.items()}))
-    if state.factors and state.factors.keys() != exact.keys():
-        return ShareState(exact, {name: log(factor) for name, factor in exact.items()}, sudden)
-    if _worth_writing(state.factors, sudden, loads, MIN_SUDDEN_CHANGE, SUDDEN):
+    other_backends = bool(state.factors) and state.factors.keys() != exact.keys()
+    if other_backends or _worth_writing(state.factors, sudden, loads, MIN_SUDDEN_CHANGE, SUDDEN):
         return ShareState(exact, {name: log(factor) for name, factor in exact.items()}, sudden)
     if _worth_writing(state.factors, lasting, loads, MIN_CHANGE, LASTING):
         return ShareState(exact, mean, lasting)

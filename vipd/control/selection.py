@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatuses
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.frozen import quick
+from vipd.model.frozen import fast_constructor
 from vipd.model.service import (
     Backend,
     BackendState,
@@ -223,7 +223,7 @@ def _every_endpoint(backends: tuple[Backend, ...], port: ServicePort, family: Fa
 
 
 _FIRST = itemgetter(0)
-_new_forwarding = quick(Forwarding)
+_new_forwarding = fast_constructor(Forwarding)
 
 
 def _choose(

@@ -50,9 +50,8 @@ def address_uses(service: Service) -> Iterator[AddressUse]:
 
 
 Uses = Mapping[bool, Mapping[str, int]]
-"""Number of services that use each address: of virtual IPs (False), and of backends (True). Keys
-with the role
-would take half the memory of the backends themselves."""
+"""Number of services that use each address: of virtual IPs (False), and of backends (True). One mapping whose
+keys hold the role too would take half the memory of the backends themselves."""
 
 
 class AddressUses:

@@ -189,12 +189,14 @@ class Declaration:
 
     def understood(self) -> Declaration:
         """The services in which there is no problem. For a text that another version accepted: what this one
-        does not know in one service is no reason to stop the others.
+        does not know in one service is no reason to stop the others. It contains no service if a problem lies
+        outside of vipd's own services, where it may concern any of them.
 
-        None, if a problem lies outside of vipd's own services, where it may concern any of them.
+        A problem is known by its line alone: services on one line go together, and one that cannot be read at
+        all takes the service before it along.
         """
         if any(problem.more or not problem.path.startswith("services[") for problem in self.problems):
             return Declaration()
-        starts = [service.origin.line for service in self.services]
-        faulty = {bisect_right(starts, problem.line) - 1 for problem in self.problems}
-        return Declaration(tuple(s for n, s in enumerate(self.services) if n not in faulty))
+        starts = [0, *(service.origin.line for service in self.services)]
+        faulty = {starts[bisect_right(starts, problem.line) - 1] for problem in self.problems}
+        return Declaration(tuple(s for s in self.services if s.origin.line not in faulty))

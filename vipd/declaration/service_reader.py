@@ -53,7 +53,7 @@ from vipd.declaration.syntax import MAX_PORT, parse_address, quoted
 from vipd.model import limits
 from vipd.model.check import UNCHECKED
 from vipd.model.check_target import backends_without_check_port
-from vipd.model.frozen import quick
+from vipd.model.frozen import fast_constructor
 from vipd.model.service import (
     Announcement,
     Backend,
@@ -108,7 +108,7 @@ class _Draft(DefaultPolicy):
 _defaults = attrgetter(*(each.name for each in fields(DefaultPolicy)))
 """The values of `defaults`, in the order in which a draft takes them."""
 
-_new_service = quick(Service)
+_new_service = fast_constructor(Service)
 
 _ServiceKey: TypeAlias = Callable[[Report, _Draft, Node, str], None]
 

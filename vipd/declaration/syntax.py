@@ -11,7 +11,7 @@ import re
 from ipaddress import AddressValueError, IPv6Address, ip_network
 from typing import NoReturn
 
-from vipd.model.frozen import quick
+from vipd.model.frozen import fast_constructor
 from vipd.model.service import MAX_WEIGHT, Backend, Frontend, Protocol, ServicePort, family_of, socket_text
 
 MAX_PORT = 65535
@@ -38,7 +38,7 @@ _PERCENT = re.compile(r"([0-9]{1,3})%")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PROTOCOLS = {protocol.value: protocol for protocol in Protocol}
 _MAX_SHOWN_LENGTH = 60
-_new_backend = quick(Backend)
+_new_backend = fast_constructor(Backend)
 
 
 class InvalidTextError(ValueError):

@@ -13,12 +13,10 @@ from tests.dataplane.conntrack.kernel import ESTABLISHED, made
 from vipd.dataplane.conntrack.entries import SOURCE_TRANSLATED, TCP_SYN_SENT, Entry
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.stale import (
-    FEW,
     Destination,
     FlowTarget,
     FlowTargets,
     Reason,
-    collected,
     default_target,
     flow_targets,
     stale_reason,
@@ -245,12 +243,3 @@ def test_other_ports_of_our_addresses_are_never_touched(entry: Entry, wanted: Fl
     if port not in used:
         moved = entry._replace(destination=(entry.destination[0], port))
         assert stale_reason(moved, wanted) is None
-
-
-@pytest.mark.parametrize("number", [0, 1, FEW, FEW + 1])
-def test_few_backends_take_little_memory_and_equal_ones_are_equal(number: int) -> None:
-    places = [(f"10.0.0.{each}", 80) for each in range(number)]
-    found = collected(places)
-    assert found == collected([*reversed(places), *places])
-    assert (sorted(found), hash(found)) == (sorted(places), hash(collected(places)))
-    assert isinstance(found, frozenset) is (number > FEW)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.lab.held_ports import held_ports
+from tests.lab.waiting import wait_until
 
 START_SECONDS = 90.0
 ANSWER_SECONDS = 30.0
@@ -37,6 +38,11 @@ def install() -> None:
             ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *missing],
         ):
             subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+def _stopped(stat: Path) -> bool:
+    """Whether a thread is stopped, by its /proc/PID/task/TID/stat."""
+    return stat.read_text().rpartition(")")[2].split()[0] == "T"
 
 
 class Member:
@@ -89,9 +95,13 @@ class Member:
         return self._process is not None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send it a signal; returns once SIGSTOP has stopped all of its threads, which run on until the one
+        that takes the signal has a processor."""
         assert self._process is not None
         self._process.send_signal(number)
+        if number is signal.SIGSTOP:
+            threads = list(Path(f"/proc/{self._process.pid}/task").glob("*/stat"))
+            wait_until(lambda: all(map(_stopped, threads)), f"{self.name} does not stop")
 
     def stop(self) -> None:
         """End it at once, as a crash would."""

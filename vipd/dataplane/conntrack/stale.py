@@ -15,6 +15,7 @@ from typing import NamedTuple
 from vipd.dataplane.conntrack.entries import TCP_SYN_SENT, Entry, SocketAddress
 from vipd.dataplane.conntrack.messages import Query
 from vipd.model.forwarding import Forwarding
+from vipd.model.frozen import compact_set
 from vipd.model.service import Family, Protocol
 
 
@@ -41,7 +42,7 @@ class FlowTarget:
     """Backends that flows to one destination may lead to."""
 
     serving: Collection[SocketAddress]
-    """Backends that may keep flows, whether or not they take new ones: as `collected` returns them."""
+    """Backends that may keep flows, whether or not they take new ones: as `compact_set` returns them."""
     end_stale_flows: bool
     """Whether vipd ends flows to other backends. Always true for UDP; otherwise the service must declare
     it."""
@@ -57,17 +58,6 @@ class TablePart(NamedTuple):
     protocol: Protocol
     whole: bool
     """Whether the part includes flows that were answered."""
-
-
-FEW = 16
-"""Backends up to which a search through all of them is as fast as a lookup."""
-
-
-def collected(places: Collection[SocketAddress]) -> Collection[SocketAddress]:
-    """These places, each once; equal for equal places. A set of five takes seven times the memory of a sorted
-    tuple, and there is one for each frontend."""
-    once = frozenset(places)
-    return once if len(once) > FEW else tuple(sorted(once))
 
 
 TargetOf = Callable[[Forwarding], FlowTarget]
@@ -132,7 +122,7 @@ def default_target(forwarding: Forwarding) -> FlowTarget:
     declares it."""
     known = (*forwarding.reachable(), *forwarding.without_new_flows)
     return FlowTarget(
-        collected([(endpoint.address, endpoint.port) for endpoint in known]),
+        compact_set([(endpoint.address, endpoint.port) for endpoint in known]),
         end_stale_flows=forwarding.ends_flows or forwarding.key.protocol is Protocol.UDP,
     )
 

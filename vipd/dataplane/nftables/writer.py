@@ -7,6 +7,7 @@ the kernel frees what was deleted, which takes it some 10 ms (a grace period of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import weakref
@@ -61,7 +62,8 @@ class ElementWriter:
                 return None
             self._opened = opened, weakref.finalize(self, opened.close)
             opened.setblocking(False)
-            shorten_answers(opened)
+            with contextlib.suppress(OSError):
+                shorten_answers(opened)
         return self._opened[0]
 
     def _close(self) -> None:

@@ -18,15 +18,13 @@ from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Change
 from vipd.model.flow_limits import FlowLimits
 from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.frozen import compact_set
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
 
 LONGEST_READING_BEFORE_A_WRITE = 0.1
 """Seconds; a longer reading does not delay changes of legacy rules, and flows since the last one are lost."""
-
-FEW = 16
-"""Chains up to which a search through all of them is as fast as a lookup."""
 
 Changes = dict[ForwardingKey, Forwarding | None]
 
@@ -50,7 +48,7 @@ class RuleCounter:
         self._deltas = CounterDeltas()
         self._places: dict[ChainName, BackendKey] = {}
         self._chains: dict[ForwardingKey, Collection[ChainName]] = {}
-        """The chains of each forwarding: few are a tuple, in an eighth of the memory of a set."""
+        """The chains of each forwarding, as `compact_set` returns them."""
         self._changes: Changes = {}
         self._limits: dict[ForwardingKey, FlowLimits] = {}
         """Of the forwardings that have a LIM chain."""
@@ -187,7 +185,7 @@ class RuleCounter:
     def _know(self, named: Mapping[ForwardingKey, Mapping[ChainName, BackendKey]]) -> None:
         for key, places in named.items():
             self._places.update(places)
-            self._chains[key] = tuple(places) if len(places) <= FEW else frozenset(places)
+            self._chains[key] = compact_set(places)
             if not places:
                 del self._chains[key]
 
