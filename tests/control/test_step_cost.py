@@ -231,7 +231,7 @@ def nftables(found: Mapping[ForwardingKey, Forwarding]) -> Callable[[Changes], o
     assert left is not None
     installed = left
     table.mark_clean()
-    return lambda changes: list(plan(changes).transactions())
+    return lambda changes: [transaction.text() for transaction in plan(changes).transactions()]
 
 
 def iptables(found: Mapping[ForwardingKey, Forwarding]) -> Callable[[Changes], object]:

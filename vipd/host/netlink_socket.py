@@ -25,7 +25,7 @@ MULTICAST_BUFFER_BYTES = 32 << 20
 """Room for some 50,000 notifications; used only while it is needed. Beyond it they are lost."""
 
 _SOL_NETLINK, _ADD_MEMBERSHIP, _CAP_ACK = 270, 1, 10
-_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
+_SO_ATTACH_FILTER, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 26, 32, 33
 """The kernel's include/uapi/asm-generic/socket.h; the socket module does not name them."""
 _INSTRUCTION_BYTES = 8
 
@@ -80,6 +80,11 @@ def enlarge_buffer(opened: socket.socket, size: int) -> None:
         opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
     except PermissionError:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+
+def allow_large_requests(opened: socket.socket, size: int) -> None:
+    """Allow requests of so many bytes in one datagram. Raises OSError."""
+    opened.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, size)
 
 
 def shorten_answers(opened: socket.socket) -> None:

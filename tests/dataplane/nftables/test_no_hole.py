@@ -187,7 +187,7 @@ def test_who_was_led_by_what_was_before_finds_something_in_what_comes_after(
         for before, after in itertools.permutations(walk(lab, way), 2):
             programmed.become(before)
             programmed.declare([after])
-            changes = "".join(text for text, _ in programmed.plan().plans[Family.IPV4].transactions())
+            changes = "".join(each.text() for each in programmed.plan().plans[Family.IPV4].transactions())
             kept = [line for line in changes.splitlines() if not line.startswith(leading)]
             programmed.inside.nft("-f", "-", text="\n".join(kept))
             lab.client.send(VIPS[4], 80, count=10).all_answered()

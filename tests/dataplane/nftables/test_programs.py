@@ -11,7 +11,7 @@ import pytest
 
 from tests.dataplane.declared import numbered
 from tests.dataplane.namespace import Namespace
-from tests.dataplane.nftables.programmed import Inside, Programmed
+from tests.dataplane.nftables.programmed import Inside, Programmed, only_nft
 from vipd.dataplane.base import ApplyError
 from vipd.host.process import ProgramResult
 from vipd.host.systemd.fields import ATTRIBUTE
@@ -69,7 +69,7 @@ def test_nft_that_is_missing_at_the_start_is_found_when_it_is_there(tools: Tools
 
 
 def test_a_quarantine_is_an_event(tools: Tools, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    programmed = Programmed(tools.inside, tmp_path, tools.run)
+    programmed = Programmed(tools.inside, tmp_path, tools.run, sockets=only_nft(tools.inside))
     tools.refused = "10.244.0.2"
     with caplog.at_level(logging.ERROR):
         programmed.become(ONE, TWO)

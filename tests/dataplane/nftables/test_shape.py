@@ -114,7 +114,7 @@ def changed(made: DesiredTable, service: Service) -> Plan:
 def test_chains_are_made_before_anything_leads_there_and_what_old_ones_look_for_goes_after() -> None:
     web = numbered(7, "10.244.0.1", "10.244.0.2")
     plan = changed(table(web), replace(web, affinity=Affinity(60)))
-    made, led = (text for text, _ in plan.transactions())
+    made, led = (transaction.text() for transaction in plan.transactions())
     assert "add chain ip vipd random-2-pinned-60" in made
     assert "10.96.0.7" not in made
     assert "add chain" not in led
@@ -165,7 +165,7 @@ def test_a_table_that_is_replaced_refuses_nobody_first() -> None:
     made = table(numbered(7, "10.244.0.1"))
     older = Installed("vipd format 0", chains={"unused": FoundChain(None, ("refuses",))})
     first, whole = (
-        text for text, _ in make_plan(OPTIONS, made.structure(), older, *made.dirty()).transactions()
+        each.text() for each in make_plan(OPTIONS, made.structure(), older, *made.dirty()).transactions()
     )
     assert first == "flush chain ip vipd unused\nadd rule ip vipd unused drop\n"
     assert whole.startswith("delete table ip vipd\n")
@@ -371,11 +371,11 @@ def test_a_large_plan_is_several_transactions_the_last_with_what_is_lost(
     )
     late = Step((), {FRONTEND: "drop"}, {})
     made = Plan("ip vipd", steps=steps, late=late)
-    (first, some), (last, rest) = made.transactions()
-    assert (some, rest) == ([*steps[:2]], [steps[2]])
-    assert ("delete element" in first, "delete element" in last) == (False, True)
-    ((_, everything),) = replace(made, replaces=True).transactions()
-    assert everything == [*steps]
+    first, last = made.transactions()
+    assert (first.steps, last.steps) == ([*steps[:2]], [steps[2]])
+    assert ("delete element" in first.text(), "delete element" in last.text()) == (False, True)
+    (everything,) = replace(made, replaces=True).transactions()
+    assert everything.steps == [*steps]
     assert [bool(each) for each in (made, Plan("ip vipd"), Plan("ip vipd", late=late))] == [True, False, True]
 
 

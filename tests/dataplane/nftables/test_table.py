@@ -148,7 +148,7 @@ def test_own_writes_are_no_disturbance(inside: Inside, tmp_path: Path) -> None:
         return ProgramResult(process.returncode or 0, output.decode(), errors.decode())
 
     listening = inside.make(open_socket)
-    programmed = Programmed(inside, tmp_path, run)
+    programmed = Programmed(inside, tmp_path, run, sockets=only_nft(inside))
     assert asyncio.run(watched()) == []
 
 
@@ -200,7 +200,7 @@ def test_a_table_of_another_format_is_replaced(programmed: Programmed, older: st
 
 def test_who_the_kernel_refuses_holds_back_nobody(inside: Inside, tmp_path: Path) -> None:
     refused = "10.96.0.7 "
-    programmed = Programmed(inside, tmp_path, refusing(inside.run, refused))
+    programmed = Programmed(inside, tmp_path, refusing(inside.run, refused), sockets=only_nft(inside))
     others = [numbered(number, "10.244.0.1") for number in range(1, 20) if number != 7]
     programmed.become(*others, numbered(7, "10.244.0.1"))
     (key,) = programmed.dataplane.quarantined()
@@ -228,7 +228,8 @@ def test_a_refusal_in_a_later_batch_blames_only_whoever_it_is_about(
     inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vipd.dataplane.nftables.plan.BATCH_ELEMENTS", 5)
-    programmed = Programmed(inside, tmp_path, refusing(inside.run, "10.244.0.66"))
+    refused = refusing(inside.run, "10.244.0.66")
+    programmed = Programmed(inside, tmp_path, refused, sockets=only_nft(inside))
     programmed.become(*(numbered(number, "10.244.0.1", "10.244.0.2") for number in range(1, 9)))
     changed = [numbered(number, "10.244.0.2") for number in range(1, 9) if number != 6]
     programmed.become(*changed, numbered(6, "10.244.0.66"))
@@ -252,7 +253,7 @@ def test_a_service_moves_to_another_ones_address(programmed: Programmed) -> None
     programmed.become(one, other)
     moved = Service("test/s3", one.addresses, one.ports, backends("10.244.0.3", "10.244.0.4"))
     plan = programmed.become(moved, other)
-    texts = [text for text, _ in plan.plans[Family.IPV4].transactions()]
+    texts = [each.text() for each in plan.plans[Family.IPV4].transactions()]
     assert len([text for text in texts if one.addresses[0] in text]) == 1
     programmed.dataplane.invalidate_all()
     assert str(programmed.plan()) == ""

@@ -209,6 +209,29 @@ def test_a_small_change_runs_no_program(inside: Inside, tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+def test_nft_writes_the_chains_of_a_load_and_no_element_of_a_service(inside: Inside, tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    async def run(argv: list[str], stdin: str) -> ProgramResult:
+        texts.extend([stdin] if argv == ["nft", "-f", "-"] else [])
+        return await inside.run(argv, stdin)
+
+    many = [replace(numbered(n, f"10.244.0.{n % 200 + 1}"), addresses=both(n)) for n in range(700)]
+    programmed = Programmed(inside, tmp_path, run)  # type: ignore[arg-type]
+    programmed.become(*many)
+    assert len(texts) == 2, "one for each family"
+    assert "10.244.0.1" not in "".join(texts)
+    listed = programmed.tables()
+    assert listed.count("10.244.0.1 . 8080") == 4
+    programmed.restart()
+    assert not programmed.plan(), "what is read equals what was written"
+
+
+def both(number: int) -> tuple[str, str]:
+    return f"10.96.{number // 250}.{number % 250 + 1}", f"fd00:96::{number + 1:x}"
+
+
+@pytest.mark.root
 def test_what_the_kernel_refuses_is_found_by_nft(inside: Inside, tmp_path: Path) -> None:
     """Another program has added the element, and vipd does not know."""
     programmed = Programmed(inside, tmp_path)

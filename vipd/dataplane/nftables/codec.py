@@ -9,8 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
-from itertools import count, islice
+from ipaddress import IPv6Address
+from itertools import count, islice, starmap
+from operator import call
 from typing import NamedTuple
 
 from vipd.dataplane.nftables.compile import ElementKey
@@ -86,7 +87,7 @@ def element_batch(
             (_DELETE_ELEMENTS, REQUEST, deleted),
             (_NEW_ELEMENTS, REQUEST | CREATE, added),
         )
-        for name, part in _by_holder(elements, holders, family)
+        for name, part in _by_holder(elements, holders, family, values=elements is added)
     ]
     head = nfgenmsg(number_of(family)) + string(1, table)
     batch = [message(_BATCH_BEGIN, REQUEST, next(sequence), nfgenmsg(0, _NFTABLES))]
@@ -98,17 +99,17 @@ def element_batch(
 
 
 def _by_holder(
-    elements: Mapping[ElementKey, str], holders: Mapping[str, NftSet], family: Family
+    elements: Mapping[ElementKey, str], holders: Mapping[str, NftSet], family: Family, *, values: bool
 ) -> Iterator[tuple[str, list[bytes]]]:
-    """The encoded elements of each holder, at most as many as one message takes."""
-    encoded: dict[str, list[bytes]] = {}
-    for slot, value in elements.items():
-        holder = holders[slot.set_name]
-        parts = [nested(1, _writer(holder.key, family)(slot.key))]
-        parts += [nested(2, _writer(holder.value, family)(value))] if value else []
-        encoded.setdefault(holder.name, []).append(nested(1, *parts))
-    for name, found in encoded.items():
-        rest = iter(found)
+    """The encoded elements of each holder, at most as many as one message takes; with or without their
+    values."""
+    found: dict[str, dict[str, str]] = {}
+    for (name, key), value in elements.items():
+        found.setdefault(name, {})[key] = value
+    for name, pairs in found.items():
+        holder = holders[name]
+        write = _writer(holder.key, holder.value if values else (), family)
+        rest = starmap(write, pairs.items())
         while part := list(islice(rest, ELEMENTS_A_MESSAGE)):
             yield name, part
 
@@ -203,23 +204,39 @@ def _reader(fields: tuple[Field, ...], family: Family) -> Callable[[bytes], str]
 
 
 @lru_cache(maxsize=64)
-def _writer(fields: tuple[Field, ...], family: Family) -> Callable[[str], bytes]:
-    """Returns an encoder for keys or values with these fields: the reverse of `_reader`."""
-    if Field.VERDICT in fields:
-        return _verdict_data
-    layout = _layout(fields, family)
-    encoders = tuple(_ENCODERS.get(field, _address_bytes) for field in fields)
-
-    def write(value: str) -> bytes:
-        parts = value.split(" . ")
-        return attribute(1, layout.pack(*[each(part) for each, part in zip(encoders, parts, strict=True)]))
-
-    return write
+def _writer(key: tuple[Field, ...], value: tuple[Field, ...], family: Family) -> Callable[[str, str], bytes]:
+    """Returns an encoder for elements with these fields, by key and value: the reverse of `_reader`."""
+    of_key, of_value = (
+        tuple(_ENCODERS.get(field, _address_bytes) for field in fields) for fields in (key, value)
+    )
+    if Field.VERDICT in value:
+        pack_key = _layout(key, family).pack
+        return lambda k, v: nested(
+            1,
+            nested(1, attribute(1, pack_key(*map(call, of_key, k.split(" . "))))),
+            nested(2, _verdict_data(v)),
+        )
+    # All elements have the same lengths, and so the same headers: one call writes one of them.
+    sizes = [_layout(fields, family).size for fields in (key, value) if fields]
+    data = [nested(kind, attribute(1, bytes(size))) for kind, size in enumerate(sizes, 1)]
+    first, *second = (whole[:-size] for whole, size in zip(data, sizes, strict=True))
+    first = nested(1, *data)[:4] + first
+    if not value:
+        pack = struct.Struct(f"=12s{_format(key, family)}").pack
+        return lambda k, _: pack(first, *map(call, of_key, k.split(" . ")))
+    pack = struct.Struct(f"=12s{_format(key, family)}8s{_format(value, family)}").pack
+    return lambda k, v: pack(
+        first, *map(call, of_key, k.split(" . ")), *second, *map(call, of_value, v.split(" . "))
+    )
 
 
 def _layout(fields: tuple[Field, ...], family: Family) -> struct.Struct:
+    return struct.Struct("=" + _format(fields, family))
+
+
+def _format(fields: tuple[Field, ...], family: Family) -> str:
     width = 4 if family is Family.IPV4 else 16
-    return struct.Struct("=" + "".join(_LAYOUTS.get(field, f"{width}s") for field in fields))
+    return "".join(_LAYOUTS.get(field, f"{width}s") for field in fields)
 
 
 _LAYOUTS = {Field.PROTOCOL: "B3x", Field.PORT: "2s2x", Field.NUMBER: "I"}
@@ -249,13 +266,19 @@ _TELLERS: dict[Field, Callable[..., str]] = {
 }
 
 
+@lru_cache(maxsize=1 << 16)
 def _address_bytes(value: str) -> bytes:
-    return ip_address(value).packed
+    return IPv6Address(value).packed if ":" in value else bytes(map(int, value.split(".")))
+
+
+@lru_cache(maxsize=1 << 12)
+def _port_bytes(value: str) -> bytes:
+    return int(value).to_bytes(2, "big")
 
 
 _ENCODERS: dict[Field, Callable[[str], bytes | int]] = {
     Field.PROTOCOL: _PROTOCOL_NUMBERS.__getitem__,
-    Field.PORT: lambda port: int(port).to_bytes(2, "big"),
+    Field.PORT: _port_bytes,
     Field.NUMBER: int,
 }
 

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
@@ -22,6 +21,7 @@ from vipd.dataplane.nftables.plan import (
     FoundChain,
     Installed,
     Plan,
+    Transaction,
     elements_text,
     make_plan,
     must_replace,
@@ -266,53 +266,46 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
             await asyncio.to_thread(self._reconfigure, options)
 
     async def _write(self, plan: Plan) -> dict[ForwardingKey, str]:
-        """Write a plan; the forwardings that were not taken, and why. Raises ApplyError."""
-        batch = self._small_batch(plan)
-        written = batch is not None and await self._elements.write(batch)
-        if not written and (failed := await self._write_transactions(plan)):
-            return failed
+        """Write a plan; the forwardings that were not taken, and why. Raises ApplyError.
+
+        Transactions of elements alone go over netlink; nft writes all others, and what the kernel refuses.
+        """
+        nft = require_found(self._nft.found)
+        written = 0
+        for number, transaction in enumerate(plan.transactions()):
+            try:
+                # Beside the event loop: sixty thousand elements take a tenth of a second to encode.
+                large = transaction.size > LARGE
+                batch = (
+                    await asyncio.to_thread(self._batch, transaction) if large else self._batch(transaction)
+                )
+                if batch is None or not await self._elements.write(batch):
+                    await apply_transaction(await asyncio.to_thread(transaction.text), self._run)
+            except ApplyError as error:
+                if not error.rules_at_fault or not any(step.keys for step in transaction.steps):
+                    raise
+                # When nft takes nothing at all, no service is to blame.
+                await self._require_nft(nft, error)
+                if number == 0 and (common := plan.without_steps().text()):
+                    await apply_transaction(common, self._run)
+                log.warning("%s; looking for the service at fault", error)
+                if failed := await bisect(plan.steps[written:], partial(self._transact_steps, plan.table)):
+                    return {key: why for step, why in failed for key in step.keys}
+                break
+            written += len(transaction.steps)
         for text in plan.deferred_deletes():
             await apply_transaction(text, self._run)
         return {}
 
-    def _small_batch(self, plan: Plan) -> bytes | None:
-        """The netlink messages for a plan that changes a few elements and nothing else; None for others."""
-        found = plan.elements()
-        if not found or len(found.deleted) + len(found.added) > LARGE:
+    def _batch(self, transaction: Transaction) -> bytes | None:
+        """The netlink messages for a transaction of elements; None for others."""
+        if (found := transaction.elements()) is None:
             return None
         name, sets = table_name(self._settings.chain_prefix), self.desired.structure().sets
         try:
             return element_batch(name, self._family, sets, found.deleted, found.added)
         except KeyError:  # an element of a set that is no longer wanted
             return None
-
-    async def _write_transactions(self, plan: Plan) -> dict[ForwardingKey, str]:
-        """Write a plan with nft; the forwardings that were not taken, and why. Raises ApplyError."""
-        nft = require_found(self._nft.found)
-        written, transactions = 0, plan.transactions()
-        for number in count():
-            # Beside the event loop: sixty thousand elements take half a second to spell.
-            large = len(plan.steps) > LARGE
-            found = await asyncio.to_thread(next, transactions, None) if large else next(transactions, None)
-            if found is None:
-                break
-            text, steps = found
-            try:
-                await apply_transaction(text, self._run)
-            except ApplyError as error:
-                if not error.rules_at_fault or not any(step.keys for step in steps):
-                    raise
-                # When nft takes nothing at all, no service is to blame.
-                await self._require_nft(nft, error)
-                if number == 0 and (common := plan.without_steps()):
-                    await apply_transaction(common, self._run)
-                log.warning("%s; looking for the service at fault", error)
-                transact_steps = partial(self._transact_steps, plan.table)
-                if failed := await bisect(plan.steps[written:], transact_steps):
-                    return {key: why for step, why in failed for key in step.keys}
-                break
-            written += len(steps)
-        return {}
 
     async def _require_nft(self, nft: Nft, error: ApplyError) -> None:
         try:

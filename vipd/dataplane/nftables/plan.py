@@ -58,6 +58,33 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
+class Transaction:
+    """Commands for nft, and changes of elements, which take effect at once."""
+
+    table: str
+    commands: str = ""
+    parts: Sequence[Step] = ()
+    steps: Sequence[Step] = ()
+    """Those of the parts that change forwardings."""
+
+    @property
+    def size(self) -> int:
+        """Number of changed elements."""
+        return sum(len(part.deleted) + len(part.added) for part in self.parts)
+
+    def text(self) -> str:
+        """The input of `nft -f -`."""
+        return self.commands + elements_text(self.table, self.parts)
+
+    def elements(self) -> Step | None:
+        """The elements that it changes. None: it has commands."""
+        if self.commands:
+            return None
+        deleted = {slot: value for part in self.parts for slot, value in part.deleted.items()}
+        return Step((), deleted, {slot: value for part in self.parts for slot, value in part.added.items()})
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Transactions to run in order. False when the kernel is as wanted; as text, the difference."""
 
@@ -90,40 +117,34 @@ class Plan:
             lines += [f"-{_slot_text(slot, value)}\n" for slot, value in step.deferred_deletes.items()]
         return "".join(lines)
 
-    def transactions(self) -> Iterator[tuple[str, Sequence[Step]]]:
-        """Each transaction's text for `nft -f -`, and its steps. The structure is in the first one.
-        `deferred_deletes` come after them."""
-        batches = [list(self.steps)] if self.replaces else list(_batches(self.steps))
-        text = self.without_steps()
+    def transactions(self) -> Iterator[Transaction]:
+        """Each transaction. `deferred_deletes` come after them."""
+        batches = [list(self.steps)] if self.replaces else list(_batches(self.steps)) or [[]]
+        common = self.without_steps()
         if self.first:
-            yield self.first, ()
+            yield Transaction(self.table, self.first)
         if self.prepares:
-            yield text, ()
-            text = ""
-        for number, batch in enumerate(batches or [[]]):
-            late = [self.late] if number >= len(batches) - 1 else []
-            if text := text + elements_text(self.table, [*batch, *late]):
-                yield text, batch
-            text = ""
-
-    def elements(self) -> Step | None:
-        """The elements that it changes, but for `deferred_deletes`. None: it changes anything else."""
-        if self.structure or self.first:
-            return None
-        parts = (self.early, *self.steps, self.late)
-        deleted = {slot: value for step in parts for slot, value in step.deleted.items()}
-        return Step((), deleted, {slot: value for step in parts for slot, value in step.added.items()})
+            yield common
+            common = Transaction(self.table)
+        for number, batch in enumerate(batches, 1):
+            late = (self.late,) if number == len(batches) else ()
+            parts = (*common.parts, *batch, *late)
+            found = Transaction(self.table, common.commands, parts, batch)
+            if found.commands or found.size:
+                yield found
+            common = Transaction(self.table)
 
     def deferred_deletes(self) -> Iterator[str]:
-        """The transactions that delete chains which packets may have been about to enter."""
+        """The transactions, for `nft -f -`, that delete elements which packets may have been about to look
+        up."""
         parting = chain.from_iterable(step.deferred_deletes.items() for step in self.steps)
         while found := dict(islice(parting, BATCH_ELEMENTS)):
             yield elements_text(self.table, [Step((), found, {})])
 
-    def without_steps(self) -> str:
-        """The transaction without the steps of forwardings; empty if there is nothing in it."""
-        text = "".join(f"{command}\n" for command in self.structure)
-        return text + elements_text(self.table, [self.early])
+    def without_steps(self) -> Transaction:
+        """The first transaction without the steps of forwardings."""
+        commands = "".join(f"{command}\n" for command in self.structure)
+        return Transaction(self.table, commands, (self.early,))
 
 
 def make_plan(
@@ -143,7 +164,6 @@ def make_plan(
         slot: v for slot, v in shared.added.items() if slot.set_name in (HAIRPIN.name, NUMBER_TO_IPV6.name)
     }
     rest = {slot: value for slot, value in shared.added.items() if slot not in needed}
-    in_place = installed.comment is not None and not replaces
     return Plan(
         table,
         tuple(commands),
@@ -152,7 +172,7 @@ def make_plan(
         Step((), shared.deleted, rest),
         replaces,
         _drop_during_replace(table, installed) if replaces else "",
-        prepares=in_place and bool(steps) and bool(desired.chains.keys() - installed.chains.keys()),
+        prepares=not replaces and bool(steps) and bool(desired.chains.keys() - installed.chains.keys()),
         installed_after=_afterwards(options, desired, base),
     )
 

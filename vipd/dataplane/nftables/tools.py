@@ -1,7 +1,7 @@
 """Finds this host's nft program, and runs it.
 
 Not libnftables, which takes about as long (10,000 elements: 0.13 s against 0.16 s) and leaves 19 MB in the
-daemon; a crash of the program is an error message, a crash of the library ends the daemon. Small changes need
+daemon; a crash of the program is an error message, a crash of the library ends the daemon. Elements need
 neither (`writer.py`).
 """
 

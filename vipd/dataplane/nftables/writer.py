@@ -1,7 +1,8 @@
 """Writes changes of elements to the kernel, over a netlink socket that stays open.
 
 The program nft needs 3 ms of processor time to start. At its end it waits: before a netlink socket is closed,
-the kernel frees what was deleted, which takes it some 10 ms (a grace period of RCU).
+the kernel frees what was deleted, which takes it some 10 ms (a grace period of RCU). And it reads text: sixty
+thousand elements take it 0.55 s of processor time, and 0.2 s as messages, 0.06 s of them in the kernel.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import weakref
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.programs import HANGS
 from vipd.host.netlink import ERROR, MalformedMessageError, error_number, split
-from vipd.host.netlink_socket import OpenSocket, receive, shorten_answers
+from vipd.host.netlink_socket import OpenSocket, allow_large_requests, receive, shorten_answers
 from vipd.host.process import STALL_SECONDS
+
+LARGEST_BATCH = 1 << 24
+"""Bytes of one transaction; nft writes larger ones. A batch of a load has some 5 MB."""
 
 
 class ElementWriter:
@@ -64,6 +68,7 @@ class ElementWriter:
             opened.setblocking(False)
             with contextlib.suppress(OSError):
                 shorten_answers(opened)
+                allow_large_requests(opened, LARGEST_BATCH)
         return self._opened[0]
 
     def _close(self) -> None:
