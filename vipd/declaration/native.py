@@ -19,6 +19,7 @@ from vipd.declaration.nodes import (
     tree_from_json,
 )
 from vipd.declaration.pieces import Utf8
+from vipd.declaration.plain_services import read_plain_services
 from vipd.declaration.policy_reader import ServiceDefaults, read_policy
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.service_reader import read_service
@@ -59,6 +60,7 @@ def parse_declaration(
     Bytes that are not UTF-8 are reported too when `text` was decoded with "surrogateescape".
     An unexpected exception is a problem of the service or document that caused it. `accepted`: an earlier
     run, perhaps of an older version, accepted the text, and what later rules forbid may stay.
+    A large `text` should be UTF-8: plain services in it are read faster (`plain_services.py`).
     Input beyond `vipd.model.limits` is never read. Problems quote nothing of a file without an
     `apiVersion` for vipd.
     """
@@ -66,9 +68,14 @@ def parse_declaration(
     services: list[Service] = []
     tree = Tree()
     with report.contain(0, "reading this file"):
+        place = Origin(source, path)
+        if not isinstance(text, str):
+            plain = read_plain_services(text, place, accepted=accepted)
+            if plain is not None:
+                return Declaration(tuple(plain))
         tree = read_tree(text, path, quotes=source != FILE)
         report.problems.extend(tree.problems)
-        services += _read_documents(report, tree.documents, Origin(source, path))
+        services += _read_documents(report, tree.documents, place)
     release_trees(tree.documents)
     return Declaration(tuple(services), report.problems.by_line(), report.notes())
 
