@@ -1,14 +1,29 @@
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import struct
+import sys
 from typing import Any
 
 import pytest
 
-from vipd.host import rtnetlink
+from tests.dataplane.iptables.watch.inside import inside
+from tests.dataplane.namespace import Namespace
+from vipd.host import route_table, rtnetlink
 from vipd.host.requirements import HostRequirements
-from vipd.host.route_table import Device, Route, RouteTable, device_of, route_of, table_for_all
+from vipd.host.route_table import (
+    LINK_SCOPE,
+    METRIC,
+    PROTOCOL,
+    Device,
+    Route,
+    RouteTable,
+    device_of,
+    route_content,
+    route_of,
+    table_for_all,
+)
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import ExternalAddress, Masquerade, Protocol, family_of
 
@@ -148,3 +163,24 @@ def test_every_address_is_wanted_with_a_backend_if_any_port_has_one() -> None:
     expected = {"10.96.0.1": "10.244.0.5", "198.51.100.1": "10.244.0.5"}
     assert HostRequirements([on(1), on(2, "10.244.0.5"), on(3, "10.244.0.6")]).vips == expected
     assert HostRequirements([on(1)]).vips == {"10.96.0.1": "", "198.51.100.1": ""}
+
+
+@pytest.mark.root
+def test_many_routes_are_written_at_once_and_each_that_is_refused_is_told() -> None:
+    vips = [f"10.96.{n // 250}.{n % 250 + 1}" for n in range(350)]
+    refused = {3, 99, 100, 349}
+    contents = [route_content(vip, 77 if n in refused else 1, "127.0.0.1") for n, vip in enumerate(vips)]
+    contents.append(route_content("fd00::1", 1, ""))
+    with Namespace() as namespace:
+        asyncio.run(namespace.run(["ip", "link", "set", "lo", "up"], ""))
+        errors = inside(namespace.name, lambda: rtnetlink.write_routes(contents))
+        again = inside(namespace.name, lambda: rtnetlink.write_routes(contents[:1]))
+        found = inside(namespace.name, lambda: list(rtnetlink.listing(rtnetlink.NEW_ROUTE, 0, 10_000)))
+    assert {number for number, error in enumerate(errors) if error} == refused
+    assert again == [0], "there is one already"
+    ours = [message for message in found if route_table.is_own(message)]
+    assert len(ours) == 350 - len(refused) + 1
+    one = next(m for m in ours if m.attributes[1] == ipaddress.ip_address(vips[0]).packed)
+    assert one.attributes[7] == ipaddress.ip_address("127.0.0.1").packed
+    assert one.body[5:7] == bytes((PROTOCOL, LINK_SCOPE))
+    assert int.from_bytes(one.attributes[6], sys.byteorder) == METRIC

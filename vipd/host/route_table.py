@@ -13,6 +13,7 @@ from sys import byteorder
 from typing import Any, NamedTuple
 
 from vipd.host.facts import ADDRESS_BITS, address_number
+from vipd.host.netlink import attribute
 from vipd.host.rtnetlink import NEW_ROUTE, Message, listing
 from vipd.model.service import family_of
 
@@ -32,9 +33,9 @@ SILENT_KINDS = ("dummy", "bridge")
 _IFF_UP = 0x1
 _DEAD = 0x1
 """RTNH_F_DEAD: the route's device is down."""
-_LAST_THAT_DELIVERS, _THROW = 5, 9
+_UNICAST, _LAST_THAT_DELIVERS, _THROW = 1, 5, 9
 """Route types: unicast, local, broadcast, anycast and multicast deliver; `throw` means no route."""
-_TO_TABLE = 1
+_MAIN_TABLE, _TO_TABLE = 254, 1
 _INVERTED = 0x2
 _UNLIMITED = 0xFFFFFFFF
 _RTMSG = struct.Struct("=BBBBBBBBI")
@@ -217,6 +218,19 @@ def route_of(message: Message) -> Route | None:
     )
 
 
-def _number(message: Message, attribute: int) -> int:
+def route_content(vip: str, device: int, source: str) -> bytes:
+    """The content of the message for a route of vipd's to a VIP; `source`: the source address of its packets,
+    empty for the kernel's choice."""
+    version, address = family_of(vip), ipaddress.ip_address(vip).packed
+    family, scope = (2, LINK_SCOPE) if version == 4 else (10, 0)
+    head = _RTMSG.pack(family, len(address) * 8, 0, 0, _MAIN_TABLE, PROTOCOL, scope, _UNICAST, 0)
+    numbers = attribute(_OIF, device.to_bytes(4, byteorder)) + attribute(
+        _PRIORITY, METRIC.to_bytes(4, byteorder)
+    )
+    preferred = attribute(_PREFSRC, ipaddress.ip_address(source).packed) if source else b""
+    return head + attribute(_DST, address) + numbers + preferred
+
+
+def _number(message: Message, kind: int) -> int:
     """A number of 32 bits, or 0."""
-    return int.from_bytes(message.attributes.get(attribute, b""), byteorder)
+    return int.from_bytes(message.attributes.get(kind, b""), byteorder)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -27,7 +28,9 @@ from vipd.host.route_table import (
     RouteTable,
     Routing,
     read_routing,
+    route_content,
 )
+from vipd.host.rtnetlink import write_routes
 from vipd.model.service import Family, family_of
 
 log = logging.getLogger(__name__)
@@ -141,7 +144,7 @@ class VipRoutes:
                 await _delete(netlink, vip)
         new = {vip: source for vip, source in wanted.items() if routing.own_routes.get(vip) != source}
         if new:
-            problem = await self._add_all(netlink, await self._device_up(netlink, routing.device), new)
+            problem = await self._add_all(await self._device_up(netlink, routing.device), new)
             told = "1 VIP has" if len(new) == 1 else f"{len(new)} VIPs have"
             log.info("%s no other route; routed to %s from now on", told, self._device)
         for name in self._record.read().devices:
@@ -149,16 +152,13 @@ class VipRoutes:
                 await _restore_device(netlink, name, self._record)
         return problem
 
-    async def _add_all(self, netlink: Any, index: int, sources: Mapping[str, str]) -> str:
+    async def _add_all(self, index: int, sources: Mapping[str, str]) -> str:
         """Add routes; returns the first failure. A family that the host does not have does not block the
         other."""
-        problem = ""
-        for vip, source in sources.items():
-            try:
-                await _add(netlink, vip, index, source)
-            except _failures() as error:
-                problem = problem or self._failed(f"{vip}: {error}")
-        return problem
+        routes = [route_content(vip, index, source) for vip, source in sources.items()]
+        errors = await asyncio.to_thread(write_routes, routes)
+        failed = next(((vip, error) for vip, error in zip(sources, errors, strict=True) if error), None)
+        return self._failed(f"{failed[0]}: {os.strerror(failed[1])}") if failed else ""
 
     def _failed(self, why: object) -> str:
         return (
@@ -288,11 +288,6 @@ def _settle_ipv6(name: str) -> None:
     for setting, value in (("addr_gen_mode", "1"), ("disable_ipv6", "0")):
         with contextlib.suppress(OSError):  # a kernel without IPv6
             (IPV6_SETTINGS / name / setting).write_text(value)
-
-
-async def _add(netlink: Any, vip: str, index: int, source: str) -> None:
-    given = {"prefsrc": source} if source else {}
-    await netlink.route("replace", oif=index, **_route_to(vip), **given)
 
 
 async def _delete(netlink: Any, vip: str) -> None:
