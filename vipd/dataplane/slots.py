@@ -34,9 +34,10 @@ def slot_counts(weights: tuple[int, ...]) -> tuple[int, ...]:
     return next((found for found in candidates if _close(found, reduced)), candidates[-1])
 
 
-def slots(weights: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=1024)
+def slots(weights: tuple[int, ...]) -> tuple[int, ...]:
     """The index of the weight for each slot."""
-    counts = slot_counts(tuple(weights))
+    counts = slot_counts(weights)
     return tuple(index for index, count in enumerate(counts) for _ in range(count))
 
 

@@ -135,6 +135,8 @@ class Forwarding:
 
     def endpoint_count(self) -> int:
         """Number of known endpoints, ready or not."""
+        if not (self.local_endpoints or self.without_new_flows or self.unavailable):
+            return len(self.endpoints)  # mostly, and no two of these are equal
         known = (*self.endpoints, *self.local_endpoints, *self.without_new_flows, *self.unavailable)
         return len({endpoint[:2] for endpoint in known})
 

@@ -110,11 +110,6 @@ class _Compilation:
         self._f, self._options, self._chain_numbers = forwarding, options, handlers
         self._limits = forwarding.limits if options.limits else None
         self._found = Fragment()
-        self._affinity_endpoints = {
-            *forwarding.endpoints,
-            *forwarding.local_endpoints,
-            *forwarding.affinity_only,
-        }
         self._numbers: Mapping[tuple[str, int], int] = {}
 
     def first(self) -> str:
@@ -131,7 +126,8 @@ class _Compilation:
         if f.frontend_removed:
             self._reset()
             return found
-        self._numbers = _numbers(self._affinity_endpoints) if self._timeout() is not None else {}
+        if self._timeout() is not None:
+            self._numbers = _numbers({*f.endpoints, *f.local_endpoints, *f.affinity_only})
         self._inside()
         for external in f.external_addresses:
             self._outside(external)
@@ -149,10 +145,12 @@ class _Compilation:
     def _replies(self) -> frozenset[tuple[str, str]]:
         """Each endpoint that may have flows, also one that gets no new ones."""
         f = self._f
+        if not (frontends := f.takeover_addresses()):
+            return frozenset()
         endpoints = {(e.address, e.port) for e in (*f.reachable(), *f.without_new_flows)}
         return frozenset(
             (f"{address} . {port}", f"{frontend} . {f.port}")
-            for frontend in f.takeover_addresses()
+            for frontend in frontends
             for address, port in endpoints
         )
 

@@ -115,6 +115,7 @@ class DesiredTable:
         self._ahead: dict[ForwardingKey, tuple[tuple[Forwarding, Fragment], ...]] = {}
         """Fragments compiled in advance for the next update: the new one, and the one in its place."""
         self._chains: Counter[Chain] = Counter()
+        """Those that elements lead to; `closure` names the others."""
         self._chain_numbers = ChainNumbers(options.family)
         self._entries: Counter[str] = Counter()
         """Names of the chains that have a number."""
@@ -267,8 +268,7 @@ class DesiredTable:
     def _count(self, fragment: Fragment, one: int) -> None:
         """Add a fragment's needs to the totals, or subtract them."""
         self._count_shared(fragment, one)
-        needed = {each: None for chain in fragment.chains for each in closure(chain)}
-        changed = [_add(self._chains, each, one) for each in needed]
+        changed = [_add(self._chains, chain, one) for chain in fragment.chains]
         changed += [_add(self._entries, chain, one) for chain in fragment.chain_numbers.values()]
         changed += [_add(self._lengths, length, one) for length in fragment.source_prefix_lengths]
         if any(changed) or len(self._forwardings) <= 1:
@@ -325,7 +325,7 @@ class DesiredTable:
         """Number of slots that need an address, for the cluster's and the local policy."""
         if self.options.family is Family.IPV4:
             return 0, 0
-        spreads = [chain for chain in self._chains if isinstance(chain, BalanceChain)]
+        spreads = [chain for chain in self._needed_chains() if isinstance(chain, BalanceChain)]
         cluster = max((spread.slots for spread in spreads if not spread.local), default=0)
         local = max((spread.slots for spread in spreads if spread.local), default=0)
         return _room(cluster), _room(local)
@@ -338,14 +338,18 @@ class DesiredTable:
                     number_address(self.options.family, number),
                 )
 
+    def _needed_chains(self) -> Collection[Chain]:
+        return dict.fromkeys(each for chain in self._chains for each in closure(chain))
+
     def _assemble(self) -> Structure:
         options = self.options
         holders = fixed_sets(options.family, options.affinity_map_size if options.affinity else 0)
         takeover = bool(self._replies)
         replies = (REPLY_SOURCES, REPLY_FRONTENDS) if takeover else ()
         limits = tuple(allowed_sources(length) for length in sorted(self._lengths))
-        chains = {chain.name: chain.rules(options) for chain in self._chains}
-        counts = (s for c in self._chains if isinstance(c, LimitChain | OverLimitChain) for s in c.sets())
+        needed = self._needed_chains()
+        chains = {chain.name: chain.rules(options) for chain in needed}
+        counts = (s for c in needed if isinstance(c, LimitChain | OverLimitChain) for s in c.sets())
         found = (*holders, *limits, *replies, *counts)
         present = (each for each in found if options.affinity or each.name != "pins")
         # Not by goto: a packet that returns from a chain must not leave with a number as its address.
