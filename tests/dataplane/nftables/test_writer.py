@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.dataplane.declared import numbered
 from tests.dataplane.nftables.programmed import Inside, Programmed
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.watch import events, messages
 from vipd.dataplane.iptables.watch.events import open_socket
 from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.dataplane.iptables.watch.stream import WatchOptions
@@ -161,7 +163,7 @@ def test_what_is_encoded_reads_as_it_was_written(family: Family) -> None:
     many = {
         ElementKey("frontends", f"{next(iter(addresses(family, n)))} . tcp . {n + 1}"): "" for n in range(900)
     }
-    batch = codec.element_batch("vipd", family, holders, many, elements)
+    batch = codec.element_batch("vipd", family, holders, many.items(), elements.items())
     assert batch.count(b"vipd\0") == 3 + len(ELEMENTS[family]), "900 elements do not fit into one message"
     found = [read(batch, start, end, holders, family) for *_, start, end in list(split(batch))[1:-1]]
     assert {slot: value for part in found for slot, value in part.items() if slot not in many} == elements
@@ -243,8 +245,18 @@ def test_what_the_kernel_refuses_is_found_by_nft(inside: Inside, tmp_path: Path)
 
 
 @pytest.mark.root
-def test_own_elements_are_no_disturbance(inside: Inside, tmp_path: Path) -> None:
+def test_own_elements_are_no_disturbance_and_are_not_read(
+    inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = OwnProcesses(time.monotonic)
+    read: list[str] = []
+
+    def reading(*given: Any) -> Iterator[object]:
+        for message in messages.read_messages(*given):
+            read.append(type(message).__name__)
+            yield message
+
+    monkeypatch.setattr(events, "read_messages", reading)
 
     def opened() -> object:
         made = inside.open_socket()
@@ -263,3 +275,4 @@ def test_own_elements_are_no_disturbance(inside: Inside, tmp_path: Path) -> None
     listening = inside.make(open_socket)
     programmed.declare([MOVED])
     assert asyncio.run(watched()) == ["claimed"], "only the foreign change"
+    assert read.count("Change") == 1, "the ends of transactions are enough"

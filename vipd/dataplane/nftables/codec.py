@@ -7,7 +7,7 @@ include/uapi/linux/netlink.h and include/uapi/linux/netfilter/nf_tables.h; user 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from ipaddress import IPv6Address
 from itertools import count, islice, starmap
@@ -75,8 +75,8 @@ def element_batch(
     table: str,
     family: Family,
     holders: Mapping[str, NftSet],
-    deleted: Mapping[ElementKey, str],
-    added: Mapping[ElementKey, str],
+    deleted: Iterable[tuple[ElementKey, str]],
+    added: Iterable[tuple[ElementKey, str]],
 ) -> bytes:
     """One transaction that deletes elements, and then adds others; the kernel acknowledges the last message.
     Raises KeyError when one is of none of the holders."""
@@ -99,12 +99,12 @@ def element_batch(
 
 
 def _by_holder(
-    elements: Mapping[ElementKey, str], holders: Mapping[str, NftSet], family: Family, *, values: bool
+    elements: Iterable[tuple[ElementKey, str]], holders: Mapping[str, NftSet], family: Family, *, values: bool
 ) -> Iterator[tuple[str, list[bytes]]]:
     """The encoded elements of each holder, at most as many as one message takes; with or without their
     values."""
     found: dict[str, dict[str, str]] = {}
-    for (name, key), value in elements.items():
+    for (name, key), value in elements:
         found.setdefault(name, {})[key] = value
     for name, pairs in found.items():
         holder = holders[name]

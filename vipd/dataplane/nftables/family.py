@@ -299,11 +299,11 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
 
     def _batch(self, transaction: Transaction) -> bytes | None:
         """The netlink messages for a transaction of elements; None for others."""
-        if (found := transaction.elements()) is None:
+        if transaction.commands:
             return None
         name, sets = table_name(self._settings.chain_prefix), self.desired.structure().sets
         try:
-            return element_batch(name, self._family, sets, found.deleted, found.added)
+            return element_batch(name, self._family, sets, transaction.deleted(), transaction.added())
         except KeyError:  # an element of a set that is no longer wanted
             return None
 

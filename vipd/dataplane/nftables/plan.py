@@ -76,12 +76,13 @@ class Transaction:
         """The input of `nft -f -`."""
         return self.commands + elements_text(self.table, self.parts)
 
-    def elements(self) -> Step | None:
-        """The elements that it changes. None: it has commands."""
-        if self.commands:
-            return None
-        deleted = {slot: value for part in self.parts for slot, value in part.deleted.items()}
-        return Step((), deleted, {slot: value for part in self.parts for slot, value in part.added.items()})
+    def deleted(self) -> Iterator[tuple[ElementKey, str]]:
+        """The elements that it deletes."""
+        return chain.from_iterable(part.deleted.items() for part in self.parts)
+
+    def added(self) -> Iterator[tuple[ElementKey, str]]:
+        """The elements that it adds, after all deletions."""
+        return chain.from_iterable(part.added.items() for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,3 +60,7 @@ def test_a_socket_of_ours_is_known_whatever_thread_uses_it(pids_are_global: bool
     assert own.wrote(31007, 4_000_000_000)
     assert not own.wrote(31007, 31007)
     assert not own.wrote(4_000_000_000, 7), "a pid is no address"
+    assert own.sent(4_000_000_000)
+    assert not own.sent(31007)
+    with own.running(31007):
+        assert own.sent(31007)

@@ -109,7 +109,7 @@ class RuleEvents:
         port, ends = sender_and_end(datagram)
         if self._hear and not ends:
             self._hear(datagram)
-        if not ends and self._own.known(port):
+        if not ends and self._own.sent(port):
             self._gathering.skip(port)
             return
         for message in read_messages(datagram, self._kinds):

@@ -42,6 +42,11 @@ class OwnProcesses:
         """Whether a transaction is vipd's. `pid` 0: the kernel did not report it, so the address decides."""
         return port in self._sockets or self.known(pid if pid and self._pids_are_global else port)
 
+    def sent(self, port: int) -> bool:
+        """Whether messages of this netlink address seem to be vipd's: the address of a process is mostly its
+        pid."""
+        return port in self._sockets or self.known(port)
+
     def known(self, pid: int) -> bool:
         """Whether this is a process of vipd's, or was until a moment ago."""
         ended = self._ended.get(pid)
