@@ -14,7 +14,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
-    "vipd", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "vipd",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
     "fresh",
@@ -24,7 +28,10 @@ settings.register_profile(
     print_blob=True,
 )
 settings.register_profile(
-    "no-shrinking", settings.get_profile("vipd"), phases=[Phase.explicit, Phase.generate]
+    "no-shrinking",
+    settings.get_profile("vipd"),
+    max_examples=100,
+    phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("vipd")
 """The same examples in every run, however slow the machine: what fails, fails again. Loaded here, before any
@@ -82,7 +89,10 @@ HALVED = (
     "tests/observe/live_trace",
     "tests/observe/simulator",
 )
-"""Where tests run with every combination of dataplane, family, protocol and more: half of them each time."""
+"""Where tests run with every combination of dataplane, family, protocol and more, or with many cases: half of
+them each time."""
+MANY = 6
+"""Variants of a test with one parameter of which half are enough."""
 
 
 def _other_halves(items: Iterable[pytest.Item]) -> set[pytest.Item]:
@@ -101,7 +111,7 @@ def _other_halves(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     return {
         item
         for name, variants in tests.items()
-        if len(values := _values(variants)) > 1
+        if len(values := _values(variants)) > 1 or len(variants) >= MANY
         for item in variants
         if (
             zlib.crc32(name.encode()) + sum(values[each].index(item.callspec.params[each]) for each in values)
