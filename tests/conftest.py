@@ -49,7 +49,6 @@ LONGEST = (
     "tests/packets/test_foreign_forward",
     "tests/docs/test_pages",
     "tests/onefile",
-    "tests/faults/test_days",
     "tests/dataplane/iptables/test_walks",
     "tests/dataplane/nftables/test_no_hole",
     "tests/system/test_life",
