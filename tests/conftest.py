@@ -82,34 +82,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_rank)
 
 
-HALVED = (
-    "tests/packets",
-    "tests/observe/explain",
-    "tests/observe/live_trace",
-    "tests/observe/simulator",
-)
-"""Where tests run with every combination of dataplane, family, protocol and more, or with many cases: half of
-them each time."""
 MANY = 6
 """Variants of a test with one parameter of which half are enough."""
 
 
 def _other_halves(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """The combinations that are for the night. Each time every value of each parameter is used, with both
-    values of every other one that has two if there are three parameters or more; which half of the
-    combinations it is differs from test to test."""
+    """Half of the variants of each test with the kernel that has several parameters, such as dataplane,
+    family and protocol, or many cases. Every value of each parameter is used each time, and with three
+    parameters or more every two values together; which half it is differs from test to test. A test that has
+    marks `nightly` says itself which variants run."""
     tests: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         if (
             isinstance(item, pytest.Function)
             and hasattr(item, "callspec")
-            and item.nodeid.startswith(HALVED)
-            and item.get_closest_marker("nightly") is None
+            and item.get_closest_marker("root")
         ):
             tests[item.nodeid.partition("[")[0]].append(item)
     return {
         item
         for name, variants in tests.items()
+        if not any(item.get_closest_marker("nightly") for item in variants)
         if len(values := _values(variants)) > 1 or len(variants) >= MANY
         for item in variants
         if (
