@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.onefile.built import PINS, PROJECT, DownloadError, Host, build, copy_sources
+from tests.onefile.built import PINS, PROJECT, DownloadError, FreshHost, build, copy_sources
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -102,19 +102,19 @@ def onefile(made: Build) -> Path:
 
 
 @pytest.fixture
-def host(onefile: Path, readable: Path) -> Iterator[Host]:
+def host(onefile: Path, readable: Path) -> Iterator[FreshHost]:
     """A host where nothing is unpacked."""
     with tempfile.TemporaryDirectory(prefix="host-", dir=readable) as name:
         Path(name).chmod(0o755)
-        yield Host(onefile, Path(name))
+        yield FreshHost(onefile, Path(name))
 
 
 @pytest.fixture(scope="session")
-def warm(onefile: Path, readable: Path) -> Host:
+def warm(onefile: Path, readable: Path) -> FreshHost:
     """A host where the file has been unpacked, for tests that change nothing."""
     directory = readable / "warm"
     directory.mkdir(mode=0o755)
-    host = Host(onefile, directory)
+    host = FreshHost(onefile, directory)
     done = host.run("--unpack")
     assert done.returncode == 0, done.stderr
     return host
