@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from collections.abc import Iterator
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
-    "vipd", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "vipd",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
     "fresh",
@@ -21,7 +28,10 @@ settings.register_profile(
     print_blob=True,
 )
 settings.register_profile(
-    "no-shrinking", settings.get_profile("vipd"), phases=[Phase.explicit, Phase.generate]
+    "no-shrinking",
+    settings.get_profile("vipd"),
+    max_examples=100,
+    phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("vipd")
 """The same examples in every run, however slow the machine: what fails, fails again. Loaded here, before any
@@ -39,7 +49,6 @@ LONGEST = (
     "tests/packets/test_foreign_forward",
     "tests/docs/test_pages",
     "tests/onefile",
-    "tests/faults/test_days",
     "tests/dataplane/iptables/test_walks",
     "tests/dataplane/nftables/test_no_hole",
     "tests/system/test_life",
@@ -64,13 +73,53 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out those marked `nightly` unless asked for. When several processes run the tests, a file each,
-    the longest come first: none is left alone with them in the end."""
-    if not config.getoption("nightly"):
-        left_out = [item for item in items if _nightly(item)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not _nightly(item)]
+    """Leave out what is for the night unless it is asked for, or a test by its full name. When several
+    processes run the tests, a file each, the longest come first: none is left alone with them in the end."""
+    if not config.getoption("nightly") and not any("[" in name for name in config.args):
+        left_out = {item for item in items if _nightly(item)} | _other_halves(items)
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=_rank)
+
+
+MANY = 6
+"""Variants of a test with one parameter of which half are enough."""
+
+
+def _other_halves(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Half of the variants of each test with the kernel that has several parameters, such as dataplane,
+    family and protocol, or many cases. Every value of each parameter is used each time, and with three
+    parameters or more every two values together; which half it is differs from test to test. A test that has
+    marks `nightly` says itself which variants run."""
+    tests: defaultdict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if (
+            isinstance(item, pytest.Function)
+            and hasattr(item, "callspec")
+            and item.get_closest_marker("root")
+        ):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    return {
+        item
+        for name, variants in tests.items()
+        if not any(item.get_closest_marker("nightly") for item in variants)
+        if len(values := _values(variants)) > 1 or len(variants) >= MANY
+        for item in variants
+        if (
+            zlib.crc32(name.encode()) + sum(values[each].index(item.callspec.params[each]) for each in values)
+        )
+        % 2
+    }
+
+
+def _values(variants: list[pytest.Function]) -> dict[str, list[object]]:
+    """The values of each parameter of a test that has more than one."""
+    values: defaultdict[str, list[object]] = defaultdict(list)
+    for item in variants:
+        for name, value in item.callspec.params.items():
+            if value not in values[name]:
+                values[name].append(value)
+    return {name: each for name, each in values.items() if len(each) > 1}
 
 
 def _nightly(item: pytest.Item) -> bool:
@@ -102,10 +151,17 @@ EXTENT = (
 """How long or how often some tests run. They read it when they are imported."""
 
 
+gc.disable()
+"""Hardly anything becomes garbage while tests are collected; looking for it takes a quarter of the time."""
+
+
 def pytest_collection_finish() -> None:
-    """Take these out of the environment, where vipd reads every name under VIPD_ as a setting."""
+    """Take these out of the environment, where vipd reads every name under VIPD_ as a setting; from now on
+    garbage is looked for, but not in what was imported and collected."""
     for name in EXTENT:
         os.environ.pop(name, None)
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure() -> None:

@@ -75,6 +75,10 @@ else
     step "pinned versions: not compared with known vulnerabilities, for pip-audit is not installed; see SECURITY.md"
 fi
 
+# pytest compiles each file of tests when it is first imported. Without this each of its processes would do so.
+compgen -G "tests/__pycache__/test_architecture*-pytest-*.pyc" >/dev/null ||
+    "$venv/bin/pytest" --collect-only -q "$@" >/dev/null || true  # what is wrong is told below
+
 last_failed=.pytest_cache/v/cache/lastfailed
 first_output=$project/tried-again.log
 most_tried_again=20

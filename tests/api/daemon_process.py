@@ -42,7 +42,7 @@ class _UnixHttp(HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-class Host:
+class ConfiguredHost:
     """A namespace, and a directory with settings and declarations."""
 
     def __init__(self, namespace: str, root: Path) -> None:
@@ -183,13 +183,13 @@ class Host:
 
 
 @contextlib.contextmanager
-def host() -> Iterator[Host]:
+def host() -> Iterator[ConfiguredHost]:
     """A fresh namespace; it and whatever runs in it end with the context."""
     namespace = f"vipdt-{os.getpid()}-{next(_numbers)}"
     subprocess.run(["ip", "netns", "add", namespace], check=True, timeout=PATIENCE_SECONDS)
     try:
         with tempfile.TemporaryDirectory(prefix="vipd-daemon-") as directory:
-            made = Host(namespace, Path(directory))
+            made = ConfiguredHost(namespace, Path(directory))
             try:
                 yield made
             finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.daemon_process import PATIENCE_SECONDS, Host, host
+from tests.api.daemon_process import PATIENCE_SECONDS, ConfiguredHost, host
 from tests.model.samples import block
 from vipd.declaration.native import parse_declaration
 
@@ -25,14 +25,14 @@ STOPPING_SECONDS = 20.0
 
 
 @pytest.fixture
-def node() -> Iterator[Host]:
+def node() -> Iterator[ConfiguredHost]:
     """A host with one declared service."""
     with host() as made:
         made.declare("dns.yaml", DNS)
         yield made
 
 
-def test_it_starts_follows_files_repairs_and_stops_leaving_its_rules(node: Host) -> None:
+def test_it_starts_follows_files_repairs_and_stops_leaving_its_rules(node: ConfiguredHost) -> None:
     node.tool("sysctl", "-qw", f"{FORWARD}=0")
     node.start()
     assert "10.96.0.10" in node.rules()
@@ -58,7 +58,7 @@ def test_it_starts_follows_files_repairs_and_stops_leaving_its_rules(node: Host)
     assert node.tool("sysctl", "-n", FORWARD).strip() == "0"
 
 
-def test_a_second_daemon_on_the_same_state_is_refused(node: Host) -> None:
+def test_a_second_daemon_on_the_same_state_is_refused(node: ConfiguredHost) -> None:
     node.start()
     second = node.vipd("--socket", str(node.root / "other.sock"))
     assert second.returncode == 1
@@ -75,7 +75,7 @@ def test_a_second_daemon_on_the_same_state_is_refused(node: Host) -> None:
     assert node.names() == {"dns"}
 
 
-def test_daemons_in_two_namespaces_do_not_meet(node: Host) -> None:
+def test_daemons_in_two_namespaces_do_not_meet(node: ConfiguredHost) -> None:
     with host() as other:
         other.declare("web.yaml", block("10.96.0.11", "web", "10.244.0.6"))
         node.start()
@@ -86,7 +86,7 @@ def test_daemons_in_two_namespaces_do_not_meet(node: Host) -> None:
         assert "10.96.0.10" not in other.rules()
 
 
-def test_once_applies_what_is_good_and_tells_by_its_code_what_is_not(node: Host) -> None:
+def test_once_applies_what_is_good_and_tells_by_its_code_what_is_not(node: ConfiguredHost) -> None:
     assert node.vipd("--once").returncode == 0
     assert "10.96.0.10" in node.rules()
     node.declare("bad.yaml", "  - {address: 10.96.0.300}\n")
@@ -97,7 +97,7 @@ def test_once_applies_what_is_good_and_tells_by_its_code_what_is_not(node: Host)
     assert "10.96.0.11" in node.rules()
 
 
-def test_once_with_a_broken_store_is_no_success(node: Host) -> None:
+def test_once_with_a_broken_store_is_no_success(node: ConfiguredHost) -> None:
     node.state_dir.mkdir()
     (node.state_dir / "services.yaml").write_text("nonsense")
     done = node.vipd("--once")
@@ -105,7 +105,7 @@ def test_once_with_a_broken_store_is_no_success(node: Host) -> None:
     assert done.returncode == 1
 
 
-def test_check_prints_every_problem_and_touches_nothing(node: Host) -> None:
+def test_check_prints_every_problem_and_touches_nothing(node: ConfiguredHost) -> None:
     good = node.vipd("--check")
     assert (good.returncode, good.stdout) == (0, "ok: 1 service\n")
     assert node.vipd("--check", "--log-level", "debug").stderr == ""
@@ -119,7 +119,7 @@ def test_check_prints_every_problem_and_touches_nothing(node: Host) -> None:
     assert "VIPD" not in node.rules()
 
 
-def test_check_warns_of_a_password_that_would_go_unencrypted(node: Host) -> None:
+def test_check_warns_of_a_password_that_would_go_unencrypted(node: ConfiguredHost) -> None:
     etcd = {"endpoints": ["http://192.0.2.1:2379"], "user": "vipd-host", "password_file": "/etc/vipd/pw"}
     node.settings["etcd"] = etcd
     done = node.vipd("--check")
@@ -129,7 +129,7 @@ def test_check_warns_of_a_password_that_would_go_unencrypted(node: Host) -> None
     )
 
 
-def test_unusable_settings_end_with_78_and_all_problems(node: Host) -> None:
+def test_unusable_settings_end_with_78_and_all_problems(node: ConfiguredHost) -> None:
     node.settings.update({"mark_bit": 99, "colour": "red"})
     done = node.vipd("--set", "log_level=loud")
     assert done.returncode == 78
@@ -139,14 +139,16 @@ def test_unusable_settings_end_with_78_and_all_problems(node: Host) -> None:
     assert node.run("--config", str(node.root / "none.yaml")).returncode == 78
 
 
-def test_a_slip_in_the_environment_is_told(node: Host) -> None:
+def test_a_slip_in_the_environment_is_told(node: ConfiguredHost) -> None:
     done = node.run("--config", str(node.config), "--once", env={**os.environ, "VIPD_LOGLEVEL": "debug"})
     assert done.returncode == 0
     assert "VIPD_LOGLEVEL" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [(), ("--once",), ("--check",)], ids=["serve", "once", "check"])
-def test_without_root_the_reason_is_told_and_no_traceback(node: Host, arguments: tuple[str, ...]) -> None:
+def test_without_root_the_reason_is_told_and_no_traceback(
+    node: ConfiguredHost, arguments: tuple[str, ...]
+) -> None:
     node.state_dir.mkdir(mode=0o750)
     for path in (node.root, *node.services_dir.iterdir()):
         path.chmod(0o755)
@@ -156,7 +158,7 @@ def test_without_root_the_reason_is_told_and_no_traceback(node: Host, arguments:
     assert "Traceback" not in done.stderr
 
 
-def test_with_its_own_directories_but_without_root_it_tells_what_is_missing(node: Host) -> None:
+def test_with_its_own_directories_but_without_root_it_tells_what_is_missing(node: ConfiguredHost) -> None:
     for path in (node.root, node.services_dir, *node.services_dir.iterdir()):
         path.chmod(0o755)
     node.state_dir.mkdir()
@@ -167,21 +169,21 @@ def test_with_its_own_directories_but_without_root_it_tells_what_is_missing(node
     assert "Traceback" not in done.stderr
 
 
-def test_a_path_that_cannot_be_a_socket_is_told(node: Host) -> None:
+def test_a_path_that_cannot_be_a_socket_is_told(node: ConfiguredHost) -> None:
     node.settings["socket"] = str(node.root / ("x" * 120))
     done = node.vipd()
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
 
 
-def test_a_stop_during_the_first_apply_is_clean(node: Host) -> None:
+def test_a_stop_during_the_first_apply_is_clean(node: ConfiguredHost) -> None:
     node.begin()
     node.wait_for(lambda: "serves" in node.log())
     assert node.end(signal.SIGTERM) == 0
     assert "Traceback" not in node.log()
 
 
-def adding(node: Host, first: int, acknowledged: list[str], stop: threading.Event) -> None:
+def adding(node: ConfiguredHost, first: int, acknowledged: list[str], stop: threading.Event) -> None:
     """Add services one after the other until the daemon is gone; note each that was answered."""
     for number in range(first, first + 1000):
         if stop.is_set():
@@ -197,7 +199,7 @@ def adding(node: Host, first: int, acknowledged: list[str], stop: threading.Even
         acknowledged.append(name)
 
 
-def test_what_was_answered_survives_any_kill(node: Host) -> None:
+def test_what_was_answered_survives_any_kill(node: ConfiguredHost) -> None:
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     acknowledged: list[str] = []
@@ -224,7 +226,7 @@ def test_what_was_answered_survives_any_kill(node: Host) -> None:
     assert node.names() >= set(acknowledged)
 
 
-def test_a_watched_directory_may_come_late(node: Host) -> None:
+def test_a_watched_directory_may_come_late(node: ConfiguredHost) -> None:
     (node.services_dir / "dns.yaml").unlink()
     node.services_dir.rmdir()
     node.start()
@@ -236,7 +238,7 @@ def test_a_watched_directory_may_come_late(node: Host) -> None:
     node.wait_for(lambda: node.names() == {"dns"})
 
 
-def test_a_request_in_flight_does_not_hold_up_the_stop(node: Host) -> None:
+def test_a_request_in_flight_does_not_hold_up_the_stop(node: ConfiguredHost) -> None:
     node.start()
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(node.socket))
@@ -247,7 +249,9 @@ def test_a_request_in_flight_does_not_hold_up_the_stop(node: Host) -> None:
         assert time.monotonic() - began < STOPPING_SECONDS, "systemd waits longer, but not for ever"
 
 
-def test_the_store_mended_after_a_file_took_its_frontend_does_not_hang_the_daemon(node: Host) -> None:
+def test_the_store_mended_after_a_file_took_its_frontend_does_not_hang_the_daemon(
+    node: ConfiguredHost,
+) -> None:
     node.state_dir.mkdir()
     store: Path = node.state_dir / "services.yaml"
     store.write_text("nonsense")
@@ -263,7 +267,7 @@ def test_the_store_mended_after_a_file_took_its_frontend_does_not_hang_the_daemo
 
 
 def test_status_and_list_say_that_nothing_serves_after_the_allowed_addresses_were_narrowed(
-    node: Host,
+    node: ConfiguredHost,
 ) -> None:
     other = block("10.97.0.11", "web", "10.244.0.6")
     node.declare("two.yaml", block("10.96.0.12", "old", "10.244.0.7"), other)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.serving import Api
 from tests.api.serving import served as served_api
-from tests.control.reconciling import DNS, WEB, World, looping
+from tests.control.reconciling import DNS, WEB, IsolatedReconciler, looping
 from tests.dataplane.fake_dataplane import broken_tool
 from tests.model.samples import declared
 from tests.observe.health_ports.asking import PATIENCE_SECONDS, ask, free_port, running, until
@@ -120,16 +120,16 @@ def test_the_view() -> None:
 
 
 class Probed:
-    """A world whose clock is set by hand, with /healthz over TCP."""
+    """A isolated whose clock is set by hand, with /healthz over TCP."""
 
     def __init__(self) -> None:
         self.now = START
-        self.world = World(DNS)
-        self.world.reconciler = Reconciler(
-            (self.world.source,), self.world.dataplane, self.world.host, lambda: self.now
+        self.isolated = IsolatedReconciler(DNS)
+        self.isolated.reconciler = Reconciler(
+            (self.isolated.source,), self.isolated.dataplane, self.isolated.host, lambda: self.now
         )
         self.place = ListenAddress("127.0.0.1", free_port())
-        self.listeners = healthz_listener(self.world.reconciler, self.place)
+        self.listeners = healthz_listener(self.isolated.reconciler, self.place)
 
     async def status(self, path: str = "/healthz") -> int:
         return (await ask(self.place, path)).status
@@ -143,7 +143,7 @@ def probed(story: Callable[[Probed], Awaitable[None]]) -> None:
 
     async def run() -> None:
         room = Probed()
-        async with looping(room.world), running(room.listeners):
+        async with looping(room.isolated), running(room.listeners):
             await until(lambda: room.listeners.open, "open")
             await story(room)
 
@@ -152,17 +152,17 @@ def probed(story: Callable[[Probed], Awaitable[None]]) -> None:
 
 def test_a_hung_first_step_shows_after_a_minute() -> None:
     async def story(room: Probed) -> None:
-        room.world.dataplane.gate = asyncio.Event()
-        wish = room.world.reconciler.request_sync()
-        await until(lambda: room.world.dataplane.applying, "hanging")
+        room.isolated.dataplane.gate = asyncio.Event()
+        wish = room.isolated.reconciler.request_sync()
+        await until(lambda: room.isolated.dataplane.applying, "hanging")
         room.later(59)
         assert await room.status() == 200
         room.later(2)
         reply = await ask(room.place, "/healthz")
         assert (reply.status, reply.json["state"]) == (503, "starting")
         assert await room.status("/livez") == 503
-        room.world.dataplane.gate.set()
-        assert await room.world.reconciler.wait_synced(wish, PATIENCE_SECONDS)
+        room.isolated.dataplane.gate.set()
+        assert await room.isolated.reconciler.wait_synced(wish, PATIENCE_SECONDS)
         assert await room.status() == 200
 
     probed(story)
@@ -170,22 +170,26 @@ def test_a_hung_first_step_shows_after_a_minute() -> None:
 
 def test_a_hung_change_shows_after_a_minute_though_others_are_wished_for_meanwhile() -> None:
     async def story(room: Probed) -> None:
-        assert await room.world.reconciler.wait_synced(room.world.reconciler.request_sync(), PATIENCE_SECONDS)
+        assert await room.isolated.reconciler.wait_synced(
+            room.isolated.reconciler.request_sync(), PATIENCE_SECONDS
+        )
         room.later(3600)
         assert await room.status() == 200, "idle"
-        room.world.dataplane.gate = asyncio.Event()
-        room.world.source.candidate = declared(DNS, WEB)
-        room.world.reconciler.request_sync()
-        await until(lambda: room.world.dataplane.applying, "hanging")
+        room.isolated.dataplane.gate = asyncio.Event()
+        room.isolated.source.candidate = declared(DNS, WEB)
+        room.isolated.reconciler.request_sync()
+        await until(lambda: room.isolated.dataplane.applying, "hanging")
         for _ in range(3):
             room.later(20)
-            room.world.reconciler.request_sync()
+            room.isolated.reconciler.request_sync()
         assert await room.status() == 200
         room.later(1)
         reply = await ask(room.place, "/healthz")
         assert (reply.status, reply.json["state"]) == (503, "pending")
-        room.world.dataplane.gate.set()
-        assert await room.world.reconciler.wait_synced(room.world.reconciler.request_sync(), PATIENCE_SECONDS)
+        room.isolated.dataplane.gate.set()
+        assert await room.isolated.reconciler.wait_synced(
+            room.isolated.reconciler.request_sync(), PATIENCE_SECONDS
+        )
         assert await room.status() == 200
 
     probed(story)
@@ -195,14 +199,14 @@ def test_a_failed_step_shows_until_one_works(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(reconciler, "FIRST_RETRY_SECONDS", 0.2)
 
     async def story(room: Probed) -> None:
-        room.world.dataplane.failures = [broken_tool() for _ in range(1000)]
-        wish = room.world.reconciler.request_sync()
-        assert not await room.world.reconciler.wait_synced(wish, PATIENCE_SECONDS)
+        room.isolated.dataplane.failures = [broken_tool() for _ in range(1000)]
+        wish = room.isolated.reconciler.request_sync()
+        assert not await room.isolated.reconciler.wait_synced(wish, PATIENCE_SECONDS)
         reply = await ask(room.place, "/healthz")
         assert (reply.status, reply.json["state"]) == (503, "failed")
         assert "it said no" in str(reply.json["message"])
-        room.world.dataplane.failures.clear()
-        await room.world.fulfilled(wish)
+        room.isolated.dataplane.failures.clear()
+        await room.isolated.fulfilled(wish)
         assert await room.status() == 200
 
     probed(story)
@@ -210,7 +214,7 @@ def test_a_failed_step_shows_until_one_works(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_tcp_address_answers_health_and_nothing_else() -> None:
     async def story(room: Probed) -> None:
-        await room.world.reconciler.wait_synced(room.world.reconciler.request_sync(), PATIENCE_SECONDS)
+        await room.isolated.reconciler.wait_synced(room.isolated.reconciler.request_sync(), PATIENCE_SECONDS)
         reply = await ask(room.place, "/livez?verbose")
         assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
         head = await ask(room.place, "/healthz", "HEAD")

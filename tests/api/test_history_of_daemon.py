@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.api.daemon_process import Host, host
+from tests.api.daemon_process import ConfiguredHost, host
 
 pytestmark = pytest.mark.root
 
@@ -18,7 +18,7 @@ SHORT_SECONDS, LONG_SECONDS = 2, 3600
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Host]:
+def shared() -> Iterator[ConfiguredHost]:
     """A daemon for all of these tests; its log is in what fails."""
     with host() as made:
         made.start()
@@ -26,7 +26,7 @@ def shared() -> Iterator[Host]:
 
 
 @pytest.fixture
-def node(shared: Host) -> Host:
+def node(shared: ConfiguredHost) -> ConfiguredHost:
     """The daemon runs, and its store has one service with the backend of before."""
     if shared.process is None:
         shared.start()
@@ -36,23 +36,23 @@ def node(shared: Host) -> Host:
     return shared
 
 
-def apply(node: Host, *specs: object, seconds: int | None = None) -> None:
+def apply(node: ConfiguredHost, *specs: object, seconds: int | None = None) -> None:
     query = f"?confirm={seconds}" if seconds else ""
     status, answer = node.ask("POST", f"apply{query}", {"services": list(specs), "prune": True})
     assert (status, answer["applied"]) == (200, True), answer
 
 
-def serves(node: Host, backend: str) -> bool:
+def serves(node: ConfiguredHost, backend: str) -> bool:
     """Whether the kernel sends flows to this backend alone."""
     rules = node.rules()
     return f"--to-destination {backend}:" in rules and rules.count("--to-destination") == 1
 
 
-def reasons(node: Host) -> list[str]:
+def reasons(node: ConfiguredHost) -> list[str]:
     return [entry["reason"] for entry in node.get("history")["entries"]]
 
 
-def test_the_daemon_takes_it_back_by_itself(node: Host) -> None:
+def test_the_daemon_takes_it_back_by_itself(node: ConfiguredHost) -> None:
     apply(node, AFTER, seconds=SHORT_SECONDS)
     assert serves(node, "10.244.0.99")
     node.wait_for(lambda: serves(node, "10.244.0.5"))
@@ -66,7 +66,7 @@ def test_the_daemon_takes_it_back_by_itself(node: Host) -> None:
     assert (event["level"], event["cause"]) == ("warning", "time limit")
 
 
-def test_a_crash_neither_confirms_nor_loses_it(node: Host) -> None:
+def test_a_crash_neither_confirms_nor_loses_it(node: ConfiguredHost) -> None:
     apply(node, AFTER, seconds=LONG_SECONDS)
     waits = node.get("status")["confirmation"]
     node.end(signal.SIGKILL)
@@ -92,7 +92,7 @@ def test_a_crash_neither_confirms_nor_loses_it(node: Host) -> None:
     assert "Traceback" not in node.log()
 
 
-def test_once_takes_it_back_too(node: Host) -> None:
+def test_once_takes_it_back_too(node: ConfiguredHost) -> None:
     apply(node, AFTER, seconds=SHORT_SECONDS)
     over = time.monotonic() + SHORT_SECONDS
     node.end(signal.SIGTERM)

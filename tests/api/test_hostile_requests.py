@@ -18,6 +18,7 @@ from aiohttp import ClientConnectionError, web
 from yarl import URL
 
 from tests.api.serving import DNS, PATIENCE_SECONDS, WEB, Api, served
+from tests.lab.examples import some
 from vipd.api import override_routes, server
 from vipd.api.context import ApiContext
 from vipd.model.check import Check
@@ -344,7 +345,7 @@ def test_every_route_with_hostile_headers(known: list[str]) -> None:
         await ready(api)
         for method, path in (route.split() for route in known):
             data = json.dumps(BODIES.get(f"{method} {path}", {})).encode()
-            for header in HEADERS:
+            for header in some(HEADERS, (method, path)):
                 faultless(await raw(api, method, place(path) + QUERY, [header], data), (method, path, header))
         assert (await api.ask("GET", "/v1/status")).status == 200
 
@@ -382,7 +383,7 @@ def test_every_route_and_parameter_with_hostile_words(known: list[str]) -> None:
             assert (await api.ask("GET", "/v1/services/web")).status == 200, "nothing was changed so far"
             quiet = path.startswith(("/metrics", "/healthz", "/livez"))
             for word in WORDS if not quiet else ():
-                for parameter in PARAMETERS:
+                for parameter in some(PARAMETERS, (method, path, word)):
                     if (parameter, word) == ("dry_run", "0"):
                         continue  # it would be done
                     if len(word) < 4000 or parameter in ("limit", "after", "client", "target"):
@@ -402,7 +403,7 @@ def test_every_part_of_a_body_broken(route: str, known: list[str]) -> None:
         await ready(api)
         assert route in known
         method, path = route.split()
-        for body in broken(copy.deepcopy(BODIES[route])):
+        for body in some(list(broken(copy.deepcopy(BODIES[route]))), route):
             data = json.dumps(body).encode()
             await asked(api, method, place(path) + "?dry_run=1", data)
         assert (await api.ask("GET", "/v1/status")).status == 200

@@ -79,6 +79,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.nightly(each_time="numbers")
 @pytest.mark.parametrize("name", ["empty services", "numbers", "lists", "brackets", "digits", "a text"])
 def test_a_hostile_body_takes_little_memory(name: str) -> None:
     argv = [sys.executable, "-c", MEMORY, name]

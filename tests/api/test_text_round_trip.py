@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.declaration.strategies import PATIENT
 from tests.faults.broken_declarations import SINGLE, checks, declaration
-from tests.lab.examples import examples
+from tests.lab.examples import examples, some
 from tests.model.samples import service
 from vipd.cli.main import cli
 from vipd.cli.output import document
@@ -165,8 +165,9 @@ def test_what_is_accepted_for_any_key_survives(
 @pytest.mark.parametrize("path", [path for _, path in FREE], ids=lambda path: ".".join(map(str, path)))
 def test_every_odd_text_survives_where_any_text_is_taken(tmp_path: Path, path: Path_) -> None:
     spec = next(spec for spec, each in FREE if each == path)
-    found = [accepted(changed(spec, path, text)) for text in WORDS]
-    assert sum(each is not None for each in found) > len(WORDS) / 2
+    words = some(WORDS, path)
+    found = [accepted(changed(spec, path, text)) for text in words]
+    assert sum(each is not None for each in found) > len(words) / 2
     for each in filter(None, found):
         survives(each, tmp_path)
 

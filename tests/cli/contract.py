@@ -17,7 +17,7 @@ from unittest.mock import patch
 from urllib.parse import unquote
 
 from tests.api.serving import DNS, PATIENCE_SECONDS, WEB, Api, served
-from tests.control.reconciling import World
+from tests.control.reconciling import IsolatedReconciler
 from tests.observe.explain.test_api import Explained
 from vipd.observe.events.event import EventRecord, encode
 from vipd.observe.views import status_view
@@ -202,9 +202,9 @@ def _answers() -> list[tuple[str, Json]]:
 
 def _first_status() -> Json:
     """Of a daemon that has not written yet."""
-    world = World()
+    isolated = IsolatedReconciler()
     about = {"version": "0", "pid": 1, "started": "", "settings": {}, "warnings": ()}
-    view = status_view(world.reconciler, world.dataplane, [world.source], about)
+    view = status_view(isolated.reconciler, isolated.dataplane, [isolated.source], about)
     return {"apiVersion": "vipd/v1", **json.loads(json.dumps(view))}
 
 

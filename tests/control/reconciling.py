@@ -49,7 +49,7 @@ class FakeSource:
         self.kept = chosen[self.unit]
 
 
-class World:
+class IsolatedReconciler:
     """A reconciler between a fake source and a fake dataplane."""
 
     def __init__(self, *services: Service) -> None:
@@ -85,31 +85,31 @@ class Heartbeats(Observer):
         self.count += 1
 
 
-Story = Callable[[World], Awaitable[None]]
+Story = Callable[[IsolatedReconciler], Awaitable[None]]
 
 
-def run_story(story: Story, *services: Service) -> World:
+def run_story(story: Story, *services: Service) -> IsolatedReconciler:
     """Run a story with the loop of the reconciler at work."""
     return asyncio.run(_lived(story, *services))
 
 
-def run_story_simulated(story: Story, *services: Service) -> World:
+def run_story_simulated(story: Story, *services: Service) -> IsolatedReconciler:
     """The same in simulated time: every pause has its exact length, on any machine. Nothing may be done in
     threads."""
     return simulate(_lived(story, *services))
 
 
-async def _lived(story: Story, *services: Service) -> World:
-    world = World(*services)
-    async with asyncio.timeout(2 * PATIENCE_SECONDS), looping(world):
-        await story(world)
-    return world
+async def _lived(story: Story, *services: Service) -> IsolatedReconciler:
+    isolated = IsolatedReconciler(*services)
+    async with asyncio.timeout(2 * PATIENCE_SECONDS), looping(isolated):
+        await story(isolated)
+    return isolated
 
 
 @contextlib.asynccontextmanager
-async def looping(world: World) -> AsyncIterator[None]:
+async def looping(isolated: IsolatedReconciler) -> AsyncIterator[None]:
     """The loop as a task, which must not have ended by itself."""
-    task = asyncio.create_task(world.reconciler.run())
+    task = asyncio.create_task(isolated.reconciler.run())
     try:
         yield
         assert not task.done(), "the loop has ended"

@@ -63,7 +63,7 @@ def forwarding(
 SERVED, UNSERVED = forwarding(BACKEND), forwarding()
 
 
-class Host:
+class AnnouncingHost:
     """A host whose decisions follow each other."""
 
     def __init__(self, others: OtherHosts | None = None) -> None:
@@ -102,7 +102,7 @@ class Host:
 def test_a_new_address_is_announced_at_once_if_a_backend_can_serve(
     asking: Forwarding, expected: tuple[bool, Reason]
 ) -> None:
-    assert Host().at(0, asking) == expected
+    assert AnnouncingHost().at(0, asking) == expected
 
 
 def test_only_what_is_asked_for_is_announced() -> None:
@@ -117,11 +117,11 @@ def test_only_what_is_asked_for_is_announced() -> None:
 
 
 def test_one_served_port_of_any_service_is_enough() -> None:
-    assert Host().at(0, forwarding(port=80), forwarding(BACKEND, port=443, name="other"))[0]
+    assert AnnouncingHost().at(0, forwarding(port=80), forwarding(BACKEND, port=443, name="other"))[0]
 
 
 def test_a_short_failure_withdraws_nothing() -> None:
-    host = Host()
+    host = AnnouncingHost()
     host.at(0, SERVED)
     assert host.at(1, UNSERVED) == (True, Reason.WITHDRAWING)
     assert host.due() == 4
@@ -132,7 +132,7 @@ def test_a_short_failure_withdraws_nothing() -> None:
 
 
 def test_a_long_failure_withdraws_it_until_a_backend_has_served_for_a_while() -> None:
-    host = Host()
+    host = AnnouncingHost()
     host.at(0, SERVED)
     host.at(1, UNSERVED)
     assert host.at(4, UNSERVED) == (False, Reason.NO_BACKEND)
@@ -145,14 +145,14 @@ def test_a_long_failure_withdraws_it_until_a_backend_has_served_for_a_while() ->
 
 
 def test_maintenance_withdraws_at_once_and_ends_at_once() -> None:
-    host = Host(OtherHosts())
+    host = AnnouncingHost(OtherHosts())
     host.at(0, SERVED)
     assert host.at(1, SERVED, maintenance=WORK) == (False, Reason.MAINTENANCE)
     assert host.at(2, SERVED) == (True, Reason.SERVED)
 
 
 def test_what_an_earlier_process_announced_is_not_withdrawn_at_once() -> None:
-    host = Host()
+    host = AnnouncingHost()
     host.state = adopted([OUTSIDE, AnnouncedKey("203.0.113.99", ROUTES)], Moment(0, START))
     assert host.at(0, UNSERVED) == (True, Reason.WITHDRAWING)
     assert list(host.state.addresses) == [OUTSIDE], "nobody asks for the other one any more"
@@ -160,14 +160,14 @@ def test_what_an_earlier_process_announced_is_not_withdrawn_at_once() -> None:
 
 
 def test_without_knowledge_of_other_hosts_none_is_the_last() -> None:
-    host = Host(others=None)
+    host = AnnouncingHost(others=None)
     host.at(0, SERVED)
     host.at(1, UNSERVED)
     assert host.at(9, UNSERVED) == (False, Reason.NO_BACKEND)
 
 
 def test_the_last_host_keeps_the_address_until_another_one_serves_it() -> None:
-    host = Host(OtherHosts())
+    host = AnnouncingHost(OtherHosts())
     host.at(0, SERVED)
     host.at(1, UNSERVED)
     assert host.at(9, UNSERVED) == (True, Reason.LAST_HOST)
@@ -178,7 +178,7 @@ def test_the_last_host_keeps_the_address_until_another_one_serves_it() -> None:
 
 
 def test_hosts_that_withdrew_it_for_each_other_take_it_back() -> None:
-    host = Host(OtherHosts(served={OUTSIDE}))
+    host = AnnouncingHost(OtherHosts(served={OUTSIDE}))
     host.at(0, SERVED)
     host.at(1, UNSERVED)
     assert host.at(4, UNSERVED) == (False, Reason.NO_BACKEND)
@@ -189,7 +189,7 @@ def test_hosts_that_withdrew_it_for_each_other_take_it_back() -> None:
 
 
 def test_a_host_that_never_announced_it_does_not_begin_to_as_the_last_one() -> None:
-    host = Host(OtherHosts())
+    host = AnnouncingHost(OtherHosts())
     assert host.at(0, UNSERVED) == (False, Reason.NO_BACKEND)
     assert host.at(60, UNSERVED) == (False, Reason.NO_BACKEND)
 

@@ -37,7 +37,7 @@ class Driver:
         self.addresses = addresses
 
 
-class World:
+class IsolatedAnnouncer:
     """An announcer, with what it sees."""
 
     def __init__(self, *before: str, others: Others | None = None) -> None:
@@ -66,26 +66,26 @@ class World:
 
 def test_a_step_that_failed_announces_nothing_new_and_withdraws_nothing() -> None:
     async def story() -> None:
-        world = World()
-        world.progress.fault = "no"
-        assert await world.stepped(SERVED) == frozenset()
-        world.progress.fault = ""
-        assert await world.stepped(SERVED) == {VIP}
-        world.progress.fault = "no"
-        assert await world.stepped(UNSERVED) == {VIP}
-        world.progress.fault = ""
-        assert await world.stepped(UNSERVED) == frozenset()
+        isolated = IsolatedAnnouncer()
+        isolated.progress.fault = "no"
+        assert await isolated.stepped(SERVED) == frozenset()
+        isolated.progress.fault = ""
+        assert await isolated.stepped(SERVED) == {VIP}
+        isolated.progress.fault = "no"
+        assert await isolated.stepped(UNSERVED) == {VIP}
+        isolated.progress.fault = ""
+        assert await isolated.stepped(UNSERVED) == frozenset()
 
     asyncio.run(story())
 
 
 def test_a_quarantined_service_stays_as_it_was() -> None:
     async def story() -> None:
-        world = World()
-        await world.stepped(SERVED)
-        world.progress.quarantined = {"web": "the kernel says no"}
-        assert await world.stepped(UNSERVED) == {VIP}
-        fresh = World()
+        isolated = IsolatedAnnouncer()
+        await isolated.stepped(SERVED)
+        isolated.progress.quarantined = {"web": "the kernel says no"}
+        assert await isolated.stepped(UNSERVED) == {VIP}
+        fresh = IsolatedAnnouncer()
         fresh.progress.quarantined = {"web": "the kernel says no"}
         assert await fresh.stepped(SERVED) == frozenset()
 
@@ -94,28 +94,28 @@ def test_a_quarantined_service_stays_as_it_was() -> None:
 
 def test_before_the_first_step_only_maintenance_withdraws() -> None:
     async def story() -> None:
-        world = World(VIP)
-        world.progress.applied = 0
-        await world.announcer.update()
-        assert world.driver.addresses == {VIP}
-        world.maintenance = Maintenance("root", datetime.now(UTC))
-        await world.announcer.update()
-        assert world.driver.addresses == frozenset()
+        isolated = IsolatedAnnouncer(VIP)
+        isolated.progress.applied = 0
+        await isolated.announcer.update()
+        assert isolated.driver.addresses == {VIP}
+        isolated.maintenance = Maintenance("root", datetime.now(UTC))
+        await isolated.announcer.update()
+        assert isolated.driver.addresses == frozenset()
 
     asyncio.run(story())
 
 
 def test_a_table_that_cannot_be_written_is_a_fault_until_it_can() -> None:
     async def story() -> None:
-        world = World()
-        await world.stepped(SERVED)
-        world.driver.fault = "the disk is gone"
+        isolated = IsolatedAnnouncer()
+        await isolated.stepped(SERVED)
+        isolated.driver.fault = "the disk is gone"
         with pytest.raises(OSError, match="the disk is gone"):
-            await world.stepped(UNSERVED)
-        assert world.announcer.faults == {ROUTES: "the disk is gone"}
-        world.driver.fault = ""
-        assert await world.stepped(UNSERVED) == frozenset()
-        assert world.announcer.faults == {}
+            await isolated.stepped(UNSERVED)
+        assert isolated.announcer.faults == {ROUTES: "the disk is gone"}
+        isolated.driver.fault = ""
+        assert await isolated.stepped(UNSERVED) == frozenset()
+        assert isolated.announcer.faults == {}
 
     asyncio.run(story())
 
@@ -134,11 +134,11 @@ def test_without_an_answer_of_etcd_an_address_is_withdrawn_as_without_etcd(
 
     async def story() -> None:
         for others, expected in ((nobody, {VIP}), (hangs, frozenset()), (None, frozenset())):
-            world = World(others=others)
-            await world.stepped(SERVED)
-            assert await world.stepped(UNSERVED) == expected
-            assert bool(world.announcer.others_fault) is (others is hangs)
-            assert await world.stepped(SERVED) == {VIP}
-            assert world.announcer.others_fault == ""
+            isolated = IsolatedAnnouncer(others=others)
+            await isolated.stepped(SERVED)
+            assert await isolated.stepped(UNSERVED) == expected
+            assert bool(isolated.announcer.others_fault) is (others is hangs)
+            assert await isolated.stepped(SERVED) == {VIP}
+            assert isolated.announcer.others_fault == ""
 
     asyncio.run(story())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.reconciling import DNS, WEB, World, looping, run_story_simulated
+from tests.control.reconciling import DNS, WEB, IsolatedReconciler, looping, run_story_simulated
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.lab.simulated_time import simulate
 from tests.model.samples import declared, service
@@ -255,24 +255,24 @@ def test_one_service_is_quarantined_and_all_others_go_through(
     bomb = arm(monkeypatch)  # type: ignore[operator]  # one of the above
     others = [service(f"s{n}", f"10.97.0.{n}") for n in range(1, 8)]
 
-    async def story(world: World) -> None:
-        bomb.dataplane = world.dataplane
-        assert await world.settled(world.reconciler.request_sync())
+    async def story(isolated: IsolatedReconciler) -> None:
+        bomb.dataplane = isolated.dataplane
+        assert await isolated.settled(isolated.reconciler.request_sync())
         expected = {each.name for each in others} | ({"bomb"} if arm is followed else set())
-        assert world.names() == expected
-        why = world.reconciler.progress.quarantined["bomb"]
+        assert isolated.names() == expected
+        why = isolated.reconciler.progress.quarantined["bomb"]
         assert "internal error while" in why
         assert "UnexpectedError: boom; please report it" in why
-        assert world.reconciler.progress.state == "degraded"
-        world.source.candidate = declared(*others, BOMB, WEB)
-        assert await world.settled(world.reconciler.request_sync())
-        assert "web" in world.names(), "another service's change goes through"
+        assert isolated.reconciler.progress.state == "degraded"
+        isolated.source.candidate = declared(*others, BOMB, WEB)
+        assert await isolated.settled(isolated.reconciler.request_sync())
+        assert "web" in isolated.names(), "another service's change goes through"
         await asyncio.sleep(40)
         assert caplog.text.count("Traceback") == caplog.text.count("bomb is quarantined") == 1
         bomb.armed = False
         await asyncio.sleep(70)
-        assert world.names() == {"bomb", "web", *(each.name for each in others)}, "without help"
-        assert world.reconciler.progress.state == "in-sync"
+        assert isolated.names() == {"bomb", "web", *(each.name for each in others)}, "without help"
+        assert isolated.reconciler.progress.state == "in-sync"
 
     with caplog.at_level(logging.ERROR):
         run_story_simulated(story, *others, BOMB)
@@ -285,24 +285,24 @@ def test_a_day_of_it_costs_one_line_in_the_log(
 ) -> None:
     bomb = arm(monkeypatch)  # type: ignore[operator]  # one of the above
 
-    async def story() -> World:
-        world = World(DNS, BOMB)
-        bomb.dataplane = world.dataplane
-        async with looping(world):
+    async def story() -> IsolatedReconciler:
+        isolated = IsolatedReconciler(DNS, BOMB)
+        bomb.dataplane = isolated.dataplane
+        async with looping(isolated):
             for minute in range(24 * 60):
                 if minute % 10 == 0:  # others change meanwhile
                     changed = service(
                         "dns", "10.96.0.10", "", 1, f"10.244.{minute // 250}.{minute % 250 + 1}"
                     )
-                    world.source.candidate = declared(changed, BOMB)
-                    world.reconciler.request_sync()
+                    isolated.source.candidate = declared(changed, BOMB)
+                    isolated.reconciler.request_sync()
                 await asyncio.sleep(60)
-        return world
+        return isolated
 
     with caplog.at_level(logging.WARNING):
-        world = simulate(story())
-    assert set(world.reconciler.progress.quarantined) == {"bomb"}
-    assert world.reconciler.progress.state == "degraded"
+        isolated = simulate(story())
+    assert set(isolated.reconciler.progress.quarantined) == {"bomb"}
+    assert isolated.reconciler.progress.state == "degraded"
     told = [record for record in caplog.records if record.name.startswith("vipd")]
     assert len(told) <= 2, "the service, and once that it is looked for"
 
@@ -311,18 +311,18 @@ def test_a_quarantined_service_keeps_its_last_good_rules(monkeypatch: pytest.Mon
     bomb = planned(monkeypatch)
     bomb.armed = False
 
-    def endpoints(world: World) -> set[str]:
+    def endpoints(isolated: IsolatedReconciler) -> set[str]:
         return {
             endpoint.address
-            for forwarding in world.dataplane.kernel.values()
+            for forwarding in isolated.dataplane.kernel.values()
             if forwarding.key.service == "bomb"
             for endpoint in forwarding.endpoints
         }
 
-    async def story(world: World) -> None:
-        bomb.dataplane = world.dataplane  # type: ignore[attr-defined]  # of its subclass
-        assert await world.settled(world.reconciler.request_sync())
-        before = endpoints(world)
+    async def story(isolated: IsolatedReconciler) -> None:
+        bomb.dataplane = isolated.dataplane  # type: ignore[attr-defined]  # of its subclass
+        assert await isolated.settled(isolated.reconciler.request_sync())
+        before = endpoints(isolated)
         assert before
 
         def wrong(key: ForwardingKey, forwarding: Forwarding) -> bool:
@@ -338,13 +338,13 @@ def test_a_quarantined_service_keeps_its_last_good_rules(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(FakeDataplane, "plan", breaking)
         changed: Service = service("bomb", "10.96.0.66", "", 1, "10.244.9.9")
-        world.source.candidate = declared(changed, DNS)
-        assert await world.settled(world.reconciler.request_sync())
-        assert "bomb" in world.reconciler.progress.quarantined
-        assert endpoints(world) == before
-        world.source.candidate = declared(BOMB, DNS)
-        assert await world.settled(world.reconciler.request_sync())
-        assert not world.reconciler.progress.quarantined, "another version is tried at once"
+        isolated.source.candidate = declared(changed, DNS)
+        assert await isolated.settled(isolated.reconciler.request_sync())
+        assert "bomb" in isolated.reconciler.progress.quarantined
+        assert endpoints(isolated) == before
+        isolated.source.candidate = declared(BOMB, DNS)
+        assert await isolated.settled(isolated.reconciler.request_sync())
+        assert not isolated.reconciler.progress.quarantined, "another version is tried at once"
 
     run_story_simulated(story, BOMB)
 
@@ -378,36 +378,36 @@ class Failing(Observer):
 
 
 def test_an_observer_that_fails_is_named_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(world: World) -> None:
+    async def story(isolated: IsolatedReconciler) -> None:
         observer = Failing()
-        world.reconciler.observers.add(observer)
+        isolated.reconciler.observers.add(observer)
         for _ in range(50):
-            assert await world.settled(world.reconciler.request_sync())
-        assert world.names() == {"dns"}
-        assert "Failing" in " ".join(world.reconciler.containment.warnings)
+            assert await isolated.settled(isolated.reconciler.request_sync())
+        assert isolated.names() == {"dns"}
+        assert "Failing" in " ".join(isolated.reconciler.containment.warnings)
         assert caplog.text.count("Traceback") <= 4, "once for each of its calls"
         observer.broken = False
-        world.source.candidate = declared(WEB)
-        assert await world.settled(world.reconciler.request_sync())
-        assert [w for w in world.reconciler.containment.warnings if "addresses" not in w] == []
+        isolated.source.candidate = declared(WEB)
+        assert await isolated.settled(isolated.reconciler.request_sync())
+        assert [w for w in isolated.reconciler.containment.warnings if "addresses" not in w] == []
 
     run_story_simulated(story, DNS)
 
 
 def test_a_source_that_fails_keeps_its_units_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(world: World) -> None:
-        assert await world.settled(world.reconciler.request_sync())
-        monkeypatch.setattr(world.source, "units", lambda: 1 / 0)
-        monkeypatch.setattr(world.source, "faults", lambda: 1 / 0)
-        assert await world.settled(world.reconciler.request_sync())
-        assert world.names() == {"dns"}
+    async def story(isolated: IsolatedReconciler) -> None:
+        assert await isolated.settled(isolated.reconciler.request_sync())
+        monkeypatch.setattr(isolated.source, "units", lambda: 1 / 0)
+        monkeypatch.setattr(isolated.source, "faults", lambda: 1 / 0)
+        assert await isolated.settled(isolated.reconciler.request_sync())
+        assert isolated.names() == {"dns"}
         assert "nowhere: internal error while reading its units" in " ".join(
-            world.reconciler.containment.warnings
+            isolated.reconciler.containment.warnings
         )
         monkeypatch.undo()
-        world.source.candidate = declared(WEB)
-        assert await world.settled(world.reconciler.request_sync())
-        assert world.names() == {"web"}
-        assert world.reconciler.containment.warnings == ()
+        isolated.source.candidate = declared(WEB)
+        assert await isolated.settled(isolated.reconciler.request_sync())
+        assert isolated.names() == {"web"}
+        assert isolated.reconciler.containment.warnings == ()
 
     run_story_simulated(story, DNS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.control.reconciling import World, run_story
+from tests.control.reconciling import IsolatedReconciler, run_story
 from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan
 from tests.model.samples import declared, service
 from vipd.control.write_order import LARGE, MAX_WORK_PER_STEP, WriteOrder
@@ -36,18 +36,18 @@ def forwarding(name: str, address: str, count: int = 1, port: int = 80) -> Forwa
 
 
 def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -> None:
-    async def story(world: World) -> None:
-        reconciler = world.reconciler
-        await world.settled(reconciler.request_sync())
-        world.dataplane.gate, world.dataplane.entered = asyncio.Event(), asyncio.Event()
-        world.source.candidate = declared(SMALL, large(3))
+    async def story(isolated: IsolatedReconciler) -> None:
+        reconciler = isolated.reconciler
+        await isolated.settled(reconciler.request_sync())
+        isolated.dataplane.gate, isolated.dataplane.entered = asyncio.Event(), asyncio.Event()
+        isolated.source.candidate = declared(SMALL, large(3))
         applied = reconciler.request_sync()
-        await world.dataplane.entered.wait()  # the first of the three ports
-        world.source.candidate = declared(SMALL, service("new", "10.96.0.11"), large(3))
+        await isolated.dataplane.entered.wait()  # the first of the three ports
+        isolated.source.candidate = declared(SMALL, service("new", "10.96.0.11"), large(3))
         added = reconciler.request_sync()
-        world.dataplane.gate.set()
+        isolated.dataplane.gate.set()
         assert await reconciler.wait_synced(added, 60.0, ["new"])
-        assert "new" in world.names()
+        assert "new" in isolated.names()
         assert reconciler.progress.postponed == {"large"}
         assert reconciler.progress.state == "pending"
         assert [reconciler.progress.is_pending(name) for name in ("small", "new", "large")] == [
@@ -55,71 +55,71 @@ def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -
             False,
             True,
         ]
-        assert len(world.dataplane.kernel) == 3, "two small ones and a part of the large one"
+        assert len(isolated.dataplane.kernel) == 3, "two small ones and a part of the large one"
         assert await reconciler.wait_synced(applied, 60.0, ["large"])
-        assert len(world.dataplane.kernel) == 5
+        assert len(isolated.dataplane.kernel) == 5
         assert await reconciler.wait_synced(added, 60.0), "of all services"
         assert not reconciler.progress.postponed
         assert reconciler.progress.state == "in-sync"
-        assert world.dataplane.updates[1:] == [{"large"}, {"new"}, {"large"}, {"large"}]
+        assert isolated.dataplane.updates[1:] == [{"large"}, {"new"}, {"large"}, {"large"}]
 
     run_story(story, SMALL)
 
 
 def test_at_the_start_all_is_written_at_once() -> None:
-    async def story(world: World) -> None:
-        assert await world.settled(world.reconciler.request_sync())
-        assert world.dataplane.events.count("apply") == 1
-        assert len(world.dataplane.kernel) == 4
+    async def story(isolated: IsolatedReconciler) -> None:
+        assert await isolated.settled(isolated.reconciler.request_sync())
+        assert isolated.dataplane.events.count("apply") == 1
+        assert len(isolated.dataplane.kernel) == 4
 
     run_story(story, SMALL, large(3))
 
 
 @pytest.mark.slow
 def test_small_changes_without_end_do_not_keep_large_ones_out() -> None:
-    async def story(world: World) -> None:
-        await world.settled(world.reconciler.request_sync())
+    async def story(isolated: IsolatedReconciler) -> None:
+        await isolated.settled(isolated.reconciler.request_sync())
         for n in range(1, 8):
-            world.source.candidate = declared(
+            isolated.source.candidate = declared(
                 service("small", "10.96.0.10", "", 1, f"10.244.0.{n}"), large(3)
             )
-            world.reconciler.request_sync()
-            await world.reconciler.step()
-        assert len(world.dataplane.kernel) == 4
+            isolated.reconciler.request_sync()
+            await isolated.reconciler.step()
+        assert len(isolated.dataplane.kernel) == 4
 
     run_story(story, SMALL)
 
 
 def test_a_large_service_that_goes_before_it_is_written_leaves_nothing() -> None:
-    async def story(world: World) -> None:
-        await world.settled(world.reconciler.request_sync())
-        world.dataplane.gate, world.dataplane.entered = asyncio.Event(), asyncio.Event()
-        world.source.candidate = declared(SMALL, large(3))
-        world.reconciler.request_sync()
-        await world.dataplane.entered.wait()
-        world.source.candidate = declared(SMALL)
-        gone = world.reconciler.request_sync()
-        world.dataplane.gate.set()
-        assert await world.settled(gone)
-        assert world.names() == {"small"}
-        assert world.reconciler.progress.state == "in-sync"
+    async def story(isolated: IsolatedReconciler) -> None:
+        await isolated.settled(isolated.reconciler.request_sync())
+        isolated.dataplane.gate, isolated.dataplane.entered = asyncio.Event(), asyncio.Event()
+        isolated.source.candidate = declared(SMALL, large(3))
+        isolated.reconciler.request_sync()
+        await isolated.dataplane.entered.wait()
+        isolated.source.candidate = declared(SMALL)
+        gone = isolated.reconciler.request_sync()
+        isolated.dataplane.gate.set()
+        assert await isolated.settled(gone)
+        assert isolated.names() == {"small"}
+        assert isolated.reconciler.progress.state == "in-sync"
 
     run_story(story, SMALL)
 
 
 def test_a_large_service_that_cannot_be_written_is_not_thought_to_be() -> None:
-    async def story(world: World) -> None:
-        await world.settled(world.reconciler.request_sync())
-        world.source.candidate = declared(service("small", "10.96.0.10", "", 1, "10.244.0.6"), large(2))
-        world.dataplane.gate, world.dataplane.entered = asyncio.Event(), asyncio.Event()
-        wish = world.reconciler.request_sync()
-        await world.dataplane.entered.wait()
-        world.dataplane.failures += [ApplyError("it", "fails")] * 2
-        world.dataplane.gate.set()
-        assert not await world.reconciler.wait_synced(wish, 60.0, ["large"])
-        assert world.reconciler.progress.state == "failed"
-        await world.fulfilled(world.reconciler.request_sync())
-        assert len(world.dataplane.kernel) == 3
+    async def story(isolated: IsolatedReconciler) -> None:
+        await isolated.settled(isolated.reconciler.request_sync())
+        isolated.source.candidate = declared(service("small", "10.96.0.10", "", 1, "10.244.0.6"), large(2))
+        isolated.dataplane.gate, isolated.dataplane.entered = asyncio.Event(), asyncio.Event()
+        wish = isolated.reconciler.request_sync()
+        await isolated.dataplane.entered.wait()
+        isolated.dataplane.failures += [ApplyError("it", "fails")] * 2
+        isolated.dataplane.gate.set()
+        assert not await isolated.reconciler.wait_synced(wish, 60.0, ["large"])
+        assert isolated.reconciler.progress.state == "failed"
+        await isolated.fulfilled(isolated.reconciler.request_sync())
+        assert len(isolated.dataplane.kernel) == 3
 
     run_story(story, SMALL)
 
@@ -128,9 +128,9 @@ def test_a_large_service_that_cannot_be_written_is_not_thought_to_be() -> None:
 def test_a_part_that_raises_is_held_and_what_was_there_stays(
     fails: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(world: World) -> None:
-        await world.settled(world.reconciler.request_sync())
-        known = dict(world.dataplane.kernel)
+    async def story(isolated: IsolatedReconciler) -> None:
+        await isolated.settled(isolated.reconciler.request_sync())
+        known = dict(isolated.dataplane.kernel)
         apply = FakeDataplane.apply
 
         async def failing(dataplane: FakeDataplane, plan: FakePlan) -> None:
@@ -139,12 +139,12 @@ def test_a_part_that_raises_is_held_and_what_was_there_stays(
             await apply(dataplane, plan)
 
         monkeypatch.setattr(FakeDataplane, "apply", failing)
-        world.source.candidate = declared(SMALL, large(2))
-        await world.settled(world.reconciler.request_sync())
-        assert "large" in world.reconciler.progress.quarantined
-        kept = {key: f for key, f in world.dataplane.kernel.items() if key.service != "large"}
+        isolated.source.candidate = declared(SMALL, large(2))
+        await isolated.settled(isolated.reconciler.request_sync())
+        assert "large" in isolated.reconciler.progress.quarantined
+        kept = {key: f for key, f in isolated.dataplane.kernel.items() if key.service != "large"}
         assert kept == known
-        assert len(world.dataplane.kernel) == len(known) + fails - 1
+        assert len(isolated.dataplane.kernel) == len(known) + fails - 1
 
     run_story(story, SMALL)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.control.reconciling import World
+from tests.control.reconciling import IsolatedReconciler
 from tests.docs.markdown import ROOT, Block, blocks, prose
 from vipd.cli.offline import explain_files
 from vipd.declaration.native import parse_declaration
@@ -44,21 +44,21 @@ def keys(value: object, path: str = "") -> set[str]:
     return keys(value[0], f"{path}[]") if isinstance(value, list) and value else set()
 
 
-def served() -> World:
+def served() -> IsolatedReconciler:
     """A daemon's core that has put the service into its kernel."""
-    world = World(dns())
-    asyncio.run(world.reconciler.step())
-    return world
+    isolated = IsolatedReconciler(dns())
+    asyncio.run(isolated.reconciler.step())
+    return isolated
 
 
 def view_of(heading: str) -> object:
     if heading == "Explanation":
         return explain_files([dns()], Settings(host_addresses=("10.0.0.1",)), "10.10.0.9", "dns")
-    world = served()
+    isolated = served()
     if heading == "ServiceView":
-        return service_view(dns(), world.reconciler, world.dataplane)
+        return service_view(dns(), isolated.reconciler, isolated.dataplane)
     about = {"version": "", "pid": 1, "started": "", "settings": {"chain_prefix": "VIPD"}, "warnings": ()}
-    return status_view(world.reconciler, world.dataplane, [world.source], about)
+    return status_view(isolated.reconciler, isolated.dataplane, [isolated.source], about)
 
 
 @pytest.mark.parametrize("heading", ["ServiceView", "Status", "Explanation"])
@@ -99,7 +99,7 @@ def test_a_service_is_shown_with_the_values_that_are_described() -> None:
 )
 def test_the_refusal_is_what_a_flow_meets_that_no_endpoint_may_take(said: str, refusal: str) -> None:
     (service,) = parse_declaration(DECLARED.replace("ports: 53/udp", said), "dns.yaml").services
-    world = World(service)
-    asyncio.run(world.reconciler.step())
-    view = json.loads(json.dumps(service_view(service, world.reconciler, world.dataplane)))
+    isolated = IsolatedReconciler(service)
+    asyncio.run(isolated.reconciler.step())
+    view = json.loads(json.dumps(service_view(service, isolated.reconciler, isolated.dataplane)))
     assert view["forwardings"][0]["refusal"] == refusal

@@ -15,6 +15,9 @@ from tests.docs.transcript import Step, mismatch
 
 PAGES = [page for page in pages() if any(isinstance(each, Commands) for each in script_of(page))]
 
+LONG = ("operations.md", "troubleshooting.md")
+"""Pages of more than seventy commands, which run at night."""
+
 MOST_LEFT_OUT = 0.15
 """The share of the pages' commands that may be left to the reader alone."""
 
@@ -50,7 +53,11 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Mapping[Path, Future[list[s
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.nightly if page.name in LONG else ()) for page in PAGES],
+    ids=lambda page: page.name,
+)
 def test_a_page_does_what_it_says(runs: Mapping[Path, Future[list[str]]], page: Path) -> None:
     faults = runs[page].result()
     assert not faults, "\n\n".join(faults)

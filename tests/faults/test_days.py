@@ -1,7 +1,7 @@
 """A day in simulated time of every row of the table of seams: the daemon lives, what it writes and keeps has
 bounds, and when the fault ends it is in sync, without help.
 
-Every row fails in the way that nobody expects; at night in every other way, too.
+For the night: each time `test_seams` has every row fail once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from tests.faults.seams import BESIDE, DISK, ETCD, FILES, MEANINGLESS, PROGRAMS, Seam
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(1000)]
 
 LINES_A_CHANGE = 8
 """A file is changed each hour: what the log says of services, rules and problems then."""
@@ -40,13 +40,10 @@ GROUPS = {"beside": BESIDE, "files": (*FILES, *DISK), "programs": PROGRAMS} | {
 }
 """What fails together: a seam behind one that fails first would never be passed."""
 MODES = ("oserror", "garbage", "nothing", "unexpected")
-EACH_TIME = {("beside", "unexpected")}
 WITHOUT = {("files", "nothing"), ("programs", "nothing")} | MEANINGLESS.keys()
 # A time-out is an OSError, and takes real time besides.
 DAYS = [
-    pytest.param(*day, id="-".join(day), marks=() if day in EACH_TIME else pytest.mark.nightly)
-    for day in itertools.product(GROUPS, MODES)
-    if day not in WITHOUT
+    pytest.param(*day, id="-".join(day)) for day in itertools.product(GROUPS, MODES) if day not in WITHOUT
 ]
 
 

@@ -23,57 +23,58 @@ SERVICES = """\
 
 FOREIGN = "-A PREROUTING -j ACCEPT"
 
-World = tuple[Lab, Equipment]
+EquippedLab = tuple[Lab, Equipment]
 
 BEFORE_BACKOFF = 4
 """Changes by one process that vipd repairs at once; after more of them it backs off."""
 
 
-def rules(world: World) -> Rules:
+def rules(equipped_lab: EquippedLab) -> Rules:
     """All rules in the kernel. A foreign rule counts only while it stands ahead of vipd's."""
-    lab, equipment = world
+    lab, equipment = equipped_lab
     found = equipment.rules_of(lab.host)
     return {n: [line for line in r if line != FOREIGN or line == r[0]] for n, r in found.items()}
 
 
-def seconds_until(world: World, wanted: Rules) -> float:
+def seconds_until(equipped_lab: EquippedLab, wanted: Rules) -> float:
     """Seconds until the rules are as wanted. One second is promised; a busy machine gets more."""
     left: list[str] = []
 
     def repaired() -> bool:
-        left[:] = difference(rules(world), wanted)
+        left[:] = difference(rules(equipped_lab), wanted)
         return not left
 
     return wait_until(repaired, lambda: "not repaired:\n" + "\n".join(left))
 
 
 @pytest.fixture(scope="module", params=(*EQUIPMENTS, LEGACY), ids=str)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
+def equipped_lab(request: pytest.FixtureRequest) -> Iterator[EquippedLab]:
     equipment: Equipment = request.param
     with Lab(Wiring(backends=1)) as lab:
         lab.serve_everywhere(8080)
         yield lab, equipment
 
 
-def test_a_foreign_change_is_repaired(world: World) -> None:
-    lab, equipment = world
+def test_a_foreign_change_is_repaired(equipped_lab: EquippedLab) -> None:
+    lab, equipment = equipped_lab
     left = list(equipment.foreign_changes)
     while left:
         with Daemon(lab.host, SERVICES, **equipment.settings):
-            wanted = rules(world)
+            wanted = rules(equipped_lab)
             for kind_of_change in left[:BEFORE_BACKOFF]:
                 lab.host.run("bash", "-c", equipment.foreign_changes[kind_of_change])
-                print(f"{equipment}, {kind_of_change}: repaired after {seconds_until(world, wanted):.2f} s")
+                took = seconds_until(equipped_lab, wanted)
+                print(f"{equipment}, {kind_of_change}: repaired after {took:.2f} s")
                 lab.client.send("10.96.0.1", 80, count=3).all_answered()
         del left[:BEFORE_BACKOFF]
 
 
-def test_an_endpoint_with_another_destination_is_repaired(world: World) -> None:
-    lab, equipment = world
+def test_an_endpoint_with_another_destination_is_repaired(equipped_lab: EquippedLab) -> None:
+    lab, equipment = equipped_lab
     with Daemon(lab.host, SERVICES, **equipment.settings):
-        wanted = rules(world)
+        wanted = rules(equipped_lab)
         lab.host.run("bash", "-c", equipment.bent(lab.host))
-        seconds_until(world, wanted)
+        seconds_until(equipped_lab, wanted)
 
 
 def offender_reported(daemon: Daemon) -> bool:

@@ -12,7 +12,7 @@ QUICK, SLOW = Check(ExecProbe(command=("/bin/quick",))), Check(ExecProbe(command
 PATIENCE_SECONDS = 30.0
 
 
-class Host:
+class SlowPrerequisites:
     """Answers at once, but for one check whose answer waits to be released."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ def late(prerequisites: Prerequisites) -> bool:
 
 def test_what_hangs_is_a_problem_of_its_own_and_asked_once() -> None:
     async def story() -> None:
-        host = Host()
+        host = SlowPrerequisites()
         prerequisites = Prerequisites(host, patience=0.05)
         found = await prerequisites.problems([QUICK, SLOW])
         assert found[SLOW] == UNANSWERED

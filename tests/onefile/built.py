@@ -74,7 +74,7 @@ def altered(file: Path, copy: Path, entry: str, change: Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True)
-class Host:
+class FreshHost:
     """Directories of a host that has never seen the file: one for what it unpacks, and one for the rest."""
 
     file: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.onefile.built import PROJECT, DownloadError, Host, build, copy_sources
+from tests.onefile.built import PINS, PROJECT, DownloadError, FreshHost, build, copy_sources
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,9 +53,15 @@ class Build:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the wheels are kept: one directory for all processes of this run, downloaded by the first."""
-    own = tmp_path_factory.getbasetemp()
-    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "wheels"
+    """Where the wheels are kept, downloaded by the first process that needs them: for all runs, as
+    tests/system/prepare.sh keeps its packages, until other ones are pinned. Without root, for this run."""
+    if os.geteuid():
+        own = tmp_path_factory.getbasetemp()
+        return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "wheels"
+    cache = Path(os.environ.get("VIPD_TEST_CACHE", "/var/cache/vipd-tests"))
+    cache.mkdir(parents=True, exist_ok=True)
+    pins = b"".join((PROJECT / pinned).read_bytes() for pinned in PINS)
+    return cache / f"wheels-{hashlib.sha256(pins).hexdigest()[:16]}"
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +73,9 @@ def made(readable: Path, wheels: Path) -> Build:
     with wheels.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not whole.exists():
+            for old in wheels.parent.glob("wheels*"):
+                if old.is_dir():
+                    shutil.rmtree(old)
             patiently_built(made)
             whole.touch()
             return made
@@ -92,19 +102,19 @@ def onefile(made: Build) -> Path:
 
 
 @pytest.fixture
-def host(onefile: Path, readable: Path) -> Iterator[Host]:
+def host(onefile: Path, readable: Path) -> Iterator[FreshHost]:
     """A host where nothing is unpacked."""
     with tempfile.TemporaryDirectory(prefix="host-", dir=readable) as name:
         Path(name).chmod(0o755)
-        yield Host(onefile, Path(name))
+        yield FreshHost(onefile, Path(name))
 
 
 @pytest.fixture(scope="session")
-def warm(onefile: Path, readable: Path) -> Host:
+def warm(onefile: Path, readable: Path) -> FreshHost:
     """A host where the file has been unpacked, for tests that change nothing."""
     directory = readable / "warm"
     directory.mkdir(mode=0o755)
-    host = Host(onefile, directory)
+    host = FreshHost(onefile, directory)
     done = host.run("--unpack")
     assert done.returncode == 0, done.stderr
     return host

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.onefile.built import NOBODY, TIMEOUT_SECONDS, Host, altered
+from tests.onefile.built import NOBODY, TIMEOUT_SECONDS, FreshHost, altered
 
 pytestmark = pytest.mark.nightly
 
@@ -16,13 +16,13 @@ HELP = ("vipctl", "--help")
 HELP_STARTS = "Usage: vipctl"
 
 
-def unpacked(host: Host, warm: Host) -> Host:
+def unpacked(host: FreshHost, warm: FreshHost) -> FreshHost:
     """A host where the file has been unpacked, to be changed at will."""
     shutil.copytree(warm.cache, host.cache, symlinks=True)
     return host
 
 
-def test_processes_that_start_at_once_unpack_once(host: Host) -> None:
+def test_processes_that_start_at_once_unpack_once(host: FreshHost) -> None:
     environment = {"CACHE_DIRECTORY": str(host.cache)}
     pipe = subprocess.PIPE
     argv = [str(host.file), *HELP]
@@ -35,7 +35,7 @@ def test_processes_that_start_at_once_unpack_once(host: Host) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize(("owner", "mode"), [(NOBODY, 0o755), (0, 0o777), (0, 0o1777), (0, 0o775)])
-def test_directory_of_others_is_refused(host: Host, warm: Host, owner: int, mode: int) -> None:
+def test_directory_of_others_is_refused(host: FreshHost, warm: FreshHost, owner: int, mode: int) -> None:
     cache = host.give("cache", owner, mode)
     trap = cache / warm.trees[0].name
     (trap / "lib").mkdir(parents=True)
@@ -52,7 +52,7 @@ def test_directory_of_others_is_refused(host: Host, warm: Host, owner: int, mode
 
 
 @pytest.mark.root
-def test_directory_below_one_of_others_is_refused(host: Host) -> None:
+def test_directory_below_one_of_others_is_refused(host: FreshHost) -> None:
     host.give("home", NOBODY, 0o755)
     (host.directory / "home" / "own").mkdir()
     done = host.run(*HELP, CACHE_DIRECTORY=host.directory / "home" / "own" / "cache")
@@ -61,7 +61,7 @@ def test_directory_below_one_of_others_is_refused(host: Host) -> None:
 
 
 @pytest.mark.root
-def test_link_of_others_leads_nowhere(host: Host) -> None:
+def test_link_of_others_leads_nowhere(host: FreshHost) -> None:
     open_to_all = host.give("sticky", 0, 0o1777)
     target = host.give("target")
     link = open_to_all / "cache"
@@ -73,7 +73,7 @@ def test_link_of_others_leads_nowhere(host: Host) -> None:
 
 
 @pytest.mark.root
-def test_others_use_what_root_has_unpacked(host: Host, warm: Host) -> None:
+def test_others_use_what_root_has_unpacked(host: FreshHost, warm: FreshHost) -> None:
     home = host.give("home", NOBODY, 0o700)
     # Root's usual place, seen by this command alone.
     mounts = f"""
@@ -88,7 +88,7 @@ def test_others_use_what_root_has_unpacked(host: Host, warm: Host) -> None:
 
 
 @pytest.mark.root
-def test_full_disk_is_an_error_with_a_hint_and_leaves_nothing(host: Host) -> None:
+def test_full_disk_is_an_error_with_a_hint_and_leaves_nothing(host: FreshHost) -> None:
     small = host.give("small")
     mounts = f"mount -t tmpfs -o size=9M,mode=755 none {small}\ntrap 'ls {small}' EXIT"
     done = host.in_mounts(mounts, *HELP, CACHE_DIRECTORY=small)
@@ -100,7 +100,7 @@ def test_full_disk_is_an_error_with_a_hint_and_leaves_nothing(host: Host) -> Non
 
 
 @pytest.mark.root
-def test_host_that_is_read_only_says_where_it_unpacks_instead(host: Host) -> None:
+def test_host_that_is_read_only_says_where_it_unpacks_instead(host: FreshHost) -> None:
     # The file itself is below the machine's /tmp.
     mounts = f"""
     mount -t tmpfs -o ro none /var/cache
@@ -120,13 +120,13 @@ def test_host_that_is_read_only_says_where_it_unpacks_instead(host: Host) -> Non
 @pytest.mark.parametrize(
     ("options", "reason"), [("ro,mode=755", "Read-only file system"), ("noexec,mode=755", "noexec")]
 )
-def test_named_place_that_cannot_serve_is_an_error(host: Host, options: str, reason: str) -> None:
+def test_named_place_that_cannot_serve_is_an_error(host: FreshHost, options: str, reason: str) -> None:
     place = host.give("place")
     done = host.in_mounts(f"mount -t tmpfs -o {options} none {place}", *HELP, CACHE_DIRECTORY=place)
     assert (done.returncode, reason in done.stderr, "hint: " in done.stderr) == (1, True, True), done.stderr
 
 
-def test_module_that_is_damaged_is_mended_before_it_runs(host: Host, warm: Host) -> None:
+def test_module_that_is_damaged_is_mended_before_it_runs(host: FreshHost, warm: FreshHost) -> None:
     unpacked(host, warm)
     for path in (host.lib / "vipd" / "cli").rglob("main*"):
         path.write_bytes(path.read_bytes()[:100])
@@ -135,7 +135,9 @@ def test_module_that_is_damaged_is_mended_before_it_runs(host: Host, warm: Host)
     assert host.run("--unpack").returncode == 0
 
 
-def test_module_that_is_missing_in_the_middle_is_mended_for_the_next_run(host: Host, warm: Host) -> None:
+def test_module_that_is_missing_in_the_middle_is_mended_for_the_next_run(
+    host: FreshHost, warm: FreshHost
+) -> None:
     unpacked(host, warm)
     shutil.rmtree(host.lib / "yaml")
     check = ("vipctl", "check", "/dev/null")
@@ -148,7 +150,7 @@ def test_module_that_is_missing_in_the_middle_is_mended_for_the_next_run(host: H
     assert second.returncode == 0, second.stderr
 
 
-def test_unpack_mends_what_no_import_would_notice(host: Host, warm: Host) -> None:
+def test_unpack_mends_what_no_import_would_notice(host: FreshHost, warm: FreshHost) -> None:
     unpacked(host, warm)
     victim = next((host.lib / "pydantic_core").glob("*.so"))
     good = victim.read_bytes()
@@ -158,7 +160,7 @@ def test_unpack_mends_what_no_import_would_notice(host: Host, warm: Host) -> Non
     assert victim.read_bytes() == good
 
 
-def test_damaged_file_says_so(host: Host) -> None:
+def test_damaged_file_says_so(host: FreshHost) -> None:
     def flip(data: bytes) -> bytes:
         return data[:5000] + bytes([data[5000] ^ 1]) + data[5001:]
 

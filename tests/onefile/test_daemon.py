@@ -15,7 +15,7 @@ import pytest
 
 from tests.lab.flow import Process, finish
 from tests.lab.topology import Lab, Wiring
-from tests.onefile.built import SYSTEM_PATH, TIMEOUT_SECONDS, Done, Host, altered
+from tests.onefile.built import SYSTEM_PATH, TIMEOUT_SECONDS, Done, FreshHost, altered
 
 pytestmark = [pytest.mark.root, pytest.mark.nightly]
 
@@ -31,7 +31,7 @@ services:
 class Unit:
     """The daemon as a unit of Type=notify starts it, with nothing else in its environment."""
 
-    def __init__(self, lab: Lab, host: Host, directory: Path) -> None:
+    def __init__(self, lab: Lab, host: FreshHost, directory: Path) -> None:
         self.lab, self.host, self.directory = lab, host, directory
         (directory / "services.d").mkdir()
         declaration = DECLARATION.format(vip=VIP, port=PORT, backend=lab.backends[0].ipv4)
@@ -87,7 +87,7 @@ class Unit:
 
 
 @pytest.fixture
-def unit(host: Host) -> Iterator[Unit]:
+def unit(host: FreshHost) -> Iterator[Unit]:
     """A unit on a host between a client and a backend that serves."""
     with Lab(Wiring(backends=1)) as lab, tempfile.TemporaryDirectory(prefix="vipd-unit-") as name:
         lab.serve_everywhere(PORT)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.onefile.built import SYSTEM_PATH, SYSTEM_PYTHON, Host
+from tests.onefile.built import SYSTEM_PATH, SYSTEM_PYTHON, FreshHost
 
 pytestmark = pytest.mark.nightly
 
@@ -55,7 +55,7 @@ def own_version() -> str:
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
-def test_supported_python_runs_the_file(host: Host, version: str) -> None:
+def test_supported_python_runs_the_file(host: FreshHost, version: str) -> None:
     python = interpreter(version)
     if version == own_version():
         pytest.skip(f"{version} is this machine's own Python, which every other test uses")
@@ -68,7 +68,7 @@ def test_supported_python_runs_the_file(host: Host, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.14"])
-def test_unsupported_python_is_refused(host: Host, version: str) -> None:
+def test_unsupported_python_is_refused(host: FreshHost, version: str) -> None:
     python = interpreter(version)
     if not python:
         pytest.skip(f"NOT TESTED WITH PYTHON {version}: this machine has none")
@@ -79,7 +79,7 @@ def test_unsupported_python_is_refused(host: Host, version: str) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("release", RELEASES)
-def test_file_runs_on_a_bare_debian(host: Host, release: str) -> None:
+def test_file_runs_on_a_bare_debian(host: FreshHost, release: str) -> None:
     if RELEASES[release] == own_version():
         pytest.skip(f"{release} has the Python of this machine, which every other test uses")
     if not (ROOTS / release / "srv" / "packages").is_dir():

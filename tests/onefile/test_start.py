@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.onefile.built import NOBODY, SYSTEM_PYTHON, Done, Host, altered, bill, build, copy_sources
+from tests.onefile.built import NOBODY, SYSTEM_PYTHON, Done, FreshHost, altered, bill, build, copy_sources
 from tests.onefile.conftest import Build
 from vipd import __version__
 
@@ -35,20 +35,20 @@ def test_same_sources_and_wheels_give_same_bytes(made: Build, tmp_path: Path) ->
     assert done.returncode == 0, done.stdout
 
 
-def test_first_word_says_which_program(warm: Host) -> None:
+def test_first_word_says_which_program(warm: FreshHost) -> None:
     assert warm.run("vipd", "--version").stdout == f"vipd {__version__}\n"
     assert warm.run("vipd", "--help").stdout.startswith("usage: vipd [-h]")
     assert warm.run("vipctl", "--help").stdout.startswith("Usage: vipctl [OPTIONS] VERB")
 
 
-def test_name_of_a_link_says_which_program(host: Host, warm: Host) -> None:
+def test_name_of_a_link_says_which_program(host: FreshHost, warm: FreshHost) -> None:
     vipd, vipctl = host.link("vipd"), host.link("vipctl")
     assert host.command(str(vipd), "--help", CACHE_DIRECTORY=warm.cache).stdout.startswith("usage: vipd [-h]")
     done = host.command(str(vipctl), "list", "--no-such-option", CACHE_DIRECTORY=warm.cache)
     assert (done.returncode, "hint: vipctl list -h" in done.stderr) == (2, True), done.stderr
 
 
-def test_without_a_word_it_says_how_it_is_used(host: Host) -> None:
+def test_without_a_word_it_says_how_it_is_used(host: FreshHost) -> None:
     bare = host.run()
     assert (bare.returncode, bare.stderr) == (0, "")
     assert all(word in bare.stdout for word in ("vipd.pyz vipctl VERB", "vipd.pyz vipd [OPTION", "--unpack"))
@@ -60,7 +60,7 @@ def test_without_a_word_it_says_how_it_is_used(host: Host) -> None:
 
 
 @pytest.mark.root
-def test_user_without_rights_checks_a_file(host: Host) -> None:
+def test_user_without_rights_checks_a_file(host: FreshHost) -> None:
     home = host.give("home", NOBODY, 0o700)
     declaration = host.directory / "dns.yaml"
     declaration.write_text(DECLARATION)
@@ -76,7 +76,7 @@ def test_user_without_rights_checks_a_file(host: Host) -> None:
     assert (home / ".cache" / "vipd").stat().st_uid == NOBODY
 
 
-def test_variables_and_packages_of_the_python_around_do_not_matter(warm: Host, tmp_path: Path) -> None:
+def test_variables_and_packages_of_the_python_around_do_not_matter(warm: FreshHost, tmp_path: Path) -> None:
     for module in ("click", "typing", "vipd"):
         (tmp_path / f"{module}.py").write_text("raise SystemExit('imported from PYTHONPATH')\n")
     for argv in ((str(warm.file),), (SYSTEM_PYTHON, str(warm.file))):
@@ -84,7 +84,7 @@ def test_variables_and_packages_of_the_python_around_do_not_matter(warm: Host, t
         assert done.stdout.startswith("Usage: vipctl"), done.stderr
 
 
-def test_later_starts_are_much_faster_than_the_first(host: Host) -> None:
+def test_later_starts_are_much_faster_than_the_first(host: FreshHost) -> None:
     def seconds() -> float:
         """Of processor time: what else this machine does is not in it."""
         begin = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -108,7 +108,7 @@ def test_later_starts_are_much_faster_than_the_first(host: Host) -> None:
     ids=["version", "machine"],
 )
 def test_another_python_reports_what_the_file_needs(
-    host: Host, known: bytes, instead: bytes, hint: str
+    host: FreshHost, known: bytes, instead: bytes, hint: str
 ) -> None:
     # The file is altered, not the Python: such an interpreter need not be on this machine.
     def change(contents: bytes) -> bytes:

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.onefile.built import PROJECT, Host, bill
+from tests.onefile.built import PROJECT, FreshHost, bill
 from tests.onefile.conftest import Build
 
 WHEEL = "attrs-1.0-py3-none-any.whl"
@@ -68,7 +68,7 @@ def test_a_wheel_with_another_hash_is_refused(builder: ModuleType, tmp_path: Pat
 
 
 @pytest.mark.nightly
-def test_the_bill_lists_what_is_in_the_file(made: Build, warm: Host) -> None:
+def test_the_bill_lists_what_is_in_the_file(made: Build, warm: FreshHost) -> None:
     listed = json.loads(bill(made.file).read_text())
     assert (listed["bomFormat"], listed["specVersion"]) == ("CycloneDX", "1.5")
     carried = set()

@@ -34,6 +34,7 @@ def lab(dataplane: str) -> Iterator[Lab]:
         yield built
 
 
+@pytest.mark.nightly(each_time="1000")
 @pytest.mark.parametrize("count", [1_000, 5_000])
 def test_each_gets_its_share(lab: Lab, daemon: Daemon, declared: Declared, count: int) -> None:
     addresses = [NETWORK[number] for number in range(1, count + 1)]

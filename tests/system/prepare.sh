@@ -109,7 +109,8 @@ make_package() {
 
 build() { # directory
     rm -rf "$1"
-    mkdir "$1" && bash "$project/debian/build.sh" "$1" >"$cache/package.log" 2>&1 || {
+    # Installed once and thrown away: it may be large.
+    mkdir "$1" && DPKG_DEB_COMPRESSOR_LEVEL=1 bash "$project/debian/build.sh" "$1" >"$cache/package.log" 2>&1 || {
         tail -n 30 "$cache/package.log" >&2
         return 1
     }

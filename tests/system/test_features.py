@@ -15,7 +15,7 @@ from tests.sources.etcd import members
 from tests.system.conftest import SERVED_PORT, Prepared, serve_web
 from tests.system.machine import Machine
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 VIP = "10.96.41.1"
 CHECKED = "/etc/vipd/services.d/checked.yaml"
@@ -132,22 +132,6 @@ def test_metrics_and_the_status_page(machine: Machine) -> None:
     assert "vipd_services 1.0" in machine.said("curl", "--silent", "--max-time", "30", *socket)
     machine.write("/etc/vipd/vipd.yaml", settings)
     machine.run("systemctl", "restart", "vipd")
-
-
-def test_the_nftables_dataplane(machine: Machine) -> None:
-    for dataplane, own_table in (("nftables", True), ("iptables", False)):
-        machine.run("vipctl", "set-dataplane", dataplane)
-        assert machine.lab.client.send(VIP, 80, count=20).all_answered()
-        # The machine's own nft: an older one outside may crash at what a newer one wrote.
-        assert ("table ip vipd" in machine.said("nft", "list", "tables")) == own_table
-        status = machine.said("vipctl", "status")
-        assert f"Dataplane    {dataplane}" in status
-        # The service may not read the list of legacy tables, which exists where the kernel has ip_tables.
-        assert "still there" not in status
-        machine.run("nft", "flush", "ruleset")
-        machine.wait_until(
-            lambda: not machine.lab.client.send(VIP, 80, timeout=3.0).failures, f"{dataplane} is mended"
-        )
 
 
 @pytest.fixture

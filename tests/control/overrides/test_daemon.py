@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.daemon_process import Host, host
+from tests.api.daemon_process import ConfiguredHost, host
 from vipd.model.override import OverrideTarget
 
 SECONDS = int(os.environ.get("VIPD_OVERRIDES_SECONDS", "10"))
@@ -57,7 +57,7 @@ def free(directory: Path) -> None:
     (directory / "filler").unlink(missing_ok=True)
 
 
-def declare(node: Host, backends: str) -> None:
+def declare(node: ConfiguredHost, backends: str) -> None:
     """The service dns with these backends, or none of that name; the service other stays."""
     named = "  - {name: %s, address: %s, ports: [53/udp], backends: [%s]}\n"
     dns = named % ("dns", "10.96.0.10", backends) if backends else ""
@@ -67,7 +67,7 @@ def declare(node: Host, backends: str) -> None:
     node.wait_for(lambda: ("dns" in node.names()) == bool(backends))
 
 
-def parts(node: Host) -> dict[Part, str]:
+def parts(node: ConfiguredHost) -> dict[Part, str]:
     """What is listed: the reason of each part."""
     found = {}
     for order in node.get("overrides")["overrides"]:
@@ -88,7 +88,7 @@ def words_of(subject: OverrideTarget) -> dict[str, str]:
 class Walk:
     """A daemon beside what it is to hold."""
 
-    def __init__(self, node: Host, random: Random) -> None:
+    def __init__(self, node: ConfiguredHost, random: Random) -> None:
         self.node, self.random = node, random
         self.model: dict[Part, tuple[str, float | None]] = {}
         self.full = False
@@ -198,7 +198,7 @@ def test_a_drain_ends_in_time_without_a_disk(how: str) -> None:
         assert _ready(node) == {"10.0.0.1", "10.0.0.2"}
 
 
-def _make_unwritable(node: Host, how: str, undo: bool = False) -> None:
+def _make_unwritable(node: ConfiguredHost, how: str, undo: bool = False) -> None:
     place = str(node.state_dir)
     if how == "full":
         (free if undo else fill)(node.state_dir)
@@ -213,6 +213,6 @@ def _make_unwritable(node: Host, how: str, undo: bool = False) -> None:
         subprocess.run([*inside, "mount", "-o", "remount,bind,ro", place], check=True)
 
 
-def _ready(node: Host) -> set[str]:
+def _ready(node: ConfiguredHost) -> set[str]:
     view = node.get("services/dns")["service"]
     return {e["address"] for f in view["forwardings"] for e in f["endpoints"] if e["ready"]}

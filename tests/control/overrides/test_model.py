@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.control.overrides.world import REFUSALS, Json, World
+from tests.control.overrides.isolated_overrides import REFUSALS, IsolatedOverrides, Json
 from tests.model.samples import service
 from vipd.declaration.operations import RefusedError
 from vipd.model.override import OverrideTarget
@@ -79,7 +79,7 @@ class ActiveOverrides(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = tempfile.TemporaryDirectory(prefix="vipd-orders-")
-        self.world = World(Path(self.directory.name))
+        self.isolated = IsolatedOverrides(Path(self.directory.name))
         self.model: dict[Place, Said] = {}
         self.count = 0
         self.places: list[Json] = []
@@ -87,14 +87,14 @@ class ActiveOverrides(RuleBasedStateMachine):
     def teardown(self) -> None:
         """No order outlives the wish to end it."""
         self.resume_everything()
-        self.world.close()
+        self.isolated.close()
         self.directory.cleanup()
 
     @initialize(places=st.lists(st.sampled_from(PLACES), min_size=1, max_size=3))
     def begin(self, places: list[Json]) -> None:
         """Few places, so that orders meet."""
         self.places = places
-        self.world.declare(found[1] for found in STATES.values() if found[1])
+        self.isolated.declare(found[1] for found in STATES.values() if found[1])
 
     @rule(
         where=st.integers(0, 2),
@@ -118,7 +118,7 @@ class ActiveOverrides(RuleBasedStateMachine):
         reason = f"order {self.count}"
         body = {"admin": admin, "weight": weight, "for": lasts, "pins": pins, "reason": reason}
         try:
-            given = self.world.give({**place, **body}, fleet)
+            given = self.isolated.give({**place, **body}, fleet)
         except REFUSALS as error:
             self.refused(error, fleet, by_words=(admin is None and weight is None) or not self.live(place))
             return
@@ -166,43 +166,45 @@ class ActiveOverrides(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 10, 61, 4000]))
     def time_passes(self, seconds: int) -> None:
-        self.world.pass_time(seconds)
+        self.isolated.pass_time(seconds)
 
     @rule()
     def etcd_ends_leases(self) -> None:
         """Sooner or later after their time."""
-        self.world.etcd.end_leases()
-        self.world.hear()
+        self.isolated.etcd.end_leases()
+        self.isolated.hear()
 
     @rule(name=st.sampled_from(sorted(STATES)), data=st.data())
     def redeclare(self, name: str, data: st.DataObject) -> None:
         """A service or backend goes, comes back, or gets another port or name."""
         state = data.draw(st.sampled_from(STATES[name]))
-        kept = {n: s for n, s in self.world.services.items() if n not in {s.name for s in STATES[name] if s}}
-        self.world.declare([*kept.values(), *([state] if state else [])])
+        kept = {
+            n: s for n, s in self.isolated.services.items() if n not in {s.name for s in STATES[name] if s}
+        }
+        self.isolated.declare([*kept.values(), *([state] if state else [])])
 
     @rule(full=st.sampled_from([False, False, True]))
     def disk(self, full: bool) -> None:
-        self.world.full = full
-        self.world.save()
+        self.isolated.full = full
+        self.isolated.save()
 
     @rule(away=st.sampled_from([False, False, True]))
     def etcd(self, away: bool) -> None:
-        self.world.etcd.away = away
-        self.world.hear()
+        self.isolated.etcd.away = away
+        self.isolated.hear()
 
     @rule(configured=st.sampled_from([True, True, True, False]), seconds=st.sampled_from([0, 0, 61]))
     def kill_and_start(self, configured: bool, seconds: int) -> None:
         """What is answered is on disk; what has ended meanwhile does not come back."""
-        self.world.configured = configured
-        self.world.now += timedelta(seconds=seconds)
-        self.world.start()
-        self.world.save()
+        self.isolated.configured = configured
+        self.isolated.now += timedelta(seconds=seconds)
+        self.isolated.start()
+        self.isolated.save()
 
     @invariant()
     def listed_is_what_is_in_force(self) -> None:
         told: dict[Place, Said] = {}
-        for order in self.world.listed():
+        for order in self.isolated.listed():
             about = order["scope"], OverrideTarget(order["service"], order["backend"])
             until, pins = (
                 datetime.fromisoformat(order[k]) if k in order else None for k in ("until", "pins_until")
@@ -215,8 +217,8 @@ class ActiveOverrides(RuleBasedStateMachine):
 
     @invariant()
     def backends_stand_as_ordered(self) -> None:
-        for each in self.world.services.values():
-            backend_statuses = self.world.backend_statuses(each)
+        for each in self.isolated.services.values():
+            backend_statuses = self.isolated.backend_statuses(each)
             for backend in each.backends:
                 found = backend_statuses.get(str(backend))
                 admin, weights = self.expected(each, backend)
@@ -227,7 +229,7 @@ class ActiveOverrides(RuleBasedStateMachine):
         scope, there = "fleet" if fleet else "host", self.in_force()
         meant = {place for place in there if place.subject in means}
         try:
-            answer = self.world.resume(words, fleet)
+            answer = self.isolated.resume(words, fleet)
         except REFUSALS as error:
             known = bool(meant) or "all" in words or bool(self.live(words))
             self.refused(error, fleet, by_words=not known)
@@ -245,33 +247,33 @@ class ActiveOverrides(RuleBasedStateMachine):
             return
         if fleet:
             assert isinstance(error, RefusedError)
-            assert self.world.etcd.away or self.world.orders is None, error
+            assert self.isolated.etcd.away or self.isolated.orders is None, error
         else:
             assert isinstance(error, StoreError), error
-            assert self.world.full
+            assert self.isolated.full
 
     def resume_everything(self) -> None:
         """With room on the disk and etcd there, every order that is listed ends by the words that list it."""
-        self.world.full = self.world.etcd.away = False
-        self.world.hear()
-        for order in self.world.listed():
+        self.isolated.full = self.isolated.etcd.away = False
+        self.isolated.hear()
+        for order in self.isolated.listed():
             subject = _subject(order)
             words = {"service": subject.service, "backend": subject.backend}
-            self.world.resume(
+            self.isolated.resume(
                 words if subject.service else {"address": subject.backend}, order["scope"] == "fleet"
             )
-        assert self.world.listed() == []
-        self.world.start()
-        assert self.world.listed() == []
+        assert self.isolated.listed() == []
+        self.isolated.start()
+        assert self.isolated.listed() == []
 
     def live(self, words: Json) -> OverrideTarget | None:
         """The subject that words mean among what is declared now."""
         address = words.get("address", "").replace("fd00:0::", "fd00::")
         if address:
-            there = any(b.address == address for s in self.world.services.values() for b in s.backends)
+            there = any(b.address == address for s in self.isolated.services.values() for b in s.backends)
             return OverrideTarget("", address) if there else None
         target, name = str(words.get("service")), str(words.get("backend")).lower()
-        found = [s for s in self.world.services.values() if target in (s.name, f"{s.addresses[0]}:53/udp")]
+        found = [s for s in self.isolated.services.values() if target in (s.name, f"{s.addresses[0]}:53/udp")]
         backends = [b for s in found for b in s.backends]
         exact = [b for b in backends if str(b) == name] or [b for b in backends if b.address == name]
         return OverrideTarget(found[0].name, str(exact[0])) if len(exact) == 1 else None
@@ -282,10 +284,10 @@ class ActiveOverrides(RuleBasedStateMachine):
 
     def _in_force(self) -> Iterator[tuple[Place, Said]]:
         for place, said in self.model.items():
-            if (said.until is None or said.until > self.world.now) and (
-                place.scope == "host" or self.world.orders is not None
+            if (said.until is None or said.until > self.isolated.now) and (
+                place.scope == "host" or self.isolated.orders is not None
             ):
-                over = said.pins_until is not None and said.pins_until <= self.world.now
+                over = said.pins_until is not None and said.pins_until <= self.isolated.now
                 yield place, replace(said, pins_until=None) if over else said
 
     def expected(self, each: Service, backend: Backend) -> tuple[str, set[Any]]:
@@ -299,7 +301,7 @@ class ActiveOverrides(RuleBasedStateMachine):
 
     def at(self, seconds: int | None) -> datetime | None:
         """So many seconds from now."""
-        return None if seconds is None else self.world.now + timedelta(seconds=seconds)
+        return None if seconds is None else self.isolated.now + timedelta(seconds=seconds)
 
 
 def _subject(order: Json) -> OverrideTarget:

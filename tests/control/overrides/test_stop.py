@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.api.daemon_process import PATIENCE_SECONDS, Host, host
+from tests.api.daemon_process import PATIENCE_SECONDS, ConfiguredHost, host
 from tests.api.serving import DNS, WEB, Answer, Api, served
 from tests.host.systemd.manager import Tools
 
@@ -74,7 +74,7 @@ def test_a_reload_that_waits_is_answered_when_vipd_stops() -> None:
 
 
 @contextmanager
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Tools]]:
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ConfiguredHost, Tools]]:
     """A running daemon, and the programs that it writes rules with, which can hang."""
     with host() as node:
         tools = Tools(node.root / "tools")

@@ -70,13 +70,19 @@ def test_shares_are_as_weighted(weights: tuple[int, ...]) -> None:
         assert abs(table.count(index) / len(table) - weight / sum(weights)) <= 0.005
 
 
+COUNTS = (1, 2, 7, 30, 100, 101)
+"""Of backends: beyond a hundred the table has more places."""
+
+
 def test_many_backends_have_a_place_each() -> None:
     table = lookup_table(tuple(f"10.0.{i >> 8}.{i & 255}:80" for i in range(60)), (1,) * 60)
     assert set(table) == set(range(60))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 7, 30, 100, 101])
+@pytest.mark.parametrize(
+    "count", [pytest.param(each, marks=() if each in (2, 30) else pytest.mark.nightly) for each in COUNTS]
+)
 @pytest.mark.parametrize("weights", [(1,), (1, 2, 3, 10), (1, 65535), range(1, 400)])
 def test_the_table_is_the_one_of_the_whole_match(count: int, weights: tuple[int, ...]) -> None:
     """The nearest backends of each place give the table that all distances give."""

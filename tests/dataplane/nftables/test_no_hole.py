@@ -25,7 +25,7 @@ from tests.lab.topology import Lab
 from vipd.dataplane.nftables.plan import elements_text
 from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Service, TrafficPolicy
 
-CHANGES = int(os.environ.get("VIPD_CHANGES", "200"))
+CHANGES = int(os.environ.get("VIPD_CHANGES", "100"))
 STEPS = CHANGES // 10
 """Each starts several programs."""
 
@@ -162,8 +162,15 @@ def walk(lab: Lab, way: str) -> list[Service]:
     return [other(state, **{**placed, **kind}) for kind, state in kinds]
 
 
-@pytest.mark.parametrize("family", [4, 6])
-@pytest.mark.parametrize("way", list(KINDS))
+@pytest.mark.parametrize(
+    ("way", "family"),
+    [
+        ("inside", 4),
+        ("outside", 6),
+        pytest.param("inside", 6, marks=pytest.mark.nightly),
+        pytest.param("outside", 4, marks=pytest.mark.nightly),
+    ],
+)
 def test_one_step_of_the_dataplane_after_the_other(
     lab: Lab, programmed: Programmed, way: str, family: int
 ) -> None:

@@ -31,7 +31,7 @@ COMMIT
 """
 
 
-class Host:
+class EmptyNamespace:
     """An empty namespace with a process in it, whose /proc shows the namespace's tables."""
 
     def __init__(self, namespace: Namespace, pid: int) -> None:
@@ -69,7 +69,7 @@ class Host:
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
+def host() -> Iterator[EmptyNamespace]:
     """A host of each test's own."""
     with Namespace() as namespace:
         argv = ["ip", "netns", "exec", namespace.name, "cat"]
@@ -79,7 +79,7 @@ def host() -> Iterator[Host]:
             process.stdin.write(b"x")
             process.stdin.flush()
             process.stdout.read(1)  # only then is it inside
-            yield Host(namespace, process.pid)
+            yield EmptyNamespace(namespace, process.pid)
             process.stdin.close()
 
 
@@ -89,7 +89,7 @@ def variant(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_foreign_rules_are_told_and_kept(host: Host, variant: str) -> None:
+def test_foreign_rules_are_told_and_kept(host: EmptyNamespace, variant: str) -> None:
     other = OTHER[variant]
     assert host.check(variant) == ""
     host.put(other, FOREIGN)
@@ -98,7 +98,7 @@ def test_foreign_rules_are_told_and_kept(host: Host, variant: str) -> None:
     assert host.rules(other) == before
 
 
-def test_own_rules_are_told_to_the_dataplane_and_left_alone(host: Host, variant: str) -> None:
+def test_own_rules_are_told_to_the_dataplane_and_left_alone(host: EmptyNamespace, variant: str) -> None:
     other = OTHER[variant]
     host.put(variant, OWN)
     assert host.check(variant) == ""
@@ -111,7 +111,7 @@ def test_own_rules_are_told_to_the_dataplane_and_left_alone(host: Host, variant:
 
 
 def test_own_rules_go_as_soon_as_those_in_use_stand(
-    host: Host, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: EmptyNamespace, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(other_variant, "has_legacy_tables", lambda *_: True)  # else asked of this namespace
     other = OTHER[variant]
@@ -123,7 +123,7 @@ def test_own_rules_go_as_soon_as_those_in_use_stand(
     assert any("VIPD-SVC-" in rule for rule in host.rules(variant))
 
 
-def test_looking_makes_no_legacy_table(host: Host) -> None:
+def test_looking_makes_no_legacy_table(host: EmptyNamespace) -> None:
     assert host.check("nft") == ""
     host.put("nft", FOREIGN)
     assert host.check("nft") == ""

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.api.daemon_process import Host, host
+from tests.api.daemon_process import ConfiguredHost, host
 from tests.lab.waiting import wait_until
 from tests.model.samples import HEAD
 
@@ -186,7 +186,7 @@ class Tools:
 
 
 @dataclass
-class Unit(Host):
+class Unit(ConfiguredHost):
     """A host whose daemon is started as a unit."""
 
     namespace: str

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.reconciling import DNS, WEB, Heartbeats, World, run_story
+from tests.control.reconciling import DNS, WEB, Heartbeats, IsolatedReconciler, run_story
 from tests.dataplane.fake_dataplane import broken_tool
 from vipd.daemon.status_reporter import StatusReporter, heartbeat_seconds, program_seconds
 from vipd.host.observer import Observers
@@ -147,11 +147,11 @@ class Clock:
             await asyncio.sleep(0)
 
 
-def stepping(story: Callable[[World], Awaitable[None]], clock: Clock | None = None) -> None:
+def stepping(story: Callable[[IsolatedReconciler], Awaitable[None]], clock: Clock | None = None) -> None:
     """Run a story in which the test itself makes each step; by a clock if one is given, timers too."""
 
     async def run() -> None:
-        await story(World(DNS))
+        await story(IsolatedReconciler(DNS))
 
     def made_loop() -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
@@ -164,16 +164,16 @@ def stepping(story: Callable[[World], Awaitable[None]], clock: Clock | None = No
 
 
 def test_ready_comes_after_the_first_good_step_and_once(ear: Ear, notifier: Notifier) -> None:
-    async def story(world: World) -> None:
+    async def story(isolated: IsolatedReconciler) -> None:
         clock = Clock()
-        StatusReporter(notifier, world.reconciler, clock)
-        world.dataplane.failures = [broken_tool()]
-        world.reconciler.request_sync()
-        await world.reconciler.step()
+        StatusReporter(notifier, isolated.reconciler, clock)
+        isolated.dataplane.failures = [broken_tool()]
+        isolated.reconciler.request_sync()
+        await isolated.reconciler.step()
         assert [text for text in ear.heard() if "READY" in text] == []
         for _ in range(2):
             clock.now += 10
-            await world.reconciler.step()
+            await isolated.reconciler.step()
         ready = [text for text in ear.heard() if "READY" in text]
         assert ready == ["READY=1\nSTATUS=1 service, 1/1 backends ready, in sync"]
 
@@ -181,13 +181,13 @@ def test_ready_comes_after_the_first_good_step_and_once(ear: Ear, notifier: Noti
 
 
 def test_ready_that_was_not_taken_is_told_again(address: str) -> None:
-    async def story(world: World) -> None:
+    async def story(isolated: IsolatedReconciler) -> None:
         notifier = Notifier(address)
-        StatusReporter(notifier, world.reconciler, Clock())
-        world.reconciler.request_sync()
-        await world.reconciler.step()
+        StatusReporter(notifier, isolated.reconciler, Clock())
+        isolated.reconciler.request_sync()
+        await isolated.reconciler.step()
         ear = Ear(address)
-        world.reconciler.observers.heartbeat()
+        isolated.reconciler.observers.heartbeat()
         assert any(text.startswith("READY=1") for text in ear.heard())
         ear.close()
         notifier.close()
@@ -198,10 +198,10 @@ def test_ready_that_was_not_taken_is_told_again(address: str) -> None:
 def test_a_status_is_told_when_it_differs_and_not_too_often(ear: Ear, notifier: Notifier) -> None:
     clock = Clock()
 
-    async def story(world: World) -> None:
-        reporter = StatusReporter(notifier, world.reconciler, clock)
-        world.reconciler.request_sync()
-        await world.reconciler.step()
+    async def story(isolated: IsolatedReconciler) -> None:
+        reporter = StatusReporter(notifier, isolated.reconciler, clock)
+        isolated.reconciler.request_sync()
+        await isolated.reconciler.step()
         ear.heard()
         for _ in range(3):
             await clock.passes(5)
@@ -210,12 +210,12 @@ def test_a_status_is_told_when_it_differs_and_not_too_often(ear: Ear, notifier: 
         await clock.passes(5)  # the look that was put off is over
         clock.now += 5
         for refused in (1, 0, 1):
-            world.dataplane.refused = dict.fromkeys(list(world.dataplane.kernel)[:refused], "no")
-            await world.reconciler.step()
+            isolated.dataplane.refused = dict.fromkeys(list(isolated.dataplane.kernel)[:refused], "no")
+            await isolated.reconciler.step()
         quarantined = "STATUS=1 service, 1/1 backends ready, 1 quarantined"
         assert ear.heard() == [quarantined], "the two that followed at once"
-        world.dataplane.refused = {}
-        await world.reconciler.step()
+        isolated.dataplane.refused = {}
+        await isolated.reconciler.step()
         assert ear.heard() == []
         await clock.passes(0.9)
         assert ear.heard() == [], "too early"
@@ -230,40 +230,40 @@ def test_a_status_is_told_when_it_differs_and_not_too_often(ear: Ear, notifier: 
 
 
 def test_a_failed_step_is_in_the_status(ear: Ear, notifier: Notifier) -> None:
-    async def story(world: World) -> None:
+    async def story(isolated: IsolatedReconciler) -> None:
         clock = Clock()
-        StatusReporter(notifier, world.reconciler, clock)
-        world.reconciler.request_sync()
-        await world.reconciler.step()
+        StatusReporter(notifier, isolated.reconciler, clock)
+        isolated.reconciler.request_sync()
+        await isolated.reconciler.step()
         clock.now += 5
-        world.dataplane.kernel = {}
-        world.dataplane.failures = [broken_tool()]
-        world.reconciler.request_sync()
-        await world.reconciler.step()
+        isolated.dataplane.kernel = {}
+        isolated.dataplane.failures = [broken_tool()]
+        isolated.reconciler.request_sync()
+        await isolated.reconciler.step()
         assert "1 service, 1/1 backends ready, failed: " in ear.heard()[-1]
 
     stepping(story)
 
 
 def test_a_start_that_failed_is_not_prolonged(ear: Ear, notifier: Notifier) -> None:
-    async def story(world: World) -> None:
+    async def story(isolated: IsolatedReconciler) -> None:
         clock = Clock()
-        StatusReporter(notifier, world.reconciler, clock)
-        world.reconciler.observers.heartbeat()
+        StatusReporter(notifier, isolated.reconciler, clock)
+        isolated.reconciler.observers.heartbeat()
         assert any("EXTEND_TIMEOUT_USEC=60000000" in text for text in ear.heard())
-        world.dataplane.failures = [broken_tool()]
-        world.reconciler.request_sync()
-        await world.reconciler.step()
+        isolated.dataplane.failures = [broken_tool()]
+        isolated.reconciler.request_sync()
+        await isolated.reconciler.step()
         clock.now += 10
-        world.reconciler.observers.heartbeat()
+        isolated.reconciler.observers.heartbeat()
         assert not any("EXTEND" in text for text in ear.heard())
 
     stepping(story)
 
 
 def test_a_reload_before_the_first_good_step_does_not_say_ready(ear: Ear, notifier: Notifier) -> None:
-    async def story(world: World) -> None:
-        reporter = StatusReporter(notifier, world.reconciler, Clock())
+    async def story(isolated: IsolatedReconciler) -> None:
+        reporter = StatusReporter(notifier, isolated.reconciler, Clock())
         async with reporter.reloading():
             pass
         assert ear.heard() == []
@@ -272,23 +272,23 @@ def test_a_reload_before_the_first_good_step_does_not_say_ready(ear: Ear, notifi
 
 
 def test_the_loop_beats_while_it_waits_and_not_while_it_hangs() -> None:
-    async def story(world: World) -> None:
-        observers, heartbeats = world.reconciler.observers, Heartbeats()
+    async def story(isolated: IsolatedReconciler) -> None:
+        observers, heartbeats = isolated.reconciler.observers, Heartbeats()
         observers.add(heartbeats)
-        await world.fulfilled(world.reconciler.request_sync())
+        await isolated.fulfilled(isolated.reconciler.request_sync())
         observers.heartbeat_seconds = 0.02
-        world.reconciler.request_sync()
+        isolated.reconciler.request_sync()
         await beaten(observers, 5)
-        world.dataplane.gate = asyncio.Event()
-        world.source.candidate = type(world.source.candidate)((DNS, WEB))
-        world.dataplane.entered.clear()
-        wish = world.reconciler.request_sync()
-        await world.dataplane.entered.wait()
+        isolated.dataplane.gate = asyncio.Event()
+        isolated.source.candidate = type(isolated.source.candidate)((DNS, WEB))
+        isolated.dataplane.entered.clear()
+        wish = isolated.reconciler.request_sync()
+        await isolated.dataplane.entered.wait()
         hung = heartbeats.count
         await asyncio.sleep(0.2)
         assert heartbeats.count == hung
-        world.dataplane.gate.set()
-        await world.fulfilled(wish)
+        isolated.dataplane.gate.set()
+        await isolated.fulfilled(wish)
         await beaten(observers, 3)
 
     run_story(story, DNS)

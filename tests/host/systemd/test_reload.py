@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from tests.control.reconciling import DNS, WEB, World, looping
+from tests.control.reconciling import DNS, WEB, IsolatedReconciler, looping
 from tests.dataplane.fake_dataplane import broken_tool
 from tests.host.systemd.manager import unit
 from tests.model.samples import block, broken, declared, service
@@ -17,17 +17,17 @@ from vipd.declaration.unit import Unit
 from vipd.model.service import Service
 
 
-def reloaded(world: World, candidate: object = None, patience: float = 5) -> ReloadResult:
-    """A reload of a world in which the source says something new meanwhile."""
+def reloaded(isolated: IsolatedReconciler, candidate: object = None, patience: float = 5) -> ReloadResult:
+    """A reload of a isolated in which the source says something new meanwhile."""
 
     async def rescan() -> None:
         if candidate is not None:
-            world.source.candidate = candidate  # type: ignore[assignment]  # a Declaration
+            isolated.source.candidate = candidate  # type: ignore[assignment]  # a Declaration
 
     async def run() -> ReloadResult:
-        async with looping(world):
-            await world.reconciler.wait_synced(world.reconciler.request_sync(), 5)
-            return await reload(rescan, world.dataplane, world.reconciler, (world.source,), patience)
+        async with looping(isolated):
+            await isolated.reconciler.wait_synced(isolated.reconciler.request_sync(), 5)
+            return await reload(rescan, isolated.dataplane, isolated.reconciler, (isolated.source,), patience)
 
     return asyncio.run(run())
 
@@ -35,17 +35,17 @@ def reloaded(world: World, candidate: object = None, patience: float = 5) -> Rel
 def test_what_is_not_as_before_is_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     changed = service("web", "10.96.0.77")
-    said = reloaded(World(DNS, WEB), declared(changed, service("new", "10.96.0.78")))
+    said = reloaded(IsolatedReconciler(DNS, WEB), declared(changed, service("new", "10.96.0.78")))
     assert said.actions == {"dns": "removed", "web": "changed", "new": "created"}
     assert (said.fault, said.problems) == ("", ())
     assert "reloaded: 2 services, 1 created, 1 changed, 1 removed" in caplog.messages
 
 
 def test_problems_are_told_and_what_served_serves(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(DNS)
-    said = reloaded(world, broken("/etc/vipd/x.yaml"))
+    isolated = IsolatedReconciler(DNS)
+    said = reloaded(isolated, broken("/etc/vipd/x.yaml"))
     assert len(said.problems) == 1
-    assert world.names() == {"dns"}
+    assert isolated.names() == {"dns"}
     (told,) = [
         r for r in caplog.records if r.message.startswith("reloaded: 1 service, none changed; problems: 1")
     ]
@@ -63,9 +63,9 @@ OWN = service("dns", "10.96.0.10", "/etc/vipd/x.yaml")
 def test_the_log_says_what_serves_of_what_is_refused(
     known: tuple[Service, ...], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World(*known)
-    world.source.unit = "file:/etc/vipd/x.yaml"
-    reloaded(world, broken("/etc/vipd/x.yaml"))
+    isolated = IsolatedReconciler(*known)
+    isolated.source.unit = "file:/etc/vipd/x.yaml"
+    reloaded(isolated, broken("/etc/vipd/x.yaml"))
     told = next(message for message in caplog.messages if message.startswith("reloaded: "))
     assert f"problems: 1, {said}: /etc/vipd/x.yaml:3" in told
 
@@ -85,21 +85,21 @@ def test_of_several_refused_units_it_is_counted_what_serves() -> None:
 
 
 def test_a_kernel_that_does_not_take_it_is_told() -> None:
-    world = World(DNS)
-    world.dataplane.failures = [broken_tool() for _ in range(9)]
-    assert "it said no" in reloaded(world, declared(DNS, WEB)).fault
+    isolated = IsolatedReconciler(DNS)
+    isolated.dataplane.failures = [broken_tool() for _ in range(9)]
+    assert "it said no" in reloaded(isolated, declared(DNS, WEB)).fault
 
 
 def test_a_kernel_that_does_not_answer_is_not_waited_for_for_ever() -> None:
-    world = World(DNS)
-    world.dataplane.gate = asyncio.Event()
+    isolated = IsolatedReconciler(DNS)
+    isolated.dataplane.gate = asyncio.Event()
 
     async def run() -> ReloadResult:
-        async with looping(world):
+        async with looping(isolated):
 
             async def nothing() -> None: ...
 
-            return await reload(nothing, world.dataplane, world.reconciler, (world.source,), 0.2)
+            return await reload(nothing, isolated.dataplane, isolated.reconciler, (isolated.source,), 0.2)
 
     assert "vipd goes on trying" in asyncio.run(run()).fault
 

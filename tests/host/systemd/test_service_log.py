@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.control.reconciling import DNS, WEB, World, run_story
+from tests.control.reconciling import DNS, WEB, IsolatedReconciler, run_story
 from tests.model.samples import declared, service
 from vipd.control.service_log import LINES_AT_ONCE, log_changes
 from vipd.host.systemd.fields import ATTRIBUTE
@@ -59,11 +59,11 @@ def test_a_bulk_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
 def test_of_the_first_load_the_number_alone_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
-    async def story(world: World) -> None:
-        await world.fulfilled(world.reconciler.request_sync())
+    async def story(isolated: IsolatedReconciler) -> None:
+        await isolated.fulfilled(isolated.reconciler.request_sync())
         assert [line.split(" after")[0] for line in caplog.messages] == ["1 service in the kernel"]
-        world.source.candidate = declared(DNS, WEB)
-        await world.fulfilled(world.reconciler.request_sync())
+        isolated.source.candidate = declared(DNS, WEB)
+        await isolated.fulfilled(isolated.reconciler.request_sync())
         assert "service web added: 1 backend; by cli" in caplog.messages
 
     run_story(story, DNS)

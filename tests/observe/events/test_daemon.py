@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.daemon_process import PATIENCE_SECONDS, Host, host
+from tests.api.daemon_process import PATIENCE_SECONDS, ConfiguredHost, host
 from tests.faults.dataplanes import IPTABLES
 from tests.faults.equipment import REFUSAL, FailingTools
 from tests.model.samples import block
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 class Story:
     """A host, and the events of it that no test has looked at yet."""
 
-    def __init__(self, node: Host, tools: FailingTools) -> None:
+    def __init__(self, node: ConfiguredHost, tools: FailingTools) -> None:
         self.node, self.tools = node, tools
         self.last = 0
 
@@ -207,7 +207,7 @@ def test_a_check_that_fails_is_an_event_of_the_backend(story: Story) -> None:
     story.makes(story.file("checked.yaml").unlink, "service-removed")
 
 
-def followers(node: Host) -> int:
+def followers(node: ConfiguredHost) -> int:
     """How many connections there are to the daemon's socket."""
     connected = node.tool("ss", "-Hxn", "state", "established", "src", str(node.socket))
     return len(connected.splitlines())

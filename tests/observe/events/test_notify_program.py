@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.daemon_process import Host, host
+from tests.api.daemon_process import ConfiguredHost, host
 from tests.lab.simulated_time import simulate
 from tests.model.samples import block
 from tests.observe.events.made import occurrence, recorder
@@ -217,7 +217,7 @@ def test_when_vipd_ends_the_program_ends(script: Script) -> None:
 
 
 @pytest.fixture(scope="module")
-def notified() -> Iterator[tuple[Host, Script]]:
+def notified() -> Iterator[tuple[ConfiguredHost, Script]]:
     """A real daemon with a script that keeps its events, in a directory open to its user."""
     with tempfile.TemporaryDirectory(prefix="vipd-notify-") as directory, host() as node:
         script = Script(Path(directory))
@@ -230,7 +230,9 @@ def notified() -> Iterator[tuple[Host, Script]]:
 
 
 @pytest.mark.root
-def test_a_daemon_passes_its_events_on_as_a_user_without_rights(notified: tuple[Host, Script]) -> None:
+def test_a_daemon_passes_its_events_on_as_a_user_without_rights(
+    notified: tuple[ConfiguredHost, Script],
+) -> None:
     node, script = notified
     node.wait_for(lambda: len(script.seen()) >= 2)
     assert {event["event"] for event in script.seen()} >= {"started", "services-loaded"}
@@ -243,7 +245,7 @@ def test_a_daemon_passes_its_events_on_as_a_user_without_rights(notified: tuple[
 
 @pytest.mark.root
 def test_without_its_program_a_daemon_serves_on_and_says_what_is_missing(
-    notified: tuple[Host, Script],
+    notified: tuple[ConfiguredHost, Script],
 ) -> None:
     node, script = notified
     script.path.rename(script.directory / "away")

@@ -10,14 +10,14 @@ import pytest
 
 from tests.lab.topology import Lab, Wiring
 from tests.observe.explain import generated
-from tests.observe.explain.world import (
+from tests.observe.explain.probe_lab import (
     HOST_ADDRESSES,
     NODE,
     ON_B1,
     OTHER_NODE,
     SENDERS,
+    ProbeLab,
     Sender,
-    World,
     backend_sender,
     difference,
     silence,
@@ -39,9 +39,9 @@ pytestmark = pytest.mark.root
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
+def probe_lab() -> Iterator[ProbeLab]:
     with Lab(Wiring(backends=2, backends_apart=True)) as lab:
-        yield World(lab)
+        yield ProbeLab(lab)
 
 
 def compiled(text: str, settings: dict[str, object]) -> tuple[tuple[Service, ...], Compilation]:
@@ -64,12 +64,12 @@ def asked(
     return explain(question, compilation.forwardings, options, addresses)
 
 
-def load(world: World, compilation: Compilation, dataplane: DataplaneName) -> None:
+def load(probe_lab: ProbeLab, compilation: Compilation, dataplane: DataplaneName) -> None:
     """Put a compilation's IPv4 rules into the host."""
     if dataplane == "nftables":
-        world.load_table(render_table(compilation.forwardings, compilation.table_options(Family.IPV4)))
+        probe_lab.load_table(render_table(compilation.forwardings, compilation.table_options(Family.IPV4)))
     else:
-        world.load(render(compilation.forwardings, compilation.options(Family.IPV4)), Family.IPV4)
+        probe_lab.load(render(compilation.forwardings, compilation.options(Family.IPV4)), Family.IPV4)
 
 
 def targets(service: Service, family: Family) -> Iterator[Frontend]:
@@ -98,7 +98,7 @@ def probes(services: Iterable[Service], family: Family) -> Iterator[tuple[Servic
 
 
 def contradictions(
-    world: World,
+    probe_lab: ProbeLab,
     services: Iterable[Service],
     compilation: Compilation,
     family: Family,
@@ -115,44 +115,44 @@ def contradictions(
             silent.append((explanation, (sender, to, silence(explanation))))
             continue
         pinned = service.affinity is not None and not (sender.many and family is Family.IPV4)
-        seen = world.probe(sender, to, explanation, pinned=pinned)
+        seen = probe_lab.probe(sender, to, explanation, pinned=pinned)
         found.append(difference(explanation, seen, pinned=pinned))
-    nothing = world.probe_silent([probe for _, probe in silent])
+    nothing = probe_lab.probe_silent([probe for _, probe in silent])
     found += [difference(explanation, seen) for (explanation, _), seen in zip(silent, nothing, strict=True)]
     assert len(found) >= len(SENDERS), "nothing was compared"
     return [text for text in found if text]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rules_that_kube_proxy_wrote(world: World, case: str) -> None:
+def test_rules_that_kube_proxy_wrote(probe_lab: ProbeLab, case: str) -> None:
     settings = json.loads((GOLDEN / case / "case.json").read_text())["settings"]
     services, compilation = compiled((GOLDEN / case / "manifest.json").read_text(), settings)
     if case == "large-cluster":
         # 999 backends would take ten thousands of flows; the other service's rules are terse all the same.
         services = tuple(service for service in services if len(service.backends) < 10)
     family = family_of_case(case)
-    world.load(rules_text(case), family)
-    assert contradictions(world, services, compilation, family) == []
+    probe_lab.load(rules_text(case), family)
+    assert contradictions(probe_lab, services, compilation, family) == []
 
 
 @pytest.mark.parametrize("seed", generated.NATIVE)
-def test_rules_that_vipd_writes(world: World, seed: int) -> None:
+def test_rules_that_vipd_writes(probe_lab: ProbeLab, seed: int) -> None:
     services, compilation = compiled(generated.declaration(seed), generated.settings(seed))
     for family in sorted({f.key.family for f in compilation.forwardings}):
         here = [s for s in services if family_of(s.addresses[0]) is family]
-        world.load(render(compilation.forwardings, compilation.options(family)), family)
-        assert contradictions(world, here, compilation, family) == []
+        probe_lab.load(render(compilation.forwardings, compilation.options(family)), family)
+        assert contradictions(probe_lab, here, compilation, family) == []
 
 
 @pytest.mark.parametrize("seed", generated.TABLES)
-def test_tables_that_vipd_writes(world: World, seed: int) -> None:
+def test_tables_that_vipd_writes(probe_lab: ProbeLab, seed: int) -> None:
     settings = {**generated.settings(seed), "dataplane": "nftables"}
     settings.pop("compat", None)
     services, compilation = compiled(generated.balanced(seed), settings)
     for family in sorted({f.key.family for f in compilation.forwardings}):
         here = [s for s in services if family_of(s.addresses[0]) is family]
-        world.load_table(render_table(compilation.forwardings, compilation.table_options(family)))
-        assert contradictions(world, here, compilation, family, "nftables") == []
+        probe_lab.load_table(render_table(compilation.forwardings, compilation.table_options(family)))
+        assert contradictions(probe_lab, here, compilation, family, "nftables") == []
 
 
 SOUND = """
@@ -186,29 +186,29 @@ WRONG = {
 
 
 @pytest.mark.parametrize("dataplane", DATAPLANES)
-def test_the_comparison_can_fail(world: World, dataplane: DataplaneName) -> None:
+def test_the_comparison_can_fail(probe_lab: ProbeLab, dataplane: DataplaneName) -> None:
     services, compilation = compiled(SOUND, {})
-    load(world, compilation, dataplane)
-    assert contradictions(world, services, compilation, Family.IPV4, dataplane) == []
+    load(probe_lab, compilation, dataplane)
+    assert contradictions(probe_lab, services, compilation, Family.IPV4, dataplane) == []
     unseen = []
     for fault, wronged in WRONG.items():
         wrong = replace(compilation, forwardings=tuple(map(wronged, compilation.forwardings)))
-        if not contradictions(world, services, wrong, Family.IPV4, dataplane):
+        if not contradictions(probe_lab, services, wrong, Family.IPV4, dataplane):
             unseen.append(fault)
     assert unseen == []
 
 
 @pytest.mark.parametrize("dataplane", DATAPLANES)
-def test_pinned_flows_stay_within_what_is_told(world: World, dataplane: DataplaneName) -> None:
+def test_pinned_flows_stay_within_what_is_told(probe_lab: ProbeLab, dataplane: DataplaneName) -> None:
     (service,), _ = compiled(SOUND, {})
     kept = replace(service, affinity=Affinity())
     settings = load_settings(None, {"host_addresses": sorted(HOST_ADDRESSES)})
     compilation = Compilation.of([kept], settings, HOST_ADDRESSES)
-    load(world, compilation, dataplane)
+    load(probe_lab, compilation, dataplane)
     explanation = asked(compilation, SENDERS[1], kept.frontends()[0], dataplane)
     # The first alone: of flows that begin at the same moment each may choose.
-    seen = world.send(SENDERS[1], kept.frontends()[0], 1)
-    seen |= world.send(SENDERS[1], kept.frontends()[0], 19)
+    seen = probe_lab.send(SENDERS[1], kept.frontends()[0], 1)
+    seen |= probe_lab.send(SENDERS[1], kept.frontends()[0], 19)
     assert len(seen.reached) == 1
     assert difference(explanation, seen, pinned=True) == ""
     assert any("keeps its backend" in note for note in explanation.notes)

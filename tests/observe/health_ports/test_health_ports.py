@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.control.reconciling import World, looping
+from tests.control.reconciling import IsolatedReconciler, looping
 from tests.dataplane.fake_dataplane import FakeSurroundings, broken_tool
 from tests.model.samples import declared
 from tests.observe.health_ports.asking import (
@@ -126,20 +126,22 @@ class ServedHealthPorts:
     """Health ports on 127.0.0.1 over a reconciler whose host has two of the backends."""
 
     def __init__(self) -> None:
-        self.world = World()
-        self.world.reconciler = Reconciler(
-            (self.world.source,), self.world.dataplane, HostWithAddresses(), lambda: datetime.now(UTC)
+        self.isolated = IsolatedReconciler()
+        self.isolated.reconciler = Reconciler(
+            (self.isolated.source,), self.isolated.dataplane, HostWithAddresses(), lambda: datetime.now(UTC)
         )
         self.named: dict[Family, tuple[str, ...] | None] = {Family.IPV4: ("127.0.0.1",), Family.IPV6: ()}
         self.port, self.other_port = free_port(), free_port()
         self.service = replace(WEB, health_port=self.port)
-        self.ports = HealthPorts(self.world.reconciler, self._node_addresses)
-        self.world.reconciler.observers.add(self.ports)
+        self.ports = HealthPorts(self.isolated.reconciler, self._node_addresses)
+        self.isolated.reconciler.observers.add(self.ports)
 
     async def declare(self, *services: Service) -> bool:
         """Have these services; returns whether the step worked."""
-        self.world.source.candidate = declared(*services)
-        done = await self.world.reconciler.wait_synced(self.world.reconciler.request_sync(), PATIENCE_SECONDS)
+        self.isolated.source.candidate = declared(*services)
+        done = await self.isolated.reconciler.wait_synced(
+            self.isolated.reconciler.request_sync(), PATIENCE_SECONDS
+        )
         await until(self.opened, "every port is open, or known to be taken")
         return done
 
@@ -163,7 +165,7 @@ def run_story(story: Callable[[ServedHealthPorts], Awaitable[None]]) -> None:
 
     async def run() -> None:
         served = ServedHealthPorts()
-        async with looping(served.world), running(served.ports.listeners):
+        async with looping(served.isolated), running(served.ports.listeners):
             await story(served)
 
     asyncio.run(asyncio.wait_for(run(), 200))
@@ -206,14 +208,14 @@ def test_every_path_by_get_and_head_and_nothing_else() -> None:
 def test_503_while_vipd_fails_and_200_when_it_works_again() -> None:
     async def story(served: ServedHealthPorts) -> None:
         await served.declare(served.service)
-        served.world.dataplane.failures = [broken_tool() for _ in range(1000)]
+        served.isolated.dataplane.failures = [broken_tool() for _ in range(1000)]
         new = replace(served.service, name="new", health_port=None, addresses=("10.96.0.99",))
         assert not await served.declare(served.service, new)
         reply = await served.get()
         assert (reply.status, reply.json["serviceProxyHealthy"]) == (503, False)
         assert reply.json["localEndpoints"] == 2
-        served.world.dataplane.failures.clear()
-        await served.world.fulfilled(served.world.reconciler.request_sync())
+        served.isolated.dataplane.failures.clear()
+        await served.isolated.fulfilled(served.isolated.reconciler.request_sync())
         assert (await served.get()).status == 200
 
     run_story(story)
@@ -223,7 +225,7 @@ def test_503_for_a_quarantined_service_alone() -> None:
     async def story(served: ServedHealthPorts) -> None:
         other = replace(served.service, name="dns", addresses=("10.96.0.11",), health_port=served.other_port)
         await served.declare(served.service, other)
-        served.world.reconciler.progress.quarantined = {"shop/web": "no such match"}
+        served.isolated.reconciler.progress.quarantined = {"shop/web": "no such match"}
         reply = await served.get()
         assert (reply.status, reply.json["serviceProxyHealthy"]) == (503, False)
         assert (await ask(ListenAddress("127.0.0.1", served.other_port))).status == 200
@@ -266,7 +268,7 @@ def test_a_busy_health_port_stops_nothing() -> None:
             assert await served.declare(served.service)
             (warning,) = served.ports.listeners.warnings
             assert "the health port of shop/web" in warning
-            assert served.world.names() == {"shop/web"}
+            assert served.isolated.names() == {"shop/web"}
 
     run_story(story)
 

@@ -13,8 +13,8 @@ import pytest
 from tests.lab.flow import Process, read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab, Wiring
+from tests.observe.explain.probe_lab import SILENCE, ProbeLab, Sender
 from tests.observe.explain.test_real_packets import compiled, probes
-from tests.observe.explain.world import SILENCE, Sender, World
 from tests.observe.simulator.cases import CASES, GOLDEN, family_of_case, rules_text
 from vipd.cli.offline import Compilation
 from vipd.dataplane.nftables.render import render as render_table
@@ -39,11 +39,11 @@ class Probe(NamedTuple):
 
 
 class Traced:
-    """A world in which packets are sent, and traced on the host."""
+    """A lab in which packets are sent, and traced on the host."""
 
     def __init__(self, lab: Lab) -> None:
         self._host = lab.host
-        self.world = World(lab)
+        self.probe_lab = ProbeLab(lab)
         self._follower = self._started(lab.host)
         self._tools: set[str] = set()
 
@@ -70,7 +70,7 @@ class Traced:
         self._follower.stdin.write(json.dumps([self._request(*each) for each in asked]) + "\n")
         self._follower.stdin.flush()
         assert read_line(self._follower, ANSWER_SECONDS) == "READY"
-        self.world.probe_silent([(each.sender, each.to, SILENCE) for each in asked])
+        self.probe_lab.probe_silent([(each.sender, each.to, SILENCE) for each in asked])
         found = json.loads(read_line(self._follower, ANSWER_SECONDS))
         return [text for each, seen in zip(asked, found, strict=True) if (text := _fault(each, seen))]
 

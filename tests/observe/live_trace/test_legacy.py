@@ -8,7 +8,7 @@ import pytest
 
 from tests.lab.flow import finish, read_line
 from tests.lab.node import Node
-from tests.observe.explain.world import ROOT
+from tests.observe.explain.probe_lab import ROOT
 from tests.observe.live_trace.conftest import LOGGER
 
 pytestmark = pytest.mark.root

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.lab.node import Node
-from tests.observe.explain.world import ROOT
+from tests.observe.explain.probe_lab import ROOT
 
 pytestmark = pytest.mark.root
 

@@ -148,14 +148,14 @@ class Watched:
 @contextlib.asynccontextmanager
 async def watched(services: Sequence[Service], recorder: Recorder | None = None) -> AsyncIterator[Watched]:
     """All its loops at work, the port open."""
-    world = Watched(services, recorder)
-    page = Supervisor().run(PAGE, world.board.run)
-    runs = (world.reconciler.run(), page, world.page.listener.run())
-    tasks = world.tasks = [asyncio.create_task(run) for run in runs]
+    isolated = Watched(services, recorder)
+    page = Supervisor().run(PAGE, isolated.board.run)
+    runs = (isolated.reconciler.run(), page, isolated.page.listener.run())
+    tasks = isolated.tasks = [asyncio.create_task(run) for run in runs]
     try:
-        await world.step()
-        await until(lambda: world.page.listener.open)
-        yield world
+        await isolated.step()
+        await until(lambda: isolated.page.listener.open)
+        yield isolated
         assert not any(task.done() for task in tasks), "a loop has ended by itself"
     finally:
         for task in tasks:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from tests.api.daemon_process import Host, host
+from tests.api.daemon_process import ConfiguredHost, host
 
 SERVICES = """\
   - name: shop/web
@@ -33,7 +33,7 @@ MANY = "".join(
 class DaemonHost:
     """A host with a daemon, and vipctl in its namespace."""
 
-    def __init__(self, made: Host, dataplane: str, variant: str) -> None:
+    def __init__(self, made: ConfiguredHost, dataplane: str, variant: str) -> None:
         self.host, self.dataplane, self.variant = made, dataplane, variant
 
     def vipctl(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -39,7 +39,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beacon, "CLOSE_TIMEOUT_SECONDS", 30.0)
 
 
-class Host:
+class BeatingHost:
     def __init__(self, etcd: Cluster) -> None:
         self.client = EtcdClient(EtcdSettings(etcd.urls, timeout=30.0), Random(1))
         self.report = REPORT
@@ -74,8 +74,8 @@ class Host:
 
 
 @asynccontextmanager
-async def at_work(etcd: Cluster) -> AsyncIterator[Host]:
-    host = Host(etcd)
+async def at_work(etcd: Cluster) -> AsyncIterator[BeatingHost]:
+    host = BeatingHost(etcd)
     loop = Loop(host.beacon.run, host.beacon.loop_state)
     task = asyncio.create_task(Supervisor((EtcdError,)).run("reporting", loop))
     try:

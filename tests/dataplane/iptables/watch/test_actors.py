@@ -15,7 +15,7 @@ PID = 9
 RESTORE = Generation(PID, PID, "iptables-restor")
 
 
-class Host:
+class FakeProc:
     """Processes and services below a directory."""
 
     def __init__(self, place: Path) -> None:
@@ -42,14 +42,14 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    made = Host(tmp_path)
+def host(tmp_path: Path) -> FakeProc:
+    made = FakeProc(tmp_path)
     made.run(1, "/sbin/init", 0, "systemd")
     made.run(8, "/usr/bin/python3 /usr/sbin/firewalld --nofork", 1, "firewalld")
     return made
 
 
-def test_the_parent_is_named_and_the_tool_in_full(host: Host) -> None:
+def test_the_parent_is_named_and_the_tool_in_full(host: FakeProc) -> None:
     host.run(PID, "/usr/sbin/iptables-restore -w -n", 8)
     actor = host.actors.of(RESTORE)
     assert actor == Actor("iptables-restore", PID, "firewalld", 8)
@@ -59,25 +59,25 @@ def test_the_parent_is_named_and_the_tool_in_full(host: Host) -> None:
 @pytest.mark.parametrize(
     "words", ["sh -c iptables", "/usr/bin/sudo -n iptables", "ip netns exec a iptables", "timeout 5 nft"]
 )
-def test_what_only_passes_on_is_passed_over(host: Host, words: str) -> None:
+def test_what_only_passes_on_is_passed_over(host: FakeProc, words: str) -> None:
     host.run(10, words, 8)
     host.run(PID, "/usr/sbin/iptables-restore", 10)
     assert host.actors.of(RESTORE).offender == ("firewalld", 8)
 
 
-def test_a_shell_that_somebody_types_into_is_named_itself(host: Host) -> None:
+def test_a_shell_that_somebody_types_into_is_named_itself(host: FakeProc) -> None:
     host.run(10, "-bash", 1, "bash")
     host.run(PID, "/usr/sbin/iptables-restore", 10)
     assert host.actors.of(RESTORE).offender == ("bash", 10)
 
 
-def test_a_pid_that_is_somebody_elses_by_now_names_nobody(host: Host) -> None:
+def test_a_pid_that_is_somebody_elses_by_now_names_nobody(host: FakeProc) -> None:
     host.run(PID, "/usr/bin/sleep 5", 8)
     assert host.actors.of(RESTORE) == Actor("iptables-restore", PID)
     assert host.actors.of(Generation(7, 7, "nft")) == Actor("nft", 7)
 
 
-def test_who_ran_it_before_has_probably_run_it_again(host: Host) -> None:
+def test_who_ran_it_before_has_probably_run_it_again(host: FakeProc) -> None:
     host.run(PID, "/usr/sbin/iptables-restore", 8)
     host.actors.of(RESTORE)
     host.end(PID)
@@ -89,7 +89,7 @@ def test_who_ran_it_before_has_probably_run_it_again(host: Host) -> None:
     assert host.actors.of(RESTORE) == Actor("iptables-restore", PID)
 
 
-def test_the_one_service_that_runs_such_programs_is_probably_it(host: Host) -> None:
+def test_the_one_service_that_runs_such_programs_is_probably_it(host: FakeProc) -> None:
     host.service("firewalld", 8)
     assert host.actors.of(RESTORE) == Actor("iptables-restore", PID, "firewalld", 8, guessed=True)
     host.run(12, "/usr/bin/dockerd", 1)

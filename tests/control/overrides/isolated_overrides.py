@@ -135,7 +135,7 @@ class Request:
         yield self._body
 
 
-class World:
+class IsolatedOverrides:
     """The parts of a daemon that have to do with orders, over what survives it."""
 
     def __init__(self, directory: Path) -> None:

@@ -55,7 +55,7 @@ class Sender:
     """Somebody who sends packets, with its address in each family."""
 
     program: str
-    """Which of the world's programs sends for it."""
+    """Which of the lab's programs sends for it."""
     ipv4: str
     ipv6: str
     many: bool = False
@@ -90,7 +90,7 @@ class FlowOutcomes:
         return FlowOutcomes(self.reached | other.reached, self.failures | other.failures)
 
 
-class World:
+class ProbeLab:
     """A lab with more addresses, and its programs running."""
 
     def __init__(self, lab: Lab) -> None:
