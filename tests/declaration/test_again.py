@@ -11,6 +11,7 @@ from vipd.declaration import incremental as again
 from vipd.declaration.incremental import parse_incrementally
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration
+from vipd.model import limits
 
 PATH = "/etc/vipd/services.d/many.yaml"
 HEAD = "# All of them\napiVersion: vipd/v1\ndefaults: {affinity: client-ip}\nservices:\n"
@@ -129,3 +130,23 @@ def test_a_backend_at_the_address_of_a_service_elsewhere_is_found(change: tuple[
     found = parse_incrementally(text, PATH, TEXT, parse_declaration(TEXT, PATH))
     assert found == parse_declaration(text, PATH)
     assert len(found.problems) == 1
+
+
+FLOW = "apiVersion: vipd/v1\nservices:\n  [{address: 10.96.0.1, ports: [80], backends: [10.244.0.1]}]\n"
+
+
+def test_services_in_flow_style_are_read_as_a_whole() -> None:
+    text = FLOW.replace("10.244.0.1]", "10.244.0.2]")
+    assert parse_incrementally(text, PATH, FLOW, parse_declaration(FLOW, PATH)) == parse_declaration(
+        text, PATH
+    )
+
+
+@pytest.mark.parametrize("limit", ["SERVICES", "MAX_UNIT_SIZE"])
+def test_what_is_added_counts_with_all_else(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    known, text = parse_declaration(TEXT, PATH), TEXT + block(9)
+    size = len(known.services) if limit == "SERVICES" else sum(map(limits.declared_size, known.services))
+    monkeypatch.setattr(limits, limit, size)
+    found = parse_incrementally(text, PATH, TEXT, known)
+    assert found == parse_declaration(text, PATH)
+    assert not found.ok

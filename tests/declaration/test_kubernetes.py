@@ -1,4 +1,4 @@
-"""None"""
+"""What the Services and EndpointSlices of Kubernetes become."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.declaration.manifests import (
     service,
 )
 from vipd.control.selection import SelectionPolicy, select_backends
+from vipd.model import limits
 from vipd.model.service import (
     Affinity,
     Backend,
@@ -53,6 +54,20 @@ def test_selection_reaches_backends_by_their_ports_of_the_names() -> None:
         "http": ["10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:9090"],
         "https": ["10.244.0.1:8443", "10.244.0.2:8443"],
     }
+
+
+@pytest.mark.parametrize(("ports_of_the_other", "problems"), [(("http", "https"), 0), (("http",), 1)])
+def test_many_endpoints_are_listed_for_each_port_only_if_all_ports_have_the_same(
+    monkeypatch: pytest.MonkeyPatch, ports_of_the_other: tuple[str, ...], problems: int
+) -> None:
+    monkeypatch.setattr(limits, "NAMED_PORT_LOOKUPS", 2)
+    slices = [
+        endpoint_slice("10.244.0.1", ports=[named(8080, "http"), named(8080, "https")]),
+        endpoint_slice("10.244.0.2", ports=[named(8080, name) for name in ports_of_the_other]),
+    ]
+    found = read(service(ports=TWO_PORTS), *slices)
+    assert len(found.problems) == problems, found.problems
+    assert all("its ports have different endpoints" in str(problem) for problem in found.problems)
 
 
 def test_a_service_with_everything() -> None:
