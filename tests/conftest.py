@@ -165,10 +165,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure() -> None:
-    """Have ctrl-C reach the programs under test also where this run was started in the background by a shell,
-    which has them ignore it."""
+    """Have ctrl-C and the end of a session reach the programs under test also where this run was started in
+    the background by a shell, or by nohup, which have them ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # this run goes on; what it starts has the default
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab, Wiring
 from tests.packets.services import SERVED_PORT, Services, backend_text
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.nightly(each_time="nftables")]
 
 ALLOWED = ("10.96.0.0/16", "fd00:96::/64")
 STRANGERS = {

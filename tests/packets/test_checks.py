@@ -18,7 +18,7 @@ from tests.lab.node import Node
 from tests.lab.topology import Lab
 from tests.packets.services import ENOUGH, SERVED_PORT
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.nightly(each_time="nftables")]
 
 SERVER = Path(__file__).with_name("unsteady_server.py")
 PORT = 9000

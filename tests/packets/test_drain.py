@@ -17,7 +17,7 @@ from tests.lab.traffic import Answer
 from tests.packets.services import ENOUGH, SERVED_PORT, Services, backend_text
 from vipd.model.service import Frontend, Protocol
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.nightly(each_time="nftables")]
 
 NO_FLOWS_SECONDS = 60
 LIVES = (3, 10, 30, 90)

@@ -18,7 +18,7 @@ from tests.packets.outside import SILENCE
 from tests.packets.services import Services, backend_text
 from vipd.model.service import Frontend
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.nightly(each_time="nftables")]
 
 HELD = 150
 FLOWS = 300

@@ -15,6 +15,7 @@ from random import Random
 import aiohttp
 import pytest
 
+from tests.lab.examples import some
 from tests.sources.etcd.following import PREFIX, following, key, value
 from tests.sources.etcd.gateway import bodies, broken, gateway
 from tests.sources.etcd.members import Cluster, cluster
@@ -151,10 +152,10 @@ def test_every_broken_message_of_a_watch_is_a_value_or_says_what_is_wrong(etcd: 
         await session.close()
         async with gateway() as there:
             client = EtcdClient(EtcdSettings((there.url,), timeout=30.0), Random(1))
-            for name, body in bodies(created):
+            for name, body in some(list(bodies(created)), "created"):
                 there.says["/v3/watch"] = body + b"\n" + events
                 await _answered(client, _watched, f"created: {name}")
-            for name, body in bodies(events):
+            for name, body in some(list(bodies(events)), "events"):
                 there.says["/v3/watch"] = created + body + b"\n"
                 await _answered(client, _watched, f"events: {name}")
             there.says["/v3/watch"] = created + events
