@@ -11,6 +11,7 @@ import os
 import sys
 
 from vipd.daemon import daemon
+from vipd.host.gc_control import use_one_heap
 from vipd.host.preflight import StartError
 from vipd.host.settings.command_line import EXIT_CONFIGURATION, argument_parser
 from vipd.host.settings.settings import Settings, load_settings, unknown_environment
@@ -29,6 +30,7 @@ def main() -> None:
     """Run the daemon until a signal stops it. Exit codes: 0 stopped, 1 failed, 77 not permitted,
     78 unusable settings."""
     arguments = argument_parser().parse_args()
+    use_one_heap()
     faulthandler.enable(STDERR)  # a crash in a library in C says where it was, besides its signal
     notifier = Notifier.from_environment(os.environ)
     if arguments.once or arguments.check:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import run
 
 import pytest
 
 from vipd.host import gc_control as collecting
-from vipd.host.gc_control import FREEZE_THRESHOLD, freeze_objects, gc_paused
+from vipd.host.gc_control import FREEZE_THRESHOLD, freeze_objects, gc_paused, use_one_heap
 
 
 class Cycle:
@@ -144,4 +146,28 @@ def test_what_a_large_load_freed_goes_back_to_the_system(monkeypatch: pytest.Mon
 
 def test_without_glibc_the_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "_malloc_trim", None)
+    monkeypatch.setattr(collecting, "_mallopt", None)
+    use_one_heap()
     assert load()
+
+
+def test_threads_allocate_from_one_heap() -> None:
+    """In a process of its own: the setting is for good."""
+    code = """
+import ctypes, threading
+from vipd.host.gc_control import use_one_heap
+def allocate():
+    global kept
+    kept = [bytes(1000) for _ in range(1000)]
+if {used}:
+    use_one_heap()
+thread = threading.Thread(target=allocate)
+thread.start()
+thread.join()
+ctypes.CDLL(None).malloc_stats()
+"""
+    heaps = [
+        run([sys.executable, "-c", code.format(used=used)], capture_output=True, text=True, check=True)
+        for used in (True, False)
+    ]
+    assert [found.stderr.count("Arena ") for found in heaps] == [1, 2]

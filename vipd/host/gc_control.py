@@ -18,8 +18,12 @@ from contextlib import contextmanager
 FREEZE_THRESHOLD = 50_000
 """New objects above which all objects after a load are excluded from later collections."""
 
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_libc = ctypes.CDLL(None)
+_malloc_trim = getattr(_libc, "malloc_trim", None)
+_mallopt = getattr(_libc, "mallopt", None)
 """Only of glibc."""
+_M_ARENA_MAX = -8
+"""Of glibc's malloc.h."""
 
 _guard = threading.Lock()
 _pauses = 0
@@ -48,6 +52,13 @@ def gc_paused() -> Iterator[None]:
                 return_freed_memory()
             if not _pauses:
                 gc.enable()
+
+
+def use_one_heap() -> None:
+    """Let all threads allocate from one heap. The C library makes one for each thread, with holes of its own;
+    Python's lock keeps threads from allocating at the same time anyway. Call it before they start."""
+    if _mallopt is not None:
+        _mallopt(_M_ARENA_MAX, 1)
 
 
 def return_freed_memory() -> None:
