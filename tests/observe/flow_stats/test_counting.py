@@ -117,6 +117,19 @@ def test_rules_that_are_gone_are_forgotten_in_the_end() -> None:
     assert deltas.saved_state() == []
 
 
+def test_a_chain_that_is_only_expected_has_no_rules() -> None:
+    deltas, chain = CounterDeltas(), (Family.IPV4, CHAIN)
+    deltas.expect([chain])
+    assert not deltas.holds(chain)
+    deltas.read([counted(1, 10)])
+    deltas.read_all(Family.IPV4)
+    deltas.expect([chain])
+    assert deltas.holds(chain)
+    assert taken(deltas) == 10
+    deltas.forget(chain)
+    assert not deltas.holds(chain)
+
+
 def rule(
     kind: int, chain: str = CHAIN, packets: int = 5, *, hairpin: bool = False, table: str = "nat"
 ) -> bytes:

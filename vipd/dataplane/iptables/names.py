@@ -6,9 +6,9 @@ is 5, hash 16. The longest fixed name, `-EXTERNAL-SERVICES`, is 18.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -43,6 +43,11 @@ FIXED_KINDS = {
 }
 """The chains that exist once, by table."""
 
+_BASE32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+_PAIRS = [first + second for first in _BASE32 for second in _BASE32]
+_SHIFTS = range(70, -1, -10)
+"""Ten bits at a time take a quarter of the time of `base64.b32encode`."""
+
 HASHED_KINDS = {"nat": ("SVC", "SEP", "SVL", "EXT", "FW", "LIM", "GRP"), "filter": ("GRP",)}
 """The chains that exist for each service port, endpoint or group of addresses, by table."""
 
@@ -50,7 +55,8 @@ HASHED_KINDS = {"nat": ("SVC", "SEP", "SVL", "EXT", "FW", "LIM", "GRP"), "filter
 @lru_cache(maxsize=1024)  # while a forwarding is compiled, each of its names is requested several times
 def hashed(text: str) -> str:
     """The first 16 characters of base32(SHA-256(text)): 80 bits, so 10 bytes of the digest."""
-    return base64.b32encode(hashlib.sha256(text.encode()).digest()[:10]).decode()
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:10], "big")
+    return "".join([_PAIRS[number >> shift & 1023] for shift in _SHIFTS])
 
 
 class Names:
@@ -83,7 +89,12 @@ class Names:
 
     def endpoint(self, key: ForwardingKey, endpoint: Endpoint) -> str:
         """The chain that translates to one endpoint of one service port."""
-        return f"{self.prefix}-SEP-{hashed(f'{key.service_port}{key.protocol}{endpoint}')}"
+        return self.endpoints(key, (endpoint,))[0]
+
+    def endpoints(self, key: ForwardingKey, endpoints: Iterable[Endpoint]) -> list[str]:
+        """The same for several endpoints, in less time for each."""
+        chain, owner = f"{self.prefix}-SEP-", f"{key.service_port}{key.protocol}"
+        return [chain + hashed(f"{owner}{endpoint}") for endpoint in endpoints]
 
     def group(self, chain: str, network: str) -> str:
         """The chain that contains the part of a shared chain for one network."""

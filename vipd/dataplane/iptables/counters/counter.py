@@ -174,17 +174,17 @@ class RuleCounter:
         named = {}
         for key, forwarding in changes.items():
             endpoints = (*forwarding.reachable(), *forwarding.without_new_flows) if forwarding else ()
+            names = self._names.endpoints(key, endpoints)
             named[key] = {
-                (key.family, self._names.endpoint(key, endpoint)): BackendKey(
-                    key, endpoint.address, endpoint.port
-                )
-                for endpoint in endpoints
+                (key.family, name): BackendKey(key, endpoint.address, endpoint.port)
+                for name, endpoint in zip(names, endpoints, strict=True)
             }
         return named
 
     def _know(self, named: Mapping[ForwardingKey, Mapping[ChainName, BackendKey]]) -> None:
         for key, places in named.items():
             self._places.update(places)
+            self._deltas.expect(places)
             self._chains[key] = compact_set(places)
             if not places:
                 del self._chains[key]
@@ -193,6 +193,7 @@ class RuleCounter:
         for chain in [c for c, p in self._places.items() if c not in self._chains.get(p.key, ())]:
             if not self._deltas.holds(chain):
                 del self._places[chain]
+                self._deltas.forget(chain)
 
     async def _read(self, family: Family) -> None:
         tables_gone, save = self._tables_gone[family], self._families.get(family)

@@ -23,6 +23,7 @@ ChainName = tuple[Family, str]
 
 @dataclass(slots=True)
 class _Rule:
+    handle: int
     packets: int = 0
     ended: bool = False
     seen: int = 0
@@ -33,17 +34,25 @@ class CounterDeltas:
     """Adds up, for each chain, the growth of its rules' counters."""
 
     def __init__(self) -> None:
-        self._rules: dict[ChainName, dict[int, _Rule]] = {}
+        self._rules: dict[ChainName, tuple[_Rule, ...]] = {}
+        """The rules that count: one in each chain, besides those that were deleted a moment ago. None as long
+        as it is only expected."""
         self._new: dict[ChainName, int] = {}
         self._round: dict[Family, int] = {}
         self._ended = 0
         """Rules that have ended since the last complete reading."""
 
+    def expect(self, chains: Iterable[ChainName]) -> None:
+        """These chains will have rules. Their names are then in memory once, not in a reading's copy, too."""
+        for chain in chains:
+            self._rules.setdefault(chain, ())
+
     def read(self, counts: Iterable[Counted]) -> None:
         """Process a reading of existing rules. It may be older than values given to `ended` since."""
+        following = {family: self._round.get(family, 0) + 1 for family in Family}  # one number for all rules
         for counted in counts:
             rule = self._rule(counted)
-            rule.seen = self._round.get(counted.family, 0) + 1
+            rule.seen = following[counted.family]
             if not rule.ended:
                 self._grow(counted, rule)
 
@@ -51,12 +60,12 @@ class CounterDeltas:
         """The readings since the last call covered all rules of the family."""
         now = self._round[family] = self._round.get(family, 0) + 1
         self._ended = 0
-        for chain in [chain for chain in self._rules if chain[0] is family]:
-            rules = self._rules[chain]
-            for handle in [h for h, rule in rules.items() if now - rule.seen >= KEPT_ROUNDS]:
-                del rules[handle]
-            if not rules:
-                del self._rules[chain]
+        old = [
+            chain
+            for chain, rules in self._rules.items()
+            if chain[0] is family and not all(now - rule.seen < KEPT_ROUNDS for rule in rules)
+        ]
+        self._keep(old, lambda rule: now - rule.seen < KEPT_ROUNDS)
 
     def ended(self, counted: Counted) -> None:
         """A rule was deleted, with this final count."""
@@ -71,8 +80,12 @@ class CounterDeltas:
     def _drop_ended(self) -> None:
         """Drop deleted rules: no reading has been complete for very long."""
         self._ended = 0
-        for chain, rules in list(self._rules.items()):
-            self._rules[chain] = {handle: rule for handle, rule in rules.items() if not rule.ended}
+        self._keep(list(self._rules), lambda rule: not rule.ended)
+
+    def _keep(self, chains: Iterable[ChainName], kept: Callable[[_Rule], bool]) -> None:
+        """Keep only such rules of these chains, and only chains that have rules."""
+        for chain in chains:
+            self._rules[chain] = tuple(filter(kept, self._rules[chain]))
             if not self._rules[chain]:
                 del self._rules[chain]
 
@@ -85,19 +98,23 @@ class CounterDeltas:
     def take(self, known: Callable[[ChainName], bool]) -> dict[ChainName, int]:
         """Returns the growth in known chains; the rest is kept while it has rules."""
         taken = {chain: flows for chain, flows in self._new.items() if known(chain)}
-        self._new = {c: flows for c, flows in self._new.items() if c not in taken and c in self._rules}
+        self._new = {c: flows for c, flows in self._new.items() if c not in taken and self.holds(c)}
         return taken
 
     def holds(self, chain: ChainName) -> bool:
         """Whether the chain has rules, or had a moment ago."""
-        return chain in self._rules
+        return bool(self._rules.get(chain))
+
+    def forget(self, chain: ChainName) -> None:
+        """The chain is not expected any more, and holds no rules."""
+        self._rules.pop(chain, None)
 
     def saved_state(self) -> list[list[object]]:
         """The living rules that have counted, each as family, chain, handle and packets."""
         return [
-            [int(family), chain, handle, rule.packets]
+            [int(family), chain, rule.handle, rule.packets]
             for (family, chain), rules in self._rules.items()
-            for handle, rule in rules.items()
+            for rule in rules
             if rule.packets and not rule.ended
         ]
 
@@ -105,14 +122,17 @@ class CounterDeltas:
         """Set these counts as already counted. Raises ValueError or TypeError for invalid input."""
         for row in memory if isinstance(memory, list) else ():
             family, chain, handle, packets = row
-            name = (Family(family), str(chain))
-            self._rules.setdefault(name, {})[int(handle)] = _Rule(packets=int(packets))
+            rule = self._rule(Counted(Family(family), str(chain), int(handle), 0))
+            rule.packets = int(packets)
 
     def _rule(self, counted: Counted) -> _Rule:
-        rules = self._rules.setdefault((counted.family, counted.chain), {})
-        rule = rules.get(counted.handle)
-        if rule is None:
-            rule = rules[counted.handle] = _Rule(seen=self._round.get(counted.family, 0))
+        chain = (counted.family, counted.chain)
+        rules = self._rules.get(chain, ())
+        for rule in rules:
+            if rule.handle == counted.handle:
+                return rule
+        rule = _Rule(counted.handle, seen=self._round.get(counted.family, 0))
+        self._rules[chain] = (*rules, rule)
         return rule
 
     def _grow(self, counted: Counted, rule: _Rule) -> None:

@@ -79,15 +79,16 @@ class RuleMessages:
         nat = datagram.startswith(self._table, start + ATTRIBUTES)
         return FAMILIES.get(datagram[start + CONTENT]) if nat else None
 
-    def counted(self, datagram: bytes, start: int, end: int) -> Counted | None:
-        """The counters in a message about a translating rule; None for any other rule."""
+    def counted(self, datagram: bytes, start: int, end: int, asked: str = "") -> Counted | None:
+        """The counters in a message about a translating rule; None for any other rule. `asked`: the chain
+        that the kernel was asked for."""
         if not datagram.startswith(self._chain, start + ATTRIBUTES):
             return None
         family = FAMILIES.get(datagram[start + CONTENT])
         at = datagram.find(self._counter, start + self._handle_at, end)
         if family is None or at < 0 or datagram.find(self._mark_jump, at, end) >= 0:
             return None
-        chain = datagram[start + self._name_at : start + self._name_end].decode(errors="replace")
+        chain = asked or datagram[start + self._name_at : start + self._name_end].decode(errors="replace")
         try:
             (handle,) = _NUMBER.unpack_from(datagram, start + self._handle_at + ATTRIBUTE_HEADER.size)
             return Counted(family, chain, handle, _packets(datagram, at + len(self._counter)))

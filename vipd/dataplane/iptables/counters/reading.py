@@ -38,8 +38,9 @@ def read_kernel(family: Family, chains: Iterable[str], messages: RuleMessages) -
     """
     counts = list[Counted]()
 
-    def read(_: str, datagram: bytes, rules: Iterable[tuple[int, int]]) -> None:
-        counts.extend(found for start, end in rules if (found := messages.counted(datagram, start, end)))
+    def read(chain: str, datagram: bytes, rules: Iterable[tuple[int, int]]) -> None:
+        told = (messages.counted(datagram, start, end, chain) for start, end in rules)
+        counts.extend(found for found in told if found)
 
     _read_chains(family, chains, read)
     return counts
