@@ -43,7 +43,7 @@ class OneRestore:
         """Make the text of everything."""
         for forwarding in _forwardings(services):
             self._ruleset.update(forwarding.key, forwarding)
-        wanted = self._ruleset.whole(())
+        wanted = self._ruleset.whole({})
         leaves = {chain: rules for group in wanted.service_chains for chain, rules in group.items()}
         self._text = _restore_text({**leaves, **wanted.shared}, wanted.jumps)
         self._ruleset.mark_clean()

@@ -77,7 +77,7 @@ def _restores(services: int, compat: str) -> tuple[str, ...]:
     ruleset = Ruleset(options)
     for forwarding in _forwardings(services, compat, "auto"):
         ruleset.update(forwarding.key, forwarding)
-    return make_plan(ruleset.whole(()), Installed(), options.names).restores
+    return make_plan(ruleset.whole({}), Installed(), options.names).restores
 
 
 def load_iptables(host: Node, services: int, variant: str, compat: str) -> None:

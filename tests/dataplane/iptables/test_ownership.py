@@ -143,7 +143,7 @@ def test_a_large_load_of_the_legacy_tables_is_one_restore() -> None:
     for forwarding in (f for service in LargeLoad.services() for f in select_backends(service, policy)):
         ruleset.update(forwarding.key, forwarding)
     names, installed = ruleset.options.names, Installed()
-    load = make_plan(ruleset.whole(()), installed, names, LEGACY_BATCHES)
+    load = make_plan(ruleset.whole({}), installed, names, LEGACY_BATCHES)
     # The refusals of unused ports, before and after, and all of nat between them.
     assert [text.count("*nat") for text in load.restores if "*nat" in text] == [1]
     load.record_applied(installed)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.compile import Compiler
+from vipd.dataplane.iptables.digest import stored_spelling
 from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.saved_rules import stored_spelling
 from vipd.model.service import MAX_WEIGHT, Backend, Family, Masquerade, Protocol, Service, ServicePort
 
 POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.HAIRPIN))

@@ -81,8 +81,13 @@ class Compiler:
                 self._shared("filter", "NODEPORTS"),
                 f"{match_port(Protocol.TCP, note, forwarding.health_port)} -j ACCEPT",
             )
-        chains = {ChainId("nat", name): rules for name, rules in self._chains(forwarding)}
-        return Fragment(chains, lines.found)
+        return Fragment(self.chains(forwarding), lines.found)
+
+    def chains(self, forwarding: Forwarding) -> Mapping[ChainId, Rules]:
+        """The chains of one forwarding alone, as in its fragment."""
+        if forwarding.frontend_removed:
+            return {}
+        return {ChainId("nat", name): rules for name, rules in self._chains(forwarding)}
 
     def _chains(self, forwarding: Forwarding) -> Iterator[tuple[str, Rules]]:
         key, leaves = forwarding.key, self._leaves
@@ -98,8 +103,7 @@ class Compiler:
             for networks, (name, addresses) in self._firewalls(forwarding).items():
                 yield name, leaves.firewall(forwarding, addresses, networks)
         pinned = forwarding.affinity_only if forwarding.endpoints and self._options.affinity else ()
-        for endpoint in (*forwarding.reachable(), *pinned):
-            yield self._names.endpoint(key, endpoint), leaves.translate(forwarding, endpoint)
+        yield from leaves.translations(forwarding, (*forwarding.reachable(), *pinned))
 
     def _firewalls(self, forwarding: Forwarding) -> dict[tuple[str, ...], tuple[str, list[str]]]:
         """Each limit on the source of external traffic: its chain and the addresses that it is for."""

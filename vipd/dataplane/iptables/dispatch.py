@@ -71,18 +71,19 @@ class Dispatch:
         """Addresses that changed since the groups were made."""
         self._root: Rules | None = None
 
-    def replace(self, key: ForwardingKey, rules: ByAddress) -> None:
-        """Set one forwarding's rules; empty rules remove it."""
+    def replace(self, key: ForwardingKey, rules: ByAddress) -> bool:
+        """Set one forwarding's rules, and return whether they differ; empty rules remove it."""
         before = self._by_key.pop(key, {})
         if rules:
             self._by_key[key] = rules
         if rules == before:
-            return
+            return False
         self._root = None
         (self._without_address.add if NO_ADDRESS in rules else self._without_address.discard)(key)
         changed = [a for a in {*before, *rules} - {NO_ADDRESS} if before.get(a) != rules.get(a)]
         for address in changed:
             self._put(int(ipaddress.ip_address(address)), key, rules.get(address))
+        return True
 
     @property
     def unsettled(self) -> int:

@@ -24,7 +24,6 @@ from vipd.dataplane.iptables.probe import Capabilities, probe, shortcomings
 from vipd.dataplane.iptables.reading import absent_tables, read_all, read_chain
 from vipd.dataplane.iptables.restore_text import Batches
 from vipd.dataplane.iptables.ruleset import DesiredChains, Ruleset
-from vipd.dataplane.iptables.saved_rules import normalise
 from vipd.dataplane.iptables.tools import Tools, find_tools, program_names, restore, save
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.dataplane.programs import Programs, require_found
@@ -158,8 +157,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             self._reset()
         fresh = self._installed is None or self._unwritten
         installed = self._installed or await self._observe(tools)
-        large = self.desired.changes > LARGE
-        if large:
+        if self.desired.changes > LARGE:
             await asyncio.to_thread(self.desired.shared)  # the following code uses the cached result
         if self.desired.shared():
             await self._prepare(tools)
@@ -169,23 +167,26 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             self._in_doubt.clear()
         else:
             await self._read_in_doubt(tools, installed)
-        compare = partial(self._compare, installed, everything=fresh)
-        plan = await asyncio.to_thread(compare) if large else compare()
+        make = partial(self._plan, installed, everything=fresh)
+        plan = await asyncio.to_thread(make) if fresh or self.desired.changes > LARGE else make()
         plan = replace(plan, other_variant=self._other_variant.plan)
         if not plan:
             self.desired.mark_clean()
         self._unwritten = bool(plan) if fresh else self._unwritten
         return plan
 
-    def _compare(self, installed: Installed, *, everything: bool) -> Plan:
-        """The plan for everything, or for what is dirty."""
+    def _plan(self, installed: Installed, *, everything: bool) -> Plan:
+        """The plan to write for everything, or for what is dirty."""
         if everything:
-            wanted = self.desired.whole(installed.chains)
-            for group in (*wanted.service_chains, wanted.shared):
-                normalise(installed, group)
+            wanted = self._compare(installed)
         else:
             wanted = self._without_deletions(self.desired.dirty(), installed)
-        return make_plan(wanted, installed, self._names, self._batches())
+        return make_plan(wanted, installed, self._names, self._batches(), self.desired.digests())
+
+    def _compare(self, installed: Installed) -> DesiredChains:
+        """Everything, except for the forwardings that are installed."""
+        installed.keep_digests(self.desired.digests())
+        return self.desired.whole(installed.chains)
 
     async def survey(self) -> Installed | None:
         """The kernel's current state; the cached state does not change. None: no tools, and no rules
@@ -197,7 +198,9 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
 
     def difference(self, surveyed: Installed | None) -> Plan:
         """The plan for a kernel in the surveyed state."""
-        return Plan() if surveyed is None else self._compare(surveyed, everything=True)
+        if surveyed is None:
+            return Plan()
+        return make_plan(self._compare(surveyed), surveyed, self._names, self._batches())
 
     async def collect_garbage(self) -> None:
         """Delete the chains that nothing reaches and that no change waited for. Raises ApplyError."""
@@ -249,9 +252,6 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
                 holder[chain] = rules
         if chains:
             self.desired.invalidate(chains)
-            wanted = self.desired.dirty()
-            for group in (*wanted.service_chains, wanted.shared):
-                normalise(installed, {chain: group[chain] for chain in chains & group.keys()})
 
     async def _observe(self, tools: Tools) -> Installed:
         text = await save(tools, self._run)

@@ -13,11 +13,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain as concatenated
+from types import MappingProxyType
 
+from vipd.dataplane.iptables.digest import Digest, KnownRules, digest_of, same_rules, text_of
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.restore_text import (
     NFT_BATCHES,
     Batches,
+    Group,
     delete_block,
     delete_blocks,
     joined,
@@ -40,10 +44,17 @@ _DISPATCH = re.compile(r"-(SERVICES|NODEPORTS|GRP-\w+)$")
 class Installed:
     """The known state of one family in the kernel."""
 
-    chains: dict[ChainId, Rules] = field(default_factory=dict)
-    """vipd's own chains."""
+    chains: dict[ChainId, KnownRules] = field(default_factory=dict)
+    """vipd's own chains. The chains of a forwarding have only a digest, except as they were just read."""
     builtins: dict[ChainId, Rules] = field(default_factory=dict)
     """Built-in chains: their rules, of all programs."""
+
+    def keep_digests(self, wanted: Mapping[ChainId, Digest]) -> None:
+        """Keep no rules, but the digest, of each chain that is as wanted."""
+        found = self.chains
+        same = {c: each for c, each in wanted.items() if c in found and digest_of(found[c]) == each}
+        # A new dict: this may run in a thread, and the same objects as in `wanted` take less memory.
+        self.chains = {**same, **{chain: rules for chain, rules in found.items() if chain not in same}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +62,15 @@ class Change:
     """One chain before and after; None where it does not exist."""
 
     chain: ChainId
-    before: Rules | None
-    after: Rules | None
+    before: KnownRules | None
+    after: KnownRules | None
     builtin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Restores to run in order. `bool()` is False when the kernel is as desired; `str()` is the diff of the
-    rules."""
+    rules, as far as they are known."""
 
     restores: tuple[str, ...] = ()
     """Complete inputs for `iptables-restore --noflush`."""
@@ -77,30 +88,36 @@ class Plan:
     def record_applied(self, installed: Installed) -> None:
         """Record in `installed` that this plan was written."""
         for change in self.changes:
-            holder = installed.builtins if change.builtin else installed.chains
-            if change.after is None:
-                holder.pop(change.chain, None)
+            if change.builtin:
+                installed.builtins[change.chain] = text_of(change.after)
+            elif change.after is None:
+                installed.chains.pop(change.chain, None)
             else:
-                holder[change.chain] = change.after
+                installed.chains[change.chain] = change.after
 
 
 def make_plan(
-    desired: DesiredChains, installed: Installed, names: Names, batches: Batches = NFT_BATCHES
+    desired: DesiredChains,
+    installed: Installed,
+    names: Names,
+    batches: Batches = NFT_BATCHES,
+    digests: Mapping[ChainId, Digest] = MappingProxyType({}),
 ) -> Plan:
-    """The plan that makes `installed` equal to `desired`, in as few restores as is safe."""
-    chains = installed.chains
-    groups = tuple(changed for group in desired.service_chains if (changed := _changed_chains(group, chains)))
+    """The plan that makes `installed` equal to `desired`, in as few restores as is safe.
+
+    Its changes contain the given digests in place of the rules of these chains.
+    """
+    chains, changes = installed.chains, list[Change]()
+    groups = _changed_groups(desired.service_chains, chains, digests, changes)
     shared = _changed_chains(desired.shared, chains)
     gone = tuple(sorted(chain for chain in desired.obsolete if chain in chains))
     jumps = tuple(_jump_changes(desired.jumps, installed.builtins, names))
-    written = [item for group in (*groups, shared) for item in group.items()]
-    changes = (
-        *(Change(chain, chains.get(chain), rules) for chain, rules in written),
-        *(Change(chain, chains[chain], None) for chain in gone),
-        *(jump.change for jump in jumps),
-    )
     steps = _RestoreBuilder(groups, shared, desired.shared, gone, jumps, chains, batches)
-    return Plan(steps.restores(), changes)
+    restores = steps.restores()
+    changes += (Change(chain, chains.get(chain), rules) for chain, rules in shared.items())
+    changes += (Change(chain, chains[chain], None) for chain in gone)
+    changes += (jump.change for jump in jumps)
+    return Plan(restores, tuple(changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +132,13 @@ class _JumpChange:
 class _RestoreBuilder:
     """The parts of a plan, laid out as restore inputs."""
 
-    groups: Sequence[Mapping[ChainId, Rules]]
+    groups: Iterator[Group]
     shared: Mapping[ChainId, Rules]
     """The shared chains that change."""
     all_shared: Mapping[ChainId, Rules]
     obsolete: Sequence[ChainId]
     jumps: Sequence[_JumpChange]
-    installed: Mapping[ChainId, Rules]
+    installed: Mapping[ChainId, KnownRules]
     batches: Batches
 
     def restores(self) -> tuple[str, ...]:
@@ -129,32 +146,45 @@ class _RestoreBuilder:
         jumps = self._jump_lines("nat", has_jumps=True) + self._jump_lines("nat", has_jumps=False)
         deletions = delete_blocks(self._obsolete_in("nat"), self.batches.deletions)
         before, after = self._refusals_before(), self._refusals_after()
-        if sum(map(line_count, self.groups)) <= self.batches.lines:
+        first = self._first_groups()
+        if sum(map(line_count, first)) <= self.batches.lines:
             # One process for the usual small change; each block is still a separate transaction.
-            reachable = write_block("nat", {**joined(self.groups), **nat}, jumps)
+            reachable = write_block("nat", {**joined(first), **nat}, jumps)
             return _nonempty(["".join([before, reachable, *deletions, after])])
-        early, late = self._split_by_reachability()
-        batches = load_blocks(early, self.installed, self.batches)
+        late: list[Group] = []
+        batches = [
+            *load_blocks(self._early(concatenated(first, self.groups), late), self.installed, self.batches)
+        ]
         commit = write_block("nat", {**joined(late), **nat}, jumps)
         return _nonempty([before, *batches, commit, *deletions, after])
 
-    def _split_by_reachability(self) -> tuple[list[Mapping[ChainId, Rules]], list[Mapping[ChainId, Rules]]]:
-        """The groups to write before the dispatch, and those that must change in one transaction with it:
-        chains that other frontends lead to already. These are few, so the last restore stays small."""
-        reached, wanted = _incoming_rules(self.installed), _incoming_rules(self.all_shared)
-        early: list[Mapping[ChainId, Rules]] = []
-        late: list[Mapping[ChainId, Rules]] = []
+    def _first_groups(self) -> list[Group]:
+        """All groups, or as many as are too much for one restore."""
+        found, lines = list[Group](), 0
         for group in self.groups:
+            found.append(group)
+            lines += line_count(group)
+            if lines > self.batches.lines:
+                break
+        return found
+
+    def _early(self, groups: Iterable[Group], late: list[Group]) -> Iterator[Group]:
+        """The groups to write before the dispatch. `late` gets those that must change in one transaction with
+        it: chains that other frontends lead to already. These are few, so the last restore stays small."""
+        reached, wanted = _incoming_rules(self.installed), _incoming_rules(self.all_shared)
+        for group in groups:
             moved = any(reached.get(c.name) and reached.get(c.name) != wanted.get(c.name) for c in group)
-            (late if moved and any(c in self.installed for c in group) else early).append(group)
-        return early, late
+            if moved and any(c in self.installed for c in group):
+                late.append(group)
+            else:
+                yield group
 
     def _refusals_before(self) -> str:
         """Filter chains with their new rules added and the obsolete ones still there."""
         gaining = {
             chain: (*rules, *self._lost_rules(chain, rules))
             for chain, rules in _table("filter", self.shared).items()
-            if chain not in self.installed or not set(rules) <= set(self.installed[chain])
+            if chain not in self.installed or not set(rules) <= set(self._before(chain))
         }
         return write_block("filter", gaining, self._jump_lines("filter", has_jumps=True))
 
@@ -163,14 +193,18 @@ class _RestoreBuilder:
         losing = {
             chain: rules
             for chain, rules in _table("filter", self.shared).items()
-            if self._lost_rules(chain, rules) or set(rules) == set(self.installed.get(chain, ()))
+            if self._lost_rules(chain, rules) or set(rules) == set(self._before(chain))
         }
         last = self._jump_lines("filter", has_jumps=False)
         return write_block("filter", losing, last) + delete_block(self._obsolete_in("filter"))
 
     def _lost_rules(self, chain: ChainId, rules: Rules) -> Rules:
         kept = frozenset(rules)
-        return tuple(rule for rule in self.installed.get(chain, ()) if rule not in kept)
+        return tuple(rule for rule in self._before(chain) if rule not in kept)
+
+    def _before(self, chain: ChainId) -> Rules:
+        """The installed rules of a shared chain."""
+        return text_of(self.installed.get(chain))
 
     def _jump_lines(self, table: str, has_jumps: bool) -> tuple[str, ...]:
         return tuple(
@@ -184,10 +218,27 @@ class _RestoreBuilder:
         return [chain for chain in self.obsolete if chain.table == table]
 
 
+def _changed_groups(
+    groups: Iterable[Group],
+    installed: Mapping[ChainId, KnownRules],
+    digests: Mapping[ChainId, Digest],
+    changes: list[Change],
+) -> Iterator[Group]:
+    """What differs of each group, if anything; adds the changes."""
+    for group in groups:
+        if changed := _changed_chains(group, installed):
+            changes += (Change(c, installed.get(c), digests.get(c, rules)) for c, rules in changed.items())
+            yield changed
+
+
 def _changed_chains(
-    wanted: Mapping[ChainId, Rules], installed: Mapping[ChainId, Rules]
+    wanted: Mapping[ChainId, Rules], installed: Mapping[ChainId, KnownRules]
 ) -> Mapping[ChainId, Rules]:
-    return {chain: rules for chain, rules in wanted.items() if installed.get(chain) != rules}
+    return {
+        chain: rules
+        for chain, rules in wanted.items()
+        if (found := installed.get(chain)) != rules and not same_rules(found, rules)
+    }
 
 
 def _jump_changes(
@@ -207,12 +258,12 @@ def _jump_changes(
         yield _JumpChange(Change(builtin, rules, after, builtin=True), lines, bool(jumps))
 
 
-def _incoming_rules(chains: Mapping[ChainId, Rules]) -> Mapping[str, frozenset[str]]:
+def _incoming_rules(chains: Mapping[ChainId, KnownRules]) -> Mapping[str, frozenset[str]]:
     """The rules of the nat dispatch that lead to each chain, by that chain's name."""
     ways: dict[str, set[str]] = {}
     for chain, rules in chains.items():
         if chain.table == "nat" and _DISPATCH.search(chain.name):
-            for rule in rules:
+            for rule in text_of(rules):
                 ways.setdefault(target_of(rule), set()).add(rule)
     return {target: frozenset(rules) for target, rules in ways.items()}
 
@@ -231,7 +282,7 @@ def _difference(change: Change) -> Iterator[str]:
     yield f"{table} {name}" + (
         " (new)" if change.before is None else " (removed)" if change.after is None else ""
     )
-    before, after = change.before or (), change.after or ()
+    before, after = text_of(change.before), text_of(change.after)
     if len(before) + len(after) <= ORDERED_DIFF_MAX_RULES:
         lines = difflib.ndiff(before, after)
         yield from (f"{line[0]} -A {name} {line[2:]}" for line in lines if line[0] in "+-")

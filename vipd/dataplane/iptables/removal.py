@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from vipd.dataplane.base import MissingProgramError
+from vipd.dataplane.iptables.digest import text_of
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
@@ -116,7 +117,7 @@ def _but_the_accept(wanted: DesiredChains, installed: Installed, names: Names) -
     jumps = tuple(rule for rule in installed.builtins.get(builtin, ()) if target_of(rule) == chain.name)
     return replace(
         wanted,
-        shared={chain: installed.chains[chain]},
+        shared={chain: text_of(installed.chains[chain])},
         jumps={builtin: jumps},
         obsolete=wanted.obsolete - {chain},
     )

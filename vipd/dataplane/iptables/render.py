@@ -18,7 +18,7 @@ def render(forwardings: Iterable[Forwarding], options: RuleOptions, tables: Iter
     for forwarding in forwardings:
         if forwarding.key.family is options.family:
             ruleset.update(forwarding.key, forwarding)
-    wanted = ruleset.whole(())
+    wanted = ruleset.whole({})
     chains: dict[ChainId, Rules] = {c: r for group in wanted.service_chains for c, r in group.items()}
     chains.update(wanted.shared)
     return "".join(_table(table, chains, dict(wanted.jumps)) for table in tables)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -42,32 +42,45 @@ LEGACY_BATCHES = Batches(sys.maxsize, sys.maxsize, sys.maxsize)
 forwardings 3,000 services took 3.8 s of processor time, in one piece 0.33 s."""
 
 
-def load_blocks(groups: Iterable[Group], installed: Group, batches: Batches) -> list[str]:
-    """Restores of the nat table that write these groups, in order.
+def load_blocks(groups: Iterable[Group], installed: Collection[ChainId], batches: Batches) -> Iterator[str]:
+    """Restores of the nat table that write these groups, in order. It holds those of one restore at a time.
 
     If a group is too large for a restore, its new chains are written first: those that lead to no other chain
     of the group, then long ones that lead to these, some rules at a time. No packet reaches a new chain
     before the rest of its group is written.
     """
-    restores: list[str] = []
-    waiting: list[Group] = []
+    part: list[Group] = []
+    size = 0
+    for piece in _pieces(groups, installed, batches):
+        lines = line_count(piece) if not isinstance(piece, str) else 0
+        if part and (isinstance(piece, str) or size + lines > batches.lines):
+            yield write_block("nat", joined(part), ())
+            part, size = [], 0
+        if isinstance(piece, str):
+            yield piece
+        else:
+            part.append(piece)
+            size += lines
+    if part:
+        yield write_block("nat", joined(part), ())
+
+
+def _pieces(
+    groups: Iterable[Group], installed: Collection[ChainId], batches: Batches
+) -> Iterator[Group | str]:
+    """Groups to write, of which one restore may contain several, and complete restores between them."""
     for group in groups:
         if line_count(group) <= batches.lines:
-            waiting.append(group)
+            yield group
             continue
         first, long, rest = _in_pieces(group, installed, batches.jumps)
-        waiting += [{chain: rules} for chain, rules in first.items()]
-        if long:
-            restores += _in_batches(waiting, batches)
-            restores += [
-                text for chain, rules in long.items() for text in _grown(chain, rules, batches.jumps)
-            ]
-            waiting = []
-        waiting.append(rest)
-    return [*restores, *_in_batches(waiting, batches)]
+        yield from ({chain: rules} for chain, rules in first.items())
+        for chain, rules in long.items():
+            yield from _grown(chain, rules, batches.jumps)
+        yield rest
 
 
-def _in_pieces(group: Group, installed: Group, jumps: int) -> tuple[Group, Group, Group]:
+def _in_pieces(group: Group, installed: Collection[ChainId], jumps: int) -> tuple[Group, Group, Group]:
     """New chains that lead to no other one of the group, long new chains that lead to these alone, and the
     rest."""
     new = {chain: rules for chain, rules in group.items() if chain not in installed}
@@ -83,10 +96,6 @@ def _in_pieces(group: Group, installed: Group, jumps: int) -> tuple[Group, Group
 
 def _leading_to_none_of(names: frozenset[str], chains: Group) -> Group:
     return {chain: rules for chain, rules in chains.items() if names.isdisjoint(map(target_of, rules))}
-
-
-def _in_batches(groups: Iterable[Group], batches: Batches) -> list[str]:
-    return [write_block("nat", joined(part), ()) for part in _by_lines(groups, batches.lines)]
 
 
 def write_block(table: str, chains: Group, extra: Sequence[str]) -> str:
@@ -129,20 +138,6 @@ def joined(groups: Iterable[Group]) -> Group:
 def line_count(group: Group) -> int:
     """Number of lines of a group in a restore: its chains and their rules."""
     return len(group) + sum(map(len, group.values()))
-
-
-def _by_lines(groups: Iterable[Group], most: int) -> Iterator[Sequence[Group]]:
-    """Groups in parts of at most so many lines, or of one group."""
-    part: list[Group] = []
-    size = 0
-    for group in groups:
-        size += line_count(group)
-        if part and size > most:
-            yield part
-            part, size = [], line_count(group)
-        part.append(group)
-    if part:
-        yield part
 
 
 def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

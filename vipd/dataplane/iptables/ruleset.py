@@ -1,15 +1,18 @@
-"""The rules wanted in one family: every forwarding's fragment, and the shared chains. Pure.
+"""The rules wanted in one family: every forwarding's chains, and the shared ones. Pure.
 
-Tracks the chains changed since the last write, so that one changed service costs one fragment.
+Tracks the forwardings changed since the last write, so that one changed service costs one fragment. Of the
+chains of a forwarding it keeps only digests: those to write are compiled again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain as concatenated
 
 from vipd.dataplane.iptables.base_chains import entry_chains, entry_jumps, marking_chains
 from vipd.dataplane.iptables.compile import Compiler, Fragment
+from vipd.dataplane.iptables.digest import Digest, KnownRules, digest_of_text
 from vipd.dataplane.iptables.dispatch import Dispatch
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
@@ -18,13 +21,16 @@ from vipd.model.forwarding import Forwarding, ForwardingKey
 KUBE_PROXY_TERSE_ABOVE = 1000
 """Above this number of endpoints kube-proxy leaves out comments (contract 1.5)."""
 
+_BETWEEN_CHAINS = "\n\n"
+
 
 @dataclass(frozen=True, slots=True)
 class DesiredChains:
     """The wanted content of the kernel, as far as it must be compared."""
 
-    service_chains: tuple[Mapping[ChainId, Rules], ...]
-    """Chains of one forwarding each, written together. The first may be chains that the others jump to."""
+    service_chains: Iterable[Mapping[ChainId, Rules]]
+    """Chains of one forwarding each, written together. The first may be chains that the others jump to.
+    Compiled while they are iterated, once: the rules of 10,000 services would take 30 MiB."""
     shared: Mapping[ChainId, Rules]
     jumps: Mapping[ChainId, Rules]
     """Rules at the head of built-in chains; empty if no rule of vipd's should remain."""
@@ -33,7 +39,7 @@ class DesiredChains:
 
 
 class Ruleset:
-    """The fragments of one family. Without forwardings nothing is wanted, not even empty chains; but
+    """The forwardings of one family. Without forwardings nothing is wanted, not even empty chains; but
     kube-proxy's chains always exist, so with `compat: kube-proxy` vipd's do too."""
 
     def __init__(self, options: RuleOptions) -> None:
@@ -41,7 +47,13 @@ class Ruleset:
         self._compiler = Compiler(options)
         self._terse = False
         self._forwardings: dict[ForwardingKey, Forwarding] = {}
-        self._fragments: dict[ForwardingKey, Fragment] = {}
+        self._chains: dict[ForwardingKey, tuple[ChainId, ...]] = {}
+        """The chains of each forwarding."""
+        self._digests: dict[ChainId, Digest] = {}
+        """Of the rules of all of those."""
+        self._texts: dict[ForwardingKey, str] = {}
+        """The rules of changed forwardings until they are written: one text each, because the memory of many
+        small ones would not return to the system."""
         self._committed: dict[ForwardingKey, Forwarding] = {}
         """The kernel's content when everything was last written."""
         self._ahead: dict[ForwardingKey, tuple[Forwarding, Compiler, Fragment]] = {}
@@ -106,28 +118,34 @@ class Ruleset:
     def invalidate(self, chains: Collection[ChainId]) -> None:
         """Mark the forwardings that own some of these chains as changed."""
         wanted = frozenset(chains)
-        for key, fragment in self._fragments.items():
-            if not wanted.isdisjoint(fragment.chains):
+        for key, chains_of_one in self._chains.items():
+            if not wanted.isdisjoint(chains_of_one):
                 self._dirty[key] = None
 
     def chains_in_use(self) -> set[ChainId]:
         """Every wanted chain."""
-        leaves = {chain for fragment in self._fragments.values() for chain in fragment.chains}
-        return leaves.union(self.shared(), marking_chains(self.options))
+        return {*self._digests, *self.shared(), *marking_chains(self.options)}
+
+    def digests(self) -> Mapping[ChainId, Digest]:
+        """The digest of the wanted rules of each forwarding's chains."""
+        self._settle_comments()
+        return self._digests
 
     def dirty(self) -> DesiredChains:
         """The changes since `written`: enough if the rest of the kernel is known to be right."""
         self._settle_comments()
         self.shared()
-        changed = (self._fragments.get(key) for key in self._dirty)
-        return self._wanted((f for f in changed if f), frozenset(self._obsolete))
+        return self._wanted(self._dirty, frozenset(self._obsolete))
 
-    def whole(self, present: Iterable[ChainId]) -> DesiredChains:
-        """Everything, and the deletion of every present chain of vipd's that is not wanted."""
-        self._settle_comments()
-        fragments = self._fragments.values()
+    def whole(self, present: Mapping[ChainId, KnownRules]) -> DesiredChains:
+        """Everything, except for forwardings of which all digests are present, and the deletion of every
+        present chain of vipd's that is not wanted."""
+        wanted = self.digests()
+        keys = [
+            key for key, chains in self._chains.items() if any(present.get(c) != wanted[c] for c in chains)
+        ]
         keep = self.chains_in_use() if self._in_use() else set()
-        return self._wanted(fragments, frozenset(present) - keep)
+        return self._wanted(keys, frozenset(present) - keep)
 
     def mark_clean(self) -> None:
         """The kernel contains everything wanted."""
@@ -137,6 +155,7 @@ class Ruleset:
             else:
                 self._committed.pop(key, None)
         self._dirty.clear()
+        self._texts.clear()
         self._obsolete.clear()
 
     def shared(self) -> Mapping[ChainId, Rules]:
@@ -149,18 +168,21 @@ class Ruleset:
         return self._shared
 
     def _replace(self, key: ForwardingKey, new: Fragment | None) -> None:
-        old = self._fragments.pop(key, None)
-        if new is not None:
-            self._fragments[key] = new
-            self._obsolete.difference_update(new.chains)
-        if old is not None:
-            self._obsolete.update(chain for chain in old.chains if new is None or chain not in new.chains)
+        chains, shared = (new.chains, new.shared) if new else ({}, {})
+        gone = [chain for chain in self._chains.pop(key, ()) if chain not in chains]
+        for chain in gone:
+            del self._digests[chain]
+        if chains:
+            self._chains[key] = tuple(chains)
+        texts = ["\n".join(rules) for rules in chains.values()]
+        self._digests.update(zip(chains, map(digest_of_text, texts), strict=True))
+        self._texts[key] = _BETWEEN_CHAINS.join(texts)
+        self._obsolete.difference_update(chains)
+        self._obsolete.update(gone)
         self._dirty[key] = None
-        before, after = old.shared if old else {}, new.shared if new else {}
-        for chain in before.keys() | after.keys():
-            self._dispatch_of(chain).replace(key, after.get(chain, {}))
-        if before != after:
-            self._shared = None
+        for chain in self._dispatch.keys() | shared.keys():
+            if self._dispatch_of(chain).replace(key, shared.get(chain, {})):
+                self._shared = None
 
     def _settle_comments(self) -> None:
         terse = self.options.kube_proxy and self._endpoints > KUBE_PROXY_TERSE_ABOVE
@@ -192,11 +214,21 @@ class Ruleset:
         return shared
 
     def _in_use(self) -> bool:
-        return bool(self._fragments) or self.options.kube_proxy
+        return bool(self._forwardings) or self.options.kube_proxy
 
-    def _wanted(self, fragments: Iterable[Fragment], gone: frozenset[ChainId]) -> DesiredChains:
+    def _wanted(self, keys: Iterable[ForwardingKey], gone: frozenset[ChainId]) -> DesiredChains:
+        """The shared chains, and those of these forwardings."""
         fixed = marking_chains(self.options)
         if not self._in_use():
             return DesiredChains((), {}, {}, gone | frozenset(entry_chains(self.options)) | frozenset(fixed))
-        leaves = (fixed, *(f.chains for f in fragments if f.chains))
-        return DesiredChains(leaves, self.shared(), entry_jumps(self.options), gone)
+        leaves = (self._compiled(key) for key in keys if key in self._chains)
+        return DesiredChains(concatenated([fixed], leaves), self.shared(), entry_jumps(self.options), gone)
+
+    def _compiled(self, key: ForwardingKey) -> Mapping[ChainId, Rules]:
+        """The chains of a forwarding, named by the objects that stay: others would take memory, too."""
+        text = self._texts.get(key)
+        if text is None:
+            found: Iterable[Rules] = self._compiler.chains(self._forwardings[key]).values()
+        else:
+            found = (tuple(rules.split("\n")) if rules else () for rules in text.split(_BETWEEN_CHAINS))
+        return dict(zip(self._chains[key], found, strict=True))

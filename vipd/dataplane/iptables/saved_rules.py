@@ -22,9 +22,6 @@ _UNKNOWN_LINE = re.compile(r"^(?!#|\*\S|:\S+ \S|(?:\[\d+:\d+\] )?-A \S|COMMIT$|[
 """A line that iptables-save never prints: such text must not count as no rules, or all would be rewritten."""
 _TABLE_LINE = re.compile(r"^\*", re.MULTILINE)
 _COUNTED = re.compile(r"(.*)(?:^| )-c (\d+) (\d+)((?: -[jg] .*)?)")
-_PROBABILITY = re.compile(r"--probability (\d\.\d+)")
-_PROBABILITY_SCALE = 1 << 31
-"""xt_statistic stores a probability as a whole number of 1/2^31 (contract 1.8)."""
 
 
 class MalformedRulesError(ValueError):
@@ -199,25 +196,3 @@ def read_saved(text: str, names: Names) -> Installed:
     for chain, found in rules.items():
         (installed.chains if chain in installed.chains else installed.builtins)[chain] = tuple(found)
     return installed
-
-
-def normalise(installed: Installed, wanted: Mapping[ChainId, Rules]) -> None:
-    """Use vipd's own spelling for chains that are in the kernel as wanted.
-
-    The kernel prints a probability as it stored it (0.3333333333 becomes 0.33333333349); after this,
-    equal rules are equal text.
-    """
-    for chain, rules in wanted.items():
-        found = installed.chains.get(chain)
-        if found is not None and found != rules and found == tuple(map(stored_spelling, rules)):
-            installed.chains[chain] = rules
-
-
-def stored_spelling(rule: str) -> str:
-    """A rule as iptables-save prints it after the kernel has stored it."""
-    return _PROBABILITY.sub(_stored_probability, rule)
-
-
-def _stored_probability(match: re.Match[str]) -> str:
-    stored = round(float(match[1]) * _PROBABILITY_SCALE)
-    return f"--probability {stored / _PROBABILITY_SCALE:.11f}"

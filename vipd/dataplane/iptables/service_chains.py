@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from vipd.dataplane.iptables.names import Rules
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.syntax import comment, joined, match_address, source
+from vipd.dataplane.iptables.syntax import comment, match_address, source
 from vipd.dataplane.options import LOOPBACK
 from vipd.dataplane.slots import interleaved, slot_counts
 from vipd.model.forwarding import Endpoint, Forwarding
@@ -36,32 +36,41 @@ class ServiceChainRules:
         rules = [f"-j {self._names.service(forwarding.key, 'LIM')}"] if limited else []
         rules += self._internal_masquerade(forwarding) if policy is forwarding.internal_policy else ()
         endpoints = forwarding.endpoints_under(policy)
-        steps = [self._step(forwarding, endpoint) for endpoint in endpoints]
+        steps = [*self._steps(forwarding, endpoints)]
         if (seconds := self._affinity_rules(forwarding)) is not None:
             leaving = forwarding.affinity_only if policy is TrafficPolicy.CLUSTER else ()
-            for note, chain in (*steps, *(self._step(forwarding, endpoint) for endpoint in leaving)):
+            for note, chain in (*steps, *self._steps(forwarding, leaving)):
                 pinned = f"-m recent --rcheck --seconds {seconds} --reap {self._list(chain)}"
-                rules.append(joined(note, pinned, f"-j {chain}"))
+                rules.append(f"{note}{pinned} -j {chain}")
         if forwarding.balance is Balance.ROUND_ROBIN:
             return (*rules, *_turns(endpoints, steps))
         return (*rules, *_probability_chain(endpoints, steps))
 
-    def _step(self, forwarding: Forwarding, endpoint: Endpoint) -> tuple[str, str]:
-        """The comment and the target chain of the rules that jump to an endpoint."""
-        note = self._note(f"{forwarding.key.service_port} -> {endpoint}")
-        return note, self._names.endpoint(forwarding.key, endpoint)
+    def _steps(self, forwarding: Forwarding, endpoints: Sequence[Endpoint]) -> Iterator[tuple[str, str]]:
+        """The comment and the target chain of the rules that jump to each endpoint."""
+        service_port = forwarding.key.service_port
+        names = self._names.endpoints(forwarding.key, endpoints)
+        for endpoint, name in zip(endpoints, names, strict=True):
+            yield self._note(f"{service_port} -> {endpoint}"), name
 
-    def translate(self, forwarding: Forwarding, endpoint: Endpoint) -> Rules:
-        """The SEP chain: marks hairpin flows for masquerade, then rewrites the destination."""
+    def translations(
+        self, forwarding: Forwarding, endpoints: Sequence[Endpoint]
+    ) -> Iterator[tuple[str, Rules]]:
+        """The SEP chain of each endpoint, with its name: it marks hairpin flows for masquerade, then rewrites
+        the destination."""
         key, note = forwarding.key, self._note(forwarding.key.service_port)
-        remember = ""
-        if self._affinity_rules(forwarding) is not None:
-            remember = f"-m recent --set {self._list(self._names.endpoint(key, endpoint))}"
-        target = f"-m {key.protocol} -j DNAT --to-destination {endpoint}"
-        return (
-            joined(f"-s {endpoint.address}/{self._options.family.bits}", note, self._mark),
-            joined(f"-p {key.protocol}", note, remember, target),
-        )
+        protocol, bits = key.protocol.value, self._options.family.bits
+        pins = self._affinity_rules(forwarding) is not None
+        for endpoint, name in zip(endpoints, self._names.endpoints(key, endpoints), strict=True):
+            remember = f"-m recent --set {self._list(name)} " if pins else ""
+            target = f"-m {protocol} -j DNAT --to-destination {endpoint}"
+            yield (
+                name,
+                (
+                    f"-s {endpoint.address}/{bits} {note}{self._mark}",
+                    f"-p {protocol} {note}{remember}{target}",
+                ),
+            )
 
     def external(self, forwarding: Forwarding) -> Rules:
         """The EXT chain: receives traffic for node ports, external and load balancer addresses."""
@@ -129,7 +138,8 @@ class ServiceChainRules:
         return comment(f"{what} for {forwarding.key.service_port} external destinations")
 
     def _note(self, text: str) -> str:
-        return "" if self._terse else comment(text)
+        """A comment match and a space, or nothing."""
+        return "" if self._terse else f"{comment(text)} "
 
     def _list(self, chain: str) -> str:
         return f"--name {chain} --mask {self._mask} --rsource"
@@ -144,8 +154,8 @@ def _turns(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> I
     order = interleaved(slot_counts(tuple(endpoint.weight for endpoint in endpoints)))
     for left, index in zip(range(len(order), 0, -1), order, strict=True):
         note, chain = steps[index]
-        turn = f"-m statistic --mode nth --every {left} --packet 0" if left > 1 else ""
-        yield joined(note, turn, f"-j {chain}")
+        turn = f"-m statistic --mode nth --every {left} --packet 0 " if left > 1 else ""
+        yield f"{note}{turn}-j {chain}"
 
 
 def _probability_chain(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -153,8 +163,7 @@ def _probability_chain(endpoints: Sequence[Endpoint], steps: Sequence[tuple[str,
     that no rule before it matched: w_i / (w_i + ... + w_n) (contract 1.8)."""
     left = sum(e.weight for e in endpoints)
     for endpoint, (note, chain) in zip(endpoints[:-1], steps[:-1], strict=True):
-        chance = f"-m statistic --mode random --probability {endpoint.weight / left:.10f}"
-        yield joined(note, chance, f"-j {chain}")
+        yield f"{note}-m statistic --mode random --probability {endpoint.weight / left:.10f} -j {chain}"
         left -= endpoint.weight
     note, chain = steps[-1]
-    yield joined(note, f"-j {chain}")
+    yield f"{note}-j {chain}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from vipd.model.service import Family, Protocol
 
 COMMENT_LIMIT = 255
@@ -19,6 +21,7 @@ OVER_LIMITS = "is over its limits"
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
+@lru_cache(maxsize=1024)  # the rules of a forwarding have the same few comments
 def comment(text: str) -> str:
     """A comment match, quoted if iptables-save quotes such a comment."""
     text = text[:COMMENT_LIMIT]
@@ -51,8 +54,3 @@ def echo_request(address: str, family: Family, note: str) -> str:
     if family is Family.IPV4:
         return f"-d {address}/32 -p icmp {note} -m icmp --icmp-type 8"
     return f"-d {address}/128 -p ipv6-icmp {note} -m icmp6 --icmpv6-type 128"
-
-
-def joined(*parts: str) -> str:
-    """A rule made of its parts, except empty ones."""
-    return " ".join(filter(None, parts))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+from vipd.dataplane.iptables.digest import same_rules
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.plan import Installed
-from vipd.dataplane.iptables.saved_rules import normalise, read_saved
+from vipd.dataplane.iptables.saved_rules import read_saved
 from vipd.dataplane.iptables.watch.external_change import ENTRIES
 from vipd.dataplane.iptables.words import target_of
 
@@ -35,11 +36,10 @@ def differing_chains(saved: str, expected: Installed, names: Names) -> frozenset
     """vipd's chains that differ from the expected ones, and the built-in chains whose jumps to vipd
     differ."""
     found = read_saved(saved, names)
-    normalise(found, expected.chains)
     ours = {
         chain
         for chain in found.chains.keys() | expected.chains.keys()
-        if found.chains.get(chain) != expected.chains.get(chain)
+        if not same_rules(found.chains.get(chain), expected.chains.get(chain))
     }
     return frozenset(ours | {chain for chain in ENTRIES if _jumps_differ(chain, found, expected, names)})
 
