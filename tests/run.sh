@@ -36,13 +36,12 @@ if [ "${1:-}" = --nightly ]; then
 fi
 want_space "${TMPDIR:-/tmp}" 2000
 install_packages $test_packages
+# Root directories and the package for the booted machines are made while all else is prepared and run. Their tests, which
+# say what fails, wait for it.
+case $* in *tests/*) ;; *) bash "$project/tests/system/prepare.sh" >/dev/null 2>&1 & ;; esac
 make_venv dev
 bash "$project/tests/observe/metrics/prepare.sh" || step "tests of metrics and page will be skipped: their tools cannot be installed"
 cd "$project"
-
-# Root directories and the package for the booted machines are made while other checks run. Their tests, which say what
-# fails, wait for it.
-case $* in *tests/*) ;; *) bash "$project/tests/system/prepare.sh" >/dev/null 2>&1 & ;; esac
 
 failed=()
 check() { # name, command

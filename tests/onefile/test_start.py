@@ -60,6 +60,7 @@ def test_without_a_word_it_says_how_it_is_used(host: FreshHost) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.nightly
 def test_user_without_rights_checks_a_file(host: FreshHost) -> None:
     home = host.give("home", NOBODY, 0o700)
     declaration = host.directory / "dns.yaml"
@@ -84,6 +85,7 @@ def test_variables_and_packages_of_the_python_around_do_not_matter(warm: FreshHo
         assert done.stdout.startswith("Usage: vipctl"), done.stderr
 
 
+@pytest.mark.nightly
 def test_later_starts_are_much_faster_than_the_first(host: FreshHost) -> None:
     def seconds() -> float:
         """Of processor time: what else this machine does is not in it."""

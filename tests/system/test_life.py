@@ -225,6 +225,7 @@ def test_reload_takes_good_files_and_refuses_bad_ones(machine: Machine) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_settings_beyond_use_end_it_without_restarts(machine: Machine) -> None:
     settings = (machine.disk / "etc/vipd/vipd.yaml").read_text()
     machine.write("/etc/vipd/vipd.yaml", settings + "mark_bit: 99\n")

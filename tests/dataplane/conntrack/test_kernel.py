@@ -213,7 +213,7 @@ def test_without_the_privilege_the_error_names_it(namespace: Namespace) -> None:
     assert "not permitted; hint: connection tracking needs CAP_NET_ADMIN" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hundred_thousand_entries(namespace: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
     """Prints how long it takes, and how long the event loop waits for its turn meanwhile."""
     connect, count = connect_in(namespace.name), 100_000

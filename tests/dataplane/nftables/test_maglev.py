@@ -138,7 +138,7 @@ print(table / drawing)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_three_thousand_backends_take_little_memory_and_little_more_than_their_numbers() -> None:
     """They took 2.4 GB, and a hundred times as long as what has to be drawn for them takes: now two to three
     times."""
