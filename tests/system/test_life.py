@@ -377,6 +377,7 @@ def test_python_iptables_where_it_can_be_used(machine: Machine) -> None:
 
 
 def test_the_package_s_own_test(machine: Machine) -> None:
+    machine.apt("install", "--no-install-recommends", "curl")
     script = Path(__file__).parents[2] / "debian/tests/through-a-vip"
     machine.write("/srv/through-a-vip", script.read_text())
     assert machine.said("bash", "/srv/through-a-vip").endswith("PASSED")
