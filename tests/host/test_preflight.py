@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -109,23 +110,26 @@ def test_each_network_namespace_has_its_own(tmp_path: Path, runtime: Path) -> No
 
 @pytest.mark.root
 def test_locks_that_killed_daemons_left_go_and_those_held_stay(tmp_path: Path, runtime: Path) -> None:
-    with another(tmp_path, "unshare", "--net") as killed:
-        killed.kill()
-        killed.wait()
-    (left,) = runtime.iterdir()
-    others = [runtime / "vipd.sock", runtime / "netns-x-V.lock"]
-    for path in others:
-        path.touch()
-    (runtime / "netns-7-LINK.lock").symlink_to(others[1])
-    (runtime / "netns-7-DIR.lock").mkdir()
-    with another(tmp_path, "unshare", "--net"):
-        assert not left.exists(), "each start removes them"
-        (held,) = set(runtime.glob("netns-[0-9]*-STARTT.lock"))
-        others.append(runtime / f"netns-{Path('/proc/self/ns/net').stat().st_ino}-OTHER.lock")
-        others[-1].touch()
-        with state_lock(settings(tmp_path)):
-            assert held.exists()
-            assert all(path.exists() for path in others), "no lock, or of this network namespace"
+    with contextlib.ExitStack() as kept:
+        with another(tmp_path, "unshare", "--net") as killed:
+            # While it is open, the next namespace does not get the same number.
+            kept.enter_context(Path(f"/proc/{killed.pid}/ns/net").open("rb", buffering=0))
+            killed.kill()
+            killed.wait()
+        (left,) = runtime.iterdir()
+        others = [runtime / "vipd.sock", runtime / "netns-x-V.lock"]
+        for path in others:
+            path.touch()
+        (runtime / "netns-7-LINK.lock").symlink_to(others[1])
+        (runtime / "netns-7-DIR.lock").mkdir()
+        with another(tmp_path, "unshare", "--net"):
+            assert not left.exists(), "each start removes them"
+            (held,) = set(runtime.glob("netns-[0-9]*-STARTT.lock"))
+            others.append(runtime / f"netns-{Path('/proc/self/ns/net').stat().st_ino}-OTHER.lock")
+            others[-1].touch()
+            with state_lock(settings(tmp_path)):
+                assert held.exists()
+                assert all(path.exists() for path in others), "no lock, or of this network namespace"
 
 
 def test_a_lock_that_is_exchanged_meanwhile_is_not_removed(
