@@ -12,6 +12,7 @@ from tests.dataplane.declared import numbered
 from tests.dataplane.fake_dataplane import FakeDataplane, Rules, broken_tool
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.base import ApplyError, Dataplane, DataplaneName
+from vipd.dataplane.counting import BackendKey, RefusedKey
 from vipd.dataplane.forward_accept.accepts import AcceptPlan
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
 from vipd.dataplane.switching import Ready, SwitchableDataplane, no_preparation
@@ -21,11 +22,45 @@ from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
 
 
+class FakeCounter:
+    """Counts what a test adds to `flows`, or cannot be read."""
+
+    seconds = 0.0
+    flows = 0
+    error: Exception | None = None
+
+    async def take(self) -> dict[BackendKey, int]:
+        """All since the last call."""
+        if self.error:
+            raise self.error
+        taken, self.flows = self.flows, 0
+        return {BackendKey(next(iter(rules())), "10.244.0.1", 80): taken}
+
+    async def refused(self) -> dict[RefusedKey, int]:
+        """No limits."""
+        return {}
+
+    def saved_state(self) -> object:
+        """Nothing."""
+
+    def restore(self, memory: object) -> None:
+        """Nothing."""
+
+
 class Fake(FakeDataplane):
-    """One that can be told to doubt."""
+    """One that can be told to doubt, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flows = FakeCounter()
 
     def invalidate(self, chains: object) -> None:
         """Nothing is remembered here."""
+
+    @property
+    def counter(self) -> FakeCounter:
+        """It is shown in tests of their own how dataplanes count."""
+        return self.flows
 
 
 class NoAccepts(ForwardAccepts):
@@ -122,6 +157,38 @@ def test_an_end_of_the_counting_that_fails_is_undone_too() -> None:
             await dataplane.switch("nftables", count)
         assert opening.dataplanes["nftables"].kernel == {}
         assert opening.dataplanes["iptables"].kernel == rules()
+
+    asyncio.run(story())
+
+
+def test_flows_that_both_have_counted_count_once() -> None:
+    """The new rules count flows as soon as they are written; the old ones go on translating until then."""
+
+    async def story() -> None:
+        opening = Opening()
+        dataplane = await started(opening)
+        old, new = (opening.dataplanes[name].flows for name in ("iptables", "nftables"))
+        taken = []
+
+        async def count() -> None:
+            new.flows += 1  # one that only the new rules have translated
+            taken.append(await dataplane.counter.take())
+
+        old.flows, new.flows = 5, 2
+        await dataplane.switch("nftables", count)
+        new.flows += 1
+        taken.append(await dataplane.counter.take())
+        assert [sum(flows.values()) for flows in taken] == [5, 2]
+
+    asyncio.run(story())
+
+
+def test_counts_that_cannot_be_read_do_not_stop_a_switch() -> None:
+    async def story() -> None:
+        opening = Opening()
+        dataplane = await started(opening)
+        opening.dataplanes["nftables"].flows.error = ApplyError("nft hangs", "it did nothing for 10 s")
+        assert await dataplane.switch("nftables")
 
     asyncio.run(story())
 

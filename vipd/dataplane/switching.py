@@ -127,6 +127,7 @@ class SwitchableDataplane:
             if refused := new.quarantined():
                 key, why = next(iter(refused.items()))
                 raise ApplyError(f"the {name} dataplane does not take {key.service}", why)
+            await _discard_counts(new)
             await self._remove_others(name, hand_over)
             if self.current is not new:  # the old one could not even be read
                 await hand_over()
@@ -289,6 +290,12 @@ class SwitchableDataplane:
             except ApplyError as error:
                 left.append(f"rules of the {name} dataplane are still there: {error}")
         self._left, self._others_gone = tuple(left), not left
+
+
+async def _discard_counts(new: Dataplane) -> None:
+    """A table of nftables counts what rules of iptables translate, too: they have counted these flows."""
+    with contextlib.suppress(ApplyError, OSError):  # the periodic reading reports it
+        await new.counter.take()
 
 
 class SwitchedCounter:
