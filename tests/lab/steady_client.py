@@ -1,12 +1,11 @@
 """A client that connects to one address all the time, one connection after the other.
 
 As a program it prints READY after its first attempt, and when its standard input closes one JSON line:
-`{"answered": 1234, "failed": {"timeout": 1}}`.
+`{"answered": 1234, "failed": {"TimeoutError": ["17:18:08.512"]}}`, with the times at which attempts began.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import select
 import socket
@@ -14,6 +13,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.lab.flow import finish, read_line
@@ -26,7 +26,7 @@ TIMEOUT_SECONDS = 10.0
 @contextmanager
 def steady_client(node: Node, address: str, port: int) -> Iterator[dict[str, Any]]:
     """Have a node connect for as long as the block lasts, which starts after the first attempt. The mapping
-    holds `answered`, a number, and `failed`, numbers by failure, when it ends."""
+    holds `answered`, a number, and `failed`, times of day by failure, when it ends."""
     process = node.start(sys.executable, "-m", __name__, address, str(port))
     outcome: dict[str, Any] = {}
     try:
@@ -58,12 +58,17 @@ def connect_once(address: str, port: int, timeout: float = TIMEOUT_SECONDS) -> s
 def main() -> None:
     """Connect until standard input closes."""
     address, port = sys.argv[1], int(sys.argv[2])
-    outcomes: collections.Counter[str] = collections.Counter()
+    answered = 0
+    failed: dict[str, list[str]] = {}
     while not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
-        outcomes[connect_once(address, port)] += 1
-        if outcomes.total() == 1:
+        began = datetime.now(UTC)
+        if failure := connect_once(address, port):
+            failed.setdefault(failure, []).append(f"{began:%H:%M:%S.%f}")
+        else:
+            answered += 1
+        if answered + sum(map(len, failed.values())) == 1:
             print("READY", flush=True)
-    print(json.dumps({"answered": outcomes.pop("", 0), "failed": dict(outcomes)}), flush=True)
+    print(json.dumps({"answered": answered, "failed": failed}), flush=True)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,16 @@ def test_chains_are_made_before_anything_leads_there_and_what_old_ones_look_for_
     assert str(plan).count("-endpoints ") == 2
 
 
+def test_a_vip_is_claimed_after_its_services_are_there() -> None:
+    """A packet that is in the table when both appear would find the claim alone, and be refused."""
+    everything = table(numbered(7, "10.244.0.1"))
+    plan = make_plan(OPTIONS, everything.structure(), Installed(), *everything.dirty())
+    _, served, claimed = (transaction.text() for transaction in plan.transactions())
+    assert "add element ip vipd frontends" in served
+    assert "claimed" not in served
+    assert claimed.startswith("add element ip vipd claimed")
+
+
 def test_another_number_of_backends_is_no_other_kind() -> None:
     web, other = numbered(7, "10.244.0.1", "10.244.0.2"), numbered(8, "10.244.0.1")
     plan = changed(table(web, other), replace(web, backends=web.backends[:1]))

@@ -96,14 +96,14 @@ class Plan:
     """Shared elements that are added."""
     steps: tuple[Step, ...] = ()
     late: Step = NOTHING
-    """Shared elements that are removed or changed."""
+    """Other shared elements: those that are removed, and claims of addresses."""
     replaces: bool = False
     """The whole table is replaced, and so in one transaction."""
     first: str = ""
     """A transaction before all others."""
     prepares: bool = False
-    """The structure is a separate transaction. A packet that meets the new chains when it ends finds them
-    empty, so nothing must lead there yet."""
+    """The structure is a separate transaction, as are the late elements. A packet that meets the new chains
+    when it ends finds them empty, so nothing must lead there yet."""
     installed_after: Installed | None = None
     """The state afterwards, without elements. None: unchanged."""
 
@@ -127,6 +127,8 @@ class Plan:
         if self.prepares:
             yield common
             common = Transaction(self.table)
+            # A packet that looks up its frontend before a transaction, and the claim after it, is refused.
+            batches.append([])
         for number, batch in enumerate(batches, 1):
             late = (self.late,) if number == len(batches) else ()
             parts = (*common.parts, *batch, *late)
