@@ -15,7 +15,7 @@ from tests.dataplane.conntrack.forwardings import forwarding
 from vipd.cli.rates import Rates
 from vipd.dataplane.counting import BackendKey, RefusedKey
 from vipd.dataplane.iptables.counters import counter_deltas
-from vipd.dataplane.iptables.counters.counter_deltas import KEPT_ROUNDS, CounterDeltas
+from vipd.dataplane.iptables.counters.counter_deltas import KEPT_ROUNDS, MAX_RULES_OF_CHAIN, CounterDeltas
 from vipd.dataplane.iptables.counters.messages import (
     RULE_ADDED,
     RULE_DELETED,
@@ -260,6 +260,18 @@ def test_rules_that_end_while_readings_fail_are_few(monkeypatch: pytest.MonkeyPa
         deltas.ended(counted(handle, 1))
         assert sum(map(len, deltas._rules.values())) <= 52
     assert taken(deltas) == 7 + 999
+
+
+def test_a_chain_that_is_rewritten_all_the_time_has_few_known_rules() -> None:
+    deltas = CounterDeltas()
+    for handle in range(1, 1000):
+        deltas.ended(counted(handle, 1))
+    deltas.read([counted(1000, 5)])
+    assert max(map(len, deltas._rules.values())) == MAX_RULES_OF_CHAIN
+    assert taken(deltas) == 999 + 5
+    deltas.read([counted(1000, 7)])
+    deltas.ended(counted(999, 1))
+    assert taken(deltas) == 2
 
 
 def test_a_backend_that_has_left_counts_to_its_end() -> None:

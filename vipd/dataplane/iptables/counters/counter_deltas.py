@@ -18,6 +18,9 @@ KEPT_ROUNDS = 3
 MAX_ENDED = 100_000
 """Maximum number of deleted rules that are known while readings fail."""
 
+MAX_RULES_OF_CHAIN = 100
+"""Maximum number of known rules of one chain, which are searched one by one; the oldest are dropped."""
+
 ChainName = tuple[Family, str]
 
 
@@ -132,7 +135,7 @@ class CounterDeltas:
             if rule.handle == counted.handle:
                 return rule
         rule = _Rule(counted.handle, seen=self._round.get(counted.family, 0))
-        self._rules[chain] = (*rules, rule)
+        self._rules[chain] = (*rules[1 - MAX_RULES_OF_CHAIN :], rule)
         return rule
 
     def _grow(self, counted: Counted, rule: _Rule) -> None:
