@@ -16,6 +16,7 @@ from vipd.model.service import (
     Affinity,
     Backend,
     BackendState,
+    Balance,
     ExternalAddress,
     Family,
     Masquerade,
@@ -329,3 +330,54 @@ def test_a_backend_that_takes_no_flows_need_not_have_a_zone() -> None:
     service = replace(DNS, backends=(*backends, Backend("10.0.0.4", weight=0)))
     (forwarding,) = select_backends(service, east)
     assert [e.address for e in forwarding.endpoints] == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        replace(DNS, backends=(Backend("10.0.0.1", weight=0),)),
+        replace(DNS, backends=(Backend("10.0.0.1", weight=0), Backend("10.0.0.2", backup=True))),
+    ],
+)
+def test_a_backend_without_weight_gets_no_new_flows(service: Service) -> None:
+    forwarding = only(service)
+    assert "10.0.0.1" not in {endpoint.address for endpoint in forwarding.endpoints}
+    assert [endpoint.address for endpoint in forwarding.without_new_flows] == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize("ways", [{}, {"node_port": 30053}])
+def test_a_policy_for_outside_holds_where_there_is_a_way_in(ways: dict[str, int]) -> None:
+    port = ServicePort(53, Protocol.UDP, **ways)  # type: ignore[arg-type]
+    backends = (Backend("10.0.0.1"), Backend("10.0.0.2"))
+    host = HostIdentity(frozenset({"10.0.0.1"}))
+    service = replace(DNS, ports=(port,), backends=backends, external_policy=TrafficPolicy.LOCAL)
+    (forwarding,) = select_backends(service, replace(POLICY, host=host))
+    local = ["10.0.0.1"] if ways else []
+    assert forwarding.external_policy is (TrafficPolicy.LOCAL if ways else TrafficPolicy.CLUSTER)
+    assert [endpoint.address for endpoint in forwarding.local_endpoints] == local
+    clustered = replace(service, external_policy=TrafficPolicy.CLUSTER, fallback=(Backend("10.0.0.9"),))
+    (forwarding,) = select_backends(clustered, replace(POLICY, host=host))
+    assert forwarding.local_endpoints == (), "no policy asks for them"
+
+
+@pytest.mark.parametrize("balance", Balance)
+def test_shares_that_follow_live_flows_are_random_ones_for_the_kernel(balance: Balance) -> None:
+    wanted = Balance.RANDOM if balance is Balance.LEAST_CONNECTIONS else balance
+    assert only(replace(DNS, balance=balance)).balance is wanted
+
+
+def test_one_address_of_this_host_within_the_networks_is_enough() -> None:
+    external = ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24", "198.51.100.0/24"))
+    service = replace(DNS, external_addresses=(external,))
+    for addresses, allowed in (({"10.0.0.1", "192.0.2.7"}, True), ({"10.0.0.1", "10.0.0.2"}, False)):
+        policy = replace(POLICY, host=HostIdentity(frozenset(addresses)))
+        (forwarding,) = select_backends(service, policy)
+        assert forwarding.allow_host is allowed
+
+
+def test_only_backends_with_too_many_connections_are_full() -> None:
+    full, other = BackendStatus(full=True), BackendStatus(weight=2)
+    (forwarding,) = select_backends(DNS, POLICY, {"10.0.0.9": other})
+    assert forwarding.full_under == frozenset()
+    (forwarding,) = select_backends(DNS, POLICY, {"10.0.0.9": other, "10.0.0.10": full})
+    assert forwarding.full_under == {TrafficPolicy.CLUSTER}

@@ -86,17 +86,17 @@ class _Candidate(NamedTuple):
     endpoint: Endpoint
     zones: tuple[str, ...]
     local: bool
-    ready: bool = True
+    ready: bool
     """Eligible, declared `up`, and no backup."""
-    ready_backup: bool = False
+    ready_backup: bool
     """Eligible, declared `up`, and a backup."""
-    terminating: bool = False
+    terminating: bool
     """Eligible, but declared `drain`."""
-    end_flows: bool = False
+    end_flows: bool
     """Its existing flows should end."""
-    full: bool = False
+    full: bool
     """It would be eligible, but for its `max_connections`."""
-    keeps_affinity: bool = False
+    keeps_affinity: bool
     """An override drains it, but clients with affinity to it still reach it."""
 
 

@@ -10,8 +10,9 @@ from tests.dataplane.nftables.declared import numbered
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.nftables import compile, plan
 from vipd.dataplane.nftables.balance_chain import BalanceChain
+from vipd.dataplane.nftables.base_chains import ENTRANCES, HOOKS, fixed_chains
 from vipd.dataplane.nftables.chains import ChainNumbers
-from vipd.dataplane.nftables.compile import ElementKey, Fragment, compile_forwarding
+from vipd.dataplane.nftables.compile import ElementKey, Fragment, compile_forwarding, first_chain
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import (
@@ -187,6 +188,36 @@ def test_a_table_that_is_replaced_refuses_nobody_first() -> None:
     assert first == "flush chain ip vipd unused\nadd rule ip vipd unused drop\n"
     assert whole.startswith("delete table ip vipd\n")
     assert "10.96.0.7" in whole
+
+
+def test_without_services_the_table_is_deleted() -> None:
+    made = table(numbered(7, "10.244.0.1"))
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
+    assert installed is not None
+    empty = table()
+    plan = make_plan(OPTIONS, empty.structure(), installed, *empty.dirty())
+    assert [each.text() for each in plan.transactions()] == ["delete table ip vipd\n"]
+    assert not make_plan(OPTIONS, empty.structure(), Installed(), *empty.dirty())
+
+
+def test_entrances_are_the_base_chains_that_lead_to_services() -> None:
+    chains = fixed_chains(OPTIONS)
+    assert {name for name in HOOKS if chains[name] == ("goto dispatch",)} == set(ENTRANCES)
+
+
+def test_replies_of_flows_of_other_hosts_are_known_by_address_and_port() -> None:
+    chains = fixed_chains(OPTIONS, takeover=True)
+    (marked, _), (replied, _) = (
+        chains[name][i : i + 2] for name, i in (("prerouting", 0), ("postrouting", 1))
+    )
+    assert "ip saddr . tcp sport @reply_sources ct mark set" in marked
+    assert "snat ip to ip saddr . tcp sport map @reply_frontends" in replied
+
+
+def test_a_service_without_a_frontend_leads_nowhere() -> None:
+    unreachable = replace(PLAIN, addresses=())
+    assert first_chain(unreachable, OPTIONS) == ""
+    assert first_chain(replace(unreachable, node_port=30080), OPTIONS) == "gate-always-node-random-2"
 
 
 def test_one_set_of_another_declaration_is_reason_enough_to_replace_a_table() -> None:
