@@ -58,23 +58,23 @@ class AddressUses:
     """Number of services that use each address in each role, updated as services change."""
 
     def __init__(self, services: Iterable[Service] = ()) -> None:
-        self._numbers = _count_uses(services)
+        self._numbers: dict[bool, dict[str, int]] = dict(_count_uses(services))
 
     def counts_after(self, leaving: Iterable[Service], coming: Iterable[Service]) -> Uses | None:
         """The numbers that change; None if an address then has both roles."""
-        changes = _count_uses(coming)
-        fresh = {role: tuple(numbers) for role, numbers in changes.items()}
-        for role, numbers in _count_uses(leaving).items():
-            changes[role].subtract(numbers)
-        after = {
-            role: {address: self._numbers[role][address] + change for address, change in numbers.items()}
-            for role, numbers in changes.items()
-        }
-        for role, addresses in fresh.items():
-            others, known = after[not role], self._numbers[not role]
-            for address in addresses:
-                if after[role][address] and (others[address] if address in others else known[address]):
-                    return None
+        after, less, known = _count_uses(coming), _count_uses(leaving), self._numbers
+        for role, numbers in after.items():
+            numbers.subtract(less[role])
+            for address in numbers.keys() & known[role].keys():
+                numbers[address] += known[role][address]
+        in_both = (
+            (after[False].keys() & after[True].keys())
+            | (after[False].keys() & known[True].keys())
+            | (known[False].keys() & after[True].keys())
+        )
+        for address in in_both:
+            if all(after[role].get(address, known[role].get(address, 0)) for role in after):
+                return None
         return after
 
     def __contains__(self, use: AddressUse) -> bool:
@@ -84,11 +84,9 @@ class AddressUses:
         """Set the numbers returned by `counts_after`."""
         for role, numbers in uses.items():
             known = self._numbers[role]
-            for address, number in numbers.items():
-                if number:
-                    known[address] = number
-                else:
-                    known.pop(address, None)
+            known.update(numbers)
+            for address in [address for address, number in numbers.items() if not number]:
+                del known[address]
 
 
 def _count_uses(services: Iterable[Service]) -> dict[bool, Counter[str]]:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address
 from itertools import count, islice, starmap
 from operator import call
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
 from vipd.dataplane.nftables.compile import ElementKey
@@ -266,9 +267,8 @@ _TELLERS: dict[Field, Callable[..., str]] = {
 }
 
 
-@lru_cache(maxsize=1 << 16)
 def _address_bytes(value: str) -> bytes:
-    return IPv6Address(value).packed if ":" in value else bytes(map(int, value.split(".")))
+    return inet_pton(AF_INET6 if ":" in value else AF_INET, value)
 
 
 @lru_cache(maxsize=1 << 12)
