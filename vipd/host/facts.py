@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
 from vipd.model.service import Family, Protocol, Service, family_of, socket_text
@@ -22,11 +23,8 @@ ADDRESS_BITS = {4: 32, 6: 128}
 
 
 def address_number(address: str) -> int:
-    """The number of a canonical address. Three times as fast as `ipaddress` for IPv4."""
-    if ":" in address:
-        return int(ip_address(address))
-    first, second, third, fourth = address.split(".")
-    return int(first) << 24 | int(second) << 16 | int(third) << 8 | int(fourth)
+    """The number of a canonical address. Much faster than by `ipaddress`."""
+    return int.from_bytes(inet_pton(AF_INET6 if ":" in address else AF_INET, address), "big")
 
 
 class Subnet(NamedTuple):
