@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
-from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
+from vipd.host.netlink import address_bytes
 from vipd.model.service import Family, Protocol, Service, family_of, socket_text
 
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"  # noqa: S104 (compared, not bound)
@@ -24,7 +24,7 @@ ADDRESS_BITS = {4: 32, 6: 128}
 
 def address_number(address: str) -> int:
     """The number of a canonical address. Much faster than by `ipaddress`."""
-    return int.from_bytes(inet_pton(AF_INET6 if ":" in address else AF_INET, address), "big")
+    return int.from_bytes(address_bytes(address), "big")
 
 
 class Subnet(NamedTuple):
