@@ -249,6 +249,21 @@ def test_a_service_that_has_moved_to_another_line_is_known_there_and_written_now
     run_story(story, service("dns", "10.96.0.10", "/d/a.yaml", 3))
 
 
+def test_the_services_of_each_unit_are_counted_as_they_change() -> None:
+    async def story(isolated: IsolatedReconciler) -> None:
+        await isolated.settled(isolated.reconciler.request_sync())
+        assert isolated.reconciler.serving == {"file:/d/a.yaml": 1}
+        web = service("web", "10.96.0.11", "/d/a.yaml")
+        isolated.source.candidate = declared(service("dns", "10.96.0.10", "/d/b.yaml"), web)
+        await isolated.settled(isolated.reconciler.request_sync())
+        assert isolated.reconciler.serving == {"file:/d/a.yaml": 1, "file:/d/b.yaml": 1}
+        isolated.source.candidate = declared(web)
+        await isolated.settled(isolated.reconciler.request_sync())
+        assert isolated.reconciler.serving == {"file:/d/a.yaml": 1}
+
+    run_story(story, service("dns", "10.96.0.10", "/d/a.yaml"))
+
+
 def test_while_many_services_are_loaded_others_get_their_turn() -> None:
     async def story(isolated: IsolatedReconciler) -> None:
         turns = 0

@@ -1,5 +1,9 @@
-from vipd.declaration.conflicts import find_conflicts
-from vipd.model.service import Origin, Protocol, Service, ServicePort
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vipd.declaration import conflicts
+from vipd.declaration.conflicts import find_conflicts, has_conflicts
+from vipd.model.service import Backend, Origin, Protocol, Service, ServicePort
 
 UDP = ServicePort(53, Protocol.UDP)
 TCP = ServicePort(53, Protocol.TCP)
@@ -56,3 +60,21 @@ def test_services_without_a_file_are_named_by_their_source() -> None:
     )
     other = Service("b", ("10.0.0.2",), (UDP,), origin=Origin("cli"))
     assert conflicts_of(service("a", "10.0.0.2", 4), other)[0].startswith("cli: b: 10.0.0.2:53/udp already")
+
+
+ADDRESSES = st.sampled_from([f"10.0.0.{n}" for n in range(1, 9)])
+SERVICES = st.builds(
+    lambda name, address, port, backends: Service(
+        name or f"{address}:53/{port.protocol}", (address,), (port,), tuple(map(Backend, backends))
+    ),
+    st.sampled_from(["", *"abcdef"]),
+    ADDRESSES,
+    st.sampled_from([UDP, TCP]),
+    st.lists(ADDRESSES, max_size=2, unique=True),
+)
+
+
+@given(st.lists(SERVICES, max_size=3), st.booleans())
+def test_sets_show_the_same_as_each_claim(services: list[Service], addresses: bool) -> None:
+    found = any(conflicts.conflicts_of(services, addresses=addresses))
+    assert has_conflicts(services, addresses=addresses) is found

@@ -369,6 +369,7 @@ NO_SEAM = {
     "vipd.observe.flow_stats.totals": "its `open` is of a flow",
     "vipd.observe.monitoring": "asks for this host's name, once at the start",
     "vipd.control.shared_run": "shares a future",
+    "vipd.host.netlink": "computes the bytes of addresses by `inet_pton`",
     "vipd.control.background_tasks": "its clock is the monotonic one",
 }
 """Modules that only look as if they met the outside, and why they do not."""

@@ -12,7 +12,7 @@ import random
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -25,7 +25,7 @@ from tests.dataplane.conntrack.kernel import made, new_request
 from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
 from tests.dataplane.namespace import Namespace
-from tests.host.test_route_table import Message
+from tests.host.test_route_table import link, rule
 from tests.lab.examples import examples
 from tests.observe.flow_stats.test_counting import rule as counted_rule
 from tests.observe.flow_stats.test_volume import end_message
@@ -59,7 +59,7 @@ from vipd.dataplane.nftables.render import render as render_table
 from vipd.host import netlink, rtnetlink
 from vipd.host.netlink import CONTENT, MalformedMessageError, attribute, attributes, error_number, split, text
 from vipd.host.netlink_socket import open_netlink
-from vipd.host.route_table import METRIC, PROTOCOL, read_routing
+from vipd.host.route_table import METRIC, PROTOCOL, Listing, read_routing
 from vipd.model.service import Family
 from vipd.observe.live_trace.events import logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, TraceAssembler
@@ -411,72 +411,45 @@ def test_counters_that_are_garbled(seed: int, monkeypatch: pytest.MonkeyPatch) -
             read_kernel(Family.IPV4, ["VIPD-SEP-AAAAAAAAAAAAAAAA"], RuleMessages(NAMES))
 
 
-BRIDGE = Message({"IFLA_INFO_KIND": "bridge"})
-LINK = Message({"IFLA_IFNAME": "vipd0", "IFLA_LINKINFO": BRIDGE}, index=3, flags=1)
-RULE = Message({"FRA_TABLE": 254}, src_len=0, dst_len=0, tos=0, flags=0, action=1, table=254)
+LINK, RULE = link("vipd0", 3, "bridge"), rule()
 ROUTE = rtnetlink.Message(
     struct.pack("=BBBBBBBBI", 2, 8, 0, 0, 254, 3, 0, 1, 0),
     {1: bytes([10, 0, 0, 0]), 4: struct.pack("=I", 3), 6: struct.pack("=I", 3), 15: struct.pack("=I", 254)},
 )
 
 
-class FakeRoutes:
-    """An `AsyncIPRoute` that answers with given messages."""
-
-    def __init__(self, links: list[Any], rules: list[Any]) -> None:
-        self._all = {"link": links, "rule": rules}
-
-    def __getattr__(self, name: str) -> Any:
-        async def ask(*_: object, **__: object) -> AsyncIterator[Any]:
-            async def answers() -> AsyncIterator[Any]:
-                for message in self._all[name]:
-                    yield message
-
-            return answers()
-
-        return ask
+def kernel(*further: rtnetlink.Message, kind: int) -> Listing:
+    """Lists a device, a rule and a route, and `further` items of one kind."""
+    known = {rtnetlink.NEW_LINK: [LINK], rtnetlink.NEW_RULE: [RULE], rtnetlink.NEW_ROUTE: [ROUTE]}
+    known[kind] += further
+    return lambda kind, *_: known[kind]
 
 
-VALUES = st.one_of(st.none(), st.integers(-3, 300), st.text(max_size=4), st.binary(max_size=4))
-HEADS = ("index", "flags", "src_len", "action", "table")
-ATTRIBUTES = ("IFLA_IFNAME", "IFLA_LINKINFO", "FRA_TABLE")
-
-
-@given(
-    which=st.sampled_from(("link", "rule")),
-    head=st.dictionaries(st.sampled_from(HEADS), VALUES),
-    changed=st.dictionaries(st.sampled_from(ATTRIBUTES), VALUES),
-    lack=st.sets(st.sampled_from((*HEADS, "attrs"))),
+ATTRIBUTES = st.dictionaries(
+    st.sampled_from((1, 3, 4, 6, 7, 10, 14, 15, 18, 99)),
+    st.binary(max_size=17) | st.just(netlink.attribute(1, b"\xff" * 4)),
 )
-def test_links_and_rules_that_are_garbled(
-    which: str, head: dict[str, Any], changed: dict[str, Any], lack: set[str]
-) -> None:
-    found = {"link": [LINK], "rule": [RULE]}
-    sound = found[which][0]
-    heads = {name: value for name, value in {**sound, **head}.items() if name != "attrs"}
-    garbled = Message({**sound._attributes, **changed}, **heads)
-    for name in lack:
-        garbled.pop(name, None)
-    found[which].append(garbled)
-    with bearing(OSError):
-        asyncio.run(read_routing(FakeRoutes(found["link"], found["rule"]), "vipd0", lambda: [ROUTE]))
 
 
 @given(
+    kind=st.sampled_from((rtnetlink.NEW_LINK, rtnetlink.NEW_RULE, rtnetlink.NEW_ROUTE)),
     body=st.binary(max_size=16)
-    | st.builds(lambda head: head + ROUTE.body[2:], st.binary(min_size=2, max_size=2)),
-    attributes=st.dictionaries(st.sampled_from((1, 4, 6, 7, 15, 99)), st.binary(max_size=17)),
+    | st.builds(lambda head: head + ROUTE.body[2:], st.binary(min_size=2, max_size=2))
+    | st.just(LINK.body),
+    attributes=ATTRIBUTES,
 )
-def test_routes_that_are_garbled(body: bytes, attributes: dict[int, bytes]) -> None:
+def test_links_rules_and_routes_that_are_garbled(
+    kind: int, body: bytes, attributes: dict[int, bytes]
+) -> None:
     own = struct.pack("=BBBBBBBBI", 2, 32, 0, 0, 254, PROTOCOL, 0, 1, 0)
     metric = {6: struct.pack("=I", METRIC)}
     garbled = [rtnetlink.Message(body, attributes), rtnetlink.Message(own, attributes | metric)]
     for message in garbled:
         with bearing(OSError):
-            asyncio.run(read_routing(FakeRoutes([LINK], [RULE]), "vipd0", partial(list, [ROUTE, message])))
+            asyncio.run(read_routing("vipd0", kernel(message, kind=kind)))
 
 
 def test_real_routes_are_read() -> None:
-    read = asyncio.run(read_routing(FakeRoutes([LINK], [RULE]), "vipd0", lambda: [ROUTE]))
+    read = asyncio.run(read_routing("vipd0", kernel(kind=rtnetlink.NEW_ROUTE)))
     assert read.table.covers("10.1.1.1")
     assert read.device is not None

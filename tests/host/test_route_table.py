@@ -4,13 +4,12 @@ import asyncio
 import ipaddress
 import struct
 import sys
-from typing import Any
 
 import pytest
 
 from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.namespace import Namespace
-from vipd.host import route_table, rtnetlink
+from vipd.host import netlink, network, route_table, rtnetlink
 from vipd.host.requirements import HostRequirements
 from vipd.host.route_table import (
     LINK_SCOPE,
@@ -26,18 +25,6 @@ from vipd.host.route_table import (
 )
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import ExternalAddress, Masquerade, Protocol, family_of
-
-
-class Message(dict[str, Any]):
-    """A netlink message as pyroute2 gives it."""
-
-    def __init__(self, attributes: dict[str, Any], **head: Any) -> None:
-        super().__init__(head, attrs=list(attributes.items()))
-        self._attributes = attributes
-
-    def get_attr(self, name: str) -> Any:
-        """The value of an attribute; None when it is not given."""
-        return self._attributes.get(name)
 
 
 def routes(*given: str) -> RouteTable:
@@ -59,9 +46,12 @@ def routes(*given: str) -> RouteTable:
     return RouteTable(made)
 
 
-def rule(attributes: dict[str, Any] | None = None, **head: int) -> Message:
-    known = {"src_len": 0, "dst_len": 0, "tos": 0, "flags": 0, "action": 1, "table": 254}
-    return Message({"FRA_TABLE": 254} | (attributes or {}), **known | head)
+def rule(limits: dict[int, bytes] | None = None, table: int = 254, **head: int) -> rtnetlink.Message:
+    """A policy rule as the kernel sends it; `limits`: further attributes."""
+    fields = {"dst_len": 0, "src_len": 0, "tos": 0, "action": 1, "flags": 0} | head
+    lengths = fields["dst_len"], fields["src_len"], fields["tos"]
+    body = struct.pack("=BBBBBBBBI", 2, *lengths, min(table, 252), 0, 0, fields["action"], fields["flags"])
+    return rtnetlink.Message(body, {15: struct.pack("=I", table)} | (limits or {}))
 
 
 def route(
@@ -103,12 +93,13 @@ def test_the_longest_prefix_and_then_the_lowest_metric_decide(
 
 
 def test_only_rules_for_every_packet_name_tables() -> None:
-    assert table_for_all(rule({"FRA_TABLE": 100, "FRA_PRIORITY": 5})) == 100
-    assert table_for_all(rule({"FRA_SUPPRESS_PREFIXLEN": 0xFFFFFFFF})) == 254
+    assert table_for_all(rule({6: struct.pack("=I", 5), 21: b"\2"}, table=1000)) == 1000
+    assert table_for_all(rule({14: struct.pack("=I", 0xFFFFFFFF)})) == 254
+    assert table_for_all(rule()._replace(attributes={})) == 252, "that of 8 bits"
     limited = [
-        rule({"FRA_FWMARK": 1}),
-        rule({"FRA_IIFNAME": "eth0"}),
-        rule({"FRA_SUPPRESS_PREFIXLEN": 0}),
+        rule({10: struct.pack("=I", 1)}),  # FRA_FWMARK
+        rule({3: b"eth0\0"}),  # FRA_IIFNAME
+        rule({14: bytes(4)}),  # FRA_SUPPRESS_PREFIXLEN
         rule(src_len=32),
         rule(flags=2),
         rule(action=6),
@@ -124,11 +115,12 @@ def test_dead_and_throw_routes_are_none() -> None:
     assert refusing == Route(4, 10 << 24, 8, 7, deliverable=False, table=9)
 
 
-def link(name: str, index: int, kind: str = "", master: int = 0, flags: int = 1) -> Message:
-    about = Message({"IFLA_INFO_KIND": kind}) if kind else None
-    return Message(
-        {"IFLA_IFNAME": name, "IFLA_LINKINFO": about, "IFLA_MASTER": master}, index=index, flags=flags
-    )
+def link(name: str, index: int, kind: str = "", master: int = 0, flags: int = 1) -> rtnetlink.Message:
+    """A device as the kernel sends it."""
+    found = {3: name.encode() + b"\0"}
+    found |= {18: netlink.attribute(1, kind.encode() + b"\0")} if kind else {}
+    found |= {10: struct.pack("=I", master)} if master else {}
+    return rtnetlink.Message(struct.pack("=BxHiII", 0, 1, index, flags, 0), found)
 
 
 def test_a_device_swallows_only_with_nothing_attached() -> None:
@@ -184,3 +176,29 @@ def test_many_routes_are_written_at_once_and_each_that_is_refused_is_told() -> N
     assert one.attributes[7] == ipaddress.ip_address("127.0.0.1").packed
     assert one.body[5:7] == bytes((PROTOCOL, LINK_SCOPE))
     assert int.from_bytes(one.attributes[6], sys.byteorder) == METRIC
+
+
+@pytest.mark.root
+def test_addresses_and_rules_are_read_of_the_kernel() -> None:
+    commands = (
+        "ip link set lo up",
+        "ip link add vipd0 type bridge",
+        "ip link set vipd0 up",
+        "ip address add 192.0.2.1 peer 192.0.2.2 dev vipd0",
+        "ip address add 2001:db8::1/64 dev vipd0 nodad",
+        "ip route add 10.96.0.0/16 dev vipd0 table 1000",
+        "ip route add 10.97.0.0/16 dev vipd0 table 1001",
+        "ip rule add table 1000",
+        "ip rule add from 192.0.2.9 table 1001",
+    )
+    with Namespace() as namespace:
+        for command in commands:
+            asyncio.run(namespace.run(command.split(), ""))
+        addresses = inside(namespace.name, network.read_addresses)
+        routing = inside(namespace.name, lambda: route_table._read_routing("vipd0", rtnetlink.listing))
+    own = {address for address in addresses if not address.startswith("fe80:")}
+    assert own == {"127.0.0.1", "::1", "192.0.2.1", "2001:db8::1"}, "not the other end"
+    assert routing.device is not None
+    assert (routing.device.kind, routing.device.up, routing.device.usable) == ("bridge", True, True)
+    assert routing.table.covers("10.96.0.1"), "by a rule for all packets"
+    assert not routing.table.covers("10.97.0.1"), "by a rule for some"

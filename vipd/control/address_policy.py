@@ -202,8 +202,8 @@ def checks_to_query(service: Service, policy: AddressPolicy) -> Iterator[Check]:
 
 def _checks_of(service: Service) -> Iterable[Check]:
     templates = (named.template for named in service.names)
-    own = (b.check for b in (*service.backends, *templates, *service.fallback) if b.check is not None)
-    return dict.fromkeys((service.check, *own))
+    own = [b.check for b in (*service.backends, *templates, *service.fallback) if b.check is not None]
+    return dict.fromkeys((service.check, *own)) if own else (service.check,)
 
 
 def _forbidden(check: Check, service: Service, policy: AddressPolicy) -> tuple[str, str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import ipaddress
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -19,6 +18,7 @@ from vipd.health.host_problems import host_problems
 from vipd.health.prerequisites import Prerequisites, Problems
 from vipd.host.facts import NO_FACTS
 from vipd.host.host_changes import BE_LIBERAL, IP_FORWARD, IPV6_FORWARDING, HostChanges
+from vipd.host.network import read_addresses
 from vipd.host.reader import HostReader
 from vipd.host.requirements import HostRequirements
 from vipd.host.settings.settings import Settings, balances_of
@@ -29,8 +29,6 @@ from vipd.model.service import AnnounceMethod, Family, Service
 
 log = logging.getLogger(__name__)
 
-READ_SECONDS = 5.0
-"""The kernel lists all addresses in milliseconds."""
 SYSCTLS = Path("/proc/sys")
 FORWARDING = {
     Family.IPV4: IP_FORWARD,
@@ -316,15 +314,4 @@ def restore_sysctls(record: HostChanges, root: Path = SYSCTLS, *, dry_run: bool 
 
 async def host_addresses() -> frozenset[str]:
     """Every address of this host in its network namespace, loopback included. Raises OSError."""
-    # Imported on use, in a thread: pyroute2 takes 0.3 s, and hosts that name their addresses never need it.
-    await asyncio.to_thread(importlib.import_module, "pyroute2")
-    from pyroute2 import AsyncIPRoute
-    from pyroute2.netlink.exceptions import NetlinkError
-
-    try:
-        async with asyncio.timeout(READ_SECONDS), AsyncIPRoute() as netlink:
-            found = [dict(message["attrs"]) async for message in await netlink.addr("dump")]
-    except NetlinkError as error:
-        raise OSError(error.code, f"the kernel does not tell the addresses of this host: {error}") from None
-    addresses = (attributes.get("IFA_LOCAL") or attributes.get("IFA_ADDRESS") for attributes in found)
-    return frozenset(str(ipaddress.ip_address(address)) for address in addresses if address)
+    return await asyncio.to_thread(read_addresses)

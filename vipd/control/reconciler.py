@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
@@ -25,7 +26,7 @@ from vipd.control.progress import Progress
 from vipd.control.registrations import Registrations
 from vipd.control.selection import SelectionPolicy
 from vipd.control.service_log import Causes, log_changes
-from vipd.control.service_status import Readiness
+from vipd.control.service_status import Readiness, serving_by_owner
 from vipd.control.snapshot import Snapshot
 from vipd.control.trouble_log import (
     log_applied,
@@ -118,6 +119,8 @@ class Reconciler:
         self._host_warnings: tuple[str, ...] = ()
         self.progress = Progress()
         self.services: dict[str, Service] = {}
+        self.serving: Counter[str] = Counter()
+        """Number of serving services of each unit."""
         self.forwardings: dict[str, ServiceForwardings] = {}
         self.readiness = Readiness()
         self.problems: Mapping[str, tuple[Problem, ...]] = {}
@@ -321,6 +324,15 @@ class Reconciler:
             self.readiness.update(name, None)
         self.forwardings.update(changes.selected)
         self._policy, self.services = changes.policy, services
+        self._count_serving(before.values(), after.values())
+
+    def _count_serving(self, before: Iterable[Service], after: Iterable[Service]) -> None:
+        changes = serving_by_owner(after)
+        changes.subtract(serving_by_owner(before))
+        for owner, change in changes.items():
+            self.serving[owner] += change
+            if not self.serving[owner]:
+                del self.serving[owner]
 
     def _succeeded(self, generation: int, began: datetime, wrote: bool) -> None:
         progress, now = self.progress, self.clock()

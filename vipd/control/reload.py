@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vipd.control.reconciler import Reconciler
-from vipd.control.service_status import refused_units, serving_by_owner, what_serves
+from vipd.control.service_status import refused_units, what_serves
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.problems import problem_texts
 from vipd.host.systemd.fields import Event, fields
@@ -65,7 +65,7 @@ async def reload(
     problems += [fault for source in sources for fault in source.faults()]
     after = reconciler.services
     units = {name: unit for source in sources for name, unit in source.units().items()}
-    refused_of = refused_units(units, reconciler.problems, serving_by_owner(after.values()))
+    refused_of = refused_units(units, reconciler.problems, reconciler.serving)
     reloaded = ReloadResult(len(after), {}, fault, tuple(problems), what_serves(refused_of))
     reloaded.actions.update({name: "removed" for name in before if name not in after})
     for name, service in after.items():

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from vipd.declaration.conflicts import conflicts_of
+from vipd.declaration.conflicts import has_conflicts
 from vipd.declaration.fields import Report
 from vipd.declaration.nodes import Mapping, Scalar, Sequence, other_meaning
 from vipd.declaration.pieces import Utf8, find, lines_before
@@ -64,7 +64,7 @@ def read_plain_services(text: Utf8, origin: Origin, *, accepted: bool = False) -
                 return None
         if not found or values > limits.YAML_VALUES:
             return None
-    return None if any(conflicts_of(services, addresses=not accepted)) else services
+    return None if has_conflicts(services, addresses=not accepted) else services
 
 
 def _services(text: Utf8, at: int, indent: int, origin: Origin) -> Iterator[tuple[list[Service], int]]:
@@ -130,7 +130,7 @@ def _plain_service(match: re.Match[bytes], origin: Origin) -> Service | None:
     except InvalidTextError:
         return None
     addresses = {backend.address for backend in parsed}
-    if own in addresses or len(addresses) < len(parsed) or address_kind(own) or any(map(_unusual, addresses)):
+    if own in addresses or len(addresses) < len(parsed) or any(map(address_kind, (own, *addresses))):
         return None
     service_name = str(Frontend(own, found[0].port, found[0].protocol)) if name is None else name.decode()
     if name is not None and (
@@ -139,10 +139,6 @@ def _plain_service(match: re.Match[bytes], origin: Origin) -> Service | None:
         return None
     service: Service = _new_service(service_name, (own,), found, parsed, origin=origin)
     return service
-
-
-def _unusual(address: str) -> bool:
-    return address_kind(address) != ""
 
 
 @lru_cache(maxsize=256)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from vipd.host.netlink import address_bytes
 from vipd.model.service import Family, Protocol, Service, family_of, socket_text
 
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"  # noqa: S104 (compared, not bound)
@@ -22,11 +23,8 @@ ADDRESS_BITS = {4: 32, 6: 128}
 
 
 def address_number(address: str) -> int:
-    """The number of a canonical address. Three times as fast as `ipaddress` for IPv4."""
-    if ":" in address:
-        return int(ip_address(address))
-    first, second, third, fourth = address.split(".")
-    return int(first) << 24 | int(second) << 16 | int(third) << 8 | int(fourth)
+    """The number of a canonical address. Much faster than by `ipaddress`."""
+    return int.from_bytes(address_bytes(address), "big")
 
 
 class Subnet(NamedTuple):

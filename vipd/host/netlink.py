@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from socket import AF_INET, AF_INET6, inet_pton
 from sys import byteorder
 
 from vipd.model.service import Family
@@ -83,6 +84,11 @@ def walk(data: bytes, start: int = 0) -> Iterator[tuple[int, bytes]]:
 def attributes(data: bytes, start: int = 0) -> dict[int, bytes]:
     """The attributes by their type; of equal ones the last. Raises MalformedMessageError."""
     return dict(walk(data, start))
+
+
+def address_bytes(address: str) -> bytes:
+    """A canonical address as attributes hold it."""
+    return inet_pton(AF_INET6 if ":" in address else AF_INET, address)
 
 
 def text(value: bytes | None) -> str:

@@ -1,4 +1,4 @@
-"""This host's gateways, subnets and neighbours, which services must not take from it, read from
+"""This host's addresses, gateways, subnets and neighbours, which services must not take from it, read from
 the kernel. It blocks: use it from a thread."""
 
 from __future__ import annotations
@@ -78,6 +78,15 @@ def read_network(vip_device: str) -> HostNetwork:
         for address, device in _next_hops(message)
     }
     return HostNetwork(gateways, edges, tuple(subnets), peers, names)
+
+
+def read_addresses() -> frozenset[str]:
+    """Every address of this host in its network namespace, loopback included. Raises OSError."""
+    found = (
+        message.attributes.get(_LOCAL, message.attributes.get(_ADDRESS))
+        for message in _of_families(NEW_ADDRESS, MAX_ADDRESSES)
+    )
+    return frozenset(str(ip_address(address)) for address in found if address)
 
 
 def read_neighbours(devices: Mapping[int, str]) -> dict[str, str]:

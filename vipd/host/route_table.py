@@ -6,21 +6,21 @@ import asyncio
 import errno
 import ipaddress
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from sys import byteorder
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vipd.host.facts import ADDRESS_BITS, address_number
-from vipd.host.netlink import attribute
-from vipd.host.rtnetlink import NEW_ROUTE, Message, listing
+from vipd.host.netlink import attribute, attributes, text
+from vipd.host.rtnetlink import NEW_LINK, NEW_ROUTE, NEW_RULE, Message, listing
 from vipd.model.service import family_of
 
 PROTOCOL = 86
 """`proto 86` in `ip route`: it and the metric identify vipd's own routes."""
 MAX_ROUTES = 10_000_000
 """The internet's routes are a tenth of that."""
+MAX_LINKS = MAX_RULES = 1_000_000
 METRIC = 0x7FFF0000
 """High enough that any other route to the same address takes precedence."""
 LINK_SCOPE = 253
@@ -42,7 +42,15 @@ _RTMSG = struct.Struct("=BBBBBBBBI")
 """struct rtmsg of include/uapi/linux/rtnetlink.h: family, lengths of destination and source, tos, table,
 protocol, scope, type, flags."""
 _DST, _OIF, _PRIORITY, _PREFSRC, _TABLE = 1, 4, 6, 7, 15
-_HARMLESS = {"FRA_TABLE", "FRA_PRIORITY", "FRA_PROTOCOL", "FRA_SUPPRESS_PREFIXLEN", "FRA_PAD"}
+_IFINFOMSG = struct.Struct("=BxHiII")
+"""struct ifinfomsg of the same file: family, type, index, flags, mask of flags."""
+_IFNAME, _MASTER, _LINKINFO, _INFO_KIND = 3, 10, 18, 1
+_RULE = struct.Struct("=BBBBBBBBI")
+"""struct fib_rule_hdr of include/uapi/linux/fib_rules.h: family, lengths of destination and source, tos,
+table, two reserved bytes, action, flags."""
+_RULE_PRIORITY, _SUPPRESS_PREFIXLEN, _RULE_TABLE, _RULE_PAD, _RULE_PROTOCOL = 6, 14, 15, 18, 21
+_HARMLESS = {_RULE_PRIORITY, _SUPPRESS_PREFIXLEN, _RULE_TABLE, _RULE_PAD, _RULE_PROTOCOL}
+"""Attributes that do not limit a rule to some packets."""
 
 
 class Route(NamedTuple):
@@ -121,41 +129,25 @@ class Routing:
     device: Device | None = None
 
 
-Routes = Callable[[], Iterable[Message]]
+Listing = Callable[[int, int, int], Iterable[Message]]
+"""Lists the items of a type and address family, up to a number of them."""
 
 
-_all_routes: Routes = partial(listing, NEW_ROUTE, 0, MAX_ROUTES)
-
-
-async def read_routing(netlink: Any, device: str, routes: Routes = _all_routes) -> Routing:
-    """The routes, and by an `AsyncIPRoute` the rules and the device of a name. Raises NetlinkError and
-    OSError, also for messages that are not understood.
-
-    The library does not read the routes: it takes 0.2 ms for each, and leaves each as garbage that only the
-    cyclic collector frees.
-    """
+async def read_routing(device: str, listing: Listing = listing) -> Routing:
+    """The routes, and the device of a name. Raises OSError, also for messages that are not understood."""
     try:
-        return await _read_routing(netlink, device, routes)
+        return await asyncio.to_thread(_read_routing, device, listing)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
         what = f"the kernel's routes are not understood: {type(error).__name__}: {error}"
         raise OSError(errno.EBADMSG, what) from error
 
 
-async def _read_routing(netlink: Any, device: str, routes: Routes) -> Routing:
-    links = [message async for message in await netlink.link("dump")]
-    found = device_of(links, device)
-    tables = {
-        table
-        for family in (2, 10)
-        async for message in await netlink.rule("dump", family=family)
-        if (table := table_for_all(message))
-    }
-    return await asyncio.to_thread(_gathered, routes, tables, found)
-
-
-def _gathered(routes: Routes, tables: Collection[int], device: Device | None) -> Routing:
+def _read_routing(name: str, listing: Listing) -> Routing:
+    device = device_of(listing(NEW_LINK, 0, MAX_LINKS), name)
+    rules = (rule for family in (2, 10) for rule in listing(NEW_RULE, family, MAX_RULES))
+    tables = {table for rule in rules if (table := table_for_all(rule))}
     foreign, ours = [], {}
-    for message in routes():
+    for message in listing(NEW_ROUTE, 0, MAX_ROUTES):
         if is_own(message):
             here = device is not None and _number(message, _OIF) == device.index
             source = message.attributes.get(_PREFSRC)
@@ -172,34 +164,33 @@ def is_own(message: Message) -> bool:
     return bool(protocol == PROTOCOL and _number(message, _PRIORITY) == METRIC)
 
 
-def device_of(links: Iterable[Any], name: str) -> Device | None:
+def device_of(links: Iterable[Message], name: str) -> Device | None:
     """The device of a name among link messages."""
-    links = list(links)
-    for link in links:
-        if name and link.get_attr("IFLA_IFNAME") == name:
-            index, about = link["index"], link.get_attr("IFLA_LINKINFO")
+    known = {_IFINFOMSG.unpack(link.body)[2]: link for link in links}
+    masters = {_number(link, _MASTER) for link in known.values()}
+    for index, link in known.items():
+        if name and text(link.attributes.get(_IFNAME)) == name:
+            about = attributes(link.attributes.get(_LINKINFO, b""))
+            up = bool(_IFINFOMSG.unpack(link.body)[3] & _IFF_UP)
             return Device(
-                index,
-                str(about.get_attr("IFLA_INFO_KIND") or "") if about else "",
-                bool(link["flags"] & _IFF_UP),
-                member=bool(link.get_attr("IFLA_MASTER")),
-                ports=any(other.get_attr("IFLA_MASTER") == index for other in links),
+                index, text(about.get(_INFO_KIND)), up, bool(_number(link, _MASTER)), index in masters
             )
     return None
 
 
-def table_for_all(rule: Any) -> int | None:
+def table_for_all(rule: Message) -> int | None:
     """The table to which a policy rule sends every packet; None if it is for some packets only.
 
     A VIP that has a route only under such a rule counts as without one: an unnecessary route does no
     harm, since rules translate every packet for a VIP before it is sent.
     """
-    attributes = dict(rule["attrs"])
-    limited = rule["src_len"] or rule["dst_len"] or rule["tos"] or rule["flags"] & _INVERTED
-    limited = limited or attributes.get("FRA_SUPPRESS_PREFIXLEN", _UNLIMITED) != _UNLIMITED
-    if rule["action"] != _TO_TABLE or limited or not _HARMLESS.issuperset(attributes):
+    _, destination, source, tos, table, _, _, action, flags = _RULE.unpack(rule.body)
+    limited = destination or source or tos or flags & _INVERTED
+    if _SUPPRESS_PREFIXLEN in rule.attributes:
+        limited = limited or _number(rule, _SUPPRESS_PREFIXLEN) != _UNLIMITED
+    if action != _TO_TABLE or limited or not _HARMLESS.issuperset(rule.attributes):
         return None
-    return int(attributes.get("FRA_TABLE") or rule["table"])
+    return _number(rule, _RULE_TABLE) or int(table)
 
 
 def route_of(message: Message) -> Route | None:

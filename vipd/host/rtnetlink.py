@@ -1,5 +1,5 @@
-"""Lists the kernel's routes, addresses, devices and neighbours, and writes routes. The functions block: use
-them from a thread.
+"""Lists the kernel's routes, rules, addresses, devices and neighbours, and writes routes. The functions
+block: use them from a thread.
 
 Without pyroute2, which takes longer for each message than the kernel for a hundred. A separate module
 because two readers, `network` and `route_table`, use it.
@@ -27,7 +27,7 @@ from vipd.host.netlink import (
 )
 from vipd.host.netlink_socket import dump, open_netlink, receive, shorten_answers
 
-NEW_LINK, NEW_ADDRESS, NEW_ROUTE, NEW_NEIGHBOUR = 16, 20, 24, 28
+NEW_LINK, NEW_ADDRESS, NEW_ROUTE, NEW_NEIGHBOUR, NEW_RULE = 16, 20, 24, 28, 32
 _LISTING = 2
 """The type of a request is that of its answers, plus two."""
 _PROXY = 0x08
@@ -37,7 +37,7 @@ _WRITTEN_AT_ONCE = 100
 _SEQUENCE = 1
 SILENCE_SECONDS = 5.0
 
-BODIES = {NEW_LINK: 16, NEW_ADDRESS: 8, NEW_ROUTE: 12, NEW_NEIGHBOUR: 12}
+BODIES = {NEW_LINK: 16, NEW_ADDRESS: 8, NEW_ROUTE: 12, NEW_NEIGHBOUR: 12, NEW_RULE: 12}
 """Bytes of each type's fixed part, after which its attributes begin."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib
 import logging
 import os
 import socket
@@ -101,8 +102,8 @@ class VipRoutes:
         if not self._device or not (self._changes.changed() or self._warnings):
             return False
         try:
-            async with _netlink() as netlink:
-                routing = await read_routing(netlink, self._device)
+            async with _Netlink() as netlink:
+                routing = await read_routing(self._device)
                 wanted, problem = await self._desired_routes(netlink, routing, dict(self._vips))
         except _failures():
             return self._stale
@@ -113,13 +114,13 @@ class VipRoutes:
     async def _attempt(self, vips: Mapping[str, str]) -> str:
         """Make it right; why that failed, if it did."""
         try:
-            async with _netlink() as netlink:
+            async with _Netlink() as netlink:
                 return await self._reconcile(netlink, vips)
         except _failures() as error:
             return self._failed(error)
 
     async def _desired_routes(
-        self, netlink: Any, routing: Routing, vips: Mapping[str, str]
+        self, netlink: _Netlink, routing: Routing, vips: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """The routes to have, and why those that are needed cannot be."""
         wanted = await _missing(netlink, routing, vips, frozenset(self._always)) if self._device else {}
@@ -132,8 +133,8 @@ class VipRoutes:
             "a name that is free"
         )
 
-    async def _reconcile(self, netlink: Any, vips: Mapping[str, str]) -> str:
-        routing = await read_routing(netlink, self._device)
+    async def _reconcile(self, netlink: _Netlink, vips: Mapping[str, str]) -> str:
+        routing = await read_routing(self._device)
         wanted, problem = await self._desired_routes(netlink, routing, vips)
         self._foreign = None if wanted or problem else routing.table
         # Removing the device removes its routes, ten thousand at once.
@@ -166,14 +167,14 @@ class VipRoutes:
             "reach them; hint: a default route serves too, and vip_device: '' ends the attempts"
         )
 
-    async def _device_up(self, netlink: Any, device: Device | None) -> int:
+    async def _device_up(self, netlink: _Netlink, device: Device | None) -> int:
         """The index of the device, made if need be, recorded and up."""
         name = self._device
         if device is None:
             self._record.forget_device(name)
             self._record.record_device(name, "made")
             await _make(netlink, name)
-            device = (await read_routing(netlink, name)).device
+            device = (await read_routing(name)).device
             if device is None:
                 raise OSError(f"{name} vanished as soon as it was made")
             _settle_ipv6(name)
@@ -229,8 +230,8 @@ async def restore_routes(record: HostChanges, dry_run: bool = False) -> list[str
     """Delete every route and device of vipd; returns what was done, or would be. Raises OSError."""
     done = []
     try:
-        async with _netlink() as netlink:
-            ours = (await read_routing(netlink, "")).own_routes
+        async with _Netlink() as netlink:
+            ours = (await read_routing("")).own_routes
             for vip in () if dry_run else ours:
                 await _delete(netlink, vip)
             number = "1 route" if len(ours) == 1 else f"{len(ours)} routes"
@@ -245,7 +246,7 @@ async def restore_routes(record: HostChanges, dry_run: bool = False) -> list[str
 
 
 async def _missing(
-    netlink: Any, routing: Routing, vips: Mapping[str, str], always: Collection[str]
+    netlink: _Netlink, routing: Routing, vips: Mapping[str, str], always: Collection[str]
 ) -> dict[str, str]:
     """The VIPs that no foreign route covers, and those in `always`, each with the source address of its
     route.
@@ -267,14 +268,14 @@ async def _missing(
     return found
 
 
-async def _source_towards(netlink: Any, address: str) -> str:
+async def _source_towards(netlink: _Netlink, address: str) -> str:
     with contextlib.suppress(*_failures()):
         for answer in await netlink.route("get", dst=address):
             return str(answer.get_attr("RTA_PREFSRC") or "")
     return ""
 
 
-async def _make(netlink: Any, name: str) -> None:
+async def _make(netlink: _Netlink, name: str) -> None:
     """A dummy device, or a bridge without ports where the kernel has no dummies."""
     try:
         await netlink.link("add", ifname=name, kind="dummy")
@@ -290,7 +291,7 @@ def _settle_ipv6(name: str) -> None:
             (IPV6_SETTINGS / name / setting).write_text(value)
 
 
-async def _delete(netlink: Any, vip: str) -> None:
+async def _delete(netlink: _Netlink, vip: str) -> None:
     with contextlib.suppress(*_failures()):  # already gone; after any other failure a poll finds the rest
         await netlink.route("del", **_route_to(vip))
 
@@ -302,9 +303,9 @@ def _route_to(vip: str) -> dict[str, object]:
     return {"dst": f"{vip}/{family.bits}", "proto": PROTOCOL, "priority": METRIC, **scope}
 
 
-async def _restore_device(netlink: Any, name: str, record: HostChanges) -> None:
+async def _restore_device(netlink: _Netlink, name: str, record: HostChanges) -> None:
     """Restore a device to its original state; one that vipd made is deleted, unless it is in use by now."""
-    device = (await read_routing(netlink, name)).device
+    device = (await read_routing(name)).device
     state = record.read().devices[name]
     if device and state == "made" and device.usable:
         await netlink.link("del", index=device.index)
@@ -314,11 +315,33 @@ async def _restore_device(netlink: Any, name: str, record: HostChanges) -> None:
     record.forget_device(name)
 
 
-def _netlink() -> Any:
-    # Imported on use, as in hostnet.
-    from pyroute2 import AsyncIPRoute
+class _Netlink:
+    """Changes devices and routes, by an `AsyncIPRoute` from the first use on: on most hosts there is nothing
+    to change, and pyroute2 takes 9 MiB and a tenth of a second."""
 
-    return AsyncIPRoute()
+    def __init__(self) -> None:
+        self._stack = contextlib.AsyncExitStack()
+        self._opened: Any = None
+
+    async def __aenter__(self) -> _Netlink:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def link(self, *command: str, **arguments: object) -> Any:
+        """A command for a device. Raises OSError and NetlinkError."""
+        return await (await self._open()).link(*command, **arguments)
+
+    async def route(self, *command: str, **arguments: object) -> Any:
+        """A command for a route. Raises OSError and NetlinkError."""
+        return await (await self._open()).route(*command, **arguments)
+
+    async def _open(self) -> Any:
+        if self._opened is None:
+            pyroute2 = await asyncio.to_thread(importlib.import_module, "pyroute2")
+            self._opened = await self._stack.enter_async_context(pyroute2.AsyncIPRoute())
+        return self._opened
 
 
 def _failures() -> tuple[type[Exception], ...]:

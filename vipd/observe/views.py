@@ -11,7 +11,6 @@ from vipd.control.service_status import (
     ready_backends,
     refused_units,
     service_status,
-    serving_by_owner,
 )
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
@@ -123,12 +122,11 @@ def status_view(
 
 
 def _source_views(sources: Sequence[Source], reconciler: Reconciler) -> list[Json]:
-    serving = serving_by_owner(reconciler.services.values())
     views = []
     for source in sources:
         units = source.units()
         own = {n: p for n, p in reconciler.problems.items() if n in units or n.startswith(f"{source.name}:")}
-        views.append(_source_view(source, units, own, serving))
+        views.append(_source_view(source, units, own, reconciler.serving))
     return views
 
 

@@ -8,7 +8,7 @@ Most of these chains lead to a `BalanceChain`, or to the `LimitChain` before one
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Hashable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from itertools import count
@@ -34,7 +34,7 @@ _RESET = "tcp flags & 0x17 != 0x2 reject with tcp reset"
 ACK."""
 
 
-class Chain(Protocol):
+class Chain(Hashable, Protocol):
     """A chain that is identified by what it does: two equal objects are the same chain."""
 
     @property

@@ -25,6 +25,7 @@ from vipd.host.netlink import (
     FAMILY_NUMBERS,
     REQUEST,
     MalformedMessageError,
+    address_bytes,
     attribute,
     attributes,
     message,
@@ -207,7 +208,7 @@ def _reader(fields: tuple[Field, ...], family: Family) -> Callable[[bytes], str]
 def _writer(key: tuple[Field, ...], value: tuple[Field, ...], family: Family) -> Callable[[str, str], bytes]:
     """Returns an encoder for elements with these fields, by key and value: the reverse of `_reader`."""
     of_key, of_value = (
-        tuple(_ENCODERS.get(field, _address_bytes) for field in fields) for fields in (key, value)
+        tuple(_ENCODERS.get(field, address_bytes) for field in fields) for fields in (key, value)
     )
     if Field.VERDICT in value:
         pack_key = _layout(key, family).pack
@@ -264,11 +265,6 @@ _TELLERS: dict[Field, Callable[..., str]] = {
     Field.PORT: _port,
     Field.NUMBER: str,
 }
-
-
-@lru_cache(maxsize=1 << 16)
-def _address_bytes(value: str) -> bytes:
-    return IPv6Address(value).packed if ":" in value else bytes(map(int, value.split(".")))
 
 
 @lru_cache(maxsize=1 << 12)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import NamedTuple
@@ -42,6 +43,10 @@ from vipd.model.service import Balance, ExternalAddress, Masquerade, RejectActio
 Network = IPv4Network | IPv6Network
 
 _NUMBER = re.compile(r"-[0-9]+(?=-|$)")
+
+_balance_chain = lru_cache(maxsize=1024)(BalanceChain)
+_masquerade_chain = lru_cache(maxsize=1024)(MasqueradeChain)
+"""Most forwardings have equal chains."""
 
 NUMBER_BITS = 23
 """Bits of an endpoint's number."""
@@ -179,7 +184,7 @@ class _Compilation:
             return self._refusal()
         spread = self._balance_chain(FrontendKind.ADDRESS, f.internal_policy)
         # Every endpoint's flows to itself are masqueraded elsewhere.
-        return spread if f.masquerade is Masquerade.HAIRPIN else MasqueradeChain(f.masquerade, spread)
+        return spread if f.masquerade is Masquerade.HAIRPIN else _masquerade_chain(f.masquerade, spread)
 
     def _inside(self) -> None:
         f = self._f
@@ -246,15 +251,16 @@ class _Compilation:
 
     def _dispatch_number(self, chain: Chain) -> str:
         self._found.chains[chain] = None
-        number = self._chain_numbers.number(chain.name)
-        self._found.chain_numbers[number] = chain.name
+        name = chain.name
+        number = self._chain_numbers.number(name)
+        self._found.chain_numbers[number] = name
         return number
 
     def _balance_chain(self, place: FrontendKind, policy: TrafficPolicy) -> Chain:
         """The chain that chooses the endpoint, behind the one of limits if there are any."""
         f = self._f
         turns = f.balance is Balance.ROUND_ROBIN
-        balance = BalanceChain(
+        balance = _balance_chain(
             len(_slots(f, policy)),
             f.balance,
             place,

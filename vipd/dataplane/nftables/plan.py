@@ -254,6 +254,9 @@ def merge_dependent_steps(steps: Sequence[Step]) -> Iterator[Step]:
     leaving = {
         slot: number for number, step in enumerate(steps) for slot in (*step.deleted, *step.deferred_deletes)
     }
+    if not leaving:
+        yield from steps
+        return
     tied = {
         tie
         for number, step in enumerate(steps)

@@ -83,6 +83,8 @@ class Step:
     @classmethod
     def between(cls, keys: tuple[ForwardingKey, ...], before: Elements, after: Elements) -> Step:
         """The change from one to the other."""
+        if not before:  # a load
+            return cls(keys, {}, after)
         deleted = {slot: value for slot, value in before.items() if after.get(slot) != value}
         added = {slot: value for slot, value in after.items() if before.get(slot) != value}
         return cls(keys, deleted, added)

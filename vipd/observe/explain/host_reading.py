@@ -126,7 +126,7 @@ def _kernel_tables() -> tuple[list[tuple[str, str]], set[tuple[str, str]]]:
 async def devices_to(addresses: Collection[str]) -> dict[str, str]:
     """By address: the name of the interface by which packets to it leave; empty where there is no route.
     Raises OSError."""
-    # Imported on use, in a thread, as in `control.host`.
+    # Imported on use, in a thread, as in `host.vip_routes`.
     await asyncio.to_thread(importlib.import_module, "pyroute2")
     from pyroute2 import AsyncIPRoute
     from pyroute2.netlink.exceptions import NetlinkError

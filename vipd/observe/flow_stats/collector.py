@@ -120,7 +120,8 @@ class FlowCollector:
     async def _expire_old(self) -> None:
         """Drops the totals of backends that have been gone for long."""
         # In a thread: with 100,000 services it takes a second.
-        known = await asyncio.to_thread(_backend_keys, list(self._forwardings()))
+        counted = [f for f in self._forwardings() if f.key.service in self.totals.services]
+        known = await asyncio.to_thread(_backend_keys, counted)
         self.totals.expire(known, time.time())
 
     async def _write(self) -> None:

@@ -92,6 +92,11 @@ class FlowTotals:
         self.lost = 0
         """Total number of flows whose end the kernel could not report: their traffic is not fully counted."""
 
+    @property
+    def services(self) -> Collection[str]:
+        """The names of those that have totals."""
+        return self._services.keys()
+
     def add(self, flows: Mapping[BackendKey, int]) -> None:
         """Enter new flows."""
         for place, number in flows.items():
@@ -123,7 +128,8 @@ class FlowTotals:
         self.set_open({})
 
     def expire(self, current: Collection[BackendKey], now: float) -> None:
-        """These backends exist now; drop others that have been gone for long and have no flows."""
+        """These are the backends of `services` that exist now; drop others that have been gone for long and
+        have no flows."""
         for service in self._services.values():
             for place, account in list(service.backends.items()):
                 if place in current:
