@@ -8,6 +8,7 @@ from vipd.control.admission import admit, admit_unit
 from vipd.declaration.problems import Declaration, Note, Problem
 from vipd.declaration.unit import Unit
 from vipd.model.check import Check, HttpProbe
+from vipd.model.flow_limits import FlowLimits
 from vipd.model.limits import PROBLEMS
 from vipd.model.service import Backend, ExternalAddress, Origin, Protocol, Service, ServicePort
 
@@ -83,6 +84,25 @@ def test_no_service_takes_an_address_of_this_host() -> None:
 
 def test_being_allowed_does_not_make_a_host_address_free() -> None:
     assert len(problems_of(service("10.96.0.1"), "10.0.0.0/8", host=("10.96.0.1",))) == 1
+
+
+def test_only_an_address_in_a_named_network_may_be_announced() -> None:
+    for policy, allowed in (
+        (AddressPolicy(), False),
+        (AddressPolicy(("10.96.0.0/16",)), True),
+        (AddressPolicy(("10.97.0.0/16",)), False),
+        (AddressPolicy(announced=("10.96.0.0/16",)), True),
+        (AddressPolicy(announced=("10.97.0.0/16",)), False),
+    ):
+        assert policy.announces("10.96.0.10") is allowed
+
+
+def test_rules_that_are_exactly_those_of_kube_proxy_have_no_limits() -> None:
+    limited, without = replace(service("10.96.0.10"), limits=FlowLimits(connections=9)), service("10.96.0.11")
+    policy = AddressPolicy(flow_limits=False)
+    (problem,) = admit_service(limited, policy)
+    assert "kube-proxy's chains have no place for limits" in str(problem)
+    assert admit_service(without, policy) == admit_service(limited, AddressPolicy()) == ()
 
 
 def test_problems_of_a_declaration_come_in_line_order_and_the_rest_stays() -> None:
