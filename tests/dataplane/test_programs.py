@@ -174,6 +174,24 @@ def test_no_step_is_good_before_the_rules_of_the_variant_before_are_gone(
 
 
 @pytest.mark.usefixtures("alternatives")
+def test_what_is_gone_from_the_variant_before_when_it_is_removed_is_no_failure(
+    kernel: FakeKernel, tmp_path: Path
+) -> None:
+    machine = Machine(kernel.run, tmp_path)
+    machine.become([ONE])
+    (jump,) = (rule for rule in kernel.chains("filter")["FORWARD"] if "VIPD-FORWARD" in rule)
+    gone = f"*filter\n-D FORWARD {jump}\n-F VIPD-FORWARD\n-X VIPD-FORWARD\nCOMMIT\n"
+    kernel.default = "legacy"
+    machine.restart()
+    machine.declare([TWO])
+    plan = machine.plan()
+    kernel.restore(gone, variant="nft")
+    machine.apply(plan)
+    assert "VIPD-" not in kernel.saved(variant="nft")
+    assert "10.244.0.2" in kernel.saved(variant="legacy")
+
+
+@pytest.mark.usefixtures("alternatives")
 def test_the_other_variant_that_cannot_be_read_is_a_warning(kernel: FakeKernel, tmp_path: Path) -> None:
     async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         if argv[0] == "iptables-legacy-save":

@@ -149,13 +149,15 @@ def serve(name: str, protocol: str) -> None:
     def streams() -> None:
         while True:
             flow, _ = listener.accept()
-            flow.sendall(name.encode())
-            kept.append(flow)  # the client ends it
+            with contextlib.suppress(OSError):  # a check resets what it has opened
+                flow.sendall(name.encode())
+                kept.append(flow)  # the client ends it
 
     def datagrams() -> None:
         while True:
             _, client = listener.recvfrom(100)
-            listener.sendto(name.encode(), client)
+            with contextlib.suppress(OSError):
+                listener.sendto(name.encode(), client)
 
     threading.Thread(target=streams if stream else datagrams, daemon=True).start()
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tests.dataplane.declared import numbered
+from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.limit_chain import limit_rules, stored_rate
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.iptables.render import render
 from vipd.model.flow_limits import FlowLimits
 from vipd.model.forwarding import ForwardingKey
-from vipd.model.service import Family, Protocol
+from vipd.model.service import Family, Masquerade, Protocol
 
 LIMITS = FlowLimits(
     new_per_client=3,
@@ -65,3 +71,12 @@ def test_an_ipv6_client_is_a_prefix_and_the_table_of_rates_has_it_in_its_name(le
 )
 def test_the_rate_that_the_kernel_prints(asked: int, stored: int) -> None:
     assert stored_rate(asked) == stored
+
+
+@pytest.mark.parametrize("limits", [True, False])
+def test_a_kernel_that_cannot_limit_gets_no_rule_for_it(limits: bool) -> None:
+    """Neither the chain nor jumps to it."""
+    service = replace(numbered(1, "10.244.0.1"), limits=LIMITS)
+    policy = SelectionPolicy(dict.fromkeys(Family, Masquerade.HAIRPIN))
+    text = render(select_backends(service, policy), replace(RuleOptions(Family.IPV4), limits=limits))
+    assert (":VIPD-LIM-" in text, "-j VIPD-LIM-" in text, "connlimit" in text) == (limits,) * 3

@@ -14,7 +14,14 @@ from vipd.dataplane.nftables.chains import ChainNumbers
 from vipd.dataplane.nftables.compile import ElementKey, Fragment, compile_forwarding
 from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
 from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.plan import FoundChain, Installed, Plan, make_plan, merge_dependent_steps
+from vipd.dataplane.nftables.plan import (
+    FoundChain,
+    Installed,
+    Plan,
+    make_plan,
+    merge_dependent_steps,
+    must_replace,
+)
 from vipd.dataplane.nftables.table import DesiredTable, Step
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
@@ -180,6 +187,15 @@ def test_a_table_that_is_replaced_refuses_nobody_first() -> None:
     assert first == "flush chain ip vipd unused\nadd rule ip vipd unused drop\n"
     assert whole.startswith("delete table ip vipd\n")
     assert "10.96.0.7" in whole
+
+
+def test_one_set_of_another_declaration_is_reason_enough_to_replace_a_table() -> None:
+    made = table(numbered(7, "10.244.0.1"))
+    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
+    assert installed is not None
+    assert not must_replace(OPTIONS, made.structure(), installed)
+    other = replace(installed, sets={**installed.sets, "claimed": "another"})
+    assert must_replace(OPTIONS, made.structure(), other)
 
 
 def test_only_the_dispatch_asks_maps_of_verdicts() -> None:

@@ -44,6 +44,16 @@ WEB = Service(
     external_addresses=(ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24",)),),
 )
 PLAIN = numbered(2, "10.244.0.1", "10.244.0.2")
+OLDER = """table ip vipd {
+    comment "vipd format 2"
+    set claimed { type ipv4_addr; elements = { 10.96.0.1 } }
+    map frontends { type ipv4_addr . inet_proto . inet_service : verdict; }
+    chain unused { reject; }
+    chain dispatch { ip daddr @claimed goto unused; }
+    chain prerouting { type nat hook prerouting priority dstnat; policy accept; goto dispatch; }
+}
+"""
+"""A table of another format, whose maps hold other values."""
 FOREIGN = "table ip other { chain c { type filter hook forward priority 0; policy drop; }; }"
 
 DISTURBANCES = [
@@ -224,6 +234,37 @@ def test_a_refused_change_leaves_what_was_there(inside: Inside, tmp_path: Path) 
     assert "10.96.0.2 . tcp . 80 . 0.0.0.0 : 10.244.0.2 . 8080" in listing
 
 
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_refusal_while_a_table_is_replaced_blames_only_whoever_it_is_about(
+    inside: Inside, tmp_path: Path, checked: bool
+) -> None:
+    refused = refusing(inside.run, "10.96.0.7 ", checked=checked)
+    programmed = Programmed(inside, tmp_path, refused, sockets=only_nft(inside))
+    others = [numbered(number, "10.244.0.1") for number in range(1, 10) if number != 7]
+    programmed.become(*others)
+    wanted = programmed.tables()
+    programmed.inside.nft("-f", "-", text="add table ip vipd\ndelete table ip vipd\n" + OLDER)
+    programmed.restart()
+    programmed.become(*others, numbered(7, "10.244.0.1"))
+    assert [key.service for key in programmed.dataplane.quarantined()] == ["test/s7"]
+    assert programmed.tables() == wanted
+
+
+def test_what_is_refused_only_once_is_written_as_a_whole(inside: Inside, tmp_path: Path) -> None:
+    failures = [1]
+
+    async def refuse_once(argv: Sequence[str], stdin: str) -> ProgramResult:
+        once = "10.96.0.7 " in stdin and failures and failures.pop()
+        return await (refusing(inside.run, "10.96.0.7 ") if once else inside.run)(argv, stdin)
+
+    programmed = Programmed(inside, tmp_path, refuse_once, sockets=only_nft(inside))
+    programmed.become(*(numbered(number, "10.244.0.1") for number in range(1, 10)))
+    assert not failures
+    assert not programmed.dataplane.quarantined()
+    programmed.dataplane.invalidate_all()
+    assert str(programmed.plan()) == ""
+
+
 def test_a_refusal_in_a_later_batch_blames_only_whoever_it_is_about(
     inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,12 +344,11 @@ def test_without_nft_only_what_needs_it_fails(inside: Inside, tmp_path: Path) ->
     assert "apt install nftables" in str(programmed.plan())
 
 
-def refusing(run: Runner, word: str) -> Runner:
-    """A runner whose nft takes no transaction with this word; but what it only checks, unless that word is in
-    everything."""
+def refusing(run: Runner, word: str, *, checked: bool = True) -> Runner:
+    """A runner whose nft takes no transaction with this word; `checked`: a check says so, too."""
 
     async def refuse(argv: Sequence[str], stdin: str) -> ProgramResult:
-        if word in stdin and ("--check" not in argv or word == "table"):
+        if word in stdin and (checked or "--check" not in argv):
             return ProgramResult(
                 1, "", f"/dev/stdin:1:1-2: Error: Could not process rule: {word} is refused\n"
             )

@@ -81,7 +81,7 @@ class OtherVariantRules:
             return
         try:
             self._tools = await find_tools(self._family, variant, self._run)
-            saved = await save(self._tools, self._run)
+            self.plan = await self._read(self._tools)
         except MissingProgramError:
             return  # it has written nothing
         except ApplyError as error:
@@ -89,18 +89,23 @@ class OtherVariantRules:
                 return
             self._not_before = clock() + RETRY_SECONDS
             self.warning = f"whether iptables-{variant} holds old rules of vipd's cannot be seen: {error}"
-            return
-        if holds_own(saved, self._prefix):
-            names = Names(self._prefix)
-            accept = (self._family, variant) in self._kept()
-            self.plan = removal_plan(saved, names, self._family, self._tools, accept=accept) or None
+
+    async def _read(self, tools: Tools) -> Plan | None:
+        """The plan that removes the rules there; None: there are none. Raises ApplyError."""
+        saved = await save(tools, self._run)
+        if not holds_own(saved, self._prefix):
+            return None
+        accept = (self._family, "legacy" if tools.legacy else "nft") in self._kept()
+        return removal_plan(saved, Names(self._prefix), self._family, tools, accept=accept) or None
 
     async def remove(self, plan: Plan) -> None:
         """Remove the found rules. Raises ApplyError."""
         if self._tools is None or plan is not self.plan:
             return
         try:
-            for text in plan.restores:
+            # Read again: the chain that accepts flows may have gone in the same step.
+            current = await self._read(self._tools)
+            for text in current.restores if current else ():
                 await restore(self._tools, text, self._run)
         except ApplyError as error:
             what = f"vipd's former {self._family} rules in {self._tools.version_text} cannot be removed"

@@ -31,7 +31,7 @@ from vipd.dataplane.nftables.probe import Capabilities, probe, shortcomings
 from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.nftables.survey import Survey, difference, read_survey, service_sets
 from vipd.dataplane.nftables.table import DesiredTable, Elements, Step
-from vipd.dataplane.nftables.tools import Nft, apply_transaction
+from vipd.dataplane.nftables.tools import Nft, apply_transaction, check_transaction
 from vipd.dataplane.nftables.writer import ElementWriter
 from vipd.dataplane.programs import Programs, require_found
 from vipd.host.host_changes import HostChanges
@@ -286,11 +286,11 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
                     raise
                 # When nft takes nothing at all, no service is to blame.
                 await self._require_nft(nft, error)
-                if number == 0 and (common := plan.without_steps().text()):
-                    await apply_transaction(common, self._run)
                 log.warning("%s; looking for the service at fault", error)
-                if failed := await bisect(plan.steps[written:], partial(self._transact_steps, plan.table)):
+                structure = number > 0 and not plan.replaces
+                if failed := await self._refused(plan, plan.steps[written:], structure_written=structure):
                     return {key: why for step, why in failed for key in step.keys}
+                await self._transact_steps(plan.table, [plan.late])
                 break
             written += len(transaction.steps)
         for text in plan.deferred_deletes():
@@ -312,6 +312,22 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
             await probe(nft, self.desired.options, self._run)
         except ApplyError:
             raise error from None
+
+    async def _refused(
+        self, plan: Plan, suspects: Sequence[Step], *, structure_written: bool
+    ) -> list[tuple[Step, str]]:
+        """The steps that are not taken, and why. If it returns none, all are written. Raises ApplyError."""
+        # The old table serves until a new one is taken. A check misses some of what is refused.
+        if plan.replaces and (failed := await bisect(suspects, partial(self._check_replacement, plan))):
+            return failed
+        if not structure_written and (common := plan.without_steps().text()):
+            await apply_transaction(common, self._run)
+        return await bisect(suspects, partial(self._transact_steps, plan.table))
+
+    async def _check_replacement(self, plan: Plan, steps: Sequence[Step]) -> None:
+        """Have the kernel check, without effect, the replacement of the table with some of the steps."""
+        text = plan.without_steps().text() + elements_text(plan.table, steps)
+        await check_transaction(text, self._run)
 
     async def _transact_steps(self, table: str, steps: Sequence[Step]) -> None:
         """Write some steps in one transaction. A second plan does the rest."""

@@ -16,6 +16,7 @@ from vipd.dataplane.nftables.layout import FLOWS, HAIRPIN, PINGED, NftSet, Rules
 from vipd.dataplane.nftables.limit_chain import LimitChain
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.tools import Nft, check_transaction
+from vipd.dataplane.programs import PROBE_SECONDS
 from vipd.host.process import Runner
 from vipd.model.flow_limits import FlowLimits
 from vipd.model.service import Balance, Family
@@ -71,7 +72,7 @@ async def probe(nft: Nft, options: TableOptions, run: Runner) -> Capabilities:
     """Try every feature. Raises ApplyError for a missing one that no service can do without."""
     features = _features(options)
     try:
-        await check_transaction("".join(_text(feature, options) for feature in features), run)
+        await check_transaction("".join(_text(feature, options) for feature in features), run, PROBE_SECONDS)
     except ApplyError as error:
         if not error.rules_at_fault:
             raise
@@ -85,7 +86,7 @@ async def _try_each(
     missing: set[str] = set()
     for feature in features:
         try:
-            await check_transaction(_text(feature, options), run)
+            await check_transaction(_text(feature, options), run, PROBE_SECONDS)
         except ApplyError as error:
             if feature.required:
                 what = f"{nft.version_text} cannot do {feature.name} on this kernel"

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.programs import PROBE_SECONDS, VERSION_SECONDS, finish
+from vipd.dataplane.programs import VERSION_SECONDS, finish
 from vipd.host.process import ProgramResult, Runner
 
 NFT = "nft"
@@ -47,9 +47,10 @@ async def apply_transaction(text: str, run: Runner) -> None:
     require_success(await finish([NFT, "-f", "-"], text, run), NFT)
 
 
-async def check_transaction(text: str, run: Runner) -> None:
-    """Check whether nft and the kernel accept a transaction, without applying it. Raises ApplyError."""
-    require_success(await finish([NFT, "--check", "-f", "-"], text, run, PROBE_SECONDS), "nft --check")
+async def check_transaction(text: str, run: Runner, limit: float | None = None) -> None:
+    """Check whether nft and the kernel accept a transaction, without applying it. `limit`: seconds; None: as
+    long as writing it may take. Raises ApplyError."""
+    require_success(await finish([NFT, "--check", "-f", "-"], text, run, limit), "nft --check")
 
 
 def require_success(finished: ProgramResult, what: str) -> None:
