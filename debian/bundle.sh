@@ -5,6 +5,9 @@
 # the modules in Python must be the same for all, which is checked. Packages come from the index that pip is set up
 # with, or, with PIP_NO_INDEX=1 PIP_FIND_LINKS=DIR, from a directory that holds them; none is taken, nor run to build
 # another, whose hash is not in debian/requirements*.txt.
+#
+# With VIPD_BUNDLE_CACHE=DIR the packages are kept there, whole, for builds with the same pins, this script, Python and
+# compiler; all else is done each time.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,20 +18,44 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 main() {
-    local version
-    /usr/bin/python3 -m venv "$work/venv"
-    for version in "${pythons[@]}"; do fetch "$version" "$work/$version"; done
+    local kept=
     mkdir -p "$(dirname "$target")"
-    cp -a "$work/${pythons[0]}" "$target"
-    for version in "${pythons[@]:1}"; do merge "$work/$version"; done
-    prune
-    add_legacy
+    [ -z "${VIPD_BUNDLE_CACHE:-}" ] || kept=$VIPD_BUNDLE_CACHE/bundle-$(inputs | sha256sum | cut -c1-16)
+    if [ -n "$kept" ] && [ -d "$kept" ]; then
+        cp -a "$kept" "$target"
+    else
+        add_packages
+        [ -z "$kept" ] || keep "$kept"
+    fi
     cp -a vipd "$target/"
     find "$target/vipd" -name README.md -delete
     find "$target" -name __pycache__ -prune -exec rm -rf {} +
     find "$target" -type f -exec chmod 644 {} +
     # Modules are no programs, whatever their first lines say.
     grep -rlZ --include='*.py' '^#!' "$target" | xargs -0r sed -i '1{/^#!/d}'
+}
+
+# What the packages in the target depend on, besides their hashed files.
+inputs() {
+    cat debian/bundle.sh debian/requirements*.txt debian/legacy/iptc.py
+    /usr/bin/python3 -VV
+    gcc --version
+    echo "${CPPFLAGS:-} ${CFLAGS:-} ${LDFLAGS:-}" | sed "s|$PWD|.|g"
+}
+
+keep() { # directory
+    cp -a "$target" "$1.$$"
+    mv -T "$1.$$" "$1" 2>/dev/null || rm -rf "$1.$$" # another build was faster
+}
+
+add_packages() {
+    local version
+    /usr/bin/python3 -m venv "$work/venv"
+    for version in "${pythons[@]}"; do fetch "$version" "$work/$version"; done
+    cp -a "$work/${pythons[0]}" "$target"
+    for version in "${pythons[@]:1}"; do merge "$work/$version"; done
+    prune
+    add_legacy
 }
 
 fetch() { # Python version, directory

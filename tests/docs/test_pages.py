@@ -46,8 +46,12 @@ def fault_of(step: Step, actions: Commands, code: int, printed: str) -> str:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[Mapping[Path, Future[list[str]]]]:
-    """The wanted pages, all at work at the same time: most of it is waiting."""
-    wanted = {item.callspec.params.get("page") for item in request.session.items if hasattr(item, "callspec")}
+    """The wanted pages, all at work at the same time: most of it is waiting. Other tests have pages, too."""
+    wanted = {
+        item.callspec.params["page"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.function is test_a_page_does_what_it_says
+    }
     with ThreadPoolExecutor(len(PAGES)) as pool:
         yield {page: pool.submit(faults_in, page) for page in PAGES if page in wanted}
 

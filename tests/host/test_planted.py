@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.dataplane.namespace import Namespace
+from tests.lab.node import Node
 from tests.model.samples import service
 from vipd.control.catalog import merge
 from vipd.control.host import FORWARDING, LIBERAL, restore_sysctls
@@ -259,8 +261,9 @@ def test_files_are_written_and_removed_in_one_place_alone() -> None:
 
 def vipd(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program of vipd's in a network namespace of its own."""
-    argv = ["unshare", "--net", sys.executable, "-m", module, *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    with Namespace() as namespace:
+        node = Node(namespace.name, "host", "", "")
+        return node.run(sys.executable, "-m", module, *arguments, check=False, timeout=120)
 
 
 @pytest.mark.parametrize("plant", ["pipe", "link"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 from tests.lab.client import LONGEST_LIFE
@@ -172,7 +174,17 @@ class Node:
             finish(process)
         self.started.clear()
         self._idle.clear()
-        asking = ["ip", "netns", "pids", self.namespace]
-        left = subprocess.run(asking, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
-        for pid in left.stdout.split():
-            subprocess.run(["kill", "-9", pid], capture_output=True, timeout=COMMAND_SECONDS, check=False)
+        for pid in self._pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _pids(self) -> list[int]:
+        """As `ip netns pids`, which takes several times as long."""
+        pids = []
+        with contextlib.suppress(FileNotFoundError):
+            own = Path("/run/netns", self.namespace).stat()
+            for pid in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
+                with contextlib.suppress(OSError):  # it has ended, or is the kernel's
+                    if os.path.samestat(os.stat(f"/proc/{pid}/ns/net"), own):  # noqa: PTH116 (it is faster)
+                        pids.append(int(pid))
+        return pids

@@ -145,10 +145,12 @@ class Lab:
                 yield f"link set {name} type bridge_slave hairpin on"
 
     def _set_bridge_netfilter(self) -> None:
-        for family in ("iptables", "ip6tables"):
-            # Absent where br_netfilter is not loaded, which is the same as off.
-            setting = f"net.bridge.bridge-nf-call-{family}={int(self.wiring.bridge_netfilter)}"
-            self.host.run("sysctl", "-qw", setting, check=self.wiring.bridge_netfilter)
+        # Absent where br_netfilter is not loaded, which is the same as off.
+        settings = [
+            f"net.bridge.bridge-nf-call-{family}={int(self.wiring.bridge_netfilter)}"
+            for family in ("iptables", "ip6tables")
+        ]
+        self.host.run("sysctl", "-qw", *settings, check=self.wiring.bridge_netfilter)
 
     def _wire_client(self) -> Iterator[str]:
         yield "link set lo up"
@@ -159,11 +161,14 @@ class Lab:
 
     def _wait_for_links(self) -> None:
         """Return once every device is up: the kernel loses packets sent before that."""
-        cables = [(self.host, name) for name in ("clients", "cluster", *(b.name for b in self.backends))]
-        cables += [(node, "eth0") for node in (self.client, *self.backends)]
+        cables = {node.namespace: {"eth0"} for node in (self.client, *self.backends)}
+        cables[self.host.namespace] = {"clients", "cluster", *(backend.name for backend in self.backends)}
 
         def all_up() -> bool:
-            cables[:] = [(node, name) for node, name in cables if " state UP " not in link(node, name)]
+            for namespace in tuple(cables):
+                cables[namespace] -= links_up(namespace, cables[namespace])
+                if not cables[namespace]:
+                    del cables[namespace]
             return not cables
 
         wait_until(all_up, lambda: f"links do not come up: {cables}", COMMAND_SECONDS)
@@ -180,9 +185,12 @@ class Lab:
             yield f"route add ::/0 via {HOST_TOWARDS_BACKENDS[6]}"
 
 
-def link(node: Node, device: str) -> str:
-    """What `ip link show` prints for a device."""
-    return node.run("ip", "link", "show", "dev", device).stdout
+def links_up(namespace: str, devices: Iterable[str]) -> set[str]:
+    """Those of a namespace's devices that are up. Each is asked for by its name: then the kernel looks at its
+    cable at once, and else once in a second."""
+    questions = "\n".join(f"link show dev {device}" for device in devices)
+    lines = _ip(["-n", namespace, "-o", "-batch", "-"], questions).splitlines()
+    return {line.split(": ")[1].partition("@")[0] for line in lines if " state UP " in line}
 
 
 def add_addresses(namespace: str, device: str, *addresses: str) -> None:
@@ -201,8 +209,8 @@ def delete_nodes(*nodes: Node) -> None:
     """End what runs in these namespaces, and delete those that exist."""
     for node in nodes:
         node.kill()
-        with contextlib.suppress(RuntimeError):
-            ip("netns", "delete", node.namespace)
+    with contextlib.suppress(RuntimeError):
+        _ip(["-force", "-batch", "-"], "\n".join(f"netns delete {node.namespace}" for node in nodes))
 
 
 def ip(*argv: str) -> None:
@@ -216,9 +224,10 @@ def ip_batch(commands: Iterable[str], namespace: str = "") -> None:
     _ip([*(["-n", namespace] if namespace else []), "-batch", "-"], "\n".join(commands))
 
 
-def _ip(argv: Sequence[str], text: str = "") -> None:
+def _ip(argv: Sequence[str], text: str = "") -> str:
     done = subprocess.run(
         ["ip", *argv], input=text, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
     )
     if done.returncode:
         raise RuntimeError(f"ip {' '.join(argv)}: {done.stderr.strip()}\n{text}".rstrip())
+    return done.stdout

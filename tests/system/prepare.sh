@@ -5,8 +5,9 @@
 #
 # Installs the programs that it needs. Everything is kept in a cache ($VIPD_TEST_CACHE or /var/cache/vipd-tests) and
 # made once, under another name until it is whole: a root directory for each release, a package for each state of the
-# source. What fails by chance is tried again, and said. Prints `RELEASE DIRECTORY`
-# for each root and `package FILE`. Exit code 3, with the reason, where this machine cannot run such tests.
+# source, and for a week the packages of others that it carries. What fails by chance is tried again, and said. Prints
+# `RELEASE DIRECTORY` for each root and `package FILE`. Exit code 3, with the reason, where this machine cannot run such
+# tests.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../prepare.sh"
 
@@ -101,6 +102,7 @@ make_package() {
     if [ ! -d "$file" ]; then
         # Not those of today: a run that has begun before may still be using one.
         find "$cache" -maxdepth 1 -name 'package-*' -mmin +720 -exec rm -rf {} +
+        find "$cache" -maxdepth 1 -name 'bundle-*' -mtime +6 -exec rm -rf {} +
         again "building the package" build "$file.new" || fail "cannot build the package"
         mv "$file.new" "$file"
     fi
@@ -110,7 +112,9 @@ make_package() {
 build() { # directory
     rm -rf "$1"
     # Installed once and thrown away: it may be large.
-    mkdir "$1" && DPKG_DEB_COMPRESSOR_LEVEL=1 bash "$project/debian/build.sh" "$1" >"$cache/package.log" 2>&1 || {
+    local quick=(DPKG_DEB_COMPRESSOR_TYPE=gzip DPKG_DEB_COMPRESSOR_LEVEL=1)
+    mkdir "$1" &&
+        env VIPD_BUNDLE_CACHE="$cache" "${quick[@]}" bash "$project/debian/build.sh" "$1" >"$cache/package.log" 2>&1 || {
         tail -n 30 "$cache/package.log" >&2
         return 1
     }
