@@ -52,16 +52,18 @@ def test_one_that_hangs_takes_one_thread_and_delays_nothing_else(monkeypatch: py
 
 
 def test_many_at_once_share_what_is_about_the_same() -> None:
-    calls, made = FileCalls(3), list[int]()
+    calls, made, all_asked = FileCalls(3), list[int](), threading.Event()
 
     def call(number: int) -> int:
         made.append(number)
-        time.sleep(0.02)
+        all_asked.wait(60)
         return number
 
     async def scene() -> list[int]:
-        waits = (calls.run(n % 10, lambda n=n: call(n % 10)) for n in range(100))  # type: ignore[misc]
-        return await asyncio.gather(*waits)
+        asked = [asyncio.create_task(calls.run(n % 10, lambda n=n: call(n % 10))) for n in range(100)]  # type: ignore[misc]
+        await asyncio.sleep(0)
+        all_asked.set()
+        return await asyncio.gather(*asked)
 
     assert asyncio.run(scene()) == [n % 10 for n in range(100)]
     assert sorted(made) == list(range(10))
