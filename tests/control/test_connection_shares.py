@@ -137,6 +137,16 @@ def test_what_chance_does_not_explain_is_written_at_once() -> None:
     assert state.factors["a"] <= Fraction(1, 2)
 
 
+def test_a_slow_backend_among_few_flows_is_found_in_seconds() -> None:
+    """Fifteen flows are few, and chance explains much of their number, but not for long that most of them
+    wait in one line."""
+    waiting = {"slow": BackendLoad(1, 12)} | {name: BackendLoad(1, 1) for name in "abc"}
+    state = ShareState()
+    for _ in range(6):
+        state = next_state(state, waiting)
+    assert state.factors["slow"] < Fraction(1, 4)
+
+
 def test_a_small_change_that_lasts_is_written_once() -> None:
     uneven = {"a": BackendLoad(1, 1200), "b": BackendLoad(1, 1000)}
     states = [ShareState()]

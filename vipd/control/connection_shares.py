@@ -34,7 +34,7 @@ MIN_CHANGE = 0.15
 """A lasting change of shares below this part of each share is not worth writing rules."""
 MEMORY = 1 / 16
 """Weight of one step in the mean of a factor."""
-LASTING, SUDDEN = 1.0, 4.0
+LASTING, SUDDEN = 1.0, 2.5
 """What a change of the mean, and of one step, must exceed: in parts of the root of a backend's flows."""
 MIN_SUDDEN_CHANGE = 0.5
 """A change of shares below this part of each share is not published before it lasts."""

@@ -10,7 +10,9 @@ first one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import sys
 import time
 
@@ -59,7 +61,8 @@ async def serve(port: int, slots: int, seconds: float) -> None:
     async with server:
         print("READY", flush=True)
         await asyncio.to_thread(sys.stdin.read)
-        print(json.dumps({"mean": gauge.mean(), "most": gauge.most}), flush=True)
+        with contextlib.suppress(BrokenPipeError):  # only the slow one is asked
+            os.write(1, json.dumps({"mean": gauge.mean(), "most": gauge.most}).encode() + b"\n")
 
 
 if __name__ == "__main__":
