@@ -83,7 +83,7 @@ compgen -G "tests/__pycache__/test_architecture*-pytest-*.pyc" >/dev/null ||
 last_failed=.pytest_cache/v/cache/lastfailed
 first_output=$project/tried-again.log
 most_tried_again=20
-workers=$((3 * $(nproc))) # most of a test's time it waits for packets, checks and timers; each collects all tests
+workers=$((4 * $(nproc))) # most of a test's time it waits for packets, checks and timers
 [ "$workers" -le 16 ] || workers=16
 unsteady=()
 tests() { # arguments for pytest
