@@ -107,6 +107,13 @@ def test_only_rules_for_every_packet_name_tables() -> None:
     assert [table_for_all(each) for each in limited] == [None] * len(limited)
 
 
+def test_an_address_that_is_none_is_a_fault_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    garbled = rtnetlink.Message(b"\2" + bytes(7), {1: b"\x0a\x00\x00"})
+    monkeypatch.setattr(network, "listing", lambda *_, **__: [garbled])
+    with pytest.raises(OSError, match="answer is not understood"):
+        network.read_addresses()
+
+
 def test_dead_and_throw_routes_are_none() -> None:
     assert route_of(route()) == Route(4, 0, 0)
     assert route_of(route(flags=1)) is None

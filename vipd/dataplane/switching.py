@@ -293,7 +293,8 @@ class SwitchableDataplane:
 
 
 async def _discard_counts(new: Dataplane) -> None:
-    """A table of nftables counts what rules of iptables translate, too: they have counted these flows."""
+    """Drop what the new dataplane has counted while the old one translated: a table of nftables also counts
+    the flows that rules of iptables translate, and have counted."""
     with contextlib.suppress(ApplyError, OSError):  # the periodic reading reports it
         await new.counter.take()
 

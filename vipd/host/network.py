@@ -3,6 +3,7 @@ the kernel. It blocks: use it from a thread."""
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -86,7 +87,10 @@ def read_addresses() -> frozenset[str]:
         message.attributes.get(_LOCAL, message.attributes.get(_ADDRESS))
         for message in _of_families(NEW_ADDRESS, MAX_ADDRESSES)
     )
-    return frozenset(str(ip_address(address)) for address in found if address)
+    try:
+        return frozenset(str(ip_address(address)) for address in found if address)
+    except ValueError as error:
+        raise OSError(errno.EBADMSG, f"the kernel's answer is not understood: {error}") from error
 
 
 def read_neighbours(devices: Mapping[int, str]) -> dict[str, str]:

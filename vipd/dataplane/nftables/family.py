@@ -287,8 +287,8 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
                 # When nft takes nothing at all, no service is to blame.
                 await self._require_nft(nft, error)
                 log.warning("%s; looking for the service at fault", error)
-                structure = number > 0 and not plan.replaces
-                if failed := await self._refused(plan, plan.steps[written:], structure_written=structure):
+                has_structure = number > 0 and not plan.replaces
+                if failed := await self._refused(plan, plan.steps[written:], structure_written=has_structure):
                     return {key: why for step, why in failed for key in step.keys}
                 await self._transact_steps(plan.table, [plan.late])
                 break
