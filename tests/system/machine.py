@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,13 +87,16 @@ class Machine:
     def offer(self, *packages: Path) -> None:
         """Give the machine's apt these packages, besides those that came with the root."""
         directory = self.disk / PACKAGES.lstrip("/")
+        added = Path(tempfile.mkdtemp(dir=directory))
         for package in packages:
-            (directory / package.name).write_bytes(package.read_bytes())
-        scan = ["dpkg-scanpackages", "--multiversion", "."]
+            (added / package.name).write_bytes(package.read_bytes())
+        added.chmod(0o755)
+        scan = ["dpkg-scanpackages", "--multiversion", added.name]
         index = subprocess.run(
             scan, cwd=directory, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True
         )
-        (directory / "Packages").write_text(index.stdout)
+        with (directory / "Packages").open("a") as known:  # what came with the root is in it
+            known.write(f"\n{index.stdout}")
         for old in (self.disk / "etc/apt/sources.list.d").iterdir():
             old.unlink()
         self.write("/etc/apt/sources.list", f"deb [trusted=yes] file:{PACKAGES} ./\n")

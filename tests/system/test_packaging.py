@@ -44,6 +44,14 @@ def pins(name: str) -> dict[str, str]:
     return {canonicalize_name(found[1]): found[2] for found in re.finditer(r"(?m)^([\w.-]+)==(\S+)", text)}
 
 
+@pytest.fixture(scope="module")
+def unpacked(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the package."""
+    directory = tmp_path_factory.mktemp("unpacked")
+    subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(directory)], check=True, timeout=60)
+    return directory
+
+
 def project() -> dict[str, object]:
     read: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return read
@@ -121,9 +129,8 @@ def test_the_settings_file_tells_the_defaults() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.nightly
-def test_the_package_runs_with_each_python(prepared: Prepared, tmp_path: Path) -> None:
-    subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(tmp_path)], check=True, timeout=60)
-    library = tmp_path / "usr/lib/vipd"
+def test_the_package_runs_with_each_python(unpacked: Path) -> None:
+    library = unpacked / "usr/lib/vipd"
     untried = []
     for version in PYTHONS:
         tag = f"cpython-{version.replace('.', '')}-"
@@ -176,12 +183,11 @@ def test_two_builds_give_the_same_package(prepared: Prepared, tmp_path: Path) ->
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_bill_of_materials_is_what_is_in_the_package(prepared: Prepared, tmp_path: Path) -> None:
-    subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(tmp_path)], check=True, timeout=60)
-    bill = json.loads((tmp_path / "usr/share/doc/vipd/vipd.cdx.json").read_text())
+def test_the_bill_of_materials_is_what_is_in_the_package(unpacked: Path) -> None:
+    bill = json.loads((unpacked / "usr/share/doc/vipd/vipd.cdx.json").read_text())
     listed = {(canonicalize_name(part["name"]), part["version"]) for part in bill["components"]}
     carried = {("python-iptables", pins("requirements-legacy.txt")["python-iptables"])}
-    for metadata in (tmp_path / "usr/lib/vipd").glob("*.dist-info/METADATA"):
+    for metadata in (unpacked / "usr/lib/vipd").glob("*.dist-info/METADATA"):
         read = Parser().parsestr(metadata.read_text())
         carried.add((canonicalize_name(read["Name"]), read["Version"]))
     assert listed == carried
@@ -195,19 +201,18 @@ def test_the_bill_of_materials_is_what_is_in_the_package(prepared: Prepared, tmp
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_link_of_a_shipped_page_leads_to_a_shipped_file(prepared: Prepared, tmp_path: Path) -> None:
-    subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(tmp_path)], check=True, timeout=60)
-    shipped = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+def test_every_link_of_a_shipped_page_leads_to_a_shipped_file(unpacked: Path) -> None:
+    shipped = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
     pages = [path for path in shipped if path.endswith(".md") and path.startswith("usr/share/doc/")]
     assert len(pages) > 10, "pages are shipped as they are, not compressed: their links name them so"
     dead = []
     for page in pages:
-        for link in (link for line in prose(tmp_path / page) for link in line.links()):
+        for link in (link for line in prose(unpacked / page) for link in line.links()):
             name, _, anchor = link.partition("#")
             target = posixpath.normpath(posixpath.join(posixpath.dirname(page), name)) if name else page
             if "://" not in link and target not in shipped:
                 dead.append(f"{page}: {link}")
-            elif anchor and target.endswith(".md") and anchor not in anchors(tmp_path / target):
+            elif anchor and target.endswith(".md") and anchor not in anchors(unpacked / target):
                 dead.append(f"{page}: {link}: no such heading")
     assert dead == []
     examples = "usr/share/doc/vipd/examples/"
@@ -215,7 +220,7 @@ def test_every_link_of_a_shipped_page_leads_to_a_shipped_file(prepared: Prepared
     named = [
         (posixpath.join(f"/{directory}", schema), file)
         for directory in ("etc/vipd", "usr/share/doc/vipd/examples")
-        for file in sorted((tmp_path / directory).glob("*.yaml"))
+        for file in sorted((unpacked / directory).glob("*.yaml"))
         for schema in re.findall(r"(?m)^# yaml-language-server: \$schema=(\S+)$", file.read_text())
     ]
     assert len(named) == 2, "vipd.yaml and minimal.yaml"
