@@ -60,6 +60,7 @@ CORE = (
     "vipd.control.write_order",
     "vipd.observe.simulator",
     "vipd.observe.live_trace",
+    "vipd.observe.rule_tree",
 )
 """Modules and packages whose results follow from their arguments alone."""
 SHELL_OF_CORE = (
@@ -97,6 +98,10 @@ SHELL_OF_CORE = (
     + tuple(
         f"vipd.observe.live_trace.{name}"
         for name in ("table", "legacy", "rule_reader", "watching", "sending")
+    )
+    + tuple(
+        f"vipd.observe.rule_tree.{name}"
+        for name in ("resolve_target", "read_iptables", "read_nftables", "graphviz")
     )
 )
 """Modules within those packages that do run programs."""

@@ -6,8 +6,10 @@ The same sources, wheels and liblzma give the same bytes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import io
+import lzma
 import re
 import stat
 import subprocess
@@ -47,7 +49,10 @@ def main() -> None:
         help="machine that it is for, may be given twice (default x86_64)",
     )
     parser.add_argument(
-        "--wheels", type=Path, metavar="DIR", help="where the wheels are, or are put when it is empty"
+        "--wheels",
+        type=Path,
+        metavar="DIR",
+        help="where the wheels and what they are packed to are, or are put when it is empty",
     )
     arguments = parser.parse_args()
     targets = [
@@ -60,20 +65,23 @@ def main() -> None:
             collected = wheels.collect(PROJECT, targets, Path(directory), arguments.wheels)
         except wheels.WheelError as error:
             sys.exit(f"error: {error}")
-    data = one_file(collected)
+    data = one_file(collected, arguments.wheels)
     write_program(arguments.out, data)
     write_bill(arguments.out, targets)
     print(f"{arguments.out}: {len(data) / 1e6:.1f} MB, {suits(targets)}")  # noqa: T201
 
 
-def one_file(collected: Mapping[wheels.Target, Files]) -> bytes:
-    """The program. What is the same for all targets is in it once."""
+def one_file(collected: Mapping[wheels.Target, Files], kept: Path | None = None) -> bytes:
+    """The program. What is the same for all targets is in it once. Parts that were packed before are taken
+    from `kept`."""
     first, *rest = collected.values()
     common = {path for path, data in first.items() if all(files.get(path) == data for files in rest)}
-    parts = {"common": {**{path: first[path] for path in common}, **own_package()}}
+    parts = {"common": {path: first[path] for path in common}}
     for target, files in collected.items():
         parts[target.part] = {path: data for path, data in files.items() if path not in common}
-    packed = {f"{name}.tar.xz": _tar(files) for name, files in parts.items()}
+    packed = {f"{name}.tar.xz": _packed(name, files, kept) for name, files in parts.items()}
+    parts["vipd"] = own_package()
+    packed["vipd.tar.xz"] = _compressed(_tar(parts["vipd"]))
     boot = {path.name: path.read_bytes() for path in (HERE / "boot").glob("*.py")}
     about = _contents(list(collected), {**boot, **packed}, parts)
     return _zip({**boot, "contents.py": about, "LICENSE": (PROJECT / "LICENSE").read_bytes(), **packed})
@@ -123,8 +131,8 @@ def _contents(targets: list[wheels.Target], packed: Files, parts: Mapping[str, F
     sizes = {
         name: sum(-(-len(data) // BLOCK) * BLOCK for data in files.values()) for name, files in parts.items()
     }
-    # Bytecode takes about as much as its source.
-    space = max(size for name, size in sizes.items() if name != "common") + 2 * sizes["common"]
+    everywhere = sizes.pop("common") + sizes.pop("vipd")
+    space = max(sizes.values()) + 2 * everywhere  # bytecode takes about as much as its source
     values = {
         "VERSION": version[1],
         "DIGEST": digest,
@@ -136,10 +144,32 @@ def _contents(targets: list[wheels.Target], packed: Files, parts: Mapping[str, F
     return "".join(f"{name} = {value!r}\n" for name, value in values.items()).encode()
 
 
+def _packed(name: str, files: Files, kept: Path | None) -> bytes:
+    """A packed part that is kept, if it is these files packed, or packed and kept."""
+    plain, place = _tar(files), kept and kept / f"{name}.tar.xz"
+    if place and place.exists():
+        with contextlib.suppress(lzma.LZMAError):
+            data = place.read_bytes()
+            # Only what is compared is trusted, as only wheels with a pinned hash are.
+            if lzma.LZMADecompressor().decompress(data, len(plain) + 1) == plain:
+                return data
+    packed = _compressed(plain)
+    if place:
+        new = place.with_suffix(".new")
+        new.write_bytes(packed)
+        new.replace(place)
+    return packed
+
+
+def _compressed(plain: bytes) -> bytes:
+    """The best compression would make the file 12 % smaller, and building it 20 s longer."""
+    return lzma.compress(plain, preset=1)
+
+
 def _tar(files: Files) -> bytes:
-    """A packed part. The best compression would make the file 12 % smaller, and building it 20 s longer."""
+    """The files as one, before they are compressed."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:xz", format=tarfile.USTAR_FORMAT, preset=1) as archive:
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path, data in sorted(files.items()):
             member = tarfile.TarInfo(path)
             member.size = len(data)

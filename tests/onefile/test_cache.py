@@ -160,11 +160,12 @@ def test_unpack_mends_what_no_import_would_notice(host: FreshHost, warm: FreshHo
     assert victim.read_bytes() == good
 
 
-def test_damaged_file_says_so(host: FreshHost) -> None:
+@pytest.mark.parametrize("part", ["common", "vipd"])
+def test_damaged_file_says_so(host: FreshHost, part: str) -> None:
     def flip(data: bytes) -> bytes:
         return data[:5000] + bytes([data[5000] ^ 1]) + data[5001:]
 
-    broken = altered(host.file, host.directory / "broken.pyz", "common.tar.xz", flip)
+    broken = altered(host.file, host.directory / "broken.pyz", f"{part}.tar.xz", flip)
     done = host.command(str(broken), *HELP, CACHE_DIRECTORY=host.cache)
     assert (done.returncode, "this file is damaged" in done.stderr) == (1, True)
     assert [path.name for path in host.cache.iterdir()] == [".lock"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import lzma
 import re
 import sys
 import zipfile
@@ -26,16 +27,22 @@ ABOUT = {
 }
 
 
-@pytest.fixture(scope="module")
-def builder() -> ModuleType:
-    """debian/onefile/wheels.py."""
-    spec = importlib.util.spec_from_file_location("wheels", PROJECT / "debian/onefile/wheels.py")
+def module_of(file: str) -> ModuleType:
+    """A module of the builder, by the name under which the others import it."""
+    path = PROJECT / "debian/onefile" / file
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["wheels"] = module  # where its dataclasses look for themselves
+    sys.modules[path.stem] = module  # where its dataclasses look for themselves
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def builder() -> ModuleType:
+    """debian/onefile/wheels.py."""
+    return module_of("wheels.py")
 
 
 def wheel(path: Path, code: str) -> str:
@@ -65,6 +72,22 @@ def test_a_wheel_with_another_hash_is_refused(builder: ModuleType, tmp_path: Pat
     scratch.mkdir()
     with pytest.raises(builder.WheelError, match="HASH"):
         builder.collect(tmp_path / "project", [target], scratch, other)
+
+
+@pytest.mark.usefixtures("builder")
+@pytest.mark.parametrize(
+    "other", [b"", b"damaged", lzma.compress(b"other files"), lzma.compress(bytes(10**7))]
+)
+def test_what_was_packed_before_is_taken_only_if_it_is_the_same(tmp_path: Path, other: bytes) -> None:
+    build, files = module_of("build.py"), {"attr/__init__.py": b"good = True\n"}
+    packed = build._packed("common", files, tmp_path)
+    kept = tmp_path / "common.tar.xz"
+    assert kept.read_bytes() == packed == build._packed("common", files, None)
+    slower = lzma.compress(lzma.decompress(packed), preset=9)
+    kept.write_bytes(slower)
+    assert build._packed("common", files, tmp_path) == slower != packed
+    kept.write_bytes(other)
+    assert build._packed("common", files, tmp_path) == packed == kept.read_bytes()
 
 
 @pytest.mark.nightly

@@ -120,6 +120,7 @@ def test_the_settings_file_tells_the_defaults() -> None:
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.nightly
 def test_the_package_runs_with_each_python(prepared: Prepared, tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(tmp_path)], check=True, timeout=60)
     library = tmp_path / "usr/lib/vipd"

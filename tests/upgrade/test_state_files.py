@@ -60,7 +60,8 @@ def test_every_writer_is_listed() -> None:
     found = {
         (str(path.relative_to(ROOT)), function)
         for path in (ROOT / "vipd").rglob("*.py")
-        for function in callers(ast.parse(path.read_text()))
+        if any(name in (text := path.read_text()) for name in WRITERS)
+        for function in callers(ast.parse(text))
     }
     assert found == WRITTEN.keys()
 

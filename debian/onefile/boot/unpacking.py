@@ -168,7 +168,7 @@ def _sync(directory: Path) -> None:
 def _write(part: str, lib: Path) -> list[str]:
     """Write the files of a part; their paths below `lib`."""
     written = []
-    for name in ("common", part):
+    for name in ("common", "vipd", part):
         with tarfile.open(fileobj=io.BytesIO(_packed(f"{name}.tar.xz"))) as archive:
             for member in archive:
                 content = archive.extractfile(member)

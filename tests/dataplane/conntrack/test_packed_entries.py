@@ -12,6 +12,7 @@ import pytest
 
 from tests.dataplane.conntrack.fake_table import FakeTable, Fault
 from tests.dataplane.conntrack.kernel import made
+from tests.lab.examples import examples
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.entries import (
     DESTINATION_TRANSLATED,
@@ -133,7 +134,7 @@ def answers(datagram: bytes) -> Sequence[tuple[int, int, int]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_both_readings_find_the_same_in_random_messages(protocol: Protocol, seed: int) -> None:
     messages, reader = Messages(seed), PackedReader(protocol)
-    for _ in range(60):
+    for _ in range(examples(60)):
         texts = [messages.entry() for _ in range(20)]
         datagram = b"".join(texts)
         found = reader.read(datagram, answers(datagram))

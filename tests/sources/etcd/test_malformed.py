@@ -111,11 +111,11 @@ def test_every_broken_answer_is_a_value_or_says_what_is_wrong(etcd: Cluster, que
         async with gateway() as there:
             client = EtcdClient(EtcdSettings((there.url,), timeout=30.0), Random(1))
             there.says["/version"] = b'{"etcdserver": "3.4.23"}'
-            refused = 0
-            for name, body in bodies(good):
+            tried, refused = some(list(bodies(good)), question), 0
+            for name, body in tried:
                 there.says[path] = body
                 refused += await _answered(client, ask, name) is not None
-            assert refused > 10
+            assert refused > len(tried) / 20
             there.says[path] = good
             await ask(client, 7)
             await client.close()
@@ -173,7 +173,7 @@ def test_a_broken_log_in_is_an_error_and_no_permission_to_go_without(tmp_path: P
         async with gateway() as there:
             settings = EtcdSettings((there.url,), user="vipd", password_file=password, timeout=30.0)
             good = {"header": {"cluster_id": "1", "revision": "1"}, "token": "abc.1"}
-            for name, answer in broken(good):
+            for name, answer in some(list(broken(good)), "log in"):
                 client = EtcdClient(settings, Random(1))
                 there.says["/v3/auth/authenticate"] = json.dumps(answer).encode()
                 there.says["/v3/kv/range"] = json.dumps({"header": good["header"]}).encode()
