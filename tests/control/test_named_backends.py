@@ -10,7 +10,7 @@ from vipd.control.named_backends import MAX_PROBLEMS, NamedBackends, may_be_back
 from vipd.declaration.native import parse_declaration
 from vipd.model import limits
 from vipd.model.claim_limits import BySource, claim_limits
-from vipd.model.service import NameKind, Service
+from vipd.model.service import Backend, NamedBackend, NameKind, Protocol, Service, ServicePort
 from vipd.resolver.answers import Question, Target
 
 WEB = Question(NameKind.DNS, "web.internal")
@@ -91,6 +91,23 @@ def test_declared_backends_and_earlier_names_win() -> None:
     assert names.resolve(service) == ["10.0.0.1", "10.0.0.2", "10.0.0.3:80"]
 
 
+def test_one_address_may_serve_each_port_by_another_backend() -> None:
+    """Neither serves `admin`, and that is no place that both have."""
+    names = Names()
+    names.answer({WEB: targets("10.0.0.1")})
+    ports = tuple(
+        ServicePort(number, Protocol.TCP, name) for number, name in ((80, "a"), (81, "b"), (82, "admin"))
+    )
+    service = replace(
+        declared("[]"),
+        ports=ports,
+        backends=(Backend("10.0.0.1", ports=(("a", 8080),)),),
+        named_backends=(NamedBackend(NameKind.DNS, WEB.name, Backend("", ports=(("b", 8081),))),),
+    )
+    (_, found) = names.named.with_resolved(service).backends
+    assert (found.address, found.ports) == ("10.0.0.1", (("b", 8081),))
+
+
 @pytest.mark.parametrize(
     ("address", "why"),
     [
@@ -130,6 +147,9 @@ def test_an_address_that_becomes_a_virtual_ip_leaves_and_returns_when_it_is_none
     vips.clear()
     assert names.named.recheck() == {"web"}
     assert names.resolve(service) == ["10.0.0.1", "10.0.0.2"]
+    names.resolve(declared("[10.0.0.9, dns:web.internal]"))
+    vips.append("10.0.0.9")
+    assert names.named.recheck() == set(), "a declared backend is judged where services are admitted"
 
 
 @pytest.mark.parametrize(

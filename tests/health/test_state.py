@@ -7,7 +7,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipd.health.flapping import FLAPPING_CHANGES, MAX_HOLD_SECONDS, NOT_FLAPPING, hold_seconds, window
+from vipd.health.flapping import (
+    FLAPPING_CHANGES,
+    MAX_HOLD_SECONDS,
+    NOT_FLAPPING,
+    Flapping,
+    hold_seconds,
+    window,
+)
 from vipd.health.result import ProbeResult, ReportedWeight
 from vipd.health.state import HealthRecord, HealthState, apply_result, reset_streak
 from vipd.model.check import InitialHealth, Timing
@@ -198,6 +205,15 @@ def test_the_hold_is_told_and_going_down_is_not_delayed() -> None:
     wanted = f"flapping: {changes} changes in {span:.0f} s, held down for {left:.0f} s; "
     assert record.reason(flapper.now) == f"{wanted}answered in 3.0 ms, 1 of 2"
     assert changes >= FLAPPING_CHANGES
+
+
+def test_a_healthy_backend_is_not_said_to_be_held_down() -> None:
+    """A hold that is over lasts again by the clock if that was set back before a restart."""
+    held = Flapping((1.0,), level=1, held_until=40.0)
+    assert (
+        HealthRecord(0.0, HealthState.HEALTHY, last_reason="answered", flapping=held).reason(30.0)
+        == "answered"
+    )
 
 
 def test_after_quiet_time_it_comes_back_as_fast_as_any() -> None:

@@ -30,6 +30,7 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol, Service
 from vipd.observe.explain.explanation import Explanation, explain
 from vipd.observe.explain.query import ask
+from vipd.observe.explain.rule_words import is_vipd_rule
 from vipd.observe.live_trace.events import Chain, EventKind, KernelEvent, TraceVerdict
 from vipd.observe.live_trace.matched_rules import matched_rules
 from vipd.observe.live_trace.matching import ChainRules
@@ -171,3 +172,19 @@ def test_the_three_verbs_say_the_same_of_a_rule(case: str, nft: bool) -> None:
                     assert any(meaning == text or (nft and meaning.startswith(f"{text}: ")) for text in texts)
                     compared += 1
     assert compared > 3
+
+
+@pytest.mark.parametrize(
+    ("step", "iptables", "nftables"),
+    [
+        (Step("nat", "VIPD-SERVICES", "-A VIPD-SERVICES -j VIPD-SVC-X"), True, False),
+        (Step("filter", "INPUT", "-A INPUT -j VIPD-NODE-PORTS"), True, False),
+        (Step("filter", "INPUT", "-A INPUT -j DROP"), False, False),
+        (Step("filter", "FORWARD", "policy DROP"), False, False),
+        (Step("ip vipd", "dispatch", "drop"), False, True),
+        (Step("inet site", "forward", "policy drop"), False, False),
+    ],
+)
+def test_whose_rule_a_step_is(step: Step, iptables: bool, nftables: bool) -> None:
+    found = [is_vipd_rule(step, each) for each in (RuleOptions(Family.IPV4), TableOptions(Family.IPV4))]
+    assert found == [iptables, nftables]

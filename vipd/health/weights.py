@@ -86,7 +86,7 @@ def _exact_weight(inputs: WeightInputs) -> Fraction:
 
 
 def _whole(exact: Sequence[Fraction]) -> tuple[int, ...]:
-    scale = lcm(*(weight.denominator for weight in exact)) if exact else 1
+    scale = lcm(*(weight.denominator for weight in exact))
     if scale == 1:
         return tuple(int(weight) for weight in exact)
     whole = [int(weight * scale) for weight in exact]

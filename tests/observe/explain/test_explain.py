@@ -239,5 +239,6 @@ def test_sources() -> None:
     assert ask("10.10.0.1", "web", [WEB], HOST).packet.arriving is Arrival.LOCAL
     assert ask("127.0.0.1", "127.0.0.1:1", [WEB], ()).packet.arriving is Arrival.LOCAL
     assert ask("local", "192.168.100.1:1", [WEB], HOST).packet.source == "192.168.100.1"
+    assert ask("local", "web", [WEB], ["10.10.0.10", "10.10.0.9"]).packet.source == "10.10.0.9"
     with pytest.raises(QueryError, match="no address"):
         ask("local", "web", [WEB], ["127.0.0.1", "fd00::1"])
