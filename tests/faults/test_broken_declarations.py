@@ -82,8 +82,8 @@ def test_the_declaration_uses_every_key() -> None:
 
 @pytest.fixture
 def batches(request: pytest.FixtureRequest) -> list[Sequence[Named]]:
-    """Every mistake at night, and every sixth each time."""
-    found = list(mistakes())[:: 1 if request.config.getoption("nightly") else 6]
+    """Every mistake at night, and every twelfth each time."""
+    found = list(mistakes())[:: 1 if request.config.getoption("nightly") else 12]
     return [found[start : start + BATCH] for start in range(0, len(found), BATCH)]
 
 

@@ -279,4 +279,5 @@ def test_the_loop_goes_on_while_a_file_at_the_limit_is_read(
 
     # Some 10 ms are usual: other threads wait for their turn 5 ms at least. What the file does it does
     # each time; what the kernel does, which lets the reading thread run and the loop wait, comes and goes.
-    assert min(asyncio.run(standstill()) for _ in range(3)) < STANDSTILL * max(yardstick(), yardstick())
+    most = STANDSTILL * max(yardstick(), yardstick())
+    assert any(asyncio.run(standstill()) < most for _ in range(3))

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.dataplane.nftables.declared import OWN, state
-from tests.lab.examples import examples
+from tests.lab.examples import examples, some
 from tests.observe.explain import generated
 from tests.observe.explain.test_real_packets import compiled, probes
 from tests.observe.simulator.cases import CASES, GOLDEN, family_of_case
@@ -150,7 +150,7 @@ def test_golden_cases(case: str) -> None:
         assert not differ(fates(one.trace), fates(other.trace))
 
 
-@pytest.mark.parametrize("seed", generated.NATIVE)
+@pytest.mark.parametrize("seed", some(generated.NATIVE, "agree"))
 def test_generated_declarations(seed: int) -> None:
     chosen = generated.settings(seed)
     chosen.pop("compat", None)
