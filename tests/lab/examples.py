@@ -16,11 +16,11 @@ _FULL = 100
 
 def examples(number: int) -> int:
     """How many examples a property takes for which a run of full size would take this number: what the
-    profile takes of a hundred. All runs but those at night, which take ten times as many, take two fifths."""
+    profile takes of a hundred: ten times as many at night, and three tenths in any other run."""
     return -(-number * settings().max_examples // _FULL)
 
 
 def some(values: Sequence[T], place: object, fewer: int = 1) -> list[T]:
-    """Of values that a test tries in many places those for one place: two fifths, or, with `fewer`, up to ten
-    times fewer; all of them at night."""
+    """Of values that a test tries in many places those for one place: three tenths, or, with `fewer`, so many
+    times fewer, up to ten; all of them at night."""
     return random.Random(str(place)).sample(values, min(len(values), -(-examples(len(values)) // fewer)))

@@ -20,7 +20,7 @@ from tests.onefile.built import PINS, PROJECT, DownloadError, FreshHost, build, 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first test builds the file, or waits for another process that downloads what it is made of."""
     for item in items:
-        if item.path.parent == Path(__file__).parent:
+        if item.nodeid.startswith("tests/onefile/"):
             item.add_marker(pytest.mark.timeout(900))
 
 

@@ -376,6 +376,7 @@ def test_python_iptables_where_it_can_be_used(machine: Machine) -> None:
         assert "ImportError: python-iptables is off" in done.stderr
 
 
+@pytest.mark.nightly
 def test_the_package_s_own_test(machine: Machine) -> None:
     machine.apt("install", "--no-install-recommends", "curl")
     script = Path(__file__).parents[2] / "debian/tests/through-a-vip"

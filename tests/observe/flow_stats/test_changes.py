@@ -20,7 +20,7 @@ from vipd.dataplane.base import DATAPLANES
 
 pytestmark = pytest.mark.root
 
-CHANGES = int(os.environ.get("VIPD_CHANGES", "36"))
+CHANGES = int(os.environ.get("VIPD_CHANGES", "24"))
 LOOK_EVERY = 10
 PAIR = ["10.244.0.11", "10.244.0.12"]
 CHANGING, STEADY = "10.97.0.1", "10.96.0.10"

@@ -155,6 +155,7 @@ def test_flows_that_limits_refuse_are_seen(tmp_path: Path) -> None:
     shown(tmp_path, story)
 
 
+@pytest.mark.nightly
 def test_a_thousand_services_and_a_phone(tmp_path: Path) -> None:
     async def story(world: Watched, tab: Browser) -> None:
         await tab.until("document.querySelectorAll('tr.row').length === 200")
