@@ -99,7 +99,9 @@ make_venv_alone() {
     fi
     step "Installing vipd and what it needs into $venv"
     rm -f "$stamp"
-    again "pip install" "$venv/bin/pip" install --quiet --disable-pip-version-check -e "$project${extra:+[$extra]}"
+    # Python compiles what is imported; pip would compile all.
+    again "pip install" "$venv/bin/pip" install --quiet --disable-pip-version-check --no-compile \
+        -e "$project${extra:+[$extra]}"
     echo "$want $extra" >"$stamp.new"
     mv "$stamp.new" "$stamp"
 }

@@ -76,9 +76,20 @@ else
     step "pinned versions: not compared with known vulnerabilities, for pip-audit is not installed; see SECURITY.md"
 fi
 
-# pytest compiles each file of tests when it is first imported. Without this each of its processes would do so.
-compgen -G "tests/__pycache__/test_architecture*-pytest-*.pyc" >/dev/null ||
-    "$venv/bin/pytest" --collect-only -q "$@" >/dev/null || true  # what is wrong is told below
+# pytest compiles each file of tests when it is first imported. Without this each of its processes would do so. What is
+# wrong is told below.
+compile_tests() { # arguments for pytest
+    "$venv/bin/pytest" --collect-only -q -p no:cacheprovider "$@" >/dev/null || true
+}
+if ! compgen -G "tests/__pycache__/test_architecture*-pytest-*.pyc" >/dev/null; then
+    if [ $# = 0 ]; then
+        compile_tests tests/[a-f]*/ &
+        compile_tests tests/[g-z]*/ tests/test_*.py
+        wait $!
+    else
+        compile_tests "$@"
+    fi
+fi
 
 last_failed=.pytest_cache/v/cache/lastfailed
 first_output=$project/tried-again.log
