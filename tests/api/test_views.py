@@ -15,7 +15,7 @@ from vipd.declaration.unit import Unit
 from vipd.model.formatting import time_text
 from vipd.model.service import Backend, Family, Masquerade, TrafficDistribution, TrafficPolicy
 from vipd.observe.endpoint_views import waiting_by_address
-from vipd.observe.views import NOTES_SHOWN
+from vipd.observe.views import NOTES_SHOWN, PANICS_SHOWN
 
 BASE: dict[str, object] = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
 
@@ -70,6 +70,25 @@ def test_a_backend_of_weight_zero_is_not_ready_and_says_why() -> None:
     assert (view["status"]["ready"], view["status"]["backends"]) == (1, 2)
     ready = {e["address"]: (e["ready"], e["reason"], e["share"]) for e in view["forwardings"][0]["endpoints"]}
     assert ready == {"10.244.0.5": (True, "", 1.0), "10.244.0.6": (False, "weight 0", 0.0)}
+
+
+def test_services_without_a_healthy_backend_are_told_and_not_each_of_a_great_many() -> None:
+    def spec(number: int, fallback: str) -> dict[str, object]:
+        check = {"type": "tcp", "start": "unhealthy"}
+        place = {"name": f"s{number}", "address": f"10.96.1.{number}", "ports": ["80/tcp"]}
+        return {**place, "backends": ["10.244.0.5"], "check": check, "fallback": fallback}
+
+    async def story(api: Api) -> None:
+        specs = [spec(number, "keep" if number else "reject") for number in range(PANICS_SHOWN + 3)]
+        assert (await api.ask("POST", "/v1/apply", {"services": specs[:2]})).status == 200
+        (warning,) = (await api.ask("GET", "/v1/status")).body["warnings"]
+        assert warning.startswith("service s1: no backend is healthy, so that all of them serve")
+        assert (await api.ask("POST", "/v1/apply", {"services": specs})).status == 200
+        *named, rest = (await api.ask("GET", "/v1/status")).body["warnings"]
+        assert len({text.partition(":")[0] for text in named}) == PANICS_SHOWN
+        assert rest.startswith("and 2 more services without a healthy backend")
+
+    served(story)
 
 
 def test_a_service_whose_backends_all_have_weight_zero_says_that() -> None:

@@ -34,6 +34,9 @@ from vipd.sources.base import Source
 IGNORED_SHOWN = 20
 """Problems of registrations that a service is shown with."""
 
+PANICS_SHOWN = 20
+"""Services that the status names because none of their backends is healthy."""
+
 NOTES_SHOWN = 20
 """Notes that a source is shown with: those of one file alone may be a thousand."""
 
@@ -90,12 +93,21 @@ def _service_status(
 
 
 def _panic_warnings(reconciler: Reconciler) -> list[str]:
-    return [
-        f"service {service.name}: no backend is healthy, so that all of them serve, as fallback: keep says; "
-        f"hint: vipctl describe {service.name} tells what the checks say"
+    names = (
+        service.name
         for service in reconciler.services.values()
         if service.keeps_unhealthy and in_panic(service, reconciler.backend_statuses(service))
+    )
+    shown = [
+        f"service {name}: no backend is healthy, so that all of them serve, as fallback: keep says; "
+        f"hint: vipctl describe {name} tells what the checks say"
+        for name in islice(names, PANICS_SHOWN)
     ]
+    if more := sum(1 for _ in names):
+        shown.append(
+            f"and {counted(more, 'more service')} without a healthy backend; hint: vipctl list shows them"
+        )
+    return shown
 
 
 def status_view(
