@@ -13,6 +13,8 @@ from types import FrameType
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.lab.namespace_names import left_behind
+
 settings.register_profile(
     "vipd",
     deadline=None,
@@ -171,6 +173,25 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)  # this run goes on; what it starts has the default
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Delete what a killed run has left."""
+    _delete_left_behind(session.config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Delete what processes of this run have left that were killed, as those that need long to end are."""
+    _delete_left_behind(session.config)
+
+
+def _delete_left_behind(config: pytest.Config) -> None:
+    if os.geteuid() == 0 and not hasattr(config, "workerinput") and (names := left_behind()):
+        from tests.lab.node import Node
+        from tests.lab.topology import delete_nodes
+
+        delete_nodes(*(Node(name, "left behind", "", "") for name in names))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import signal
 import sys
@@ -28,6 +27,7 @@ import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish
+from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
 from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
 from tests.lab.waiting import wait_until
@@ -56,7 +56,7 @@ class RoutedLab:
     """Builds the namespaces on entry; on exit ends all processes in them and deletes them."""
 
     def __init__(self) -> None:
-        prefix = f"vipd-{secrets.token_hex(3)}"
+        prefix = new_prefix()
         self.client = Node(f"{prefix}-client", "client", "198.51.100.2", "2001:db8:1::2")
         self.router = Node(f"{prefix}-router", "router", "198.51.100.1", "2001:db8:1::1")
         self.hosts = {n: Node(f"{prefix}-h{n}", f"h{n}", HOP[n], HOP6[n]) for n in (1, 2)}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -20,12 +18,12 @@ from typing import Any
 import yaml
 
 from tests.lab.flow import Process, finish
+from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
 from tests.model.samples import HEAD
 
 PATIENCE_SECONDS = 60.0
 """For what takes a second, on a machine that does much else."""
-_numbers = itertools.count()
 
 
 class _UnixHttp(HTTPConnection):
@@ -185,7 +183,7 @@ class ConfiguredHost:
 @contextlib.contextmanager
 def host() -> Iterator[ConfiguredHost]:
     """A fresh namespace; it and whatever runs in it end with the context."""
-    namespace = f"vipdt-{os.getpid()}-{next(_numbers)}"
+    namespace = f"{new_prefix()}-daemon"
     subprocess.run(["ip", "netns", "add", namespace], check=True, timeout=PATIENCE_SECONDS)
     try:
         with tempfile.TemporaryDirectory(prefix="vipd-daemon-") as directory:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import uuid
 from collections.abc import Sequence
 from types import TracebackType
 
+from tests.lab.namespace_names import new_prefix
 from vipd.host.process import ProgramResult
 from vipd.host.process import run as run_process
 
@@ -15,7 +15,7 @@ class Namespace:
     """Exists while it is entered."""
 
     def __init__(self) -> None:
-        self.name = f"vipd-rules-{uuid.uuid4().hex[:10]}"
+        self.name = f"{new_prefix()}-rules"
 
     def __enter__(self) -> Namespace:
         subprocess.run(["ip", "netns", "add", self.name], check=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import yaml
 
 from tests.faults.dataplanes import Equipment, Rules
 from tests.lab.daemon import Daemon, UnixConnection
+from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
 from tests.lab.topology import ip
 
@@ -133,7 +133,7 @@ GONE = (OSError, http.client.HTTPException, ValueError)
 
 def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: str) -> Rules:
     """The rules that vipd gives these files and this store in a namespace that knew nothing before."""
-    name = f"vipd-{secrets.token_hex(3)}-cold"
+    name = f"{new_prefix()}-cold"
     node = Node(name, "cold", "", "")
     with tempfile.TemporaryDirectory(prefix="vipd-cold-") as text:
         directory = Path(text)

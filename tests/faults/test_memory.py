@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from tests.faults.dataplanes import EQUIPMENTS, Equipment
 from tests.faults.test_soak import CHANGES
 from tests.lab.daemon import Daemon
+from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
 from tests.lab.topology import ip
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(600 + S
 def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """A host that reaches its backends, and nothing else."""
     equipment: Equipment = request.param
-    name = f"vipd-{secrets.token_hex(3)}-host"
+    name = f"{new_prefix()}-host"
     node = Node(name, "host", "10.244.0.1", "")
     ip("netns", "add", name)
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from tests.lab.daemon import Daemon
+from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
 from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
 from tests.sources.etcd.members import Cluster, Member, install
@@ -65,7 +65,7 @@ class FleetLab:
     """The namespaces, with one etcd running in the hub. A context manager; ended and deleted on exit."""
 
     def __init__(self, root: Path, hosts: int) -> None:
-        prefix = f"vipd-{secrets.token_hex(3)}"
+        prefix = new_prefix()
         self.root = root
         self.hub = Node(f"{prefix}-hub", "hub", HUB, "")
         self.hosts = tuple(Node(f"{prefix}-h{n}", f"h{n}", f"10.77.0.{n}", "") for n in range(1, hosts + 1))

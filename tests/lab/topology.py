@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from tests.lab.flow import COMMAND_SECONDS
+from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
 from tests.lab.waiting import wait_until
 
@@ -79,7 +79,7 @@ class Lab:
         if os.geteuid() != 0:
             raise PermissionError("the lab needs root for network namespaces; run: sudo bash tests/run.sh")
         self.wiring = wiring or Wiring()
-        prefix = f"vipd-{secrets.token_hex(3)}"
+        prefix = new_prefix()
         self.client = Node(f"{prefix}-client", "client", CLIENT_SOURCES[0], CLIENT_SOURCES_IPV6[0])
         self.host = Node(f"{prefix}-host", "host", "10.10.0.1", "fd00:10::1")
         self.backends = tuple(

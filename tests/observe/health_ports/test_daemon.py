@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.daemon import Daemon
+from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
 from tests.lab.topology import delete_nodes, ip
 from tests.observe.health_ports.asking import PATIENCE_SECONDS
@@ -36,7 +36,7 @@ def declaration(backend: str) -> str:
 @pytest.fixture
 def host() -> Iterator[Node]:
     """A host with a backend's address on its loopback device."""
-    node = Node(f"vipd-{secrets.token_hex(3)}-health", "host", "10.1.2.3", "fd00:1::3")
+    node = Node(f"{new_prefix()}-health", "host", "10.1.2.3", "fd00:1::3")
     ip("netns", "add", node.namespace)
     try:
         ip("-n", node.namespace, "link", "set", "lo", "up")

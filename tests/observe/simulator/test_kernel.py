@@ -6,12 +6,12 @@ import os
 import shutil
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pytest
 
+from tests.lab.namespace_names import new_prefix
 from tests.observe.simulator.cases import CASES, HOST, OUTSIDE, PACKETS, family_of_case, rules_text, send
 from vipd.model.service import Family
 from vipd.observe.simulator import Host, Packet, SimulationResult, parse_ruleset, trace
@@ -39,7 +39,7 @@ class Namespace:
     """A network namespace of this test alone."""
 
     def __init__(self) -> None:
-        self.name = f"vipd-trace-{uuid.uuid4().hex[:8]}"
+        self.name = f"{new_prefix()}-trace"
         run("ip", "netns", "add", self.name)
 
     def __call__(self, *command: str, stdin: str = "") -> str:
