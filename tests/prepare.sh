@@ -99,8 +99,10 @@ make_venv_alone() {
     fi
     step "Installing vipd and what it needs into $venv"
     rm -f "$stamp"
+    # The pip that comes with Python 3.11 takes twice as long to choose versions.
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check --upgrade pip || true
     # Python compiles what is imported; pip would compile all.
-    again "pip install" "$venv/bin/pip" install --quiet --disable-pip-version-check --no-compile \
+    again "pip install" "$venv/bin/pip" install -qq --disable-pip-version-check --no-compile \
         -e "$project${extra:+[$extra]}"
     echo "$want $extra" >"$stamp.new"
     mv "$stamp.new" "$stamp"
