@@ -40,7 +40,8 @@ install_packages $test_packages
 # say what fails, wait for it.
 case $* in *tests/*) ;; *) bash "$project/tests/system/prepare.sh" >/dev/null 2>&1 & ;; esac
 make_venv dev
-bash "$project/tests/observe/metrics/prepare.sh" || step "tests of metrics and page will be skipped: their tools cannot be installed"
+bash "$project/tests/observe/metrics/prepare.sh" &
+page_tools=$!
 cd "$project"
 
 failed=()
@@ -119,6 +120,7 @@ EOF
     step "pytest, once more, by themselves:" "${unsteady[@]}"
     "$venv/bin/pytest" "${unsteady[@]}"
 }
+wait "$page_tools" || step "tests of metrics and page will be skipped: their tools cannot be installed"
 check "pytest" tests "$@"
 check "mypy" mypy_ended
 
