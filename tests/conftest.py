@@ -188,6 +188,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _delete_left_behind(config: pytest.Config) -> None:
     if os.geteuid() == 0 and not hasattr(config, "workerinput") and (names := left_behind()):
+        # Seldom needed; as a user the tests run without it.
         from tests.lab.node import Node
         from tests.lab.topology import delete_nodes
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import lzma
+import os
 import re
 import stat
 import subprocess
@@ -155,9 +156,10 @@ def _packed(name: str, files: Files, kept: Path | None) -> bytes:
                 return data
     packed = _compressed(plain)
     if place:
-        new = place.with_suffix(".new")
-        new.write_bytes(packed)
-        new.replace(place)
+        new = place.with_name(f".{place.name}.{os.getpid()}")  # others may build at the same time
+        with contextlib.suppress(OSError):  # what cannot be kept is packed again next time
+            new.write_bytes(packed)
+            new.replace(place)
     return packed
 
 

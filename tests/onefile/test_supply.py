@@ -88,6 +88,8 @@ def test_what_was_packed_before_is_taken_only_if_it_is_the_same(tmp_path: Path, 
     assert build._packed("common", files, tmp_path) == slower != packed
     kept.write_bytes(other)
     assert build._packed("common", files, tmp_path) == packed == kept.read_bytes()
+    assert list(tmp_path.iterdir()) == [kept]
+    assert build._packed("common", files, tmp_path / "missing") == packed, "it can be built all the same"
 
 
 @pytest.mark.nightly
