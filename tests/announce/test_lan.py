@@ -77,7 +77,7 @@ def test_one_host_answers_and_hands_over_when_it_stops(lab: LanLab) -> None:
             made, failed, _, reasons = results(connecting)
         assert takeover(answers, began) < SLACK_SECONDS
         assert made > 0
-        # The one that is open at that moment may meet the other host, which does not know it: docs/announce.md.
+        # The one that is open at that moment may meet the other host and be reset: docs/announce.md.
         assert [why for why in reasons if "reset" not in why] == []
         assert failed <= 1, reasons
         assert any(a.kind == "announcement" and a.host == other(found, holder) for a in answers)
