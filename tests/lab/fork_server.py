@@ -1,10 +1,11 @@
 """Starts `python -m MODULE` in a namespace by a fork of a process that has imported vipd already.
 
 Most of the time of a start of vipd goes into imports, and the tests start it and vipctl thousands of times.
-The server imports all modules once, and each start is a fork of it with the standard input, output and error,
+A server imports all modules once, and each start is a fork of it with the standard input, output and error,
 the environment, directory, namespaces and /proc/PID/cmdline that `ip netns exec NAMESPACE python -m MODULE`
-would give it. What differs is the memory of all that was imported. `VIPD_FORK_SERVER=no` does without, as
-`tests/run.sh --nightly` does.
+would give it. What differs is the memory of all that was imported. All processes of a test run share two of
+them: one for vipd, and a small one for the programs of the tests, since a fork takes the longer the more its
+process has imported. `VIPD_FORK_SERVER=no` does without, as `tests/run.sh --nightly` does.
 """
 
 from __future__ import annotations
@@ -27,25 +28,37 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO
 
 import vipd
 
 ROOT = Path(__file__).parents[2]
 WANTED = os.environ.get("VIPD_FORK_SERVER") != "no"
 """Whether programs are started this way."""
-MODULES = ("vipd", "tests.")
-"""Where modules begin that it starts."""
+PROGRAMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # Besides all of vipd what it imports when it needs it, at each start: a fifth of a second.
+        "vipd": ("pyroute2", "anyio.to_thread", "anyio.abc", "anyio._backends._asyncio"),
+        "tests.": ("tests.lab.client", "tests.lab.server"),
+    }
+)
+"""How the names of the modules begin that a server starts, and what it imports."""
+START_SECONDS = 60.0
 MAX_REQUEST_BYTES = 200_000
 EMPTY: Mapping[str, str] = MappingProxyType({})
-IMPORTED_LATER = ("pyroute2", "anyio.to_thread", "anyio.abc", "anyio._backends._asyncio")
-"""What vipd imports when it needs it, at each start: a fifth of a second of processor time."""
 ROOM_FOR_ARGUMENTS = " " * 4000
 """The server's last argument: a forked vipd writes its own command line over it, for ps and /proc."""
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+"""The name of this test run. Its threads may be in other network namespaces, and so a server has a path."""
 _NUMBER = struct.Struct("i")
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group, as SO_PEERCRED gives them."""
 _OWN_NETWORK = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
 """The namespace of the process that imports this, before any of its threads enters another one."""
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
@@ -87,20 +100,50 @@ class ForkedProcess(subprocess.Popen[str]):
 
 def can_fork(argv: Sequence[str]) -> bool:
     """Whether the server may start a command line: `python -m` with a module of vipd or of the tests."""
-    return WANTED and list(argv[:2]) == [sys.executable, "-m"] and argv[2].startswith(MODULES)
+    return WANTED and list(argv[:2]) == [sys.executable, "-m"] and argv[2].startswith(tuple(PROGRAMS))
 
 
 class ForkServer:
-    """The server's process, and requests to it. One for each process that runs tests."""
+    """A connection of this process to the server of its test run, which it starts if there is none."""
 
-    def __init__(self) -> None:
-        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with other:
-            inherited = (other.fileno(), _OWN_NETWORK)
-            argv = [sys.executable, "-m", __name__, *map(str, inherited), ROOM_FOR_ARGUMENTS]
-            self._process = subprocess.Popen(
-                argv, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT
-            )
+    def __init__(self, programs: str) -> None:
+        """`programs`: how the names of its modules begin, a key of PROGRAMS. Raises TimeoutError when the
+        server does not start."""
+        self._address = f"{tempfile.gettempdir()}/vipd-tests-{RUN}-{programs.rstrip('.')}.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+        end = time.monotonic() + START_SECONDS
+        while (connected := self._connect()) is None:
+            if self._process is None:
+                self._process = self._start_server(programs)
+            if time.monotonic() > end:
+                raise TimeoutError(f"the fork server for {programs} does not start")
+            time.sleep(0.01)
+        self._socket = connected
+
+    def _connect(self) -> socket.socket | None:
+        """A connection that the server has accepted; None when none listens or it is about to end."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(START_SECONDS)
+        try:
+            connection.connect(self._address)
+            if connection.recv(1) and _is_own_user(connection):
+                connection.settimeout(None)
+                return connection
+        except OSError:
+            pass
+        connection.close()
+        return None
+
+    def _start_server(self, programs: str) -> subprocess.Popen[bytes]:
+        """Another process may do so at the same time: all servers but one end at once."""
+        argv = [sys.executable, "-m", __name__, self._address, programs, str(_OWN_NETWORK)]
+        return subprocess.Popen(
+            [*argv, ROOM_FOR_ARGUMENTS],
+            pass_fds=[_OWN_NETWORK],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd=ROOT,
+        )
 
     def start(
         self,
@@ -177,55 +220,113 @@ class ForkServer:
 _starting = threading.Lock()
 
 
-def fork_server(process: int) -> ForkServer:
-    """The server of the process with this ID, the caller's own; started when first asked for, also by several
-    threads at once."""
+def fork_server(module: str) -> ForkServer:
+    """The server for a module; connected to when first asked for, also by several threads at once."""
+    programs = next(programs for programs in PROGRAMS if module.startswith(programs))
     with _starting:
-        return _fork_server(process)
+        return _fork_server(programs)
 
 
 @functools.cache
-def _fork_server(_process: int) -> ForkServer:
-    return ForkServer()
+def _fork_server(programs: str) -> ForkServer:
+    return ForkServer(programs)
 
 
-def _serve(connection: socket.socket) -> list[str]:
-    """Fork for each request until nobody is left to ask. Returns, in each forked process that is to run a
-    module, its command line."""
-    for found in pkgutil.walk_packages(vipd.__path__, "vipd."):
-        if not found.name.endswith("__main__"):
-            importlib.import_module(found.name)
-    for module in IMPORTED_LATER:
-        importlib.import_module(module)
-    gc.freeze()  # so that collections in the forked processes copy no pages of it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the tests
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that report
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 4)
-        if not data:
+def _is_own_user(connection: socket.socket) -> bool:
+    """Whether the other end belongs to the user of this process: others may have taken the path."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+
+
+@dataclass
+class _Request:
+    """A program that is asked for: JSON, where to report, and its standard input, output and error."""
+
+    data: bytes
+    report: int
+    standard: Sequence[int]
+
+
+class _Server:
+    """What the server has open."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._connections: dict[int, socket.socket] = {}
+        self._running: dict[int, tuple[int, int]] = {}
+        """By the file descriptor of a process: its ID, and where to report its end."""
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+
+    def serve(self) -> list[str]:
+        """Fork for each request, and report the ID of the process and later its exit code, until nobody is
+        left to ask. Returns, in each forked process, the command line that it is to run."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the tests
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._running:
+                    self._report_end(descriptor)
+                elif descriptor == self._listener.fileno():
+                    self._accept()
+                elif request := self._receive(self._connections[descriptor]):
+                    pid = os.fork()
+                    if pid == 0:
+                        self._close_all()
+                        signal.signal(signal.SIGINT, signal.default_int_handler)
+                        return _become(request)
+                    self._remember(pid, request)
+
+    def _accept(self) -> None:
+        connection = self._listener.accept()[0]
+        connection.send(b"1")
+        self._connections[connection.fileno()] = connection
+        self._poll.register(connection, select.POLLIN)
+
+    def _receive(self, connection: socket.socket) -> _Request | None:
+        data, passed, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 4)
+        if data:
+            return _Request(data, passed[0], passed[1:])
+        self._poll.unregister(connection)
+        del self._connections[connection.fileno()]
+        connection.close()
+        if not self._connections:
+            os.unlink(self._listener.getsockname())  # noqa: PTH108
             raise SystemExit
-        if os.fork() == 0:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            connection.close()
-            return _fork_and_report(json.loads(data), *descriptors)
-        for descriptor in descriptors:
+        return None
+
+    def _remember(self, pid: int, request: _Request) -> None:
+        for descriptor in request.standard:
             os.close(descriptor)
+        _report(request.report, pid)
+        process = os.pidfd_open(pid)
+        self._running[process] = pid, request.report
+        self._poll.register(process, select.POLLIN)
+
+    def _report_end(self, process: int) -> None:
+        pid, report = self._running.pop(process)
+        _report(report, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        self._poll.unregister(process)
+        os.close(process)
+        os.close(report)
+
+    def _close_all(self) -> None:
+        for each in (self._listener, *self._connections.values()):
+            each.close()
+        for process, (_, report) in self._running.items():
+            os.close(process)
+            os.close(report)
 
 
-def _fork_and_report(request: dict[str, Any], status: int, *standard: int) -> list[str]:
-    """Returns the command line in the process that is to run it. Its parent reports its ID, later its exit
-    code, and ends."""
-    pid = os.fork()
-    if pid:
-        for descriptor in standard:
-            os.close(descriptor)
-        os.write(status, _NUMBER.pack(pid))
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        os.write(status, _NUMBER.pack(code))
-        os._exit(0)
-    os.close(status)
-    for number, descriptor in enumerate(standard):
+def _report(to: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+        os.write(to, _NUMBER.pack(number))
+
+
+def _become(asked: _Request) -> list[str]:
+    """Make this process the one that was asked for; returns its command line."""
+    request = json.loads(asked.data)
+    os.close(asked.report)
+    for number, descriptor in enumerate(asked.standard):
         os.dup2(descriptor, number)
         os.close(descriptor)
     # As a new interpreter opens them: those of the server were opened for other files.
@@ -277,12 +378,35 @@ def _run(module: str) -> int:
     return 0
 
 
+def _import(programs: str) -> None:
+    gc.disable()
+    if programs == "vipd":
+        for found in pkgutil.walk_packages(vipd.__path__, "vipd."):
+            if not found.name.endswith("__main__"):
+                importlib.import_module(found.name)
+    for module in PROGRAMS[programs]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # so that collections in the forked processes copy no pages of it
+    gc.enable()
+
+
 if __name__ == "__main__":
+    _address, _programs, _network = sys.argv[1:4]
     # Who starts it may be in the namespace of a test, whose end ends every process there.
-    _call(ctypes.CDLL(None, use_errno=True), "setns", int(sys.argv[2]), CLONE_NEWNET)
-    for _descriptor in (int(sys.argv[2]), _OWN_NETWORK):
+    _call(ctypes.CDLL(None, use_errno=True), "setns", int(_network), CLONE_NEWNET)
+    for _descriptor in (int(_network), _OWN_NETWORK):
         os.close(_descriptor)
-    _module, *sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
+    _listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    _umask = os.umask(0o077)  # nobody else may connect
+    try:
+        _listener.bind(_address)
+    except OSError:
+        sys.exit()  # another one serves
+    os.umask(_umask)
+    _listener.listen()
+    _import(_programs)
+    _module, *sys.argv[1:] = _Server(_listener).serve()
     _code = _run(_module)
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -55,7 +55,7 @@ class Node:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command here with `text` as its standard input. AssertionError when it fails."""
         if self._can_fork(argv):
-            done = fork_server(os.getpid()).run(self.namespace, argv, text, timeout, self.environment)
+            done = fork_server(argv[2]).run(self.namespace, argv, text, timeout, self.environment)
         else:
             done = subprocess.run(
                 self.inside(argv), input=text, capture_output=True, text=True, timeout=timeout, check=False
@@ -72,7 +72,7 @@ class Node:
         pipe = subprocess.PIPE
         process: Process
         if self._can_fork(argv):
-            process = fork_server(os.getpid()).start(
+            process = fork_server(argv[2]).start(
                 self.namespace,
                 argv,
                 stdout=stdout.fileno() if stdout else None,

@@ -68,9 +68,10 @@ def return_freed_memory() -> None:
 
 
 def freeze_objects() -> None:
-    """Exclude current objects from later collections, except for garbage and some future garbage."""
+    """Exclude current objects from later collections, except for garbage. Call it once, before large loads."""
     with _guard:
-        _freeze()
+        gc.collect()
+        gc.freeze()
 
 
 def _freeze() -> None:
@@ -78,13 +79,13 @@ def _freeze() -> None:
     the last time. Excluded objects may become garbage later: when their number has doubled, all are collected
     again. A single load that doubles it is no reason: its objects have just been seen to be no garbage."""
     global _frozen, _excluded
+    if not _frozen:  # all that has been excluded so far was seen to be no garbage
+        _frozen = _excluded = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     count = gc.get_freeze_count()  # walks them all: 25 ms for 10,000 services
     loaded = count - _excluded
-    if not _frozen:  # the collection has seen all objects
-        _frozen = count
-    elif _excluded > 2 * _frozen + FREEZE_THRESHOLD:
+    if _excluded > 2 * _frozen + FREEZE_THRESHOLD:
         gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -7,7 +7,6 @@ chains and the order of services within the chains that all share; the order of 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -56,7 +55,7 @@ def render(case: Path, settings: dict[str, object], family: str, directory: Path
     file = directory / "settings.json"
     file.write_text(json.dumps(settings))
     argv = [sys.executable, "-m", "vipd.cli.main", "render", "--family", family, "--settings", str(file)]
-    done = fork_server(os.getpid()).run("", [*argv, str(case / "manifest.json")], None, 120, {})
+    done = fork_server(argv[2]).run("", [*argv, str(case / "manifest.json")], None, 120, {})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
