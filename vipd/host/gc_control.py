@@ -68,7 +68,7 @@ def return_freed_memory() -> None:
 
 
 def freeze_objects() -> None:
-    """Exclude current objects from later collections, except for garbage. Call it once, before large loads."""
+    """Exclude current objects from later collections, except for garbage. Once, before large loads."""
     with _guard:
         gc.collect()
         gc.freeze()
