@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fleet.network import FleetLab, HostDaemon, entered
+from tests.fleet.network import FleetLab, HostDaemon
 from tests.lab.flow import Process
 from tests.lab.node import Node
 from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
@@ -112,7 +112,7 @@ class LanLab(FleetLab):
 
     def keys(self, prefix: str) -> list[str]:
         """The keys in etcd that begin so, below vipd's prefix."""
-        with entered(self.hub):
+        with self.hub.entered():
             listed = etcdctl(self.etcd.urls[0], "get", "--prefix", f"/vipd/v1/{prefix}", "--keys-only")
         return [line.removeprefix("/vipd/v1/") for line in listed.splitlines() if line]
 

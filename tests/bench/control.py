@@ -15,7 +15,6 @@ from typing import Any
 from tests.bench.extent import Extent
 from tests.bench.progress import say
 from tests.bench.results import Measurement
-from tests.fleet.network import entered
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.topology import Lab, Wiring
@@ -133,7 +132,7 @@ def scene(subject: str, settings: Mapping[str, Any], extent: Extent) -> Iterator
             backend.serve(tcp=[8080])
         etcd = Cluster([_member(root)])
         stack.callback(etcd.stop)
-        with entered(lab.host):
+        with lab.host.entered():
             etcd.start()
         daemon = Daemon(lab.host, etcd={"endpoints": list(etcd.urls)}, log_level="warning", **settings)
         daemon.write(many_declared(extent.control_services).partition("services:\n")[2])
@@ -165,7 +164,7 @@ def put_into_etcd(scene: Scene) -> float:
     """From the begin of the put of a new service to the first connection that is answered."""
     vip = next(scene.vips)
     value = f"address: {vip}\nports: 80\nbackends: [{', '.join(scene.backends())}]\n"
-    with scene.prober.probing(vip) as seen, entered(scene.lab.host):
+    with scene.prober.probing(vip) as seen, scene.lab.host.entered():
         began = time.monotonic()
         scene.etcd.put(f"/vipd/v1/services/{vip.replace('.', '-')}", value)
     return _succeeded(seen) - began

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.broken_declarations import declaration, mistakes
-from tests.fleet.network import FleetLab, HostDaemon, entered
+from tests.fleet.network import FleetLab, HostDaemon
 from tests.lab.daemon import UnixConnection
 from vipd.declaration.check_reader import CHECK_KEYS
 from vipd.declaration.service_reader import SERVICE_KEYS
@@ -148,7 +148,7 @@ def test_by_the_api(daemon: InstrumentedDaemon, batches: Sequence[Sequence[Named
 def test_in_etcd(daemon: InstrumentedDaemon, batches: Sequence[Sequence[Named]], lab: FleetLab) -> None:
     daemon.standstills()
     for number, batch in enumerate(batches):
-        with entered(lab.hub):
+        with lab.hub.entered():
             lab.etcd.put_all(
                 {
                     f"/vipd/v1/services/all-{at}": json.dumps({**s, "name": f"all-{at}"})

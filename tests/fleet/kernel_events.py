@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address
 
-from tests.fleet.network import entered
 from tests.lab.node import Node
 
 NETLINK_NETFILTER = 12
@@ -27,7 +26,7 @@ class RuleEvents:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._sockets = {}
         for node in nodes:
-            with entered(node):
+            with node.entered():
                 opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
             opened.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
             opened.bind((0, NFTABLES_EVENTS))

@@ -5,11 +5,7 @@ hub 10.77.0.254, etcd on 2379 ---- bridge ---- h1 10.77.0.1, h2 10.77.0.2, ...
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -21,34 +17,10 @@ from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
 from tests.sources.etcd.members import Cluster, Member, install
 
 HUB = "10.77.0.254"
-CLONE_NEWNET = 0x40000000
 FLEET_SECONDS = 90.0
 """Limit for a change to reach another host: a host may wait 30 seconds before it retries etcd."""
 
 NONE: Mapping[str, Any] = MappingProxyType({})
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-@contextmanager
-def entered(node: Node) -> Iterator[None]:
-    """This thread, and what it starts, is in the namespace of a node meanwhile."""
-    with contextlib.ExitStack() as stack:
-        own, other = (
-            stack.enter_context(Path(path).open("rb"))
-            for path in ("/proc/thread-self/ns/net", f"/var/run/netns/{node.namespace}")
-        )
-        _move(other.fileno())
-        try:
-            yield
-        finally:
-            _move(own.fileno())
-
-
-def _move(descriptor: int) -> None:
-    if _libc.setns(descriptor, CLONE_NEWNET):
-        number = ctypes.get_errno()
-        raise OSError(number, f"setns: {os.strerror(number)}")
 
 
 class HostDaemon(Daemon):
@@ -84,19 +56,19 @@ class FleetLab:
 
     def put(self, key: str, value: str) -> int:
         """Write a key below the prefix; the revision of that."""
-        with entered(self.hub):
+        with self.hub.entered():
             return self.etcd.put(f"/vipd/v1/{key}", value)
 
     def delete(self, key: str) -> int:
         """Delete a key below the prefix, or with a final `*` all that begin so."""
-        with entered(self.hub):
+        with self.hub.entered():
             return self.etcd.delete(f"/vipd/v1/{key}")
 
     def __enter__(self) -> FleetLab:
         install()
         try:
             self._wire()
-            with entered(self.hub):
+            with self.hub.entered():
                 self.etcd.start()
         except BaseException:
             self.delete_all()

@@ -18,7 +18,7 @@ from random import Random
 import pytest
 
 from tests.fleet.kernel_events import RuleEvents
-from tests.fleet.network import FleetLab, entered
+from tests.fleet.network import FleetLab
 from tests.lab.daemon import Daemon
 
 HOSTS = 20
@@ -129,7 +129,7 @@ def timing_text(name: str, seconds: Sequence[float]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_fleet_ends_equal_and_as_declared(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with FleetLab(tmp_path_factory.mktemp("fleet"), HOSTS) as lab, entered(lab.hub):
+    with FleetLab(tmp_path_factory.mktemp("fleet"), HOSTS) as lab, lab.hub.entered():
         declared = Declared(lab)
         declared.fill()
         began = time.monotonic()

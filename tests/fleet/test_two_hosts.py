@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.network import FLEET_SECONDS, FleetLab, entered
+from tests.fleet.network import FLEET_SECONDS, FleetLab
 from tests.lab.daemon import Daemon, UnixConnection
 from tests.lab.flow import Process
 from tests.sources.etcd.members import etcdctl
@@ -69,7 +69,7 @@ def test_what_vipctl_writes_to_etcd_serves_on_every_host(lab: FleetLab, both: tu
     )
     assert served(first, "10.96.0.10"), "applied before the answer"
     second.wait_until(lambda: served(second, "10.96.0.10"), True)
-    with entered(lab.hub):
+    with lab.hub.entered():
         stored = etcdctl(lab.etcd.urls[0], "get", "/vipd/v1/services/shop/dns", "--print-value-only")
         written = json.loads(etcdctl(lab.etcd.urls[0], "get", "/vipd/v1/services/shop/dns", "-w", "json"))
     assert "name" not in stored
@@ -183,7 +183,7 @@ def test_an_order_for_the_fleet_holds_on_every_host(lab: FleetLab, both: tuple[D
     first.wait_until(lambda: len(endpoints(first, "web")), 2)
     assert any(override_reached_other_host(first, second) for _ in range(4))
     on_all(both, lambda daemon: len(endpoints(daemon, "web")), 2)
-    with entered(lab.hub):
+    with lab.hub.entered():
         second.wait_until(lambda: etcdctl(lab.etcd.urls[0], "get", "--prefix", "/vipd/v1/overrides/"), "")
 
 
@@ -206,7 +206,7 @@ def override_reached_other_host(first: Daemon, second: Daemon) -> bool:
 
 def written(lab: FleetLab, key: str) -> int:
     """The revision at which a key below the prefix was written; 0: it is not there."""
-    with entered(lab.hub):
+    with lab.hub.entered():
         found = json.loads(etcdctl(lab.etcd.urls[0], "get", f"/vipd/v1/{key}", "-w", "json"))
     return int(found["kvs"][0]["mod_revision"]) if "kvs" in found else 0
 
@@ -249,7 +249,7 @@ def test_a_registered_backend_goes_with_its_process(lab: FleetLab, both: tuple[D
     second.wait_until(lambda: "10.244.0.20:8080" in endpoints(second, "web"), True)
     # It is no part of the service that vipctl changes.
     second.vipctl("--store", "etcd", "set", "web", "--affinity", "10m")
-    with entered(lab.hub):
+    with lab.hub.entered():
         assert "10.244.0.20" not in etcdctl(lab.etcd.urls[0], "get", "/vipd/v1/services/web")
     process.send_signal(signal.SIGKILL)
     killed = time.monotonic()
@@ -359,7 +359,7 @@ def test_what_vipctl_changed_in_etcd_is_known_and_can_be_taken_back(
     assert "cannot wait for a confirmation" in vipctl_output(
         second, "rollback", "--confirm", "60s", check=False
     )
-    with entered(lab.hub):
+    with lab.hub.entered():
         etcdctl(lab.etcd.urls[0], "compact", str(added["revision"] + 1))
     assert "is not kept any more: etcd has compacted it" in vipctl_output(
         first, "rollback", str(created["revision"]), check=False
@@ -370,7 +370,7 @@ def test_what_vipctl_changed_in_etcd_is_known_and_can_be_taken_back(
 def test_a_wrong_password_is_named_in_the_status(lab: FleetLab, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("wrong\n")
     guarded = lab.server("guarded", 2579)
-    with entered(lab.hub):
+    with lab.hub.entered():
         guarded.start()
         url = guarded.urls[0]
         etcdctl(url, "user", "add", "root:secret")
@@ -399,7 +399,7 @@ def test_without_etcd_what_is_known_serves_across_a_restart(lab: FleetLab) -> No
     daemon.write(own)
     with daemon:
         daemon.wait_until(lambda: served(daemon, "10.96.0.80"), True)
-        with entered(lab.hub):
+        with lab.hub.entered():
             lab.etcd.stop()
         try:
             daemon.stop()
@@ -420,7 +420,7 @@ def test_without_etcd_what_is_known_serves_across_a_restart(lab: FleetLab) -> No
             assert served(daemon, "10.96.5.5")
             assert not served(daemon, "10.96.0.80")
         finally:
-            with entered(lab.hub):
+            with lab.hub.entered():
                 lab.etcd.ensure()
         daemon.wait_until(lambda: served(daemon, "10.96.0.80"), True)
 

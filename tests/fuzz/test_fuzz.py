@@ -24,7 +24,7 @@ from aiohttp import web
 from tests.api import serving
 from tests.api.test_hostile_requests import routes
 from tests.faults.test_broken_declarations import InstrumentedDaemon
-from tests.fleet.network import HUB, FleetLab, entered
+from tests.fleet.network import HUB, FleetLab
 from tests.fuzz.hostile import Hostile
 from tests.lab.daemon import UnixConnection
 from vipd.api.context import ApiContext
@@ -80,7 +80,7 @@ class Answering:
         self.answered = 0
         for number in range(250, 254):
             lab.hub.run("ip", "address", "add", f"10.77.0.{number}/24", "dev", "bridge")
-        with entered(lab.hub):
+        with lab.hub.entered():
             self._tcp, self._udp = socket.create_server(("", ASKED)), socket.socket(type=socket.SOCK_DGRAM)
             self._udp.bind((HUB.rpartition(".")[0] + ".252", ASKED))
             dns = socket.socket(type=socket.SOCK_DGRAM)
@@ -173,7 +173,7 @@ class Fuzz:
         """A key of etcd, or the end of one."""
         key, value = self._hostile.key()
         # etcd itself takes no empty key.
-        with contextlib.suppress(HTTPError), entered(self._lab.hub):
+        with contextlib.suppress(HTTPError), self._lab.hub.entered():
             if self._hostile.random.random() < 0.1:
                 self._lab.etcd.post("/v3/kv/deleterange", {"key": _base64(key)})
             else:
@@ -185,7 +185,7 @@ class Fuzz:
         asked = self._hostile.random.choice(
             (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /metrics HTTP/1.1\r\n", b"")
         )
-        with contextlib.suppress(OSError), entered(self._lab.hosts[0]):
+        with contextlib.suppress(OSError), self._lab.hosts[0].entered():
             if port:
                 made = socket.create_connection(("127.0.0.1", port), timeout=1.0)
             else:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tests.lab.client import LONGEST_LIFE
 from tests.lab.flow import (
@@ -23,8 +25,10 @@ from tests.lab.flow import (
     finish,
     read_line,
 )
-from tests.lab.fork_server import can_fork, fork_server
+from tests.lab.fork_server import CLONE_NEWNET, can_fork, fork_server
 from tests.lab.traffic import Result
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
@@ -57,9 +61,14 @@ class Node:
         if self._can_fork(argv):
             done = fork_server(argv[2]).run(self.namespace, argv, text, timeout, self.environment)
         else:
-            done = subprocess.run(
-                self.inside(argv), input=text, capture_output=True, text=True, timeout=timeout, check=False
-            )
+            pipe = subprocess.PIPE
+            with self._popen(argv, stdin=None if text is None else pipe, stdout=pipe, stderr=pipe) as process:
+                try:
+                    output, errors = process.communicate(text, timeout)
+                except BaseException:
+                    process.kill()
+                    raise
+            done = subprocess.CompletedProcess(argv, process.returncode, output, errors)
         said = done.stderr.strip() or done.stdout.strip()
         assert not check or done.returncode == 0, f"{' '.join(argv)}: exit {done.returncode}: {said}"
         return done
@@ -80,15 +89,48 @@ class Node:
                 environment=self.environment,
             )
         else:
-            process = subprocess.Popen(
-                self.inside(argv), stdin=pipe, stdout=stdout or pipe, stderr=stderr, text=True, bufsize=1
-            )
+            process = self._popen(argv, stdin=pipe, stdout=stdout or pipe, stderr=stderr)
         self.started.append(process)
         return process
 
     def _can_fork(self, argv: Sequence[str]) -> bool:
         """Whether the fork server starts this: not what a node of another kind wraps into other commands."""
         return type(self).inside is Node.inside and can_fork(argv)
+
+    def _popen(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: int | None,
+        stdout: IO[str] | int,
+        stderr: IO[str] | int | None,
+    ) -> Process:
+        options: dict[str, Any] = {
+            "stdin": stdin,
+            "stdout": stdout,
+            "stderr": stderr,
+            "text": True,
+            "bufsize": 1,
+        }
+        # `ip netns exec` takes as long as the command. It mounts the namespace's /sys, which few read.
+        if type(self).inside is not Node.inside or any("/sys/" in word for word in argv):
+            return subprocess.Popen(self.inside(argv), **options)
+        with self.entered():
+            return subprocess.Popen(argv, env={**os.environ, **self.environment}, **options)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """This thread, and what it starts, is in the namespace meanwhile."""
+        with contextlib.ExitStack() as stack:
+            own, other = (
+                stack.enter_context(Path(path).open("rb"))
+                for path in ("/proc/thread-self/ns/net", f"/run/netns/{self.namespace}")
+            )
+            _move(other.fileno())
+            try:
+                yield
+            finally:
+                _move(own.fileno())
 
     def inside(self, argv: Sequence[str]) -> list[str]:
         """The command line that runs `argv` in this namespace and environment."""
@@ -188,3 +230,9 @@ class Node:
                     if os.path.samestat(os.stat(f"/proc/{pid}/ns/net"), own):  # noqa: PTH116 (it is faster)
                         pids.append(int(pid))
         return pids
+
+
+def _move(descriptor: int) -> None:
+    if _libc.setns(descriptor, CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns: {os.strerror(number)}")

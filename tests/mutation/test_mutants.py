@@ -60,9 +60,9 @@ def test_names_say_the_function_and_are_unique() -> None:
 
 
 def test_what_is_accepted_is_a_mutant_and_has_a_reason() -> None:
-    files = {file for target in TARGETS for file in target.files()}
-    there = {mutant for file in files for mutant in mutants_of(file, (ROOT / file).read_text())}
     accepted = read_accepted()
+    files = {file for target in TARGETS for file in target.files()} & {mutant.path for mutant in accepted}
+    there = {mutant for file in files for mutant in mutants_of(file, (ROOT / file).read_text())}
     assert [mutant for mutant in accepted if mutant not in there] == []
     assert all(accepted.values())
 

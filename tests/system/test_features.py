@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.network import entered
 from tests.sources.etcd import members
 from tests.system.conftest import SERVED_PORT, Prepared, serve_web
 from tests.system.machine import Machine
@@ -139,7 +138,7 @@ def etcd(machine: Machine, tmp_path: Path) -> Iterator[members.Cluster]:
     """An etcd that the machine reaches on its loopback."""
     members.install()
     cluster = members.Cluster([members.Member(tmp_path, "m0", (2379, 2380))])
-    with entered(machine.lab.host):
+    with machine.lab.host.entered():
         cluster.start()
     try:
         yield cluster

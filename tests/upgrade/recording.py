@@ -12,7 +12,6 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.fleet.network import entered
 from tests.lab.daemon import Daemon
 from tests.lab.name_server import NameServer
 from tests.lab.topology import Lab
@@ -49,7 +48,7 @@ def record(path: Path) -> None:
         names.addresses(NAME, [lab.backends[0].ipv4])
         etcd = Cluster([Member(directory, "m0", (2379, 2380))])
         stack.callback(etcd.stop)
-        with entered(lab.host):
+        with lab.host.entered():
             etcd.start()
             for key, value in KEYS.items():
                 etcd.put(f"/vipd/v1/{key}", value)

@@ -10,7 +10,6 @@ from ipaddress import ip_address
 import pytest
 
 from tests.dataplane.namespace import Namespace
-from tests.fleet.network import entered
 from tests.lab.node import Node
 from vipd.host.lan.answer_gate import AnswerGate
 
@@ -24,7 +23,7 @@ ADDRESSES = {"192.0.2.10", "2001:db8::10"}
 def node() -> Iterator[Node]:
     with Namespace() as made:
         node = Node(made.name, "gate", "", "")
-        with entered(node):
+        with node.entered():
             yield node
 
 
