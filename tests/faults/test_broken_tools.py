@@ -45,6 +45,7 @@ def grown(tools: FailingTools, since: float) -> bool:
     return len(pauses) >= 2 and max(pauses[1:]) > 3 * pauses[0]
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_old_rules_serve_and_all_is_made_up_for(
     lab: Lab, daemon: Daemon, tools: FailingTools, equipment: Equipment
 ) -> None:
@@ -74,6 +75,7 @@ def test_old_rules_serve_and_all_is_made_up_for(
     as_from_a_cold_start(equipment, daemon)
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_broken_at_the_start_it_recovers_too(
     lab: Lab, daemon: Daemon, tools: FailingTools, equipment: Equipment
 ) -> None:

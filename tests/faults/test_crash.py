@@ -63,6 +63,7 @@ def crash(daemon: Daemon, changes: Changes, after: float) -> None:
     assert not changing.is_alive()
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_a_fault_in_its_memory_says_where_it_was(daemon: Daemon) -> None:
     daemon.kill(signal.SIGSEGV)
     assert "Fatal Python error: Segmentation fault" in daemon.log

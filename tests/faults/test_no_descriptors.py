@@ -34,6 +34,7 @@ class NarrowNode(Node):
         return super().inside(["prlimit", f"--nofile={DESCRIPTORS}:{DESCRIPTORS}", *argv])
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_idle_clients_keep_vipd_from_nothing(lab: Lab, equipment: Equipment) -> None:
     good, dying = lab.backends
     server = dying.serve(tcp=[PORT])

@@ -90,6 +90,7 @@ def test_status_names_the_quarantined_service_and_the_reason(daemon: Daemon) -> 
         daemon.vipctl("remove", "blamed")
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_reload_does_not_claim_that_a_quarantined_service_is_in_the_kernel(lab: Lab, daemon: Daemon) -> None:
     daemon.write(declaration(lab, bad=7))
     said = daemon.vipctl("reload", check=False)
@@ -110,6 +111,7 @@ def test_one_of_forty_in_a_file(lab: Lab, daemon: Daemon, number: int) -> None:
         daemon.declare(declaration(lab))
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_vipctl_add_of_a_bad_one_says_so_and_removing_it_mends(lab: Lab, daemon: Daemon) -> None:
     said = daemon.vipctl("add", "10.96.2.1:80/tcp", BAD, "--name", "bad", check=False)
     assert said.returncode == 1
@@ -124,6 +126,7 @@ def test_vipctl_add_of_a_bad_one_says_so_and_removing_it_mends(lab: Lab, daemon:
     daemon.wait_in_sync()
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_changing_it_mends(lab: Lab, daemon: Daemon) -> None:
     good = backend_text(lab.backends[0])
     said = daemon.vipctl("add", "10.96.2.3:80/tcp", good, BAD, "--name", "mended", check=False)
@@ -137,6 +140,7 @@ def test_changing_it_mends(lab: Lab, daemon: Daemon) -> None:
     daemon.vipctl("remove", "mended")
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_reload_gives_it_another_chance(lab: Lab, other_tools: FailingTools, equipment: Equipment) -> None:
     with ToolsOnlyDaemon(other_tools.equip(lab.host), **equipment.settings) as own:
         with other_tools.refusing("10.96.2.4"):

@@ -398,6 +398,7 @@ def test_requests_that_fail_are_answered_so_and_hold_up_nothing_else(
     assert daemon.status()["pid"] == pid
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_a_reload_in_the_middle_of_a_step_holds_up_no_end(daemon: FaultyDaemon) -> None:
     """Last: it ends the daemon, and starts it again."""
     daemon.fail("timeout", *PROGRAMS)

@@ -46,6 +46,7 @@ def announcing(daemon: HostDaemon) -> list[str]:
     return lines[-1].split()
 
 
+@pytest.mark.nightly
 def test_the_last_host_keeps_an_address(both: tuple[FleetLab, HostDaemon, HostDaemon]) -> None:
     lab, first, second = both
     first.wait_until(lambda: announced(first, second), [True, True])

@@ -96,6 +96,7 @@ def fault(daemon: HostDaemon) -> str:
     return str(daemon.get("services/web")["service"]["names"][0]["fault"])
 
 
+@pytest.mark.nightly
 def test_all_hosts_follow_a_record_and_one_without_its_name_server_keeps_the_last_answer(
     lab: FleetLab, names: Names
 ) -> None:

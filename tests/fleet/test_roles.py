@@ -127,6 +127,7 @@ async def allowed(work: object) -> bool:
     return True
 
 
+@pytest.mark.nightly
 def test_without_a_user_nothing_is_readable(guarded: tuple[Cluster, Path]) -> None:
     async def scene() -> None:
         client = EtcdClient(EtcdSettings(guarded[0].urls, timeout=30.0), Random(1))

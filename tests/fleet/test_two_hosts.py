@@ -367,6 +367,7 @@ def test_what_vipctl_changed_in_etcd_is_known_and_can_be_taken_back(
     vipctl_output(first, "remove", "past/web", "past/new", "past/other")
 
 
+@pytest.mark.nightly
 def test_a_wrong_password_is_named_in_the_status(lab: FleetLab, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("wrong\n")
     guarded = lab.server("guarded", 2579)

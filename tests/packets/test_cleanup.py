@@ -75,6 +75,7 @@ def test_everything_is_as_before(lab: Lab, dataplane: str, foreign: str) -> None
         assert state(lab) == before
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_works_after_a_crash(lab: Lab, dataplane: str) -> None:
     before = state(lab)
     with Daemon(lab.host, dataplane=dataplane) as daemon:
@@ -94,6 +95,7 @@ def test_forwarding_that_was_on_stays_on(lab: Lab) -> None:
     assert [lab.host.sysctl(name) for name in FORWARDING] == ["1", "1"]
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_twice_is_no_fault(lab: Lab, dataplane: str) -> None:
     with Daemon(lab.host, dataplane=dataplane) as daemon:
         use(lab, daemon)
@@ -145,6 +147,7 @@ def test_refused_while_the_daemon_would_undo_it(lab: Lab) -> None:
         assert state(lab) == before
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_a_new_start_after_cleanup_serves_again(lab: Lab, dataplane: str) -> None:
     with Daemon(lab.host, dataplane=dataplane) as daemon:
         services = Services(daemon)

@@ -73,6 +73,7 @@ def name_view(daemon: Daemon, target: str = "web") -> dict[str, object]:
     return dict(found)
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_packets_follow_the_answers_of_both_families(lab: Lab, dataplane: str, server: NameServer) -> None:
     server.addresses(NAME, both(lab, 0))
     with daemon_of(lab, dataplane) as daemon:
@@ -123,6 +124,7 @@ def test_a_name_server_that_stalls_dies_or_knows_nothing_changes_nothing(
         assert not daemon.status()["warnings"]
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_after_a_restart_without_a_name_server_the_last_answer_serves(
     lab: Lab, dataplane: str, server: NameServer
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_name_is_looked_up_once_for_all_its_services(lab: Lab, dataplane: str,
         server.die()
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_the_fallback_has_names_too(lab: Lab, dataplane: str, server: NameServer) -> None:
     own, spare = "web.internal", "sorry.internal"
     declaration = f"""

@@ -61,6 +61,7 @@ def test_a_declared_file_with_both_families(lab: Lab, daemon: Daemon) -> None:
         assert set(lab.client.send("fd00:96:1::1", 80, protocol, count=5).backends) == {"b2"}
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_a_changed_file_is_served_without_being_asked(lab: Lab, daemon: Daemon) -> None:
     for backend in lab.backends[:2]:
         daemon.write(

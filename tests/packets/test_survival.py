@@ -95,6 +95,7 @@ def test_a_restart_finds_everything_and_changes_nothing(
     lab.client.send(*vip, count=20).all_answered()
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_what_was_changed_meanwhile_is_served_after_a_restart(
     lab: Lab, daemon: Daemon, services: Services
 ) -> None:

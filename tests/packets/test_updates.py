@@ -84,6 +84,7 @@ def test_other_services_come_and_go(lab: Lab, daemon: Daemon, services: Services
     assert lost(results) == {}
 
 
+@pytest.mark.nightly(each_time="nftables")
 def test_restarts(lab: Lab, daemon: Daemon, services: Services) -> None:
     vip = services.add(lab.backends)
     with under_load(lab, vip) as results:
@@ -95,6 +96,7 @@ def test_restarts(lab: Lab, daemon: Daemon, services: Services) -> None:
     assert lost(results) == {}
 
 
+@pytest.mark.nightly(each_time="iptables")
 def test_changes_by_several_operators_at_once_are_all_kept(
     lab: Lab, daemon: Daemon, services: Services
 ) -> None:

@@ -292,6 +292,7 @@ def test_either_dataplane_works_confined(machine: Machine) -> None:
         machine.wait_until(lambda: serves(machine, 3.0), f"{dataplane} is mended")
 
 
+@pytest.mark.nightly
 def test_a_daemon_that_hangs_is_replaced(machine: Machine) -> None:
     drop_in = machine.disk / "etc/systemd/system/vipd.service.d/quick.conf"
     drop_in.parent.mkdir()

@@ -38,6 +38,7 @@ def grown(subject: str, what: str, *, services: int = 0, backends: int = 0) -> f
     return (outcome(subject, FEW, 5 + backends).counts[what] - fewer) / (backends * FEW)
 
 
+@pytest.mark.nightly(each_time="nft")
 @pytest.mark.parametrize("subject", [IPTABLES, LEGACY])
 def test_chains_of_iptables(subject: str) -> None:
     """One for the service, one for each backend, as kube-proxy has them."""
@@ -66,6 +67,7 @@ def test_chains_and_rules_of_nftables_do_not_grow() -> None:
         assert outcome(NFTABLES, FEW).counts[what] == outcome(NFTABLES, FEW + 10).counts[what]
 
 
+@pytest.mark.nightly(each_time="nft")
 @pytest.mark.parametrize("subject", ALL)
 def test_programs_of_a_change(subject: str) -> None:
     """One restore each. With legacy, counters are saved before, unless that has taken long. A change of

@@ -185,6 +185,7 @@ WRONG = {
 }
 
 
+@pytest.mark.nightly(each_time="iptables")
 @pytest.mark.parametrize("dataplane", DATAPLANES)
 def test_the_comparison_can_fail(probe_lab: ProbeLab, dataplane: DataplaneName) -> None:
     services, compilation = compiled(SOUND, {})
