@@ -98,16 +98,14 @@ def _panic_warnings(reconciler: Reconciler) -> list[str]:
         for service in reconciler.services.values()
         if service.keeps_unhealthy and in_panic(service, reconciler.backend_statuses(service))
     )
-    shown = [
-        f"service {name}: no backend is healthy, so that all of them serve, as fallback: keep says; "
-        f"hint: vipctl describe {name} tells what the checks say"
-        for name in islice(names, PANICS_SHOWN)
-    ]
-    if more := sum(1 for _ in names):
-        shown.append(
-            f"and {counted(more, 'more service')} without a healthy backend; hint: vipctl list shows them"
-        )
-    return shown
+    shown = list(islice(names, PANICS_SHOWN))
+    if not shown:
+        return []
+    more = sum(1 for _ in names)
+    which = f"service {shown[0]}" if len(shown) == 1 else f"services {', '.join(shown)}"
+    which += f" and {more} more" if more else ""
+    what = "no backend is healthy, so that all of them serve, as fallback: keep says"
+    return [f"{which}: {what}; hint: vipctl describe {shown[0]} tells what the checks say"]
 
 
 def status_view(
