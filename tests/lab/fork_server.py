@@ -113,7 +113,7 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         end = time.monotonic() + START_SECONDS
         while (connected := self._connect()) is None:
-            if self._process is None:
+            if self._process is None or self._process.poll() is not None:
                 self._process = self._start_server(programs)
             if time.monotonic() > end:
                 raise TimeoutError(f"the fork server for {programs} does not start")

@@ -112,8 +112,9 @@ class Node:
             "text": True,
             "bufsize": 1,
         }
-        # `ip netns exec` takes as long as the command. It mounts the namespace's /sys, which few read.
-        if type(self).inside is not Node.inside or any("/sys/" in word for word in argv):
+        # `ip netns exec` takes as long as a short command. It mounts the namespace's /sys, which few read.
+        reads_sys = argv[0] == sys.executable or any("/sys/" in word for word in argv)
+        if reads_sys or type(self).inside is not Node.inside:
             return subprocess.Popen(self.inside(argv), **options)
         with self.entered():
             return subprocess.Popen(argv, env={**os.environ, **self.environment}, **options)

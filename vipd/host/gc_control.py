@@ -68,7 +68,8 @@ def return_freed_memory() -> None:
 
 
 def freeze_objects() -> None:
-    """Exclude current objects from later collections, except for garbage. Once, before large loads."""
+    """Exclude current objects from later collections, except for garbage. Once, before large loads: the
+    first of those counts them."""
     with _guard:
         gc.collect()
         gc.freeze()
