@@ -174,7 +174,7 @@ class ForkServer:
                 "namespace": namespace,
                 "argv": argv[2:],
                 "directory": str(Path.cwd()),
-                "environment": {**os.environ, **environment},
+                "environment": {**own_environment(), **environment},
             }
             data = json.dumps(request).encode()
             errors = stdout if stderr == subprocess.STDOUT else stderr
@@ -215,6 +215,12 @@ class ForkServer:
             stdout.seek(0)
             stderr.seek(0)
             return subprocess.CompletedProcess(argv, code, stdout.read(), stderr.read())
+
+
+def own_environment() -> dict[str, str]:
+    """A copy of this process's environment. Meanwhile another thread may take names out of it, as pytest does
+    with that of the test that runs: `{**os.environ}` may then end in KeyError."""
+    return {name: value for name in list(os.environ) if (value := os.environ.get(name)) is not None}
 
 
 _starting = threading.Lock()

@@ -25,7 +25,7 @@ from tests.lab.flow import (
     finish,
     read_line,
 )
-from tests.lab.fork_server import CLONE_NEWNET, can_fork, fork_server
+from tests.lab.fork_server import CLONE_NEWNET, can_fork, fork_server, own_environment
 from tests.lab.traffic import Result
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -117,7 +117,7 @@ class Node:
         if reads_sys or type(self).inside is not Node.inside:
             return subprocess.Popen(self.inside(argv), **options)
         with self.entered():
-            return subprocess.Popen(argv, env={**os.environ, **self.environment}, **options)
+            return subprocess.Popen(argv, env={**own_environment(), **self.environment}, **options)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
