@@ -19,7 +19,8 @@ from tests.lab.held_ports import held_ports
 from tests.lab.recording_observer import RecordingObserver
 from tests.lab.simulated_time import simulate
 from vipd.health import scheduler
-from vipd.health.checker import HealthChecker
+from vipd.health.checker import SAVE_SECONDS, HealthChecker
+from vipd.health.lag import LoopLag
 from vipd.health.probes.base import ProbeCallback
 from vipd.health.record_cache import SavedRecord
 from vipd.health.record_file import encode
@@ -283,6 +284,36 @@ def test_a_stalled_loop_condemns_nobody(backend: Backend) -> None:
             assert observer.verdicts == []
 
     run(story())
+
+
+def test_without_checks_it_hardly_wakes_the_loop(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats, next_beat = [], LoopLag._next
+
+    def beat(lag: LoopLag) -> None:
+        beats.append(lag)
+        next_beat(lag)
+
+    monkeypatch.setattr(LoopLag, "_next", beat)
+
+    async def during(seconds: float) -> int:
+        before = len(beats)
+        await asyncio.sleep(seconds)
+        return len(beats) - before
+
+    async def story() -> list[int]:
+        health = HealthChecker(clock=asyncio.get_running_loop().time)
+        async with running(health):
+            counts = [await during(60)]
+            health.follow("web", [backend.target()])
+            counts.append(await during(60))
+            health.follow("web", [])
+            await asyncio.sleep(2 * SAVE_SECONDS)
+            counts.append(await during(60))
+            return counts
+
+    before, meanwhile, after = simulate(story())
+    assert (before, after) == (0, 0)
+    assert meanwhile >= 590
 
 
 def test_what_cannot_be_asked_is_a_warning_and_no_verdict() -> None:

@@ -157,9 +157,9 @@ class HealthChecker:
             probers = _probers(loop, lag, stack, self._users_of_checks)
 
             def ask(target: CheckTarget, done: ProbeCallback) -> Attempt:
+                lag.start()
                 return probers[target.kind].start(target, done)
 
-            lag.start()
             stack.callback(lag.stop)
             self._scheduler = Scheduler(loop, ask, self._on_result, self._random, _slots())
             stack.callback(self._stop)
@@ -168,6 +168,8 @@ class HealthChecker:
                 tasks.create_task(self._saved.run(self._known, SAVE_SECONDS))
                 while True:
                     await asyncio.sleep(SAVE_SECONDS)
+                    if not self._records:
+                        lag.stop()  # ten wakeups a second
                     self._memory.expire(self.clock())
                     self._log.write((), self.clock())
                     self._log.log_late(self._scheduler.warnings(), self.clock())

@@ -20,8 +20,9 @@ class LoopLag:
         """Seconds in all; compare two readings."""
 
     def start(self) -> None:
-        """Start the timer."""
-        self._next()
+        """Start the timer, unless it runs."""
+        if self._timer is None:
+            self._next()
 
     def stop(self) -> None:
         """Beat no more."""
