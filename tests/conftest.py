@@ -8,6 +8,7 @@ import signal
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -49,8 +50,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 LONGEST = (
     "tests/packets/test_foreign_forward",
+    "tests/observe/doctor/test_faults",
     "tests/docs/test_pages",
     "tests/onefile",
+    "tests/dataplane/iptables/watch/test_watch",
     "tests/dataplane/iptables/test_walks",
     "tests/dataplane/nftables/test_no_hole",
     "tests/system/test_life",
@@ -58,8 +61,13 @@ LONGEST = (
     "tests/observe/explain/test_real_packets",
     "tests/packets",
     "tests/faults",
+    "tests/host/systemd",
     "tests/fleet",
     "tests/health",
+    "tests/announce",
+    "tests/fuzz",
+    "tests/torture",
+    "tests/control/overrides",
     "tests/limits/test_files",
     "tests/api",
     "tests/observe",
@@ -75,13 +83,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for the night unless it is asked for, or a test by its full name. When several
-    processes run the tests, a file each, the longest come first: none is left alone with them in the end."""
+    """Leave out what is for the night unless it is asked for, or a test by its full name. Put the files in
+    the order in which several processes take them."""
     if not config.getoption("nightly") and not any("[" in name for name in config.args):
         left_out = {item for item in items if _nightly(item)} | _other_halves(items)
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
-    items.sort(key=_rank)
+    places = _places(items)
+    items.sort(key=lambda item: places[item.path])
 
 
 MANY = 6
@@ -133,8 +142,20 @@ def _nightly(item: pytest.Item) -> bool:
     return mark is not None and mark.kwargs.get("each_time") not in variant
 
 
-def _rank(item: pytest.Item) -> int:
-    ranks = (rank for rank, beginning in enumerate(LONGEST) if item.nodeid.startswith(beginning))
+def _places(items: Iterable[pytest.Item]) -> dict[Path, float]:
+    """Where the file of each test comes, from 0 to 1: the longest first, for none is to be left alone in the
+    end, and those with the kernel, which mostly wait, evenly between those that compute."""
+    files = {item.path: item.nodeid for item in items}
+    with_kernel = {item.path for item in items if item.get_closest_marker("root")}
+    places: dict[Path, float] = {}
+    for group in (files.keys() & with_kernel, files.keys() - with_kernel):
+        ordered = sorted(group, key=lambda file: (_rank(files[file]), file))
+        places |= {file: number / len(ordered) for number, file in enumerate(ordered)}
+    return places
+
+
+def _rank(name: str) -> int:
+    ranks = (rank for rank, beginning in enumerate(LONGEST) if name.startswith(beginning))
     return next(ranks, len(LONGEST))
 
 

@@ -9,6 +9,7 @@ import faulthandler
 import logging
 import os
 import sys
+from typing import NoReturn
 
 from vipd.daemon import daemon
 from vipd.host.gc_control import use_one_heap
@@ -22,6 +23,9 @@ from vipd.host.systemd.notify import Notifier, one_line
 from vipd.model.text import one_line as as_line
 
 STDERR = 2
+_OUT_OF_MEMORY = "out of memory: vipd ends, the rules stay in the kernel; hint: raise the limit of its memory"
+_LAST_WORDS = f"vipd: {_OUT_OF_MEMORY}\n".encode()
+"""Made before there is no memory for them."""
 LIBRARIES = ("aiohttp", "asyncio", "pyroute2", "watchfiles")
 """Their messages below a warning are for their developers."""
 
@@ -52,7 +56,13 @@ def _run(arguments: argparse.Namespace, settings: Settings, notifier: Notifier) 
     try:
         if arguments.check:
             return daemon.check(settings)
-        return asyncio.run(daemon.once(settings) if arguments.once else daemon.serve(settings, notifier))
+        with asyncio.Runner() as runner:
+            try:
+                return runner.run(
+                    daemon.once(settings) if arguments.once else daemon.serve(settings, notifier)
+                )
+            except MemoryError as error:
+                _end_at_once(error)
     except StartError as error:
         logging.getLogger("vipd").error("%s", error, extra=fields(Event.START_FAILED))
         number = [f"ERRNO={error.number}"] if error.number else []
@@ -60,6 +70,16 @@ def _run(arguments: argparse.Namespace, settings: Settings, notifier: Notifier) 
         return error.code
     except KeyboardInterrupt:
         return 130
+
+
+def _end_at_once(error: MemoryError) -> NoReturn:
+    """End with exit code 1, for whoever starts vipd again. What asyncio had no memory for is lost, maybe the
+    wakeup of a task. An ordinary end would wait for threads that nobody wakes."""
+    try:
+        logging.getLogger("vipd").error("%s", _OUT_OF_MEMORY, exc_info=error)
+    except MemoryError:
+        os.write(STDERR, _LAST_WORDS)
+    os._exit(1)
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:

@@ -1,4 +1,5 @@
-"""A file that takes more memory than there is: it is a problem of that file, and the daemon goes on."""
+"""A file that takes more memory than there is: it is a problem of that file, and the daemon goes on. Where
+asyncio itself has no memory, nobody knows which tasks would go on: the daemon ends at once and says so."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.faults.dataplanes import NFTABLES
+from tests.faults.memoryless_vipd import FILE
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
@@ -56,12 +58,39 @@ def test_the_daemon_outlives_a_file_that_is_too_large_for_it(lab: Lab, more: int
             daemon.wait_until(lambda: troubled(daemon), True)
             lab.client.send("10.96.10.1", 80, count=5).all_answered()
         large.unlink()
+        try:
+            daemon.status()
+        except OSError:  # asyncio itself had no memory
+            assert_ended(daemon)
+            daemon.start()
+            process = daemon.status()["pid"]
         daemon.write(f"- {{name: late, address: 10.96.10.2, ports: [80/tcp], backends: ['{backend}']}}")
         daemon.wait_until(lambda: daemon.endpoints("late"), [backend])
         daemon.wait_in_sync()
         assert daemon.status()["pid"] == process
         assert len(daemon.log) < 100_000
         lab.client.send("10.96.10.2", 80, count=5).all_answered()
+
+
+def test_a_loop_without_memory_ends_the_daemon_at_once(lab: Lab) -> None:
+    with MemorylessDaemon(lab.host, **NFTABLES.settings) as daemon:
+        daemon.vipctl("add", "10.96.10.1:80/tcp", backend_text(lab.backends[0]), "--name", "kept")
+        (daemon.directory / FILE).touch()
+        assert_ended(daemon)
+        lab.client.send("10.96.10.1", 80, count=5).all_answered()
+        (daemon.directory / FILE).unlink()
+        daemon.start()
+        assert daemon.endpoints("kept")
+
+
+class MemorylessDaemon(Daemon):
+    module = "tests.faults.memoryless_vipd"
+
+
+def assert_ended(daemon: Daemon) -> None:
+    """It has ended by itself, and has said why; systemd would start it again."""
+    assert daemon.wait_for_end() == 1
+    assert "out of memory: vipd ends, the rules stay in the kernel; hint: " in daemon.log
 
 
 def troubled(daemon: Daemon) -> bool:

@@ -109,6 +109,10 @@ class Daemon:
         """End it by a signal: SIGKILL, or one of a fault in its memory."""
         self._end(number)
 
+    def wait_for_end(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        return self._end(None)
+
     def wait_in_sync(self, timeout: float = START_SECONDS) -> None:
         """Return once status is `in-sync`; raises AssertionError after `timeout` seconds."""
         end = time.monotonic() + timeout
@@ -174,11 +178,12 @@ class Daemon:
         """Run `vipctl cleanup`. It asks no daemon, so it needs the directory of the record."""
         return self.vipctl("cleanup", "--state-dir", str(self.state_dir), *options, check=check)
 
-    def _end(self, number: signal.Signals) -> int:
+    def _end(self, number: signal.Signals | None) -> int:
         assert self._process is not None, "the daemon does not run"
         process, self._process = self._process, None
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
-            os.kill(process.pid, number)
+            if number is not None:
+                os.kill(process.pid, number)
         try:
             code = process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
