@@ -101,8 +101,9 @@ async def nothing_amiss(*_: object) -> bool:
 
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host of which nothing but kernel settings is looked at."""
+    """A host of which nothing but kernel settings is looked at: other tests open ports on this one."""
     monkeypatch.setattr(HostChecks, "refresh", nothing_amiss)
+    monkeypatch.setattr(Host, "refresh_claims", nothing_amiss)
 
 
 def looked(host: Host) -> bool:
