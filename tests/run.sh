@@ -95,7 +95,7 @@ fi
 last_failed=.pytest_cache/v/cache/lastfailed
 first_output=$project/tried-again.log
 most_tried_again=20
-workers=$((3 * $(nproc))) # most of a test's time it waits for packets, checks and timers; more leave no less idle
+workers=$((3 * $(nproc))) # most of a test's time it waits for packets, checks and timers; a fourth gained nothing
 [ "$workers" -le 16 ] || workers=16
 unsteady=()
 tests() { # arguments for pytest
