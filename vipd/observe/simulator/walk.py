@@ -125,7 +125,7 @@ def _through_hook(
                 going.extend(_through_chain(chain, state))
     if decides is None:
         return going
-    return [(replace(state, decided=state.decided | {decides}), verdict) for state, verdict in going]
+    return [(state._replace(decided=state.decided | {decides}), verdict) for state, verdict in going]
 
 
 def _through_chain(chain: BaseChain[Position], state: PacketState) -> Iterator[ChainResult]:
@@ -150,7 +150,7 @@ def _by_policy(chain: BaseChain[Position], state: PacketState) -> ChainResult:
 def _at_hook(packet: Packet, hook: str, state: PacketState) -> PacketState:
     local = packet.arriving is Arrival.LOCAL
     incoming = packet.in_interface if not local else "lo" if hook == "input" else None
-    return replace(state, in_interface=incoming or "", out_interface=_outgoing(packet, hook, state) or "")
+    return state._replace(in_interface=incoming or "", out_interface=_outgoing(packet, hook, state) or "")
 
 
 def _outgoing(packet: Packet, hook: str, state: PacketState) -> str | None:

@@ -76,7 +76,7 @@ class BuiltInChain:
 
     def _taken(self, packet: PacketState, position: Position, rule: Rule) -> PacketState:
         names = {m.list_name for m in rule.conditions if isinstance(m, Remember)}
-        packet = replace(packet.less_likely(rule.probability), recent=packet.recent | names)
+        packet = packet.less_likely(rule.probability)._replace(recent=packet.recent | names)
         return packet.with_step(Step(self.table, position.chain, rule.text, rule.comment))
 
     def _apply(self, rule: Rule, packet: PacketState, position: Position) -> tuple[PacketState, NextStep]:

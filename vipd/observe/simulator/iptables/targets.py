@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from vipd.observe.simulator.outcome import RuleVerdict
@@ -46,8 +46,8 @@ class SetMark:
     def rewrite(self, packet: PacketState) -> PacketState:
         """The packet with its new mark."""
         if self.of_connection:
-            return replace(packet, connection_mark=packet.connection_mark & ~self.mask ^ self.value)
-        return replace(packet, mark=packet.mark & ~self.mask ^ self.value)
+            return packet._replace(connection_mark=packet.connection_mark & ~self.mask ^ self.value)
+        return packet._replace(mark=packet.mark & ~self.mask ^ self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Snat:
 
     def rewrite(self, packet: PacketState) -> PacketState:
         """The packet with that source."""
-        return replace(packet, source=self.address, masqueraded=True, states=packet.states | {"SNAT"})
+        return packet._replace(source=self.address, masqueraded=True, states=packet.states | {"SNAT"})
 
 
 Rewrite = SetMark | Dnat | Snat | Redirect | Masquerade

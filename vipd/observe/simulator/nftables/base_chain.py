@@ -137,7 +137,7 @@ class BaseChain:
         )
         packet = applied.packet.with_step(step)
         if applied.translated:
-            packet = replace(packet, decided=packet.decided | {DECIDES[self.hook.name]})
+            packet = packet._replace(decided=packet.decided | {DECIDES[self.hook.name]})
         return [(packet, self._onward(applied.verdict, position))]
 
     def _require_allowed(self, rule: Rule, statement: Statement) -> None:

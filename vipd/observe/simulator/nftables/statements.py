@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from vipd.observe.simulator.errors import UnknownRule
@@ -145,13 +145,13 @@ class SetField:
         number, packet = found[0], context.packet
         match self.field.split():
             case ["meta", _]:
-                packet = replace(packet, mark=number)
+                packet = packet._replace(mark=number)
             case ["ct", _]:
-                packet = replace(packet, connection_mark=number)
+                packet = packet._replace(connection_mark=number)
             case [_, "saddr"]:
-                packet = replace(packet, source=number)
+                packet = packet._replace(source=number)
             case _:
-                packet = replace(packet, destination=number)
+                packet = packet._replace(destination=number)
         return Applied(packet)
 
     def slots(self, context: EvalContext) -> Slots | None:
@@ -248,7 +248,7 @@ class SourceTranslate:
         found = self.to.value(context)
         if found is None:
             return None
-        packet = replace(context.packet, source=found[0], source_port=found[1])
+        packet = context.packet._replace(source=found[0], source_port=found[1])
         return Applied(packet, RuleVerdict.ACCEPT, True)
 
 
