@@ -180,10 +180,11 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     """Take these out of the environment, where vipd reads every name under VIPD_ as a setting; from now on
-    garbage is looked for, but not in what was imported and collected."""
+    garbage is looked for, seldom, and not in what was imported and collected."""
     for name in EXTENT:
         os.environ.pop(name, None)
     gc.freeze()
+    gc.set_threshold(10_000)  # 700, the default, takes a twentieth of the time of tests that compute
     gc.enable()
 
 
