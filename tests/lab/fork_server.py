@@ -4,7 +4,7 @@ Most of the time of a start of vipd goes into imports, and the tests start it an
 A server imports all modules once, and each start is a fork of it with the standard input, output and error,
 the environment, directory, namespaces and /proc/PID/cmdline that `ip netns exec NAMESPACE python -m MODULE`
 would give it. What differs is the memory of all that was imported. All processes of a test run share two of
-them: one for vipd, and a small one for the programs of the tests, since a fork takes the longer the more its
+them: one for vipd, and a small one for servers and clients, since a fork takes the longer the more its
 process has imported. `VIPD_FORK_SERVER=no` does without, as `tests/run.sh --nightly` does.
 """
 
@@ -45,10 +45,12 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         # Besides all of vipd what it imports when it needs it, at each start: a fifth of a second.
         "vipd": ("pyroute2", "anyio.to_thread", "anyio.abc", "anyio._backends._asyncio"),
-        "tests.": ("tests.lab.client", "tests.lab.server"),
+        "lab": ("tests.lab.client", "tests.lab.server"),
     }
 )
-"""How the names of the modules begin that a server starts, and what it imports."""
+"""What each server imports: `lab` is for programs of the tests that import nothing of vipd."""
+WITHOUT_VIPD = ("tests.lab.", "tests.observe.explain.")
+"""How their names begin."""
 START_SECONDS = 60.0
 MAX_REQUEST_BYTES = 200_000
 EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -100,16 +102,15 @@ class ForkedProcess(subprocess.Popen[str]):
 
 def can_fork(argv: Sequence[str]) -> bool:
     """Whether the server may start a command line: `python -m` with a module of vipd or of the tests."""
-    return WANTED and list(argv[:2]) == [sys.executable, "-m"] and argv[2].startswith(tuple(PROGRAMS))
+    return WANTED and list(argv[:2]) == [sys.executable, "-m"] and argv[2].startswith(("vipd", "tests."))
 
 
 class ForkServer:
     """A connection of this process to the server of its test run, which it starts if there is none."""
 
     def __init__(self, programs: str) -> None:
-        """`programs`: how the names of its modules begin, a key of PROGRAMS. Raises TimeoutError when the
-        server does not start."""
-        self._address = f"{tempfile.gettempdir()}/vipd-tests-{RUN}-{programs.rstrip('.')}.sock"
+        """`programs`: a key of PROGRAMS. Raises TimeoutError when the server does not start."""
+        self._address = f"{tempfile.gettempdir()}/vipd-tests-{RUN}-{programs}.sock"
         self._process: subprocess.Popen[bytes] | None = None
         end = time.monotonic() + START_SECONDS
         while (connected := self._connect()) is None:
@@ -228,9 +229,8 @@ _starting = threading.Lock()
 
 def fork_server(module: str) -> ForkServer:
     """The server for a module; connected to when first asked for, also by several threads at once."""
-    programs = next(programs for programs in PROGRAMS if module.startswith(programs))
     with _starting:
-        return _fork_server(programs)
+        return _fork_server("lab" if module.startswith(WITHOUT_VIPD) else "vipd")
 
 
 @functools.cache
