@@ -279,6 +279,7 @@ def test_one_service_is_quarantined_and_all_others_go_through(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly(each_time="planned")
 @pytest.mark.parametrize("arm", [selected, followed, compiled, planned])
 def test_a_day_of_it_costs_one_line_in_the_log(
     arm: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -27,7 +27,8 @@ names = st.lists(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", [(1,), (1, 1, 2, 3, 10)])
+@pytest.mark.nightly(each_time="unequal")
+@pytest.mark.parametrize("weights", [(1,), (1, 1, 2, 3, 10)], ids=["equal", "unequal"])
 def test_whoever_comes_or_goes_moves_its_own_share_alone(weights: tuple[int, ...]) -> None:
     """From one backend to thirty: what moves when one comes is what moves back when it goes."""
     drawn = random.Random(len(weights))
