@@ -6,7 +6,7 @@ venv=$project/.venv
 PATH=$PATH:/usr/sbin:/sbin
 
 # The distribution's interpreter, on which the Debian package runs, where it is new enough. Another one that comes first
-# in PATH may be built without optimisation: all tests took 1.5 times as long with one that pyenv had built.
+# in PATH may be built without optimisation: tests that compute took a sixth longer with one that pyenv had built.
 python=/usr/bin/python3
 new_enough='import sys; sys.exit(sys.version_info < (3, 11))'
 "$python" -c "$new_enough" 2>/dev/null || python=python3

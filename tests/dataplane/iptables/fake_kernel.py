@@ -6,7 +6,6 @@ but for what the kernel itself changes (probabilities), so callers must write wh
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -178,7 +177,7 @@ class FakeKernel:
             tables[table] = before
         elif not lines:
             return
-        after = copy.deepcopy(before)
+        after = {name: Chain(chain.policy, chain.rules.copy()) for name, chain in before.items()}
         for number, line in enumerate(lines, start + 1):
             _Change(after, variant, number).run(line)
         tables[table] = after
