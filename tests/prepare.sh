@@ -99,6 +99,7 @@ make_venv_alone() {
     want="$project $(sha256sum <"$project/pyproject.toml")"
     if ! "$venv/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
         step "Making the virtual environment $venv"
+        "$python" -c 'import ensurepip' 2>/dev/null || python=python3 # Debian's package python3-venv is not installed
         "$python" -m venv --clear "$venv"
     elif grep -qsxF -e "$want dev" -e "$want $extra" "$stamp"; then
         return
