@@ -25,19 +25,18 @@ class Cycle:
 
 
 @pytest.fixture(autouse=True)
-def thawed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The process of the tests is as before."""
+def nothing_loaded_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As at the start of a daemon. What a test leaves out of searches stays out, or each search of the tests
+    after it would walk all that they have imported."""
     monkeypatch.setattr(collecting, "_frozen", 0)
     monkeypatch.setattr(collecting, "_excluded", 0)
     yield
-    gc.unfreeze()
-    gc.freeze()  # and what was imported and collected is left out of all searches
     assert gc.isenabled()
 
 
 def in_new_process(test: Callable[[], None]) -> Callable[[], None]:
-    """Run a test in a process where little is left out of searches: in that of all tests it is a million
-    objects, and the test makes as many."""
+    """Run a test in a process where few objects are left out of searches. In that of all tests it is a
+    million, and the test makes as many new ones."""
     code = f"from {test.__module__} import {test.__name__} as test; test.__wrapped__()"
 
     @functools.wraps(test)
