@@ -105,6 +105,12 @@ class Origin:
         `etcd:/vipd/v1/services/web`."""
         return self.source if self.source == "cli" else f"{self.source}:{self.path}"
 
+    @property
+    def author(self) -> str:
+        """Whose share of the daemon's work it takes: the file's, the folder's of a key in etcd
+        (`etcd:/vipd/v1/services/team-a`), or that of `cli`."""
+        return self.owner.rpartition("/")[0] if self.source == "etcd" else self.owner
+
     def __str__(self) -> str:
         return f"{self.path}:{self.line}" if self.path else self.source
 
