@@ -69,7 +69,11 @@ def test_a_service_that_did_not_change_keeps_no_other_of_its_file_from_changing(
     assert served(admission), "the host took over its address after it was admitted"
     changed = replace(again, backends=())
     admitted(admission, {"a": Unit(declared(changed, service("dns", "10.97.0.2")), accepted)}, ours)
-    assert not served(admission), "who changes it sees that it cannot work"
+    assert served(admission), "what it has already is not judged again"
+    moved = replace(again, addresses=("10.97.0.1", "10.97.0.3"))
+    taken = replace(ours, host_addresses=("10.97.0.1", "10.97.0.3"))
+    admitted(admission, {"a": Unit(declared(moved), accepted)}, taken)
+    assert not served(admission), "what it claims anew is"
     assert admission.units["a"].accepted is accepted
     narrow = replace(ours, allowed=("10.96.0.0/16",))
     admitted(admission, {"a": Unit(declared(again), accepted)}, narrow)

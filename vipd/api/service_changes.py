@@ -14,7 +14,6 @@ from vipd.declaration import operations
 from vipd.declaration.listed_backends import as_declared
 from vipd.declaration.operations import Outcome, Services, invalid
 from vipd.declaration.problems import Problem
-from vipd.host.facts import NO_FACTS
 from vipd.host.gc_control import gc_paused
 from vipd.model.check import Check
 from vipd.model.service import Service
@@ -158,13 +157,11 @@ def _problems(
     """Why new services are refused: services must not claim these things. An existing claim of a service is
     not a problem: it may be repaired, and lose backends, however the host has changed."""
     policy = replace(policy, check_problems=partial(_problems_of_check, check_problems))
-    lenient_policy = replace(policy, host_addresses=(), host=NO_FACTS)
-    problems = list[Problem]()
-    for service in new_or_changed:
-        before = all_services.get(service.name)
-        same = before is not None and before.frontends() == service.frontends()
-        problems += admit_service(service, lenient_policy if same else policy)
-    return problems
+    return [
+        problem
+        for service in new_or_changed
+        for problem in admit_service(service, policy, all_services.get(service.name))
+    ]
 
 
 def _problems_of_check(check_problems: CheckProblems, check: Check) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ class AddressPolicy:
 
     def for_accepted(self) -> AddressPolicy:
         """The policy for versions that were accepted earlier: only the settings apply, not the state of the
-        host.
+        host. That etcd is out of bounds comes from the settings.
 
         A service in etcd that names a CA file stays if it was accepted before vipd refused such files.
         """
@@ -109,19 +109,23 @@ class AddressPolicy:
             host_addresses=(),
             ca_sources=(*self.ca_sources, ETCD),
             check_problems=no_problems,
-            host=NO_FACTS,
+            host=HostFacts(etcd_servers=self.host.etcd_servers),
         )
 
 
-def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...]:
+def admit_service(
+    service: Service, policy: AddressPolicy, serving: Service | None = None
+) -> tuple[Problem, ...]:
     """Returns a problem for each address, port, balance method and check that the policy does not allow. The
-    problems are located at the service's origin."""
+    problems are located at the service's origin. This host's own addresses and ports do not matter where
+    `serving`, the version in use, claims them already."""
     found = []
     origin = service.origin
     announced = service.announced_addresses() if service.announcement else ()
+    claimed = serving.all_addresses() if serving else ()
     for address in service.all_addresses():
         what, hint = "", ""
-        if policy.owned(address):
+        if policy.owned(address) and address not in claimed:
             what, hint = f"{service.name}: {address} is an address of this host itself", _OWN_HINT
         elif address in announced and not policy.announces(address, origin.source):
             what = f"{service.name}: {address} may not be announced: announce_addresses does not name it"
@@ -132,7 +136,7 @@ def admit_service(service: Service, policy: AddressPolicy) -> tuple[Problem, ...
             found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     for what, hint in (
         *_beyond_dataplane(service, policy),
-        *policy.host.violations(service),
+        *policy.host.violations(service, serving),
         *policy.limits.violations(service, policy.host.own_addresses),
         *(_name_violations(service, policy) if service.names else ()),
     ):

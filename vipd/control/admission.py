@@ -24,10 +24,14 @@ from vipd.model.service import Service
 
 
 def admit(
-    declaration: Declaration, policy: AddressPolicy, passed: Collection[int] = frozenset()
+    declaration: Declaration,
+    policy: AddressPolicy,
+    passed: Collection[int] = frozenset(),
+    serving: Mapping[str, Service] | None = None,
 ) -> Declaration:
     """The declaration with a problem for each thing that the policy does not allow, in line order. Skips
-    services whose `id` is in `passed`. If the declaration already has problems, the host is not queried."""
+    services whose `id` is in `passed`; `serving` are the versions in use by name. If the declaration already
+    has problems, the host is not queried."""
     if not declaration.ok:
         policy = replace(policy, check_problems=no_problems)
     found: list[Problem] = []
@@ -35,7 +39,7 @@ def admit(
         if id(service) in passed:
             continue
         try:
-            found += admit_service(service, policy)
+            found += admit_service(service, policy, (serving or {}).get(service.name))
         except Exception as error:
             # The exception is reported only if the declaration has no problems yet. Otherwise the service may
             # have been read only in part, which may be the exception's cause.
@@ -93,11 +97,12 @@ def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _A
         candidate = accepted if same else admit(unit.candidate, accepted_policy)
         known = passed_policy.intersection(map(id, allowed))
     else:
-        # A service that did not change is not checked again. The host may have taken over its address since
-        # then, which must not keep the other services of the unit from changing.
+        # A service that did not change is not checked again, nor is what a changed one claims already. The
+        # host may have taken over its address since then, or somebody may listen on its port: neither keeps
+        # the services of the unit from changing.
         serving = {service.name: service for service in allowed}
         unchanged = {id(s) for s in unit.candidate.services if serving.get(s.name) == s}
-        candidate = admit(unit.candidate, policy, passed_policy | unchanged)
+        candidate = admit(unit.candidate, policy, passed_policy | unchanged, serving)
         known = frozenset(map(id, unit.candidate.services)) if candidate is unit.candidate else frozenset()
     return _Admitted(unit, Unit(candidate, accepted), known, known.union(map(id, allowed)))
 

@@ -36,9 +36,9 @@ V = TypeVar("V")
 class CachedLookup(Generic[K, V]):
     """Looks values up, and caches the results."""
 
-    def __init__(self, ask: Callable[[K], V]) -> None:
-        """`ask` raises KeyError, OSError or ValueError."""
-        self._ask = ask
+    def __init__(self, ask: Callable[[K], V], source: str = "the account database") -> None:
+        """`ask` raises KeyError, OSError or ValueError. `source` is what it asks, for messages."""
+        self._ask, self._source = ask, source
         self._lock = threading.Lock()
         self._kept: dict[K, tuple[float, V | Exception]] = {}
         self._last: dict[K, V] = {}
@@ -74,13 +74,13 @@ class CachedLookup(Generic[K, V]):
         try:
             answer = self._threads.submit(lambda: self._ask(key), queue=False)
         except BusyError:
-            return TimeoutError("the account database does not answer")
+            return TimeoutError(f"{self._source} does not answer")
         except RuntimeError as error:
             return OSError(str(error))
         try:
             return answer.result(LOOKUP_TIMEOUT_SECONDS)
         except TimeoutError:
-            return TimeoutError("the account database does not answer")
+            return TimeoutError(f"{self._source} does not answer")
         except (KeyError, OSError) as error:
             return error
         except Exception as error:

@@ -18,6 +18,9 @@ ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"  # noqa: S104 (compared, not bound)
 
 _UNUSED_ADDRESS_HINT = "choose an address that no host has"
 
+_FIRST_ORDINARY_USER, _NOBODY = 1000, 65534
+"""Accounts of people have numbers from here on (adduser(8)); `nobody` stands for daemons."""
+
 
 ADDRESS_BITS = {4: 32, 6: 128}
 
@@ -52,6 +55,14 @@ class LocalSocket(NamedTuple):
     """Its owner, as a phrase for messages; empty if unknown."""
     protected: bool = False
     """Whether no service may claim its port."""
+    user: int = 0
+    """The number of the user that opened it."""
+
+    @property
+    def reserves_port(self) -> bool:
+        """Whether a service may not newly claim its port. Anybody may listen on a high port, and must not keep
+        services from it: a socket of an ordinary user causes a warning."""
+        return self.protected or self.user < _FIRST_ORDINARY_USER or self.user == _NOBODY
 
     @property
     def show_command(self) -> str:
@@ -75,6 +86,8 @@ class HostFacts:
     of 10.0.0.0/24 on eth0`."""
     protected_sockets: tuple[LocalSocket, ...] = ()
     """Sockets whose ports no service may claim."""
+    etcd_servers: frozenset[str] = frozenset()
+    """The addresses of etcd, by which services reach this host. Whoever claims one cuts it off for good."""
     node_port_addresses: Mapping[Family, frozenset[str] | None] = field(default_factory=dict)
     """The addresses of this host on which node ports are served; None, or no entry: all."""
     localhost_node_ports: bool = False
@@ -102,27 +115,39 @@ class HostFacts:
         return replace(self, protected_sockets=(session, *self.protected_sockets))
 
     def without_addresses(self) -> HostFacts:
-        """The facts for a host where services may claim any address, and any port except protected ones."""
+        """The facts for a host where services may claim any address but etcd's, and any port except protected
+        ones."""
         return replace(self, gateways={}, reserved_addresses={}, sockets=())
 
-    def violations(self, service: Service) -> Iterator[tuple[str, str]]:
-        """The claims of a service that this host refuses, each with a hint."""
+    def violations(self, service: Service, serving: Service | None = None) -> Iterator[tuple[str, str]]:
+        """The claims of a service that this host refuses, each with a hint. What `serving`, its version in
+        use, claims already is not judged again, except etcd's addresses: the host may have changed since."""
+        claimed = frozenset(serving.all_addresses()) if serving else frozenset[str]()
         for address in service.all_addresses():
-            if address in self.gateways:
+            if address in self.etcd_servers:
+                what = f"{service.name}: {address} is an address of etcd, which feeds this host"
+                yield what, f"{_UNUSED_ADDRESS_HINT}: vipd would not reach etcd any more"
+            elif address in claimed:
+                continue
+            elif address in self.gateways:
                 what = f"{service.name}: {address} is a gateway of this host, on {self.gateways[address]}"
                 yield what, f"{_UNUSED_ADDRESS_HINT}: what this host sends by way of the gateway needs it"
             elif address in self.reserved_addresses:
                 yield f"{service.name}: {address} is {self.reserved_addresses[address]}", _UNUSED_ADDRESS_HINT
-        for place, found in self._port_conflicts(service) if self.protected_sockets or self.sockets else ():
+        if self._by_port:
+            yield from self._port_violations(service, serving)
+
+    def _port_violations(self, service: Service, serving: Service | None) -> Iterator[tuple[str, str]]:
+        known = {claim for claim, _ in self._port_conflicts(serving)} if serving else set[str]()
+        for claim, found in self._port_conflicts(service):
+            if claim in known or not found.reserves_port:
+                continue
+            hint = "choose another: backends would get its new connections"
             if found.protected:
-                what = f"{service.name}: {place} is the port of {found.owner}"
-                yield what, "choose another: backends would get its new connections"
+                yield f"{service.name}: {claim} is the port of {found.owner}", hint
             else:
-                what = f"{service.name}: {place} is in use: {found.owner or 'a program'} listens here"
-                yield (
-                    what,
-                    f"choose another: backends would get its new connections; {found.show_command} shows who",
-                )
+                what = f"{service.name}: {claim} is in use: {found.owner or 'a program'} listens here"
+                yield what, f"{hint}; {found.show_command} shows who"
 
     def _port_conflicts(self, service: Service) -> Iterator[tuple[str, LocalSocket]]:
         """The sockets whose ports a service claims, each with the claim.
@@ -155,11 +180,10 @@ class HostFacts:
     def conflicting_socket(
         self, protocol: Protocol, node_port: int, families: Collection[Family]
     ) -> LocalSocket | None:
-        """The socket whose connections a node port would intercept, if any; a protected one first."""
+        """The socket whose connections a node port would intercept, if any; one that reserves it first."""
         sockets = self._by_port.get((protocol, node_port), ())
-        return next(
-            (each for each in sockets if not self.intercepted_families(each).isdisjoint(families)), None
-        )
+        taken = [each for each in sockets if not self.intercepted_families(each).isdisjoint(families)]
+        return next((each for each in taken if each.reserves_port), taken[0] if taken else None)
 
     @property
     def bound_ports(self) -> Collection[tuple[Protocol, int]]:

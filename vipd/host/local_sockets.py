@@ -120,7 +120,7 @@ def _socket(row: _Row, name: str) -> LocalSocket:
     ssh_port = row.protocol is Protocol.TCP and row.port == SSH_PORT and row.user == 0
     if row.protocol is Protocol.TCP and (name in SSH_SERVERS or (ssh_port and name in _UNSEEN)):
         return LocalSocket(row.protocol, row.address, row.port, "the SSH server of this host", protected=True)
-    return LocalSocket(row.protocol, row.address, row.port, name)
+    return LocalSocket(row.protocol, row.address, row.port, name, user=row.user)
 
 
 def dumped(name: str) -> Iterator[_Row]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
+from vipd.host.accounts import CachedLookup
 from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket
 from vipd.host.local_sockets import LocalSockets
 from vipd.host.netlink import MalformedMessageError
@@ -36,6 +41,7 @@ class HostReader:
         self._network = HostNetwork()
         self._neighbours: dict[str, str] = {}
         self._proxied = frozenset[str]()
+        self._etcd_servers = frozenset[str]()
         self._sockets = LocalSockets(root)
         self._listening: tuple[LocalSocket, ...] = ()
         self._facts = NO_FACTS
@@ -72,6 +78,9 @@ class HostReader:
             "its neighbours", lambda: read_neighbours(devices), self._neighbours
         )
         self._proxied = self._read_or_keep("its proxies", read_proxied, self._proxied)
+        self._etcd_servers = self._read_or_keep(
+            "its etcd", lambda: _etcd_servers(self._settings), self._etcd_servers
+        )
         self._listening = self._read_or_keep("its sockets", self._sockets.read, self._listening)
         self._stale = bool(self._faults)
 
@@ -98,6 +107,7 @@ class HostReader:
             network.gateways,
             network.reserved_addresses,
             tuple(each for each in sockets if each.protected),
+            self._etcd_servers,
             {family: None if some is None else frozenset(some) for family, some in answering.items()},
             settings.answers_on_localhost,
             network.subnets,
@@ -120,3 +130,25 @@ def _own_sockets(settings: Settings) -> tuple[LocalSocket, ...]:
         for name, place in places.items()
         if place
     )
+
+
+def _addresses_of(name: str) -> frozenset[str]:
+    return frozenset(str(ip_address(entry[4][0])) for entry in socket.getaddrinfo(name, None))
+
+
+_name_service: CachedLookup[str, frozenset[str]] = CachedLookup(_addresses_of, "the name service")
+
+
+def _etcd_servers(settings: Settings) -> frozenset[str]:
+    """The addresses of etcd's endpoints, without loopback ones, which no service may have anyway. A name that
+    cannot be looked up keeps its last addresses."""
+    servers = set[str]()
+    for url in settings.etcd.endpoints if settings.etcd else ():
+        name = urlsplit(url).hostname or ""
+        with contextlib.suppress(ValueError):
+            servers.add(str(ip_address(name)))
+            continue
+        with contextlib.suppress(OSError, KeyError):
+            _name_service.get(name)
+        servers.update(_name_service.cached(name) or ())
+    return frozenset(server for server in servers if not ip_address(server).is_loopback)

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.root
 BACKENDS = {4: "10.244.0.11", 6: "fd00:244::11"}
 VIPS = {4: "10.96.0.10", 6: "fd00:96::10"}
 LISTEN = """
-import socket, sys
+import os, socket, sys
+os.setuid(int(sys.argv[3]))
 kept = []
 for kind, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
     made = socket.socket(kind, socket.SOCK_STREAM if sys.argv[2] == "tcp" else socket.SOCK_DGRAM)
@@ -67,13 +68,15 @@ def daemon(long_running: Daemon) -> Iterator[Daemon]:
     assert long_running.get("services")["services"] == []
 
 
-def listen(host: Node, directory: Path, name: str, port: int, protocol: str = "tcp") -> Process:
+def listen(
+    host: Node, directory: Path, name: str, port: int, protocol: str = "tcp", user: int = 0
+) -> Process:
     """A program of this name that listens on a port of all addresses."""
     directory.mkdir(exist_ok=True)
     program = directory / name
     program.unlink(missing_ok=True)
     program.symlink_to(sys.executable)
-    process = host.start(str(program), "-I", "-c", LISTEN, str(port), protocol)
+    process = host.start(str(program), "-I", "-c", LISTEN, str(port), protocol, str(user))
     assert process.stdout is not None
     assert process.stdout.readline() == "READY\n"
     return process
@@ -156,9 +159,9 @@ def test_what_was_accepted_stays_with_a_warning_and_serves_after_a_restart(spare
             assert daemon.endpoints("web") == ["10.244.0.11:80"]
             assert warnings(daemon) == expected
             daemon.write(text.replace("10.244.0.11]", "10.244.0.11, 10.244.0.12]"))
-            done = daemon.vipctl("reload", check=False)
-            assert f"{VIPS[4]} is a gateway of this host" in done.stderr
-            assert daemon.endpoints("web") == ["10.244.0.11:80"]
+            daemon.reload()
+            daemon.wait_until(lambda: daemon.endpoints("web"), ["10.244.0.11:80", "10.244.0.12:80"])
+            assert warnings(daemon) == expected
         finally:
             ip("-n", host, "route", "del", "203.0.113.0/24")
             ip("-n", host, "-6", "route", "del", "fd00:203::/64")
@@ -266,6 +269,40 @@ def test_a_file_gets_its_node_port_once_the_program_there_has_ended(lab: Lab, da
     assert daemon.endpoints("web") == ["10.244.0.11:80"]
     end(program)
     daemon.wait_until(lambda: warnings(daemon), [])
+
+
+def test_an_ordinary_users_program_keeps_no_service_from_its_port(lab: Lab, daemon: Daemon) -> None:
+    program = listen(lab.host, daemon.directory / "bin", "squatter", 30080, user=1000)
+    done = apply_node_port(daemon, 4, 30080)
+    assert done.returncode == 0, done.stderr
+    assert "node port 30080/tcp is in use: squatter listens here, and gets no connections" in done.stderr
+    end(program)
+
+
+@pytest.mark.parametrize("name", ["gitea", "sshd"])
+def test_a_port_that_a_service_has_already_is_not_judged_again(lab: Lab, daemon: Daemon, name: str) -> None:
+    ports: list[object] = [{"port": 80, "node_port": 30080}]
+    written(daemon, 4, ports=ports).rename(daemon.services_dir / "services.yaml")
+    daemon.wait_until(lambda: daemon.endpoints("web"), ["10.244.0.11:80"])
+    program = listen(lab.host, daemon.directory / "bin", name, 30080)
+    daemon.wait_until(lambda: len(warnings(daemon)), 1)
+    changed = written(daemon, 4, ports=ports, backends=["10.244.0.12"])
+    changed.rename(daemon.services_dir / "services.yaml")
+    daemon.wait_until(lambda: daemon.endpoints("web"), ["10.244.0.12:80"])
+    end(program)
+
+
+def test_the_address_of_etcd_is_nobodys_to_claim(spare: Lab) -> None:
+    endpoints = ["http://192.0.2.7:2379", "http://[fd00:99::7]:2379"]
+    with Daemon(spare.host, etcd={"endpoints": endpoints}) as own:
+        for address, port in (("192.0.2.7", 2379), ("192.0.2.7", 80), ("fd00:99::7", 80)):
+            backend = BACKENDS[6 if ":" in address else 4]
+            done = own.vipctl("add", f"{frontend(address, port)}/tcp", backend, check=False)
+            assert done.returncode == 1
+            assert f"{address} is an address of etcd, which feeds this host; hint: " in done.stderr
+        own.write("  - {name: web, address: 192.0.2.7, ports: [80/tcp], backends: [10.244.0.11]}\n")
+        assert "is an address of etcd" in own.vipctl("reload", check=False).stderr
+        assert own.get("services")["services"] == []
 
 
 def test_an_ssh_server_that_comes_later_is_warned_of_and_the_service_stays(lab: Lab, daemon: Daemon) -> None:
