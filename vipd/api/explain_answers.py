@@ -4,12 +4,14 @@ import."""
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
+from vipd.dataplane.refusals import ForwardedFlow
+from vipd.dataplane.switching import SwitchableDataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError
 from vipd.model.forwarding import Forwarding
@@ -20,6 +22,7 @@ from vipd.observe.explain.host_reading import read_host
 from vipd.observe.explain.host_rules import HostState
 from vipd.observe.explain.query import ask
 from vipd.observe.explain.rule_words import Options
+from vipd.observe.simulator import Arrival, Packet
 
 ReadHost = Callable[[Family, str, Collection[str]], Awaitable[HostState]]
 READ_HOST: ReadHost = read_host
@@ -34,6 +37,8 @@ class RuleInputs:
     host_addresses: frozenset[str]
     announced: Mapping[str, str] = field(default_factory=dict)
     """For each address that is to be announced, a note whether it is."""
+    refusals: Callable[[ForwardedFlow], tuple[str, ...]] = lambda flow: ()
+    """The rules of other programs that may refuse a flow that vipd translates."""
     host: HostState | None = None
     """None: only vipd's own rules count."""
 
@@ -47,6 +52,7 @@ def rule_inputs(reconciler: Reconciler, dataplane: Dataplane, announcer: Announc
         {family: dataplane.options_of(family) for family in Family},
         dataplane.host_addresses(),
         announcement_notes(announcer.state) if announcer else {},
+        dataplane.accepts.notes_on if isinstance(dataplane, SwitchableDataplane) else lambda flow: (),
     )
 
 
@@ -64,11 +70,17 @@ def answer(source: str, target: str, inputs: RuleInputs) -> bytes:
     question = ask(source, target, inputs.forwardings, inputs.host_addresses)
     options = inputs.options[question.packet.family]
     explanation = explain(question, inputs.forwardings, options, inputs.host_addresses, inputs.host)
-    view = explanation.view()
-    if note := inputs.announced.get(str(question.packet.destination)):
-        notes = view["notes"]
-        view = {**view, "notes": [*(notes if isinstance(notes, list) else ()), note]}
+    announced = inputs.announced.get(str(question.packet.destination))
+    notes = [*explanation.notes, *filter(None, (announced,)), *_refusals(question.packet, inputs)]
+    view = {**explanation.view(), "notes": notes}
     return f'"explanation": {_encoded(view)}'.encode()
+
+
+def _refusals(packet: Packet, inputs: RuleInputs) -> Iterator[str]:
+    """Notes on rules of other programs in chains that a forwarded packet passes once it is translated."""
+    if packet.arriving is Arrival.FORWARDED:
+        for forwarding in related(packet, inputs.forwardings):
+            yield from inputs.refusals(replace(ForwardedFlow.of(forwarding), source=packet.source))
 
 
 def _encoded(view: Json) -> str:

@@ -272,7 +272,10 @@ def _api_context(parts: Parts, monitoring: Monitoring, recorder: Recorder, warni
         address_policy=host.claims,
         check_problems=host.check_problems,
         refresh_address_policy=host.refresh_claims,
-        warnings_of=host.warnings_of,
+        warnings_of=lambda services: (
+            *host.warnings_of(services),
+            *parts.dataplane.warnings_of({service.name for service in services}),
+        ),
         events=recorder,
         flow_stats=parts.flow_stats,
         fleet=parts.fleet,

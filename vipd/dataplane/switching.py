@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol
 
 from vipd.dataplane.base import DATAPLANES, ApplyError, Dataplane, DataplaneName, DataplanePlan
@@ -29,6 +30,9 @@ from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
+
+MAX_COMPARED = 1000
+"""Forwardings that are compared with refusing rules of others for the status."""
 
 Ready = Callable[[], Awaitable[None]]
 
@@ -206,6 +210,10 @@ class SwitchableDataplane:
             fault = error  # services on this host work without
         await self.current.apply(plan.rules)
         self._written = True
+        try:
+            await self.accepts.rules_written()
+        except ApplyError as error:
+            fault = fault or error
         if fault:
             raise fault
 
@@ -222,7 +230,7 @@ class SwitchableDataplane:
 
     def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:
         """Drop the cached state of these chains."""
-        if concern_forward(chains, self._tables):
+        if concern_forward(chains, self._tables, Names(self._registry.prefix)):
             self.accepts.invalidate()
         self.current.invalidate({(family, chain) for family, chain in chains if chain.table in self._tables})
 
@@ -232,7 +240,18 @@ class SwitchableDataplane:
 
     def warnings(self) -> tuple[str, ...]:
         """What this host lacks and the effects on services."""
-        return (*self._left, *self.accepts.warnings(), *self.current.warnings())
+        accepts = self.accepts.warnings(self._shown_forwardings())
+        return (*self._left, *accepts, *self.current.warnings())
+
+    def warnings_of(self, services: Collection[str]) -> tuple[str, ...]:
+        """The rules of other programs that may refuse flows of these services."""
+        return self.accepts.warnings(
+            [f for f in list(self._forwardings.values()) if f.key.service in services]
+        )
+
+    def _shown_forwardings(self) -> list[Forwarding]:
+        """Those that rules of others are compared with."""
+        return list(islice(self._forwardings.values(), MAX_COMPARED))
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
         """The names of a forwarding and its endpoints in the kernel."""

@@ -6,17 +6,36 @@ the others accept. So the accept is in each chain that would drop flows that vip
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict, NftForward
+from vipd.dataplane.accept_order import NEW, Effect, Neighbours, accept_index, is_misplaced
+from vipd.dataplane.forward_accept.chain_verdicts import (
+    ForwardVerdict,
+    NftForward,
+    Statements,
+    identity_of,
+)
+from vipd.dataplane.forward_accept.chain_verdicts import (
+    accepts_translated as nft_accepts_translated,
+)
+from vipd.dataplane.forward_accept.chain_verdicts import (
+    effect_of as nft_effect_of,
+)
+from vipd.dataplane.forward_accept.chain_verdicts import (
+    refusals_of as nft_refusals_of,
+)
 from vipd.dataplane.iptables.base_chains import accept_jump, accept_rules, kube_proxy_accept_rules
+from vipd.dataplane.iptables.foreign_rules import ForeignChains, accepts_translated, effect_of, refusals_of
+from vipd.dataplane.iptables.jump_order import JumpNeighbours, JumpOrder
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.saved_rules import listed_policy, listed_rules
 from vipd.dataplane.iptables.words import target_of
 from vipd.dataplane.nftables.saved_table import rules_by_chain
+from vipd.dataplane.refusals import Refusal
 from vipd.model.service import Family
 
 FORWARD = "FORWARD"
@@ -88,6 +107,16 @@ class ForwardChainState:
     """The input that deletes them."""
     obstacle: str = ""
     """Why they cannot be written."""
+    managed: bool = False
+    """The dataplane in use writes its own accept there."""
+    refusals: tuple[Refusal, ...] = ()
+    """Rules of others that may refuse translated flows before vipd's accept sees them."""
+    called: frozenset[str] = frozenset()
+    """Chains of iptables that were read for that."""
+    neighbours: Neighbours = NEW
+    """In a chain that nft writes: the rules around vipd's."""
+    denials: tuple[Refusal, ...] = ()
+    """What ufw denies to this host itself, as it was told: it does not see translated flows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +151,8 @@ class AcceptOptions:
     prefix: str
     mark: int
     flow_mark: int
+    first: bool = False
+    """Before any rule of another program."""
     kube_proxy: bool = False
     """Accept what kube-proxy accepts, too: flows translated by its exact rules have no mark."""
 
@@ -157,6 +188,8 @@ def make_plan(
     them."""
     steps, problems = [], []
     for each in found:
+        if each.managed:
+            continue
         wanted = each.drops and each.forward_chain.serves(families)
         if wanted and not each.accepted and each.obstacle:
             problems.append(f"{each.forward_chain} drops flows that vipd translated: {each.obstacle}")
@@ -168,32 +201,60 @@ def make_plan(
 
 
 def found_in_iptables(
-    place: ForwardChain, listed: str, own: Rules | None, options: AcceptOptions
+    place: ForwardChain,
+    listed: str,
+    own: Rules | None,
+    options: AcceptOptions,
+    called: ForeignChains = MappingProxyType({}),
+    neighbours: JumpNeighbours | None = None,
 ) -> ForwardChainState:
-    """FORWARD of an iptables variant, from the output of `-S FORWARD` and the rules of vipd's chain (None:
-    there is none).
-
-    Any foreign rule counts as one that may drop: so vipd's flows pass first, as with vipd's
-    iptables dataplane, and changing the dataplane changes nothing for them.
-    """
+    """FORWARD of an iptables variant, from the output of `-S FORWARD`, the rules of vipd's chain (None: there
+    is none), and those of other programs' chains that it calls. `neighbours` of its jumps are updated."""
     names = Names(options.prefix)
     family = Family.IPV4 if place.family == "ip" else Family.IPV6
+    builtin = ChainId("filter", FORWARD)
+    order = JumpOrder(
+        names, called, {} if neighbours is None else neighbours, {builtin} if options.first else ()
+    )
     wanted, jump = options.of_iptables(family)
     chain, rules = names.fixed(FORWARD), listed_rules(listed, FORWARD)
-    ours = [names.owns(ChainId("filter", target_of(rule))) for rule in rules]
+    order.note(builtin, rules)
     jumps = [rule for rule in rules if target_of(rule) == chain]
-    first = ours.index(False) if False in ours else len(rules)
-    deleted = "".join(f"-D {FORWARD} {rule}\n" for rule in jumps)
+    others = (rule for rule in rules if order.owns(builtin, rule) and rule not in jumps)
+    lines = order.arranged(builtin, rules, (*dict.fromkeys(others), jump)).lines
+    effects = [effect_of(rule, called) for rule in rules if not order.owns(builtin, rule)]
+    closing = (
+        {Effect.FILTERS, Effect.CLOSES, Effect.ISOLATES}
+        if options.first
+        else {
+            Effect.CLOSES,
+            Effect.ISOLATES,
+        }
+    )
     written = "".join(f"-A {chain} {rule}\n" for rule in wanted)
     declared = f":{chain} - [0:0]\n"
+    deleted = "".join(f"-D {FORWARD} {rule}\n" for rule in jumps)
+    inserted = "".join(f"{line}\n" for line in lines)
     return ForwardChainState(
         place,
-        drops=listed_policy(listed, FORWARD) != "ACCEPT" or not all(ours),
-        accepted=own == wanted and jumps == [jump] and jump in rules[:first],
+        drops=listed_policy(listed, FORWARD) != "ACCEPT" or not closing.isdisjoint(effects),
+        accepted=own == wanted and not lines,
         present=own is not None or bool(jumps),
-        insert_text=f"*filter\n{declared}{written}{deleted}-I {FORWARD} 1 {jump}\nCOMMIT\n",
+        insert_text=f"*filter\n{declared}{written}{inserted}COMMIT\n",
         delete_text=f"*filter\n{declared}{deleted}-X {chain}\nCOMMIT\n",
+        refusals=tuple(_refusals_in_iptables(rules, chain, called, order)),
+        called=frozenset(called),
     )
+
+
+def _refusals_in_iptables(
+    rules: Rules, own_chain: str, called: ForeignChains, order: JumpOrder
+) -> Iterator[Refusal]:
+    for rule in rules:
+        if target_of(rule) == own_chain or accepts_translated(rule):
+            return
+        if not order.owns(ChainId("filter", FORWARD), rule):
+            yield from refusals_of(rule, FORWARD, called)
 
 
 def found_in_other_table(place: ForwardChain, listed: str) -> ForwardChainState:
@@ -206,30 +267,59 @@ def found_in_other_table(place: ForwardChain, listed: str) -> ForwardChainState:
 
 
 def found_by_nft(
-    place: ForwardChain, policy: str, listed: Sequence[Mapping[str, Any]], options: AcceptOptions
+    place: ForwardChain,
+    policy: str,
+    listed: Sequence[Mapping[str, Any]],
+    options: AcceptOptions,
+    neighbours: Neighbours = NEW,
 ) -> ForwardChainState:
-    """A chain that nft writes, from the objects that `nft -j list table` prints of its table."""
+    """A chain that nft writes, from the objects that `nft -j list table` prints of its table. `neighbours`: the
+    rules around vipd's before."""
     start = comment_start(options.prefix)
+    own = [item["rule"] for item in listed if _is_ours(item, place, start)]
     others = [item for item in listed if not _is_ours(item, place, start)]
-    handles = [item["rule"]["handle"] for item in listed if _is_ours(item, place, start)]
-    comments = [item["rule"]["comment"] for item in listed if _is_ours(item, place, start)]
-    rules = options.native()
-
-    def forward_verdict(items: Sequence[Mapping[str, Any]]) -> ForwardVerdict:
-        chain = NftForward(place.family, place.table, place.chain, policy, rules_by_chain(items))
-        return chain.forward_verdict(options.flow_mark)
-
-    deleted = "".join(f"delete rule {place.nft_words} handle {handle}\n" for handle in handles)
-    inserted = "".join(f"insert rule {place.nft_words} {rule}\n" for rule in reversed(rules))
+    chains = rules_by_chain(others)
+    here = chains.get(place.chain, ())
+    keys = [identity_of(rule) for rule in here]
+    effects = [nft_effect_of(rule, chains, options.flow_mark) for rule in here]
+    in_chain = [item for item in listed if item.get("rule", {}).get("chain") == place.chain]
+    index = next((i for i, item in enumerate(in_chain) if _is_ours(item, place, start)), len(keys))
+    misplaced = False
+    if own:
+        neighbours = neighbours.seen(keys[:index], keys[index:])
+        around = ([*keys[:index], start, *keys[index:]], [*effects[:index], Effect.PASSES, *effects[index:]])
+        misplaced = index > 0 if options.first else is_misplaced(*around, index, neighbours)
+    new_index = 0 if options.first else accept_index(keys, effects, neighbours)
+    handles = [item["rule"]["handle"] for item in others if item in in_chain]
+    verb = f"add rule {place.nft_words} handle {handles[new_index - 1]}" if new_index else ""
+    verb = verb or f"insert rule {place.nft_words}"
+    deleted = "".join(f"delete rule {place.nft_words} handle {rule['handle']}\n" for rule in own)
+    inserted = "".join(f"{verb} {rule}\n" for rule in reversed(options.native()))
+    verdict = NftForward(place.family, place.table, place.chain, policy, chains).forward_verdict(
+        options.flow_mark
+    )
+    comments = [rule["comment"] for rule in own]
+    before = here[:index] if own else here
+    filtered = options.first and any(effect.filters for effect in effects)
     return ForwardChainState(
         place,
-        drops=forward_verdict(others) is not ForwardVerdict.PASSES,
-        accepted=comments == [options.comment] * len(rules)
-        and forward_verdict(listed) is ForwardVerdict.PASSES,
-        present=bool(handles),
+        drops=verdict is not ForwardVerdict.PASSES or filtered,
+        accepted=comments == [options.comment] * len(options.native()) and not misplaced,
+        present=bool(own),
         insert_text=deleted + inserted,
         delete_text=deleted,
+        refusals=tuple(_refusals_by_nft(before, place.chain, chains, options.flow_mark)),
+        neighbours=neighbours,
     )
+
+
+def _refusals_by_nft(
+    rules: Iterable[Statements], chain: str, chains: Mapping[str, Sequence[Statements]], flow_mark: int
+) -> Iterator[Refusal]:
+    for rule in rules:
+        if nft_accepts_translated(rule, flow_mark):
+            return
+        yield from nft_refusals_of(rule, chain, chains)
 
 
 def _is_ours(item: Mapping[str, Any], place: ForwardChain, start: str) -> bool:

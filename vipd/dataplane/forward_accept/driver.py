@@ -1,13 +1,14 @@
 """Lets flows that vipd translated pass foreign chains that would drop them, whichever dataplane is used.
 
-vipd's iptables dataplane itself accepts them in FORWARD of the variant that it writes; this module skips
-that chain. It reads the others when the families in use change, and when such a chain changed.
+vipd's iptables dataplane itself accepts them in FORWARD of the variant that it writes; this module only reads
+that chain. It reads all of them when the families in use change, and when one changed, and knows which rules of
+others refuse translated flows before vipd accepts them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from vipd.dataplane.base import ApplyError
@@ -26,10 +27,12 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.tools import find_tools, restore
 from vipd.dataplane.iptables.watch.messages import Change, MessageKind, adds_chain_at_hook
 from vipd.dataplane.nftables.tools import apply_transaction
+from vipd.dataplane.refusals import ForwardedFlow, denial_text, refusal_text
 from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
+from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
@@ -53,7 +56,8 @@ class ForwardAccepts:
             settings.chain_prefix,
             1 << settings.mark_bit,
             1 << settings.flow_mark_bit,
-            settings.compat == "kube-proxy",
+            first=settings.accept_forwarded == "first",
+            kube_proxy=settings.compat == "kube-proxy",
         )
         self._reader = ForwardReader(self._options, run, open_socket, proc)
         self._own_chain = Names(settings.chain_prefix).fixed(FORWARD)
@@ -63,7 +67,7 @@ class ForwardAccepts:
         self._looked = False
         """Whether foreign chains were read for the last plan: accepts of an earlier vipd there may have to be
         removed."""
-        self._skipped: frozenset[ForwardChain] = frozenset()
+        self._managed: frozenset[ForwardChain] = frozenset()
         self._found: tuple[ForwardChainState, ...] = ()
         self._problems: tuple[str, ...] = ()
 
@@ -71,9 +75,35 @@ class ForwardAccepts:
         """Chains of the forward hook may have changed: the next plan reads them."""
         self._in_doubt = True
 
-    def warnings(self) -> tuple[str, ...]:
-        """Where translated flows are dropped, and why."""
-        return self._problems
+    def warnings(self, forwardings: Collection[Forwarding] = ()) -> tuple[str, ...]:
+        """Where translated flows are dropped, and why; which rules of others may refuse flows of these
+        forwardings, and what an administrator may take for such a rule."""
+        if not any(found.refusals or found.denials for found in self._found):
+            return self._problems
+        flows = [ForwardedFlow.of(forwarding) for forwarding in forwardings]
+        return (*self._problems, *self._refusal_texts(flows), *self._denial_texts(flows))
+
+    def notes_on(self, flow: ForwardedFlow) -> tuple[str, ...]:
+        """Which rules of others may refuse one flow."""
+        return (*self._refusal_texts([flow]), *self._denial_texts([flow]))
+
+    def _refusal_texts(self, flows: Collection[ForwardedFlow]) -> Iterator[str]:
+        for found in self._found:
+            here = [flow for flow in flows if found.forward_chain.serves((flow.family,))]
+            refusals = [each for each in found.refusals if any(map(each.may_match, here))]
+            if refusals:
+                yield refusal_text(str(found.forward_chain), refusals)
+
+    def _denial_texts(self, flows: Collection[ForwardedFlow]) -> Iterator[str]:
+        for found in self._found:
+            here = [flow for flow in flows if found.forward_chain.serves((flow.family,))]
+            denials = [
+                each
+                for each in found.denials
+                if any(scope.may_match_untranslated(flow) for scope in each.scopes for flow in here)
+            ]
+            if denials:
+                yield denial_text(denials)
 
     async def plan(self, dataplane: str, families: Collection[Family]) -> AcceptPlan:
         """The changes that let flows of these families pass. Raises ApplyError."""
@@ -84,13 +114,20 @@ class ForwardAccepts:
         self._in_doubt = True
         self._looked = look
         if look:
-            self._skipped = await self._of_dataplane(dataplane)
-            self._found = await self._reader.read(self._skipped)
+            self._managed = await self._of_dataplane(dataplane)
+            self._found = await self._reader.read(self._managed)
         else:
             self._found = ()
         plan, self._problems = make_plan(self._found, used)
         self._wanted, self._in_doubt = (dataplane, used), bool(plan)
         return plan
+
+    async def rules_written(self) -> None:
+        """The dataplane in use has written its rules: if its accept was missing in FORWARD, read that again.
+        Raises ApplyError."""
+        if self._wanted and any(found.managed and not found.present for found in self._found):
+            self._in_doubt = True
+            await self.plan(*self._wanted)
 
     async def apply(self, plan: AcceptPlan) -> None:
         """Write a plan, and check its effect. Raises ApplyError."""
@@ -147,7 +184,12 @@ class ForwardAccepts:
         family, _, table = change.table.rpartition(" ")
         family = family or NFT_FAMILIES[change.family]
         if is_of_iptables(family, table, change.chain) or change.chain == self._own_chain:
-            return ForwardChain(family, table, FORWARD, "nft") not in self._skipped
+            return True
+        if table == "filter" and any(
+            change.chain in found.called and found.forward_chain.serves((change.family,))
+            for found in self._found
+        ):
+            return True
         places = [found.forward_chain for found in self._found if not found.forward_chain.variant]
         known = any((place.family, place.table) == (family, table) for place in places)
         return known or adds_chain_at_hook(change)
@@ -158,9 +200,9 @@ class ForwardAccepts:
         if self._in_doubt or not (self._wanted and self._wanted[1]):
             return False
         if self._problems:
-            return await self._reader.read(self._skipped) != self._found
+            return await self._reader.read(self._managed) != self._found
         known = tuple(found for found in self._found if found.forward_chain.variant == "legacy")
-        return await self._reader.read_legacy(self._skipped) != known
+        return await self._reader.read_legacy(self._managed) != known
 
     async def _of_dataplane(self, dataplane: str) -> frozenset[ForwardChain]:
         """The chains that already have an accept of the dataplane."""
@@ -187,6 +229,7 @@ class ForwardAccepts:
         if step.writes:
             log.info("%s accepts flows that vipd translated from now on", place)
         else:
+            self._reader.forget(place)
             self._record.forget_accept(str(place))
             log.info("%s: vipd's accept is removed", place)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vipd.dataplane.accept_order import NEW, Neighbours
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import (
     FORWARD,
@@ -20,9 +21,18 @@ from vipd.dataplane.forward_accept.accepts import (
     found_in_other_table,
 )
 from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES
-from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.foreign_rules import isolates, refusals_of, refuses
+from vipd.dataplane.iptables.jump_order import JumpNeighbours
+from vipd.dataplane.iptables.names import ChainId, Names
+from vipd.dataplane.iptables.reading import read_called
 from vipd.dataplane.iptables.saved_rules import listed_rules
-from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, Tools, find_tools, has_legacy_tables
+from vipd.dataplane.iptables.tools import (
+    LOCK_WAIT_SECONDS,
+    Tools,
+    find_tools,
+    has_legacy_tables,
+    list_chain,
+)
 from vipd.dataplane.nftables.reader import DORMANT, OWNED, BaseChain, TableReader
 from vipd.dataplane.nftables.saved_table import MalformedListingError, read_objects
 from vipd.dataplane.programs import finish
@@ -50,19 +60,23 @@ class ForwardReader:
 
     def __init__(self, options: AcceptOptions, run: Runner, open_socket: OpenSocket, proc: Path) -> None:
         self._options, self._run, self._open, self._proc = options, run, open_socket, proc
-        self._chain = Names(options.prefix).fixed(FORWARD)
+        self._names = Names(options.prefix)
+        self._chain = self._names.fixed(FORWARD)
+        self._jump_neighbours: dict[ForwardChain, JumpNeighbours] = {}
+        self._neighbours: dict[ForwardChain, Neighbours] = {}
 
-    async def read(self, skipped: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
-        """Every chain but those skipped. Raises ApplyError."""
+    async def read(self, managed: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
+        """Every chain; `managed`: those in which the dataplane in use writes its own accept. Raises
+        ApplyError."""
         for attempt in range(_ATTEMPTS):
             try:
-                return await self._read(skipped)
+                return await self._read(managed)
             except ApplyError:
                 if attempt == _ATTEMPTS - 1:
                     raise
         raise AssertionError("unreachable")
 
-    async def read_legacy(self, skipped: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
+    async def read_legacy(self, managed: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
         """Those of iptables-legacy, of which the kernel gives no events. Raises ApplyError."""
         places = [
             ForwardChain.of_iptables(family, "legacy", table)
@@ -70,7 +84,7 @@ class ForwardReader:
             for table in ("filter", *OTHER_TABLES)
             if has_legacy_tables(family, self._proc, table)
         ]
-        found = [await self._iptables(p) for p in places if p.writable and p not in skipped]
+        found = [replace(await self._iptables(p), managed=p in managed) for p in places if p.writable]
         return (*found, *[await self._other_table(place) for place in places if not place.writable])
 
     async def read_native(self) -> tuple[ForwardChainState, ...]:
@@ -85,15 +99,20 @@ class ForwardReader:
                     raise
         return tuple(found)
 
-    async def _read(self, skipped: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
-        found = list(await self.read_legacy(skipped))
+    def forget(self, place: ForwardChain) -> None:
+        """vipd's accept is gone because it is not needed: the next one is a new one."""
+        self._jump_neighbours.pop(place, None)
+        self._neighbours.pop(place, None)
+
+    async def _read(self, managed: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
+        found = list(await self.read_legacy(managed))
         for each in await asyncio.to_thread(self._chains):
             chain = each.chain
             place = ForwardChain(chain.family, chain.table, chain.name)
             if is_of_iptables(chain.family, chain.table, chain.name):
                 place = replace(place, variant="nft")
-                if chain.table == "filter" and place not in skipped:
-                    found.append(await self._iptables(place, chain))
+                if chain.table == "filter":
+                    found.append(replace(await self._iptables(place, chain), managed=place in managed))
                 elif not (place.writable or chain.accepts):
                     found.append(await self._other_table(place))
             else:
@@ -118,9 +137,11 @@ class ForwardReader:
         policy = "accept" if each.chain.accepts else "drop"
         listed = _objects(await finish(words, "", self._run), place)
         try:
-            found = found_by_nft(place, policy, listed, self._options)
+            known = self._neighbours.get(place, NEW)
+            found = found_by_nft(place, policy, listed, self._options, known)
         except (LookupError, TypeError, AttributeError):
             raise ApplyError(f"{place} cannot be read", "what nft prints is not understood") from None
+        self._neighbours[place] = found.neighbours
         return replace(found, obstacle=_OWNER) if each.flags & OWNED else found
 
     async def _iptables(self, place: ForwardChain, chain: BaseChain | None = None) -> ForwardChainState:
@@ -140,7 +161,16 @@ class ForwardReader:
         if own.exit_code not in (0, 1):  # 1: there is no such chain
             raise ApplyError(f"{place} cannot be read", " ".join(own.stderr.split()))
         rules = None if own.exit_code else listed_rules(own.stdout, self._chain)
-        return found_in_iptables(place, said.stdout, rules, self._options)
+        forward = listed_rules(said.stdout, FORWARD)
+        called = await read_called(tools, self._names, forward, self._run, but=isolates)
+        neighbours = self._jump_neighbours.setdefault(place, {})
+        found = found_in_iptables(place, said.stdout, rules, self._options, called, neighbours)
+        denying = next((f"{c.split('-')[0]}-user-input" for c in called if c.startswith("ufw")), "")
+        if not denying:
+            return found
+        denied = await list_chain(tools, ChainId("filter", denying), self._run) or ()
+        denials = tuple(each for rule in denied for each in refusals_of(rule, denying, {}) if refuses(rule))
+        return replace(found, denials=denials, called=found.called | {denying})
 
     async def _other_table(self, place: ForwardChain) -> ForwardChainState:
         """It is only reported, so an unreadable one is no fault."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vipd.dataplane.forward_accept.accepts import FORWARD
 from vipd.dataplane.forward_accept.driver import ForwardAccepts
-from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.watch.external_change import ChangeKind, ExternalChange, OwnershipFilter
 from vipd.dataplane.iptables.watch.messages import Change
 from vipd.model.service import Family
@@ -50,8 +50,11 @@ class ForwardPoll:
                 report(ExternalChange(frozenset(Family), chains, frozenset({ChangeKind.RULES_DIFFER})))
 
 
-def concern_forward(chains: Collection[tuple[Family, ChainId]], own_tables: Collection[str]) -> bool:
-    """Whether chains that may have changed are, or may be, such chains."""
+def concern_forward(
+    chains: Collection[tuple[Family, ChainId]], own_tables: Collection[str], names: Names
+) -> bool:
+    """Whether chains that may have changed are, or may be, such chains, or are called by one."""
     return any(
-        c.table not in own_tables or (c.table == "filter" and c.name.endswith(FORWARD)) for _, c in chains
+        c.table not in own_tables or (c.table == "filter" and (c.name.endswith(FORWARD) or not names.owns(c)))
+        for _, c in chains
     )

@@ -77,7 +77,7 @@ def entry_chains(options: RuleOptions) -> dict[ChainId, Rules]:
 
 
 def entry_jumps(options: RuleOptions) -> dict[ChainId, Rules]:
-    """The rules at the head of each built-in chain, in order."""
+    """The rules in each built-in chain, in order; `jump_order.py` says where."""
     names, said = options.names, _words(options)
     first = "SERVICES" if options.kube_proxy else "PREROUTING"
     filter_jumps = _kube_proxy_filter_jumps if options.kube_proxy else _own_filter_jumps

@@ -16,15 +16,18 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect
 from vipd.dataplane.iptables.base_chains import entry_jumps
 from vipd.dataplane.iptables.counters.counter import RuleCounter
-from vipd.dataplane.iptables.names import ChainId, Names
+from vipd.dataplane.iptables.digest import text_of
+from vipd.dataplane.iptables.jump_order import JumpNeighbours, JumpOrder
+from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.options import KUBE_PREFIX, RuleOptions
 from vipd.dataplane.iptables.other_variant import KeptVariants, OtherVariantRules
 from vipd.dataplane.iptables.plan import Installed, Plan, make_plan
 from vipd.dataplane.iptables.probe import Capabilities, probe, shortcomings
-from vipd.dataplane.iptables.reading import absent_tables, read_all, read_chain
+from vipd.dataplane.iptables.reading import absent_tables, read_all, read_called, read_chain
 from vipd.dataplane.iptables.restore_text import Batches
 from vipd.dataplane.iptables.ruleset import DesiredChains, Ruleset
 from vipd.dataplane.iptables.tools import Tools, find_tools, program_names, restore, save
+from vipd.dataplane.iptables.watch.external_change import ENTRIES
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.dataplane.programs import Programs, require_found
 from vipd.host.host_changes import HostChanges
@@ -76,6 +79,8 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         """None: unknown, so the next plan reads the kernel."""
         self._missing_tables: list[str] = []
         """`FAMILY TABLE` of tables that did not exist when the kernel was read."""
+        self._neighbours: JumpNeighbours = {}
+        """What was around vipd's jumps, also when the kernel's state has to be read anew."""
         self._unwritten = False
         """A plan for everything was made and not written: the next one must cover everything too."""
         self._in_doubt: set[ChainId] = set()
@@ -104,15 +109,16 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
 
     def invalidate(self, chains: Collection[ChainId]) -> None:
         """Exactly these chains may have changed: the next plan reads them alone."""
-        if len(chains) > READ_WHOLE_ABOVE:
+        known = [chain for chain in chains if chain in ENTRIES or self._names.owns(chain)]
+        if len(known) > READ_WHOLE_ABOVE:
             self._invalid = True
-        self._in_doubt.update(chains)
+        self._in_doubt.update(known)
 
     def warnings(self) -> list[str]:
         """The effects on services of features that the kernel lacks."""
         found = [self._other_variant.warning] if self._other_variant.warning else []
         if self._capabilities:
-            pinned, accepts = self.desired.services_with_affinity(), self._settings.accept_forwarded
+            pinned, accepts = self.desired.services_with_affinity(), bool(self._settings.accept_forwarded)
             limited = self.desired.services_with_limits()
             if limited and isinstance(self.tools, Tools) and self.tools.legacy:
                 found.append(_LEGACY_COUNTS.format(self._family))
@@ -194,7 +200,9 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         if isinstance(self.tools, ApplyError) and not self.desired.shared():
             return None
         tools = require_found(self.tools)
-        return await self._read(await save(tools, self._run), tools)
+        surveyed = await self._read(await save(tools, self._run), tools)
+        surveyed.neighbours = dict(self._neighbours)
+        return surveyed
 
     def difference(self, surveyed: Installed | None) -> Plan:
         """The plan for a kernel in the surveyed state."""
@@ -208,7 +216,8 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             return
         gone = frozenset(self._garbage - self.desired.chains_in_use())
         self._garbage.clear()
-        wanted = DesiredChains((), {}, entry_jumps(self.desired.options), gone)
+        options = self.desired.options
+        wanted = DesiredChains((), {}, entry_jumps(options), gone, options.chains_to_be_first)
         plan = make_plan(wanted, self._installed, self._names, self._batches())
         if plan:
             await self._write(plan, marks_clean=False)
@@ -250,8 +259,21 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             holder.pop(chain, None)
             if rules is not None:
                 holder[chain] = rules
+                await self._note_jumps(tools, installed, chain, jumps.get(chain, ()))
         if chains:
             self.desired.invalidate(chains)
+
+    async def _note_jumps(self, tools: Tools, installed: Installed, builtin: ChainId, jumps: Rules) -> None:
+        """Remember what is around vipd's jumps in a chain that was just read; if one is missing, read what decides
+        where it goes."""
+        rules = installed.builtins.get(builtin, ())
+        if builtin.table == "filter" and not set(jumps) <= set(rules):
+            try:
+                installed.foreign.update(await read_called(tools, self._names, rules, self._run))
+            except ApplyError:
+                self.invalidate_all()
+                raise
+        JumpOrder(self._names, installed.foreign, installed.neighbours).note(builtin, rules)
 
     async def _observe(self, tools: Tools) -> Installed:
         text = await save(tools, self._run)
@@ -259,7 +281,12 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             _refuse_beside_kube_proxy(text, self._family)
         self._missing_tables = [f"{self._family} {table}" for table in absent_tables(text)]
         await self._other_variant.refresh(tools)
-        return await self._read(text, tools)
+        installed = await self._read(text, tools)
+        installed.neighbours = self._neighbours
+        order = JumpOrder(self._names, installed.foreign, self._neighbours)
+        for builtin, rules in installed.builtins.items():
+            order.note(builtin, rules)
+        return installed
 
     async def _read(self, saved: str, tools: Tools) -> Installed:
         jumps = entry_jumps(self.desired.options)
@@ -304,6 +331,10 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             self._writing = False
             self._writes += 1
         plan.record_applied(self._installed)
+        order = JumpOrder(self._names, self._installed.foreign, self._neighbours)
+        for change in plan.changes:
+            if change.builtin:
+                order.note(change.chain, text_of(change.after))
         if marks_clean:
             self._unwritten = False
             self.desired.mark_clean()

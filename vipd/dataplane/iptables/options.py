@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vipd.dataplane.iptables.names import Names
+from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.options import FamilyOptions
 from vipd.model.service import Family
 
@@ -21,6 +21,8 @@ class RuleOptions(FamilyOptions):
     """Everything besides the forwardings that shapes the rules."""
 
     accept_forwarded: bool = True
+    accept_first: bool = False
+    """Accept in FORWARD before any rule of another program (`accept_forwarded: first`)."""
     flow_marks: bool = True
     """The kernel can mark connections (xt_connmark)."""
     dispatch: str = "auto"
@@ -40,7 +42,8 @@ class RuleOptions(FamilyOptions):
             family,
             host_addresses,
             random_fully=random_fully if settings.random_fully is None else settings.random_fully,
-            accept_forwarded=settings.accept_forwarded,
+            accept_forwarded=settings.accept_forwarded is not False,
+            accept_first=settings.accept_forwarded == "first",
             dispatch="flat" if settings.compat == "kube-proxy" else settings.dispatch,
         )
 
@@ -48,6 +51,11 @@ class RuleOptions(FamilyOptions):
     def beyond_kube_proxy(self) -> bool:
         """Whether there are rules that kube-proxy lacks; with the prefix KUBE its chains stay as known."""
         return not self.kube_proxy and self.prefix != KUBE_PREFIX
+
+    @property
+    def chains_to_be_first(self) -> frozenset[ChainId]:
+        """The built-in chains in which vipd's jumps stay at the head."""
+        return frozenset({ChainId("filter", "FORWARD")}) if self.accept_first else frozenset()
 
     @property
     def names(self) -> Names:

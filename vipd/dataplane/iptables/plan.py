@@ -17,6 +17,7 @@ from itertools import chain as concatenated
 from types import MappingProxyType
 
 from vipd.dataplane.iptables.digest import Digest, KnownRules, digest_of, same_rules, text_of
+from vipd.dataplane.iptables.jump_order import JumpNeighbours, JumpOrder
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.restore_text import (
     NFT_BATCHES,
@@ -48,6 +49,10 @@ class Installed:
     """vipd's own chains. The chains of a forwarding have only a digest, except as they were just read."""
     builtins: dict[ChainId, Rules] = field(default_factory=dict)
     """Built-in chains: their rules, of all programs."""
+    foreign: dict[str, Rules] = field(default_factory=dict)
+    """Other programs' chains of the table filter, as far as they have been read."""
+    neighbours: JumpNeighbours = field(default_factory=dict)
+    """The rules around vipd's jumps as they were last seen."""
 
     def keep_digests(self, wanted: Mapping[ChainId, Digest]) -> None:
         """Keep no rules, but the digest, of each chain that is as wanted."""
@@ -90,6 +95,9 @@ class Plan:
         for change in self.changes:
             if change.builtin:
                 installed.builtins[change.chain] = text_of(change.after)
+                # Jumps that vipd itself deletes are inserted as new ones, if they are wanted again.
+                for jump in set(text_of(change.before)) - set(text_of(change.after)):
+                    installed.neighbours.pop((change.chain, jump), None)
             elif change.after is None:
                 installed.chains.pop(change.chain, None)
             else:
@@ -111,7 +119,8 @@ def make_plan(
     groups = _changed_groups(desired.service_chains, chains, digests, changes)
     shared = _changed_chains(desired.shared, chains)
     gone = tuple(sorted(chain for chain in desired.obsolete if chain in chains))
-    jumps = tuple(_jump_changes(desired.jumps, installed.builtins, names))
+    order = JumpOrder(names, installed.foreign, installed.neighbours, desired.first)
+    jumps = tuple(_jump_changes(desired.jumps, installed.builtins, order))
     steps = _RestoreBuilder(groups, shared, desired.shared, gone, jumps, chains, batches)
     restores = steps.restores()
     changes += (Change(chain, chains.get(chain), rules) for chain, rules in shared.items())
@@ -124,7 +133,7 @@ def make_plan(
 class _JumpChange:
     change: Change
     lines: tuple[str, ...]
-    """Deletions of vipd's old jumps, then insertions at the head."""
+    """Deletions of vipd's old jumps, then insertions."""
     has_jumps: bool
 
 
@@ -242,20 +251,15 @@ def _changed_chains(
 
 
 def _jump_changes(
-    wanted: Mapping[ChainId, Rules], builtins: Mapping[ChainId, Rules], names: Names
+    wanted: Mapping[ChainId, Rules], builtins: Mapping[ChainId, Rules], order: JumpOrder
 ) -> Iterator[_JumpChange]:
-    """The changes of vipd's jumps that are missing, duplicated, outdated or not first in their chain."""
+    """The changes of vipd's jumps that are missing, duplicated, outdated or misplaced."""
     for builtin in sorted(wanted.keys() | builtins.keys()):
         rules, jumps = builtins.get(builtin, ()), wanted.get(builtin, ())
-        ours = [rule for rule in rules if names.owns(ChainId(builtin.table, target_of(rule)))]
-        if tuple(ours) == jumps and rules[: len(jumps)] == jumps:
-            continue
-        after = (*jumps, *(rule for rule in rules if rule not in ours))
-        lines = (
-            *(f"-D {builtin.name} {rule}" for rule in ours),
-            *(f"-I {builtin.name} {place} {rule}" for place, rule in enumerate(jumps, 1)),
-        )
-        yield _JumpChange(Change(builtin, rules, after, builtin=True), lines, bool(jumps))
+        arrangement = order.arranged(builtin, rules, jumps)
+        if arrangement.lines:
+            change = Change(builtin, rules, arrangement.rules, builtin=True)
+            yield _JumpChange(change, arrangement.lines, bool(jumps))
 
 
 def _incoming_rules(chains: Mapping[ChainId, KnownRules]) -> Mapping[str, frozenset[str]]:

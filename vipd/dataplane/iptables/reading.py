@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.foreign_rules import UNREADABLE, ForeignChains, may_be_chain
 from vipd.dataplane.iptables.names import TABLES, ChainId, Names, Rules
 from vipd.dataplane.iptables.plan import Installed
 from vipd.dataplane.iptables.saved_rules import left_out_tables, read_saved
 from vipd.dataplane.iptables.tools import IncompatibleError, Tools, has_rule, list_chain
+from vipd.dataplane.iptables.words import target_of
 from vipd.host.process import Runner
 
 MAX_CHAINS = 64
 """Chains above which a table that iptables-save does not show is not read one by one: a process for each."""
-UNREADABLE: Rules = ("(unreadable)",)
-"""Placeholder for rules of a chain of vipd's that iptables cannot show. Differs from all wanted rules."""
 
 
 def absent_tables(saved: str) -> list[str]:
@@ -59,10 +59,40 @@ async def read_all(
 
 async def read_chain(tools: Tools, names: Names, chain: ChainId, jumps: Rules, run: Runner) -> Rules | None:
     """One chain's rules; None if it does not exist. For a built-in one that iptables cannot show, those
-    of `jumps` that it contains. Raises ApplyError."""
+    of `jumps` that it contains, and UNREADABLE. Raises ApplyError."""
     try:
         return await list_chain(tools, chain, run)
     except IncompatibleError:
         if names.owns(chain):
             return UNREADABLE
-        return tuple([jump for jump in jumps if await has_rule(tools, chain, shlex.split(jump), run)])
+        present = [jump for jump in jumps if await has_rule(tools, chain, shlex.split(jump), run)]
+        return (*present, *UNREADABLE)
+
+
+async def read_called(
+    tools: Tools,
+    names: Names,
+    rules: Rules,
+    run: Runner,
+    *,
+    but: Callable[[str], bool] = lambda target: False,
+) -> ForeignChains:
+    """Other programs' chains of the table filter to which rules jump, and those to which these jump, 64 at most.
+
+    `but`: targets that are not followed. Raises ApplyError.
+    """
+    chains: dict[str, Rules] = {}
+    waiting = [target_of(rule) for rule in rules]
+    while waiting and len(chains) < MAX_CHAINS:
+        target = waiting.pop()
+        chain = ChainId("filter", target)
+        if target in chains or names.owns(chain) or not may_be_chain(target) or but(target):
+            continue
+        try:
+            found = await list_chain(tools, chain, run)
+        except IncompatibleError:
+            found = UNREADABLE
+        if found is not None:
+            chains[target] = found
+            waiting += map(target_of, found)
+    return chains

@@ -33,9 +33,11 @@ class DesiredChains:
     Compiled while they are iterated, once: the rules of 10,000 services would take 30 MiB."""
     shared: Mapping[ChainId, Rules]
     jumps: Mapping[ChainId, Rules]
-    """Rules at the head of built-in chains; empty if no rule of vipd's should remain."""
+    """Jumps in built-in chains, in order; empty if no rule of vipd's should remain."""
     obsolete: frozenset[ChainId]
     """Chains that no forwarding has any more."""
+    first: frozenset[ChainId] = frozenset()
+    """Built-in chains in which the jumps stay at the head, whatever others insert there."""
 
 
 class Ruleset:
@@ -222,7 +224,8 @@ class Ruleset:
         if not self._in_use():
             return DesiredChains((), {}, {}, gone | frozenset(entry_chains(self.options)) | frozenset(fixed))
         leaves = (self._compiled(key) for key in keys if key in self._chains)
-        return DesiredChains(concatenated([fixed], leaves), self.shared(), entry_jumps(self.options), gone)
+        jumps, first = entry_jumps(self.options), self.options.chains_to_be_first
+        return DesiredChains(concatenated([fixed], leaves), self.shared(), jumps, gone, first)
 
     def _compiled(self, key: ForwardingKey) -> Mapping[ChainId, Rules]:
         """The chains of a forwarding, named by the objects that stay: others would take memory, too."""

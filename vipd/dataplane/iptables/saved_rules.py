@@ -177,7 +177,7 @@ def listed_rule(text: str) -> SavedRule:
 
 
 def read_saved(text: str, names: Names) -> Installed:
-    """The chains in a dump: vipd's, and the built-in ones (those with a policy), but not others'."""
+    """The chains in a dump: vipd's, the built-in ones (with a policy), and others' of the table filter."""
     installed = Installed()
     rules: dict[ChainId, list[str]] = {}
     table = ""
@@ -187,12 +187,19 @@ def read_saved(text: str, names: Names) -> Installed:
         elif line.startswith(":"):
             name, policy = line[1:].split(" ", 2)[:2]
             chain = ChainId(table, name)
-            if policy != "-" or names.owns(chain):
+            own = names.owns(chain)
+            if policy != "-" or own or table == "filter":
                 rules[chain] = []
-                (installed.chains if policy == "-" else installed.builtins)[chain] = ()
+            if policy != "-":
+                installed.builtins[chain] = ()
+            elif own:
+                installed.chains[chain] = ()
         elif line.startswith("-A "):
             name, _, rule = line[3:].partition(" ")
             rules.get(ChainId(table, name), []).append(rule)
     for chain, found in rules.items():
-        (installed.chains if chain in installed.chains else installed.builtins)[chain] = tuple(found)
+        if chain in installed.chains or chain in installed.builtins:
+            (installed.chains if chain in installed.chains else installed.builtins)[chain] = tuple(found)
+        else:
+            installed.foreign[chain.name] = tuple(found)
     return installed

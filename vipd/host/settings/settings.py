@@ -155,9 +155,10 @@ class Settings(BaseSettings):
     """
     traffic_accounting: bool = True
     """Count the packets and bytes of services and backends while the kernel does: nf_conntrack_acct."""
-    accept_forwarded: bool = True
+    accept_forwarded: bool | Literal["first"] = True
     """Accept the flows that vipd translated in FORWARD, and in chains of others at the forward hook that
-    would drop them.
+    would drop them, behind rules by which an administrator refuses some flows; `first`: before any other
+    rule, and kept there.
     """
     fast_path: FastPathChoice = "off"
     """Whether established TCP flows skip the rules, through a flowtable of nftables; `auto`: where kernel and

@@ -45,11 +45,12 @@ def differing_chains(saved: str, expected: Installed, names: Names) -> frozenset
 
 
 def _jumps_differ(chain: ChainId, found: Installed, expected: Installed, names: Names) -> bool:
-    """vipd's jumps must be equal, and at the head; later rules belong to others."""
-    wanted, present = _ours(chain, expected.builtins, names), found.builtins.get(chain, ())
-    return _ours(chain, found.builtins, names) != wanted or present[: len(wanted)] != wanted
+    """vipd's jumps must be equal, and what is before them; later rules belong to others."""
+    return _up_to_last(chain, found.builtins, names) != _up_to_last(chain, expected.builtins, names)
 
 
-def _ours(chain: ChainId, builtins: Mapping[ChainId, Rules], names: Names) -> Rules:
+def _up_to_last(chain: ChainId, builtins: Mapping[ChainId, Rules], names: Names) -> Rules:
+    """The rules of a chain up to the last jump of vipd's."""
     rules = builtins.get(chain, ())
-    return tuple(rule for rule in rules if names.owns(ChainId(chain.table, target_of(rule))))
+    ours = [i for i, rule in enumerate(rules) if names.owns(ChainId(chain.table, target_of(rule)))]
+    return rules[: ours[-1] + 1] if ours else ()

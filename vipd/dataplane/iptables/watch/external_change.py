@@ -128,7 +128,7 @@ class ExternalChange:
 
 @dataclass(frozen=True, slots=True)
 class OwnershipFilter:
-    """Selects changes that affect vipd: of its chains, of its jumps, and rules ahead of the jumps."""
+    """Selects changes that affect vipd: of its chains, of its jumps, and rules around the jumps."""
 
     names: Names
     families: frozenset[Family]
@@ -151,7 +151,9 @@ class OwnershipFilter:
         return change.kind is not MessageKind.CHAIN_ADDED and self._affects_jumps(change)
 
     def _affects_jumps(self, change: Change) -> bool:
-        """Others add rules behind our jumps, and remove their own, all day long; Docker does."""
+        """Others add rules behind our jumps, and remove their own, all day long; Docker does in nat. Where vipd
+        accepts, rules behind a jump are remembered, to put it back before them."""
         facts = rule_facts(change)
         mentions_us = facts.expressions is None or f"{self.names.prefix}-".encode() in facts.expressions
-        return mentions_us or (change.kind is MessageKind.RULE_ADDED and not facts.appended)
+        remembered = change.table == "filter" and change.chain != "OUTPUT"
+        return mentions_us or (change.kind is MessageKind.RULE_ADDED and (remembered or not facts.appended))
