@@ -38,11 +38,15 @@ CHAIN, JUMP = OPTIONS.of_iptables(Family.IPV4)
     [
         (["-P FORWARD ACCEPT"], None, False, False),
         (["-P FORWARD DROP"], None, True, False),
-        (["-P FORWARD ACCEPT", "-A FORWARD -j DOCKER-USER"], None, True, False),
+        (["-P FORWARD ACCEPT", "-A FORWARD -j DOCKER-USER"], None, False, False),
+        (["-P FORWARD ACCEPT", "-A FORWARD -j DOCKER-FORWARD"], None, True, False),
+        (["-P FORWARD ACCEPT", "-A FORWARD -s 10.0.0.9/32 -j DROP"], None, False, False),
+        (["-P FORWARD ACCEPT", "-A FORWARD -j REJECT"], None, True, False),
         (["-P FORWARD DROP", f"-A FORWARD {JUMP}"], CHAIN, True, True),
         (["-P FORWARD DROP", f"-A FORWARD {JUMP}"], (), True, False),
         (["-P FORWARD DROP", f"-A FORWARD {JUMP}", f"-A FORWARD {JUMP}"], CHAIN, True, False),
-        (["-P FORWARD DROP", "-A FORWARD -j DOCKER-USER", f"-A FORWARD {JUMP}"], CHAIN, True, False),
+        (["-P FORWARD DROP", "-A FORWARD -j DOCKER-USER", f"-A FORWARD {JUMP}"], CHAIN, True, True),
+        (["-P FORWARD DROP", "-A FORWARD -j DOCKER-FORWARD", f"-A FORWARD {JUMP}"], CHAIN, True, False),
         (["-P FORWARD DROP", "-A FORWARD -j VIPD-UNUSED", f"-A FORWARD {JUMP}"], CHAIN, True, True),
         (["-P FORWARD ACCEPT", f"-A FORWARD {JUMP}"], CHAIN, False, True),
     ],
@@ -101,7 +105,7 @@ OURS = rule(MARKED, DNAT, ACCEPT, comment=OPTIONS.comment)
         ("accept", [rule(DROP)], True, False),
         ("drop", [rule(DNAT, ACCEPT)], False, False),
         ("drop", [OURS], True, True),
-        ("drop", [rule(DROP), OURS], True, False),
+        ("drop", [rule(DROP), OURS], True, True),
         ("drop", [OURS, OURS], True, False),
         ("accept", [OURS], False, True),
     ],
@@ -113,8 +117,7 @@ def test_a_chain_that_nft_writes(
     assert (found.drops, found.accepted) == (drops, accepted)
     assert found.insert_text.count("delete rule inet filter forward handle 7") == listed.count(OURS)
     assert found.insert_text.endswith(
-        "insert rule inet filter forward ct mark & 0x2000 == 0x2000 ct status dnat accept "
-        'comment "VIPD-FORWARD: vipd translated flows"\n'
+        ' ct mark & 0x2000 == 0x2000 ct status dnat accept comment "VIPD-FORWARD: vipd translated flows"\n'
     )
 
 

@@ -60,7 +60,8 @@ REFUSALS = {
     "nft": Refusal(
         "nft",
         "nft insert rule inet site forward ip saddr {client} drop",
-        "nft flush chain inet site forward; nft add rule inet site forward ct state established,related accept",
+        "nft flush chain inet site forward; "
+        "nft add rule inet site forward ct state established,related accept",
     ),
 }
 
@@ -81,9 +82,9 @@ class Host:
     def run(self, script: str) -> str:
         """Commands, separated by semicolons; the output of the last one."""
         output = ""
-        for command in script.format(
-            client=self.lab.client.ipv4, backend=self.lab.backends[0].ipv4
-        ).split("; "):
+        for command in script.format(client=self.lab.client.ipv4, backend=self.lab.backends[0].ipv4).split(
+            "; "
+        ):
             output = self.lab.host.run(*command.split()).stdout
         return output
 

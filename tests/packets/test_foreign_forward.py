@@ -205,7 +205,6 @@ def test_a_dry_cleanup_names_it_and_changes_nothing(lab: Lab) -> None:
 DEEDS = {
     "own table: every rule deleted": (own_table, "nft flush chain inet filter forward"),
     "own table: replaced": (own_table, "nft delete table inet filter; nft -f {own_table}"),
-    "own table: a drop put before": (own_table, "nft insert rule inet filter forward drop"),
     "ufw: the jump deleted": (ufw, "iptables-nft -D FORWARD 1"),
     "ufw: the chain emptied": (ufw, "iptables-nft -F VIPD-FORWARD"),
     "ufw: reload": (ufw, "iptables-nft -F; iptables-nft -X; iptables-nft-restore {ufw}"),
@@ -238,12 +237,13 @@ def test_what_others_do_is_repaired(lab: Lab, tmp_path: Path, kind_of_change: st
         print(f"{kind_of_change}: passes after {time.monotonic() - began:.2f} s")
         daemon.wait_in_sync()
         if "docker" in kind_of_change:
-            first = '-m comment --comment "vipd translated flows" -j VIPD-FORWARD'
+            jump = '-m comment --comment "vipd translated flows" -j VIPD-FORWARD'
 
-            def head() -> str:
-                return lab.host.run("iptables-nft", "-S", "FORWARD").stdout.splitlines()[1]
+            def rules() -> list[str]:
+                return lab.host.run("iptables-nft", "-S", "FORWARD").stdout.splitlines()[1:]
 
-            daemon.wait_until(head, f"-A FORWARD {first}")
+            order = ["-j DOCKER-USER", jump, "-j DOCKER-FORWARD"]
+            daemon.wait_until(rules, [f"-A FORWARD {rule}" for rule in order])
 
 
 @pytest.mark.usefixtures("clean")

@@ -1,9 +1,9 @@
 """Where vipd's accept stands among other programs' rules of one chain, whatever their language. Pure.
 
-The kernel asks the rules of a chain in order, so an accept overrules every later rule. vipd's accept overrules
-what refuses everything (a policy, the last rule of a chain), and what container programs isolate; never a rule
-by which an administrator refuses some flows. It is inserted once, restored where it was, and never moved before
-a rule of an administrator.
+The kernel asks the rules of a chain in order, so an accept overrules every later rule. vipd's overrules what
+refuses everything (a policy, the last rule of a chain), and what container programs isolate; never a rule by
+which an administrator refuses some flows. It is inserted once, restored where it was, and never moved before a
+rule of an administrator.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def accept_index(
 def is_misplaced(
     rules: Sequence[str], effects: Sequence[Effect], index: int, neighbours: Neighbours = NEW
 ) -> bool:
-    """Whether the accept at `index` has to move: behind filters that had been before it and were written anew,
-    or before rules that isolate containers. `rules` and `effects` include the accept itself."""
+    """Whether the accept at `index` has to move: behind filters that had been before it and were written
+    anew, or before rules that isolate containers. `rules` and `effects` include the accept itself."""
     before = frozenset(rules[:index])
     for rule, effect in zip(rules[index + 1 :], effects[index + 1 :], strict=True):
         if effect.filters and rule in neighbours.preceding and rule not in before:

@@ -123,8 +123,9 @@ def listed(refusals: Sequence[Refusal]) -> str:
 def refusal_text(chain: str, refusals: Sequence[Refusal]) -> str:
     """The warning that these rules of a chain refuse flows of services."""
     return (
-        f"{chain}: {listed(refusals)} may refuse flows of services, before vipd's accept: what an administrator "
-        "refuses stays refused; hint: accept_forwarded: first in vipd.yaml puts vipd's accept before it"
+        f"{chain}: {listed(refusals)} may refuse flows of services, before vipd's accept: what an "
+        "administrator refuses stays refused; hint: accept_forwarded: first in vipd.yaml puts vipd's accept "
+        "before it"
     )
 
 

@@ -159,17 +159,16 @@ def test_a_rival_is_found_out_by_looking_afresh(
     assert rules(kernel) == written_by(FIRST, tmp_path)
 
 
-def test_a_rule_inserted_before_our_jump_comes_to_stand_behind_it(
-    machine: Machine, kernel: FakeKernel
-) -> None:
+def test_a_rule_inserted_before_our_jump_stays_before_it(machine: Machine, kernel: FakeKernel) -> None:
     machine.become(FIRST)
     before = kernel.chains("nat")["PREROUTING"]
     kernel.restore("*nat\n-I PREROUTING 1 -s 198.51.100.1/32 -j ACCEPT\nCOMMIT\n")
     machine.dataplane.invalidate_all()
-    machine.step()
-    assert kernel.chains("nat")["PREROUTING"] == [*before, "-s 198.51.100.1/32 -j ACCEPT"]
-    machine.dataplane.invalidate_all()
     assert not machine.plan()
+    kernel.restore(f"*nat\n-D PREROUTING {before[0]}\nCOMMIT\n")
+    machine.dataplane.invalidate_all()
+    machine.step()
+    assert kernel.chains("nat")["PREROUTING"] == ["-s 198.51.100.1/32 -j ACCEPT", *before]
 
 
 @pytest.mark.parametrize("rival", RIVALS)

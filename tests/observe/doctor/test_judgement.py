@@ -46,9 +46,12 @@ ALLOWED = {
     "typing",
     "vipd.dataplane.fast_path.table",
     "vipd.dataplane.forward_accept.chain_verdicts",
+    "vipd.dataplane.refusals",
     "vipd.model.service",
     "vipd.model.text",
     # Pure as well; tests of their own say so.
+    "vipd.dataplane.accept_order",
+    "vipd.dataplane.iptables.foreign_rules",
     "vipd.dataplane.iptables.names",
     "vipd.dataplane.iptables.saved_rules",
     "vipd.dataplane.iptables.words",

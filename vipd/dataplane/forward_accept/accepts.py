@@ -6,8 +6,8 @@ the others accept. So the accept is in each chain that would drop flows that vip
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,17 +15,10 @@ from vipd.dataplane.accept_order import NEW, Effect, Neighbours, accept_index, i
 from vipd.dataplane.forward_accept.chain_verdicts import (
     ForwardVerdict,
     NftForward,
-    Statements,
     identity_of,
 )
 from vipd.dataplane.forward_accept.chain_verdicts import (
-    accepts_translated as nft_accepts_translated,
-)
-from vipd.dataplane.forward_accept.chain_verdicts import (
     effect_of as nft_effect_of,
-)
-from vipd.dataplane.forward_accept.chain_verdicts import (
-    refusals_of as nft_refusals_of,
 )
 from vipd.dataplane.iptables.base_chains import accept_jump, accept_rules, kube_proxy_accept_rules
 from vipd.dataplane.iptables.foreign_rules import ForeignChains, accepts_translated, effect_of, refusals_of
@@ -273,8 +266,8 @@ def found_by_nft(
     options: AcceptOptions,
     neighbours: Neighbours = NEW,
 ) -> ForwardChainState:
-    """A chain that nft writes, from the objects that `nft -j list table` prints of its table. `neighbours`: the
-    rules around vipd's before."""
+    """A chain that nft writes, from the objects that `nft -j list table` prints of its table. `neighbours`:
+    the rules that were around vipd's."""
     start = comment_start(options.prefix)
     own = [item["rule"] for item in listed if _is_ours(item, place, start)]
     others = [item for item in listed if not _is_ours(item, place, start)]
@@ -295,11 +288,10 @@ def found_by_nft(
     verb = verb or f"insert rule {place.nft_words}"
     deleted = "".join(f"delete rule {place.nft_words} handle {rule['handle']}\n" for rule in own)
     inserted = "".join(f"{verb} {rule}\n" for rule in reversed(options.native()))
-    verdict = NftForward(place.family, place.table, place.chain, policy, chains).forward_verdict(
-        options.flow_mark
-    )
+    alone = NftForward(place.family, place.table, place.chain, policy, chains)
+    verdict = alone.forward_verdict(options.flow_mark)
+    whole = replace(alone, chains=rules_by_chain(listed))
     comments = [rule["comment"] for rule in own]
-    before = here[:index] if own else here
     filtered = options.first and any(effect.filters for effect in effects)
     return ForwardChainState(
         place,
@@ -308,18 +300,9 @@ def found_by_nft(
         present=bool(own),
         insert_text=deleted + inserted,
         delete_text=deleted,
-        refusals=tuple(_refusals_by_nft(before, place.chain, chains, options.flow_mark)),
+        refusals=whole.refusals(options.flow_mark)[0],
         neighbours=neighbours,
     )
-
-
-def _refusals_by_nft(
-    rules: Iterable[Statements], chain: str, chains: Mapping[str, Sequence[Statements]], flow_mark: int
-) -> Iterator[Refusal]:
-    for rule in rules:
-        if nft_accepts_translated(rule, flow_mark):
-            return
-        yield from nft_refusals_of(rule, chain, chains)
 
 
 def _is_ours(item: Mapping[str, Any], place: ForwardChain, start: str) -> bool:

@@ -57,6 +57,19 @@ class NftForward:
             return ForwardVerdict.PASSES if found in (ForwardVerdict.GOES_ON, ForwardVerdict.MAYBE) else found
         return ForwardVerdict.BLOCKED if found is ForwardVerdict.GOES_ON else found
 
+    def refusals(self, flow_mark: int) -> tuple[tuple[Refusal, ...], tuple[Refusal, ...]]:
+        """The rules that may refuse flows which vipd translated: those that do so before a rule accepts all of
+        them, and those that would, if they were not behind that."""
+        before: list[Refusal] = []
+        behind: list[Refusal] = []
+        found = before
+        for rule in self.chains.get(self.name, ()):
+            if accepts_translated(rule, flow_mark):
+                found = behind
+            elif found is before or effect_of(rule, self.chains, flow_mark).filters:
+                found += refusals_of(rule, self.name, self.chains)
+        return tuple(before), tuple(behind)
+
     def _walk(self, name: str, flow_mark: int, above: frozenset[str]) -> ForwardVerdict:
         maybe = False
         for statements in self.chains.get(name, ()):
@@ -188,33 +201,25 @@ def accepts_translated(statements: Statements, flow_mark: int) -> bool:
 
 def scope_of(statements: Statements) -> Scope:
     """The conditions of a rule. One that is not understood does not count."""
-    sources: Networks | None = None
-    destinations: Networks | None = None
-    original: Networks | None = None
-    protocols: frozenset[str] | None = None
-    ports: Ports | None = None
-    only_invalid = any(
-        _refused_by_map(statement["vmap"]) == {"invalid"} for statement in statements if "vmap" in statement
-    )
+    compared: dict[str, object] = {}
     for match in map(_match, statements):
-        left, values = match.get("left"), _words(match.get("right"))
-        if match.get("op") not in ("==", "in") or not isinstance(left, dict):
-            continue
-        payload, state = left.get("payload", {}), left.get("ct", {})
-        if payload.get("field") == "saddr":
-            sources = _networks(match.get("right"))
-        elif payload.get("field") == "daddr":
-            destinations = _networks(match.get("right"))
-        elif state.get("key") == "daddr" and state.get("dir") == "original":
-            original = _networks(match.get("right"))
-        elif payload.get("field") == "dport":
-            ports = _ports(match.get("right"))
-            protocols = frozenset({payload["protocol"]}) if payload.get("protocol") != "th" else protocols
-        elif left.get("meta") == {"key": "l4proto"}:
-            protocols = frozenset(values)
-        elif state.get("key") == "state" and values == ["invalid"]:
-            only_invalid = True
-    return Scope(sources, destinations, original, protocols, ports, only_invalid)
+        if match.get("op") in ("==", "in"):
+            compared[_expression_text(match.get("left"))] = match.get("right")
+    by_port = {key.split()[0]: right for key, right in compared.items() if key.endswith(" dport")}
+    protocols = [
+        *_words(compared.get("meta l4proto", {"set": []})),
+        *(name for name in by_port if name != "th"),
+    ]
+    maps = [statement["vmap"] for statement in statements if "vmap" in statement]
+    return Scope(
+        _networks(compared.get("ip saddr", compared.get("ip6 saddr", "any"))),
+        _networks(compared.get("ip daddr", compared.get("ip6 daddr", "any"))),
+        _networks(compared.get("ct original daddr", "any")),
+        frozenset(protocols) or None,
+        _ports(next(iter(by_port.values()), "any")),
+        only_invalid=compared.get("ct state") == "invalid"
+        or any(_refused_by_map(m) == {"invalid"} for m in maps),
+    )
 
 
 def identity_of(statements: Statements) -> str:
@@ -241,27 +246,24 @@ def _statement_text(statement: Mapping[str, Any]) -> str:
 
 
 def _expression_text(expression: object) -> str:
-    match expression:
-        case {"payload": {"protocol": protocol, "field": name}}:
-            return f"{protocol} {name}"
-        case {"meta": {"key": "iifname" | "oifname" | "iif" | "oif" as key}}:
-            return str(key)
-        case {"meta": {"key": key}}:
-            return f"meta {key}"
-        case {"ct": {"key": key}}:
-            return f"ct {key}"
-        case {"prefix": {"addr": address, "len": length}}:
-            return f"{address}/{length}"
-        case {"range": [first, last]}:
-            return f"{first}-{last}"
-        case {"set": list(values)}:
-            return f"{{ {', '.join(map(_expression_text, values))} }}"
-        case [key, value]:
-            return f"{_expression_text(key)} : {_expression_text(value)}"
-        case {**other} if len(other) == 1:
-            ((key, value),) = other.items()
-            return f"{key} {value['target']}" if isinstance(value, dict) and "target" in value else str(key)
-    return str(expression)
+    if isinstance(expression, list):
+        return " : ".join(map(_expression_text, expression))
+    if not isinstance(expression, dict) or len(expression) != 1:
+        return str(expression)
+    ((kind, value),) = expression.items()
+    if not isinstance(value, dict):
+        if kind == "set" and isinstance(value, list):
+            return f"{{ {', '.join(map(_expression_text, value))} }}"
+        return "-".join(map(str, value)) if kind == "range" and isinstance(value, list) else str(kind)
+    match kind:
+        case "payload" | "ct" | "meta":
+            words = [value.get("protocol"), value.get("dir"), value.get("field"), value.get("key")]
+            short = kind == "payload" or str(value.get("key")).endswith(("iif", "oif", "ifname"))
+            return " ".join(str(word) for word in ("" if short else kind, *words) if word)
+        case "prefix":
+            return f"{value.get('addr')}/{value.get('len')}"
+        case _:
+            return f"{kind} {value.get('target', '')}".strip()
 
 
 def _closing(matches: Sequence[Mapping[str, Any]]) -> Effect:
@@ -296,11 +298,16 @@ def _refused_by_map(verdict_map: Mapping[str, Any]) -> set[str]:
     }
 
 
+def _members(right: object) -> list[object]:
+    """The members of a set, or the only value."""
+    members = right.get("set") if isinstance(right, dict) else None
+    return members if isinstance(members, list) else [right]
+
+
 def _networks(right: object) -> Networks | None:
     """The networks of a comparison; None for a named set, or what is not understood."""
-    values = right["set"] if isinstance(right, dict) and "set" in right else [right]
     found: list[Any] = []
-    for value in values:
+    for value in _members(right):
         networks = network(_expression_text(value))
         if networks is None:
             return None
@@ -309,9 +316,8 @@ def _networks(right: object) -> Networks | None:
 
 
 def _ports(right: object) -> Ports | None:
-    values = right["set"] if isinstance(right, dict) and "set" in right else [right]
     found = []
-    for value in values:
+    for value in _members(right):
         first, _, last = _expression_text(value).partition("-")
         if not (first.isdigit() and (not last or last.isdigit())):
             return None

@@ -1,8 +1,8 @@
 """Lets flows that vipd translated pass foreign chains that would drop them, whichever dataplane is used.
 
-vipd's iptables dataplane itself accepts them in FORWARD of the variant that it writes; this module only reads
-that chain. It reads all of them when the families in use change, and when one changed, and knows which rules of
-others refuse translated flows before vipd accepts them.
+vipd's iptables dataplane itself accepts them in FORWARD of the variant that it writes; this module only
+reads that chain. It reads all of them when the families in use change, and when one changed, and knows which
+rules of others refuse translated flows before vipd accepts them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from vipd.dataplane.forward_accept.accepts import (
     found_in_other_table,
 )
 from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES
-from vipd.dataplane.iptables.foreign_rules import isolates, refusals_of, refuses
+from vipd.dataplane.iptables.foreign_rules import UFW_USER_INPUT, isolates, refusals_of, refuses
 from vipd.dataplane.iptables.jump_order import JumpNeighbours
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.reading import read_called
@@ -165,8 +165,8 @@ class ForwardReader:
         called = await read_called(tools, self._names, forward, self._run, but=isolates)
         neighbours = self._jump_neighbours.setdefault(place, {})
         found = found_in_iptables(place, said.stdout, rules, self._options, called, neighbours)
-        denying = next((f"{c.split('-')[0]}-user-input" for c in called if c.startswith("ufw")), "")
-        if not denying:
+        denying = UFW_USER_INPUT[place.family == "ip6"]
+        if not any(name.startswith(("ufw-", "ufw6-")) for name in called):
             return found
         denied = await list_chain(tools, ChainId("filter", denying), self._run) or ()
         denials = tuple(each for rule in denied for each in refusals_of(rule, denying, {}) if refuses(rule))

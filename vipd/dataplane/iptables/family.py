@@ -264,8 +264,8 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             self.desired.invalidate(chains)
 
     async def _note_jumps(self, tools: Tools, installed: Installed, builtin: ChainId, jumps: Rules) -> None:
-        """Remember what is around vipd's jumps in a chain that was just read; if one is missing, read what decides
-        where it goes."""
+        """Remember what is around vipd's jumps in a chain that was just read; if one is missing, read what
+        decides where it goes."""
         rules = installed.builtins.get(builtin, ())
         if builtin.table == "filter" and not set(jumps) <= set(rules):
             try:

@@ -1,4 +1,4 @@
-"""Iptables rules of other programs: which of them refuse flows that vipd translated, and which flows. Pure."""
+"""Iptables rules of other programs: which of them may refuse translated flows, and which flows. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vipd.dataplane.iptables.words import split_words, target_of
 from vipd.dataplane.refusals import MAX_REFUSALS, Refusal, Scope, network
 
 UNREADABLE: Rules = ("(unreadable)",)
-"""Placeholder for rules that iptables cannot show. Differs from all wanted rules; as one of others it filters."""
+"""Placeholder for rules that iptables cannot show. Differs from all wanted rules; one of others filters."""
 
 ForeignChains = Mapping[str, Rules]
 """The rules of chains that other programs made, as far as they are known."""
@@ -28,27 +28,23 @@ _REFUSING = frozenset({"DROP", "REJECT", "TARPIT"})
 _ISOLATING = re.compile(r"DOCKER(?!-USER$)|LIBVIRT_|NETAVARK|CNI-")
 """Chains of Docker, libvirt, Podman and CNI; DOCKER-USER is the administrator's."""
 _POLICY_OF_UFW = re.compile(r"ufw6?-(after-logging|reject|track)-(input|forward)$")
-"""The chains that ufw calls behind all of its rules: they log what the policy drops, or refuse it themselves."""
+"""The chains that ufw calls behind all of its rules: they log what the policy drops, or refuse it."""
+UFW_USER_INPUT = ("ufw-user-input", "ufw6-user-input")
+"""ufw's chains with the rules of `ufw allow` and `ufw deny`, for packets to this host itself."""
 _MAX_DEPTH = 8
 """Jumps within jumps that are followed; iptables allows more, which are not known to refuse nothing."""
 
 
 def effect_of(rule: str, chains: ForeignChains, depth: int = 0) -> Effect:
     """The effect of another program's rule. What is not understood filters."""
-    if rule == UNREADABLE[0]:
-        return Effect.FILTERS
     target, conditions = target_of(rule), _conditions(rule)
-    if target in _PASSING:
+    if target in _PASSING and rule not in UNREADABLE:
         return Effect.PASSES
     if isolates(target):
         return Effect.ISOLATES
-    if _POLICY_OF_UFW.match(target):
-        return Effect.CLOSES
-    if refuses(rule) or target == "RETURN":
+    if _POLICY_OF_UFW.match(target) or refuses(rule) or target == "RETURN":
         return _closing(conditions)
-    if depth >= _MAX_DEPTH:
-        return Effect.FILTERS
-    if target not in chains:
+    if depth >= _MAX_DEPTH or target not in chains:  # or it is UNREADABLE
         return Effect.FILTERS
     inner = [(effect_of(each, chains, depth + 1), target_of(each) == "RETURN") for each in chains[target]]
     effect = effect_of_call(inner)

@@ -1,8 +1,9 @@
 """Where vipd's jumps stand in built-in chains. Pure.
 
-As kube-proxy does, vipd makes sure that its jumps exist, and leaves the rest to the administrator: a rule that he
-puts before a jump stays before it. Jumps to chains that refuse or translate are inserted at the head, for they are
-about addresses of services alone. Those to chains that accept stand as `vipd.dataplane.accept_order` says.
+As kube-proxy does, vipd makes sure that its jumps exist, and leaves the rest to the administrator: a rule
+that he puts before a jump stays before it. Jumps to chains that refuse or translate are inserted at the head,
+for they are about addresses of services alone. Those to chains that accept stand where
+`vipd.dataplane.accept_order` says.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class JumpOrder:
         return is_misplaced(rules, self._effects(builtin, rules), rules.index(jump), neighbours)
 
     def _index(self, builtin: ChainId, rules: Sequence[str], earlier: Rules, jump: str) -> int:
-        """Where a jump is to be inserted: not before those that vipd's order has before it and that refuse."""
+        """Where a jump is to be inserted: behind the `earlier` ones of vipd's order that refuse."""
         refusals = [other for other in earlier if not self._accepts(builtin, other)]
         start = max([0, *(index + 1 for index, rule in enumerate(rules) if rule in refusals)])
         while start < len(rules) and rules[start] in earlier:

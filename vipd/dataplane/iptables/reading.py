@@ -77,7 +77,8 @@ async def read_called(
     *,
     but: Callable[[str], bool] = lambda target: False,
 ) -> ForeignChains:
-    """Other programs' chains of the table filter to which rules jump, and those to which these jump, 64 at most.
+    """Other programs' chains of the table filter to which rules jump, and those to which these jump, at most
+    MAX_CHAINS.
 
     `but`: targets that are not followed. Raises ApplyError.
     """

@@ -178,8 +178,8 @@ def listed_rule(text: str) -> SavedRule:
 
 def read_saved(text: str, names: Names) -> Installed:
     """The chains in a dump: vipd's, the built-in ones (with a policy), and others' of the table filter."""
-    installed = Installed()
     rules: dict[ChainId, list[str]] = {}
+    builtins: set[ChainId] = set()
     table = ""
     for line in text.splitlines():
         if line.startswith("*") or table not in TABLES:
@@ -187,19 +187,20 @@ def read_saved(text: str, names: Names) -> Installed:
         elif line.startswith(":"):
             name, policy = line[1:].split(" ", 2)[:2]
             chain = ChainId(table, name)
-            own = names.owns(chain)
-            if policy != "-" or own or table == "filter":
-                rules[chain] = []
             if policy != "-":
-                installed.builtins[chain] = ()
-            elif own:
-                installed.chains[chain] = ()
+                builtins.add(chain)
+            if chain in builtins or table == "filter" or names.owns(chain):
+                rules[chain] = []
         elif line.startswith("-A "):
             name, _, rule = line[3:].partition(" ")
             rules.get(ChainId(table, name), []).append(rule)
-    for chain, found in rules.items():
-        if chain in installed.chains or chain in installed.builtins:
-            (installed.chains if chain in installed.chains else installed.builtins)[chain] = tuple(found)
-        else:
-            installed.foreign[chain.name] = tuple(found)
-    return installed
+    read = {chain: tuple(found) for chain, found in rules.items()}
+    return Installed(
+        {chain: found for chain, found in read.items() if chain not in builtins and names.owns(chain)},
+        {chain: found for chain, found in read.items() if chain in builtins},
+        {
+            chain.name: found
+            for chain, found in read.items()
+            if chain not in builtins and not names.owns(chain)
+        },
+    )

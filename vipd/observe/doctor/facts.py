@@ -11,7 +11,8 @@ from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.rules import Ruleset
 
 if TYPE_CHECKING:  # pydantic is slow to import, and the checks only read settings
-    from vipd.host.settings.settings import Settings
+    from vipd.dataplane.refusals import ForwardedFlow
+from vipd.host.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,17 @@ class ServedPort:
     """Address and port of each known backend."""
     affinity: bool = False
     masquerade: str = "forwarded"
+
+    @property
+    def flow(self) -> ForwardedFlow:
+        """Its flows in chains of the forward hook."""
+        return ForwardedFlow(
+            self.family,
+            str(self.protocol),
+            self.port,
+            frozenset(self.addresses),
+            frozenset(self.backends),
+        )
 
 
 @dataclass(frozen=True, slots=True)

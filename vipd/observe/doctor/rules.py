@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict
-from vipd.dataplane.iptables.names import ChainId
+from vipd.dataplane.iptables.foreign_rules import (
+    UFW_USER_INPUT,
+    accepts_translated,
+    effect_of,
+    refusals_of,
+    refuses,
+)
+from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.saved_rules import SavedRule, SavedTables, read_tables
 from vipd.dataplane.iptables.words import split_words
+from vipd.dataplane.refusals import Refusal
 from vipd.model.service import Family
 from vipd.observe.simulator.errors import UnknownRule
 from vipd.observe.simulator.iptables.matches import InState, Match
@@ -91,6 +99,39 @@ class Ruleset:
         if self.tables.policies.get(ChainId(table, "FORWARD"), "ACCEPT") == "ACCEPT":
             return ForwardVerdict.PASSES
         return ForwardVerdict.MAYBE if maybe else ForwardVerdict.BLOCKED
+
+    def forward_refusals(self, prefix: str) -> tuple[tuple[Refusal, ...], tuple[Refusal, ...]]:
+        """The rules of others in FORWARD that may refuse flows which vipd translated: those that do so before
+        vipd accepts them, and those that would, if they were not behind that."""
+        names, foreign = Names(prefix), self.foreign_chains(prefix)
+        before: list[Refusal] = []
+        behind: list[Refusal] = []
+        found = before
+        for rule in self.tables.rules("filter", "FORWARD") or ():
+            if rule.target == names.fixed("FORWARD") or accepts_translated(rule.text):
+                found = behind
+            elif not names.owns(ChainId("filter", rule.target)):
+                effect = effect_of(rule.text, foreign)
+                if found is before or effect.filters:
+                    found += refusals_of(rule.text, "FORWARD", foreign)
+        return tuple(before), tuple(behind)
+
+    def ufw_denials(self, prefix: str) -> tuple[Refusal, ...]:
+        """What ufw denies to this host itself, as an administrator told it; not its default."""
+        found: list[Refusal] = []
+        for name, rules in self.foreign_chains(prefix).items():
+            if name in UFW_USER_INPUT:
+                found += (each for rule in rules if refuses(rule) for each in refusals_of(rule, name, {}))
+        return tuple(found)
+
+    def foreign_chains(self, prefix: str) -> dict[str, tuple[str, ...]]:
+        """The chains of the table filter that other programs made."""
+        names = Names(prefix)
+        return {
+            chain.name: tuple(rule.text for rule in rules)
+            for chain, rules in self.tables.chains.items()
+            if chain.table == "filter" and chain not in self.tables.policies and not names.owns(chain)
+        }
 
     def _conditions(self, rule: SavedRule, table: str) -> tuple[Match, ...] | None:
         """The conditions of a rule; None if unknown."""

@@ -151,8 +151,8 @@ class OwnershipFilter:
         return change.kind is not MessageKind.CHAIN_ADDED and self._affects_jumps(change)
 
     def _affects_jumps(self, change: Change) -> bool:
-        """Others add rules behind our jumps, and remove their own, all day long; Docker does in nat. Where vipd
-        accepts, rules behind a jump are remembered, to put it back before them."""
+        """Others add rules behind our jumps, and remove their own, all day long; Docker does in nat. Where
+        vipd accepts, rules behind a jump are remembered, to put it back before them."""
         facts = rule_facts(change)
         mentions_us = facts.expressions is None or f"{self.names.prefix}-".encode() in facts.expressions
         remembered = change.table == "filter" and change.chain != "OUTPUT"

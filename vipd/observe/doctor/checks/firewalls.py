@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from vipd.dataplane.fast_path.table import fast_path_table
 from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES, ForwardVerdict, NftForward
+from vipd.dataplane.iptables.foreign_rules import UFW_USER_INPUT
 from vipd.dataplane.iptables.names import ChainId
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts
@@ -125,6 +126,51 @@ def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> Check
     return problem("an nft chain drops flows to virtual IPs", cause, repair, hint=hint)
 
 
+def check_refusals(facts: Facts) -> Iterator[CheckResult]:
+    """Rules of others that may refuse flows of services, and those that would if vipd's accept were not before
+    them."""
+    flows = [each.flow for each in facts.services]
+    prefix, mark = facts.settings.chain_prefix, 1 << facts.settings.flow_mark_bit
+    found = [
+        (f"FORWARD of {ruleset.program}", ruleset.family, ruleset.forward_refusals(prefix))
+        for ruleset in facts.rulesets
+    ]
+    found += [
+        (f"nft chain {chain.family} {chain.table} {chain.name}", family, chain.refusals(mark))
+        for chain in facts.forward_chains
+        for family in facts.families()
+        if chain.concerns(family)
+    ]
+    for place, family, (before, behind) in found:
+        here = [flow for flow in flows if flow.family is family]
+        if refusals := [each for each in before if any(map(each.may_match, here))]:
+            cause = f"{place}: {listed([str(each) for each in refusals])}, before vipd's accept"
+            hint = "what an administrator refuses stays refused; accept_forwarded: first puts vipd before it"
+            yield warning("a rule of others may refuse flows of services", cause, hint=hint)
+        if refusals := [each for each in behind if any(map(each.may_match, here))]:
+            cause = f"{place}: {listed([str(each) for each in refusals])}, behind vipd's accept"
+            hint = "insert it at the head of the chain: vipd leaves it there"
+            yield warning("a rule of others refuses nothing of services", cause, hint=hint)
+
+
+def check_ufw(facts: Facts) -> Iterator[CheckResult]:
+    """ufw denies what comes to this host itself. Flows to virtual IPs are forwarded."""
+    flows = [each.flow for each in facts.services]
+    for ruleset in facts.rulesets:
+        here = [flow for flow in flows if flow.family is ruleset.family]
+        told = ruleset.ufw_denials(facts.settings.chain_prefix)
+        denials = [each for each in told if any(each.scopes[0].may_match_untranslated(flow) for flow in here)]
+        hint = "ufw route deny, or allow_from of the service"
+        if denials:
+            cause = f"{listed([str(each) for each in denials])}: it does not see flows to virtual IPs"
+            yield warning("ufw denies what services let in", f"{cause}, which are forwarded", hint=hint)
+        elif here and any(ruleset.has(name) for name in UFW_USER_INPUT):
+            cause = (
+                "its default, deny incoming, is for this host itself; virtual IPs are forwarded to backends"
+            )
+            yield ok(f"services are open beside ufw ({ruleset.family})", f"{cause}; against that: {hint}")
+
+
 def check_flowtables(facts: Facts) -> Iterator[CheckResult]:
     """Packets of a flow in a flowtable pass no rule after its first ones."""
     own = fast_path_table(facts.settings.chain_prefix)
@@ -181,6 +227,10 @@ def _variants_unread(facts: Facts) -> str:
     return facts.rules_unread() or facts.programs_unread()
 
 
+def _refusals_unread(facts: Facts) -> str:
+    return facts.forwarding_unread() or facts.nft_unread()
+
+
 def _places_unread(facts: Facts) -> str:
     return _variants_unread(facts) or facts.nft_fault
 
@@ -203,6 +253,14 @@ CHECKS = (
         check_forward_chains,
         Facts.nft_unread,
     ),
+    Check(
+        "foreign-refusals",
+        GROUP,
+        "no rule of others refuses flows of services",
+        check_refusals,
+        _refusals_unread,
+    ),
+    Check("ufw", GROUP, "ufw denies nothing that services let in", check_ufw, Facts.forwarding_unread),
     Check("flow-offload", GROUP, "no flows are offloaded past the rules", check_flowtables, Facts.nft_unread),
     Check("fast-path", GROUP, "the fast path is as vipd.yaml says", check_fast_path, _fast_path_unread),
     Check("firewalls", GROUP, "no other firewall is seen", check_present, _places_unread),
