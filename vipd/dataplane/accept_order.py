@@ -2,8 +2,8 @@
 
 The kernel asks the rules of a chain in order, so an accept overrules every later rule. vipd's overrules what
 refuses everything (a policy, the last rule of a chain), and what container programs isolate; never a rule by
-which an administrator refuses some flows. It is inserted once, restored where it was, and never moved before a
-rule of an administrator.
+which an administrator refuses some flows. It is inserted once, restored where it was, and never moved before
+a rule of an administrator.
 """
 
 from __future__ import annotations

@@ -93,6 +93,14 @@ def policy(device: str) -> PolicyRule:
     return PolicyRule("from 192.0.2.0/24 lookup 100", 100, {"10.244.0.11": Route(device)})
 
 
+JUMP = '-A FORWARD -m comment --comment "vipd translated flows" -j VIPD-FORWARD'
+
+
+def ruleset_with(forward: str, chains: str = "") -> Ruleset:
+    """vipd's rules beside these in FORWARD, and other chains of the table filter."""
+    return Ruleset.of(Family.IPV4, "nft", SAVED.replace(JUMP, f"{chains}{forward}"))
+
+
 CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     "all is well": (well(), {}),
     "name servers that are silent, while earlier answers serve": (
@@ -182,7 +190,10 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     ),
     "no nft": (
         well(programs=replace(PROGRAMS, nft=""), nft_fault="nft is needed to list them"),
-        dict.fromkeys(("nft", "forward-chains", "flow-offload", "rules-twice", "firewalls"), "unchecked"),
+        dict.fromkeys(
+            ("nft", "forward-chains", "foreign-refusals", "flow-offload", "rules-twice", "firewalls"),
+            "unchecked",
+        ),
     ),
     "no xt_recent, with affinity": (
         well(programs=replace(PROGRAMS, missing_features=(Feature(Family.IPV4, "affinity", False),))),
@@ -208,6 +219,8 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
                 "mixed-variants",
                 "rules-twice",
                 "forward-policy",
+                "foreign-refusals",
+                "ufw",
                 "firewalls",
                 "kube-proxy",
                 "other-vipd",
@@ -256,6 +269,64 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         )
         for table in ("mangle", "security")
     },
+    "a client refused before vipd's accept": (
+        well(rulesets=(ruleset_with(f"-A FORWARD -s 10.10.0.9/32 -j DROP\n{JUMP}"),)),
+        {"foreign-refusals": "warning"},
+    ),
+    "a client refused behind vipd's accept": (
+        well(rulesets=(ruleset_with(f"{JUMP}\n-A FORWARD -s 10.10.0.9/32 -j DROP"),)),
+        {"foreign-refusals": "warning"},
+    ),
+    "a backend of nobody's, packets of no flow, and another port refused": (
+        well(
+            rulesets=(
+                ruleset_with(
+                    "-A FORWARD -d 10.244.0.99/32 -j DROP\n-A FORWARD -p tcp -m tcp --dport 443 -j DROP\n"
+                    f"-A FORWARD -m conntrack --ctstate INVALID -j DROP\n{JUMP}\n-A FORWARD -j REJECT"
+                ),
+            )
+        ),
+        {},
+    ),
+    "a port denied by ufw": (
+        well(
+            rulesets=(
+                ruleset_with(JUMP, ":ufw-user-input - [0:0]\n-A ufw-user-input -p tcp --dport 80 -j DROP\n"),
+            )
+        ),
+        {"ufw": "warning"},
+    ),
+    "ufw beside services": (
+        well(rulesets=(ruleset_with(JUMP, ":ufw-user-input - [0:0]\n"),)),
+        {},
+    ),
+    "a client refused by an nft chain": (
+        well(
+            forward_chains=(
+                NftForward(
+                    "inet",
+                    "site",
+                    "forward",
+                    "accept",
+                    {
+                        "forward": (
+                            [
+                                {
+                                    "match": {
+                                        "op": "==",
+                                        "left": {"payload": {"protocol": "ip", "field": "saddr"}},
+                                        "right": "10.10.0.9",
+                                    }
+                                },
+                                {"drop": None},
+                            ],
+                        )
+                    },
+                ),
+            )
+        ),
+        {"foreign-refusals": "warning"},
+    ),
     "no rules yet, policy DROP": (
         well(rulesets=(Ruleset.of(Family.IPV4, "nft", "*filter\n:FORWARD DROP [0:0]\nCOMMIT\n"),)),
         {},

@@ -58,8 +58,8 @@ class NftForward:
         return ForwardVerdict.BLOCKED if found is ForwardVerdict.GOES_ON else found
 
     def refusals(self, flow_mark: int) -> tuple[tuple[Refusal, ...], tuple[Refusal, ...]]:
-        """The rules that may refuse flows which vipd translated: those that do so before a rule accepts all of
-        them, and those that would, if they were not behind that."""
+        """The rules that may refuse flows which vipd translated: those that do so before a rule accepts all
+        of them, and those that would, if they were not behind that."""
         before: list[Refusal] = []
         behind: list[Refusal] = []
         found = before

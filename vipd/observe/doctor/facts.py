@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vipd.dataplane.forward_accept.chain_verdicts import NftForward
+from vipd.dataplane.refusals import ForwardedFlow
 from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.rules import Ruleset
 
 if TYPE_CHECKING:  # pydantic is slow to import, and the checks only read settings
-    from vipd.dataplane.refusals import ForwardedFlow
-from vipd.host.settings.settings import Settings
+    from vipd.host.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,8 +127,8 @@ def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> Check
 
 
 def check_refusals(facts: Facts) -> Iterator[CheckResult]:
-    """Rules of others that may refuse flows of services, and those that would if vipd's accept were not before
-    them."""
+    """Rules of others that may refuse flows of services, and those that would if vipd's accept were not
+    before them."""
     flows = [each.flow for each in facts.services]
     prefix, mark = facts.settings.chain_prefix, 1 << facts.settings.flow_mark_bit
     found = [
