@@ -166,3 +166,49 @@ def test_a_refusal_from_before_the_start_is_effective(
         assert ("may refuse flows" in " ".join(other.split())) is (form == "backend")
         host.run(refusal.allow)
         daemon.wait_until(lambda: host.passes(vip), True)
+
+
+@pytest.mark.parametrize("form", ["client", "nft"])
+def test_first_is_before_every_refusal(lab: Lab, host: Host, dataplane: str, form: str) -> None:
+    refusal = REFUSALS[form]
+    host.set_up(refusal.firewall)
+    host.run(refusal.refuse)
+    with Daemon(lab.host, dataplane=dataplane, accept_forwarded="first") as daemon:
+        vip = Services(daemon).add(lab.backends)
+        assert host.passes(vip)
+        host.run(refusal.refuse)
+        daemon.wait_until(lambda: host.passes(vip), True)
+        assert [w for w in daemon.status()["warnings"] if "may refuse" in w] == []
+
+
+def test_a_deleted_accept_comes_back_behind_what_was_before_it(lab: Lab, host: Host, dataplane: str) -> None:
+    host.set_up("drop")
+    host.run("iptables -A FORWARD -s 198.51.100.9 -j DROP")
+    with Daemon(lab.host, dataplane=dataplane) as daemon:
+        vip = Services(daemon).add(lab.backends)
+        host.run("iptables -A FORWARD -s 198.51.100.7 -j DROP")
+        settled(daemon)
+        before = host.forward()
+        assert before[-3:] == ["-s 198.51.100.9/32 -j DROP", JUMP, "-s 198.51.100.7/32 -j DROP"]
+        number = before.index(JUMP) + 1
+        host.run(f"iptables -D FORWARD {number}")
+        daemon.wait_until(host.forward, before)
+        assert host.passes(vip)
+
+
+def test_what_ufw_denies_is_told_where_a_service_lets_it_in(lab: Lab, host: Host, dataplane: str) -> None:
+    host.set_up("ufw")
+    host.run("iptables -A ufw-user-input -p tcp -m tcp --dport 443 -j DROP")
+    with Daemon(lab.host, dataplane=dataplane) as daemon:
+        vip = Services(daemon).add(lab.backends)
+
+        def told() -> list[str]:
+            return [warning for warning in daemon.status()["warnings"] if "ufw" in warning]
+
+        assert host.passes(vip)
+        assert told() == []
+        host.run("iptables -A ufw-user-input -s {client} -j DROP")
+        daemon.wait_until(lambda: len(told()), 1)
+        assert "ufw route deny" in told()[0]
+        doctor = " ".join(daemon.vipctl("doctor", check=False).stdout.split())
+        assert "ufw denies what services let in" in doctor

@@ -189,7 +189,9 @@ async def wire(
         reconciler=reconciler,
         flow_stats=flow_stats,
         balancer=ConnectionBalancer(reconciler, statuses),
-        repair_backoff=RepairBackoff(settings.chain_prefix),
+        repair_backoff=RepairBackoff(
+            settings.chain_prefix, accept_first=settings.accept_forwarded == "first"
+        ),
         supervisor=Supervisor((OSError, ApplyError, ConntrackError, StoreError, *_fleet_errors(fleet))),
     )
 

@@ -73,7 +73,7 @@ class Scope:
         client = [flow.source] if flow.source else None
         if there and _may_hold(self.sources, client) and _may_hold(self.destinations, [a for a, _ in there]):
             return True
-        # A rule about a destination that is no endpoint is about another host, unless that is the known client.
+        # A rule for a destination that is no endpoint is for another host, unless that is the known client.
         endpoints = [address for address, _ in flow.endpoints]
         to_client = self.destinations is None or bool(client and _hold(self.destinations, client))
         return to_client and _may_hold(self.sources, endpoints) and self.ports is None and bool(endpoints)

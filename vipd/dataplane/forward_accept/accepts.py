@@ -102,6 +102,8 @@ class ForwardChainState:
     """Why they cannot be written."""
     managed: bool = False
     """The dataplane in use writes its own accept there."""
+    in_place: bool = True
+    """The jump to vipd's chain is there, and need not move."""
     refusals: tuple[Refusal, ...] = ()
     """Rules of others that may refuse translated flows before vipd's accept sees them."""
     called: frozenset[str] = frozenset()
@@ -233,6 +235,7 @@ def found_in_iptables(
         drops=listed_policy(listed, FORWARD) != "ACCEPT" or not closing.isdisjoint(effects),
         accepted=own == wanted and not lines,
         present=own is not None or bool(jumps),
+        in_place=not lines,
         insert_text=f"*filter\n{declared}{written}{inserted}COMMIT\n",
         delete_text=f"*filter\n{declared}{deleted}-X {chain}\nCOMMIT\n",
         refusals=tuple(_refusals_in_iptables(rules, chain, called, order)),

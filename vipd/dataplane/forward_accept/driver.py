@@ -123,9 +123,9 @@ class ForwardAccepts:
         return plan
 
     async def rules_written(self) -> None:
-        """The dataplane in use has written its rules: if its accept was missing in FORWARD, read that again.
-        Raises ApplyError."""
-        if self._wanted and any(found.managed and not found.present for found in self._found):
+        """The dataplane in use has written its rules: if its accept in FORWARD was not in place, read that
+        again. Raises ApplyError."""
+        if self._wanted and any(found.managed and not found.in_place for found in self._found):
             self._in_doubt = True
             await self.plan(*self._wanted)
 

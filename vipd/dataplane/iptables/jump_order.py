@@ -78,16 +78,17 @@ class JumpOrder:
         return is_misplaced(rules, self._effects(builtin, rules), rules.index(jump), neighbours)
 
     def _index(self, builtin: ChainId, rules: Sequence[str], earlier: Rules, jump: str) -> int:
-        """Where a jump is to be inserted: behind the `earlier` ones of vipd's order that refuse."""
-        refusals = [other for other in earlier if not self._accepts(builtin, other)]
-        start = max([0, *(index + 1 for index, rule in enumerate(rules) if rule in refusals)])
-        while start < len(rules) and rules[start] in earlier:
-            start += 1
+        """Where a jump is to be inserted; `earlier`: those that are before it in vipd's order."""
+        neighbours = self.neighbours.get((builtin, jump), NEW)
         if self._accepts(builtin, jump):
-            effects = self._effects(builtin, rules)
+            index = accept_index(rules, self._effects(builtin, rules), neighbours)
         else:
-            effects = [Effect.PASSES] * len(rules)
-        return accept_index(rules, effects, self.neighbours.get((builtin, jump), NEW), start)
+            refusals = [other for other in earlier if not self._accepts(builtin, other)]
+            start = max([0, *(index + 1 for index, rule in enumerate(rules) if rule in refusals)])
+            index = accept_index(rules, [Effect.PASSES] * len(rules), neighbours, start)
+        while index < len(rules) and rules[index] in earlier:
+            index += 1
+        return index
 
     def _effects(self, builtin: ChainId, rules: Sequence[str]) -> list[Effect]:
         return [

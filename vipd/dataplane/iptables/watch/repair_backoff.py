@@ -23,7 +23,7 @@ MAX_OFFENDERS = 100
 _UNKNOWN = ""
 _HINTS = {
     "firewalld": "firewall-cmd --reload flushes foreign rules where FlushAllOnReload=yes; set it to no",
-    "ufw": "let ufw run at boot only, or put its rules behind vipd's jumps",
+    "ufw": "set MANAGE_BUILTINS=no in /etc/default/ufw: else it flushes foreign rules",
     "puppet": "make puppetlabs-firewall ignore the chains and jumps of vipd",
 }
 
@@ -63,8 +63,15 @@ class RepairBackoff:
     Changes are counted by program, not by process, because each run of iptables has another pid.
     """
 
-    def __init__(self, chain_prefix: str = "VIPD") -> None:
-        self._prefix = chain_prefix
+    def __init__(self, chain_prefix: str = "VIPD", *, accept_first: bool = False) -> None:
+        """`accept_first`: vipd moves its jumps back to the head of FORWARD, also before rules that others
+        insert there."""
+        self._hint = (
+            "with accept_forwarded: first vipd moves its accept before each rule that is put there; "
+            "accept_forwarded: true leaves such rules first"
+            if accept_first
+            else f"make it leave the chains {chain_prefix}-* and the jumps to them alone"
+        )
         self._offenders: dict[str, _Offender] = {}
         self._waiting: set[str] = set()
         self._due: float | None = None
@@ -125,7 +132,5 @@ class RepairBackoff:
         who = f"probably {who}" if offender.guessed else who
         span = max(1, round(now - offender.first))
         told = f"{who} has undone vipd's rules {offender.repairs} times in {span} s"
-        hint = _HINTS.get(
-            offender.name, f"make it leave the chains {self._prefix}-* and the jumps to them alone"
-        )
+        hint = _HINTS.get(offender.name, self._hint)
         return f"{told}; repairing after {offender.pause:g} s each time; hint: {hint}"
