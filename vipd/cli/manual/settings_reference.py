@@ -31,6 +31,7 @@ from vipd.declaration.value_forms import (
 )
 from vipd.host.settings.etcd import PERCENT, PERIOD, EtcdSettings, Url
 from vipd.host.settings.field_types import (
+    AcceptForwarded,
     Address,
     ListenAddress,
     LocalListenAddress,
@@ -95,6 +96,7 @@ _PROGRAM = matching("/.*", "the absolute path of a program")
 
 TYPES: Mapping[object, ValueForm] = {
     bool: FLAG,
+    AcceptForwarded: ValueForm("`true`, `false` or `first`", {"enum": [True, False, "first"]}),
     int: ValueForm("a number", {"type": "integer"}),
     float: ValueForm("a number", {"type": "number"}),
     str: ValueForm("text", {"type": "string"}),

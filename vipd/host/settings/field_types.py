@@ -152,6 +152,7 @@ def _usable_etcd(value: EtcdSettings | None) -> EtcdSettings | None:
 
 Etcd = Annotated[EtcdSettings | None, NoDecode, BeforeValidator(_etcd_mapping), AfterValidator(_usable_etcd)]
 
+AcceptForwarded = bool | Literal["first"]
 FastPathChoice = Annotated[Literal["auto", "off"], BeforeValidator(_off_word)]
 
 Network = Annotated[str, BeforeValidator(_network)]

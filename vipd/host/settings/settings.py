@@ -18,6 +18,7 @@ from vipd.declaration.syntax import parse_frontend
 from vipd.host.accounts import CheckUsers
 from vipd.host.settings.etcd import PERIOD
 from vipd.host.settings.field_types import (
+    AcceptForwarded,
     Addresses,
     Command,
     Etcd,
@@ -155,7 +156,7 @@ class Settings(BaseSettings):
     """
     traffic_accounting: bool = True
     """Count the packets and bytes of services and backends while the kernel does: nf_conntrack_acct."""
-    accept_forwarded: bool | Literal["first"] = True
+    accept_forwarded: AcceptForwarded = True
     """Accept the flows that vipd translated in FORWARD, and in chains of others at the forward hook that
     would drop them, behind rules by which an administrator refuses some flows; `first`: before any other
     rule, and kept there.
