@@ -128,7 +128,6 @@ IPTABLES = Equipment(
         "nat flushed, chains deleted": "iptables -t nat -F; iptables -t nat -X",
         "filter flushed, chains deleted": "iptables -F; iptables -X",
         "jump deleted": "iptables -t nat -D PREROUTING 1",
-        "rule ahead of our jump": "iptables -t nat -I PREROUTING 1 -j ACCEPT",
         "dispatch emptied": "iptables -t nat -F VIPD-SERVICES",
         "ruleset flushed": "nft flush ruleset",
     },

@@ -21,8 +21,6 @@ SERVICES = """\
   - {name: empty, address: 10.96.0.2, ports: 80}
 """
 
-FOREIGN = "-A PREROUTING -j ACCEPT"
-
 EquippedLab = tuple[Lab, Equipment]
 
 BEFORE_BACKOFF = 4
@@ -30,10 +28,9 @@ BEFORE_BACKOFF = 4
 
 
 def rules(equipped_lab: EquippedLab) -> Rules:
-    """All rules in the kernel. A foreign rule counts only while it stands ahead of vipd's."""
+    """All rules in the kernel."""
     lab, equipment = equipped_lab
-    found = equipment.rules_of(lab.host)
-    return {n: [line for line in r if line != FOREIGN or line == r[0]] for n, r in found.items()}
+    return equipment.rules_of(lab.host)
 
 
 def seconds_until(equipped_lab: EquippedLab, wanted: Rules) -> float:

@@ -48,7 +48,7 @@ LATER_SECONDS = 1.0
 """And so much more."""
 ETCD_URL = "http://127.0.0.1:2379"
 """In the lab's host, whose loopback is its own."""
-TOUCHING = {"iptables": "rule ahead of our jump", "nftables": "rule ahead of ours"}
+TOUCHING = {"iptables": "jump deleted", "nftables": "rule ahead of ours"}
 DECLARED = """\
   - name: watched
     address: 10.96.7.1
