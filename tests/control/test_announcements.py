@@ -188,6 +188,39 @@ def test_hosts_that_withdrew_it_for_each_other_take_it_back() -> None:
     assert host.at(6, UNSERVED) == (True, Reason.LAST_HOST)
 
 
+def test_what_was_kept_stays_when_a_backend_is_back() -> None:
+    """A day of two hosts that fail together: after they withdrew it for each other and took it back."""
+    host = AnnouncingHost(OtherHosts(served={OUTSIDE}))
+    host.at(0, SERVED)
+    host.at(1, UNSERVED)
+    host.at(4, UNSERVED)
+    host.others = OtherHosts()
+    assert host.at(9, UNSERVED) == (True, Reason.LAST_HOST)
+    assert host.at(21, SERVED) == (True, Reason.SERVED)
+    assert host.at(22, UNSERVED) == (True, Reason.WITHDRAWING)
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        (OtherHosts(served={OUTSIDE}), (False, Reason.RETURNING)),
+        (None, (False, Reason.RETURNING)),
+        (OtherHosts(), (True, Reason.SERVED)),
+        (OtherHosts(kept={OUTSIDE}), (True, Reason.SERVED)),
+    ],
+    ids=["another serves it", "nobody knows", "nobody announces it", "another refuses its clients"],
+)
+def test_a_host_waits_to_return_only_while_clients_are_served_elsewhere(
+    others: OtherHosts | None, expected: tuple[bool, Reason]
+) -> None:
+    host = AnnouncingHost(OtherHosts(served={OUTSIDE}))
+    host.at(0, SERVED)
+    host.at(1, UNSERVED)
+    assert host.at(4, UNSERVED) == (False, Reason.NO_BACKEND)
+    host.others = others
+    assert host.at(5, SERVED) == expected
+
+
 def test_a_host_that_never_announced_it_does_not_begin_to_as_the_last_one() -> None:
     host = AnnouncingHost(OtherHosts())
     assert host.at(0, UNSERVED) == (False, Reason.NO_BACKEND)

@@ -43,7 +43,7 @@ class Reason(StrEnum):
     WITHDRAWING = "withdrawing"
     """No backend can serve, but not for long enough to withdraw it: announced."""
     RETURNING = "returning"
-    """A backend can serve again, but not for long enough to announce it again."""
+    """A backend can serve again, but not for long enough to announce it again; other hosts may serve it."""
     LAST_HOST = "last-host"
     """No backend can serve, but no other host announces it: announced."""
 
@@ -216,12 +216,14 @@ def _decide(
     if host.maintenance is not None:
         announced, reason = False, Reason.MAINTENANCE
     elif unserved is None:
-        failed = failed and lasted < host.damping.return_after
+        # Damping spares routers changes. Where nobody serves the clients, it would keep them waiting.
+        served_elsewhere = host.others is None or key in host.others.served
+        failed = failed and lasted < host.damping.return_after and served_elsewhere
         announced, reason = not failed, Reason.RETURNING if failed else Reason.SERVED
     elif was_announced and lasted < host.damping.withdraw_after:
         reason = Reason.WITHDRAWING
     elif _is_last(key, was_announced, failed, host.others):
-        reason = Reason.LAST_HOST
+        reason, failed = Reason.LAST_HOST, False
     else:
         announced, reason, failed = False, unserved, was_announced or failed
     services = tuple(sorted({forwarding.key.service for forwarding, _ in asking}))
