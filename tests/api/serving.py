@@ -23,7 +23,7 @@ from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import application
 from vipd.api.socket_server import serving
 from vipd.control.address_policy import AddressPolicy
-from vipd.control.announcer import Announcer, Reconciled
+from vipd.control.announcer import Announcer, Others, Reconciled
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.health.checker import HealthChecker
@@ -99,6 +99,8 @@ class Api:
     """What services may claim."""
     clocks: Clocks = field(default_factory=Clocks)
     """Those of the store."""
+    others: Others | None = None
+    """Reads what other hosts announce."""
     begun: int = 0
     """Requests that the server has begun to answer."""
 
@@ -146,6 +148,7 @@ class Api:
             {AnnounceMethod.ROUTES: FakeAnnouncements()},
             Reconciled(self.reconciler.progress, self._asking),
             lambda: self.maintenance.current,
+            self.others,
         )
 
     def _asking(self) -> dict[ForwardingKey, Forwarding]:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.api.serving import WEB, Api, served
 from vipd.control.address_policy import AddressPolicy
+from vipd.control.announcements import OtherHosts
 from vipd.model.service import AnnounceMethod
 from vipd.sources.maintenance_store import MaintenanceStore
 
@@ -67,6 +68,28 @@ def test_maintenance_withdraws_everything_and_survives_a_restart() -> None:
         assert (await api.ask("DELETE", "/v1/maintenance")).body["changed"] is False
 
     served(story, allow)
+
+
+def test_maintenance_withdraws_before_etcd_is_asked_whether_this_host_was_the_last() -> None:
+    async def story(api: Api) -> None:
+        await api.add(ANNOUNCED)
+        await announced(api)
+        body = (await api.ask("POST", "/v1/maintenance", {})).body
+        assert at_the_question == [0]
+        told = "no other host announces 203.0.113.10, 203.0.113.11: clients elsewhere reach it nowhere then"
+        assert body["warnings"] == [told]
+
+    at_the_question: list[int] = []
+
+    def prepare(api: Api) -> None:
+        async def others() -> OtherHosts:
+            at_the_question.append(len(api.announcer.state.announced(AnnounceMethod.ROUTES)))
+            return OtherHosts()
+
+        allow(api)
+        api.others = others
+
+    served(story, prepare)
 
 
 @pytest.mark.parametrize(

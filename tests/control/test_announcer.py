@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 
 import pytest
 
 from tests.control.test_announcements import OUTSIDE, ROUTES, SERVED, UNSERVED
-from vipd.control import announcer as announcing
+from tests.lab.simulated_time import simulate
 from vipd.control.announcements import OtherHosts
 from vipd.control.announcer import Announcer, Others, Reconciled
 from vipd.control.progress import Progress
@@ -25,6 +25,8 @@ class Driver:
 
     def __init__(self, *before: str) -> None:
         self.addresses, self.fault = frozenset(before), ""
+        self.writes: list[tuple[float, frozenset[str]]] = []
+        """Changes, with the time of each."""
 
     async def read(self) -> frozenset[str]:
         if self.fault:
@@ -34,17 +36,21 @@ class Driver:
     async def ensure(self, addresses: frozenset[str]) -> None:
         if self.fault:
             raise OSError(5, self.fault)
+        if addresses != self.addresses:
+            self.writes.append((asyncio.get_running_loop().time(), addresses))
         self.addresses = addresses
 
 
 class IsolatedAnnouncer:
     """An announcer, with what it sees."""
 
-    def __init__(self, *before: str, others: Others | None = None) -> None:
+    def __init__(
+        self, *before: str, others: Others | None = None, announce_withdraw_after: float = 0
+    ) -> None:
         self.driver, self.progress = Driver(*before), Progress(applied=1, attempted=1, requested=1)
         self.asking: dict[ForwardingKey, Forwarding] = {}
         self.maintenance: Maintenance | None = None
-        settings = Settings(announce_withdraw_after=0, announce_return_after=0)
+        settings = Settings(announce_withdraw_after=announce_withdraw_after, announce_return_after=0)
         self.announcer = Announcer(
             settings,
             {ROUTES: self.driver},
@@ -55,6 +61,10 @@ class IsolatedAnnouncer:
 
     def _asking(self) -> Mapping[ForwardingKey, Forwarding]:
         return self.asking
+
+    def loops(self) -> list[Callable[[], Coroutine[object, object, None]]]:
+        """What runs beside a daemon."""
+        return [self.announcer.run, self.announcer.follow_others]
 
     async def stepped(self, forwarding: Forwarding) -> frozenset[str]:
         """What is announced after a step that has written this."""
@@ -120,25 +130,74 @@ def test_a_table_that_cannot_be_written_is_a_fault_until_it_can() -> None:
     asyncio.run(story())
 
 
-def test_without_an_answer_of_etcd_an_address_is_withdrawn_as_without_etcd(
-    monkeypatch: pytest.MonkeyPatch,
+async def nobody() -> OtherHosts:
+    return OtherHosts()
+
+
+async def hangs() -> OtherHosts:
+    await asyncio.sleep(3600)
+    return OtherHosts()
+
+
+async def slow() -> OtherHosts:
+    await asyncio.sleep(2.5)
+    return OtherHosts()
+
+
+@pytest.mark.parametrize(
+    ("others", "withdraw_after", "expected"),
+    [
+        (None, 3, [(3, set())]),
+        (hangs, 3, [(3, set())]),
+        (hangs, 0, [(1, set())]),
+        (nobody, 3, []),
+        (nobody, 0, []),
+        (slow, 3, []),
+        (slow, 0, [(1, set()), (2.5, {VIP})]),
+    ],
+)
+def test_an_address_is_withdrawn_in_time_whether_etcd_answers_or_not(
+    others: Others | None, withdraw_after: float, expected: list[tuple[float, set[str]]]
 ) -> None:
-    monkeypatch.setattr(announcing, "OTHERS_TIMEOUT_SECONDS", 0.01)
+    """Simulated seconds after the last backend has gone, each with what is announced from then on; it is kept
+    as soon as this host knows that no other one announces it."""
 
-    async def hangs() -> OtherHosts:
-        await asyncio.sleep(60)
-        return OtherHosts()
+    async def story() -> list[tuple[float, set[str]]]:
+        isolated = IsolatedAnnouncer(others=others, announce_withdraw_after=withdraw_after)
+        clock = asyncio.get_running_loop().time
+        loops = [asyncio.create_task(run()) for run in isolated.loops()]
+        await isolated.stepped(SERVED)
+        await asyncio.sleep(100)
+        isolated.driver.writes.clear()
+        began = clock()
+        await isolated.stepped(UNSERVED)
+        await asyncio.sleep(100)
+        found = [(round(at - began, 1), set(addresses)) for at, addresses in isolated.driver.writes]
+        assert bool(isolated.announcer.others_fault) is (others is hangs)
+        await isolated.stepped(SERVED)
+        await asyncio.sleep(100)
+        assert isolated.driver.addresses == {VIP}
+        assert isolated.announcer.others_fault == ""
+        for loop in loops:
+            loop.cancel()
+        return found
 
-    async def nobody() -> OtherHosts:
-        return OtherHosts()
+    assert simulate(story()) == expected
 
+
+def test_while_etcd_hangs_maintenance_withdraws_at_once() -> None:
     async def story() -> None:
-        for others, expected in ((nobody, {VIP}), (hangs, frozenset()), (None, frozenset())):
-            isolated = IsolatedAnnouncer(others=others)
-            await isolated.stepped(SERVED)
-            assert await isolated.stepped(UNSERVED) == expected
-            assert bool(isolated.announcer.others_fault) is (others is hangs)
-            assert await isolated.stepped(SERVED) == {VIP}
-            assert isolated.announcer.others_fault == ""
+        isolated = IsolatedAnnouncer(others=hangs)
+        loops = [asyncio.create_task(run()) for run in isolated.loops()]
+        await isolated.stepped(SERVED)
+        await isolated.stepped(UNSERVED)
+        await asyncio.sleep(0.1)
+        began = asyncio.get_running_loop().time()
+        isolated.maintenance = Maintenance("root", datetime.now(UTC))
+        await isolated.announcer.update()
+        assert isolated.driver.addresses == frozenset()
+        assert asyncio.get_running_loop().time() == began
+        for loop in loops:
+            loop.cancel()
 
-    asyncio.run(story())
+    simulate(story())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -11,7 +11,7 @@ from aiohttp import web
 from vipd.api.messages import flag_of, json_response
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import body_of
-from vipd.control.announcements import why_unready
+from vipd.control.announcements import AnnouncedKey, why_unready
 from vipd.control.announcer import Announcer
 from vipd.control.override_requests import parse_maintenance
 from vipd.control.reconciler import Reconciler
@@ -79,7 +79,8 @@ class HostRoutes:
         """Begin maintenance, or change it: it is stored, then nothing is announced, then answered."""
         peer = self.permission.peer(request.transport)
         wanted = parse_maintenance(await body_of(request), str(peer), self.reconciler.clock())
-        before, warnings = self.store.current, await self._last_host_warnings()
+        before = self.store.current
+        here = [key for key, found in self.announcer.state.addresses.items() if found.announced]
         changed = before is None or (before.reason, before.until) != (wanted.reason, wanted.until)
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
@@ -89,6 +90,7 @@ class HostRoutes:
                 log.info("this host is %s, by %s", wanted, peer, extra=extra)
             applied, message = await self._announce()
         found = wanted if changed else before
+        warnings = await self._last_host_warnings(here)  # asks etcd: after what must not wait for it
         return json_response(self._answer(changed, applied, message, maintenance_view(found), warnings))
 
     async def end(self, request: web.Request) -> web.Response:
@@ -127,9 +129,9 @@ class HostRoutes:
             return False, str(error.strerror or error)
         return True, ""
 
-    async def _last_host_warnings(self) -> list[str]:
-        """A warning if no other host of the fleet announces what this one is about to withdraw."""
-        alone = await self.announcer.announced_here_alone()
+    async def _last_host_warnings(self, here: Collection[AnnouncedKey]) -> list[str]:
+        """A warning if no other host of the fleet announces what this one withdraws, or is about to."""
+        alone = await self.announcer.announced_nowhere_else(here)
         if not alone:
             return []
         named = ", ".join(alone[:MAX_NAMED]) + (" and others" if len(alone) > MAX_NAMED else "")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -46,7 +46,9 @@ WATCH_SECONDS = 0.2
 OTHERS_SECONDS = 5.0
 """Least time between two readings of what other hosts announce; only while an address has no backend."""
 OTHERS_TIMEOUT_SECONDS = 3.0
-"""Meanwhile nothing else is announced or withdrawn."""
+FIRST_ANSWER_SECONDS = 1.0
+"""How long an address without a backend stays at least, so that what other hosts announce can be known: of
+use where `announce_withdraw_after` is shorter. No other decision waits for it."""
 MAX_LOGGED = 20
 """Addresses that are logged one by one; more together."""
 
@@ -105,7 +107,11 @@ class Announcer(Observer):
         """Those in the kernel that ask for an announcement."""
         self._adopted = False
         self._elsewhere: OtherHosts | None = None
-        self._read_others_at = float("-inf")
+        self._answered = False
+        """Etcd has answered since an address came into doubt, or has failed to."""
+        self._doubtful, self._settled = asyncio.Event(), asyncio.Event()
+        """What other hosts announce decides about an address; or does not. One of them is set."""
+        self._settled.set()
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._asked = asyncio.Event()
@@ -169,13 +175,26 @@ class Announcer(Observer):
         finally:
             events.close()
 
+    async def follow_others(self) -> None:
+        """Read what other hosts announce while that decides about an address, for ever. Decisions do not wait
+        for it: they take what is known at their time."""
+        while True:
+            await self._doubtful.wait()
+            found = await self._read_others()
+            if self._doubtful.is_set():
+                self._elsewhere, self._answered = found, True
+                self._changed.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(OTHERS_SECONDS):
+                    await self._settled.wait()
+
     async def run(self) -> None:
         """Decide and write, for ever. Raises OSError when what is announced cannot be read or changed; what
         can be is right then."""
         while True:
             pause = POLL_SECONDS
             if self.state.due is not None:
-                pause = max(0.01, min(pause, self.state.due - time.monotonic()))
+                pause = max(0.01, min(pause, self.state.due - asyncio.get_running_loop().time()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
@@ -195,28 +214,27 @@ class Announcer(Observer):
     async def _update(self) -> None:
         if not self._adopted:
             self.state, self._adopted = adopted(await self._announced_before(), _now()), True
-        before = self.state
-        others = await self._other_hosts()
+        before, damping = self.state, self._damping
+        self._note_doubt()
+        if self._doubtful.is_set() and not self._answered:
+            damping = replace(damping, withdraw_after=max(damping.withdraw_after, FIRST_ANSWER_SECONDS))
         self.state = decide(
             self._forwardings.values(),
             before,
             _now(),
-            damping=self._damping,
+            damping=damping,
             maintenance=self._maintenance(),
-            others=others,
+            others=self._elsewhere,
         )
         log_changes(before.addresses, self.state.addresses, self._maintenance())
         await self._write()
 
-    async def announced_here_alone(self) -> list[str]:
-        """The addresses that this host announces and no other one does; none if nobody knows the others."""
-        here = [key for key, found in sorted(self.state.addresses.items()) if found.announced]
-        if self._others is None or not here:
-            return []
-        others = await self._read_others()
+    async def announced_nowhere_else(self, keys: Collection[AnnouncedKey]) -> list[str]:
+        """Those of these addresses that no other host announces; none if nobody knows the others."""
+        others = await self._read_others() if self._others is not None and keys else None
         if others is None:
             return []
-        return [key.address for key in here if key not in others.served and key not in others.kept]
+        return [key.address for key in sorted(keys) if key not in others.served and key not in others.kept]
 
     async def withdraw(self) -> None:
         """Announce nothing any more, as the daemon ends. Raises OSError."""
@@ -250,16 +268,24 @@ class Announcer(Observer):
         if failed is not None:
             raise failed
 
-    async def _other_hosts(self) -> OtherHosts | None:
-        """What other hosts announce, read only while that decides about an address."""
-        served = all_served(self._forwardings.values())
-        if self._others is None or not self._keeps_last or served or self._maintenance() is not None:
-            self._elsewhere, self.others_fault = None, ""
-            return None
-        if self._elsewhere is None or time.monotonic() - self._read_others_at >= OTHERS_SECONDS:
-            self._read_others_at = time.monotonic()
-            self._elsewhere = await self._read_others()
-        return self._elsewhere
+    def _note_doubt(self) -> None:
+        """Whether what other hosts announce decides about an address now."""
+        doubtful = (
+            self._others is not None
+            and self._keeps_last
+            and self._maintenance() is None
+            and (
+                not all_served(self._forwardings.values())
+                or any(found.failed for found in self.state.addresses.values())
+            )
+        )
+        if doubtful:
+            self._settled.clear()
+            self._doubtful.set()
+        else:
+            self._doubtful.clear()
+            self._settled.set()
+            self._elsewhere, self._answered, self.others_fault = None, False, ""
 
     async def _read_others(self) -> OtherHosts | None:
         """None without an answer: this host then withdraws an address as if there were no etcd. To keep it
@@ -277,7 +303,7 @@ class Announcer(Observer):
 
 
 def _now() -> Moment:
-    return Moment(time.monotonic(), datetime.now(UTC))
+    return Moment(asyncio.get_running_loop().time(), datetime.now(UTC))
 
 
 Addresses = Mapping[AnnouncedKey, AnnouncedAddress]

@@ -100,6 +100,7 @@ def loops(
         "taking back unconfirmed changes": lambda: take_back_unconfirmed(parts.store, reconciler),
         "following announced services": lambda: parts.announcer.follow(asked),
         "announcing addresses": Loop(parts.announcer.run, LoopState(Backoff(maximum=5.0))),
+        "asking what other hosts announce": parts.announcer.follow_others,
         "watching announced routes": parts.announcer.watch,
         "checking backends": parts.health.run,
         "resolving names": parts.resolver.run,
