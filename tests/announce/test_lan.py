@@ -107,6 +107,21 @@ def test_a_lost_host_is_replaced_in_time(lab: LanLab, fault: str) -> None:
             daemon.start()
 
 
+def test_a_killed_holder_that_is_back_does_not_answer_beside_the_next_one(lab: LanLab) -> None:
+    """Its proxy entries are still there when it starts, and another host holds the addresses."""
+    with two(lab, VIP, VIP6) as found:
+        holder = lab.who_answers()
+        daemon, successor = found[holder], other(found, holder)
+        daemon.kill()
+        assert VIP in held_by(daemon)
+        wait_until(lambda: lab.who_answers() == successor, f"{successor} does not take over", 30)
+        with lab.answers() as answers:
+            daemon.start()
+            wait_until(lambda: held_by(daemon) == set(), lambda: f"still held: {held_by(daemon)}", 30)
+            wait_until(lambda: len(lab.keys("announce/hosts/")) == 2, "it is a candidate again", 30)
+        assert {answer.host for answer in answers} == {successor}, holders(answers)
+
+
 def _kill(lab: LanLab, daemon: HostDaemon) -> Callable[[], None]:
     daemon.kill()
     return lambda: None

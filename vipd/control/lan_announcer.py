@@ -129,6 +129,7 @@ class LanAnnouncer:
         """Hand over every address, then let go of the rest. Waits a few seconds at most."""
         with contextlib.suppress(TimeoutError, EtcdError, OSError):
             async with asyncio.timeout(CLOSE_SECONDS):
+                await self._answers.release(self._answers.held)  # first: etcd may not answer
                 if self._lease.lease:
                     await self._act(
                         self._election.decide(self._view.view, self._position(leaving=True), _time())
@@ -160,10 +161,11 @@ class LanAnnouncer:
     async def step(self) -> None:
         """One step. Raises EtcdError, OSError."""
         await self._configure()
+        await self._answers.release(self._answers.held - self._mine())  # before etcd is asked anything
         await self._find_duplicates()
         if self._view.listed and self._lease.lease:
-            await self._publish()
             await self._act(self._election.decide(self._view.view, self._position(), _time()))
+            await self._publish()
         await self._follow()
 
     async def _configure(self) -> None:
@@ -233,15 +235,18 @@ class LanAnnouncer:
                     if await self._view.release(address, action.held):
                         self._log(Event.ADDRESS_RELEASED, address, action.why)
 
-    async def _follow(self) -> None:
-        """Make the kernel equal to what this host holds. Raises OSError."""
+    def _mine(self) -> set[str]:
+        """What this host holds as far as it knows."""
         mine = {
             address
             for address, holding in self._view.view.holders.items()
             if (holding.host, holding.lease) == (self._host, self._lease.lease) and self._lease.lease
         }
-        mine = {address for address in mine - self._in_doubt if lan_of(address, self._lans)}
-        held = self._answers.held
+        return {address for address in mine - self._in_doubt if lan_of(address, self._lans)}
+
+    async def _follow(self) -> None:
+        """Make the kernel equal to what this host holds. Raises OSError."""
+        mine, held = self._mine(), self._answers.held
         await self._answers.release(held - mine)
         if new := mine - held:
             await self._answers.hold(new)

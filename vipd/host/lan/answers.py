@@ -50,7 +50,8 @@ class LanAnswers:
 
     async def release(self, addresses: Collection[str]) -> None:
         """Answer for these no more. Only then it returns."""
-        await self._run(lambda: self._release(frozenset(addresses)))
+        if addresses:
+            await self._run(lambda: self._release(frozenset(addresses)))
 
     async def ask(self, addresses: Collection[str]) -> None:
         """Ask the LAN who has these: `answers` knows it a second later. Announces those that are held."""
@@ -96,17 +97,18 @@ class LanAnswers:
         if (places, interfaces) == (self._places, self._interfaces):
             return []
         warnings = prepare_settings(interfaces - self._interfaces, self._record)
-        gone = [place for address, place in self._places.items() if places.get(address) != place]
         before, self._places = self._places, places
         # What moved to another LAN is held there by the next step.
         self._held = frozenset(address for address in self._held if places.get(address) == before[address])
         self._interfaces = interfaces
         if interfaces or self._made:
             self._make()
-        neighbours.delete_proxies(gone)
         return warnings
 
     def _make(self) -> None:
+        """Make the gate right, closed. It guards the addresses that it lists and no others, so every proxy
+        entry of another address goes first: what an earlier process left, and what this one has lost."""
+        neighbours.delete_proxies(neighbours.own_proxies() - frozenset(self._placed(self._held)))
         self._gate.make(self._interfaces, self._places, self._held)
         self._made = True
 
@@ -117,18 +119,19 @@ class LanAnswers:
 
     def _hold(self, addresses: frozenset[str]) -> None:
         places = self._placed(addresses)
-        neighbours.add_proxies(places)
         self._held |= {place.address for place in places}
         if not self._gate.hold([place.address for place in places]):
             self._make()  # another program has flushed it; closed until the next renewal
+        neighbours.add_proxies(places)  # last: no entry without the gate
         neighbours.ask(places)
 
     def _release(self, addresses: frozenset[str]) -> None:
         let_go = addresses & self._held
+        guarded = not let_go or self._gate.release(let_go)
         self._held -= let_go
-        if let_go and not self._gate.release(let_go):
-            self._make()
         neighbours.delete_proxies(self._placed(addresses))
+        if not guarded:
+            self._make()
 
     def _answers(self, addresses: Collection[str]) -> dict[str, str]:
         places = self._placed(addresses)
@@ -143,15 +146,10 @@ class LanAnswers:
 
     def _reset(self) -> None:
         self._held = frozenset()
-        if self._interfaces or self._made:
-            self._make()
-        neighbours.delete_proxies(neighbours.own_proxies())
+        self._make()
 
     def _stop(self) -> None:
-        self._held = frozenset()
-        if self._made:
-            self._make()
-        neighbours.delete_proxies(neighbours.own_proxies())
+        self._reset()
         self._gate.remove()
         self._made = False
 
