@@ -166,10 +166,12 @@ class RoutedLab:
         for name, part in (("zebra", text[:split]), ("bgpd", text[split:])):
             (place / f"{name}.conf").write_text(part)
             shutil.chown(place / f"{name}.conf", "frr", "frr")
-        for name, port in (("zebra", "2601"), ("bgpd", "2605")):
+        (place / "bfdd.conf").touch()
+        for name, port in (("zebra", "2601"), ("bfdd", "2617"), ("bgpd", "2605")):
+            control = ("--bfdctl", f"{place}/bfdd.ctl") if name == "bfdd" else ()
             files = ("-f", f"{place}/{name}.conf", "-i", f"{place}/{name}.pid", "-z", f"{place}/zserv")
             talk = ("-A", "127.0.0.1", "-P", port, "--vty_socket", str(place))
-            self._start(f"{node.name}-{name}", node, str(FRR / name), *files, *talk)
+            self._start(f"{node.name}-{name}", node, str(FRR / name), *files, *talk, *control)
             wait_until((place / "zserv").exists, f"{name} listens", SOON)
 
     def _exabgp(self, node: Node, text: str) -> None:
@@ -193,7 +195,8 @@ class RoutedLab:
         family = "-6" if ":" in vip else "-4"
         shown = self.router.run("ip", family, "route", "show", vip, check=False).stdout
         hops = HOP6 if ":" in vip else HOP
-        return sorted(n for n, hop in hops.items() if re.search(rf"via {re.escape(hop)}\b", shown))
+        usable = "\n".join(line for line in shown.splitlines() if " dead" not in line)
+        return sorted(n for n, hop in hops.items() if re.search(rf"via {re.escape(hop)}\b", usable))
 
     def logs(self) -> str:
         """The logs of the routing daemons."""
