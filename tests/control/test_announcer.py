@@ -185,6 +185,28 @@ def test_an_address_is_withdrawn_in_time_whether_etcd_answers_or_not(
     assert simulate(story()) == expected
 
 
+def test_hosts_that_fail_together_do_not_withdraw_an_address_for_each_other() -> None:
+    """Another host's report says that it serves until it has noticed the same fault, and reported that."""
+
+    async def story() -> None:
+        clock = asyncio.get_running_loop().time
+
+        async def report() -> OtherHosts:
+            return OtherHosts(served={OUTSIDE} if clock() - began < 2 else set())
+
+        isolated = IsolatedAnnouncer(others=report, announce_withdraw_after=3)
+        loops = [asyncio.create_task(run()) for run in isolated.loops()]
+        began = clock()
+        await isolated.stepped(SERVED)
+        await isolated.stepped(UNSERVED)
+        await asyncio.sleep(100)
+        assert [set(addresses) for _, addresses in isolated.driver.writes] == [{VIP}]
+        for loop in loops:
+            loop.cancel()
+
+    simulate(story())
+
+
 def test_while_etcd_hangs_maintenance_withdraws_at_once() -> None:
     async def story() -> None:
         isolated = IsolatedAnnouncer(others=hangs)

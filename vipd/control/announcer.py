@@ -44,7 +44,9 @@ POLL_SECONDS = 5.0
 WATCH_SECONDS = 0.2
 """Least time between two readings because routes have changed; a router's may change at any moment."""
 OTHERS_SECONDS = 5.0
-"""Least time between two readings of what other hosts announce; only while an address has no backend."""
+"""Time between two readings of what other hosts announce; only while that decides about an address."""
+LAST_LOOK_SECONDS = 0.5
+"""Before an address is withdrawn, what other hosts announce is read again."""
 OTHERS_TIMEOUT_SECONDS = 3.0
 FIRST_ANSWER_SECONDS = 1.0
 """How long an address without a backend stays at least, so that what other hosts announce can be known: of
@@ -184,8 +186,11 @@ class Announcer(Observer):
             if self._doubtful.is_set():
                 self._elsewhere, self._answered = found, True
                 self._changed.set()
+            # Hosts that fail together still report that they serve: look again just before it decides.
+            due = self.state.due or float("inf")
+            left = due - asyncio.get_running_loop().time() - LAST_LOOK_SECONDS
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(OTHERS_SECONDS):
+                async with asyncio.timeout(left if 0 < left < OTHERS_SECONDS else OTHERS_SECONDS):
                     await self._settled.wait()
 
     async def run(self) -> None:
