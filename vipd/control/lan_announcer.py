@@ -111,7 +111,8 @@ class LanAnnouncer:
         view, found = self._view.view, {}
         for address in sorted(self._asking()):
             holding, lan = view.holders.get(address), lan_of(address, self._lans)
-            here = self._lease.is_open and address in self._answers.held
+            # While renewals fail the gate closes by itself.
+            here = self._lease.is_open and not self._lease.loop_state.fault and address in self._answers.held
             name, since = (holding.host or "an unknown host", holding.since) if holding else ("", "")
             interface = lan.interface if lan else ""
             fault = self._fault(address, lan)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.dataplane.namespace import Namespace
 from tests.lab.node import Node
+from tests.lab.waiting import wait_until
 from vipd.host.host_changes import HostChanges
 from vipd.host.lan import neighbours
 from vipd.host.lan.answer_gate import AnswerGate
@@ -123,3 +124,14 @@ def test_no_crash_leaves_an_address_that_the_gate_does_not_guard(
         kernel.writes, kernel.kill_at, kernel.watched = 0, 6, True
         with pytest.raises(KilledError):
             asyncio.run(day(node, tmp_path))
+
+
+def test_an_unplugged_device_is_on_no_lan(node: Node) -> None:
+    def lans() -> set[str]:
+        return {lan.interface for lan in read_lans()}
+
+    assert lans() == {"eth0", "eth1"}
+    node.run("ip", "link", "set", "peer0", "down")
+    wait_until(lambda: lans() == {"eth1"}, "eth0 is down")
+    node.run("ip", "link", "set", "peer0", "up")
+    wait_until(lambda: lans() == {"eth0", "eth1"}, "eth0 is up")

@@ -18,7 +18,8 @@ SYSCTLS = Path("/proc/sys")
 MAX_ADDRESSES = 20_000
 _IFNAME, _HARDWARE = 3, 1
 _ADDRESS, _LOCAL = 1, 2
-_UP, _LOOPBACK, _NOARP = 0x1, 0x8, 0x80
+_UP, _LOOPBACK, _RUNNING, _NOARP = 0x1, 0x8, 0x40, 0x80
+"""RUNNING: it has a carrier. An unplugged device is up and has its addresses, but nobody there hears it."""
 _SCOPE_LINK = 253
 _ETHERNET = 1
 _HARDWARE_BYTES = 6
@@ -38,12 +39,13 @@ class Lan:
 
 
 def read_lans() -> tuple[Lan, ...]:
-    """Every LAN on a device that is up, the longest prefixes first. Raises OSError."""
+    """Every LAN on a device that is up and plugged in, the longest prefixes first. Raises OSError."""
     links = {}
     for link in listing(NEW_LINK, 0, MAX_ADDRESSES):
         kind, number, flags = struct.unpack_from("=HiI", link.body, 2)
         hardware = link.attributes.get(_HARDWARE, b"")
-        usable = flags & _UP and not flags & (_LOOPBACK | _NOARP) and len(hardware) == _HARDWARE_BYTES
+        works = flags & _UP and flags & _RUNNING and not flags & (_LOOPBACK | _NOARP)
+        usable = works and len(hardware) == _HARDWARE_BYTES
         if kind == _ETHERNET and usable and any(hardware):
             name = link.attributes.get(_IFNAME, b"").rstrip(b"\0").decode("utf-8", "replace")
             links[number] = name, hardware.hex(":")
