@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.announce.routed_lab import address, cable
 from tests.fleet.network import FleetLab, HostDaemon
 from tests.lab.flow import Process
 from tests.lab.node import Node
@@ -186,6 +187,43 @@ class LanLab(FleetLab):
         add_addresses(own, "eth0", f"{CLIENT}/24")
         for number, node in enumerate((*self.hosts, self.client), 1):
             ip("-n", node.namespace, "addr", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
+
+
+class TwoArmedLab(LanLab):
+    """The hosts of a LAN with a second network, 10.20.0.0/24, in which the backends are."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        prefix = self.hub.namespace.removesuffix("-hub")
+        self.inner = Node(f"{prefix}-in", "inner", "", "")
+        self.backends = [Node(f"{prefix}-b{n}", f"b{n}", f"10.20.0.1{n}", "") for n in (1, 2)]
+
+    def start_bird(self, node: Node, text: str) -> None:
+        """Start BIRD in a node with this configuration."""
+        place = self.root / f"{node.name}.conf"
+        place.write_text(text)
+        with (self.root / f"{node.name}.log").open("w") as log:
+            control = str(place.with_suffix(".ctl"))
+            node.start("bird", "-f", "-c", str(place), "-s", control, stdout=log, stderr=log)
+
+    def delete_all(self) -> None:
+        """End what runs in the namespaces, and delete them."""
+        delete_nodes(*self.backends, self.inner)
+        super().delete_all()
+
+    def _wire(self) -> None:
+        super()._wire()
+        for node in (self.inner, *self.backends):
+            ip("netns", "add", node.namespace)
+            node.run("sysctl", "-qw", *STARTING_SYSCTLS)
+            ip("-n", node.namespace, "link", "set", "lo", "up")
+        inner = self.inner.namespace
+        ip("-n", inner, "link", "add", "lan", "type", "bridge", "mcast_snooping", "0")
+        ip("-n", inner, "link", "set", "lan", "up")
+        for node in (*self.hosts, *self.backends):
+            cable(node, "lan0", self.inner, node.name)
+            ip("-n", inner, "link", "set", node.name, "master", "lan")
+            address(node, "lan0", f"10.20.0.{node.name.replace('h', '').replace('b', '1')}/24")
 
 
 class _Hub(Node):

@@ -1,5 +1,7 @@
 """Eight clients that connect to one address until standard input closes; then prints the outcome.
 
+    many_clients.py ADDRESS PORT [SECONDS]     SECONDS: after which an attempt has failed
+
 As a program, one JSON line: `{"answered": 1234, "slow": 2, "failed": {}}`.
 """
 
@@ -22,14 +24,15 @@ TIMEOUT_SECONDS = 3.0
 
 def main() -> None:
     """Connect until standard input closes."""
-    address, port = sys.argv[1], int(sys.argv[2])
+    address, port, *more = sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:])
+    timeout = more[0] if more else TIMEOUT_SECONDS
     outcomes: collections.Counter[str] = collections.Counter()
     ended = threading.Event()
 
     def work() -> None:
         while not ended.wait(PAUSE_SECONDS):
             began = time.monotonic()
-            outcome = connect_once(address, port, TIMEOUT_SECONDS)
+            outcome = connect_once(address, port, timeout)
             slow = not outcome and time.monotonic() - began > SLOW_SECONDS
             outcomes["slow" if slow else outcome] += 1
 

@@ -50,17 +50,6 @@ def test_a_router_spreads_flows_over_hosts_that_announce(lab: RoutedLab, kind: s
         assert outcome["answered"] > 0, outcome
 
 
-def test_a_host_is_back_soon_after_its_uplink(lab: RoutedLab) -> None:
-    require("bird")
-    with both_serving(lab, {1: "bird", 2: "bird"}):
-        lab.wait_next_hops(1, 2)
-        lab.router.run("ip", "link", "set", "h1", "down")
-        lab.wait_next_hops(2)
-        lab.router.run("ip", "link", "set", "h1", "up")
-        # BIRD's own least wait after the loss of a session is 60 s.
-        lab.wait_next_hops(1, 2, timeout=45)
-
-
 def lab_source(number: int, vip: str) -> str:
     """What a backend sees as the source of a flow that a host forwards."""
     return f"fd00:20::{number}" if ":" in vip else f"10.20.0.{number}"

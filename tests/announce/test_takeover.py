@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from tests.announce.lan_network import VIP as LAN_VIP
-from tests.announce.lan_network import LanLab
-from tests.announce.routed_lab import EXAMPLES, SOON, VIP, RoutedLab, address, cable, require
+from tests.announce.lan_network import TwoArmedLab
+from tests.announce.routed_lab import EXAMPLES, SOON, VIP, RoutedLab, require
 from tests.fleet.network import HostDaemon
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
-from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
+from tests.lab.topology import add_addresses
 from tests.lab.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.nightly]
@@ -188,50 +188,13 @@ def test_replies_of_several_services_wait_for_the_client() -> None:
         assert report_outcomes("later", flows.ask()) == 1000
 
 
-class TwoArmedLab(LanLab):
-    """The hosts of a LAN with a second network, 10.20.0.0/24, in which the backends are."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        prefix = self.hub.namespace.removesuffix("-hub")
-        self.inner = Node(f"{prefix}-in", "inner", "", "")
-        self.backends = [Node(f"{prefix}-b{n}", f"b{n}", f"10.20.0.1{n}", "") for n in (1, 2)]
-
-    def start_bird(self, node: Node, text: str) -> None:
-        """Start BIRD in a node with this configuration."""
-        place = self.root / f"{node.name}.conf"
-        place.write_text(text)
-        with (self.root / f"{node.name}.log").open("w") as log:
-            control = str(place.with_suffix(".ctl"))
-            node.start("bird", "-f", "-c", str(place), "-s", control, stdout=log, stderr=log)
-
-    def delete_all(self) -> None:
-        """End what runs in the namespaces, and delete them."""
-        delete_nodes(*self.backends, self.inner)
-        super().delete_all()
-
-    def _wire(self) -> None:
-        super()._wire()
-        for node in (self.inner, *self.backends):
-            ip("netns", "add", node.namespace)
-            node.run("sysctl", "-qw", *STARTING_SYSCTLS)
-            ip("-n", node.namespace, "link", "set", "lo", "up")
-        inner = self.inner.namespace
-        ip("-n", inner, "link", "add", "lan", "type", "bridge", "mcast_snooping", "0")
-        ip("-n", inner, "link", "set", "lan", "up")
-        for node in (*self.hosts, *self.backends):
-            cable(node, "lan0", self.inner, node.name)
-            ip("-n", inner, "link", "set", node.name, "master", "lan")
-            address(node, "lan0", f"10.20.0.{node.name.replace('h', '').replace('b', '1')}/24")
-        add_addresses(self.client.namespace, "eth0", *(f"10.77.0.{n}/24" for n in SOURCES))
-
-
 def test_connections_outlive_the_holder_of_an_address(tmp_path: Path) -> None:
     require("bird")
     services = DECLARATION.replace(VIP, LAN_VIP).replace("announce: routes", "announce: l2")
     with ExitStack() as stack:
         lab = TwoArmedLab(tmp_path)
         stack.enter_context(lab)
+        add_addresses(lab.client.namespace, "eth0", *(f"10.77.0.{n}/24" for n in SOURCES))
         own = {"announce_addresses": ["10.77.0.0/24"], "announce_preempt_after": 0, "dataplane": "nftables"}
         for number, host in enumerate(lab.hosts, 1):
             etcd = {"endpoints": list(lab.etcd.urls)}
