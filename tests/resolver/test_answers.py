@@ -100,7 +100,7 @@ def test_a_removal_of_more_than_half_waits_until_it_lasts(new: tuple[str, ...]) 
     early = after(state, answer(*new), 89.9)
     assert serving(early) == serving(state)
     late = after(early, answer(*new), 90)
-    assert (serving(late), late.held, late.hold_until) == (sorted(new), frozenset(), None)
+    assert (serving(late), late.held, late.trial) == (sorted(new), {}, {})
 
 
 @pytest.mark.parametrize("wrong", [("10.66.66.66",), tuple(f"10.66.66.{n}" for n in range(9))])
@@ -108,7 +108,66 @@ def test_one_wrong_answer_removes_nothing_and_is_forgotten(wrong: tuple[str, ...
     old = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
     state = after(after(NameState(), answer(*old), 0), answer(*wrong), 60)
     state = after(state, answer(*old), 65)
-    assert (serving(state), state.hold_until) == (list(old), None)
+    assert (serving(state), state.held, state.trial) == (list(old), {}, {})
+
+
+def test_each_address_is_held_from_when_answers_lack_it_themselves() -> None:
+    state = after(NameState(), answer("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"), 0)
+    state = after(state, answer("10.0.0.4", "10.9.9.9"), 60)
+    state = after(state, answer("10.9.9.9"), 86)  # lacks 10.0.0.4, too, 4 s before the others' hold ends
+    state = after(state, answer("10.9.9.9"), 90)
+    assert serving(state) == ["10.0.0.4", "10.9.9.9"]
+    assert state.next_at == 116
+    state = after(state, answer("10.9.9.9"), 115.9)
+    assert serving(state) == ["10.0.0.4", "10.9.9.9"]
+    assert serving(after(state, answer("10.9.9.9"), 116)) == ["10.9.9.9"]
+
+
+def test_an_address_that_returns_and_goes_again_is_held_anew() -> None:
+    old, new = ("10.0.0.1", "10.0.0.2"), ("10.9.9.9",)
+    state = after(after(NameState(), answer(*old), 0), answer(*new), 60)
+    state = after(after(state, answer("10.0.0.1", *new), 80), answer(*new), 85)
+    state = after(state, answer(*new), 90)
+    assert serving(state) == ["10.0.0.1", "10.9.9.9"]
+    assert serving(after(state, answer(*new), 115)) == ["10.9.9.9"]
+
+
+def test_what_served_through_a_whole_hold_is_held_itself() -> None:
+    state = after(after(NameState(), answer("10.0.0.1"), 0), answer("10.0.0.2"), 60)
+    state = after(after(state, answer("10.0.0.2"), 89), answer("10.0.0.2"), 90)
+    assert serving(state) == ["10.0.0.2"]
+    assert serving(after(state, answer("10.0.0.3"), 91)) == ["10.0.0.2", "10.0.0.3"]
+
+
+GOOD = ("10.200.0.1", "10.200.0.2", "10.200.0.3")
+UNKNOWN = tuple(f"10.6.0.{n}" for n in range(25))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [UNKNOWN[:10], UNKNOWN[10:20], UNKNOWN[5:15]],  # those that serve on are more than an answer may have
+        [UNKNOWN[:10], (*UNKNOWN[:10], *GOOD)],  # the answer that has them again is beyond the limit
+        [UNKNOWN[:10], (*UNKNOWN[:10], GOOD[0]), UNKNOWN[:10]],
+    ],
+)
+def test_unknown_addresses_displace_none_that_served(wrong: list[tuple[str, ...]]) -> None:
+    state = after(NameState(), answer(*GOOD), 0)
+    for now, addresses in enumerate(wrong, 60):
+        listed, beyond = limited(targets(*addresses), state, LIMITS.max_targets)
+        state = after(state, LookupResult(tuple(listed), 60, left_out=beyond), now)
+        assert {*serving(state)} >= {*GOOD}
+        assert len(state.serving) <= 2 * LIMITS.max_targets
+    assert {*serving(after(state, answer(*GOOD), 70))} >= {*GOOD}
+
+
+def test_a_part_that_failed_neither_ends_nor_begins_a_hold() -> None:
+    state = after(NameState(), answer("fd00::1", "fd00::2"), 0)
+    state = after(state, answer("10.0.0.1"), 60)
+    failed = answer("10.0.0.1", failed={Part("", Family.IPV6): "no answer"})
+    state = after(state, failed, 85)
+    assert serving(after(state, failed, 95)) == ["10.0.0.1", "fd00::1", "fd00::2"]
+    assert serving(after(state, answer("10.0.0.1"), 90)) == ["10.0.0.1"]
 
 
 def test_a_failure_meanwhile_neither_ends_nor_confirms_a_removal() -> None:
@@ -153,7 +212,9 @@ def test_another_weight_is_no_removal() -> None:
 
 
 def test_of_too_many_targets_those_that_serve_stay() -> None:
-    found, left_out = limited(targets("10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.3"), targets("10.0.0.3"), 2)
+    found, left_out = limited(
+        targets("10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.3"), NameState(targets("10.0.0.3")), 2
+    )
     assert ([target.address for target in found], left_out) == (["10.0.0.3", "10.0.0.1"], 1)
 
 

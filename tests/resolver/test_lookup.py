@@ -18,7 +18,7 @@ import dns.rrset
 import pytest
 
 from vipd.model.service import Family, NameKind
-from vipd.resolver.answers import LookupResult, Part, Question, Target
+from vipd.resolver.answers import LookupResult, NameState, Part, Question, Target
 from vipd.resolver.lookup import ServerOptions, look_up
 
 V4, V6 = Family.IPV4, Family.IPV6
@@ -65,7 +65,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOptions]:
 
 
 def ask(name: str, options: ServerOptions, *families: Family, most: int = 100) -> LookupResult:
-    return look_up(Question(NameKind.DNS, name), families, options, (), most)
+    return look_up(Question(NameKind.DNS, name), families, options, NameState(), most)
 
 
 def addresses(result: LookupResult) -> list[str]:
@@ -106,14 +106,14 @@ def test_a_family_without_records_is_no_fault_beside_another(server: ServerOptio
 
 @needs_dnsmasq
 def test_srv_records_with_the_addresses_of_their_targets(server: ServerOptions) -> None:
-    result = look_up(Question(NameKind.SRV, "_http._tcp.internal"), (V4, V6), server)
+    result = look_up(Question(NameKind.SRV, "_http._tcp.internal"), (V4, V6), server, NameState())
     assert set(result.targets) == {
         Target("10.0.0.11", 8081, 10, 5, "a.internal"),
         Target("fd00::11", 8081, 10, 5, "a.internal"),
         Target("10.0.0.12", 8082, 20, 0, "b.internal"),
     }
     assert set(result.failed) == {Part("gone.internal", V4), Part("gone.internal", V6)}
-    few = look_up(Question(NameKind.SRV, "_http._tcp.internal"), (V4,), server, most=1)
+    few = look_up(Question(NameKind.SRV, "_http._tcp.internal"), (V4,), server, NameState(), most=1)
     assert ([target.host for target in few.targets], few.left_out) == (["a.internal"], 2)
 
 
@@ -202,7 +202,7 @@ def test_what_is_no_answer_to_the_question_is_a_fault_in_time(reply: Reply, told
 
 def test_a_srv_record_that_says_there_is_no_service_has_no_target() -> None:
     with hostile(answering("_x._tcp.internal.", "SRV", "0 0 0 .")) as options:
-        result = look_up(Question(NameKind.SRV, "_x._tcp.internal"), (V4,), options)
+        result = look_up(Question(NameKind.SRV, "_x._tcp.internal"), (V4,), options, NameState())
     assert (result.targets, result.fault) == ((), "")
 
 
@@ -215,7 +215,7 @@ def test_many_targets_that_stall_take_a_bounded_time() -> None:
 
     with hostile(only_the_first, timeout=0.5) as options:
         began = time.monotonic()
-        result = look_up(Question(NameKind.SRV, "_x._tcp.internal"), (V4,), options)
+        result = look_up(Question(NameKind.SRV, "_x._tcp.internal"), (V4,), options, NameState())
         took = time.monotonic() - began
     assert took < len(records) * options.timeout / 2, "one after the other would take twice as long, and more"
     assert (result.targets, len(result.failed)) == ((), 60)

@@ -14,7 +14,7 @@ from vipd.declaration.native import parse_declaration
 from vipd.host.observer import Observer
 from vipd.model.service import Family, NameKind, Service
 from vipd.resolver import resolver as module
-from vipd.resolver.answers import AnswerLimits, LookupResult, Question, Target
+from vipd.resolver.answers import AnswerLimits, LookupResult, NameState, Question, Target
 from vipd.resolver.lookup import ServerOptions
 from vipd.resolver.resolver import Resolver, ResolverOptions
 from vipd.resolver.saved_answers import SavedAnswer, decode, encode, load, save
@@ -48,7 +48,7 @@ class Server(Observer):
         question: Question,
         families: Collection[Family],
         _: ServerOptions,
-        known: Collection[Target],
+        known: NameState,
         most: int,
     ) -> LookupResult:
         with self._guard:
@@ -72,10 +72,17 @@ class Server(Observer):
 class Running:
     """A resolver that runs."""
 
-    def __init__(self, server: Server, file: Path | None = None, max_names: int = 1000) -> None:
+    def __init__(
+        self,
+        server: Server,
+        file: Path | None = None,
+        max_names: int = 1000,
+        usable: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self.server = server
+        limits = AnswerLimits(min_ttl=0.01)
         self.resolver = Resolver(
-            ResolverOptions(limits=AnswerLimits(min_ttl=0.01), file=file, max_names=max_names),
+            ResolverOptions(limits=limits, file=file, max_names=max_names, usable=usable),
             server,
             server.look_up,
         )
@@ -181,6 +188,28 @@ def test_an_unexpected_exception_is_a_fault_of_one_name() -> None:
             broken = resolver.states[Question(NameKind.DNS, "broken.internal")]
             assert "a fault of the library" in broken.fault
             assert addresses(resolver) == ["10.0.0.1"]
+
+    asyncio.run(story())
+
+
+def test_a_name_is_asked_again_after_a_fault_in_handling_its_answer() -> None:
+    """Whatever raises: what decides whether an address is usable, or the text of a fault."""
+    faults = [RuntimeError("an answer that nobody thought of")] * 2
+
+    def usable(_: str) -> bool:
+        if faults:
+            raise faults.pop()
+        return True
+
+    async def story() -> None:
+        server = Server()
+        server.addresses["web.internal"] = ("10.0.0.1",)
+        async with Running(server, usable=usable) as resolver:
+            resolver.follow("a", service("a", "web.internal"))
+            await until(lambda: resolver.states[WEB].failures)
+            assert "an answer that nobody thought of" in resolver.states[WEB].fault
+            await until(lambda: addresses(resolver) == ["10.0.0.1"])
+            assert resolver.states[WEB].fault == ""
 
     asyncio.run(story())
 

@@ -5,8 +5,11 @@ Rules:
   however old.
 - What one part of a lookup could not find out (the IPv6 addresses of a name, the addresses of one SRV
   target) stays as the last good answer had it.
-- What an answer adds serves at once. If it lacks more than half of what serves, that serves on beside it
-  until answers have lacked it for `hold` seconds: one wrong answer must not remove a service.
+- What an answer adds serves at once. If it lacks more than half of what serves, each address that it lacks
+  serves on beside it until answers have lacked that address for `hold` seconds: one wrong answer must not
+  remove a service.
+- Until then what such an answer adds is on trial: it goes as soon as an answer lacks it, and neither counts
+  for that half nor takes the room of what served before.
 """
 
 from __future__ import annotations
@@ -90,10 +93,10 @@ class NameState:
 
     serving: tuple[Target, ...] = ()
     """What serves, sorted."""
-    held: frozenset[tuple[str, int]] = frozenset()
-    """Places among them that the last answer lacks."""
-    hold_until: float | None = None
-    """When an answer that still lacks these may remove them; None: none is held."""
+    held: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """Places among them that the last answer lacks -> when an answer that still lacks it may remove it."""
+    trial: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """Places among them that came while others were held -> when it has served long enough to be held."""
     answered_at: float | None = None
     """When the last good answer came, by the calendar; None: never."""
     fault: str = ""
@@ -105,6 +108,11 @@ class NameState:
     """When it is looked up next."""
     ttl: float = 0.0
     """Of the last good answer."""
+
+    @property
+    def established(self) -> tuple[Target, ...]:
+        """What serves and is not on trial."""
+        return tuple(target for target in self.serving if target.place not in self.trial)
 
 
 def apply_result(
@@ -126,12 +134,12 @@ def apply_result(
         left_out=result.left_out,
         ttl=result.ttl,
     )
-    state = _guarded(state, found, limits, now)
+    state = _guarded(state, found, {target.place for target in result.targets}, limits, now)
     pause = min(max(result.ttl, limits.min_ttl), limits.max_ttl)
     if partly:  # what is missing should not be missed for the whole of a long TTL
         pause = min(pause, limits.min_ttl * 2.0 ** min(state.failures - 1, 20))
-    if state.hold_until is not None:
-        pause = min(pause, max(state.hold_until - now, limits.min_ttl))
+    if state.held:
+        pause = min(pause, max(min(state.held.values()) - now, limits.min_ttl))
     return replace(state, next_at=now + _spread(pause, part))
 
 
@@ -153,26 +161,33 @@ def _with_kept(result: LookupResult, serving: Iterable[Target]) -> dict[tuple[st
 
 
 def _guarded(
-    state: NameState, found: Mapping[tuple[str, int], Target], limits: AnswerLimits, now: float
+    state: NameState,
+    found: Mapping[tuple[str, int], Target],
+    listed: Collection[tuple[str, int]],
+    limits: AnswerLimits,
+    now: float,
 ) -> NameState:
-    """The state with this answer, as far as the guard allows."""
-    before = {target.place: target for target in state.serving}
-    lacking = before.keys() - found.keys()
-    hold_until = state.hold_until
-    if hold_until is not None and lacking.isdisjoint(state.held):
-        lacking = set()  # the answer in between was the wrong one
-    if hold_until is None and 2 * len(lacking) > len(before) and limits.hold > 0:
-        hold_until = now + limits.hold
-    if not lacking or hold_until is None or now >= hold_until:
-        return replace(state, serving=tuple(sorted(found.values())), held=frozenset(), hold_until=None)
-    held = _within(lacking, 2 * limits.max_targets - len(found))
-    serving = {**{place: before[place] for place in held}, **found}
-    return replace(state, serving=tuple(sorted(serving.values())), held=held, hold_until=hold_until)
-
-
-def _within(places: Collection[tuple[str, int]], most: int) -> frozenset[tuple[str, int]]:
-    """Answers that differ each time must not pile up what serves."""
-    return frozenset(sorted(places)[: max(most, 0)])
+    """The state with this answer, as far as the guard allows. `listed`: the places that the answer itself
+    has; it says nothing of others in `found`."""
+    established = {target.place: target for target in state.established}
+    lacking = established.keys() - found.keys()
+    suspicious = 2 * len(lacking) > len(established) or not lacking.isdisjoint(state.held)
+    until = {place: state.held.get(place, now + limits.hold) for place in lacking} if suspicious else {}
+    held = {place: end for place, end in until.items() if end > now}
+    held.update((place, end) for place, end in state.held.items() if place in found and place not in listed)
+    trial = {p: state.trial.get(p, now + limits.hold) for p in found if p not in established} if held else {}
+    trial = {place: end for place, end in trial.items() if end > now}
+    kept = {place: established[place] for place in held if place not in found}
+    # Answers that differ each time must not pile up what serves.
+    serving, beyond = limited((*kept.values(), *found.values()), state, 2 * limits.max_targets)
+    left = {target.place for target in serving}
+    return replace(
+        state,
+        serving=tuple(sorted(serving)),
+        held=held,
+        trial={place: end for place, end in trial.items() if place in left},
+        left_out=state.left_out + beyond,
+    )
 
 
 def without_useless(result: LookupResult, usable: Callable[[str], bool]) -> LookupResult:
@@ -184,10 +199,10 @@ def without_useless(result: LookupResult, usable: Callable[[str], bool]) -> Look
     return LookupResult(fault=f"it resolves to {result.targets[0].address}{more}, which no backend may have")
 
 
-def limited(targets: Iterable[Target], known: Iterable[Target], most: int) -> tuple[list[Target], int]:
-    """As many targets as an answer may have, and the number of those left out: first those that serve
-    already, then those of the lowest priority, in the order of their addresses."""
+def limited(targets: Iterable[Target], known: NameState, most: int) -> tuple[list[Target], int]:
+    """As many targets as may serve, and the number of those left out. What serves already comes first, on
+    trial last; then those of the lowest priority, in the order of their addresses."""
     distinct = list({target.place: target for target in targets}.values())
-    serving = {target.place for target in known}
-    distinct.sort(key=lambda t: (t.place not in serving, t.priority, t.place))
+    rank = {target.place: 1 if target.place in known.trial else 0 for target in known.serving}
+    distinct.sort(key=lambda t: (rank.get(t.place, 2), t.priority, t.place))
     return distinct[:most], max(0, len(distinct) - most)

@@ -8,14 +8,15 @@ its own question, and goes on to the next server when one fails. It is imported 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from vipd.model.service import Family, NameKind, socket_text
-from vipd.resolver.answers import LookupResult, Part, Question, Target, limited
+from vipd.resolver.answers import LookupResult, NameState, Part, Question, Target, limited
 
 if TYPE_CHECKING:
     import dns.resolver
@@ -55,11 +56,11 @@ def look_up(
     question: Question,
     families: Collection[Family],
     options: ServerOptions,
-    known: Collection[Target] = (),
+    known: NameState,
     most: int = 100,
 ) -> LookupResult:
-    """Ask for a name. Returns at most `most` targets, first those that are `known`. Takes at most three times
-    the timeout. Never raises for what a server does or does not."""
+    """Ask for a name. Returns at most `most` targets, first those that serve already. Takes at most three
+    times the timeout. Never raises for what a server does or does not."""
     try:
         resolver = _resolver(options)
         if question.kind is NameKind.SRV:
@@ -78,7 +79,7 @@ def _service_targets(
     resolver: dns.resolver.Resolver,
     name: str,
     families: Collection[Family],
-    known: Collection[Target],
+    known: NameState,
     most: int,
 ) -> LookupResult:
     """The targets of SRV records, with their addresses."""
@@ -86,7 +87,8 @@ def _service_targets(
     deadline = monotonic() + 2 * resolver.lifetime
     ttl, targets, failed = records.ttl, list[Target](), dict[Part, str]()
     hosts: dict[str, list[tuple[int, int, int]]] = {}
-    for priority, weight, port, host in sorted(records.values, key=_record_order):
+    serving = {target.host for target in known.established}
+    for priority, weight, port, host in sorted(records.values, key=partial(_record_order, serving)):
         # A target of "." says that there is no such service (RFC 2782); port 0 is none.
         if host and port and (host in hosts or len(hosts) < most):
             hosts.setdefault(str(host), []).append((int(str(port)), int(str(priority)), int(str(weight))))
@@ -103,9 +105,9 @@ def _service_targets(
     return LookupResult(tuple(kept), ttl, failed=failed, left_out=left_out)
 
 
-def _record_order(record: tuple[object, ...]) -> tuple[int, str]:
+def _record_order(serving: Container[str], record: tuple[object, ...]) -> tuple[bool, int, str]:
     priority, _, _, host = record
-    return int(str(priority)), str(host)
+    return str(host) not in serving, int(str(priority)), str(host)
 
 
 def _addresses(

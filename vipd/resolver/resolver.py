@@ -46,7 +46,7 @@ FIRST_ANSWERS_SECONDS = 10.0
 
 Answers = Mapping[Question, tuple[Target, ...]]
 """What serves, by question; none for a question without an answer yet."""
-LookUp = Callable[[Question, Collection[Family], ServerOptions, Collection[Target], int], LookupResult]
+LookUp = Callable[[Question, Collection[Family], ServerOptions, NameState, int], LookupResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +219,11 @@ class Resolver:
 
     async def _ask(self, question: Question) -> None:
         """Look up one question, and take over the answer."""
-        options, families = self._options, self._families(question)
+        families = self._families(question)
         self._asked[question] = families
-        serving = self._states[question].serving if question in self._states else ()
+        known = self._states.get(question, NameState())
         try:
-            result = await self._look_up_in_thread(question, families, serving)
-            result = without_useless(result, options.usable)
+            result = await self._look_up_in_thread(question, families, known)
         finally:
             self._asking.discard(question)
             self._wake.set()
@@ -233,24 +232,35 @@ class Resolver:
         if before is None:  # no service uses it any more
             self._asked.pop(question, None)
             return
-        after = apply_result(before, result, options.limits, self._clock(), self._wall(), self._part())
+        after = self._handle(question, before, result)
         if not self._families(question) <= families:  # a service of another family came meanwhile
             after = replace(after, next_at=self._clock())
         self.lookups["failed" if after.failures else "answered"] += 1
         self._put(question, after)
-        log_change(question, self.services_of(question), before, after)
-        if after.serving != before.serving:
+        if after.established != before.established:
             self._unsaved.set()
+        if after.serving != before.serving:
             self._observer.names_resolved(str(question), self.services_of(question))
+        log_change(question, self.services_of(question), before, after)
+
+    def _handle(self, question: Question, before: NameState, result: LookupResult) -> NameState:
+        """The state after a lookup. An unexpected exception is a fault of this name alone, which is asked
+        again: what it had serves on."""
+        limits, now, part = self._options.limits, self._clock(), self._part()
+        try:
+            usable = without_useless(result, self._options.usable)
+            return apply_result(before, usable, limits, now, self._wall(), part)
+        except Exception as error:
+            log.exception("handling the answer for %s fails", question)
+            fault = internal_error(error, f"handling the answer for {question}")
+            return apply_result(before, LookupResult(fault=fault), limits, now, self._wall(), part)
 
     async def _look_up_in_thread(
-        self, question: Question, families: Collection[Family], serving: Collection[Target]
+        self, question: Question, families: Collection[Family], known: NameState
     ) -> LookupResult:
         """An unexpected exception is a fault of this name alone."""
         options = self._options
-        call = partial(
-            self._look_up, question, families, options.servers, serving, options.limits.max_targets
-        )
+        call = partial(self._look_up, question, families, options.servers, known, options.limits.max_targets)
         try:
             return await asyncio.wrap_future(self._threads.submit(call))
         except Exception as error:
@@ -283,5 +293,5 @@ class Resolver:
 
     def _answers_to_save(self) -> Iterator[tuple[Question, SavedAnswer]]:
         for question, state in list(self._states.items()):
-            if state.serving:
-                yield question, SavedAnswer(state.serving, state.answered_at)
+            if state.serving:  # what is on trial must not be the last good answer after a restart
+                yield question, SavedAnswer(state.established, state.answered_at)
