@@ -1,4 +1,4 @@
-"""`allow_from` says who may use the addresses for outside; all others meet silence."""
+"""`allow_from` says who may use a service; all others meet silence."""
 
 from __future__ import annotations
 
@@ -61,8 +61,11 @@ def test_allowed_sources_connect_and_others_meet_silence(
     for protocol in ("tcp", "udp"):
         refused = lab.client.send(outside, SERVED_PORT, protocol, source=first, count=3, timeout=SILENCE)
         refused.all_failed("timeout")
-    # The limit is for the addresses for outside alone.
-    lab.client.send(inside, SERVED_PORT, source=first, count=5).all_answered()
+    # The same holds inside.
+    lab.client.send(inside, SERVED_PORT, source=first, count=2, timeout=SILENCE).all_failed("timeout")
+    assert {
+        *lab.client.send(inside, SERVED_PORT, source=second, count=ENOUGH).all_answered().backends
+    } == BOTH
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -90,14 +93,74 @@ def test_an_address_can_be_open_to_any(lab: Lab, declared: Declared, family: int
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_node_ports_are_not_limited(lab: Lab, declared: Declared, family: int) -> None:
-    first, second = SOURCES[family][:2]
-    outside, number = outside_address(family), node_port()
-    spec = {"external_addresses": outside, "allow_from": alone(second)}
+@pytest.mark.parametrize("policy", ["cluster", "local"])
+def test_an_address_inside_and_its_node_port_are_limited(
+    lab: Lab, declared: Declared, family: int, policy: str
+) -> None:
+    first, second, third, _ = SOURCES[family]
+    inside, number = inside_address(family), node_port()
+    ports = [{"port": SERVED_PORT, "protocol": each, "node_port": number} for each in ("tcp", "udp")]
+    servers = [node.address(family) for node in lab.backends[:2]]
+    node = {"node": lab.host.run("hostname").stdout.strip()} if policy == "local" else {}
+    backends = [{"address": address, "port": SERVED_PORT, **node} for address in servers]
+    spec = {"address": inside, "ports": ports, "masquerade": "always", "traffic_policy": {"internal": policy}}
+    allowed = [alone(second), str(ip_network(f"{third}/{31 if family == 4 else 127}", strict=False))]
+    declared.put("own", backends, family, **spec, allow_from=allowed)
+    for to, port in ((inside, SERVED_PORT), (lab.host.address(family), number)):
+        for protocol in ("tcp", "udp"):
+            for source in (second, third):
+                assert {
+                    *lab.client.send(to, port, protocol, source=source, count=ENOUGH).all_answered().backends
+                }
+            refused = lab.client.send(to, port, protocol, source=first, count=2, timeout=SILENCE)
+            refused.all_failed("timeout")
+            own = lab.host.send(to, port, protocol, count=2, timeout=SILENCE)
+            own.all_failed("timeout" if protocol == "tcp" else "EPERM")  # a dropped send of this host itself
+    declared.put("own", backends, family, **spec, allow_from=[alone(second), alone(lab.host.address(family))])
+    lab.host.send(lab.host.address(family), number, count=3).all_answered()
+    lab.host.send(inside, SERVED_PORT, source=lab.host.address(family), count=3).all_answered()
+    lab.host.run("ip", "address", "add", alone(inside), "dev", "lo")
+    try:  # a host that has an address uses it as the source
+        lab.host.send(inside, SERVED_PORT, count=3).all_answered()
+    finally:
+        lab.host.run("ip", "address", "delete", alone(inside), "dev", "lo")
+    lab.client.send(inside, SERVED_PORT, source=third, timeout=SILENCE).all_failed("timeout")
+    declared.put("own", backends, family, **spec)
+    lab.client.send(inside, SERVED_PORT, source=first, count=3).all_answered()
+
+
+def test_a_node_port_of_a_load_balancer_is_open_as_for_kube_proxy(lab: Lab, declared: Declared) -> None:
+    first, second = SOURCES[4][:2]
+    outside, number = outside_address(4), node_port()
+    spec = {"load_balancer_addresses": {"address": outside, "allow_from": alone(second)}}
     ports = [{"port": SERVED_PORT, "protocol": "tcp", "node_port": number}]
-    declared.put("open-port", backend_texts(lab.backends[:2], family), family, **spec, ports=ports)
+    declared.put("open-port", backend_texts(lab.backends[:2], 4), 4, **spec, ports=ports)
     lab.client.send(outside, SERVED_PORT, source=first, timeout=SILENCE).all_failed("timeout")
-    lab.client.send(lab.host.address(family), number, source=first, count=5).all_answered()
+    lab.client.send(lab.host.address(4), number, source=first, count=5).all_answered()
+
+
+def test_flows_of_a_client_that_may_no_longer_come_end(lab: Lab, daemon: Daemon, declared: Declared) -> None:
+    """UDP flows, which would go on for ever; TCP flows where the service cuts those that it must not keep."""
+    first, second = SOURCES[4][:2]
+    inside = inside_address(4)
+
+    def tracked(protocol: str, source: str) -> int:
+        listed = lab.host.run("conntrack", "-L", "-p", protocol, "--orig-src", source, "--orig-dst", inside)
+        return len(listed.stdout.splitlines())
+
+    for on_remove in ("keep", "reset"):
+        spec = {"address": inside, "ports": PORTS, "on_remove": on_remove}
+        declared.put("ending", backend_texts(lab.backends[:2], 4), 4, **spec)
+        for protocol in ("tcp", "udp"):
+            for source in (first, second):
+                lab.client.send(inside, SERVED_PORT, protocol, source=source).all_answered()
+        kept = tracked("tcp", first)
+        assert kept
+        declared.put("ending", backend_texts(lab.backends[:2], 4), 4, **spec, allow_from=alone(second))
+        daemon.wait_until(lambda: tracked("udp", first), 0)
+        daemon.wait_until(lambda: tracked("tcp", first), 0 if on_remove == "reset" else kept)
+        assert tracked("udp", second)
+        assert tracked("tcp", second)
 
 
 @pytest.mark.parametrize("family", [4, 6])

@@ -194,7 +194,7 @@ _OPTIONS = (
         multiple=True,
         metavar="NETWORK|any",
         type=Word(WORDS, ("any",)),
-        help="Who may use these two kinds of addresses; repeatable.",
+        help="Who may use the service; packets of others are dropped; repeatable.",
     ),
     _option(
         "--health-port",

@@ -159,6 +159,7 @@ def _forwarding(
     external: tuple[ExternalAddress, ...],
     chosen: _Chosen,
 ) -> Forwarding:
+    allowed = tuple([network for network in service.allow_from if family_of(network) is key.family])
     return _new_forwarding(
         key=key,
         addresses=tuple([a for a in service.addresses if family_of(a) is key.family]),
@@ -178,6 +179,8 @@ def _forwarding(
         external_addresses=external,
         allow_host=bool(external)
         and policy.host.within(network for e in external for network in e.allow_from or ()),
+        allow_from=allowed,
+        allow_host_inside=bool(allowed) and policy.host.within(allowed),
         node_port=port.node_port,
         health_port=service.health_port,
         ready_local=chosen.ready_local,

@@ -94,12 +94,19 @@ def read_traffic_policy(report: Report, node: Node, path: str) -> tuple[TrafficP
 
 
 def check_allowed(
-    report: Report, externals: Sequence[Located[ExternalAddress]], allowed: Located[tuple[str, ...]] | None
+    report: Report,
+    addresses: Sequence[Located[str]],
+    externals: Sequence[Located[ExternalAddress]],
+    allowed: Located[tuple[str, ...]] | None,
 ) -> None:
-    """Report networks without effect, and limited addresses whose family no network has."""
-    if allowed is not None and not externals:
-        what = "allow_from limits external_addresses; this service has none"
-        report.add(allowed.line, allowed.path, what, "remove allow_from, or add external_addresses")
+    """Report limited addresses whose family no network has."""
+    for address in addresses if allowed and allowed.value else ():
+        family = family_of(address.value)
+        if allowed and all(family_of(network) is not family for network in allowed.value):
+            name, everyone = ("IPv6", "::/0") if family is Family.IPV6 else ("IPv4", "0.0.0.0/0")
+            what = f"no network of allow_from is {name}: {address.value} would be open to all"
+            hint = f"name an {name} network, or {everyone} for everyone"
+            report.add(address.line, address.path, what, hint)
     for external in externals:
         networks = external.value.allow_from
         if networks is None:

@@ -111,7 +111,7 @@ SERVICE = {
     "allow_from": KeyDoc(
         forms.NETWORKS,
         "`any`",
-        "Who may use the external addresses that do not say so themselves.",
+        "Who may use the service at its addresses and node ports. Packets of others are dropped.",
     ),
     "node_port": KeyDoc(forms.PORT_NUMBER, "none", "Short for `node_port` of the only port."),
     "health_port": KeyDoc(

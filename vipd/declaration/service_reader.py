@@ -146,7 +146,7 @@ def read_service(
 
 def _check_size(report: Report, line: int, path: str, draft: _Draft) -> bool:
     """Whether its parts are few enough to be combined."""
-    few = len(draft.ports) <= _FEW and len(draft.addresses) <= _FEW
+    few = len(draft.ports) <= _FEW and len(draft.addresses) <= _FEW and not draft.allow_from
     if (
         few
         and _FEW * len(draft.backends) <= limits.BACKENDS
@@ -154,8 +154,8 @@ def _check_size(report: Report, line: int, path: str, draft: _Draft) -> bool:
     ):
         return True  # most services: nothing to count
     externals = [*draft.external, *draft.load_balancer]
-    networks = network_count(externals, draft.allow_from.value if draft.allow_from else ())
     addresses = len(draft.addresses) + len(externals)
+    networks = network_count(externals, draft.allow_from.value if draft.allow_from else (), draft.addresses)
     backends = [*draft.backends, *draft.fallback, *templates(draft.names())]
     if not check_size(report, line, path, draft.ports, backends, addresses + networks):
         return False
@@ -167,7 +167,7 @@ def _check_consistency(report: Report, draft: _Draft, claimed: list[Located[str]
     places = {address.path for address in claimed}
     draft.external = [e for e in (*draft.external, *draft.load_balancer) if e.path in places]
     draft.load_balancer = []
-    check_allowed(report, draft.external, draft.allow_from)
+    check_allowed(report, draft.addresses, draft.external, draft.allow_from)
     if draft.node_port is not None:
         _assign_node_port(report, draft, draft.node_port)
     check_host_ports(report, draft.ports, draft.health_port)

@@ -50,16 +50,19 @@ def check_address_endpoints(report: Report, line: int, path: str, addresses: int
     return made <= limits.ADDRESS_ENDPOINTS
 
 
-def network_count(externals: Iterable[Located[ExternalAddress]], allowed: Sequence[str]) -> int:
-    """Number of networks that limit external addresses; those for all of them count for each."""
-    return sum(len(allowed if e.value.allow_from is None else e.value.allow_from) for e in externals)
+def network_count(
+    externals: Iterable[Located[ExternalAddress]], allowed: Sequence[str], addresses: Sequence[object]
+) -> int:
+    """Number of networks that limit addresses; those for all of them count for each, and for a node port."""
+    own = sum(len(allowed if e.value.allow_from is None else e.value.allow_from) for e in externals)
+    return own + len(allowed) * (len(addresses) + 1)
 
 
 def service_network_count(service: Service) -> int:
     """The same for a service that has been read."""
-    return sum(
-        len(service.allow_from if e.allow_from is None else e.allow_from) for e in service.external_addresses
-    )
+    externals = service.external_addresses
+    own = sum(len(service.allow_from if e.allow_from is None else e.allow_from) for e in externals)
+    return own + len(service.allow_from) * (len(service.addresses) + 1)
 
 
 def check_total_size(report: Report, service: Service, number: int) -> bool:

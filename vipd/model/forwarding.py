@@ -77,6 +77,10 @@ class Forwarding:
     """Each with the networks that may use it (never None here)."""
     allow_host: bool = False
     """An address of this host is in the networks that external addresses are limited to."""
+    allow_from: tuple[str, ...] = ()
+    """Networks that may use `addresses` and the node port; empty: all."""
+    allow_host_inside: bool = False
+    """An address of this host is in these networks."""
     node_port: int | None = None
     health_port: int | None = None
     ready_local: tuple[str, ...] = ()
@@ -144,6 +148,7 @@ class Forwarding:
         """Cost of compiling it: the known endpoints at each address, and whatever else requires a rule."""
         frontends = max(1, len(self.addresses) + len(self.external_addresses))
         networks = sum(len(external.allow_from or ()) for external in self.external_addresses)
+        networks += len(self.allow_from) * (len(self.addresses) + bool(self.node_port))
         slots, weights = self.endpoint_count(), [endpoint.weight for endpoint in self.endpoints]
         if len({*weights}) > 1:  # up to 1,024 slots, or four for each
             slots = max(slots, min(sum(weights) // gcd(*weights), max(1024, 4 * len(weights))))

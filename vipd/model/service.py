@@ -292,7 +292,7 @@ class Service:
     """Backends that serve only while no other one can."""
     external_addresses: tuple[ExternalAddress, ...] = ()
     allow_from: tuple[str, ...] = ()
-    """Networks that may use the external addresses; empty: all."""
+    """Networks that may use its addresses and node ports; empty: all. An external address may have others."""
     internal_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     external_policy: TrafficPolicy = TrafficPolicy.CLUSTER
     health_port: int | None = None

@@ -62,7 +62,7 @@ BROKEN = {
 BEYOND_A_SCHEMA = {
     r"already (is|belongs|taken|said|on line)|is already|stands already": "it compares two places of a file",
     r"is the service itself|the service's own virtual IP": "it compares backends and addresses",
-    r"is IPv[46], but the service|no network of allow_from|limits external_addresses": "the same",
+    r"is IPv[46], but the service|no network of allow_from": "the same",
     r"the service has no |no check of this service|node_port fits a service": "it compares keys of a service",
     r"^needs (the same |a )?backend": "the same",
     r"port and ports exclude each other|is longer than interval": "it compares two keys",

@@ -381,7 +381,7 @@ def test_the_local_policy_has_slots_of_its_own() -> None:
 def test_limits_with_every_address_are_none() -> None:
     external = (ExternalAddress("203.0.113.1", allow_from=("0.0.0.0/0", "192.0.2.0/24")),)
     fragment = compiled(replace(PLAIN, external_addresses=external))
-    assert not fragment.source_prefix_lengths
+    assert not fragment.source_sets
     number = fragment.elements[ElementKey("frontends", "203.0.113.1 . tcp . 80")]
     assert fragment.chain_numbers[number] == "always-random-2"
 

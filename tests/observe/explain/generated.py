@@ -66,6 +66,7 @@ def _service(dice: random.Random, number: int, family: int) -> dict[str, Any]:
         (0.5, "masquerade", ["always", "forwarded", "hairpin"]),
         (0.2, "affinity", ["client-ip"]),
         (0.3, "fallback", ["drop", "reject"]),
+        (0.3, "allow_from", NETWORKS if family == 4 else ["fd00:10::/64"]),
         (0.3, "traffic_policy", [{"internal": "local"}, {"external": "local"}]),
     ]
     declared |= {key: dice.choice(values) for chance, key, values in chances if dice.random() < chance}

@@ -109,6 +109,19 @@ def test_a_source_that_may_not() -> None:
     assert explanation_of("203.0.113.9", "198.51.100.5:80", web).verdict == "delivered"
 
 
+@pytest.mark.parametrize("target", ["web", "10.96.0.20:80", "192.168.100.1:30080"])
+def test_a_source_that_may_not_use_a_service_at_all(target: str) -> None:
+    web = replace(WEB, node_port=30080, allow_from=("203.0.113.0/24",))
+    found = explanation_of("10.10.0.9", target, web)
+    assert found.summary.endswith("is dropped: this source may not use web")
+    assert found.reason == "allowed are 203.0.113.0/24"
+    assert explanation_of("203.0.113.9", target, web).verdict == "delivered"
+    assert explanation_of("local", target, web).verdict == "dropped"
+    host = replace(web, allow_host_inside=True)
+    if target.startswith("192"):
+        assert explanation_of("192.168.100.1", target, host).verdict == "delivered"
+
+
 @pytest.mark.parametrize(
     ("target", "hint"),
     [

@@ -75,6 +75,7 @@ def test_every_rule_on_the_way_has_a_meaning_of_its_own() -> None:
             "affinity_timeout": 60,
         },
         {"masquerade": Masquerade.OFF_CLUSTER},
+        {"allow_from": ("10.10.0.0/16", "203.0.113.7/32"), "allow_host_inside": True},
         {"endpoints": (), "has_endpoints": False},
         {"endpoints": (), "has_endpoints": False, "refusal": RejectAction.DROP},
     ]

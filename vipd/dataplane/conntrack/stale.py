@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
+from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from vipd.dataplane.conntrack.entries import TCP_SYN_SENT, Entry, SocketAddress
@@ -24,6 +26,8 @@ class Reason(StrEnum):
 
     BACKEND_GONE = "backend gone"
     """The flow was translated to a backend that no longer serves its frontend."""
+    CLIENT_REFUSED = "client may no longer come"
+    """The source may no longer use the frontend."""
     UNTRANSLATED = "made before the rules"
     """The flow was not translated: its packets go to the frontend's address, where no process answers."""
 
@@ -49,6 +53,8 @@ class FlowTarget:
     former_backends: frozenset[SocketAddress] | None = None
     """For a destination that is no longer a frontend: the backends that it had. vipd leaves flows to any
     other address alone. None while the destination is a frontend."""
+    allowed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Networks whose clients may come, by address (empty: a node port); none: all may."""
 
 
 class TablePart(NamedTuple):
@@ -108,7 +114,11 @@ def stale_reason(entry: Entry, targets: FlowTargets) -> Reason | None:
     """Why an entry must end; None if it must stay."""
     entry = entry.from_client
     target = targets.target(entry)
-    if target is None or entry.reply_source in target.serving:
+    if target is None:
+        return None
+    if target.allowed and target.end_stale_flows and not _may_come(entry, target, targets.host_addresses):
+        return Reason.CLIENT_REFUSED
+    if entry.reply_source in target.serving:
         return None
     if entry.translated:
         ours = target.former_backends is None or entry.reply_source in target.former_backends
@@ -121,9 +131,12 @@ def default_target(forwarding: Forwarding) -> FlowTarget:
     it gets no new ones. UDP flows to other backends are ended; TCP and SCTP flows only if the service
     declares it."""
     known = (*forwarding.reachable(), *forwarding.without_new_flows)
+    allowed = {external.address: external.allow_from or () for external in forwarding.external_addresses}
+    allowed.update(dict.fromkeys((*forwarding.addresses, ""), forwarding.allow_from))
     return FlowTarget(
         compact_set([(endpoint.address, endpoint.port) for endpoint in known]),
         end_stale_flows=forwarding.ends_flows or forwarding.key.protocol is Protocol.UDP,
+        allowed=allowed if any(allowed.values()) else {},
     )
 
 
@@ -148,6 +161,21 @@ def flow_targets(
     for forwarding in forwardings:
         targets.update(dict.fromkeys(destinations(forwarding), target_of(forwarding)))
     return FlowTargets(targets, frozenset(host_addresses))
+
+
+def _may_come(entry: Entry, target: FlowTarget, host_addresses: Collection[str]) -> bool:
+    """Whether the rules would take a new flow of this client. This host may come if any of its addresses
+    may: it may use each of them as its source."""
+    address, source = entry.destination[0], entry.source[0]
+    networks = target.allowed.get(address, target.allowed[""])
+    sources = host_addresses if source in host_addresses else (source,)
+    return not networks or any(_is_within(each, networks) for each in sources)
+
+
+@lru_cache(maxsize=4096)
+def _is_within(address: str, networks: tuple[str, ...]) -> bool:
+    parsed = ip_address(address)
+    return any(parsed in ip_network(network) for network in networks)
 
 
 def _unanswered(entry: Entry, target: FlowTarget) -> bool:

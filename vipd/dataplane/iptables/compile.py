@@ -28,6 +28,7 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.service import ExternalAddress, Family, Protocol, RejectAction, TrafficPolicy
 
 _RESET = "-j REJECT --reject-with tcp-reset"
+_UNTRANSLATED = "-m conntrack ! --ctstate DNAT "
 _UNDER_WAY = "! --tcp-flags FIN,SYN,RST,ACK SYN"
 """Matches every TCP segment except the first of a flow."""
 
@@ -102,6 +103,8 @@ class Compiler:
             yield self._names.service(key, "EXT"), leaves.external(forwarding)
             for networks, (name, addresses) in self._firewalls(forwarding).items():
                 yield name, leaves.firewall(forwarding, addresses, networks)
+        if forwarding.allow_from:
+            yield from self._own_firewalls(forwarding)
         pinned = forwarding.affinity_only if forwarding.endpoints and self._options.affinity else ()
         yield from leaves.translations(forwarding, (*forwarding.reachable(), *pinned))
 
@@ -110,19 +113,42 @@ class Compiler:
         found: dict[tuple[str, ...], tuple[str, list[str]]] = {}
         for external in forwarding.external_addresses:
             if networks := external.allow_from:
-                name = self._names.firewall(forwarding.key, networks, first=not found)
+                name = self._names.firewall(forwarding.key, ",".join(networks) if found else "")
                 found.setdefault(networks, (name, []))[1].append(external.address)
         return found
 
+    def _own_firewall(self, forwarding: Forwarding, frontends: str) -> str:
+        """The chain that checks sources at the service's own addresses or its node port; empty if all may
+        come."""
+        return self._names.firewall(forwarding.key, frontends) if forwarding.allow_from else ""
+
+    def _own_firewalls(self, forwarding: Forwarding) -> Iterator[tuple[str, Rules]]:
+        key, leaves = forwarding.key, self._leaves
+        if forwarding.addresses and forwarding.endpoints_under(forwarding.internal_policy):
+            note, target = comment(f"{key.service_port} cluster IP"), self._internal(forwarding)
+            name = self._own_firewall(forwarding, "inside")
+            yield name, leaves.own_firewall(forwarding, note, target, node_port=False)
+        if forwarding.node_port and forwarding.has_endpoints:
+            note, target = comment(key.service_port), self._names.service(key, "EXT")
+            name = self._own_firewall(forwarding, "node port")
+            yield name, leaves.own_firewall(forwarding, note, target, node_port=True)
+
+    def _internal(self, forwarding: Forwarding) -> str:
+        kind = "SVL" if forwarding.internal_policy is TrafficPolicy.LOCAL else "SVC"
+        return self._names.service(forwarding.key, kind)
+
     def _dispatch_internal(self, forwarding: Forwarding, lines: _Lines) -> None:
-        key, policy = forwarding.key, forwarding.internal_policy
-        endpoints = forwarding.endpoints_under(policy)
+        key = forwarding.key
+        endpoints = forwarding.endpoints_under(forwarding.internal_policy)
+        firewall = self._own_firewall(forwarding, "inside")
         for address in forwarding.addresses:
             if endpoints:
                 note = comment(f"{key.service_port} cluster IP")
                 match = match_address(address, key.family, key.protocol, note, forwarding.port)
-                chain = self._names.service(key, "SVL" if policy is TrafficPolicy.LOCAL else "SVC")
+                chain = firewall or self._internal(forwarding)
                 lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}", address)
+                if firewall:
+                    self._drop_others(forwarding, address, firewall, lines)
             for note, target in self._refusals(forwarding, over_limit=bool(endpoints)):
                 match = match_address(address, key.family, key.protocol, note, forwarding.port)
                 lines.add(self._shared("filter", "SERVICES"), f"{match} {target}", address)
@@ -165,20 +191,33 @@ class Compiler:
         chain = firewall or self._names.service(key, "EXT")
         lines.add(self._shared("nat", "SERVICES"), f"{match} -j {chain}", external.address)
         if firewall:
-            said = comment(f"{key.service_port} traffic not accepted by {firewall}")
-            match = match_address(external.address, key.family, key.protocol, said, forwarding.port)
-            lines.add(self._shared("filter", "PROXY-FIREWALL"), f"{match} -j DROP", external.address)
+            self._drop_others(forwarding, external.address, firewall, lines)
+
+    def _drop_others(self, forwarding: Forwarding, address: str, firewall: str, lines: _Lines) -> None:
+        """Drop what an FW chain has not led on: it is not translated."""
+        key = forwarding.key
+        said = comment(f"{key.service_port} traffic not accepted by {firewall}")
+        match = match_address(address, key.family, key.protocol, said, forwarding.port)
+        lines.add(self._shared("filter", "PROXY-FIREWALL"), f"{match} -j DROP", address)
 
     def _dispatch_node_port(self, forwarding: Forwarding, port: int, refused: bool, lines: _Lines) -> None:
-        """Node ports are not subject to source ranges, as for kube-proxy (contract 1.4)."""
+        """Node ports are not subject to the ranges of load balancer addresses, as for kube-proxy (contract
+        1.4)."""
         key = forwarding.key
+        firewall = self._own_firewall(forwarding, "node port")
         if forwarding.has_endpoints:
             match = match_port(key.protocol, comment(key.service_port), port)
-            chain = self._names.service(key, "EXT")
+            chain = firewall or self._names.service(key, "EXT")
             lines.add(self._shared("nat", "NODEPORTS"), f"{match} -j {chain}")
+            if firewall:
+                said = comment(f"{key.service_port} traffic not accepted by {firewall}")
+                for to, local in node_port_destinations(self._options):
+                    to_host = f"{to}-p {key.protocol} {said} {local}{_UNTRANSLATED}"
+                    match = f"{to_host}-m {key.protocol} --dport {port}"
+                    lines.add(self._shared("filter", "PROXY-FIREWALL"), f"{match} -j DROP")
         # Without endpoints at every own address, as kube-proxy refuses. Over a limit only where the port is
         # served, and only what is not translated: a backend may be this host itself, at the same port.
-        untranslated = "" if refused else "-m conntrack ! --ctstate DNAT "
+        untranslated = "" if refused else _UNTRANSLATED
         everywhere = (("", "-m addrtype --dst-type LOCAL "),)
         destinations = everywhere if refused else node_port_destinations(self._options)
         for note, target in self._refusals(forwarding, over_limit=not refused):

@@ -106,6 +106,8 @@ _MARK = r"-j P-(?P<mark>MARK-MASQ|MARK-OFF-CLUSTER)"
 
 _OVER = r'-m comment --comment "(?:[^"]*) over (?P<limit>[a-z_]+)" '
 
+_LET_IN = "-j P-(?:EXT|SVC|SVL)-H"
+
 _GROUP = Pattern(Role.GROUP, "addresses in {network}", r"-d (?P<network>\S+) -j P-GRP-H")
 _REFUSALS = (
     Pattern(
@@ -161,7 +163,7 @@ _BALANCE = (
 )
 _DISPATCH = (
     Pattern(Role.FRONTEND, "{frontend}{owner}{sort}", rf"{_TO}{_TO_PORT}-j P-(?:SVC|SVL|EXT|FW)-H"),
-    Pattern(Role.FRONTEND, "{frontend}{owner}", rf"{_TO_PORT}-j P-EXT-H"),
+    Pattern(Role.FRONTEND, "{frontend}{owner}", rf"{_TO_PORT}-j P-(?:EXT|FW)-H"),
     Pattern(
         Role.ADDRESS,
         "ping to {address}: answered by this host",
@@ -197,8 +199,9 @@ PATTERNS: dict[tuple[str, str], tuple[Pattern, ...]] = {
         Pattern(Role.ONWARD, "on to the backends", r"-j P-SVC-H"),
     ),
     ("nat", "FW"): (
-        Pattern(Role.ONWARD, "from {network}: let in", rf"-s (?P<network>\S+) {_NOTE}-j P-EXT-H"),
-        Pattern(Role.ONWARD, "from everywhere: let in", rf"{_NOTE}-j P-EXT-H"),
+        Pattern(Role.ONWARD, "from {network}: let in", rf"-s (?P<network>\S+) {_NOTE}{_LET_IN}"),
+        Pattern(Role.ONWARD, "from everywhere: let in", rf"{_NOTE}{_LET_IN}"),
+        Pattern(Role.ONWARD, "from this host: let in", rf"{_NOTE}-m addrtype --src-type LOCAL {_LET_IN}"),
         Pattern(Role.PLAIN, "all others: dropped, in filter", _NOTE.rstrip()),
     ),
     ("nat", "LIM"): (

@@ -79,12 +79,12 @@ class Names:
         EXT takes traffic from outside, LIM limits new flows."""
         return f"{self.prefix}-{kind}-{hashed(key.service_port + key.protocol)}"
 
-    def firewall(self, key: ForwardingKey, networks: tuple[str, ...], first: bool) -> str:
-        """The FW chain, which checks the source of traffic from outside.
+    def firewall(self, key: ForwardingKey, limit: str = "") -> str:
+        """An FW chain, which checks the source of new flows.
 
-        kube-proxy has one limit for each service port, hence one chain; further ones differ by hash.
+        kube-proxy has one limit for each service port, on traffic from outside, hence one chain; further ones
+        differ by the hash of `limit`.
         """
-        limit = "" if first else ",".join(networks)
         return f"{self.prefix}-FW-{hashed(f'{key.service_port}{key.protocol}{limit}')}"
 
     def endpoint(self, key: ForwardingKey, endpoint: Endpoint) -> str:

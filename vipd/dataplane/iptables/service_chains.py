@@ -93,6 +93,19 @@ class ServiceChainRules:
             rules += [f"-s {a}/{self._options.family.bits} {note} {onward}" for a in addresses]
         return (*rules, comment(f"other traffic to {key.service_port} will be dropped by {dropper}"))
 
+    def own_firewall(self, forwarding: Forwarding, note: str, target: str, *, node_port: bool) -> Rules:
+        """The FW chain of the service's own addresses, or of its node port. This host uses an address that it
+        has itself as the source of packets to it."""
+        onward, bits = f"-j {target}", self._options.family.bits
+        rules = [f"{source(network)}{note} {onward}" for network in forwarding.allow_from]
+        if forwarding.allow_host_inside and node_port:
+            rules.append(f"{note} {LOCAL_SOURCE} {onward}")
+        elif forwarding.allow_host_inside:
+            rules += [f"-s {address}/{bits} {note} {onward}" for address in forwarding.addresses]
+        dropper = self._names.fixed("PROXY-FIREWALL")
+        service_port = forwarding.key.service_port
+        return (*rules, comment(f"other traffic to {service_port} will be dropped by {dropper}"))
+
     def _internal_masquerade(self, forwarding: Forwarding) -> Iterator[str]:
         """The rules that mark flows to the service's own addresses for masquerade, as its mode requires."""
         key, mode, cidrs = forwarding.key, forwarding.masquerade, self._options.cluster_cidrs

@@ -171,34 +171,34 @@ class NodePortChain:
     """A node port: only packets for an address of this host continue."""
 
     target: Chain
+    host: Chain | None = None
+    """The chain for packets of this host itself, where the next one admits only some sources."""
 
     @property
     def name(self) -> str:
         """`gate-node-random-3`."""
-        return f"gate-{self.target.name}"
+        return "-".join(("gate", *((self.host.name,) if self.host else ()), self.target.name))
 
     def rules(self, options: TableOptions) -> Rules:
         """Packets to other addresses return to the dispatch. A `RejectChain` applies to every address of this
         host, not only to those on which node ports are served."""
         daddr, answering = f"{options.ip} daddr", options.node_port_addresses
-        goto_target = f"goto {self.target.name}"
+        from_host = (f"fib saddr type local goto {self.host.name}",) if self.host else ()
+        onward = (*from_host, f"goto {self.target.name}")
         elsewhere = "fib daddr type != local return"
         if isinstance(self.target, RejectChain):
-            return elsewhere, goto_target
+            return elsewhere, *onward
         if answering is not None:
             listed = f"{daddr} != {{ {', '.join(answering)} }} return" if answering else "return"
-            return listed, goto_target
+            return listed, *onward
         if options.family is Family.IPV6:
-            return elsewhere, f"{daddr} ::1 return", goto_target
-        return (
-            elsewhere,
-            *(() if options.localhost_node_ports else (f"{daddr} 127.0.0.0/8 return",)),
-            goto_target,
-        )
+            return elsewhere, f"{daddr} ::1 return", *onward
+        loopback = () if options.localhost_node_ports else (f"{daddr} 127.0.0.0/8 return",)
+        return elsewhere, *loopback, *onward
 
     def targets(self) -> tuple[Chain, ...]:
-        """The next chain."""
-        return (self.target,)
+        """The next chains."""
+        return (self.target, self.host) if self.host else (self.target,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,17 +207,20 @@ class SourceRangeChain:
 
     lengths: tuple[int, ...]
     """In ascending order."""
+    kind: FrontendKind = FrontendKind.ADDRESS
 
     @property
     def name(self) -> str:
-        """`limited-16-24`."""
-        return "-".join((_SOURCE_RANGE_PREFIX, *map(str, self.lengths)))
+        """`limited-16-24`, `limited-node-16-24`."""
+        node = ("node",) if self.kind is FrontendKind.NODE else ()
+        return "-".join((_SOURCE_RANGE_PREFIX, *node, *map(str, self.lengths)))
 
     def rules(self, options: TableOptions) -> Rules:
         """One rule for each length, the longest first. The order has no effect; it is for readers."""
-        rest = f"ct original {options.ip} daddr . meta l4proto . th dport vmap"
+        address = "" if self.kind is FrontendKind.NODE else f"ct original {options.ip} daddr . "
         found = [
-            f"{_masked(options, length)} . {rest} @{allowed_sources(length).name}"
+            f"{_masked(options, length)} . {address}meta l4proto . th dport"
+            f" vmap @{allowed_sources(length, self.kind).name}"
             for length in reversed(self.lengths)
         ]
         return (*found, "drop")

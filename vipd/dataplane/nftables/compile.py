@@ -29,6 +29,7 @@ from vipd.dataplane.nftables.layout import (
     LOCAL_OFFSET,
     NODE_PORTS,
     FrontendKind,
+    NftSet,
     allowed_sources,
     name_address,
     number_address,
@@ -69,8 +70,8 @@ class Fragment:
     """The chains that its elements lead to."""
     chain_numbers: dict[str, str] = field(default_factory=dict)
     """Those of its frontends' elements: number -> chain."""
-    source_prefix_lengths: set[int] = field(default_factory=set)
-    """Prefix lengths of the networks that it is limited to."""
+    source_sets: set[NftSet] = field(default_factory=set)
+    """The maps of the networks that it is limited to."""
     pings: frozenset[str] = frozenset()
     """Its addresses, if they answer ping."""
     addresses: tuple[str, ...] = ()
@@ -87,7 +88,7 @@ class Fragment:
         If these stay, a packet in the chains from before the change finds elements from after
         it."""
         words = {_NUMBER.sub("", chain.name) for chain in self.chains}
-        return frozenset({*words, *map(str, self.source_prefix_lengths)})
+        return frozenset({*words, *(source_set.name for source_set in self.source_sets)})
 
 
 def compile_forwarding(forwarding: Forwarding, options: TableOptions, handlers: ChainNumbers) -> Fragment:
@@ -189,14 +190,17 @@ class _Compilation:
     def _inside(self) -> None:
         f = self._f
         policy, chain = f.internal_policy, self._internal()
+        networks = _limits(f.allow_from) if f.endpoints_under(policy) else []
         for address in f.addresses:
             frontend = self._frontend(address)
-            self._found.elements[ElementKey(FRONTENDS.name, frontend)] = self._dispatch_number(chain)
+            own = (ip_network(address),) if f.allow_host_inside else ()
+            entry = self._source_range_chain((*networks, *own), frontend, chain) if networks else chain
+            self._found.elements[ElementKey(FRONTENDS.name, frontend)] = self._dispatch_number(entry)
             self._fill(FrontendKind.ADDRESS, frontend, policy)
 
     def _outside(self, external: ExternalAddress) -> None:
         f, frontend = self._f, self._frontend(external.address)
-        networks = _limits(external)
+        networks = _limits(external.allow_from or ())
         chain = self._external_chain(FrontendKind.ADDRESS)
         if f.has_endpoints and networks:
             own = (ip_network(external.address),) if f.allow_host else ()
@@ -206,22 +210,30 @@ class _Compilation:
             self._fill_outside(FrontendKind.ADDRESS, frontend)
 
     def _source_range_chain(
-        self, networks: Collection[Network], frontend: str, onward: Chain
+        self,
+        networks: Collection[Network],
+        frontend: str,
+        onward: Chain,
+        kind: FrontendKind = FrontendKind.ADDRESS,
     ) -> SourceRangeChain:
         """The way into a chain for sources in these networks."""
         self._found.chains[onward] = None
         for network in networks:
-            self._found.source_prefix_lengths.add(network.prefixlen)
-            source = ElementKey(
-                allowed_sources(network.prefixlen).name, f"{network.network_address} . {frontend}"
-            )
+            source_set = allowed_sources(network.prefixlen, kind)
+            self._found.source_sets.add(source_set)
+            source = ElementKey(source_set.name, f"{network.network_address} . {frontend}")
             self._found.elements[source] = f"goto {onward.name}"
-        return SourceRangeChain(tuple(sorted({network.prefixlen for network in networks})))
+        return SourceRangeChain(tuple(sorted({network.prefixlen for network in networks})), kind)
 
     def _node_port(self, port: int) -> None:
-        """Node ports are not subject to source ranges, as for kube-proxy (contract 1.4)."""
+        """Node ports are not subject to the ranges of load balancer addresses, as for kube-proxy (contract
+        1.4)."""
         frontend = f"{self._f.key.protocol} . {port}"
-        gate = NodePortChain(self._external_chain(FrontendKind.NODE))
+        chain = self._external_chain(FrontendKind.NODE)
+        gate = NodePortChain(chain)
+        if self._f.has_endpoints and (networks := _limits(self._f.allow_from)):
+            limited = self._source_range_chain(networks, frontend, chain, FrontendKind.NODE)
+            gate = NodePortChain(limited, chain if self._f.allow_host_inside else None)
         self._found.chains[gate] = None
         # Other packets return to the dispatch.
         self._found.elements[ElementKey(NODE_PORTS.name, frontend)] = f"jump {gate.name}"
@@ -336,9 +348,9 @@ def _numbers(endpoints: Collection[Endpoint]) -> dict[tuple[str, int], int]:
     return {place: number for number, place in taken.items()}
 
 
-def _limits(external: ExternalAddress) -> list[Network]:
-    """The networks that may use an address; empty if all may."""
-    networks = [ip_network(network) for network in external.allow_from or ()]
+def _limits(allowed: Iterable[str]) -> list[Network]:
+    """The networks that may come; empty if all may."""
+    networks = [ip_network(network) for network in allowed]
     return [] if any(network.prefixlen == 0 for network in networks) else networks
 
 

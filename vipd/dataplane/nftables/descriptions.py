@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 
 from vipd.dataplane.nftables.chains import RejectChain, limits_sources
-from vipd.dataplane.nftables.layout import CLAIMED, DISPATCH_MAP, FRONTENDS, NODE_PORTS, PINGED, UNUSED
+from vipd.dataplane.nftables.layout import (
+    CLAIMED,
+    DISPATCH_MAP,
+    FRONTENDS,
+    NODE_PORTS,
+    PINGED,
+    UNUSED,
+    allowed_sources_named,
+)
 from vipd.declaration.syntax import duration_text
 from vipd.model.service import Frontend, Protocol, socket_text
 
@@ -34,7 +42,7 @@ _PATTERNS = tuple(
         (rf"vmap @{NODE_PORTS.name}$", "node ports"),
         (rf"@{PINGED.name} .* redirect", "ping: answered by this host"),
         (rf"@{CLAIMED.name} goto \S+$", "other ports of virtual IPs"),
-        (r"vmap @allowed_(\d+)$", r"allowed sources, by /\1"),
+        (r"vmap @(?:node_)?allowed_(\d+)$", r"allowed sources, by /\1"),
         (
             r"update @(new_per_\w+?)_\d+_\d+ .* limit rate over (\d+)/second burst (\d+)",
             r"over \1 \2/s, \3 at once: refused",
@@ -58,6 +66,7 @@ _PATTERNS = tuple(
         (r"^ip6? daddr set ct original", "the address that was asked put back"),
         (r"^ct mark set ", "flow marked as vipd's"),
         (r"^fib saddr type != local meta mark set", f"{_MARKED}, unless from this host"),
+        (r"^fib saddr type local goto", "from this host: let in"),
         (r"^fib saddr type local .* goto", f"from this host: {_MARKED}, to every backend"),
         (r"saddr != (\{.*\}|\S+) meta mark set", rf"{_MARKED}, unless from \1"),
         (r"saddr (\S+) meta mark set", rf"from \1: {_MARKED}"),
@@ -120,8 +129,8 @@ def describe_element(holder: str, element: str, service_port: str = "") -> str:
         return frontend_of(key) + owner
     if holder == DISPATCH_MAP.name:
         return (value or key).rpartition(" ")[2]
-    if holder.startswith("allowed_"):
-        return f"{fields[0]}/{holder.removeprefix('allowed_')}"
+    if allowed_sources_named(holder):
+        return f"{fields[0]}/{holder.rpartition('_')[2]}"
     if holder.endswith(("endpoints", "numbered")) and value:
         return socket_of(value)
     if holder.endswith(("picks", "pins")) and value:
@@ -131,7 +140,7 @@ def describe_element(holder: str, element: str, service_port: str = "") -> str:
 
 def describe_limit(holder: str, source: str) -> str:
     """Describes an element of a map of allowed sources."""
-    return f"from {source}/{holder.removeprefix('allowed_')}: let in"
+    return f"from {source}/{holder.rpartition('_')[2]}: let in"
 
 
 def frontend_of(key: str) -> str:

@@ -172,10 +172,21 @@ _NUMBERED_ENDPOINTS = {
 }
 
 
-def allowed_sources(length: int) -> NftSet:
+_ALLOWED = "allowed_"
+
+
+def allowed_sources(length: int, kind: FrontendKind = FrontendKind.ADDRESS) -> NftSet:
     """Source network of this prefix length and frontend -> chain, for limited sources. One map for each
     length keeps them hash tables: a map with ranges would be copied completely at each change."""
-    return NftSet(f"allowed_{length}", (Field.ADDRESS, *_FRONTEND), (Field.VERDICT,))
+    return NftSet(f"{kind.value}{_ALLOWED}{length}", (Field.ADDRESS, *kind.frontend), (Field.VERDICT,))
+
+
+def allowed_sources_named(name: str) -> NftSet | None:
+    """The map of allowed sources that has this name; None: it is the name of none."""
+    kind = FrontendKind.NODE if name.startswith(FrontendKind.NODE.value) else FrontendKind.ADDRESS
+    length = name.removeprefix(kind.value).removeprefix(_ALLOWED)
+    found = allowed_sources(int(length), kind) if length.isdecimal() else None
+    return found if found and found.name == name else None
 
 
 def refused_flows(limit: Limit) -> NftSet:

@@ -25,7 +25,6 @@ from vipd.dataplane.nftables.layout import (
     REPLY_SOURCES,
     NftSet,
     Rules,
-    allowed_sources,
     fixed_sets,
     number_address,
 )
@@ -121,7 +120,7 @@ class DesiredTable:
         self._chain_numbers = ChainNumbers(options.family)
         self._entries: Counter[str] = Counter()
         """Names of the chains that have a number."""
-        self._lengths: Counter[int] = Counter()
+        self._source_sets: Counter[NftSet] = Counter()
         self._hairpins: Counter[str] = Counter()
         self._users: Counter[str] = Counter()
         self._pingers: Counter[str] = Counter()
@@ -272,7 +271,7 @@ class DesiredTable:
         self._count_shared(fragment, one)
         changed = [_add(self._chains, chain, one) for chain in fragment.chains]
         changed += [_add(self._entries, chain, one) for chain in fragment.chain_numbers.values()]
-        changed += [_add(self._lengths, length, one) for length in fragment.source_prefix_lengths]
+        changed += [_add(self._source_sets, source_set, one) for source_set in fragment.source_sets]
         if any(changed) or len(self._forwardings) <= 1:
             self._structure = None
 
@@ -348,7 +347,7 @@ class DesiredTable:
         holders = fixed_sets(options.family, options.affinity_map_size if options.affinity else 0)
         takeover = bool(self._replies)
         replies = (REPLY_SOURCES, REPLY_FRONTENDS) if takeover else ()
-        limits = tuple(allowed_sources(length) for length in sorted(self._lengths))
+        limits = tuple(sorted(self._source_sets, key=lambda source_set: source_set.name))
         needed = self._needed_chains()
         chains = {chain.name: chain.rules(options) for chain in needed}
         counts = (s for c in needed if isinstance(c, LimitChain | OverLimitChain) for s in c.sets())
@@ -366,7 +365,7 @@ def _room(slots: int) -> int:
     return 1 << max(slots - 1, 63).bit_length() if slots else 0
 
 
-def _add(counter: Counter[str] | Counter[int] | Counter[Chain], thing: object, one: int) -> bool:
+def _add(counter: Counter[str] | Counter[NftSet] | Counter[Chain], thing: object, one: int) -> bool:
     """Count one more or less; returns whether it is new, or gone."""
     counts: Counter[object] = counter  # type: ignore[assignment]  # of whatever there is
     was = counts[thing]

@@ -98,7 +98,7 @@ _LOST = {
     "stick store-response": "affinity is that of the client's address alone",
 }
 _HINTS = {
-    "tcp-request": "allow_from limits who may use an external address; else a rule in iptables",
+    "tcp-request": "allow_from says who may use the service",
     "maxconn": "or write limits: {connections: N} in the service",
     "rate-limit": "or write limits: {new_per_second: N} in the service",
     "dispatch": "write it as a server",

@@ -57,8 +57,8 @@ _LOST = {
 }
 _HINTS = {
     "limit_conn": "write limits: {connections_per_client: N} in the service for $binary_remote_addr",
-    "allow": "allow_from limits who may use an external address; else a rule in iptables",
-    "deny": "allow_from limits who may use an external address; else a rule in iptables",
+    "allow": "allow_from says who may use the service",
+    "deny": "allow_from says who may use the service",
 }
 _IMPOSSIBLE = {
     "proxy_ssl": "vipd does not encrypt: the servers would get plain text",

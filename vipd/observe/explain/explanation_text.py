@@ -179,7 +179,8 @@ def _allowed(owner: Forwarding, context: PacketContext) -> str:
 
 def _networks(owner: Forwarding, context: PacketContext) -> list[str]:
     destination = context.packet.destination
-    return [n for e in owner.external_addresses if e.address == destination for n in e.allow_from or ()]
+    external = {e.address: e.allow_from or () for e in owner.external_addresses}
+    return [*external.get(destination, owner.allow_from)]
 
 
 def _places(forwarding: Forwarding) -> set[str]:

@@ -10,12 +10,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.saved_rules import Count
-from vipd.dataplane.nftables.layout import DISPATCH_MAP
+from vipd.dataplane.nftables.layout import DISPATCH_MAP, allowed_sources_named
 from vipd.dataplane.nftables.saved_table import read_chains
 from vipd.model.service import Family, Frontend, Protocol, socket_text
 
-LIMITS = "allowed_"
-"""Prefix of the maps of allowed sources."""
 _DIGEST = re.compile(r' comment "#[0-9a-f]{12}"$')
 
 
@@ -99,7 +97,7 @@ class TableReading:
     def _by_frontend(self) -> dict[tuple[str, str], list[tuple[str, str]]]:
         found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
         for map_name, elements in self.elements.items():
-            if map_name.startswith(LIMITS):
+            if allowed_sources_named(map_name):
                 for key, value in elements.items():
                     source, _, rest = key.partition(" . ")
                     found[map_name, rest].append((source, value))

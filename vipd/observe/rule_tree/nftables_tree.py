@@ -16,10 +16,10 @@ from ipaddress import ip_address
 
 from vipd.dataplane.iptables.saved_rules import Count
 from vipd.dataplane.nftables.descriptions import describe, describe_element, describe_limit, socket_of
-from vipd.dataplane.nftables.layout import LOCAL_OFFSET
+from vipd.dataplane.nftables.layout import LOCAL_OFFSET, allowed_sources_named
 from vipd.model.service import Family
 from vipd.observe.rule_tree.iptables_tree import EMPTY, NOT_OURS
-from vipd.observe.rule_tree.nftables_table import LIMITS, FrontendKey, TableReading, TableRule
+from vipd.observe.rule_tree.nftables_table import FrontendKey, TableReading, TableRule
 from vipd.observe.rule_tree.tree import Node, NodeKind, ServicePortKey, ServiceTree, SharedTree
 
 HOOKS = ("prerouting", "output", "input", "postrouting")
@@ -203,7 +203,7 @@ class _ServiceTreeBuilder:
             yield from self._backends(slots, place)
         elif map_name in [_at(place, name) for name in _NUMBERED]:
             yield from self._numbered(map_name, place)
-        elif map_name.startswith(LIMITS):
+        elif allowed_sources_named(map_name):
             for source, verdict in self._reading.elements_of(map_name, place):
                 onward = (self._chain(verdict.rpartition(" ")[2], place),)
                 yield Node(NodeKind.RULE, describe_limit(map_name, source), rule=verdict, children=onward)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.saved_rules import Count
 from vipd.dataplane.nftables import codec
-from vipd.dataplane.nftables.layout import FLOWS, NftSet, allowed_sources, fixed_sets
+from vipd.dataplane.nftables.layout import FLOWS, NftSet, allowed_sources_named, fixed_sets
 from vipd.dataplane.nftables.options import DEFAULT_AFFINITY_MAP_SIZE, TableOptions
 from vipd.dataplane.nftables.plan import COMMENT_START
 from vipd.dataplane.nftables.reader import TableReader
@@ -17,7 +17,7 @@ from vipd.dataplane.programs import finish
 from vipd.host.netlink import attributes, text
 from vipd.host.process import Runner
 from vipd.model.service import Family
-from vipd.observe.rule_tree.nftables_table import LIMITS, TableReading, read_table_rules
+from vipd.observe.rule_tree.nftables_table import TableReading, read_table_rules
 
 AFFINITY_MAP = "pins"
 _COUNTER, _COUNTERS = 7, 11
@@ -54,9 +54,7 @@ def _read_elements(family: Family, table: str) -> _Elements | None:
         if there.comment is None or not there.comment.startswith(COMMENT_START):
             return None
         known = [h for h in fixed_sets(family, DEFAULT_AFFINITY_MAP_SIZE) if h.name in there.sets]
-        known += [
-            allowed_sources(int(name.removeprefix(LIMITS))) for name in there.sets if name.startswith(LIMITS)
-        ]
+        known += filter(None, map(allowed_sources_named, there.sets))
         found: dict[str, dict[str, str]] = defaultdict(dict)
         for slot, value in reader.elements([holder for holder in known if not holder.dynamic_flags]).items():
             found[slot.set_name][slot.key] = value
