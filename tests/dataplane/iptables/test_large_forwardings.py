@@ -15,7 +15,7 @@ from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.nftables import table
-from vipd.dataplane.nftables.chains import ChainNumbers
+from vipd.dataplane.nftables.chains import TableNumbers
 from vipd.dataplane.nftables.compile import _Compilation, compile_forwarding, first_chain
 from vipd.dataplane.nftables.driver import NftablesDataplane
 from vipd.dataplane.nftables.options import TableOptions
@@ -112,7 +112,7 @@ def test_the_first_chain_is_told_without_compiling(
         has_endpoints=backends > 0,
     )
     options = TableOptions(Family.IPV4)
-    fragment = compile_forwarding(forwarding, options, ChainNumbers(Family.IPV4))
+    fragment = compile_forwarding(forwarding, options, TableNumbers(Family.IPV4))
     first = next(iter(fragment.elements.values()))
     assert first_chain(forwarding, options) == fragment.chain_numbers.get(first, first.rpartition(" ")[2])
 

@@ -57,11 +57,12 @@ def test_an_ipv6_client_is_a_prefix(length: int, client: str) -> None:
 
 
 def test_the_name_of_a_chain_changes_with_its_limits() -> None:
-    """A chain is written anew under another name; one of 8 digits is short enough for a message."""
+    """A chain is written anew under another name; one of 16 digits is short enough for a message, and
+    nobody finds limits that have those of another's."""
     names = {replace(CHAIN, limits=replace(LIMITS, connections=n)).name for n in range(100)}
     assert len(names) == 100
     assert all(name.startswith("limits-") and name.endswith("-random-2") for name in names)
-    assert {len(name) for name in names} == {len("limits-12345678-random-2")}
+    assert {len(name) for name in names} == {len("limits-1234567812345678-random-2")}
 
 
 def test_the_sets_count_clients_where_a_limit_is_for_each() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,9 @@ from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.nftables import compile, plan
 from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.base_chains import ENTRANCES, HOOKS, fixed_chains
-from vipd.dataplane.nftables.chains import ChainNumbers
+from vipd.dataplane.nftables.chains import TableNumbers
 from vipd.dataplane.nftables.compile import ElementKey, Fragment, compile_forwarding, first_chain
-from vipd.dataplane.nftables.layout import LOCAL_OFFSET, number_address
+from vipd.dataplane.nftables.layout import LOCAL_OFFSET, name_address, number_address
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.plan import (
     FoundChain,
@@ -24,6 +25,7 @@ from vipd.dataplane.nftables.plan import (
     must_replace,
 )
 from vipd.dataplane.nftables.table import DesiredTable, Step
+from vipd.model.flow_limits import FlowLimits
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
     Affinity,
@@ -55,7 +57,7 @@ def table(*services: Service) -> DesiredTable:
 
 
 def compiled(forwarding: Forwarding) -> Fragment:
-    return compile_forwarding(forwarding, OPTIONS, ChainNumbers(Family.IPV4))
+    return compile_forwarding(forwarding, OPTIONS, TableNumbers(Family.IPV4))
 
 
 def handler(**changes: object) -> str:
@@ -89,9 +91,9 @@ def test_a_change_of_one_service_is_a_few_elements_in_one_transaction() -> None:
 def test_a_change_compiles_the_old_form_and_the_new_one_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(3))), list[Forwarding]()
 
-    def noted(forwarding: Forwarding, options: TableOptions, handlers: ChainNumbers) -> Fragment:
+    def noted(forwarding: Forwarding, options: TableOptions, numbers: TableNumbers) -> Fragment:
         asked.append(forwarding)
-        return compile_forwarding(forwarding, options, handlers)
+        return compile_forwarding(forwarding, options, numbers)
 
     made.mark_clean()
     monkeypatch.setattr("vipd.dataplane.nftables.table.compile_forwarding", noted)
@@ -265,15 +267,54 @@ def test_no_two_chains_have_the_same_number(monkeypatch: pytest.MonkeyPatch) -> 
         "vipd.dataplane.nftables.chains.name_address",
         lambda _, name: "10.0.0.2" if name.endswith(" 1") else "10.0.0.1",
     )
-    handlers = ChainNumbers(Family.IPV4)
-    assert [handlers.number(chain) for chain in ("random-1", "random-2", "random-1")] == [
+    handlers = TableNumbers(Family.IPV4)
+    assert [handlers.chain(chain) for chain in ("random-1", "random-2", "random-1")] == [
         "10.0.0.1",
         "10.0.0.2",
         "10.0.0.1",
     ]
-    handlers.keep({"random-2"})
-    assert handlers.number("random-3") == "10.0.0.1"
-    assert handlers.number("random-2") == "10.0.0.2"
+    handlers.keep_chains({"random-2"})
+    assert handlers.chain("random-3") == "10.0.0.1"
+    assert handlers.chain("random-2") == "10.0.0.2"
+
+
+COLLIDING = ("tenant-83584", "tenant-141896")
+"""Their service ports with tcp have the same 32 bits of blake2b: found by trying 140,000 names."""
+
+
+def service_numbers(made: DesiredTable) -> dict[str, str]:
+    """The number of the service port at each frontend."""
+    return {slot.key: value for slot, value in made.elements() if slot.set_name == "services"}
+
+
+@pytest.mark.parametrize("more", [{"affinity": Affinity(60)}, {"limits": FlowLimits(connections=3)}])
+def test_services_whose_names_have_the_same_hash_share_no_affinity_and_no_limits(
+    more: dict[str, Any],
+) -> None:
+    services = [
+        replace(numbered(n, "10.244.0.1", "10.244.0.2"), name=name, **more)
+        for n, name in enumerate(COLLIDING)
+    ]
+    assert name_address(Family.IPV4, f"{COLLIDING[0]}/tcp") == name_address(
+        Family.IPV4, f"{COLLIDING[1]}/tcp"
+    )
+    made = table(*services)
+    (_, first), (frontend, second) = service_numbers(made).items()
+    assert first != second
+    made.mark_clean()
+    # Neither a change of one nor the end of the other moves a number: the kernel counts by it.
+    for service in services:
+        (changed,) = select_backends(replace(service, backends=service.backends[:1]), POLICY)
+        made.update(changed.key, changed)
+    steps, _ = made.dirty()
+    assert not any(slot.set_name == "services" for step in steps for slot in (*step.deleted, *step.added))
+    made.mark_clean()
+    made.update(select_backends(services[0], POLICY)[0].key, None)
+    made.mark_clean()
+    assert service_numbers(made) == {frontend: second}
+    (again,) = select_backends(replace(services[0], name="other"), POLICY)
+    made.update(again.key, again)
+    assert len({*service_numbers(made).values()}) == 2
 
 
 @pytest.mark.parametrize(("family", "slot"), [(Family.IPV4, "0.0.0.1"), (Family.IPV6, "100::1")])
@@ -283,7 +324,7 @@ def test_a_chain_has_no_number_that_a_slot_may_have(
     """Rules tell by the number whether one was found."""
     names = {"random-1": slot, "random-1 1": "77.0.0.1"}
     monkeypatch.setattr("vipd.dataplane.nftables.chains.name_address", lambda _, name: names[name])
-    assert ChainNumbers(family).number("random-1") == "77.0.0.1"
+    assert TableNumbers(family).chain("random-1") == "77.0.0.1"
 
 
 def test_a_pin_that_leads_nowhere_is_forgotten_before_the_second_try() -> None:
@@ -459,7 +500,7 @@ def test_a_draining_backend_keeps_its_clients_under_the_cluster_policy_alone(
         local_endpoints=ENDPOINTS,
         affinity_only=(Endpoint("10.244.0.9", 8080),),
     )
-    elements = compile_forwarding(forwarding, OPTIONS, ChainNumbers(Family.IPV4)).elements
+    elements = compile_forwarding(forwarding, OPTIONS, TableNumbers(Family.IPV4)).elements
     assert ("10.244.0.9 . 8080" in elements.values()) is kept
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.observe.explain.test_explain import HOST, WEB, forwarding
 from tests.observe.explain.test_explain import explanation_of as explanation_by_rules
-from vipd.dataplane.nftables.chains import ChainNumbers
+from vipd.dataplane.nftables.chains import TableNumbers
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render
 from vipd.model.forwarding import Endpoint, Forwarding
@@ -53,7 +53,7 @@ def test_steps_are_the_table_s_own() -> None:
         "postrouting: this host's address becomes the source",
     ]
     assert meanings(found, "1.10")[6] == "random-4: one of 4 slots at random: slot 0"
-    number = ChainNumbers(Family.IPV4).number("forwarded-random-4")
+    number = TableNumbers(Family.IPV4).chain("forwarded-random-4")
     assert [rule["element"] for rule in rules(found, "1.11") if rule["element"]] == [
         f"10.96.0.20 . tcp . 80 : {number}",
         f"{number} : jump forwarded-random-4",

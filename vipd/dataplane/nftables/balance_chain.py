@@ -49,7 +49,7 @@ class BalanceChain:
 
     @property
     def name(self) -> str:
-        """`random-3`, `node-local-source-hash-1021-pinned-600`, `round-robin-3-5c0ffee`."""
+        """`random-3`, `node-local-source-hash-1021-pinned-600`, `round-robin-3-5c0ffee05c0ffee0`."""
         words = [
             self.frontend_kind.value.rstrip("_"),
             "local" if self.local else "",

@@ -3,7 +3,7 @@
 A chain exists while some service needs it. Its name contains everything that its rules depend on, so services
 with equal needs share one chain: the number of chains depends on the kinds of services, not on their number.
 Most of these chains lead to a `BalanceChain`, or to the `LimitChain` before one. Each chain also has a number
-(`ChainNumbers`).
+(`TableNumbers`).
 """
 
 from __future__ import annotations
@@ -230,38 +230,63 @@ class SourceRangeChain:
         return ()
 
 
-class ChainNumbers:
-    """Gives each chain a unique number, in the form of an address: no other chain, slot or endpoint has it.
+class TableNumbers:
+    """Gives each chain and each service port a number, in the form of an address. No other chain, slot or
+    endpoint has the number of a chain, and no other service port that of a service port.
 
-    The number is derived from the chain's name, so it is the same after a restart. If two names have the same
-    number, the second chain gets another one. After a restart the order of the two may differ; then vipd
-    writes the chain again.
+    A number is derived from the name, so it is the same after a restart. If two names have the same one, the
+    second gets another. After a restart the order of the two may differ; then vipd writes the chain again,
+    and clients with affinity to these two services choose anew.
     """
 
     def __init__(self, family: Family) -> None:
         self._family = family
-        self._numbers: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._chains: dict[str, str] = {}
+        self._chains_taken: set[str] = set()
+        self._services: dict[str, str] = {}
+        """By number: the names of service ports, as most of these have the number of their name."""
+        self._displaced: dict[str, str] = {}
+        """The numbers of service ports whose own one another has."""
         self._reserved = ip_network(RESERVED[family])
 
-    def number(self, chain: str) -> str:
-        """The number of a chain, by its name."""
-        return self._numbers.get(chain) or self._take(chain)
-
-    def keep(self, chains: Container[str]) -> None:
-        """Drop the numbers of all chains except these."""
-        self._numbers = {chain: number for chain, number in self._numbers.items() if chain in chains}
-        self._taken = set(self._numbers.values())
-
-    def _take(self, chain: str) -> str:
-        names = (f"{chain} {attempt}" if attempt else chain for attempt in count())
-        numbers = (name_address(self._family, name) for name in names)
-        number = self._numbers[chain] = next(number for number in numbers if self._free(number))
-        self._taken.add(number)
+    def chain(self, name: str) -> str:
+        """The number of a chain."""
+        if known := self._chains.get(name):
+            return known
+        number = next(number for number in self._candidates(name) if self._free(number))
+        self._chains[name] = number
+        self._chains_taken.add(number)
         return number
 
+    def service(self, name: str) -> str:
+        """The number of a service port."""
+        if displaced := self._displaced.get(name):
+            return displaced
+        candidates = self._candidates(name)
+        number = own = next(candidates)
+        while self._services.setdefault(number, name) != name:
+            number = next(candidates)
+        if number != own:
+            self._displaced[name] = number
+        return number
+
+    def keep_chains(self, chains: Container[str]) -> None:
+        """Drop the numbers of all chains except these."""
+        self._chains = {chain: number for chain, number in self._chains.items() if chain in chains}
+        self._chains_taken = set(self._chains.values())
+
+    def drop_service(self, name: str) -> None:
+        """Drop the number of a service port, if it has one."""
+        number = self._displaced.pop(name, None) or name_address(self._family, name)
+        if self._services.get(number) == name:
+            del self._services[number]
+
+    def _candidates(self, name: str) -> Iterator[str]:
+        names = (f"{name} {attempt}" if attempt else name for attempt in count())
+        return (name_address(self._family, each) for each in names)
+
     def _free(self, number: str) -> bool:
-        return number not in self._taken and ip_address(number) not in self._reserved
+        return number not in self._chains_taken and ip_address(number) not in self._reserved
 
 
 def limits_sources(chain: str) -> bool:

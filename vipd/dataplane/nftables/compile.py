@@ -16,13 +16,13 @@ from typing import NamedTuple
 from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.chains import (
     Chain,
-    ChainNumbers,
     ExternalLocalChain,
     MasqueradeChain,
     NodePortChain,
     RejectChain,
     ResetChain,
     SourceRangeChain,
+    TableNumbers,
 )
 from vipd.dataplane.nftables.layout import (
     FRONTENDS,
@@ -31,14 +31,14 @@ from vipd.dataplane.nftables.layout import (
     FrontendKind,
     NftSet,
     allowed_sources,
-    name_address,
     number_address,
+    short_digest,
 )
 from vipd.dataplane.nftables.limit_chain import LimitChain
 from vipd.dataplane.nftables.maglev import lookup_table
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.slots import interleaved, slot_counts, slots
-from vipd.model.forwarding import Endpoint, Forwarding
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Balance, ExternalAddress, Masquerade, RejectAction, TrafficPolicy, socket_text
 
 Network = IPv4Network | IPv6Network
@@ -91,14 +91,19 @@ class Fragment:
         return frozenset({*words, *(source_set.name for source_set in self.source_sets)})
 
 
-def compile_forwarding(forwarding: Forwarding, options: TableOptions, handlers: ChainNumbers) -> Fragment:
+def compile_forwarding(forwarding: Forwarding, options: TableOptions, numbers: TableNumbers) -> Fragment:
     """One forwarding's part of the table. Equal input gives equal elements."""
-    return _Compilation(forwarding, options, handlers).run()
+    return _Compilation(forwarding, options, numbers).run()
+
+
+def service_name(key: ForwardingKey) -> str:
+    """Identifies the service port independently of its frontends."""
+    return f"{key.service_port}/{key.protocol}"
 
 
 def first_chain(forwarding: Forwarding, options: TableOptions) -> str:
     """The chain that a forwarding's first frontend leads to. It costs little for any forwarding."""
-    return _Compilation(forwarding, options, ChainNumbers(options.family)).first()
+    return _Compilation(forwarding, options, TableNumbers(options.family)).first()
 
 
 def prefill_lookup_tables(forwardings: Iterable[Forwarding]) -> None:
@@ -112,8 +117,8 @@ def prefill_lookup_tables(forwardings: Iterable[Forwarding]) -> None:
 class _Compilation:
     """The work on one forwarding."""
 
-    def __init__(self, forwarding: Forwarding, options: TableOptions, handlers: ChainNumbers) -> None:
-        self._f, self._options, self._chain_numbers = forwarding, options, handlers
+    def __init__(self, forwarding: Forwarding, options: TableOptions, numbers: TableNumbers) -> None:
+        self._f, self._options, self._table_numbers = forwarding, options, numbers
         self._limits = forwarding.limits if options.limits else None
         self._found = Fragment()
         self._numbers: Mapping[tuple[str, int], int] = {}
@@ -264,7 +269,7 @@ class _Compilation:
     def _dispatch_number(self, chain: Chain) -> str:
         self._found.chains[chain] = None
         name = chain.name
-        number = self._chain_numbers.number(name)
+        number = self._table_numbers.chain(name)
         self._found.chain_numbers[number] = name
         return number
 
@@ -278,7 +283,7 @@ class _Compilation:
             place,
             local=policy is TrafficPolicy.LOCAL,
             timeout=self._timeout(),
-            owner=_short(self._name()) if turns else "",
+            owner=short_digest(service_name(f.key)) if turns else "",
         )
         if self._limits is None:
             return balance
@@ -296,7 +301,8 @@ class _Compilation:
         texts = [f"{endpoint.address} . {endpoint.port}" for endpoint in everyone]
         holder = place.endpoints.name
         if self._timeout() is not None or self._limits:
-            elements[ElementKey(place.service_numbers.name, frontend)] = name_address(family, self._name())
+            number = self._table_numbers.service(service_name(self._f.key))
+            elements[ElementKey(place.service_numbers.name, frontend)] = number
         if self._timeout() is not None:
             numbers = [number_address(family, self._numbers[endpoint[:2]]) for endpoint in everyone]
             for number, text in zip(numbers, texts, strict=True):
@@ -306,10 +312,6 @@ class _Compilation:
             elements[ElementKey(holder, f"{frontend} . {number_address(family, slot + offset)}")] = texts[
                 index
             ]
-
-    def _name(self) -> str:
-        """Identifies the service port independently of its frontends."""
-        return f"{self._f.key.service_port}/{self._f.key.protocol}"
 
     def _timeout(self) -> int | None:
         return self._f.affinity_timeout if self._options.affinity else None
@@ -352,7 +354,3 @@ def _limits(allowed: Iterable[str]) -> list[Network]:
     """The networks that may come; empty if all may."""
     networks = [ip_network(network) for network in allowed]
     return [] if any(network.prefixlen == 0 for network in networks) else networks
-
-
-def _short(text: str) -> str:
-    return blake2b(text.encode(), digest_size=4).hexdigest()

@@ -217,11 +217,17 @@ def number_address(family: Family, number: int) -> str:
 def name_address(family: Family, name: str) -> str:
     """The number of a service port or a chain, as an address that no packet leaves with.
 
-    It derives from the name alone, so it is the same after a restart, whatever else is declared. Two names
-    have the same 32 bits once in 4,294,967,296 cases; IPv6 has 128.
+    It derives from the name alone, so it is the same after a restart, whatever else is declared. With IPv4
+    two names may have the same 32 bits, by chance or because an author has looked for one: `TableNumbers`
+    gives the second another number.
     """
     data = blake2b(name.encode(), digest_size=family.bits // 8).digest()
     return str(IPv4Address(data) if family is Family.IPV4 else IPv6Address(data))
+
+
+def short_digest(text: str) -> str:
+    """A digest as used in names of chains: nobody finds a second text with the same one."""
+    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def digest(text: str) -> str:

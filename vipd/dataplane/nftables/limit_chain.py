@@ -13,7 +13,7 @@ from ipaddress import IPv6Address
 
 from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.chains import Chain, RejectChain
-from vipd.dataplane.nftables.layout import Field, NftSet, Rules, digest, refused_flows
+from vipd.dataplane.nftables.layout import Field, NftSet, Rules, refused_flows, short_digest
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.model.flow_limits import AppliedLimit, FlowLimits, Limit
 from vipd.model.service import Family
@@ -69,8 +69,8 @@ class LimitChain:
 
     @property
     def name(self) -> str:
-        """`limits-5c0ffee0-random-3`: the digest is of the limits."""
-        return f"limits-{digest(f'{self.limits} {self.refusal.name}')[1:9]}-{self.target.name}"
+        """`limits-5c0ffee05c0ffee0-random-3`: the digest is of the limits."""
+        return f"limits-{short_digest(f'{self.limits} {self.refusal.name}')}-{self.target.name}"
 
     def rules(self, options: TableOptions) -> Rules:
         """The destination address serves as the register that contains the number of the service port; the

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.base_chains import fixed_chains
-from vipd.dataplane.nftables.chains import Chain, ChainNumbers, closure
-from vipd.dataplane.nftables.compile import ElementKey, Fragment, compile_forwarding
+from vipd.dataplane.nftables.chains import Chain, TableNumbers, closure
+from vipd.dataplane.nftables.compile import ElementKey, Fragment, compile_forwarding, service_name
 from vipd.dataplane.nftables.layout import (
     CLAIMED,
     FRONTENDS,
@@ -117,7 +117,7 @@ class DesiredTable:
         """Fragments compiled in advance for the next update: the new one, and the one in its place."""
         self._chains: Counter[Chain] = Counter()
         """Those that elements lead to; `closure` names the others."""
-        self._chain_numbers = ChainNumbers(options.family)
+        self._table_numbers = TableNumbers(options.family)
         self._entries: Counter[str] = Counter()
         """Names of the chains that have a number."""
         self._source_sets: Counter[NftSet] = Counter()
@@ -239,19 +239,20 @@ class DesiredTable:
                 self._committed[key] = self._forwardings[key]
             else:
                 self._committed.pop(key, None)
+                self._table_numbers.drop_service(service_name(key))
         self._dirty.clear()
         self._fragments.clear()
         self._written.clear()
         self._shared_before.clear()
         self._numbers_before = self._numbers()
-        self._chain_numbers.keep(self._entries)
+        self._table_numbers.keep_chains(self._entries)
 
     def _compile(self, forwarding: Forwarding, ahead: Iterable[tuple[Forwarding, Fragment]] = ()) -> Fragment:
         """The fragment of a forwarding, of those that are compiled already if it is among them."""
         for known, fragment in ahead:
             if known is forwarding:
                 return fragment
-        return compile_forwarding(forwarding, self.options, self._chain_numbers)
+        return compile_forwarding(forwarding, self.options, self._table_numbers)
 
     def _changed(self, key: ForwardingKey) -> Step:
         """The difference of one forwarding from what was written."""
@@ -354,7 +355,7 @@ class DesiredTable:
         found = (*holders, *limits, *replies, *counts)
         present = (each for each in found if options.affinity or each.name != "pins")
         # Not by goto: a packet that returns from a chain must not leave with a number as its address.
-        handlers = {self._chain_numbers.number(chain): f"jump {chain}" for chain in self._entries}
+        handlers = {self._table_numbers.chain(chain): f"jump {chain}" for chain in self._entries}
         return Structure(
             {each.name: each for each in present}, {**fixed_chains(options, takeover), **chains}, handlers
         )
