@@ -40,6 +40,10 @@ class FakeCounter:
         """No limits."""
         return {}
 
+    async def collect_garbage(self) -> dict[BackendKey, int]:
+        """Nothing is left."""
+        return {}
+
     def saved_state(self) -> object:
         """Nothing."""
 

@@ -112,6 +112,29 @@ def test_refused_flows_are_counted_by_limit(
     assert f'vipd_service_refused_flows_total{{limit="connections",service="{name}"}} 4.0' in metrics
 
 
+def test_refused_flows_are_counted_exactly_over_changes_and_restarts(
+    lab: Lab, daemon: Daemon, services: Services
+) -> None:
+    """Each change of a limit writes rules anew, whose counts begin at zero; those of a restart stay."""
+    limits = ["new_per_client=1", "new_per_client=2,connections=500", "new_per_client=1,client_burst=3"]
+    vip, expected = services.add(lab.backends[:2], "--limit", limits[0]), 0
+
+    def refused() -> int:
+        (service,) = daemon.get(f"stats?service={quote(str(vip))}")["services"]
+        return sum(service["refused"].values())
+
+    for restart in (False, True, False):
+        for limit in limits:
+            daemon.vipctl("set", str(vip), "--limit", limit)
+            expected += lab.client.send(*vip, count=9).failures["refused"]
+        if restart:
+            daemon.stop()
+            daemon.start()
+        expected += lab.client.send(*vip, count=9).failures["refused"]
+        wait_until(lambda: refused() == expected, lambda: f"{refused()}, not {expected}")  # noqa: B023
+    assert expected > 60
+
+
 @pytest.mark.parametrize("limit", ["new_per_client=1,client_burst=5", "new_per_second=1,burst=5"])
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 @pytest.mark.parametrize("family", [4, 6])

@@ -53,11 +53,19 @@ class FlowCounter(Protocol):
         """
 
     async def refused(self) -> Mapping[RefusedKey, int]:
-        """The new flows that each limit has refused since its rules exist: of every forwarding with limits,
-        including zero. Raises ApplyError or OSError."""
+        """The new flows that each limit has refused since the last `refused`. Call it after `take`.
+
+        Of every forwarding with limits, including zero, and of limits that have ended since. Raises
+        ApplyError or OSError."""
+
+    async def collect_garbage(self) -> Mapping[BackendKey, int]:
+        """Delete the kernel's counts of backends that are gone; returns their flows since the last `take`.
+
+        Call it when what `saved_state` returned after that `take` is on disk. Raises ApplyError or OSError.
+        """
 
     def saved_state(self) -> object:
-        """A JSON value for `remember` after a restart: the kernel's counts that have been taken."""
+        """A JSON value for `restore` after a restart: the kernel's counts that have been taken."""
 
     def restore(self, memory: object) -> None:
         """Continue from what an earlier run had taken. Parts that are not understood are left out."""

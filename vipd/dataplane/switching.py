@@ -316,6 +316,7 @@ async def _discard_counts(new: Dataplane) -> None:
     the flows that rules of iptables translate, and have counted."""
     with contextlib.suppress(ApplyError, OSError):  # the periodic reading reports it
         await new.counter.take()
+        await new.counter.refused()
 
 
 class SwitchedCounter:
@@ -334,8 +335,12 @@ class SwitchedCounter:
         return await self._dataplane.current.counter.take()
 
     async def refused(self) -> Mapping[RefusedKey, int]:
-        """The new flows that limits have refused. Raises ApplyError or OSError."""
+        """The new flows that limits have refused since the last time. Raises ApplyError or OSError."""
         return await self._dataplane.current.counter.refused()
+
+    async def collect_garbage(self) -> Mapping[BackendKey, int]:
+        """Delete the counts of backends that are gone. Raises ApplyError or OSError."""
+        return await self._dataplane.current.counter.collect_garbage()
 
     def saved_state(self) -> object:
         """The counts that have been taken, and the dataplane that they belong to."""

@@ -100,20 +100,20 @@ def check_allowed(
     allowed: Located[tuple[str, ...]] | None,
 ) -> None:
     """Report limited addresses whose family no network has."""
-    for address in addresses if allowed and allowed.value else ():
-        family = family_of(address.value)
-        if allowed and all(family_of(network) is not family for network in allowed.value):
-            name, everyone = ("IPv6", "::/0") if family is Family.IPV6 else ("IPv4", "0.0.0.0/0")
-            what = f"no network of allow_from is {name}: {address.value} would be open to all"
-            hint = f"name an {name} network, or {everyone} for everyone"
-            report.add(address.line, address.path, what, hint)
-    for external in externals:
-        networks = external.value.allow_from
-        if networks is None:
-            networks = allowed.value if allowed else ()
-        family = family_of(external.value.address)
-        if networks and all(family_of(network) is not family for network in networks):
-            address, name = external.value.address, "IPv6" if family is Family.IPV6 else "IPv4"
-            what = f"no network of allow_from is {name}: {address} would be open to all"
-            hint = f"name an {name} network, or write {{address: {address}, allow_from: any}}"
-            report.add(external.line, external.path, what, hint)
+    of_all = allowed.value if allowed else ()
+    for address in addresses:
+        _check_family(report, address, of_all, "")
+    for each in externals:
+        external, address = each.value, Located(each.value.address, each.line, each.path)
+        networks = of_all if external.allow_from is None else external.allow_from
+        _check_family(report, address, networks, f"write {{address: {external.address}, allow_from: any}}")
+
+
+def _check_family(report: Report, address: Located[str], networks: Sequence[str], hint: str) -> None:
+    family = family_of(address.value)
+    if not networks or any(family_of(network) is family for network in networks):
+        return
+    name, everyone = ("IPv6", "::/0") if family is Family.IPV6 else ("IPv4", "0.0.0.0/0")
+    what = f"no network of allow_from is {name}: {address.value} would be open to all"
+    hint = hint or f"{everyone} for everyone"
+    report.add(address.line, address.path, what, f"name an {name} network, or {hint}")

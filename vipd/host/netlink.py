@@ -24,7 +24,7 @@ CONTENT = HEADER.size
 ATTRIBUTES = CONTENT + 4
 """Offset of a netfilter message's attributes: after nfgenmsg, whose first byte is the family."""
 
-REQUEST, ACKNOWLEDGE, DUMP, CREATE, APPEND = 0x1, 0x4, 0x300, 0x400, 0x800
+REQUEST, ACKNOWLEDGE, ECHO, DUMP, CREATE, APPEND = 0x1, 0x4, 0x8, 0x300, 0x400, 0x800
 """Flags of requests."""
 INTERRUPTED = 0x10
 """Flag of an answer: the kernel lost its place because the table changed."""

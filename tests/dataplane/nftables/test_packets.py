@@ -223,6 +223,48 @@ def test_counters_last_over_changes_and_restarts(lab: Lab, programmed: Programme
 
 
 @pytest.mark.parametrize("family", [4, 6])
+def test_counts_of_backends_that_are_gone_leave_the_kernel_with_their_last_flows(
+    lab: Lab, programmed: Programmed, family: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, vip = web(lab, backends=lab.backends[:2]), VIPS[family]
+    programmed.become(service)
+    counter = programmed.dataplane.counter
+    lab.client.send(vip, 80, count=20).all_answered()
+    total = sum(asyncio.run(counter.take()).values())
+    lab.client.send(vip, 80, count=10).all_answered()  # after the reading, before the deletion
+    programmed.become(web(lab, backends=lab.backends[:1]))
+    family_name = "ip" if family == 4 else "ip6"
+
+    def listed() -> str:
+        return programmed.inside.nft("list", "set", family_name, "vipd", "flows")
+
+    gone = lab.backends[1].address(family)
+    assert gone in listed()
+    monkeypatch.setattr("vipd.dataplane.nftables.family.COUNTS_A_DELETION", 1)
+    total += sum(asyncio.run(counter.collect_garbage()).values())
+    assert gone not in listed()
+    assert not programmed.plan(), "the table is as it should be"
+    lab.client.send(vip, 80, count=5).all_answered()
+    programmed.become(service)
+    lab.client.send(vip, 80, count=20).all_answered()
+    assert total + sum(asyncio.run(counter.take()).values()) == 55
+    assert gone in listed()
+
+
+def test_status_warns_before_the_set_of_counts_is_full(
+    lab: Lab, programmed: Programmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programmed.become(web(lab))
+    lab.client.send(VIPS[4], 80, count=20).all_answered()
+    asyncio.run(programmed.dataplane.counter.take())
+    assert not programmed.dataplane.warnings()
+    monkeypatch.setattr("vipd.dataplane.nftables.family.FULL", 1e-6)
+    asyncio.run(programmed.dataplane.counter.take())
+    (warning,) = programmed.dataplane.warnings()
+    assert warning.startswith("the set flows of the table ip vipd is nearly full, with ")
+
+
+@pytest.mark.parametrize("family", [4, 6])
 def test_refusals_and_ping(lab: Lab, programmed: Programmed, family: int) -> None:
     vip = VIPS[family]
     programmed.become(web(lab))

@@ -73,8 +73,8 @@ def test_without_new_chains_it_ends_so_too_and_nothing_is_refused(
     written: list[bool] = []
     transact = writer._transact
 
-    def recorded(opened: socket.socket, batch: bytes) -> bool:
-        written.append(transact(opened, batch))
+    def recorded(opened: socket.socket, batch: bytes, echoes: list[bytes] | None) -> bool:
+        written.append(transact(opened, batch, echoes))
         return written[-1]
 
     with Namespace() as one, Namespace() as other, patch.object(writer, "_transact", recorded):

@@ -104,7 +104,7 @@ def test_a_kernel_that_hangs_holds_up_nothing_else(monkeypatch: pytest.MonkeyPat
     """No transaction overtakes the one that hangs; the next was planned before that one was written."""
     go_on, order = threading.Event(), []
 
-    def transact(opened: object, batch: bytes) -> bool:
+    def transact(opened: object, batch: bytes, echoes: list[bytes] | None) -> bool:
         go_on.wait(60)
         order.append(batch)
         return True

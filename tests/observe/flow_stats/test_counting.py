@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,12 +31,15 @@ from vipd.dataplane.iptables.counters.reading import read_saved_counts
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.nftables import flow_counter
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
+from vipd.dataplane.nftables.layout import FLOWS, NftSet
 from vipd.host.netlink import attribute, split
+from vipd.model.flow_limits import Limit
 from vipd.model.formatting import per_second, size
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
-from vipd.observe.flow_stats import totals_file
+from vipd.observe.flow_stats import collector, totals_file
 from vipd.observe.flow_stats.collector import FlowCollector
+from vipd.observe.flow_stats.refusals import Refusals
 from vipd.observe.flow_stats.totals import KEPT_SECONDS, FlowTotals
 
 CHAIN = "VIPD-SEP-AAAAAAAAAAAAAAAA"
@@ -195,6 +201,10 @@ class PlayedTable:
     async def read(self) -> dict[Element, int]:
         return dict(self.counts)
 
+    async def delete(self, _: NftSet, keys: Collection[Element]) -> dict[Element, int]:
+        """As the kernel does: nothing if one is missing; else each with its last count."""
+        return {key: self.counts.pop(key) for key in keys} if {*keys} <= self.counts.keys() else {}
+
     def count(self, flows: int, endpoint: str = "10.0.0.1", address: str = "10.96.0.10") -> None:
         element = (address, "tcp", "80", endpoint, "80")
         self.counts[element] = self.counts.get(element, 0) + flows
@@ -206,7 +216,7 @@ class PlayedTable:
         ]
 
     def counter(self, before: ElementCounter | None = None) -> ElementCounter:
-        made = ElementCounter(self.read, lambda: self.forwardings)
+        made = ElementCounter(self.read, lambda: self.forwardings, delete=self.delete)
         if before:
             made.restore(json.loads(json.dumps(before.saved_state())))
         return made
@@ -243,13 +253,55 @@ def test_what_the_kernel_has_no_more_is_forgotten(monkeypatch: pytest.MonkeyPatc
         table.counts.clear()
         table.count(number, endpoint)
         assert sum(grown(counter).values()) == number
-        assert len(counter._known) <= 12
         there, table.counts = table.counts, {}
         assert grown(counter) == {}
         table.counts = there
         assert grown(counter) == {}, "nothing counts twice"
-    assert isinstance(memory := counter.saved_state(), list)
-    assert len(memory) <= 12
+    memory: Any = counter.saved_state()
+    assert len(memory["flows"]) <= 12
+
+
+def test_counts_of_backends_that_are_gone_are_deleted_and_none_is_lost() -> None:
+    table, total, sum_grown = PlayedTable(), 0, 0
+    counter = table.counter()
+    for number in range(1, 40):
+        endpoints = [f"10.0.{part}.{number}" for part in (1, 2)]
+        table.serve("web", *endpoints)
+        for endpoint in endpoints:
+            table.count(5, endpoint)
+            total += 5
+        sum_grown += sum(grown(counter).values())
+        table.serve("web", endpoints[0])
+        table.count(1, endpoints[1])  # one was on its way
+        total += 1
+        sum_grown += sum(asyncio.run(counter.collect_garbage()).values())
+        assert {element[3] for element in table.counts} == {endpoints[0]}
+        assert sum_grown == total
+    # It comes back: its count begins at zero, whatever it was before.
+    table.serve("web", "10.0.2.1")
+    table.count(100, "10.0.2.1")
+    assert sum(grown(counter).values()) == 100
+    again = table.counter(counter)
+    table.count(1, "10.0.2.1")
+    assert sum(grown(again).values()) == 1
+
+
+def test_counts_of_services_that_may_only_be_missing_are_kept_while_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = PlayedTable()
+    table.count(5)
+    counter = table.counter()
+    assert grown(counter) == {}
+    asyncio.run(counter.collect_garbage())
+    table.serve("web", "10.0.0.1")
+    assert grown(counter) == {ONE: 5}
+    monkeypatch.setattr(flow_counter, "FLOWS", replace(FLOWS, size=10))
+    for number in range(6):
+        table.count(1, address=f"10.96.1.{number}")
+    grown(counter)
+    asyncio.run(counter.collect_garbage())
+    assert len(table.counts) == 1
 
 
 def test_rules_that_end_while_readings_fail_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,9 +400,12 @@ def test_the_book_is_read_as_it_was_written(tmp_path: Path) -> None:
     totals = FlowTotals()
     totals.add({ONE: 5, TWO: 6})
     totals.expire({TWO}, 3.0)
-    totals_file.write(path, totals_file.value_of(totals_file.SavedTotals(totals, [1, 2]), boot))
+    refusals = Refusals()
+    refusals.add({RefusedKey(KEY, Limit.CONNECTIONS): 4})
+    totals_file.write(path, totals_file.value_of(totals_file.SavedTotals(totals, refusals, [1, 2]), boot))
     page = totals_file.read(path, boot)
     assert (page.totals.to_json(), page.counter_state) == (totals.to_json(), [1, 2])
+    assert page.refusals.to_json() == {"web": {"connections": 4}}
     boot.write_text("another boot: the kernel's counters began anew")
     assert totals_file.read(path, boot).counter_state is None
     assert totals_file.read(path, boot).totals.flows_of_service("web") == 11
@@ -370,6 +425,8 @@ class Scripted:
     def __init__(self) -> None:
         self.flows: dict[BackendKey, int] | OSError = {}
         self.remembered: object = None
+        self.deleted: list[int] = []
+        self.on_disk: Callable[[], int] = int
         self.seconds = 0.0
 
     async def take(self) -> dict[BackendKey, int]:
@@ -380,6 +437,11 @@ class Scripted:
 
     async def refused(self) -> dict[RefusedKey, int]:
         """No limits."""
+        return {}
+
+    async def collect_garbage(self) -> dict[BackendKey, int]:
+        """What is deleted must be on disk."""
+        self.deleted.append(self.on_disk())
         return {}
 
     def saved_state(self) -> object:
@@ -400,6 +462,34 @@ def test_a_closed_count_is_gone_on_with(tmp_path: Path) -> None:
     again = Scripted()
     assert asyncio.run(run(again, {ONE: 2, TWO: 3})) == 10
     assert again.remembered == ["what was taken"]
+
+
+def test_counts_leave_the_kernel_only_when_they_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "counters.json"
+    monkeypatch.setattr(collector, "EXPIRE_EVERY_SECONDS", 0.0)
+
+    async def run(counter: Scripted) -> None:
+        counting = FlowCollector(counter, path, list)
+        counter.flows = {ONE: 5}
+        await counting.collect_now()
+        counter.flows = {ONE: 2}
+        await counting.collect_now()  # not written yet: the last time was a moment ago
+        assert counter.deleted == [5]
+        monkeypatch.setattr(collector, "WRITE_EVERY_SECONDS", 0.0)
+        monkeypatch.setattr(collector, "WRITE_TIME_SHARE", 1e9)
+        await counting.collect_now()
+        assert counter.deleted == [5, 7]
+        path.unlink()
+        path.mkdir()
+        counter.flows = {ONE: 1}
+        await counting.collect_now()
+        assert counter.deleted == [5, 7], "the disk does not take it"
+
+    counter = Scripted()
+    counter.on_disk = lambda: totals_file.read(path).totals.flows_of_service("web")
+    asyncio.run(run(counter))
 
 
 def test_a_damaged_book_means_counting_from_what_the_kernel_has(

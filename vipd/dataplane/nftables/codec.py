@@ -22,6 +22,7 @@ from vipd.host.netlink import (
     CONTENT,
     CREATE,
     DUMP,
+    ECHO,
     FAMILY_NUMBERS,
     REQUEST,
     MalformedMessageError,
@@ -31,6 +32,7 @@ from vipd.host.netlink import (
     message,
     nested,
     nfgenmsg,
+    split,
     string,
     text,
     u32,
@@ -78,9 +80,12 @@ def element_batch(
     holders: Mapping[str, NftSet],
     deleted: Iterable[tuple[ElementKey, str]],
     added: Iterable[tuple[ElementKey, str]],
+    *,
+    echo: bool = False,
 ) -> bytes:
     """One transaction that deletes elements, and then adds others; the kernel acknowledges the last message.
-    Raises KeyError when one is of none of the holders."""
+    `echo`: it also answers with each element, a deleted one as it was at its end. Raises KeyError when one is
+    of none of the holders."""
     sequence = count(1)
     changes = [
         (kind, flags, name, part)
@@ -93,7 +98,7 @@ def element_batch(
     head = nfgenmsg(number_of(family)) + string(1, table)
     batch = [message(_BATCH_BEGIN, REQUEST, next(sequence), nfgenmsg(0, _NFTABLES))]
     for place, (kind, flags, name, part) in enumerate(changes, 1):
-        flags |= ACKNOWLEDGE if place == len(changes) else 0
+        flags |= (ACKNOWLEDGE if place == len(changes) else 0) | (ECHO if echo else 0)
         content = head + string(2, name) + nested(3, *part)
         batch.append(message(_SUBSYSTEM | kind, flags, next(sequence), content))
     return b"".join((*batch, message(_BATCH_END, REQUEST, next(sequence), nfgenmsg(0, _NFTABLES))))
@@ -113,6 +118,15 @@ def _by_holder(
         rest = starmap(write, pairs.items())
         while part := list(islice(rest, ELEMENTS_A_MESSAGE)):
             yield name, part
+
+
+def deleted_counts(datagram: bytes, nft_set: NftSet, family: Family) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The keys and last counts of deleted elements of a set, in the kernel's echo. Raises
+    MalformedMessageError."""
+    for kind, *_, start, end in split(datagram):
+        if kind == _SUBSYSTEM | _DELETE_ELEMENTS:
+            for element in element_attributes(answer(datagram, kind, start, end).attributes):
+                yield tuple(key_fields(data_of(element, 1), nft_set.key, family)), counted(element)
 
 
 def answer(datagram: bytes, kind: int, start: int, end: int) -> Answer:

@@ -10,7 +10,8 @@ from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.watch.stream import WatchOptions
 from vipd.dataplane.nftables.compile import first_chain, prefill_lookup_tables
 from vipd.dataplane.nftables.family import FamilyTable
-from vipd.dataplane.nftables.flow_counter import Element, ElementCounter, Frontend
+from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
+from vipd.dataplane.nftables.layout import NftSet
 from vipd.dataplane.nftables.plan import Plan
 from vipd.dataplane.nftables.tools import NFT, find_nft
 from vipd.dataplane.nftables.watch import TableWatch
@@ -19,9 +20,8 @@ from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import Sockets
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
-from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.service import Balance, Family
+from vipd.model.service import Balance, Family, family_of
 
 
 class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
@@ -32,7 +32,7 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
     def __init__(self, families: Mapping[Family, FamilyTable], names: Names) -> None:
         super().__init__(families)
         self._names = names
-        self.counter = ElementCounter(self.counted, self.forwardings, self.refused)
+        self.counter = ElementCounter(self.counted, self.forwardings, self.refused, self.delete_counts)
 
     @classmethod
     async def start(
@@ -82,11 +82,20 @@ class NftablesDataplane(DualStackDataplane[FamilyTable, Plan]):
             found.update(await table.counters())
         return found
 
-    async def refused(self) -> dict[tuple[Frontend, Limit], int]:
+    async def refused(self) -> dict[Element, int]:
         """New flows over each limit, in all. These counts last as long. Raises ApplyError."""
-        found: dict[tuple[Frontend, Limit], int] = {}
+        found: dict[Element, int] = {}
         for table in self._families.values():
             found.update(await table.refused())
+        return found
+
+    async def delete_counts(self, nft_set: NftSet, keys: Collection[Element]) -> dict[Element, int]:
+        """Delete elements that packets have added; returns the last count of each that is deleted. Raises
+        ApplyError."""
+        found: dict[Element, int] = {}
+        for family, table in self._families.items():
+            if part := [key for key in keys if family_of(key[0]) is family]:
+                found.update(await table.delete_counts(nft_set, part))
         return found
 
     def forwardings(self) -> Iterator[Forwarding]:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect
-from vipd.dataplane.nftables.codec import element_batch
-from vipd.dataplane.nftables.layout import FLOWS, refused_flows
+from vipd.dataplane.nftables.codec import deleted_counts, element_batch
+from vipd.dataplane.nftables.compile import ElementKey
+from vipd.dataplane.nftables.layout import FLOWS, NftSet, refused_flows
 from vipd.dataplane.nftables.options import TableOptions, table_name
 from vipd.dataplane.nftables.plan import (
     FoundChain,
@@ -46,6 +47,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+FULL = 0.9
+"""The part of a set of counts from which on status warns."""
+COUNTS_A_DELETION = 100
+"""The kernel answers with a message for each, which must fit into the socket's buffer together."""
+
 _IN_DOUBT = FoundChain(None, ("doubted",))
 """Differs from every wanted chain, except in its hook."""
 
@@ -64,6 +70,10 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
     ) -> None:
         super().__init__(family, settings, record, run)
         self._nft, self._open, self._elements = nft, sockets.reading, ElementWriter(sockets.writing)
+        self._counts = ElementWriter(sockets.writing)
+        """Deletes counts beside whatever else is written."""
+        self._fullness: dict[str, int] = {}
+        """Number of elements of each set of counts that is nearly full."""
         self.desired = DesiredTable(TableOptions.of(settings, family))
         self._installed: Installed | None = None
         """Excludes elements. None: unknown, so the next plan reads all."""
@@ -86,7 +96,15 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
             return []
         pinned = {f.key.service for f in self.desired.forwardings() if f.affinity_timeout is not None}
         limited = {f.key.service for f in self.desired.forwardings() if f.limits}
-        return shortcomings(self._abilities, self._family, sorted(pinned), sorted(limited))
+        known = shortcomings(self._abilities, self._family, sorted(pinned), sorted(limited))
+        return [*known, *self._full_sets()]
+
+    def _full_sets(self) -> Iterator[str]:
+        for name, number in sorted(self._fullness.items()):
+            what = "flows to further backends" if name == FLOWS.name else "refused flows at further addresses"
+            where = f"the set {name} of the table {self.desired.options.table}"
+            hint = "counts of removed backends go when the totals are on disk"
+            yield f"{where} is nearly full, with {number} counts: {what} will not be counted; hint: {hint}"
 
     def version(self) -> str:
         """nft as it names itself, or why there is none."""
@@ -169,20 +187,49 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
         """New flows by frontend (address, protocol, port) and endpoint (address, port)."""
         if self._installed is None or FLOWS.name not in self._installed.sets:
             return {}
-        return await asyncio.to_thread(self._with_reader, lambda reader: reader.counters(FLOWS))
+        return await asyncio.to_thread(self._with_reader, lambda reader: self._read_counts(reader, FLOWS))
 
-    async def refused(self) -> dict[tuple[tuple[str, ...], Limit], int]:
-        """Flows over each limit, by frontend (address, protocol, port)."""
+    def _read_counts(self, reader: TableReader, nft_set: NftSet) -> dict[tuple[str, ...], int]:
+        found = reader.counters(nft_set)
+        if len(found) > FULL * nft_set.size:
+            self._fullness[nft_set.name] = len(found)
+        else:
+            self._fullness.pop(nft_set.name, None)
+        return found
+
+    async def delete_counts(
+        self, nft_set: NftSet, keys: Sequence[tuple[str, ...]]
+    ) -> dict[tuple[str, ...], int]:
+        """Delete elements that packets have added; returns the last count of each that is deleted. Raises
+        ApplyError."""
+        if self._installed is None or nft_set.name not in self._installed.sets:
+            return {}
+        table, found = table_name(self._settings.chain_prefix), dict[tuple[str, ...], int]()
+        for at in range(0, len(keys), COUNTS_A_DELETION):
+            part = [(ElementKey(nft_set.name, " . ".join(k)), "") for k in keys[at : at + COUNTS_A_DELETION]]
+            batch = element_batch(table, self._family, {nft_set.name: nft_set}, part, (), echo=True)
+            echoes: list[bytes] = []
+            # If one is missing, the kernel deletes none of them; the next reading lacks it.
+            if await self._counts.write(batch, echoes):
+                found.update(
+                    deleted
+                    for datagram in echoes
+                    for deleted in deleted_counts(datagram, nft_set, self._family)
+                )
+        return found
+
+    async def refused(self) -> dict[tuple[str, ...], int]:
+        """Flows over each limit, by frontend (address, protocol, port) and limit."""
         there = self._installed.sets if self._installed else {}
         counting = {limit: held for limit in Limit if (held := refused_flows(limit)).name in there}
         if not counting:
             return {}
 
-        def read(reader: TableReader) -> dict[tuple[tuple[str, ...], Limit], int]:
+        def read(reader: TableReader) -> dict[tuple[str, ...], int]:
             return {
-                (frontend, limit): flows
+                (*frontend, limit): flows
                 for limit, held in counting.items()
-                for frontend, flows in reader.counters(held).items()
+                for frontend, flows in self._read_counts(reader, held).items()
             }
 
         return await asyncio.to_thread(self._with_reader, read)

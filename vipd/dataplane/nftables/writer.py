@@ -32,8 +32,9 @@ class ElementWriter:
         """The socket, and what closes it."""
         self._under_way: asyncio.Future[bool] | None = None
 
-    async def write(self, batch: bytes) -> bool:
-        """Write one transaction. False: it is not written, for a reason that nft can find out. Raises
+    async def write(self, batch: bytes, echoes: list[bytes] | None = None) -> bool:
+        """Write one transaction; `echoes` gets the kernel's answers. False: it is not written, for a reason
+        that nft can find out. Raises
         ApplyError when it may be written or not: the kernel does not answer in time, or the answer is lost;
         and when an earlier one has only now been written.
         """
@@ -48,7 +49,7 @@ class ElementWriter:
                     return False
                 # In a thread: while another program changes rules, the kernel lets the sender wait.
                 loop = asyncio.get_running_loop()
-                self._under_way = loop.run_in_executor(None, _transact, opened, batch)
+                self._under_way = loop.run_in_executor(None, _transact, opened, batch, echoes)
                 return await asyncio.shield(self._under_way)
         except TimeoutError:
             why = f"it did not take a transaction within {STALL_SECONDS:.0f} s"
@@ -77,7 +78,7 @@ class ElementWriter:
             self._opened = None
 
 
-def _transact(opened: socket.socket, batch: bytes) -> bool:
+def _transact(opened: socket.socket, batch: bytes, echoes: list[bytes] | None = None) -> bool:
     """Send a batch, and read the answers, which are there once it is sent; returns whether it is written.
     Raises OSError and MalformedMessageError if that is unknown."""
     try:
@@ -90,6 +91,8 @@ def _transact(opened: socket.socket, batch: bytes) -> bool:
             datagram = receive(opened)
         except BlockingIOError:
             break
+        if echoes is not None:
+            echoes.append(datagram)
         answers = split(datagram)
         errors += [error_number(datagram, start, end) for kind, *_, start, end in answers if kind == ERROR]
     if not errors:

@@ -47,15 +47,15 @@ class FlowCollector:
     ) -> None:
         """Reads the file. One that cannot be used is reported in the log, and left behind."""
         self._counter, self._path, self._forwardings = counter, path, forwardings
-        self.totals, counter_state = self._read()
+        self.totals, self.refusals, counter_state = self._read()
         if counter_state is not None:
             counter.restore(counter_state)
         self.read_at = datetime.now(UTC)
         """When the kernel's counters were last read."""
-        self.refusals = Refusals()
         self._lock = asyncio.Lock()
         self._last_read_at = self._last_write_at = float("-inf")
-        self._last_expired_at = time.monotonic()  # not at once: at first no service is known
+        # Not at once: at first no service is known.
+        self._last_expired_at = self._last_garbage_at = time.monotonic()
         self._write_seconds = 0.0
         """Seconds that the last write took."""
         self._failed = False
@@ -103,13 +103,18 @@ class FlowCollector:
             # After a failure the next reading includes its counts: the rates are of all that time.
             flows = await self._counter.take()
             self.totals.add(flows)
-            self.refusals.update(await self._counter.refused())
+            refused = self.refusals.add(await self._counter.refused())
+            self.totals.changed = self.totals.changed or refused
             self._report_refusals(began)
             self._failed, self.read_at = False, datetime.now(UTC)
             if began - self._last_write_at >= max(
                 WRITE_EVERY_SECONDS, self._write_seconds / WRITE_TIME_SHARE
             ):
                 await self._write()
+            # Only what is on disk may go from the kernel: a crash must lose no flow.
+            if not self.totals.changed and began - self._last_garbage_at >= EXPIRE_EVERY_SECONDS:
+                self._last_garbage_at = began
+                self.totals.add(await self._counter.collect_garbage())
 
     def _report_refusals(self, now: float) -> None:
         for service, refused in self.refusals.take_report(now).items():
@@ -123,6 +128,7 @@ class FlowCollector:
         counted = [f for f in self._forwardings() if f.key.service in self.totals.services]
         known = await asyncio.to_thread(_backend_keys, counted)
         self.totals.expire(known, time.time())
+        self.refusals.expire()
 
     async def _write(self) -> None:
         """Write the totals if they changed. After a failed reading they lack its counts.
@@ -132,7 +138,9 @@ class FlowCollector:
         self.totals.changed = False
         self._last_write_at = began = time.monotonic()
         # No await is between the last `take` and this: both report the same moment.
-        value = totals_file.value_of(totals_file.SavedTotals(self.totals, self._counter.saved_state()))
+        value = totals_file.value_of(
+            totals_file.SavedTotals(self.totals, self.refusals, self._counter.saved_state())
+        )
         try:
             await asyncio.to_thread(totals_file.write, self._path, value)
         except OSError as error:
@@ -147,7 +155,7 @@ class FlowCollector:
         except (OSError, ValueError) as error:
             what, aside = "cannot be read, so flows are counted from zero", move_aside(self._path)
             log.warning("%s %s: %s; %s", self._path, what, error_text(error), aside)
-            return totals_file.SavedTotals(FlowTotals(), None)
+            return totals_file.SavedTotals(FlowTotals(), Refusals(), None)
 
 
 def _backend_keys(forwardings: Iterable[Forwarding]) -> set[BackendKey]:

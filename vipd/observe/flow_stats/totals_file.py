@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vipd.host.durable import read_own, write_atomically
+from vipd.observe.flow_stats.refusals import Refusals
 from vipd.observe.flow_stats.totals import FlowTotals
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -17,6 +18,7 @@ class SavedTotals(NamedTuple):
     """The content of the file."""
 
     totals: FlowTotals
+    refusals: Refusals
     counter_state: object
     """The dataplane's: the kernel's counts that the totals include. None after a reboot."""
 
@@ -26,23 +28,29 @@ def read(path: Path, boot: Path = _BOOT) -> SavedTotals:
     try:
         text = read_own(path).decode()
     except FileNotFoundError:
-        return SavedTotals(FlowTotals(), None)
+        return SavedTotals(FlowTotals(), Refusals(), None)
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    totals = FlowTotals.from_json(value.get("totals"))
+    totals, refusals = FlowTotals.from_json(value.get("totals")), Refusals()
+    refusals.restore(value.get("refused"))
     if value.get("boot") == _boot(boot):
-        return SavedTotals(totals, value.get("counters"))
+        return SavedTotals(totals, refusals, value.get("counters"))
     totals.forget_open_flows()
-    return SavedTotals(totals, None)
+    return SavedTotals(totals, refusals, None)
 
 
 def value_of(saved: SavedTotals, boot: Path = _BOOT) -> dict[str, object]:
     """The input of `write`: a copy of the current state."""
-    return {"boot": _boot(boot), "totals": saved.totals.to_json(), "counters": saved.counter_state}
+    return {
+        "boot": _boot(boot),
+        "totals": saved.totals.to_json(),
+        "refused": saved.refusals.to_json(),
+        "counters": saved.counter_state,
+    }
 
 
 def write(path: Path, value: Mapping[str, object]) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from itertools import chain as concatenated
-from itertools import repeat
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from vipd.dataplane.counting import BackendKey, RefusedKey
 from vipd.dataplane.iptables.counters.counter_deltas import ChainName, CounterDeltas
-from vipd.dataplane.iptables.counters.limits import read_saved_limits
-from vipd.dataplane.iptables.counters.messages import Counted, RuleMessages
-from vipd.dataplane.iptables.counters.reading import read_kernel, read_limits, read_saved_counts
+from vipd.dataplane.iptables.counters.messages import Counted, RuleMessages, limit_rule
+from vipd.dataplane.iptables.counters.reading import read_kernel, read_saved_counts
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Change
-from vipd.model.flow_limits import FlowLimits
+from vipd.model.flow_limits import FlowLimits, Limit
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.frozen import compact_set
 from vipd.model.service import Family
@@ -51,7 +48,9 @@ class RuleCounter:
         """The chains of each forwarding, as `compact_set` returns them."""
         self._changes: Changes = {}
         self._limits: dict[ForwardingKey, FlowLimits] = {}
-        """Of the forwardings that have a LIM chain."""
+        """Of the forwardings that have limits."""
+        self._limiting: dict[ChainName, ForwardingKey] = {}
+        """The LIM chains, until their rules are gone."""
         self._lock = asyncio.Lock()
         self._garbled = False
         self._tables_gone = dict.fromkeys(Family, 0)
@@ -81,8 +80,9 @@ class RuleCounter:
         self._changes.update(changes)
         for key, forwarding in changes.items():
             self._limits.pop(key, None)
-            if forwarding and forwarding.limits and forwarding.reachable():
+            if forwarding and forwarding.limits:
                 self._limits[key] = forwarding.limits
+                self._limiting[key.family, self._names.service(key, "LIM")] = key
 
     def on_message(self, datagram: bytes) -> None:
         """Process the kernel's notification of nf_tables rules. Does not raise for a truncated one."""
@@ -114,7 +114,7 @@ class RuleCounter:
         """The new flows since the last time. Raises ApplyError or OSError."""
         async with self._lock:
             await self._follow_beside()
-            wanted = {family for family, _ in self._places}
+            wanted = {family for family, _ in (*self._places, *self._limiting)}
             for family in self._families:
                 if family in wanted:
                     await self._read(family)
@@ -127,23 +127,24 @@ class RuleCounter:
             return taken
 
     async def refused(self) -> Mapping[RefusedKey, int]:
-        """The new flows that limits have refused since their rules were written. Raises ApplyError or
-        OSError."""
-        found: dict[RefusedKey, int] = {}
-        limits = dict(self._limits)
-        for family, save in self._families.items():
-            chains = {self._names.service(key, "LIM"): key for key in limits if key.family is family}
-            if not chains:
-                continue
-            if save:
-                counts: Mapping[str, Sequence[int]] = read_saved_limits(await save(), self._names)
-            else:
-                counts = await asyncio.to_thread(read_limits, family, chains)
-            for chain, key in chains.items():
-                # A rule for each limit, in their order: a rule that is not there yet has refused nothing.
-                refused = concatenated(counts.get(chain, ()), repeat(0))
-                found.update({RefusedKey(key, each.limit): next(refused) for each in limits[key].applied()})
+        """The new flows that limits have refused, as the last `take` has read."""
+        limits = self._limits.items()
+        found = {RefusedKey(key, each.limit): 0 for key, declared in limits for each in declared.applied()}
+        rules = {
+            (family, limit_rule(chain, limit)): RefusedKey(key, limit)
+            for (family, chain), key in self._limiting.items()
+            for limit in Limit
+        }
+        for rule, flows in self._deltas.take(rules.__contains__).items():
+            found[rules[rule]] = found.get(rules[rule], 0) + flows
+        for chain, key in list(self._limiting.items()):
+            if key not in self._limits and not any(map(self._deltas.holds, _limit_rules(*chain))):
+                del self._limiting[chain]
         return found
+
+    async def collect_garbage(self) -> Mapping[BackendKey, int]:
+        """Does nothing: the kernel counts in rules, which end with their backends."""
+        return {}
 
     def saved_state(self) -> object:
         """The counts of each existing rule."""
@@ -202,7 +203,7 @@ class RuleCounter:
             counts = read_saved_counts(await save(), family, self._names)
             self._seconds[family] = time.monotonic() - began
         else:
-            chains = [chain for of, chain in self._places if of is family]
+            chains = [chain for of, chain in (*self._places, *self._limiting) if of is family]
             counts, seconds = await asyncio.to_thread(self._read_kernel, family, chains)
             self._seconds[family] = seconds
         # Handles of a table that was deleted since may belong to other rules now.
@@ -217,7 +218,15 @@ class RuleCounter:
         return read_kernel(family, chains, self._messages), time.thread_time() - began
 
     def _rewritten(self, changes: Collection[Change]) -> list[str]:
-        return [c.chain.name for c in changes if c.before is not None and self._translates(c.chain)]
+        """The chains with counters that a change writes anew; of LIM chains the names of their rules."""
+        chains = [c.chain for c in changes if c.before is not None and c.chain.table == "nat"]
+        translating = [chain.name for chain in chains if self._is_kind(chain, "SEP")]
+        limits = [limit_rule(c.name, limit) for c in chains if self._is_kind(c, "LIM") for limit in Limit]
+        return [*translating, *limits]
 
-    def _translates(self, chain: ChainId) -> bool:
-        return chain.table == "nat" and chain.name.startswith(f"{self._names.prefix}-SEP-")
+    def _is_kind(self, chain: ChainId, kind: str) -> bool:
+        return chain.name.startswith(f"{self._names.prefix}-{kind}-")
+
+
+def _limit_rules(family: Family, chain: str) -> list[ChainName]:
+    return [(family, limit_rule(chain, limit)) for limit in Limit]

@@ -1,4 +1,4 @@
-"""The counters in the kernel's messages about rules. Pure.
+"""The counters in the kernel's messages about rules that translate to an endpoint, or refuse a flow. Pure.
 
 Read with `struct` and by the order in which the kernel puts a rule's attributes (table, chain, handle), as
 10,000 services have some 100,000 rules in nat. Layouts are those of the kernel's include/uapi/linux/netlink.h
@@ -23,6 +23,7 @@ from vipd.host.netlink import (
     string,
     walk,
 )
+from vipd.model.flow_limits import Limit
 from vipd.model.service import Family
 
 _NUMBER = struct.Struct(">Q")
@@ -39,6 +40,7 @@ class Counted(NamedTuple):
 
     family: Family
     chain: str
+    """Its chain; of a rule of a LIM chain: as `limit_rule` names it."""
     handle: int
     """Names the rule in its table as long as that exists; 0 where the kernel names no rules."""
     packets: int
@@ -50,14 +52,25 @@ class TableGone(NamedTuple):
     family: Family
 
 
+def limit_rule(chain: str, limit: Limit) -> str:
+    """A name for the rule of one limit in a LIM chain, unlike that of any chain."""
+    return f"{chain} {limit}"
+
+
+def limit_of(rule: str, end: str) -> Limit | None:
+    """The limit that a rule of a LIM chain names in its comment, which `end` ends."""
+    return next((limit for limit in Limit if f" over {limit}{end}" in rule), None)
+
+
 class RuleMessages:
-    """Reads messages about the rules by which endpoints' chains translate."""
+    """Reads messages about these rules: one in the chain of each endpoint, and those of LIM chains."""
 
     def __init__(self, names: Names) -> None:
         self._table = string(_TABLE, "nat")
-        name = f"{names.prefix}-SEP-".encode()
+        name, limits = (f"{names.prefix}-{kind}-".encode() for kind in ("SEP", "LIM"))
         size = len(name) + _HASH_LENGTH
-        self._chain = self._table + ATTRIBUTE_HEADER.pack(ATTRIBUTE_HEADER.size + size + 1, _CHAIN) + name
+        head = self._table + ATTRIBUTE_HEADER.pack(ATTRIBUTE_HEADER.size + size + 1, _CHAIN)
+        self._limits, self._chains = head + limits, (head + name, head + limits)
         self._name_at = ATTRIBUTES + len(self._table) + ATTRIBUTE_HEADER.size
         self._name_end = self._name_at + size
         self._handle_at = ATTRIBUTES + len(self._table) + len(attribute(_CHAIN, bytes(size + 1)))
@@ -80,15 +93,21 @@ class RuleMessages:
         return FAMILIES.get(datagram[start + CONTENT]) if nat else None
 
     def counted(self, datagram: bytes, start: int, end: int, asked: str = "") -> Counted | None:
-        """The counters in a message about a translating rule; None for any other rule. `asked`: the chain
-        that the kernel was asked for."""
-        if not datagram.startswith(self._chain, start + ATTRIBUTES):
+        """The counters in a message about such a rule; None for any other rule. `asked`: the chain that the
+        kernel was asked for."""
+        if not datagram.startswith(self._chains, start + ATTRIBUTES):
             return None
         family = FAMILIES.get(datagram[start + CONTENT])
         at = datagram.find(self._counter, start + self._handle_at, end)
         if family is None or at < 0 or datagram.find(self._mark_jump, at, end) >= 0:
             return None
         chain = asked or datagram[start + self._name_at : start + self._name_end].decode(errors="replace")
+        if datagram.startswith(self._limits, start + ATTRIBUTES):
+            # A comment ends with a zero, whether it is a match or the user data of the rule.
+            limit = limit_of(datagram[start + self._handle_at : end].decode("latin-1"), "\0")
+            if limit is None:
+                return None
+            chain = limit_rule(chain, limit)
         try:
             (handle,) = _NUMBER.unpack_from(datagram, start + self._handle_at + ATTRIBUTE_HEADER.size)
             return Counted(family, chain, handle, _packets(datagram, at + len(self._counter)))
