@@ -82,7 +82,8 @@ class Programmed:
 
 
 def steps(programmed: Programmed, number: int, balancer: ConnectionBalancer | None = None) -> None:
-    connection_balancer.STEP_SECONDS, before = 0.0, connection_balancer.STEP_SECONDS
+    before = connection_balancer.STEP_SECONDS, connection_balancer.LOOK_SECONDS
+    connection_balancer.STEP_SECONDS = connection_balancer.LOOK_SECONDS = 0.0
     balancer = balancer or ConnectionBalancer(programmed, programmed.tracker, programmed.count)
 
     async def run() -> None:
@@ -92,7 +93,7 @@ def steps(programmed: Programmed, number: int, balancer: ConnectionBalancer | No
     try:
         asyncio.run(run())
     finally:
-        connection_balancer.STEP_SECONDS = before
+        connection_balancer.STEP_SECONDS, connection_balancer.LOOK_SECONDS = before
 
 
 def test_the_flows_of_all_ports_lower_a_share_and_the_reason_says_so() -> None:
@@ -237,6 +238,42 @@ def test_a_backend_with_its_maximum_of_flows_gets_none_until_a_twentieth_has_end
     assert [record.message for record in caplog.records] == [
         f"web: {A} has its 100 connections, and gets no new flows"
     ], "at most once in ten minutes"
+
+
+def test_a_burst_goes_little_above_a_maximum_and_rules_are_written_once_or_twice_a_second() -> None:
+    """120 flows in a second to a backend that takes 20. Then single flows end and begin all the time."""
+    programmed = Programmed(replace(LIMITED, backends=(Backend(A, max_connections=20), Backend(B))))
+
+    async def story() -> tuple[int, int]:
+        balancer = ConnectionBalancer(
+            programmed, programmed.tracker, programmed.count, lambda: 1000 + sum(programmed.flows.values())
+        )
+        running = asyncio.create_task(forever(balancer))
+        most = 0
+        for _ in range(120):
+            if A in programmed.shares():
+                programmed.flows[A, 80] = most = programmed.flows.get((A, 80), 0) + 1
+            await asyncio.sleep(1 / 120)
+        reads = programmed.reads
+        for number in range(100):
+            programmed.flows[A, 80] = 19 if number % 2 else 20
+            await asyncio.sleep(0.1)
+        assert programmed.reads - reads <= 60
+        reads = programmed.reads
+        programmed.flows[A, 80] = 3
+        await asyncio.sleep(10)
+        assert programmed.reads - reads <= 12, "while little comes the table is read once a second"
+        running.cancel()
+        return most, programmed.syncs
+
+    most, syncs = simulate(story())
+    assert 20 <= most <= 20 + 13
+    assert syncs <= 24
+
+
+async def forever(balancer: ConnectionBalancer) -> None:
+    while True:
+        await balancer.run(asyncio.Event())
 
 
 def test_only_backends_that_have_just_become_full_are_logged(caplog: pytest.LogCaptureFixture) -> None:

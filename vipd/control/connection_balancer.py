@@ -8,6 +8,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from vipd.control.backend_status_tracker import BackendStatusTracker, connection_limits
@@ -22,6 +23,9 @@ from vipd.model.service import Balance, Family, Service, family_of, port_names
 log = logging.getLogger(__name__)
 
 STEP_SECONDS = 1.0
+LOOK_SECONDS = 0.1
+"""Between two looks at the number of all tracked flows where a backend has a maximum. The kernel's table is
+read only if so many have come that one may have reached it: to read an empty table takes milliseconds."""
 MAX_CPU_SHARE = 0.05
 """Part of one CPU that readings of flows may take: steps are further apart where the table is large."""
 IDLE_SECONDS = 60.0
@@ -29,6 +33,8 @@ SYNC_SECONDS = 30.0
 """Limit of the wait for rules, so that a step measures flows by the shares that it has set."""
 REPORT_EVERY_SECONDS = 600.0
 """How often full backends of one service are logged at most."""
+
+TRACKED = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 
 CountFlows = Callable[[Iterable[Forwarding], Collection[str]], Awaitable[LiveCounts]]
 Loads = dict[str, BackendLoad]
@@ -58,13 +64,23 @@ class ConnectionBalancer:
     tracker. All services change together: one step of the reconciler, and one write, for each reading."""
 
     def __init__(
-        self, programmed: Programmed, tracker: BackendStatusTracker, count: CountFlows = live_counts
+        self,
+        programmed: Programmed,
+        tracker: BackendStatusTracker,
+        count: CountFlows = live_counts,
+        tracked: Callable[[], int] | None = None,
     ) -> None:
+        """`tracked` returns the number of all flows that the kernel tracks."""
         self._programmed, self._tracker, self._count = programmed, tracker, count
+        self._tracked = tracked or tracked_flows
         self._states: dict[tuple[str, Family], ShareState] = {}
         self._full: dict[str, frozenset[str]] = {}
         self._reported_at: dict[str, float] = {}
         self._seconds = 0.0
+        self._stepped_at = -math.inf
+        """When the last whole step began."""
+        self._look_from: float = 0.0
+        """The number of tracked flows from which on a backend may have reached its maximum."""
 
     async def run(self, changed: asyncio.Event) -> None:
         """One step, and the pause before the next. `changed`: set when there may be other services. Raises
@@ -77,12 +93,36 @@ class ConnectionBalancer:
                 async with asyncio.timeout(IDLE_SECONDS):
                     await changed.wait()
             return
-        await self._step(services)
-        await asyncio.sleep(max(STEP_SECONDS, self._seconds / MAX_CPU_SHARE))
+        limited = [service for service in services if connection_limits(service)]
+        now = asyncio.get_running_loop().time()
+        if not limited or now - self._stepped_at >= STEP_SECONDS:
+            self._stepped_at = now
+            await self._step(services)
+        elif self._tracked() >= self._look_from:
+            await self._look(limited)
+        await asyncio.sleep(max(LOOK_SECONDS if limited else STEP_SECONDS, self._seconds / MAX_CPU_SHARE))
+
+    async def _look(self, services: Collection[Service]) -> None:
+        """Between two steps: take out the backends that have their maximum meanwhile. Others come back with a
+        step, so that rules are not written ten times a second."""
+        forwardings = [each for s in services for each in self._programmed.forwardings.get(s.name, ())]
+        tracked, rooms = self._tracked(), [math.inf]
+        counts = await self._count(forwardings, self._programmed.host_addresses)
+        self._seconds, full = counts.seconds, dict(self._full)
+        for service in services:
+            before, limits = full.get(service.name, frozenset()), connection_limits(service)
+            flows = flows_of(service, counts.flows)
+            full[service.name] = before | full_backends(before, limits, flows)
+            self._report(service.name, full[service.name], limits)
+            rooms += [limits[name] - flows.get(name, 0) for name in limits.keys() - full[service.name]]
+        self._look_from = tracked + min(rooms)
+        self._full = {name: each for name, each in full.items() if each}
+        await self._write({name: self._tracker.flow_factors(name) for name in self._tracker.measured}, full)
 
     async def _step(self, services: Collection[Service]) -> None:
         programmed = {s.name: self._programmed.forwardings.get(s.name, ()) for s in services}
         counts = LiveCounts({}, 0.0)
+        tracked, rooms = self._tracked(), [math.inf]
         if services:
             forwardings = [each for part in programmed.values() for each in part]
             counts = await self._count(forwardings, self._programmed.host_addresses)
@@ -94,6 +134,7 @@ class ConnectionBalancer:
             if limits := connection_limits(service):
                 full[service.name] = full_backends(self._full.get(service.name, frozenset()), limits, flows)
                 self._report(service.name, full[service.name], limits)
+                rooms += [limits[name] - flows.get(name, 0) for name in limits.keys() - full[service.name]]
             if service.balance is not Balance.LEAST_CONNECTIONS:
                 continue
             known = self._tracker.flow_factors(service.name)
@@ -101,8 +142,12 @@ class ConnectionBalancer:
                 state = next_state(before.get((service.name, family), ShareState()), loads)
                 states[service.name, family] = state
                 factors[service.name] = {**factors.get(service.name, {}), **state.factors}
+        self._look_from = tracked + min(rooms)
         self._states, self._full = states, {name: each for name, each in full.items() if each}
         self._reported_at = {name: at for name, at in self._reported_at.items() if name in full}
+        await self._write(factors, full)
+
+    async def _write(self, factors: Mapping[str, Factors], full: Mapping[str, frozenset[str]]) -> None:
         if self._tracker.flows_changed(factors, full):
             generation = self._programmed.request_sync()
             changed = factors.keys() | full.keys()
@@ -120,6 +165,14 @@ class ConnectionBalancer:
         event, cause = Event.BACKEND_FULL, "max_connections"
         extra = fields(event, service=service, backend=added, cause=cause, reason=reason)
         log.warning("%s: %s, and gets no new flows", service, told, extra=extra)
+
+
+def tracked_flows() -> int:
+    """The number of all flows that the kernel tracks in this network namespace; 0 if it does not say."""
+    try:
+        return int(TRACKED.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def flows_of(service: Service, flows: Mapping[BackendKey, int]) -> dict[str, int]:
