@@ -62,7 +62,8 @@ def target(number: int, **timing: float) -> CheckTarget:
 
 def scheduler(probers: Probers, at_once: int = 100, part: Callable[[], float] | None = None) -> Scheduler:
     loop = asyncio.get_running_loop()
-    slots = {"": ProbeSlots("checks", at_once), "exec": ProbeSlots("exec checks", 4)}
+    # One author gets half of them.
+    slots = {"": ProbeSlots("checks", 2 * at_once), "exec": ProbeSlots("exec checks", 8)}
     return Scheduler(loop, probers.ask, probers.answered, part or random.Random(1).random, slots)
 
 
@@ -248,3 +249,32 @@ def test_what_hung_gets_its_turn_beside_many_that_do_not() -> None:
         return len(probers.times(slow))
 
     assert simulate(story()) >= 5
+
+
+def test_one_authors_checks_leave_room_for_anothers_however_many_and_long_they_are() -> None:
+    hanging = [target(n % 250, timeout=3600.0, interval=3600.0) for n in range(250)]
+    hanging += [replace(each, port=port) for each in hanging for port in range(1000, 1008)]
+    other = replace(target(1, interval=1.0), port=81)
+
+    async def story() -> list[float]:
+        loop, probers = asyncio.get_running_loop(), Probers()
+        slots = {"": ProbeSlots("checks", 200)}
+
+        def ask(asked: CheckTarget, done: ProbeCallback) -> Attempt:
+            if asked == other:
+                loop.call_later(0.01, done, GOOD)
+            return probers.ask(asked, done)
+
+        def authors_of(asked: CheckTarget) -> set[str]:
+            return {"file:b"} if asked == other else {f"etcd:{asked.port % 3}"}
+
+        made = Scheduler(loop, ask, probers.answered, random.Random(1).random, slots, authors_of)
+        made.add(hanging)
+        await asyncio.sleep(60.0)
+        made.add([other])
+        await asyncio.sleep(60.0)
+        assert "checks at once are all there is room for" in made.warnings()[0]
+        made.stop()
+        return pauses_of([60.0, *probers.times(other)])
+
+    assert max(simulate(story())) <= 1.1

@@ -133,7 +133,7 @@ class Asked:
     since: dict[str, float]
     says: dict[str, ReportedWeight]
 
-    def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
+    def follow(self, service: str, targets: Collection[CheckTarget], author: str = "") -> None:
         pass
 
     def status(self, target: CheckTarget) -> TargetHealth:

@@ -50,7 +50,7 @@ class TargetHealth(Protocol):
 class HealthSource(Protocol):
     """Checks targets, and knows their health."""
 
-    def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
+    def follow(self, service: str, targets: Collection[CheckTarget], author: str = "") -> None:
         """Check exactly these targets for a service from now on; none when the service is gone."""
 
     def status(self, target: CheckTarget) -> TargetHealth | None:
@@ -60,7 +60,7 @@ class HealthSource(Protocol):
 class _NoChecks:
     """Used without health checks: checks nothing, so that all backends serve."""
 
-    def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
+    def follow(self, service: str, targets: Collection[CheckTarget], author: str = "") -> None:
         """Check nothing."""
 
     def status(self, target: CheckTarget) -> None:
@@ -178,7 +178,8 @@ class BackendStatusTracker(Observer):
         for target in entry.targets.values():
             self._users.setdefault(target, set()).add(service.name)
         # One call replaces the old targets, so that the new ones inherit the state of an earlier check.
-        self._health_source.follow(service.name, frozenset(entry.targets.values()))
+        targets = frozenset(entry.targets.values())
+        self._health_source.follow(service.name, targets, service.origin.author)
 
     def take_dirty(self) -> set[str]:
         """Services whose backends' status may have changed since the last call."""

@@ -88,6 +88,8 @@ class HealthChecker:
         self._followed: dict[str, frozenset[CheckTarget]] = {}
         self._users: dict[CheckTarget, set[str]] = {}
         """The services that use each target."""
+        self._authors: dict[str, str] = {}
+        """The author of each followed service."""
         self._records: dict[CheckTarget, HealthRecord] = {}
         self._unscheduled: set[CheckTarget] = set()
         self._changed: set[CheckTarget] = set()
@@ -96,16 +98,18 @@ class HealthChecker:
         self.durations = {kind: DurationHistogram(CHECK_BOUNDS) for kind in KINDS}
         """Durations of probes by type of check, without probes that vipd could not send."""
 
-    def follow(self, service: str, targets: Collection[CheckTarget]) -> None:
-        """Set the targets of a service; none when the service is gone.
+    def follow(self, service: str, targets: Collection[CheckTarget], author: str = "") -> None:
+        """Set the targets of a service, in whose author's share they are checked; none when the service is
+        gone.
 
         A target that stays keeps its state. A target that replaces another of this service at the same
         address inherits the state, but not the count of results in a row. Call this only in the event loop's
         thread.
         """
         before, wanted = self._followed.pop(service, frozenset()), frozenset(targets)
+        self._authors.pop(service, None)
         if wanted:
-            self._followed[service] = wanted
+            self._followed[service], self._authors[service] = wanted, author
         leaving, new = before - wanted, wanted - before
         left_at: dict[str, list[CheckTarget]] = {}
         for target in leaving if new else ():
@@ -161,7 +165,7 @@ class HealthChecker:
                 return probers[target.kind].start(target, done)
 
             stack.callback(lag.stop)
-            self._scheduler = Scheduler(loop, ask, self._on_result, self._random, _slots())
+            self._scheduler = Scheduler(loop, ask, self._on_result, self._random, _slots(), self._authors_of)
             stack.callback(self._stop)
             self._schedule_all()
             async with asyncio.TaskGroup() as tasks:
@@ -250,6 +254,9 @@ class HealthChecker:
         except Exception as error:
             log_once(error, "logging verdicts")
         self._observer.health_changed(changed)
+
+    def _authors_of(self, target: CheckTarget) -> set[str]:
+        return {self._authors[service] for service in self._users.get(target, ())}
 
     def _services_of(self, target: CheckTarget) -> list[str]:
         return list(self._users.get(target, ()))

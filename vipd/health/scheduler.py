@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import count
 from typing import cast
@@ -37,6 +37,7 @@ class _Job:
 
     __slots__ = (
         "attempt",
+        "author",
         "began",
         "due",
         "gone",
@@ -56,6 +57,8 @@ class _Job:
         """It was due again while it ran or waited."""
         self.rounds = 0
         self.began = 0.0
+        self.author = ""
+        """In whose share of the slots it waits or runs."""
         self.slow = self.was_slow = False
         """Whether its last run reached its timeout; and the run before."""
 
@@ -70,10 +73,12 @@ class Scheduler:
         answered: Callable[[CheckTarget, ProbeResult], None],
         random: Callable[[], float],
         slots: Mapping[str, ProbeSlots],
+        authors_of: Callable[[CheckTarget], Collection[str]] = lambda _: (),
     ) -> None:
-        """`slots` are the places of types of checks; those of "" are for all that are not named."""
+        """`slots` are the places of types of checks; those of "" are for all that are not named. `authors_of`
+        returns the authors of the services that use a target."""
         self._loop, self._ask, self._answered = loop, ask, answered
-        self._random, self._slots = random, slots
+        self._random, self._slots, self._authors_of = random, slots, authors_of
         self._jobs: dict[CheckTarget, _Job] = {}
         self._due: list[tuple[float, int, _Job]] = []
         self._numbers = count()
@@ -136,7 +141,7 @@ class Scheduler:
             if job.running:
                 job.overtaken = True
             else:
-                self._slots_of(job).wait(job)
+                self._wait(job)
         self._start_some()
 
     def _start_some(self) -> None:
@@ -188,14 +193,17 @@ class Scheduler:
     def _ended(self, job: _Job) -> None:
         job.running = False
         slots = self._slots_of(job)
-        slots.ended(job.was_slow)
+        slots.ended(job.author, job.was_slow)
         now = self._loop.time()
         job.slow = now - job.began >= job.target.timing.timeout
         if job.overtaken and not job.gone:
             job.overtaken, job.due = False, now
-            slots.wait(job)
+            self._wait(job)
         if slots.waiting:
             self._soon()
+
+    def _wait(self, job: _Job) -> None:
+        job.author = self._slots_of(job).wait(job, self._authors_of(job.target))
 
     def _slots_of(self, job: _Job) -> ProbeSlots:
         return self._slots.get(job.target.kind) or self._slots[""]

@@ -1,14 +1,18 @@
-"""Limits how many checks run at once: those that run a program have separate slots, and those that timed out
-the last time must leave some to the others. Pure."""
+"""Limits how many checks run at once: those that run a program have separate slots. Each author of services
+has a share of them, and checks that timed out the last time must leave some to the others. Pure."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+SHARE = 2
+"""An author takes at most one of so many slots that the others leave. So whoever comes finds free ones,
+however many checks of others run, and for how long."""
 MAX_SLOW_SHARE = (3, 4)
-"""Part of the slots for checks that timed out the last time: the rest is for those that answer."""
+"""Part of a share for checks that timed out the last time: the rest is for those that answer."""
 
 LATE_SECONDS = 1.0
 """Longer waits are reported."""
@@ -24,6 +28,13 @@ class QueuedProbe(Protocol):
     """Its last run took all the time that it has."""
 
 
+class _Queues(NamedTuple):
+    """The checks of one author that wait."""
+
+    ready: deque[QueuedProbe]
+    slow: deque[QueuedProbe]
+
+
 @dataclass(slots=True)
 class ProbeSlots:
     """The places of some types of checks."""
@@ -33,51 +44,90 @@ class ProbeSlots:
     limit: int
     hint: str = "raise LimitNOFILE of the unit, or use longer intervals"
     running: int = 0
-    slow: int = 0
-    """Running checks that timed out the last time."""
-    _ready: deque[QueuedProbe] = field(default_factory=deque)
-    _slow: deque[QueuedProbe] = field(default_factory=deque)
+    waiting: int = 0
+    """Checks that wait for a slot."""
+    _running: Counter[str] = field(default_factory=Counter)
+    """Running checks by author."""
+    _slow: Counter[str] = field(default_factory=Counter)
+    """Those of them that timed out the last time."""
+    _queues: OrderedDict[str, _Queues] = field(default_factory=OrderedDict)
+    """By author, for those with checks that wait. They take turns in this order."""
 
-    def wait(self, job: QueuedProbe) -> None:
-        """It waits for its turn."""
-        (self._slow if job.slow else self._ready).append(job)
+    def wait(self, job: QueuedProbe, authors: Collection[str]) -> str:
+        """It waits for its turn. Of the authors whose services use it, it goes into the share of the one with
+        the least to do, which is returned."""
+        author = min(authors, key=self._load, default="")
+        queues = self._queues.setdefault(author, _Queues(deque(), deque()))
+        (queues.slow if job.slow else queues.ready).append(job)
+        self.waiting += 1
+        return author
 
     def next(self) -> QueuedProbe | None:
         """The check that may run now, removed from the queue; None if there is none, or no slot."""
-        part, whole = MAX_SLOW_SHARE
-        queues = [queue for queue in (self._ready, self._slow) if _head(queue) is not None]
-        if self.slow >= max(1, self.limit * part // whole):
-            queues = [queue for queue in queues if queue is not self._slow]
-        if not queues or self.running >= self.limit:
-            return None
-        job = min(queues, key=lambda queue: queue[0].due).popleft()
-        self.running += 1
-        self.slow += job.slow
-        return job
+        free = self.limit - self.running
+        for author in tuple(self._queues) if free > 0 else ():  # an empty one is deleted
+            share, slow_share = self._shares(author)
+            if self._running[author] >= share:
+                continue
+            with_slow = self._slow[author] < slow_share
+            heads = [head for head in self._heads(author) if with_slow or not head.slow]
+            if heads:
+                return self._begin(author, min(heads, key=lambda head: head.due))
+            if not any(self._queues[author]):
+                del self._queues[author]
+        return None
 
-    def ended(self, slow: bool) -> None:
-        """A check has ended; `slow`: its value when it began."""
+    def ended(self, author: str, slow: bool) -> None:
+        """A check of an author has ended. `slow`: its value when it began."""
         self.running -= 1
-        self.slow -= slow
-
-    @property
-    def waiting(self) -> int:
-        """Number of checks that wait for a slot."""
-        return len(self._ready) + len(self._slow)
+        for counter, one in ((self._running, 1), (self._slow, int(slow))):
+            counter[author] -= one
+            if not counter[author]:
+                del counter[author]
 
     def warning(self, now: float) -> str:
         """Reports that checks wait for others to end, with numbers; empty while none waits for long."""
-        heads = [head for queue in (self._ready, self._slow) if (head := _head(queue))]
-        late = max((now - head.due for head in heads), default=0.0)
-        if late <= LATE_SECONDS:
+        late = {
+            author: now - min(head.due for head in heads)
+            for author in self._queues
+            if (heads := list(self._heads(author)))
+        }
+        author = max(late, key=lambda each: late[each], default="")
+        if late.get(author, 0.0) <= LATE_SECONDS:
             return ""
-        hung = f", {len(self._slow)} of them since they hung the last time" if self._slow else ""
-        what = f"{self.limit} {self.what} at once are all there is room for, {self.slow} of which hung before"
-        return f"{what}: {self.waiting} wait{hung}, up to {late:.0f} s late; hint: {self.hint}"
+        queues, (share, _) = self._queues[author], self._shares(author)
+        hung_before = f"{self._slow[author]} of which hung before"
+        room = f"{share} {self.what} at once are all there is room for, {hung_before}"
+        waiting = len(queues.ready) + len(queues.slow)
+        whose = f" of {author}" if author else ""
+        hung = f", {len(queues.slow)} of them since they hung the last time" if queues.slow else ""
+        return f"{room}: {waiting}{whose} wait{hung}, up to {late[author]:.0f} s late; hint: {self.hint}"
 
+    def _shares(self, author: str) -> tuple[int, int]:
+        """How many checks of an author may run, and how many of those that timed out the last time."""
+        part, whole = MAX_SLOW_SHARE
+        share = max(1, (self.limit - self.running + self._running[author]) // SHARE)
+        return share, max(1, share * part // whole)
 
-def _head(queue: deque[QueuedProbe]) -> QueuedProbe | None:
-    """The check that waits longest and must still run."""
-    while queue and queue[0].gone:
-        queue.popleft()
-    return queue[0] if queue else None
+    def _begin(self, author: str, job: QueuedProbe) -> QueuedProbe:
+        queues = self._queues[author]
+        (queues.slow if job.slow else queues.ready).popleft()
+        self._queues.move_to_end(author)
+        self._running[author] += 1
+        self.running += 1
+        self.waiting -= 1
+        self._slow[author] += job.slow
+        return job
+
+    def _heads(self, author: str) -> Iterator[QueuedProbe]:
+        """Of each of an author's queues the check that waits longest and must still run."""
+        for queue in self._queues[author]:
+            while queue and queue[0].gone:
+                queue.popleft()
+                self.waiting -= 1
+            if queue:
+                yield queue[0]
+
+    def _load(self, author: str) -> int:
+        queues = self._queues.get(author)
+        return self._running[author] + (len(queues.ready) + len(queues.slow) if queues else 0)

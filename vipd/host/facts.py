@@ -60,8 +60,8 @@ class LocalSocket(NamedTuple):
 
     @property
     def reserves_port(self) -> bool:
-        """Whether a service may not newly claim its port. Anybody may listen on a high port, and must not keep
-        services from it: a socket of an ordinary user causes a warning."""
+        """Whether a service may not newly claim its port. Anybody may listen on a high port, and must not
+        keep services from it: a socket of an ordinary user causes a warning."""
         return self.protected or self.user < _FIRST_ORDINARY_USER or self.user == _NOBODY
 
     @property

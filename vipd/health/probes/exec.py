@@ -16,7 +16,8 @@ from vipd.host.unprivileged import Program, ProgramError, ProgramOutcome, Progra
 from vipd.model.check import ExecProbe
 from vipd.model.check_target import CheckTarget
 
-PROGRAMS_AT_ONCE = 32
+PROGRAMS_AT_ONCE = 64
+"""One author takes at most half of them (`slots.py`)."""
 
 
 class ExecProber:
