@@ -24,6 +24,9 @@ from vipd.model.check_target import CheckTarget
 TOGETHER_SECONDS = 0.005
 MAX_STARTS_PER_TURN = 64
 """Then other tasks of the loop run: after a stall thousands may be due."""
+REST = 2
+"""So many times as long as such a full turn took, the loop is left to others: checks that are due faster than
+they can be started come late, and nothing else does."""
 
 FIRST_SECONDS_EACH = 0.002
 """New targets are probed first within this many seconds times their number, and within their interval."""
@@ -142,17 +145,20 @@ class Scheduler:
                 job.overtaken = True
             else:
                 self._wait(job)
-        self._start_some()
+        if self._turn is None:
+            self._start_some()
+        else:
+            self._arm()
 
     def _start_some(self) -> None:
         self._turn = None
-        left = MAX_STARTS_PER_TURN
+        began, left = self._loop.time(), MAX_STARTS_PER_TURN
         for slots in self._slots.values():
             while left and (job := slots.next()):
                 left -= 1
                 self._start(cast("_Job", job))
         if not left:
-            self._soon()
+            self._rest(self._loop.time() - began)
         # Those that were started have new due times, and perhaps no others wait for the timer.
         self._arm()
 
@@ -220,6 +226,14 @@ class Scheduler:
                 return
             self._timer.cancel()
         self._timer = self._loop.call_at(due, self._tick)
+
+    def _rest(self, spent: float) -> None:
+        """Start more after a while, also if a probe that has ended asked for it at once."""
+        if self._turn is not None:
+            self._turn.cancel()
+        # A timer of no time, as with a clock that stands still, would run within this turn of the loop.
+        later = partial(self._loop.call_later, REST * spent) if spent else self._loop.call_soon
+        self._turn = later(self._start_some)
 
     def _soon(self) -> None:
         if self._turn is None:
