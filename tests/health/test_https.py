@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 import subprocess
 from dataclasses import dataclass
@@ -149,3 +150,33 @@ def test_a_ca_file_that_is_replaced_counts_at_once(
     ca.write_bytes(good.path.read_bytes())
     os.utime(ca, (1, 1))  # a clock that ticks slowly may give both files one time
     assert probe(good, check).good
+
+
+def test_a_server_cannot_choose_a_key_exchange_that_takes_long(good: Certificate) -> None:
+    """With a group of 8192 bits a handshake would hold the event loop for a hundred milliseconds."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    listen = ["s_server", "-accept", f"127.0.0.1:{port}", "-naccept", "2", "-groups", "ffdhe8192", "-www"]
+    keys = ["-cert", str(good.path), "-key", str(good.path.with_suffix(".key"))]
+    server = subprocess.Popen(["openssl", *listen, *keys], stdout=subprocess.PIPE, text=True)
+
+    async def ask() -> ProbeResult:
+        return await ask_once(probe_http, target(port, HttpProbe(tls=True, verify=False)))
+
+    try:
+        assert server.stdout is not None
+        while "ACCEPT" not in server.stdout.readline():
+            assert server.poll() is None
+        result = run(ask())
+        assert (result.good, result.reason.startswith("TLS failed: ")) == (False, True)
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_a_server_of_tls_1_2_is_good(good: Certificate) -> None:
+    good.context.maximum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        assert probe(good, HttpProbe(tls=True, ca=str(good.path))).good
+    finally:
+        good.context.maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED

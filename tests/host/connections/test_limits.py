@@ -197,6 +197,22 @@ def test_a_flood_from_one_source_does_not_keep_another_out(sent: bytes) -> None:
     served(story, GENEROUS._replace(connections=16, per_client=4))
 
 
+def test_where_all_is_taken_the_source_with_most_connections_gives_way() -> None:
+    """Who has few keeps them, though they wait longest: another host's checks are not ended by a flood."""
+    other = ListenAddress("::1", free_port())
+
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
+        listeners.set_addresses({place: "x", other: "y"})
+        await until(lambda: len(listeners.open) == 2, "both open")
+        with closing() as few, closing() as many:
+            await crowd(few, other, 2, b"GET / HTTP/1.1\r\n")
+            await crowd(many, place, 20, b"GET / HTTP/1.1\r\n")
+            await until(lambda: ended(many) == 14, "no more than there is room for")
+            assert ended(few) == 0
+
+    served(story, GENEROUS._replace(connections=8, per_client=8))
+
+
 def test_who_is_answered_is_never_given_up_for_another() -> None:
     async def story(place: ListenAddress, listeners: Listeners) -> None:
         loop = asyncio.get_running_loop()

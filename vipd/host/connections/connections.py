@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
@@ -163,14 +164,19 @@ class Connections:
         task.add_done_callback(self._starting.discard)
 
     def _has_room(self, source: ClientSource) -> bool:
-        """Whether there is room for one more connection; makes room if necessary."""
+        """Whether there is room for one more connection; makes room if necessary, at the cost of the source
+        that has most of them."""
         everybody, limits = self._open.values(), self._limits
         mine = [c for c in everybody if c.client == source]
         alike = [c for c in everybody if c.client.privileged == source.privileged]
         if not source.privileged and len(mine) >= limits.per_client:
             return _end_one(mine)
         most = limits.privileged if source.privileged else limits.connections
-        return len(alike) < most or _end_one(alike)
+        if len(alike) < most:
+            return True
+        counts = Counter(connection.client for connection in alike)
+        largest = max(counts, key=lambda client: counts[client])
+        return _end_one(c for c in alike if c.client == largest) or _end_one(alike)
 
     def _refuse(self, taken: socket.socket, source: ClientSource) -> None:
         own = sum(c.client == source for c in self._open.values()) >= self._limits.per_client
