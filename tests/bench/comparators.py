@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tests.bench.chain_layout import changed_service, whole_table
+from tests.bench.kube_proxy_nft import changed_service, whole_table
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId, Rules
@@ -26,8 +26,10 @@ from vipd.observe.bench.worker import main
 Variant = Literal["nft", "legacy"]
 
 RESTORES: dict[str, Variant] = {"one iptables-restore, nft": "nft", "one iptables-restore, legacy": "legacy"}
-CHAINS = "one nft -f, chains"
-"""Chains for every service and endpoint."""
+KUBE_PROXY_NFT = "one nft -f"
+"""The table that kube-proxy's nftables mode writes."""
+CLUSTER = ("10.128.0.0/9",)
+"""Where the backends of the declared services are."""
 
 
 class OneRestore:
@@ -78,15 +80,17 @@ class OneRestore:
         )
 
 
-class ChainPerService:
-    """A chain for each service and endpoint, in one transaction of nft."""
+class OneTransaction:
+    """kube-proxy's nftables table in one transaction of nft. A change writes what its partial sync does."""
 
     def __init__(self) -> None:
+        self._services: dict[str, Service] = {}
         self._text = ""
 
     def prepare(self, services: Sequence[Service]) -> None:
         """Make the text of everything."""
-        self._text = whole_table(services)
+        self._services = {service.name: service for service in services}
+        self._text = whole_table(services, CLUSTER)
 
     async def load(self, meter: Meter) -> None:
         """One transaction."""
@@ -94,14 +98,15 @@ class ChainPerService:
 
     def prepare_change(self, service: Service) -> None:
         """Make the text of the change."""
-        self._text = changed_service(service)
+        self._text = changed_service(self._services[service.name], service)
+        self._services[service.name] = service
 
     async def change(self, meter: Meter) -> None:
         """One transaction."""
         await _run(meter, ["nft", "-f", "-"], self._text)
 
     async def collect_garbage(self) -> None:
-        """Nothing: old chains of endpoints stay."""
+        """Nothing: an endpoint has no chain."""
 
     async def counts(self) -> dict[str, int]:
         """What nft lists."""
@@ -110,7 +115,7 @@ class ChainPerService:
 
 def comparator(name: str, directory: Path) -> Subject:
     """The subject of that name. Raises KeyError."""
-    return ChainPerService() if name == CHAINS else OneRestore(RESTORES[name])
+    return OneTransaction() if name == KUBE_PROXY_NFT else OneRestore(RESTORES[name])
 
 
 async def _run(meter: Meter, argv: Sequence[str], text: str) -> None:

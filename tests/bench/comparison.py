@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.bench.comparators import CHAINS
+from tests.bench.comparators import KUBE_PROXY_NFT
 from tests.bench.programming import GROUP, ONE_CHANGE
 from tests.bench.record import Record
 from tests.bench.tables import brief, table
@@ -27,9 +27,10 @@ TITLES = (
     "[HAProxy](docs/migration.md#haproxy-in-tcp-mode)",
     "[Cilium](https://docs.cilium.io/en/stable/network/kubernetes/kubeproxy-free/)",
 )
+CILIUM_SERVICES = "Kubernetes, or a file of its objects"
 NO_UDP = "TCP, [no general UDP](https://github.com/haproxy/haproxy/issues/62)"
 FACTS = (
-    ("services come from", "files, `vipctl`, etcd", "Kubernetes", "a file", "a file", "Kubernetes"),
+    ("services come from", "files, `vipctl`, etcd", "Kubernetes", "a file", "a file", CILIUM_SERVICES),
     ("packets pass", "kernel: nftables, iptables", "the same", "kernel: IPVS", "a process", "kernel: eBPF"),
     ("protocols", "TCP, UDP, SCTP", "TCP, UDP, SCTP", "TCP, UDP, SCTP", NO_UDP, "TCP, UDP"),
     ("health checks", "its own", "the kubelet's", "its own", "its own", "the kubelet's"),
@@ -57,7 +58,11 @@ COMPARISONS = (
         "connections, part of direct",
         (
             (("vipd nftables", "nftables"), ("vipd iptables grouped (nft)", "iptables")),
-            (("vipd iptables flat (nft)", "iptables"), ("vipd iptables flat (legacy)", "legacy")),
+            (
+                ("kube-proxy's nftables table", "nftables"),
+                ("vipd iptables flat (nft)", "iptables"),
+                ("vipd iptables flat (legacy)", "legacy"),
+            ),
             (),
             (("haproxy", ""),),
             (),
@@ -70,7 +75,7 @@ COMPARISONS = (
         (
             (("vipd nftables", "nftables"), ("vipd iptables-nft", "iptables")),
             (
-                (CHAINS, "nftables"),
+                (KUBE_PROXY_NFT, "nftables"),
                 ("one iptables-restore, nft", "iptables"),
                 ("one iptables-restore, legacy", "legacy"),
             ),

@@ -13,7 +13,7 @@ class Extent:
     sizes: tuple[int, ...]
     """Numbers of services that are programmed."""
     nftables_sizes: tuple[int, ...]
-    """Further ones, for vipd's nftables dataplane alone."""
+    """Further ones, for nftables alone: vipd's table and kube-proxy's."""
     rounds: int
     large_rounds: int
     """Rounds at 10,000 services and more."""

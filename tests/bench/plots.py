@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.bench.comparators import CHAINS, RESTORES
+from tests.bench.comparators import KUBE_PROXY_NFT, RESTORES
 from tests.bench.programming import FULL_LOAD, ONE_CHANGE, OURS
 from tests.bench.results import Measurement
 
@@ -21,7 +21,7 @@ svg { --paper: #ffffff; --ink: #1f2328; }
 
 COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00", "#cc79a7", "#7f7f7f", "#8c6bb1")
 MARKERS = "osD^vPX*"
-OTHERS = (*RESTORES, CHAINS)
+OTHERS = (*RESTORES, KUBE_PROXY_NFT)
 
 
 class NoPlotsError(RuntimeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from tests.bench.comparators import CHAINS, RESTORES
+from tests.bench.comparators import KUBE_PROXY_NFT, RESTORES
 from tests.bench.extent import Extent
 from tests.bench.progress import say
 from tests.bench.results import Measurement
@@ -18,7 +18,7 @@ from vipd.observe.bench.usage import Usage
 GROUP = "programming"
 LARGE = 10_000
 OURS = tuple(name for name in VIPD if name != "vipd iptables")
-OTHERS = (*RESTORES, CHAINS)
+OTHERS = (*RESTORES, KUBE_PROXY_NFT)
 
 FULL_LOAD, ONE_CHANGE = "full load", "one change"
 PARTS: tuple[tuple[str, str, Callable[[Usage], float]], ...] = (
@@ -36,7 +36,7 @@ def measure(extent: Extent) -> Iterator[Measurement]:
     for services in extent.sizes:
         yield from _size(extent, services, (*OURS, *OTHERS))
     for services in extent.nftables_sizes:
-        yield from _size(extent, services, ("vipd nftables",))
+        yield from _size(extent, services, ("vipd nftables", KUBE_PROXY_NFT))
     yield from cold_starts(extent)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.bench.path.programs import CpuClock, Programs, pids_of
 from tests.bench.path.proxies import start_haproxy, start_nginx
-from tests.bench.path.rules import BACKENDS, load_iptables, load_nftables, vip
+from tests.bench.path.rules import BACKENDS, load_iptables, load_kube_proxy_nft, load_nftables, vip
 from tests.lab.node import Node
 from tests.lab.topology import CLIENT_SOURCES, Lab, Wiring, ip
 
@@ -116,6 +116,10 @@ def _nftables(masquerade: str) -> Install:
     return install
 
 
+def _kube_proxy_nft(host: Node, services: int, directory: Path) -> None:
+    load_kube_proxy_nft(host, services)
+
+
 DIRECT = Subject("direct", None, scales=False, has_vip=False)
 TRACKED = Subject("direct, tracked", _nft(TRACKING_RULE), scales=False, has_vip=False)
 SUBJECTS = (
@@ -127,6 +131,7 @@ SUBJECTS = (
     Subject("vipd iptables grouped (legacy)", _iptables("legacy", "none")),
     Subject("vipd iptables flat (nft)", _iptables("nft", "kube-proxy")),
     Subject("vipd iptables flat (legacy)", _iptables("legacy", "kube-proxy")),
+    Subject("kube-proxy's nftables table", _kube_proxy_nft),
     Subject("haproxy", start_haproxy, by_kernel=False, udp=False),
     Subject("nginx stream", start_nginx, by_kernel=False),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from ipaddress import IPv4Address
 
+from tests.bench.kube_proxy_nft import whole_table
 from tests.bench.path.programs import PORTS
 from tests.lab.node import Node
 from vipd.control.selection import SelectionPolicy, select_backends
@@ -91,3 +92,9 @@ def load_nftables(host: Node, services: int, masquerade: str = "auto") -> None:
     options = TableOptions.of(settings_for(masquerade=masquerade), Family.IPV4)
     text = render_table(_forwardings(services, "none", masquerade), options)
     host.run("nft", "-f", "-", text=text, timeout=LOAD_SECONDS)
+
+
+def load_kube_proxy_nft(host: Node, services: int) -> None:
+    """kube-proxy's nftables table, by one `nft -f`."""
+    parsed = parse_declaration(declaration(services), "bench.yaml").services
+    host.run("nft", "-f", "-", text=whole_table(parsed, CLUSTER), timeout=LOAD_SECONDS)
