@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from vipd.host.netlink import (
     DONE,
     ERROR,
+    HEADER,
     INTERRUPTED,
     MalformedMessageError,
     attributes,
@@ -20,7 +21,7 @@ from vipd.host.netlink import (
     nested,
     u32,
 )
-from vipd.host.netlink_socket import RECEIVE_BYTES, acknowledge, dump
+from vipd.host.netlink_socket import ATTEMPTS, RECEIVE_BYTES, acknowledge, dump, read_whole
 
 RULE = message(0x0A06, 0, 1, b"12345678")
 END = message(DONE, 0, 1, bytes(4))
@@ -83,6 +84,46 @@ def test_a_disturbed_listing_is_read_to_its_end_and_is_not_complete(fault: bytes
     number, complete = listed(RULE, fault, RULE + END)
     assert number >= 2
     assert not complete
+
+
+class Changing(Answering):
+    """A socket that answers each request with the next of some readings: how many items, and whether the
+    kernel marks it as interrupted."""
+
+    def __init__(self, *readings: tuple[int, bool]) -> None:
+        super().__init__(())
+        self._readings = list(readings)
+
+    def sendto(self, data: bytes, address: tuple[int, int]) -> None:
+        """As a socket's."""
+        sequence = HEADER.unpack_from(data)[3]
+        number, interrupted = self._readings.pop(0)
+        flags = INTERRUPTED if interrupted else 0
+        items = [message(0x0A06, flags, sequence, bytes([n])) for n in range(number)]
+        self._answers = [*items, message(DONE, flags, sequence, bytes(4))]
+
+
+def whole(*readings: tuple[int, bool], most: int | None = None) -> list[int]:
+    def read(datagram: bytes, answers: Sequence[tuple[int, int, int]]) -> list[int]:
+        return [datagram[start + HEADER.size] for _, start, _ in answers]
+
+    changing = cast(socket.socket, Changing(*readings))
+    return read_whole(changing, lambda sequence: message(0x0A06, 0, sequence, b""), read, most)
+
+
+def test_a_listing_that_changed_meanwhile_is_read_again() -> None:
+    assert whole((3, False)) == [0, 1, 2]
+    assert whole((2, True), (1, True), (4, False)) == [0, 1, 2, 3], "nothing is left of what was interrupted"
+
+
+def test_one_that_changes_all_the_time_is_an_error() -> None:
+    with pytest.raises(OSError, match="changed during each of") as raised:
+        whole(*([(3, True)] * ATTEMPTS))
+    assert raised.value.errno == errno.EBUSY
+
+
+def test_of_a_long_listing_only_so_many_items_are_read() -> None:
+    assert whole((9, True), most=4) == [0, 1, 2, 3]
 
 
 def test_other_senders_and_earlier_requests_are_passed_over() -> None:

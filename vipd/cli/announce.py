@@ -65,15 +65,25 @@ def announce(form: str, number: int, next_hops: tuple[str, ...], once: bool) -> 
 
 
 async def _follow(number: int, line: Callable[[str, bool], str], *, once: bool) -> None:
-    """Print changes, for ever unless `once`. Raises OSError."""
-    told: frozenset[str] = frozenset()
+    """Print changes, for ever unless `once`. A later reading that fails changes nothing: a program that is
+    told nothing announces what it has been told. Raises OSError when the first one fails."""
+    told: frozenset[str] | None = None
+    fault = ""
     events = RouteEvents()
     try:
         await events.wait()  # open before the first reading, so that no change is missed
         while True:
-            now = await read_table(number)
-            lines = [line(address, True) for address in _sorted(now - told)]
-            lines += [line(address, False) for address in _sorted(told - now)]
+            try:
+                now, failed = await read_table(number), ""
+            except OSError as error:
+                if told is None:
+                    raise
+                now, failed = told, str(error.strerror or error)
+            if failed and failed != fault:
+                print(f"vipctl: {failed}; nothing is withdrawn", file=sys.stderr, flush=True)
+            fault, before = failed, told or frozenset()
+            lines = [line(address, True) for address in _sorted(now - before)]
+            lines += [line(address, False) for address in _sorted(before - now)]
             told = now
             if lines:
                 print("\n".join(lines))

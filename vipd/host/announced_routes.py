@@ -9,7 +9,6 @@ would fail every connection from this host to the address, and `dev lo` would se
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import ipaddress
 import logging
@@ -19,26 +18,17 @@ from collections.abc import Collection, Iterator
 from sys import byteorder
 
 from vipd.host.host_changes import HostChanges
-from vipd.host.netlink import (
-    ACKNOWLEDGE,
-    CONTENT,
-    CREATE,
-    DUMP,
-    REQUEST,
-    MalformedMessageError,
-    attribute,
-    message,
-)
-from vipd.host.netlink_socket import acknowledge, dump, open_netlink
+from vipd.host.netlink import ACKNOWLEDGE, CREATE, REQUEST, attribute, message
+from vipd.host.netlink_socket import acknowledge, open_netlink
 from vipd.host.route_table import LINK_SCOPE, PROTOCOL
-from vipd.host.rtnetlink import NEW_ROUTE, SILENCE_SECONDS, Message, message_of
+from vipd.host.rtnetlink import NEW_ROUTE, SILENCE_SECONDS, Message, read_listing
 from vipd.model.service import Family, family_of
 
 log = logging.getLogger(__name__)
 
 DEFAULT_TABLE = 86
 """As the setting `announce_table`; cleanup looks into it without a record, too."""
-DELETE_ROUTE, GET_ROUTE = 25, 26
+DELETE_ROUTE = 25
 MAX_ROUTES = 1_000_000
 ROUTE_GROUPS = 0x40 | 0x400
 """Netlink groups: routes of both families."""
@@ -49,9 +39,6 @@ _DST, _OIF, _TABLE = 1, 4, 15
 _UNICAST = 1
 _REPLACE = 0x100
 _UNIVERSE = 0
-_STRICT_CHECK = 12
-"""NETLINK_GET_STRICT_CHK: the kernel lists only the table asked for; before Linux 4.20 all of them."""
-_SOL_NETLINK = 270
 _FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
 
@@ -188,35 +175,17 @@ def _foreign(table: int) -> int:
 def _routes(table: int) -> Iterator[Message]:
     for family, number in _FAMILIES.items():
         body = _RTMSG.pack(number, 0, 0, 0, table, 0, 0, 0, 0)
-        request = message(GET_ROUTE, REQUEST | DUMP, 1, body)
         try:
-            yield from _dumped(request, table, number)
+            for found in read_listing(NEW_ROUTE, body, MAX_ROUTES, strict=True):
+                fields = _RTMSG.unpack(found.body)
+                named = int.from_bytes(found.attributes.get(_TABLE, b""), byteorder) or fields[4]
+                if fields[0] == number and named == table:
+                    yield found
         except OSError as error:
             # A family that the kernel lacks, and with IPv6 a table that was never used.
             if error.errno not in (errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.ENOENT):
                 what = f"the routes of table {table} ({family}) cannot be read: {error.strerror}"
                 raise OSError(error.errno, what) from error
-
-
-def _dumped(request: bytes, table: int, family: int) -> Iterator[Message]:
-    with open_netlink(socket.NETLINK_ROUTE) as opened:
-        opened.settimeout(SILENCE_SECONDS)
-        with contextlib.suppress(OSError):
-            opened.setsockopt(_SOL_NETLINK, _STRICT_CHECK, 1)
-        number = 0
-        try:
-            for datagram, answers in dump(opened, request, 1):
-                for kind, start, end in answers:
-                    if kind != NEW_ROUTE or number == MAX_ROUTES:
-                        continue
-                    found = message_of(kind, datagram[start + CONTENT : end])
-                    fields = _RTMSG.unpack(found.body)
-                    named = int.from_bytes(found.attributes.get(_TABLE, b""), byteorder) or fields[4]
-                    if fields[0] == family and named == table:
-                        number += 1
-                        yield found
-        except MalformedMessageError as error:
-            raise OSError(errno.EBADMSG, f"the kernel's answer is not understood: {error}") from error
 
 
 def _route(table: int, address: str, index: int = 0) -> bytes:

@@ -43,8 +43,9 @@ class BoundedThreads:
         self._queue: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
 
     def submit(self, call: Callable[[], T], queue: bool = True) -> Future[T]:
-        """A future for the result of a call. If every thread is busy the call waits in a queue; without
-        `queue`, BusyError is raised. Raises RuntimeError if there is no thread and none can be started.
+        """A future for the result of a call, which can be cancelled until the call begins. If every thread is
+        busy the call waits in a queue; without `queue`, BusyError is raised. Raises RuntimeError if there is
+        no thread and none can be started.
         """
         entry = call, Future[T]()
         with self._guard:
@@ -71,6 +72,9 @@ class BoundedThreads:
                     self._threads -= 1
                     return
                 call, answer = self._queue.popleft()
+            if not answer.set_running_or_notify_cancel():
+                continue  # nobody waits for it any more
+            # From here on a waiter that is cancelled leaves the future as it is: it can take the outcome.
             try:
                 found = call()
             except BaseException as error:

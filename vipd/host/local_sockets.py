@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from vipd.host.facts import LocalSocket
 from vipd.host.netlink import CONTENT, DUMP, REQUEST, MalformedMessageError, message
-from vipd.host.netlink_socket import dump, open_netlink
+from vipd.host.netlink_socket import open_netlink, read_whole
 from vipd.host.processes import Processes
 from vipd.model.service import Protocol
 
@@ -42,7 +42,6 @@ _REQUEST = struct.Struct("=BBBxI48x")
 _ANSWER = struct.Struct("=BBxx2sxx16s40xII")
 """inet_diag_msg: address family, state, port, address, and behind what is not read the user and inode."""
 SILENCE_SECONDS = 5.0
-_SEQUENCE = 1
 
 
 class _Row(NamedTuple):
@@ -85,7 +84,7 @@ class LocalSockets:
     def _rows_of(self, name: str) -> Iterable[_Row]:
         if name not in self._undumped:
             try:
-                return list(islice(dumped(name), MAX_SOCKETS))
+                return list(dumped(name))
             except (OSError, MalformedMessageError):
                 self._undumped.add(name)  # the kernel would look for its module each time
         return self._listed(name)
@@ -129,13 +128,18 @@ def dumped(name: str) -> Iterator[_Row]:
     protocol = TABLES[name]
     family = socket.AF_INET6 if name.endswith("6") else socket.AF_INET
     wanted = _REQUEST.pack(family, _NUMBERS[protocol], 0, 1 << _TAKING[protocol])
-    request = message(_SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, _SEQUENCE, wanted)
     with open_netlink(_NETLINK_SOCK_DIAG) as opened:
         opened.settimeout(SILENCE_SECONDS)
-        for datagram, answers in dump(opened, request, _SEQUENCE):
-            for kind, start, end in answers:
-                if kind == _SOCK_DIAG_BY_FAMILY:
-                    yield _row_of(protocol, datagram[start + CONTENT : end])
+        yield from read_whole(
+            opened,
+            lambda sequence: message(_SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, sequence, wanted),
+            lambda datagram, answers: (
+                _row_of(protocol, datagram[start + CONTENT : end])
+                for kind, start, end in answers
+                if kind == _SOCK_DIAG_BY_FAMILY
+            ),
+            MAX_SOCKETS,
+        )
 
 
 def _row_of(protocol: Protocol, body: bytes) -> _Row:

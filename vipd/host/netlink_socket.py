@@ -10,13 +10,16 @@ import os
 import socket
 import struct
 from array import array
-from collections.abc import Callable, Generator
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import count
+from typing import NamedTuple, TypeVar
 
 from vipd.host import netlink
 from vipd.host.netlink import DONE, ERROR
 
 OpenSocket = Callable[[], socket.socket]
+
+T = TypeVar("T")
 
 NETLINK_NETFILTER = 12
 RECEIVE_BYTES = 1 << 16
@@ -28,6 +31,10 @@ _SOL_NETLINK, _ADD_MEMBERSHIP, _CAP_ACK = 270, 1, 10
 _SO_ATTACH_FILTER, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 26, 32, 33
 """The kernel's include/uapi/asm-generic/socket.h; the socket module does not name them."""
 _INSTRUCTION_BYTES = 8
+
+ATTEMPTS = 10
+"""How often a listing is read that changes meanwhile."""
+_sequence_numbers = count(1)
 
 
 def open_netlink(protocol: int = NETLINK_NETFILTER, groups: int = 0) -> socket.socket:
@@ -133,6 +140,32 @@ def dump(
                 done = done or kind == DONE
         yield datagram, answers
     return complete
+
+
+def read_whole(
+    opened: socket.socket,
+    request: Callable[[int], bytes],
+    read: Callable[[bytes, Sequence[tuple[int, int, int]]], Iterable[T]],
+    most: int | None = None,
+) -> list[T]:
+    """The items of a listing: what `read` makes of each datagram and its messages (type, start and end).
+
+    `request` makes the request with a sequence number. A reading that the kernel marks as interrupted is
+    dropped and repeated. With more than `most` items only those are read, and `opened` is of no use any more.
+    Raises OSError, also when every reading was interrupted, and MalformedMessageError.
+    """
+    for _ in range(ATTEMPTS):
+        number = next(_sequence_numbers) & 0xFFFFFFFF
+        items, answers = list[T](), dump(opened, request(number), number)
+        try:
+            while True:
+                items += read(*next(answers))
+                if most is not None and len(items) >= most:
+                    return items[:most]
+        except StopIteration as ended:
+            if ended.value:
+                return items
+    raise OSError(errno.EBUSY, f"the kernel's list changed during each of {ATTEMPTS} readings")
 
 
 def acknowledge(opened: socket.socket) -> None:

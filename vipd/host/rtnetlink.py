@@ -7,6 +7,7 @@ because two readers, `network` and `route_table`, use it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from vipd.host.netlink import (
     message,
     split,
 )
-from vipd.host.netlink_socket import dump, open_netlink, receive, shorten_answers
+from vipd.host.netlink_socket import ATTEMPTS, open_netlink, read_whole, receive, shorten_answers
 
 NEW_LINK, NEW_ADDRESS, NEW_ROUTE, NEW_NEIGHBOUR, NEW_RULE = 16, 20, 24, 28, 32
 _LISTING = 2
@@ -34,7 +35,12 @@ _PROXY = 0x08
 _REPLACE = 0x100
 _WRITTEN_AT_ONCE = 100
 """Routes: that many refusals fit into the buffer of answers."""
-_SEQUENCE = 1
+_UNMARKED = {NEW_LINK: 0x1, NEW_ADDRESS: 0x10 | 0x100, NEW_ROUTE: 0x400, NEW_RULE: 0x80 | 0x40000}
+"""Lists of which a reading may lack what stays without a mark, and the groups of their changes. IPv4's routes
+are whole; neighbours change all the time, and little depends on them."""
+_STRICT_CHECK = 12
+"""NETLINK_GET_STRICT_CHK; before Linux 4.20 the kernel lists all of a type and family."""
+_SOL_NETLINK = 270
 SILENCE_SECONDS = 5.0
 
 BODIES = {NEW_LINK: 16, NEW_ADDRESS: 8, NEW_ROUTE: 12, NEW_NEIGHBOUR: 12, NEW_RULE: 12}
@@ -49,25 +55,77 @@ class Message(NamedTuple):
 
 
 def listing(kind: int, family: int, most: int, *, proxies: bool = False) -> Iterator[Message]:
-    """The items of a type and address family, up to `most`. Raises OSError.
+    """The items of a type and address family, up to `most`, after all of them were read. Raises OSError.
 
     `proxies`: only neighbours for which this host answers.
     """
     body = bytes([family]) + bytes(9) + bytes([_PROXY if proxies else 0]) + bytes(5)
-    request = message(kind + _LISTING, REQUEST | DUMP, _SEQUENCE, body)
-    number = 0
-    with open_netlink(socket.NETLINK_ROUTE) as opened:
+    return read_listing(kind, body, most)
+
+
+def read_listing(kind: int, body: bytes, most: int, *, strict: bool = False) -> Iterator[Message]:
+    """The items of a type that a request with this content asks for, up to `most`, after all of them were
+    read. Raises OSError, also if the list changes all the time.
+
+    What stays meanwhile is in it; what goes or changes may be in its earlier form, too. `strict`: the kernel
+    lists only what is asked for (since Linux 4.20); `body` must be exactly the type's fixed part.
+    """
+
+    def request(sequence: int) -> bytes:
+        return message(kind + _LISTING, REQUEST | DUMP, sequence, body)
+
+    def read(datagram: bytes, answers: Sequence[tuple[int, int, int]]) -> Iterator[bytes]:
+        return (datagram[start + CONTENT : end] for answer, start, end in answers if answer == kind)
+
+    with contextlib.ExitStack() as sockets:
+        changes = None
+        if kind in _UNMARKED and (kind, body[0]) != (NEW_ROUTE, socket.AF_INET):
+            changes = sockets.enter_context(open_netlink(socket.NETLINK_ROUTE, _UNMARKED[kind]))
+        opened = sockets.enter_context(open_netlink(socket.NETLINK_ROUTE))
         opened.settimeout(SILENCE_SECONDS)
+        if strict:
+            with contextlib.suppress(OSError):
+                opened.setsockopt(_SOL_NETLINK, _STRICT_CHECK, 1)
         try:
-            for datagram, answers in dump(opened, request, _SEQUENCE):
-                for answer, start, end in answers:
-                    if number == most:
-                        return
-                    if answer == kind:
-                        number += 1
-                        yield message_of(kind, datagram[start + CONTENT : end])
+            contents = read_whole(opened, request, read, most)
+            # The kernel (6.18) continues a changed list after as many items as it has sent. If some of those
+            # are gone it leaves out as many that stay. It marks no list of IPv6 routes, and not every other
+            # one: measured, 16 to 26 of 100 readings of 3,000 routes. Which ones are missing differs.
+            for _ in range(ATTEMPTS - 1):
+                if changes is None or len(contents) >= most or not _changed(changes):
+                    break
+                again = read_whole(opened, request, read, most)
+                contents = list(dict.fromkeys((*contents, *again)))[:most]
         except MalformedMessageError as error:
-            raise OSError(errno.EBADMSG, f"the kernel's answer is not understood: {error}") from error
+            raise _not_understood(error) from error
+    return _messages(kind, contents)
+
+
+def _messages(kind: int, contents: Sequence[bytes]) -> Iterator[Message]:
+    """Decoded one by one: a million routes would take half a gigabyte."""
+    try:
+        for content in contents:
+            yield message_of(kind, content)
+    except MalformedMessageError as error:
+        raise _not_understood(error) from error
+
+
+def _not_understood(error: MalformedMessageError) -> OSError:
+    return OSError(errno.EBADMSG, f"the kernel's answer is not understood: {error}")
+
+
+def _changed(changes: socket.socket) -> bool:
+    """Whether there was a notification since the last call."""
+    seen = False
+    while True:
+        try:
+            changes.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return seen
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:  # more than there was room for
+                raise
+        seen = True
 
 
 def write_routes(routes: Sequence[bytes]) -> list[int]:
@@ -90,7 +148,7 @@ def write_routes(routes: Sequence[bytes]) -> list[int]:
                         if kind == ERROR:
                             errors[answered] = error_number(datagram, begin, end)
             except MalformedMessageError as error:
-                raise OSError(errno.EBADMSG, f"the kernel's answer is not understood: {error}") from error
+                raise _not_understood(error) from error
     return errors
 
 

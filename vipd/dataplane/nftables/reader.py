@@ -18,12 +18,10 @@ from vipd.dataplane.nftables.plan import FoundChain, Installed
 from vipd.dataplane.programs import local_limit_hint
 from vipd.host import netlink_socket
 from vipd.host.netlink import MalformedMessageError, attributes, text
-from vipd.host.netlink_socket import OpenSocket, dump
+from vipd.host.netlink_socket import OpenSocket, read_whole
 from vipd.model.service import Family
 
 SILENCE_SECONDS = 30.0
-ATTEMPTS = 5
-"""How often a reading is started that a concurrent change disturbs."""
 
 _COMMENT_OF_SET = 7
 """NFTNL_UDATA_SET_COMMENT; comments of other objects have number 0."""
@@ -53,7 +51,6 @@ class TableReader:
     ) -> None:
         """Without a family and a table only `base_chains`, `table_flags` and `tables_with_sets` work."""
         self._family, self._table = family, table
-        self._sequence = 0
         try:
             self._socket = open_socket()
         except OSError as error:
@@ -176,27 +173,15 @@ class TableReader:
             yield attributes(message.attributes)
 
     def _messages(self, kind: int, table: str = "", holder: str = "") -> list[codec.Answer]:
-        for _ in range(ATTEMPTS):
-            found = self._once(kind, table, holder)
-            if found is not None:
-                return found
-        raise ApplyError(self._what, "it changes all the time")
-
-    def _once(self, kind: int, table: str, holder: str) -> list[codec.Answer] | None:
-        """One reading; None if a concurrent change disturbed it."""
-        self._sequence += 1
-        found: list[codec.Answer] = []
-        listing = dump(
-            self._socket, codec.request(kind, self._family, self._sequence, table, holder), self._sequence
-        )
         try:
-            while True:
-                datagram, answers = next(listing)
-                found += [codec.answer(datagram, *each) for each in answers]
-        except StopIteration as ended:
-            return found if ended.value else None
+            return read_whole(
+                self._socket,
+                lambda sequence: codec.request(kind, self._family, sequence, table, holder),
+                lambda datagram, answers: (codec.answer(datagram, *each) for each in answers),
+            )
         except (OSError, MalformedMessageError) as error:
-            raise self._failed(getattr(error, "errno", 0) or 0, str(error)) from None
+            number, why = getattr(error, "errno", 0) or 0, getattr(error, "strerror", "") or str(error)
+            raise self._failed(number, why) from None
 
     @property
     def _what(self) -> str:

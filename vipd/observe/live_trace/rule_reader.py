@@ -11,7 +11,7 @@ from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.plan import COMMENT_START
 from vipd.dataplane.nftables.saved_table import read_chains
 from vipd.host.netlink import MalformedMessageError, attributes, text
-from vipd.host.netlink_socket import dump, open_netlink
+from vipd.host.netlink_socket import open_netlink, read_whole
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.model.service import Family
 from vipd.observe.live_trace.events import Chain
@@ -140,8 +140,10 @@ def _dumped(kind: int, family: Family, table: str = "", chain: str = "") -> list
     """Raises OSError and MalformedMessageError."""
     with open_netlink() as opened:
         opened.settimeout(ANSWER_SECONDS)
-        return [
-            attributes(codec.answer(datagram, *each).attributes)
-            for datagram, answers in dump(opened, codec.request(kind, family, 1, table, chain), 1)
-            for each in answers
-        ]
+        return read_whole(
+            opened,
+            lambda sequence: codec.request(kind, family, sequence, table, chain),
+            lambda datagram, answers: (
+                attributes(codec.answer(datagram, *each).attributes) for each in answers
+            ),
+        )

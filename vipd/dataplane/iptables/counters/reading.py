@@ -6,7 +6,7 @@ The kernel is read over netlink; iptables-nft-save takes ten times as long.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from vipd.dataplane.iptables.counters.messages import (
     RULE_ADDED,
@@ -28,7 +28,7 @@ from vipd.host.netlink import (
     nfgenmsg,
     string,
 )
-from vipd.host.netlink_socket import dump, open_netlink
+from vipd.host.netlink_socket import open_netlink, read_whole
 from vipd.model.service import Family
 
 SILENCE_SECONDS = 3.0
@@ -45,15 +45,20 @@ def read_kernel(family: Family, chains: Iterable[str], messages: RuleMessages) -
     table = nfgenmsg(FAMILY_NUMBERS[family]) + string(1, "nat")
     with open_netlink() as opened:
         opened.settimeout(SILENCE_SECONDS)
-        for sequence, chain in enumerate(chains, 1):
-            request = message(RULE_LISTED, REQUEST | DUMP, sequence, table + string(2, chain))
+        for chain in chains:
+
+            def request(sequence: int, chain: str = chain) -> bytes:
+                return message(RULE_LISTED, REQUEST | DUMP, sequence, table + string(2, chain))
+
+            def counted(
+                datagram: bytes, answers: Sequence[tuple[int, int, int]], chain: str = chain
+            ) -> Iterator[Counted]:
+                rules = ((start, end) for kind, start, end in answers if kind == RULE_ADDED)
+                found = (messages.counted(datagram, start, end, chain) for start, end in rules)
+                return (count for count in found if count)
+
             try:
-                for datagram, answers in dump(opened, request, sequence):
-                    counts += [
-                        counted
-                        for kind, start, end in answers
-                        if kind == RULE_ADDED and (counted := messages.counted(datagram, start, end, chain))
-                    ]
+                counts += read_whole(opened, request, counted)
             except MalformedMessageError as error:
                 raise OSError(errno.EBADMSG, f"the kernel's rules: {error}") from error
     return counts
