@@ -27,6 +27,7 @@ def test_a_cancelled_waiter_costs_no_thread(when: str) -> None:
         queued = [asyncio.wrap_future(threads.submit(lambda: made.append(1))) for _ in range(4)]
         for waiter in queued if when == "in the queue" else running:
             waiter.cancel()
+        await asyncio.sleep(0)  # the loop tells the threads
         free.set()
         later = [asyncio.wrap_future(threads.submit(lambda n=n: n)) for n in range(20)]  # type: ignore[misc]
         async with asyncio.timeout(PATIENCE):
