@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ from vipd.host.observer import Observer
 from vipd.model.check_target import CheckTarget
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.override import OverrideTarget
-from vipd.model.service import Service
+from vipd.model.service import Family, Service
 from vipd.sources.etcd.values import Layout, read_value
 from vipd.sources.files import FileSource
 
@@ -367,7 +367,7 @@ class Failing(Observer):
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         self.look()
 
-    def applied(self, wrote: bool) -> None:
+    def applied(self, wrote: bool, families: Collection[Family] = tuple(Family)) -> None:
         self.look()
 
     def stepped(self) -> None:

@@ -122,6 +122,10 @@ class FakeDataplane:
         finally:
             self.applying = False
 
+    def retry_quarantined(self, services: Collection[str]) -> None:
+        """Forget that these were refused."""
+        self.refused = {key: why for key, why in self.refused.items() if key.service not in services}
+
     def invalidate_all(self) -> None:
         """Nothing is remembered here but who was refused. May come at any time, so never misuse."""
         self.events.append("forget")

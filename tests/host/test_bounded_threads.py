@@ -31,7 +31,7 @@ def test_a_cancelled_waiter_costs_no_thread(when: str) -> None:
         free.set()
         later = [asyncio.wrap_future(threads.submit(lambda n=n: n)) for n in range(20)]  # type: ignore[misc]
         async with asyncio.timeout(PATIENCE):
-            return await asyncio.gather(*later)
+            return [await each for each in later]
 
     assert asyncio.run(scene()) == list(range(20))
     assert len(made) == (0 if when == "in the queue" else 4)

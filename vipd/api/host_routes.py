@@ -63,7 +63,7 @@ class HostRoutes:
         service = operations.find(self.reconciler.services, target)
         forwardings = self.reconciler.forwardings.get(service.name, ())
         why = progress.quarantined.get(service.name, "")
-        if progress.is_pending(service.name):
+        if progress.is_pending(service.name, {f.key.family for f in forwardings}):
             why = progress.fault or "its rules are not in the kernel yet"
         why = why or why_unready(_named(target, forwardings) or forwardings, self.store.current)
         return json_response({"service": service.name, "ready": not why, "why": why})

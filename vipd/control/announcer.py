@@ -35,7 +35,7 @@ from vipd.host.settings.settings import Settings
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.maintenance import Maintenance
-from vipd.model.service import AnnounceMethod
+from vipd.model.service import AnnounceMethod, Family, family_of
 
 log = logging.getLogger(__name__)
 
@@ -143,15 +143,18 @@ class Announcer(Observer):
             self.take()
 
     def take(self) -> None:
-        """The kernel has the forwardings of the last step, unless it failed, and none of a service that
-        is quarantined."""
+        """The kernel has the forwardings of the last step, but not those of address families for which it
+        failed, and none of a service that is quarantined."""
         progress = self._progress
-        if progress.fault or not progress.applied:
+        current = {family for family in Family if progress.is_current(family)}
+        if not current:
             return
         found = {
             key: forwarding if key.service not in progress.quarantined else self._forwardings.get(key)
             for key, forwarding in self._asking().items()
+            if key.family in current
         }
+        found.update((key, f) for key, f in self._forwardings.items() if key.family not in current)
         before, self._forwardings = (
             self._forwardings,
             {key: f for key, f in found.items() if f is not None and self._by(f) in self._drivers},
@@ -210,7 +213,7 @@ class Announcer(Observer):
         """Decide and write once. Before the first step has succeeded nothing changes, unless this host is in
         maintenance: what an earlier process announces stays. Raises OSError."""
         async with self._writing:
-            if not self._progress.applied:
+            if not (self._progress.applied or self._progress.begun):
                 if self._maintenance() is not None:
                     await self.withdraw()
             elif self._forwardings or self._may_be_announced():
@@ -231,6 +234,11 @@ class Announcer(Observer):
             maintenance=self._maintenance(),
             others=self._elsewhere,
         )
+        if self._maintenance() is None and not self._progress.applied:
+            # What an earlier process announces stays until its family's rules have been written once.
+            unwritten = frozenset(Family) - self._progress.begun
+            kept = {k: a for k, a in before.addresses.items() if family_of(k.address) in unwritten}
+            self.state = replace(self.state, addresses={**self.state.addresses, **kept})
         log_changes(before.addresses, self.state.addresses, self._maintenance())
         await self._write()
 

@@ -3,7 +3,7 @@
 An unexpected exception while one service is selected or programmed is the fault of that service: it is
 quarantined. If the service is unknown, bisection finds it. Its last good rules stay, and all others are
 written. It is retried with growing pauses, and at once when it is declared anew.
-(The dataplane quarantines what the kernel rejects.)
+(The dataplane quarantines what the kernel rejects. It is retried in the same way.)
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class ServiceQuarantine:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
+        self._refused: dict[str, _Entry] = {}
+        """Services of which the dataplane says that the kernel does not take a part."""
         self._failed_in_step: set[str] = set()
 
     @property
@@ -58,7 +60,8 @@ class ServiceQuarantine:
 
     def pause(self) -> float | None:
         """Seconds until the next one is retried; None while none is held."""
-        at = min((entry.retry_at for entry in self._entries.values()), default=None)
+        entries = (*self._entries.values(), *self._refused.values())
+        at = min((entry.retry_at for entry in entries), default=None)
         return None if at is None else max(at - self._clock(), 0.0)
 
     def begin(self) -> None:
@@ -75,9 +78,22 @@ class ServiceQuarantine:
         if service not in self._failed_in_step:  # once for each step, however often it fails there
             failures += 1
         self._failed_in_step.add(service)
-        # The exponent is bounded: 2.0**1024 is an OverflowError.
-        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE_SECONDS)
-        self._entries[service] = _Entry(reason, failures, self._clock() + pause)
+        self._entries[service] = self._entry(reason, failures)
+
+    def refused_due(self) -> frozenset[str]:
+        """The services to try again of which the kernel did not take a part."""
+        now = self._clock() if self._refused else 0.0
+        return frozenset(name for name, entry in self._refused.items() if entry.retry_at <= now)
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """The kernel does not take a part of exactly these services, and why: each is retried."""
+        due = self.refused_due()
+        for name in self._refused.keys() - reasons.keys():
+            del self._refused[name]
+        for name, reason in reasons.items():
+            before = self._refused.get(name)
+            if before is None or name in due:
+                self._refused[name] = self._entry(reason, before.failures + 1 if before else 1)
 
     def release_recovered(self, attempted: Collection[str]) -> None:
         """These were tried in this step: those that did not fail again are released."""
@@ -85,6 +101,11 @@ class ServiceQuarantine:
             name for name in self._entries if name in attempted and name not in self._failed_in_step
         ]:
             del self._entries[name]
+
+    def _entry(self, reason: str, failures: int) -> _Entry:
+        # The exponent is bounded: 2.0**1024 is an OverflowError.
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE_SECONDS)
+        return _Entry(reason, failures, self._clock() + pause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +156,14 @@ class Programming:
     async def write(self) -> bool:
         """Make the kernel equal to what was passed on; returns whether anything was written. Raises
         ApplyError, and any other exception that no service causes."""
-        wrote, error = await self._write()
+        self._dataplane.retry_quarantined(self._quarantine.refused_due())
+        try:
+            wrote, error = await self._write()
+        except ApplyError as failed:
+            for changes in (self._wanted, self._before):  # the others are written, and never taken back
+                for key in [key for key in changes if key.family not in failed.families]:
+                    del changes[key]
+            raise
         if error is not None:
             await self._bisect(error)
         self._wanted.clear()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+
+from vipd.model.service import Family
 
 OVERDUE_SECONDS = 60.0
 """A request that waits longer is overdue: something hangs (kube-proxy: twice its period of 30 s)."""
@@ -27,6 +29,10 @@ class Progress:
     """Generation: the number of the last request for a step."""
     applied: int = 0
     """The last generation that a step has brought into the kernel."""
+    begun: frozenset[Family] = frozenset()
+    """The address families whose rules a step has written that failed for the other one."""
+    behind: frozenset[Family] = frozenset(Family)
+    """The address families for which the last step failed, while there is a fault."""
     attempted: int = 0
     """The last generation that any step has tried to."""
     waiting_since: datetime | None = None
@@ -51,12 +57,26 @@ class Progress:
             return "pending"
         return "degraded" if self.quarantined else "in-sync"
 
-    def is_pending(self, service: str) -> bool:
-        """Whether the kernel may lack a service's wanted rules."""
+    def is_pending(self, service: str, families: Collection[Family] = tuple(Family)) -> bool:
+        """Whether the kernel may lack a service's wanted rules, which are of these address families."""
         if self.state in ("in-sync", "degraded"):
             return False
+        if self.has_written(self.requested, families):
+            return service in self.postponed
         others_are_done = self.state == "pending" and self.requested == self.postponed_request
         return not others_are_done or service in self.postponed
+
+    def has_written(self, generation: int, families: Collection[Family]) -> bool:
+        """Whether a step that failed has brought a generation into the kernel for these address families."""
+        return bool(
+            self.fault and families and self.attempted >= generation and self.behind.isdisjoint(families)
+        )
+
+    def is_current(self, family: Family) -> bool:
+        """Whether the kernel has an address family's rules as of the last step."""
+        if self.fault and family in self.behind:
+            return False
+        return bool(self.applied) or family in self.begun
 
     def why_pending(self, waited: float) -> str:
         """Why a request is not applied after so many seconds."""

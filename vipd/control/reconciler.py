@@ -45,7 +45,7 @@ from vipd.host.observer import Observers
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.backend_status import BackendStatuses
 from vipd.model.forwarding import Forwarding, ForwardingKey
-from vipd.model.service import Service
+from vipd.model.service import Family, Service
 from vipd.resolver.resolver import Resolver
 from vipd.sources.base import Source
 
@@ -163,7 +163,8 @@ class Reconciler:
                 await asyncio.wait_for(self._step_done.wait_for(over), timeout=timeout)
             except TimeoutError:
                 return False
-        return progress.applied >= generation and not later()
+        families = frozenset[Family]().union(*map(self._families_of, names or ()))
+        return (progress.applied >= generation or progress.has_written(generation, families)) and not later()
 
     async def stop_waiting(self) -> None:
         """End every `wait_synced`, because vipd stops."""
@@ -206,10 +207,12 @@ class Reconciler:
                 with contextlib.ExitStack() as work:
                     await self._reconcile(generation, began, work)
             except ApplyError as error:
+                self.progress.behind = error.families
                 self._failed(generation, str(error))
             except Exception as error:
                 self._snapshot.invalidate()
                 self._dirty.declared.update(dict.fromkeys(self.services))
+                self.progress.behind = frozenset(Family)
                 self._failed(generation, f"{internal_error(error, 'reconciling')}; {PLEASE_REPORT}", error)
             self.observers.stepped()
         async with self._step_done:
@@ -233,7 +236,11 @@ class Reconciler:
         with self.containment.contain("host", "preparing it"):
             self._host_warnings = await self._host.prepare()
         await self._yield_to_loop()
-        wrote = await self._programming.write()
+        try:
+            wrote = await self._programming.write()
+        except ApplyError as error:
+            self._succeeded_in_part(frozenset(Family) - error.families, changes)
+            raise
         self._quarantine.release_recovered(changes.attempted)
         self.observers.applied(wrote)
         self._succeeded(generation, began, wrote)
@@ -342,16 +349,39 @@ class Reconciler:
             log_applied(len(self.services), progress.last_seconds, first=not progress.applied)
         if progress.fault:
             log_recovered(progress.fault)
-        quarantined = {key.service: why for key, why in self._dataplane.quarantined().items()}
-        quarantined.update(self._quarantine.reasons)
-        log_readmitted(progress.quarantined, quarantined, self.services)
-        progress.quarantined = quarantined
-        left_out = self._snapshot.warnings()
-        progress.warnings = (*left_out, *self._host_warnings, *self._dataplane.warnings())
+        self._take_quarantined()
         progress.succeed(generation)
         progress.postpone(frozenset(key.service for key in self._programmed_of_postponed), self.clock())
         if progress.postponed:
             self._requested.set()
+
+    def _succeeded_in_part(self, families: frozenset[Family], changes: Changes) -> None:
+        """The step has failed, but the kernel's rules of these families are as requested: whatever follows a
+        write follows it for them."""
+        if not families:
+            return
+        self.progress.begun |= families
+        self._quarantine.release_recovered(
+            [name for name in changes.attempted if self._families_of(name) <= families]
+        )
+        self._take_quarantined()
+        self.observers.applied(True, families)
+        if self._programmed_of_postponed:
+            self._requested.set()
+
+    def _families_of(self, service: str) -> frozenset[Family]:
+        return frozenset(forwarding.key.family for forwarding in self.forwardings.get(service, ()))
+
+    def _take_quarantined(self) -> None:
+        """Take the dataplane's quarantined services and warnings into the progress."""
+        progress = self.progress
+        refused = {key.service: why for key, why in self._dataplane.quarantined().items()}
+        self._quarantine.refuse(refused)
+        quarantined = {**refused, **self._quarantine.reasons}
+        log_readmitted(progress.quarantined, quarantined, self.services)
+        progress.quarantined = quarantined
+        left_out = self._snapshot.warnings()
+        progress.warnings = (*left_out, *self._host_warnings, *self._dataplane.warnings())
 
     def _failed(self, generation: int, fault: str, error: Exception | None = None) -> None:
         """Record and log that a step failed; `error`: the exception, if it was unexpected."""

@@ -27,6 +27,8 @@ class ApplyError(RuntimeError):
         self.what, self.why, self.hint = what, why, hint
         self.rules_at_fault = rules_at_fault
         """Whether the kernel or the tool rejected a rule: a retry helps only without that rule."""
+        self.families: frozenset[Family] = frozenset(Family)
+        """The address families whose rules may not be as wanted; those of all others are."""
 
 
 class MissingProgramError(ApplyError):
@@ -78,6 +80,9 @@ class Dataplane(Protocol):
     def invalidate_all(self) -> None:
         """Drop the cached state of the kernel, so that the next plan reads it. May be called at any time,
         even while `apply` runs."""
+
+    def retry_quarantined(self, services: Collection[str]) -> None:
+        """Try what the kernel rejects of these services once more, with the next plan."""
 
     async def collect_garbage(self) -> None:
         """Delete rules, chains and elements that earlier changes left unused. Raises ApplyError."""

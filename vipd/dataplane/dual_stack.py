@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from vipd.dataplane.base import ApplyError, DataplaneName, DataplanePlan
@@ -28,14 +28,14 @@ class FamilyPlans(Generic[P]):
     """One plan for each family, and why a family could not be planned."""
 
     plans: Mapping[Family, P]
-    errors: tuple[ApplyError, ...] = ()
+    errors: Mapping[Family, ApplyError] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.errors) or any(self.plans.values())
 
     def __str__(self) -> str:
         parts = [f"# {family}\n{plan}" for family, plan in self.plans.items() if plan]
-        return "".join([*parts, *(f"# {error}\n" for error in self.errors)])
+        return "".join([*parts, *(f"# {error}\n" for error in self.errors.values())])
 
 
 F = TypeVar("F", bound=FamilyProgrammer)  # type: ignore[type-arg]  # of whatever plans it makes
@@ -86,13 +86,14 @@ class DualStackDataplane(ABC, Generic[F, P]):
 
     async def plan(self) -> FamilyPlans[P]:
         """The plan of what must be written now; a family that cannot be read does not block the other."""
-        plans, errors = dict[Family, P](), []
+        plans, errors = dict[Family, P](), dict[Family, ApplyError]()
         for family, part in self._families.items():
+            part.retry_if_doubted()
             try:
                 plans[family] = await part.plan()
             except ApplyError as error:
-                errors.append(error)
-        return FamilyPlans(plans, tuple(errors))
+                errors[family] = error
+        return FamilyPlans(plans, errors)
 
     async def survey(self) -> Mapping[Family, object]:
         """The kernel's current rules, or why they cannot be read, for each family."""
@@ -107,7 +108,7 @@ class DualStackDataplane(ABC, Generic[F, P]):
     async def difference(self, surveyed: object) -> FamilyPlans[P]:
         """The plan for a kernel in the surveyed state."""
         assert isinstance(surveyed, dict)  # noqa: S101 (each dataplane takes its own surveys only)
-        errors = tuple(found for found in surveyed.values() if isinstance(found, ApplyError))
+        errors = {family: found for family, found in surveyed.items() if isinstance(found, ApplyError)}
         plans = {
             family: await asyncio.to_thread(self._families[family].difference, found)
             for family, found in surveyed.items()
@@ -118,14 +119,21 @@ class DualStackDataplane(ABC, Generic[F, P]):
     async def apply(self, plan: DataplanePlan) -> None:
         """Write a plan, every family of it; raises the first ApplyError after all were tried."""
         assert isinstance(plan, FamilyPlans)  # noqa: S101 (each dataplane takes its own plans only)
-        errors = list(plan.errors)
+        errors = dict(plan.errors)
         for family, part in plan.plans.items():
             try:
                 await self._families[family].apply(part)
             except ApplyError as error:
-                errors.append(error)
+                errors[family] = error
         if errors:
-            raise errors[0]
+            first = next(iter(errors.values()))
+            first.families = frozenset(errors)
+            raise first
+
+    def retry_quarantined(self, services: Collection[str]) -> None:
+        """Try what the kernel rejects of these services once more, with the next plan."""
+        for part in self._families.values():
+            part.retry_quarantined(services)
 
     async def collect_garbage(self) -> None:
         """Delete chains that are no longer reachable, and that no change had to delete. Raises ApplyError."""

@@ -1,7 +1,10 @@
 """The common part of both dataplanes for the rules of one address family.
 
-A write that the kernel rejects because of its rules is retried in ever smaller parts, until the forwarding
-at fault is alone. It is quarantined: its last rules stay in the kernel, and all others are programmed.
+A write that the kernel rejects because of its rules is planned once more, from rules that are read again:
+another program may have changed them. If that is rejected too, what all services share is tried alone: no
+service is to blame for its rejection. Then the write is retried in ever smaller parts, until the forwarding
+at fault is alone. It is quarantined: its last rules stay in the kernel, and all others are programmed. Where
+another program has deleted its last rules, only those backends come back that it still has.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from vipd.host.host_changes import HostChanges
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.host.systemd.fields import Event, fields
-from vipd.model.forwarding import Forwarding, ForwardingKey
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
@@ -62,10 +65,14 @@ class FamilyProgrammer(ABC, Generic[D, P]):
         self._family, self._settings, self._record, self._run = family, settings, record, run
         self._invalid = False
         """The next plan drops the cached state of the kernel."""
+        self._doubted = False
+        """Another program may have changed rules since the last plan."""
         self._recorded = False
         """The state directory records that rules of vipd's exist."""
         self._quarantine: dict[ForwardingKey, tuple[Forwarding | None, str]] = {}
         """Forwardings that the kernel rejects, with its message."""
+        self._logged: dict[ForwardingKey, str] = {}
+        """The message for each that the log has, until it has another form."""
 
     @abstractmethod
     async def plan(self) -> P:
@@ -107,6 +114,14 @@ class FamilyProgrammer(ABC, Generic[D, P]):
     def release(self, key: ForwardingKey) -> None:
         """Quarantine a forwarding no more: it is about to have another form, which may be taken."""
         self._quarantine.pop(key, None)
+        self._logged.pop(key, None)
+
+    def retry_quarantined(self, services: Collection[str] | None = None) -> None:
+        """Try what the kernel rejects of these services, or of all, once more, with the next plan."""
+        for key, (forwarding, _) in list(self._quarantine.items()):
+            if services is None or key.service in services:
+                del self._quarantine[key]
+                self.desired.update(key, forwarding)
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """Node ports may be limited to some of this host's addresses."""
@@ -117,19 +132,22 @@ class FamilyProgrammer(ABC, Generic[D, P]):
     def invalidate_all(self) -> None:
         """Drop the cached state of the kernel, and retry quarantined forwardings; effective with the next
         plan, since the current one may be in progress."""
-        self._invalid = True
+        self._invalid = self._doubted = True
 
     def quarantined(self) -> Mapping[ForwardingKey, str]:
         """The forwardings that the kernel rejects, with its message."""
         return {key: reason for key, (_, reason) in self._quarantine.items()}
 
+    def retry_if_doubted(self) -> None:
+        """Before a plan: if another program may have changed rules, that may be the reason of quarantines."""
+        if self._doubted:
+            self._doubted = False
+            self.retry_quarantined()
+
     def _reset(self) -> None:
         """Carry out a pending `invalidate_all`."""
         self._invalid = False
         self._forget_installed()
-        for key, (forwarding, _) in list(self._quarantine.items()):
-            self.release(key)
-            self.desired.update(key, forwarding)
 
     def _record_rules(self, missing_tables: Collection[str]) -> None:
         """Before the first write: record on disk that rules will exist. Raises ApplyError."""
@@ -145,9 +163,35 @@ class FamilyProgrammer(ABC, Generic[D, P]):
 
     def _quarantine_forwarding(self, key: ForwardingKey, forwarding: Forwarding | None, why: str) -> None:
         """Quarantine a forwarding."""
-        extra = fields(Event.SERVICE_QUARANTINED, service=key.service, cause="kernel", reason=why)
-        log.error("%s is quarantined: %s", key.service_port, why, extra=extra)
+        if self._logged.get(key) != why:
+            extra = fields(Event.SERVICE_QUARANTINED, service=key.service, cause="kernel", reason=why)
+            log.error("%s is quarantined: %s", key.service_port, why, extra=extra)
+        self._logged[key] = why
         self._quarantine[key] = (forwarding, why)
+
+    def _log_search(self, error: ApplyError, suspects: Collection[ForwardingKey]) -> None:
+        """Log that the forwarding at fault is searched among these, unless all of them are known."""
+        if self._logged.keys() < {*self._logged, *suspects}:
+            log.warning("%s; looking for the service at fault among %d", error, len(suspects))
+
+
+def without_removed(before: Forwarding | None, wanted: Forwarding | None) -> Forwarding | None:
+    """An earlier form without the backends that take no new flows in the wanted one."""
+    if before is None or wanted is None:
+        return None
+    kept = {endpoint[:2] for endpoint in (*wanted.reachable(), *wanted.affinity_only)}
+
+    def remaining(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+        return tuple(endpoint for endpoint in endpoints if endpoint[:2] in kept)
+
+    endpoints, local = remaining(before.endpoints), remaining(before.local_endpoints)
+    return replace(
+        before,
+        endpoints=endpoints,
+        local_endpoints=local,
+        affinity_only=remaining(before.affinity_only),
+        has_endpoints=before.has_endpoints and bool(endpoints or local),
+    )
 
 
 async def bisect(

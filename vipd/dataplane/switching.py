@@ -215,7 +215,12 @@ class SwitchableDataplane:
         except ApplyError as error:
             fault = fault or error
         if fault:
+            fault.families = frozenset()
             raise fault
+
+    def retry_quarantined(self, services: Collection[str]) -> None:
+        """Try what the kernel rejects of these services once more, with the next plan."""
+        self.current.retry_quarantined(services)
 
     async def collect_garbage(self) -> None:
         """Delete leftovers of changes, and once those of another dataplane. Raises ApplyError."""

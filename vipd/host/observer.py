@@ -9,6 +9,7 @@ from vipd.host.containment import Containment
 from vipd.model.check_target import CheckTarget
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.override import OverrideTarget
+from vipd.model.service import Family
 
 
 class Observer:
@@ -34,8 +35,9 @@ class Observer:
         """Forwardings are new or changed, or gone (None). The dataplane has them, the kernel does
         not yet."""
 
-    def applied(self, wrote: bool) -> None:
-        """A step has succeeded: the kernel is as desired. `wrote`: rules had to be written."""
+    def applied(self, wrote: bool, families: Collection[Family] = tuple(Family)) -> None:
+        """The kernel's rules of these address families are as desired: a step succeeded, or failed for
+        the other family alone. `wrote`: rules had to be written."""
 
     def stepped(self) -> None:
         """A step is over, whether it succeeded or failed."""
@@ -103,11 +105,11 @@ class Observers(Observer):
             with self._around(observer, "taking changed services"):
                 observer.services_changed(changes)
 
-    def applied(self, wrote: bool) -> None:
+    def applied(self, wrote: bool, families: Collection[Family] = tuple(Family)) -> None:
         """Notify all observers."""
         for observer in self._observers:
             with self._around(observer, "hearing of written rules"):
-                observer.applied(wrote)
+                observer.applied(wrote, families)
 
     def stepped(self) -> None:
         """Notify all observers."""

@@ -79,7 +79,8 @@ def _service_status(
     backend_statuses: BackendStatuses,
 ) -> Json:
     progress = reconciler.progress
-    pending = progress.fault if progress.is_pending(service.name) else None
+    families = {forwarding.key.family for forwarding in forwardings}
+    pending = progress.fault if progress.is_pending(service.name, families) else None
     state, message = service_status(
         service, forwardings, backend_statuses, progress.quarantined.get(service.name), pending
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from vipd.dataplane.conntrack.checkpoint import Checkpoint, SavedTargets
 from vipd.dataplane.conntrack.cleaner import CleanupResult, Connect, clean
@@ -23,7 +23,7 @@ from vipd.dataplane.conntrack.stale import (
 )
 from vipd.host.observer import Observer
 from vipd.model.forwarding import Forwarding, ForwardingKey
-from vipd.model.service import Protocol
+from vipd.model.service import Family, Protocol
 
 INTERVAL_SECONDS = 60.0
 """Between runs without a change."""
@@ -79,14 +79,17 @@ class ConntrackScheduler(Observer):
         self._resets: dict[Destination, float | None] = {}
         """The same for those whose clients get a reset."""
         self._host_addresses: frozenset[str] = frozenset()
-        self._applied = False
+        self._applied: frozenset[Family] = frozenset()
+        """The address families whose rules match the updates."""
         self._changed = False
         self._next_run = clock()
 
     @property
     def flow_targets(self) -> FlowTargets:
-        """The input for judging flows. Later updates change its mapping."""
-        return FlowTargets(self._targets, self._host_addresses, tuple(self._kinds))
+        """The input for judging flows, of families whose rules are written. Later updates change its
+        mapping."""
+        parts = tuple(part for part in self._kinds if part.family in self._applied)
+        return FlowTargets(self._targets, self._host_addresses, parts)
 
     def resets(self) -> tuple[Destination, ...]:
         """Removed TCP frontends of services with `on_remove: reset`. Their flows have been ended here, and
@@ -96,13 +99,14 @@ class ConntrackScheduler(Observer):
     @property
     def due(self) -> bool:
         """Whether `clean` should be called now."""
-        return self._applied and (self._changed or self._clock() >= self._next_run)
+        written = self._applied.issuperset(Family) or any(p.family in self._applied for p in self._kinds)
+        return written and (self._changed or self._clock() >= self._next_run)
 
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Add new forwardings, and remove those that are None: the same input as the dataplane's `update`."""
         if not changes:
             return
-        self._applied = False
+        self._applied -= {key.family for key in changes}
         new = {key: destinations(f) for key, f in changes.items() if f is not None}
         # A run in progress reads the targets: one that stays must not be missing for a moment.
         staying = {place for places in new.values() for place in places}
@@ -118,7 +122,7 @@ class ConntrackScheduler(Observer):
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
         if addresses != self._host_addresses:
-            self._host_addresses, self._applied = addresses, False
+            self._host_addresses, self._applied = addresses, frozenset()
 
     async def load(self) -> None:
         """Read the checkpoint. Called before the first update, so that rules of an earlier process that
@@ -129,8 +133,8 @@ class ConntrackScheduler(Observer):
     def _restore(self, former: SavedTargets) -> None:
         """Schedule the cleaning of an earlier process's destinations, except those in use."""
         now = self._clock()
-        since = now if self._applied else None
         for place, left in former.items():
+            since = now if place.family in self._applied else None
             if place in self._targets:
                 continue
             # A time in the future: the machine was restarted since.
@@ -143,20 +147,19 @@ class ConntrackScheduler(Observer):
                 self._former[place], self._removed[place] = left.backends, since
         self._expire_resets(now)
 
-    def applied(self, wrote: bool) -> None:
-        """The kernel's rules match the updates. Call it after every successful step.
+    def applied(self, wrote: bool, families: Collection[Family] = tuple(Family)) -> None:
+        """The kernel's rules of these address families match the updates. Call it after every step.
 
         `wrote`: rules had to be written. If they were missing, flows from that time are not translated.
         """
-        if self._applied and not wrote:
+        if self._applied.issuperset(families) and not wrote:
             return
-        self._applied = self._changed = True
+        self._applied, self._changed = self._applied.union(families), True
         now = self._clock()
-        for place, since in self._removed.items():
-            self._removed[place] = now if since is None else since
-        for place, since in self._resets.items():
-            self._saved = self._saved and since is not None
-            self._resets[place] = now if since is None else since
+        for since in (self._removed, self._resets):
+            for place in [place for place, at in since.items() if at is None and place.family in families]:
+                since[place] = now
+                self._saved = self._saved and since is not self._resets
 
     async def clean(self) -> CleanupResult:
         """End flows that must end. Raises ConntrackError, and is then due again, as after a cancellation."""
@@ -254,7 +257,11 @@ class ConntrackScheduler(Observer):
     def _expire(self, began: float) -> None:
         """Drop what a successful run, begun then, has made unnecessary."""
         if self._applied and not self._changed:
-            self._former = {place: self._former[place] for place in self._removed}
+            self._former = {
+                place: former
+                for place, former in self._former.items()
+                if place in self._removed or place.family not in self._applied
+            }
         self._expire_resets(began)
         for place, since in list(self._removed.items()):
             if since is not None and began >= since + KEEP_REMOVED_SECONDS:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect
+from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect, without_removed
 from vipd.dataplane.iptables.base_chains import entry_jumps
 from vipd.dataplane.iptables.counters.counter import RuleCounter
 from vipd.dataplane.iptables.digest import text_of
@@ -29,6 +29,7 @@ from vipd.dataplane.iptables.ruleset import DesiredChains, Ruleset
 from vipd.dataplane.iptables.tools import Tools, find_tools, program_names, restore, save
 from vipd.dataplane.iptables.watch.external_change import ENTRIES
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
+from vipd.dataplane.nftables.foreign_chains import in_iptables_way
 from vipd.dataplane.programs import Programs, require_found
 from vipd.host.host_changes import HostChanges
 from vipd.host.process import Runner
@@ -113,6 +114,7 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         if len(known) > READ_WHOLE_ABOVE:
             self._invalid = True
         self._in_doubt.update(known)
+        self._doubted = self._doubted or bool(known)
 
     def warnings(self) -> list[str]:
         """The effects on services of features that the kernel lacks."""
@@ -243,8 +245,28 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         except ApplyError as error:
             if not error.rules_at_fault:
                 raise
-            await self._bisect(error)
+            await self._write_again()
         self._counter.after_write(self._family, plan.changes)
+        self._logged = {key: why for key, why in self._logged.items() if key in self._quarantine}
+
+    async def _write_again(self) -> None:
+        """Write what was refused, planned from rules that are read again: another program may have changed
+        them. Raises ApplyError when no single forwarding is to blame."""
+        try:
+            await self._rewrite()
+        except ApplyError as error:
+            if not error.rules_at_fault:
+                raise
+            try:
+                await self._bisect(error)
+            except ApplyError as refused:
+                if not refused.rules_at_fault:
+                    raise
+                hint = ""
+                if isinstance(self.tools, Tools) and not self.tools.legacy:
+                    prefix = self._settings.chain_prefix
+                    hint = await asyncio.to_thread(in_iptables_way, self._family, prefix)
+                raise ApplyError(refused.what, refused.why, hint) from None
 
     async def _read_in_doubt(self, tools: Tools, installed: Installed) -> None:
         chains, self._in_doubt = self._in_doubt, set()
@@ -344,9 +366,10 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
         suspects = list(self.desired.revert().items())
         admitted = 0
         try:
-            await self._rewrite()
+            await self._take_back(suspects)
             await self._require_tools(error)
-            log.warning("%s; looking for the service at fault among %d", error, len(suspects))
+            await self._write_frame()
+            self._log_search(error, [key for key, _ in suspects])
             for (key, forwarding), why in await bisect(suspects, self._reapply):
                 self._quarantine_forwarding(key, forwarding, why)
             admitted = len(suspects)
@@ -354,6 +377,32 @@ class FamilyRules(FamilyProgrammer[Ruleset, Plan]):
             if not admitted:
                 for key, forwarding in suspects:
                     self.desired.update(key, forwarding)
+
+    async def _take_back(self, suspects: Suspects) -> None:
+        """Write the rules as they were before these changes. Where another program has deleted them, a
+        backend that a service has not any more must not come back."""
+        plan = await self.plan()
+        assert self._installed is not None  # noqa: S101 (it was read for the plan)
+        lost = self.desired.differing(self._installed.chains)
+        own = self.desired.digests()
+        if any(change.chain.table == "nat" and change.chain not in own for change in plan.changes):
+            lost.update(key for key, _ in suspects)  # the way to the chains
+        before = {f.key: f for f in self.desired.forwardings() if f.key in lost}
+        reduced = {
+            key: form
+            for key, wanted in suspects
+            if key in before and (form := without_removed(before[key], wanted)) != before[key]
+        }
+        for key, form in reduced.items():
+            self.desired.update(key, form)
+        await self._write(await self.plan() if reduced else plan)
+
+    async def _write_frame(self) -> None:
+        """Write what all services share. Raises ApplyError: then no service is to blame."""
+        assert self._installed is not None  # noqa: S101 (all was just written)
+        frame = self.desired.frame(self._installed.chains)
+        if plan := make_plan(frame, self._installed, self._names, self._batches()):
+            await self._write(plan, marks_clean=False)
 
     async def _require_tools(self, error: ApplyError) -> None:
         """Raise the error if the tool accepts no rules at all: then no service causes it."""

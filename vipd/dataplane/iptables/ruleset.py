@@ -102,6 +102,10 @@ class Ruleset:
             self.options = options
             self._recompile()
 
+    def forwardings(self) -> Iterable[Forwarding]:
+        """All wanted forwardings."""
+        return self._forwardings.values()
+
     def revert(self) -> dict[ForwardingKey, Forwarding | None]:
         """Revert to what was last written, and return the changes that this drops."""
         held = {key: self._forwardings.get(key) for key in self._dirty}
@@ -142,12 +146,22 @@ class Ruleset:
     def whole(self, present: Mapping[ChainId, KnownRules]) -> DesiredChains:
         """Everything, except for forwardings of which all digests are present, and the deletion of every
         present chain of vipd's that is not wanted."""
-        wanted = self.digests()
-        keys = [
-            key for key, chains in self._chains.items() if any(present.get(c) != wanted[c] for c in chains)
-        ]
+        differing = self.differing(present)
         keep = self.chains_in_use() if self._in_use() else set()
-        return self._wanted(keys, frozenset(present) - keep)
+        return self._wanted([key for key in self._chains if key in differing], frozenset(present) - keep)
+
+    def frame(self, present: Collection[ChainId]) -> DesiredChains:
+        """What all forwardings share, as far as it is missing, without any way to a forwarding."""
+        missing = {c: rules for c, rules in entry_chains(self.options).items() if c not in present}
+        jumps = entry_jumps(self.options)
+        return DesiredChains([marking_chains(self.options)], missing, jumps, frozenset())
+
+    def differing(self, present: Mapping[ChainId, KnownRules]) -> set[ForwardingKey]:
+        """The forwardings that have a chain of which the digest is not present."""
+        wanted = self.digests()
+        return {
+            key for key, chains in self._chains.items() if any(present.get(c) != wanted[c] for c in chains)
+        }
 
     def mark_clean(self) -> None:
         """The kernel contains everything wanted."""

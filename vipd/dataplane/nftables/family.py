@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect
+from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect, without_removed
 from vipd.dataplane.nftables.codec import deleted_counts, element_batch
 from vipd.dataplane.nftables.compile import ElementKey
 from vipd.dataplane.nftables.layout import FLOWS, NftSet, refused_flows
@@ -89,6 +89,7 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
         """Exactly these chains and holders may have changed. An empty name: the table."""
         self._invalid = self._invalid or "" in names
         self._in_doubt.update(names)
+        self._doubted = self._doubted or bool(names)
 
     def warnings(self) -> list[str]:
         """The effects on services of features that the kernel lacks."""
@@ -148,24 +149,48 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
         if not plan:
             return
         try:
-            failed = await self._write(plan)
+            try:
+                failed = await self._write(plan)
+            except ApplyError as error:
+                if not error.rules_at_fault:
+                    raise
+                # Another program may have changed what the plan was made from: an element to delete is gone.
+                self._installed = None
+                plan = await self.plan()
+                failed = await self._write(plan, blame=True)
+            if failed:
+                await self._set_aside(failed)
+            else:
+                self._settle(plan)
         except BaseException:
             # Some of it may have been written, also if this task was cancelled: read again first.
             self._installed = None
             raise
-        if not failed:
-            self._settle(plan)
-            return
+        self._logged = {key: why for key, why in self._logged.items() if key in self._quarantine}
+
+    async def _set_aside(self, failed: Mapping[ForwardingKey, str]) -> None:
+        """Quarantine these, and write what is left without them."""
         held = self.desired.revert(failed)
         for key, why in failed.items():
             self._quarantine_forwarding(key, held[key], why)
         # Elements that the failed ones shared with others may be missing now.
         self._installed = None
-        again = await self.plan()
-        if again and await self._write(again):
+        plan = await self.plan()
+        # Whose last rules another program has deleted: a backend that it has not any more must not come back.
+        if lost := {key for step in plan.steps for key in step.keys if key in held and step.added}:
+            before = {f.key: f for f in self.desired.forwardings() if f.key in lost}
+            for key in lost:
+                self.desired.update(key, without_removed(before.get(key), held[key]))
             self._installed = None
-            raise ApplyError("nft failed", "what is left without the quarantined services is not taken")
-        self._settle(again)
+            plan = await self.plan()
+        try:
+            await self._write(plan)
+        except ApplyError as error:
+            if not error.rules_at_fault:
+                raise
+            what = "what is left without the quarantined services is not taken"
+            raise ApplyError("nft failed", f"{what}: {error.why}") from None
+        self._settle(plan)
 
     async def collect_garbage(self) -> None:
         """Delete the chains and maps that are no longer referenced. Not in the change itself: before 6.2 the
@@ -312,8 +337,9 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
             # In a thread: if this host lacks a feature, all forwardings are compiled again.
             await asyncio.to_thread(self._reconfigure, options)
 
-    async def _write(self, plan: Plan) -> dict[ForwardingKey, str]:
-        """Write a plan; the forwardings that were not taken, and why. Raises ApplyError.
+    async def _write(self, plan: Plan, *, blame: bool = False) -> dict[ForwardingKey, str]:
+        """Write a plan. With `blame` a transaction that is refused is searched for forwardings at fault:
+        returns those that were not taken, and why. Raises ApplyError.
 
         Transactions of elements alone go over netlink; nft writes all others, and what the kernel refuses.
         """
@@ -329,11 +355,12 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
                 if batch is None or not await self._elements.write(batch):
                     await apply_transaction(await asyncio.to_thread(transaction.text), self._run)
             except ApplyError as error:
-                if not error.rules_at_fault or not any(step.keys for step in transaction.steps):
+                at_fault = error.rules_at_fault and any(step.keys for step in transaction.steps)
+                if not blame or not at_fault:
                     raise
                 # When nft takes nothing at all, no service is to blame.
                 await self._require_nft(nft, error)
-                log.warning("%s; looking for the service at fault", error)
+                self._log_search(error, [key for step in plan.steps[written:] for key in step.keys])
                 has_structure = number > 0 and not plan.replaces
                 if failed := await self._refused(plan, plan.steps[written:], structure_written=has_structure):
                     return {key: why for step, why in failed for key in step.keys}
@@ -365,6 +392,8 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
     ) -> list[tuple[Step, str]]:
         """The steps that are not taken, and why. If it returns none, all are written. Raises ApplyError."""
         # The old table serves until a new one is taken. A check misses some of what is refused.
+        if plan.replaces and suspects:
+            await self._check_replacement(plan, [])  # what all share: if that is refused, nobody is to blame
         if plan.replaces and (failed := await bisect(suspects, partial(self._check_replacement, plan))):
             return failed
         if not structure_written and (common := plan.without_steps().text()):
