@@ -145,6 +145,8 @@ class Real(Contestant):
         self.record = HostChanges(directory)
         self._namespace = Namespace()
         self._refused = self._broken = ""
+        self.started: list[Sequence[str]] = []
+        """The command line of each program."""
         self._gate: asyncio.Event | None = None
         self._entered = asyncio.Event()
 
@@ -157,10 +159,10 @@ class Real(Contestant):
         self.dataplane.update(dict(self.forwardings))
 
     def held(self) -> Held:
-        return {name: rules for name, rules in self.equipment.rules_of(self._node).items() if rules}
+        return {name: rules for name, rules in self.equipment.rules_of(self.node).items() if rules}
 
     def disturb(self) -> None:
-        self._node.run("bash", "-c", self.equipment.foreign_changes["dispatch emptied"])
+        self.node.run("bash", "-c", self.equipment.foreign_changes["dispatch emptied"])
 
     @contextmanager
     def refusing(self, text: str) -> Iterator[None]:
@@ -185,6 +187,7 @@ class Real(Contestant):
 
     async def run(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """The seam by which vipd runs programs, with the faults that were asked for."""
+        self.started.append(argv)
         if argv[0] not in self.equipment.programs or "--version" in argv or not stdin:
             return await self._namespace.run(argv, stdin)
         said = f"{argv[0]}: {self._broken}" if self._broken else ""
@@ -201,7 +204,8 @@ class Real(Contestant):
         return finished
 
     @property
-    def _node(self) -> Node:
+    def node(self) -> Node:
+        """Its namespace."""
         return Node(self._namespace.name, "kernel", "", "")
 
     def __enter__(self) -> Contestant:

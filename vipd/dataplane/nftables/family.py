@@ -29,7 +29,7 @@ from vipd.dataplane.nftables.plan import (
     removals,
 )
 from vipd.dataplane.nftables.probe import Capabilities, probe, shortcomings
-from vipd.dataplane.nftables.reader import TableReader
+from vipd.dataplane.nftables.reader import OWNED, TableReader
 from vipd.dataplane.nftables.survey import Survey, difference, read_survey, service_sets
 from vipd.dataplane.nftables.table import DesiredTable, Elements, Step
 from vipd.dataplane.nftables.tools import Nft, apply_transaction, check_transaction
@@ -162,9 +162,13 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
                 await self._set_aside(failed)
             else:
                 self._settle(plan)
-        except BaseException:
+        except BaseException as error:
             # Some of it may have been written, also if this task was cancelled: read again first.
             self._installed = None
+            if isinstance(error, ApplyError) and await asyncio.to_thread(self._is_owned):
+                table = self.desired.options.table
+                hint = f"table {table} belongs to another process, and none else may change it: end that one"
+                raise ApplyError(error.what, error.why, hint) from None
             raise
         self._logged = {key: why for key, why in self._logged.items() if key in self._quarantine}
 
@@ -279,6 +283,15 @@ class FamilyTable(FamilyProgrammer[DesiredTable, Plan]):
         except BaseException:
             self._installed = None  # also if this task was cancelled: doubts remain
             raise
+
+    def _is_owned(self) -> bool:
+        """Whether the table has the flag `owner` of another process, for as long as that runs."""
+        kind, name = self.desired.options.table.split()
+        try:
+            with TableReader(None, open_socket=self._open) as reader:
+                return bool(reader.table_flags().get((kind, name), 0) & OWNED)
+        except ApplyError:
+            return False
 
     def _with_reader(self, work: Callable[[TableReader], T]) -> T:
         with TableReader(self._family, table_name(self._settings.chain_prefix), self._open) as reader:
