@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import select
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,15 +124,65 @@ def test_odd_bytes_of_a_path_can_be_printed(journal: Journal) -> None:
 
 
 def test_without_the_journal_it_goes_to_stderr(
-    journal: Journal, handler: JournalHandler, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    journal: Journal, logging_there: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    handler._otherwise.setStream(sys.stderr)
     (tmp_path / "socket").rename(tmp_path / "away")
     log.error("two\nlines", extra=fields(Event.APPLY_FAILED))
     assert capfd.readouterr().err == "<3>two\\nlines\n"
     (tmp_path / "away").rename(tmp_path / "socket")
     log.error("back")
     wait_until(lambda: journal.entries, "an entry after the journal came back")
+
+
+def test_a_journal_that_does_not_read_delays_nobody_and_gets_all_later(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vipd.host.systemd.journal.BACKLOG_RECORDS", 500)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unread:
+        unread.bind(str(tmp_path / "socket"))
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        handler = JournalHandler("vipd", tmp_path / "socket")
+        try:
+            for number in range(2000):
+                handler.handle(logging.makeLogRecord({"msg": f"{number} {'x' * 200}", "levelno": 20}))
+            unread.settimeout(60)
+            told = []
+            while not told or "lost" not in told[-1]:
+                (text,) = read_entry(unread.recv(1 << 16))["MESSAGE"]
+                told.append(text.split()[0] if "lost" not in text else text)
+            handler.handle(logging.makeLogRecord({"msg": "afterwards", "levelno": 20}))
+            assert read_entry(unread.recv(1 << 16))["MESSAGE"] == ["afterwards"]
+        finally:
+            handler.close()
+    assert told[:-1] == [str(number) for number in range(len(told) - 1)], "in order, the last ones are lost"
+    assert len(told) > 500
+    assert told[-1] == f"{2001 - len(told)} log records are lost: nobody read the log"
+    assert capfd.readouterr().err == ""
+
+
+LOGGING = """
+import logging, sys
+from vipd.host.systemd.journal import stderr_handler
+logging.basicConfig(level=20, handlers=[stderr_handler({}, "vipd")])
+for number in range(5000):
+    logging.getLogger("vipd").info("%d %s", number, "x" * 200)
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_reader_of_stderr_that_stands_still_delays_nobody() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", LOGGING], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdin is not None
+        try:
+            assert select.select([process.stdout], [], [], 60)[0], "it waits for whoever reads stderr"
+            lines = [process.stderr.readline().split() for _ in range(5000)]
+        finally:
+            process.kill()
+    assert [int(line[3]) for line in lines] == list(range(5000))
 
 
 @pytest.mark.parametrize(

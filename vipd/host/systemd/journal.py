@@ -10,19 +10,29 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import select
 import socket
 import struct
+import threading
 from array import array
+from collections import deque
 from collections.abc import Iterable, Mapping
 from errno import EMSGSIZE, ENOBUFS
 from pathlib import Path
+from typing import NamedTuple
 
 from vipd.host.systemd.fields import ATTRIBUTE, Fields
 from vipd.model.text import one_line
 
 SOCKET = Path("/run/systemd/journal/socket")
-SEND_SECONDS = 1.0
-"""A journal that takes nothing for so long is done without."""
+STDERR = 2
+BACKLOG_RECORDS = 10_000
+BACKLOG_BYTES = 8 << 20
+"""Records that wait while nobody reads them."""
+WAIT_SECONDS = 0.5
+"""A thread that waits for the reader looks so often whether the process ends."""
+CLOSE_SECONDS = 1.0
+"""How long the end of the process waits for the reader."""
 PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 """Least weighty level of each syslog priority; anything below is 7, debug."""
 
@@ -74,40 +84,143 @@ class StreamFormatter(LineFormatter):
         return f"<{priority(record.levelno)}>{super().format(record)}"
 
 
-class JournalHandler(logging.Handler):
-    """Sends each record to the journal, with the fields it carries."""
+class _Entry(NamedTuple):
+    """A record as it is sent: to the journal, or without `data` to stderr."""
+
+    data: bytes
+    line: bytes
+
+
+class StderrHandler(logging.Handler):
+    """Writes each record as a line to stderr, and never waits for whoever reads it.
+
+    What the reader does not take at once is written by a thread, and all later records after it. Beyond
+    BACKLOG_RECORDS and BACKLOG_BYTES records are lost; their number is logged once all others are written.
+    """
+
+    def __init__(self, lines: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(lines)
+        self._lines = lines
+        self._writable = select.poll()
+        self._writable.register(STDERR, select.POLLOUT)
+        self._changed = threading.Condition()
+        """Guards what follows."""
+        self._backlog: deque[_Entry] = deque()
+        self._backlog_bytes = self._lost = 0
+        self._sending = self._closed = False
+        # From the start, and not at a moment when there may be no memory for a thread.
+        threading.Thread(target=self._send_backlog, name="vipd log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record, or leave it to the thread."""
+        try:
+            entry: _Entry | None = self._entry(record)
+        except Exception:
+            self.handleError(record)
+            return
+        with self._changed:
+            if not (self._backlog or self._sending or self._lost):
+                entry = self._send(entry, wait=False)
+            if entry is None:
+                return
+            size = len(entry.data) + len(entry.line)
+            if len(self._backlog) >= BACKLOG_RECORDS or self._backlog_bytes + size > BACKLOG_BYTES:
+                self._lost += 1
+                return
+            self._backlog.append(entry)
+            self._backlog_bytes += size
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wait briefly until all is written, and end the thread."""
+        with self._changed:
+            if not self._closed:
+                self._changed.wait_for(
+                    lambda: not (self._backlog or self._sending or self._lost), CLOSE_SECONDS
+                )
+            self._closed = True
+            self._changed.notify_all()
+        super().close()
+
+    def _entry(self, record: logging.LogRecord) -> _Entry:
+        return _Entry(b"", f"{self._lines.format(record)}\n".encode("utf-8", "backslashreplace"))
+
+    def _send(self, entry: _Entry, *, wait: bool) -> _Entry | None:
+        """Send an entry; returns what is left of it because the reader would have to be waited for."""
+        line = entry.line
+        while line and not self._closed:
+            # So many bytes fit once a pipe, a socket or a terminal says that it is writable.
+            if self._writable.poll(WAIT_SECONDS * 1000 if wait else 0):
+                try:
+                    line = line[os.write(STDERR, line[: select.PIPE_BUF]) :]
+                except BlockingIOError:
+                    if not wait:
+                        break
+                except OSError:
+                    return None  # nobody reads it any more
+            elif not wait:
+                break
+        return _Entry(b"", line) if line and not wait else None
+
+    def _send_backlog(self) -> None:
+        while True:
+            with self._changed:
+                self._sending = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._backlog or self._lost or self._closed)
+                if self._closed:
+                    return
+                self._sending = True
+                entry = self._backlog.popleft() if self._backlog else self._loss()
+                self._backlog_bytes = self._backlog_bytes - len(entry.data) - len(entry.line)
+                if not self._backlog:
+                    self._backlog_bytes = 0
+            self._send(entry, wait=True)
+
+    def _loss(self) -> _Entry:
+        number, self._lost = self._lost, 0
+        text = "%d log records are lost: nobody read the log"
+        values = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
+        return self._entry(logging.makeLogRecord({**values, "args": (number,)}))
+
+
+class JournalHandler(StderrHandler):
+    """Sends each record to the journal, with the fields it carries; to stderr while there is no journal."""
 
     def __init__(self, identifier: str, path: Path = SOCKET) -> None:
         """Raises OSError if no process listens at `path`."""
-        super().__init__()
-        self.setFormatter(LineFormatter())  # logging.basicConfig would give it one with level and name
         self._identifier, self._path = identifier, str(path)
-        self._otherwise = logging.StreamHandler()
-        self._otherwise.setFormatter(StreamFormatter())
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            self._socket.connect(self._path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as tried:
             # Not kept connected: a restarted journal may have another socket at the same place.
-            self._socket.close()
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        except OSError:
-            self._socket.close()
-            raise
-        self._socket.settimeout(SEND_SECONDS)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Send one record."""
-        try:
-            self._send(entry(self._values(record)))
-        except OSError:
-            self._otherwise.handle(record)
-        except Exception:
-            self.handleError(record)
+            tried.connect(self._path)
+        self._at_once = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._at_once.setblocking(False)
+        self._waiting = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._waiting.settimeout(WAIT_SECONDS)
+        super().__init__(StreamFormatter())
+        self.setFormatter(LineFormatter())  # logging.basicConfig would give it one with level and name
 
     def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
+        """Wait briefly until all is sent, and close the sockets."""
         super().close()
+        self._at_once.close()
+        self._waiting.close()
+
+    def _entry(self, record: logging.LogRecord) -> _Entry:
+        return super()._entry(record)._replace(data=entry(self._values(record)))
+
+    def _send(self, entry: _Entry, *, wait: bool) -> _Entry | None:
+        while entry.data and not self._closed:
+            try:
+                _deliver(self._waiting if wait else self._at_once, entry.data, self._path)
+                return None
+            except (BlockingIOError, TimeoutError):
+                if not wait:
+                    return entry
+            except OSError:
+                break
+        return super()._send(_Entry(b"", entry.line), wait=wait)
 
     def _values(self, record: logging.LogRecord) -> list[tuple[str, str]]:
         carried: Fields = getattr(record, ATTRIBUTE, {})
@@ -118,23 +231,22 @@ class JournalHandler(logging.Handler):
             *((name, one_line(value)) for name, values in carried.items() for value in values),
         ]
 
-    def _send(self, data: bytes) -> None:
-        try:
-            self._socket.sendto(data, self._path)
-        except OSError as error:
-            if error.errno not in (EMSGSIZE, ENOBUFS):
-                raise
-            self._send_as_file(data)
 
-    def _send_as_file(self, data: bytes) -> None:
-        """An entry larger than a datagram goes as a sealed file in memory, whose descriptor is sent."""
+def _deliver(opened: socket.socket, data: bytes, path: str) -> None:
+    """Send an entry in a datagram. One that is larger goes as a sealed file in memory, whose descriptor is
+    sent. Raises OSError."""
+    try:
+        opened.sendto(data, path)
+    except OSError as error:
+        if error.errno not in (EMSGSIZE, ENOBUFS):
+            raise
         descriptor = os.memfd_create("vipd-journal-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor, not a path)
             file.write(data)
             file.flush()
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             handed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
-            self._socket.sendmsg([], [handed], 0, self._path)
+            opened.sendmsg([], [handed], 0, path)
 
 
 def stderr_handler(environment: Mapping[str, str], identifier: str, path: Path = SOCKET) -> logging.Handler:
@@ -144,7 +256,5 @@ def stderr_handler(environment: Mapping[str, str], identifier: str, path: Path =
             return JournalHandler(identifier, path)
         except OSError:
             pass  # no process listens there: stderr leads to the journal all the same
-    handler = logging.StreamHandler()
     plain = LineFormatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(StreamFormatter() if "JOURNAL_STREAM" in environment else plain)
-    return handler
+    return StderrHandler(StreamFormatter() if "JOURNAL_STREAM" in environment else plain)
