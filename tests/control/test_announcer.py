@@ -16,6 +16,7 @@ from vipd.control.progress import Progress
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.maintenance import Maintenance
+from vipd.model.service import Family
 
 VIP = OUTSIDE.address
 
@@ -84,6 +85,20 @@ def test_a_step_that_failed_announces_nothing_new_and_withdraws_nothing() -> Non
         isolated.progress.fault = "no"
         assert await isolated.stepped(UNSERVED) == {VIP}
         isolated.progress.fault = ""
+        assert await isolated.stepped(UNSERVED) == frozenset()
+
+    asyncio.run(story())
+
+
+def test_the_family_that_is_written_is_announced_and_an_earlier_announcement_of_the_other_stays() -> None:
+    async def story() -> None:
+        isolated = IsolatedAnnouncer("2001:db8::10")
+        isolated.progress.applied = 0
+        isolated.progress.fault, isolated.progress.behind = "no ip6tables", frozenset({Family.IPV6})
+        isolated.progress.begun = frozenset({Family.IPV4})
+        assert await isolated.stepped(SERVED) == {VIP, "2001:db8::10"}
+        assert await isolated.stepped(UNSERVED) == {"2001:db8::10"}
+        isolated.progress.fault, isolated.progress.applied = "", 2
         assert await isolated.stepped(UNSERVED) == frozenset()
 
     asyncio.run(story())

@@ -9,8 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from tests.control.reconciling import DNS, IsolatedReconciler, run_story_simulated
+from tests.control.reconciling import DNS, WEB, IsolatedReconciler, run_story_simulated
 from tests.dataplane.fake_dataplane import FakeDataplane, broken_tool
+from tests.model.samples import declared, service
+from vipd.model.service import Family
 
 ENDLESS = 1000
 """So many failures that no retry comes through before a test lets it."""
@@ -112,3 +114,45 @@ def test_a_host_that_cannot_be_read_is_a_failure_that_is_tried_again() -> None:
         assert isolated.names() == {"dns"}
 
     run_story_simulated(story, DNS)
+
+
+def test_a_quarantine_ends_by_itself_when_its_reason_has_ended() -> None:
+    """Tried with growing pauses, up to a minute; nobody has to change or reload anything."""
+
+    async def story(isolated: IsolatedReconciler) -> None:
+        dataplane = isolated.dataplane
+        dataplane.refuses = lambda forwarding: "no" if forwarding.key.service == "dns" else ""
+        assert await isolated.settled(isolated.reconciler.request_sync())
+        assert isolated.names() == {"web"}
+        await asyncio.sleep(20)
+        assert 4 <= dataplane.events.count("apply") <= 8, "with growing pauses"
+        assert set(isolated.reconciler.progress.quarantined) == {"dns"}
+        dataplane.refuses = lambda forwarding: ""
+        await asyncio.sleep(32)
+        assert not isolated.reconciler.progress.quarantined
+        assert isolated.names() == {"dns", "web"}
+        applied = dataplane.events.count("apply")
+        await asyncio.sleep(60)
+        assert dataplane.events.count("apply") == applied
+
+    run_story_simulated(story, DNS, WEB)
+
+
+def test_a_change_of_the_family_that_is_written_is_there_though_the_step_failed() -> None:
+    async def story(isolated: IsolatedReconciler) -> None:
+        six = service("six", "fd00:96::10")
+        isolated.source.candidate = declared(DNS, six)
+        failures = [broken_tool() for _ in range(3)]
+        for failure in failures:
+            failure.families = frozenset({Family.IPV6})
+        isolated.dataplane.failures = list(failures)
+        wish, reconciler = isolated.reconciler.request_sync(), isolated.reconciler
+        assert await reconciler.wait_synced(wish, 60.0, ["dns"])
+        assert reconciler.progress.state == "failed"
+        assert reconciler.progress.is_pending("six", [Family.IPV6])
+        assert not reconciler.progress.is_pending("dns", [Family.IPV4])
+        assert not await reconciler.wait_synced(wish, 0.0, ["six"])
+        await isolated.fulfilled(wish)
+        assert reconciler.progress.state == "in-sync"
+
+    run_story_simulated(story)

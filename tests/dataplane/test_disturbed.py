@@ -111,7 +111,6 @@ def of_iptables(held: Held) -> Iterator[str]:
 def test_a_change_after_something_was_taken_away(kind: type[Real], tmp_path: Path) -> None:
     async def story() -> None:
         with kind(tmp_path) as one:
-            assert isinstance(one, Real)
             written = Written(one)
             await written.prepare()
             commands = of_iptables(written.held) if kind is Iptables else of_nftables(written.held)

@@ -12,7 +12,18 @@ from typing import cast
 from tests.dataplane.conntrack.kernel import new_request
 from vipd.dataplane.conntrack.entries import CTA_ID, Entry
 from vipd.dataplane.conntrack.messages import DELETE, GET, NEW
-from vipd.host.netlink import CONTENT, DONE, ERROR, HEADER, INTERRUPTED, attribute, attributes, message, split
+from vipd.host.netlink import (
+    CONTENT,
+    DONE,
+    ERROR,
+    FAMILY_NUMBERS,
+    HEADER,
+    INTERRUPTED,
+    attribute,
+    attributes,
+    message,
+    split,
+)
 
 AT_ONCE = 3
 """Entries for each answer to a dump."""
@@ -79,7 +90,7 @@ class FakeSocket:
             body = data[start + CONTENT : end]
             if kind == GET:
                 self._table.dumps += 1
-                answers += self._dump(sequence, fault)
+                answers += self._dump(sequence, fault, body[0])
             elif kind == DELETE and fault is Fault.REFUSED:
                 answers.append(message(ERROR, 0, sequence, bytes(4)))
             elif kind == DELETE:
@@ -116,10 +127,12 @@ class FakeSocket:
             queue.insert(0, message(DONE, 0, 0xFFFF, bytes(4)))
         self._answers += queue
 
-    def _dump(self, sequence: int, fault: Fault | None) -> list[bytes]:
+    def _dump(self, sequence: int, fault: Fault | None, family: int) -> list[bytes]:
         flags = 2 | (INTERRUPTED if fault is Fault.INTERRUPTED else 0)
         messages = []
         for number, entry in self._table.entries.items():
+            if FAMILY_NUMBERS[entry.family] != family:
+                continue
             body = new_request(entry, 0)[16:] + attribute(CTA_ID, struct.pack(">I", number))
             body = body[:60] if fault is Fault.MALFORMED else body
             messages.append(message(NEW, flags, sequence, body))

@@ -102,6 +102,23 @@ def test_nothing_is_due_while_a_change_is_not_written() -> None:
     assert not bench.due()
 
 
+def test_each_family_is_cleaned_once_its_own_rules_are_written() -> None:
+    dns6, one6, two6 = ("fd00:96::10", 53), ("fd00:1::1", 53), ("fd00:1::2", 53)
+    client6 = ("fd00:10::2", 40000)
+    bench = Bench(flow(DNS, B1), made(client6, dns6, one6, replied=True))
+    bench.become(forwarding(*DNS, B1, B2), forwarding(*dns6, one6, two6))
+    bench.clean()
+    bench.update(forwarding(*DNS, B2), forwarding(*dns6, two6))
+    bench.keeper.applied(True, [Family.IPV4])
+    assert bench.due()
+    bench.clean()
+    assert bench.left == [one6], "its rules still lead there"
+    bench.keeper.applied(True, [Family.IPV6])
+    assert bench.due()
+    bench.clean()
+    assert bench.left == []
+
+
 def test_flows_to_a_backend_that_left_end() -> None:
     bench = Bench(flow(DNS, B1), flow(DNS, B2))
     bench.become(forwarding(*DNS, B1, B2))

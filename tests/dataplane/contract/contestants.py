@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from tests.dataplane.fake_dataplane import FakeDataplane
 from tests.dataplane.namespace import Namespace
@@ -70,7 +70,7 @@ class Contestant(ABC):
     def hold(self, gate: asyncio.Event) -> asyncio.Event:
         """Let the next writing wait for a gate, partly done; the event tells that it waits."""
 
-    def __enter__(self) -> Contestant:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -208,7 +208,7 @@ class Real(Contestant):
         """Its namespace."""
         return Node(self._namespace.name, "kernel", "", "")
 
-    def __enter__(self) -> Contestant:
+    def __enter__(self) -> Self:
         self._namespace.__enter__()
         self.inside = Inside(self._namespace.name)
         return self

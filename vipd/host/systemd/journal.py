@@ -115,15 +115,16 @@ class StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record, or leave it to the thread."""
         try:
-            entry: _Entry | None = self._entry(record)
+            entry = self._entry(record)
         except Exception:
             self.handleError(record)
             return
         with self._changed:
             if not (self._backlog or self._sending or self._lost):
-                entry = self._send(entry, wait=False)
-            if entry is None:
-                return
+                left = self._send(entry, wait=False)
+                if left is None:
+                    return
+                entry = left
             size = len(entry.data) + len(entry.line)
             if len(self._backlog) >= BACKLOG_RECORDS or self._backlog_bytes + size > BACKLOG_BYTES:
                 self._lost += 1
