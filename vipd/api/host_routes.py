@@ -139,7 +139,7 @@ class HostRoutes:
 
     async def _flows(self) -> int:
         reconciler = self.reconciler
-        if reconciler.progress.stopping or not reconciler.progress.applied:
+        if reconciler.progress.stopping or not reconciler.progress.written:
             raise RefusedError(
                 "busy", "vipd is stopping" if reconciler.progress.stopping else "vipd is starting"
             )

@@ -153,7 +153,7 @@ class OverrideRoutes:
         """Number of flows of one backend, or of one address in every service. Refused while the kernel may
         not match the overrides: at the start, and while vipd stops."""
         progress = self.reconciler.progress
-        if progress.stopping or not progress.applied:
+        if progress.stopping or not progress.written:
             raise RefusedError("busy", "vipd is stopping" if progress.stopping else "vipd is starting")
         _, backends = target_of(self.reconciler.services, dict(request.query))
         forwardings = [f for name in _names(backends) for f in self.reconciler.forwardings.get(name, ())]

@@ -213,7 +213,7 @@ class Announcer(Observer):
         """Decide and write once. Before the first step has succeeded nothing changes, unless this host is in
         maintenance: what an earlier process announces stays. Raises OSError."""
         async with self._writing:
-            if not (self._progress.applied or self._progress.begun):
+            if not self._progress.written:
                 if self._maintenance() is not None:
                     await self.withdraw()
             elif self._forwardings or self._may_be_announced():

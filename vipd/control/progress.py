@@ -72,6 +72,11 @@ class Progress:
             self.fault and families and self.attempted >= generation and self.behind.isdisjoint(families)
         )
 
+    @property
+    def written(self) -> bool:
+        """Whether any step has written all rules of an address family."""
+        return bool(self.applied or self.begun)
+
     def is_current(self, family: Family) -> bool:
         """Whether the kernel has an address family's rules as of the last step."""
         if self.fault and family in self.behind:

@@ -139,7 +139,7 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
     if parts.fleet:
         parts.fleet.store.stop_waiting()
     await parts.reconciler.stop_waiting()
-    if parts.reconciler.progress.applied:  # else there are no rules with counters yet
+    if parts.reconciler.progress.written:  # else there are no rules with counters yet
         await parts.flow_stats.close()
     for task in work:
         task.cancel()
