@@ -28,7 +28,7 @@ from tests.lab.waiting import wait_until
 from tests.sources.etcd.members import Cluster, Member, install
 
 SERVICE = """
-- name: web
+- name: web{port}
   external_addresses: [{vip}]
   ports: 80:{port}
   backends: [10.20.0.11, 10.20.0.12]
@@ -86,7 +86,8 @@ class FaultyNetwork(ABC):
         self._stack.close()
 
     def forget_verdicts(self) -> None:
-        """Use other ports of the backends, which no daemon holds down for what earlier faults did to them."""
+        """Another service with other ports of the backends takes the address: no daemon holds those down for
+        what earlier faults did to them."""
         self._cells += 1
         for daemon in self.daemons.values():
             daemon.declare(self._declaration())
