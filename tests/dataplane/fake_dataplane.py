@@ -209,6 +209,10 @@ class FakeSurroundings:
         """Know what is forwarded."""
         self._keys = {*(self._keys - changes.keys()), *(key for key, f in changes.items() if f is not None)}
 
+    def assigned_vips(self) -> frozenset[str]:
+        """None."""
+        return frozenset()
+
     async def prepare(self) -> tuple[str, ...]:
         """Note the families."""
         self.prepared.append({key.family for key in self._keys})

@@ -20,6 +20,10 @@ NEIGHBOUR_LIVE_SECONDS = 600.0
 
 _KNOWN = "%s; hint: choose an address that no host has"
 _LIVE = "another host has it (%s) and loses what passes here; hint: choose an address that no host has"
+_OWN = (
+    "an address of this host itself: at ports that no service has, its own programs answer; hint: ip address"
+    " del %s, or give the service another address"
+)
 _CONNECTED = (
     "lies in %s, where hosts ask for it by %s, which vipd does not answer; hint: choose an address outside of"
     " this host's networks; one for clients in that network belongs under external_addresses"
@@ -43,6 +47,8 @@ class PortClaim(NamedTuple):
     families: frozenset[Family]
     shared: tuple[str, ...] = ()
     """Its addresses for which one host of the fleet at a time answers on their LAN."""
+    announced: tuple[str, ...] = ()
+    """Its addresses that vipd announces beyond this host, by any method."""
 
     @classmethod
     def of(cls, forwarding: Forwarding) -> PortClaim:
@@ -50,7 +56,7 @@ class PortClaim(NamedTuple):
         key = forwarding.key
         outside = tuple(each.address for each in forwarding.external_addresses)
         port, families = forwarding.port, _ALONE[key.family]
-        on_lan = forwarding.announcement is not None and forwarding.announcement.by is AnnounceMethod.L2
+        announcement, announced = forwarding.announcement, forwarding.announced_addresses()
         return cls(
             key.service,
             forwarding.addresses,
@@ -59,7 +65,8 @@ class PortClaim(NamedTuple):
             port,
             forwarding.node_port,
             families,
-            forwarding.announced_addresses() if on_lan else (),
+            announced if announcement and announcement.by is AnnounceMethod.L2 else (),
+            announced if announcement else (),
         )
 
 
@@ -67,7 +74,7 @@ def claims_of(service: Service) -> Iterator[PortClaim]:
     """A claim for each port of a service."""
     outside = tuple(each.address for each in service.external_addresses)
     families = frozenset(map(family_of, service.all_addresses()))
-    on_lan = service.announcement is not None and service.announcement.by is AnnounceMethod.L2
+    announcement, announced = service.announcement, service.announced_addresses()
     for port in service.ports:
         yield PortClaim(
             service.name,
@@ -77,7 +84,8 @@ def claims_of(service: Service) -> Iterator[PortClaim]:
             port.port,
             port.node_port,
             families or frozenset(Family),
-            service.announced_addresses() if on_lan else (),
+            announced if announcement and announcement.by is AnnounceMethod.L2 else (),
+            announced if announcement else (),
         )
 
 
@@ -102,6 +110,8 @@ class ClaimIndex:
         """Addresses within subnets, each with its subnet."""
         self._live: dict[str, tuple[str, float]] = {}
         """Addresses that a neighbour has, each with where, and until when that counts."""
+        self.assigned = frozenset[str]()
+        """Addresses that this host has on a device, and should not, as of the last `warnings`."""
 
     def put(self, key: Hashable, claim: PortClaim | None) -> None:
         """Set the claim of a key; None removes it."""
@@ -144,7 +154,24 @@ class ClaimIndex:
         for address in _both(facts.neighbours, self._addresses):
             self._live[address] = facts.neighbours[address], now + NEIGHBOUR_LIVE_SECONDS
         self._live = {address: held for address, held in self._live.items() if held[1] > now}
-        return _lines({*self._of_addresses(facts), *self._of_node_ports(facts), *self._of_own_ports(facts)})
+        assigned = list(self._of_assigned(facts))
+        self.assigned = frozenset(finding.address for finding in assigned)
+        return _lines(
+            {
+                *self._of_addresses(facts),
+                *assigned,
+                *self._of_node_ports(facts),
+                *self._of_own_ports(facts),
+            }
+        )
+
+    def _of_assigned(self, facts: HostFacts) -> Iterator[Finding]:
+        for address, where in self._here(facts.assigned_addresses):
+            for key, inside in self._addresses[address].items():
+                claim = self._known[key]
+                # keepalived gives external addresses that vipd does not announce to one host at a time.
+                if inside or address in claim.announced or not facts.vrrp:
+                    yield Finding(claim.service, _OWN % where, address)
 
     def _of_addresses(self, facts: HostFacts) -> Iterator[Finding]:
         """The findings about addresses: the most important one for each."""

@@ -61,6 +61,9 @@ class HostProvider(Protocol):
     def services_changed(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
         """Forwardings are new, or gone."""
 
+    def assigned_vips(self) -> frozenset[str]:
+        """Services' addresses that this host itself has on a device, and should not."""
+
     async def prepare(self) -> tuple[str, ...]:
         """Prepare the host for all forwardings; returns a warning for each problem."""
 
@@ -175,6 +178,10 @@ class Host:
         for key, forwarding in changes.items():
             self._claims.put(key, PortClaim.of(forwarding) if forwarding else None)
         self._claim_warnings = None
+
+    def assigned_vips(self) -> frozenset[str]:
+        """Services' addresses that this host itself has on a device, and should not, as of the last poll."""
+        return self._claims.assigned
 
     def announced_addresses(self, by: AnnounceMethod) -> set[str]:
         """The addresses that services ask to announce by one method."""

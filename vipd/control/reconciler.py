@@ -130,6 +130,11 @@ class Reconciler:
         """This host's addresses as of the last step."""
         return self._policy.host.addresses if self._policy else frozenset()
 
+    def assigned_vips(self, service: Service) -> list[str]:
+        """The addresses of a service that this host itself has on a device, and should not."""
+        assigned = self._host.assigned_vips()
+        return [address for address in service.all_addresses() if address in assigned] if assigned else []
+
     def ignored(self, service: str) -> tuple[Problem, ...]:
         """Why the service does not use backends that registered themselves for it, or that its names resolve
         to."""

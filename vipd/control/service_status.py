@@ -30,19 +30,22 @@ def service_status(
     backend_statuses: BackendStatuses,
     quarantine: str | None = None,
     pending: str | None = None,
+    assigned_vips: Sequence[str] = (),
 ) -> ServiceStatus:
     """The state of a service. `quarantine`: why the kernel rejects a part of it; `pending`: why its
-    rules are not in the kernel yet, may be empty. Draining or disabling by an operator is no fault.
+    rules are not in the kernel yet, may be empty; `assigned_vips`: its addresses that this host itself has
+    and should not, which the message names first. Draining or disabling by an operator is no fault.
     """
     if quarantine is not None:
         return ServiceStatus("quarantined", quarantine)
     if pending is not None:
         return ServiceStatus("pending", pending)
     empty = [f for f in forwardings if not f.endpoints_under(f.internal_policy)]
+    own = f"{', '.join(assigned_vips)} on a device of this host itself" if assigned_vips else ""
     backends = _backends_in_words(service, backend_statuses)
     if empty and len(empty) == len(forwardings):
-        return ServiceStatus("no-backends", "; ".join(filter(None, (_refused(empty), backends))))
-    told = [*((_without(empty, forwardings), _refused(empty)) if empty else ()), backends]
+        return ServiceStatus("no-backends", "; ".join(filter(None, (own, _refused(empty), backends))))
+    told = [own, *((_without(empty, forwardings), _refused(empty)) if empty else ()), backends]
     bad = bool(empty) or _down(service) or any(not standing.healthy for standing in backend_statuses.values())
     return ServiceStatus("degraded" if bad else "ok", "; ".join(filter(None, told)))
 

@@ -98,6 +98,11 @@ class HostFacts:
     sockets: tuple[LocalSocket, ...] = field(default=(), compare=False)
     """All sockets, including protected ones."""
     own_addresses: frozenset[str] = field(default=frozenset(), compare=False)
+    assigned_addresses: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Addresses on devices that no service should have -> how `ip address` names them: `10.0.0.1/24 dev
+    eth0`. Empty with `compat: kube-proxy`, where services may have them."""
+    vrrp: bool = field(default=False, compare=False)
+    """keepalived runs: it may give this host services' external addresses (docs/announce.md)."""
     proxied_addresses: frozenset[str] = field(default=frozenset(), compare=False)
     """Addresses that this host does not have, but for which it answers its neighbours (proxy ARP, NDP)."""
     _by_port: dict[tuple[Protocol, int], list[LocalSocket]] = field(

@@ -48,6 +48,8 @@ class HostNetwork:
     """The other ends of point-to-point devices, each with a description."""
     devices: Mapping[int, str] = field(default_factory=dict)
     """Names by number."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Every address of this host -> how `ip address` names it: `10.0.0.1/24 dev eth0`."""
 
 
 class _Link(NamedTuple):
@@ -61,9 +63,12 @@ class _Link(NamedTuple):
 def read_network(vip_device: str) -> HostNetwork:
     """As the kernel has it now, without vipd's own device. Raises OSError and MalformedMessageError."""
     links = _links(listing(NEW_LINK, socket.AF_UNSPEC, MAX_DEVICES))
-    edges, subnets, peers = dict[str, str](), dict[Subnet, None](), dict[str, str]()
+    edges, subnets, peers, own = dict[str, str](), dict[Subnet, None](), dict[str, str](), dict[str, str]()
     for message in _of_families(NEW_ADDRESS, MAX_ADDRESSES):
         link = links.get(_number(message.body, 4))
+        if link is not None:
+            address = str(ip_address(message.attributes.get(_LOCAL) or message.attributes[_ADDRESS]))
+            own[address] = f"{address}/{message.body[1]} dev {link.name}"
         if link is None or link.loopback or link.name == vip_device or message.body[3] >= _SCOPE_LINK:
             continue
         network, peer = _network_of(message)
@@ -78,7 +83,7 @@ def read_network(vip_device: str) -> HostNetwork:
         for message in _of_families(NEW_ROUTE, MAX_ROUTES)
         for address, device in _next_hops(message)
     }
-    return HostNetwork(gateways, edges, tuple(subnets), peers, names)
+    return HostNetwork(gateways, edges, tuple(subnets), peers, names, own)
 
 
 def read_addresses() -> frozenset[str]:

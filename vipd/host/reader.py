@@ -18,6 +18,7 @@ from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket
 from vipd.host.local_sockets import LocalSockets
 from vipd.host.netlink import MalformedMessageError
 from vipd.host.network import HostNetwork, read_neighbours, read_network, read_proxied
+from vipd.host.processes import Processes
 from vipd.host.settings.settings import Settings
 from vipd.host.vip_routes import ADDRESS_CHANGES, ROUTE_CHANGES, RouteWatcher
 from vipd.model.service import Family, Protocol
@@ -42,6 +43,7 @@ class HostReader:
         self._neighbours: dict[str, str] = {}
         self._proxied = frozenset[str]()
         self._etcd_servers = frozenset[str]()
+        self._processes, self._vrrp = Processes(root), False
         self._sockets = LocalSockets(root)
         self._listening: tuple[LocalSocket, ...] = ()
         self._facts = NO_FACTS
@@ -73,6 +75,9 @@ class HostReader:
         if self._stale:
             device = self._settings.vip_device
             self._network = self._read_or_keep("its routes", lambda: read_network(device), self._network)
+            # It runs before it adds an address, and adding one is a change.
+            running = self._read_or_keep("its processes", self._running_vrrp, frozenset())
+            self._vrrp = bool(running)
         devices = self._network.devices
         self._neighbours = self._read_or_keep(
             "its neighbours", lambda: read_neighbours(devices), self._neighbours
@@ -83,6 +88,9 @@ class HostReader:
         )
         self._listening = self._read_or_keep("its sockets", self._sockets.read, self._listening)
         self._stale = bool(self._faults)
+
+    def _running_vrrp(self) -> frozenset[str]:
+        return self._processes.running(("keepalived",))
 
     def _read_or_keep(self, name: str, read: Callable[[], T], known: T) -> T:
         """The value read now, else the known one. A failure is logged once until it ends."""
@@ -114,6 +122,8 @@ class HostReader:
             {**self._neighbours, **network.peers},
             sockets,
             own,
+            {} if settings.compat == "kube-proxy" else network.addresses,
+            self._vrrp,
             self._proxied,
         )
 

@@ -82,7 +82,12 @@ def _service_status(
     families = {forwarding.key.family for forwarding in forwardings}
     pending = progress.fault if progress.is_pending(service.name, families) else None
     state, message = service_status(
-        service, forwardings, backend_statuses, progress.quarantined.get(service.name), pending
+        service,
+        forwardings,
+        backend_statuses,
+        progress.quarantined.get(service.name),
+        pending,
+        reconciler.assigned_vips(service),
     )
     return {
         "state": state,

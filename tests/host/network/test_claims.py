@@ -181,6 +181,42 @@ def test_what_vipctl_added_can_be_relieved_of_a_backend_whatever_the_host_has_be
         ip("-n", host, "route", "del", "203.0.113.0/24")
 
 
+def test_addresses_that_this_host_gets_are_told_until_they_are_gone_but_for_those_of_keepalived(
+    lab: Lab, daemon: Daemon, tmp_path: Path
+) -> None:
+    services = {VIPS[4]: "web", "203.0.113.10": "edge"}
+    ports = {"ports": ["80/tcp"], "backends": [BACKENDS[4]]}
+    declared = [
+        {"name": "web", "address": VIPS[4], **ports},
+        {"name": "edge", "external_addresses": ["203.0.113.10"], **ports},
+    ]
+    daemon.declare(yaml.safe_dump(declared))
+
+    def change(verb: str) -> None:
+        for vip in services:
+            lab.host.run("ip", "address", verb, f"{vip}/32", "dev", "cluster")
+
+    def told() -> list[str]:
+        warnings, rows = daemon.vipctl("status").stdout, daemon.vipctl("list", "--no-headers").stdout
+        assert "ip address del 10.96.0.10/32 dev cluster" in warnings or VIPS[4] not in warnings
+        named = [vip for vip in services if f"{vip}: an address of this host itself" in warnings]
+        assert [vip for vip in services if f"ok, {vip} on a device of this host itself" in rows] == named
+        return named
+
+    assert told() == []
+    change("add")
+    try:
+        daemon.wait_until(told, list(services))
+        change("del")
+        daemon.wait_until(told, [])
+        vrrp = listen(lab.host, tmp_path, "keepalived", 7777)
+        change("add")
+        daemon.wait_until(told, [VIPS[4]])
+        vrrp.kill()
+    finally:
+        change("del")
+
+
 @pytest.mark.parametrize(
     ("address", "subnet", "asked"),
     [

@@ -30,6 +30,8 @@ class ServedPort:
     """Address and port of each known backend."""
     affinity: bool = False
     masquerade: str = "forwarded"
+    vrrp_addresses: frozenset[str] = frozenset()
+    """Its external addresses that vipd does not announce: keepalived may give them to this host."""
 
     @property
     def flow(self) -> ForwardedFlow:

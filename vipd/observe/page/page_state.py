@@ -288,7 +288,14 @@ class PageState:
         reconciler = self._facts.reconciler
         forwardings = reconciler.forwardings.get(service.name, ())
         backend_statuses = reconciler.backend_statuses(service)
-        view = service_view(service, forwardings, backend_statuses, self._facts.dataplane, quarantine)
+        view = service_view(
+            service,
+            forwardings,
+            backend_statuses,
+            self._facts.dataplane,
+            quarantine,
+            reconciler.assigned_vips(service),
+        )
         text = json.dumps(view, separators=(",", ":"))
         known = self._entries.get(service.name)
         if known is not None and known.text == text:

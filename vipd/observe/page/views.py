@@ -39,13 +39,16 @@ def service_view(
     backend_statuses: BackendStatuses,
     dataplane: Dataplane,
     quarantine: str | None,
+    assigned_vips: Sequence[str] = (),
 ) -> Json:
     """One service. `quarantine`: why the kernel rejects a part of it; None if it does not.
 
     `state` and `message` are those of `vipd.control.service_status`, but never pending: the daemon's state
     includes that.
     """
-    state, message = service_status(service, forwardings, backend_statuses, quarantine)
+    state, message = service_status(
+        service, forwardings, backend_statuses, quarantine, assigned_vips=assigned_vips
+    )
     places = [_forwarding_view(service, f, backend_statuses, dataplane) for f in forwardings]
     return {
         "name": service.name,

@@ -29,6 +29,9 @@ def check_owned(facts: Facts) -> Iterator[CheckResult]:
         return
     vips = facts.vips()
     owned = [own for own in facts.network.addresses if own.address in vips]
+    if "keepalived" in (facts.programs_running or ()):
+        # It gives external addresses that vipd does not announce to one host at a time (docs/announce.md).
+        owned = [own for own in owned if own.address not in vips[own.address].vrrp_addresses]
     if owned:
         places = listed([f"{own.address} ({own.device})" for own in owned])
         cause = f"this host has {places}: its programs answer there, and vipd refuses such addresses"

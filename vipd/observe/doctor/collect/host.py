@@ -44,8 +44,8 @@ from vipd.observe.doctor.facts import (
 from vipd.observe.doctor.finding import internal_error_text
 from vipd.observe.doctor.rules import Ruleset
 
-WATCHED_PROGRAMS = ("kube-proxy",)
-"""Processes that a check looks for."""
+WATCHED_PROGRAMS = ("kube-proxy", "keepalived")
+"""Processes that checks look for."""
 
 
 WATCHED_SECONDS = 1.0

@@ -25,7 +25,7 @@ FAMILIES = {str(family): family for family in Family}
 
 def from_daemon(services: Iterable[Mapping[str, Any]]) -> tuple[ServedPort, ...]:
     """From the API's ServiceViews."""
-    return tuple(_of_view(service["name"], view) for service in services for view in service["forwardings"])
+    return tuple(_of_view(service, view) for service in services for view in service["forwardings"])
 
 
 async def from_files(settings: Settings) -> tuple[tuple[ServedPort, ...], tuple[str, ...]]:
@@ -51,10 +51,11 @@ def _read(settings: Settings, claims: AddressPolicy) -> tuple[MergeResult, tuple
     return merge({name: admit_unit(unit, claims) for name, unit in units.items()}), files.faults()
 
 
-def _of_view(service: str, view: Mapping[str, Any]) -> ServedPort:
+def _of_view(service: Mapping[str, Any], view: Mapping[str, Any]) -> ServedPort:
+    announced = {each["address"] for each in service.get("announced", ())}
     frontends = [parse_frontend(text) for text in (*view["frontends"], *view["external"])]
     return ServedPort(
-        service,
+        service["name"],
         FAMILIES[view["family"]],
         Protocol(view["protocol"]),
         frontends[0].port if frontends else 0,
@@ -63,21 +64,24 @@ def _of_view(service: str, view: Mapping[str, Any]) -> ServedPort:
         tuple((endpoint["address"], endpoint["port"]) for endpoint in view["endpoints"]),
         view["affinity_seconds"] is not None,
         view["masquerade"],
+        frozenset(parse_frontend(text).address for text in view["external"]) - announced,
     )
 
 
 def _of_forwarding(forwarding: Forwarding) -> ServedPort:
     known = (*forwarding.reachable(), *forwarding.without_new_flows, *forwarding.unavailable)
+    external = frozenset(each.address for each in forwarding.external_addresses)
     return ServedPort(
         forwarding.key.service,
         forwarding.key.family,
         forwarding.key.protocol,
         forwarding.port,
-        (*forwarding.addresses, *(external.address for external in forwarding.external_addresses)),
+        (*forwarding.addresses, *(each.address for each in forwarding.external_addresses)),
         forwarding.node_port,
         tuple((endpoint.address, endpoint.port) for endpoint in known),
         forwarding.affinity_timeout is not None,
         str(forwarding.masquerade),
+        external.difference(forwarding.announced_addresses() if forwarding.announcement else ()),
     )
 
 
