@@ -37,8 +37,10 @@ def doctor(
     """Look for what is wrong on this host, and say how to mend it. Nothing is changed.
 
     Kernel, firewalls, routes, other proxies, files and the daemon are looked at. With TARGET only that
-    service is; the host always. Without a daemon the services are those of the files, without root some
-    checks are left out. Exit code 0 when there is no problem, though warnings, else 1.
+    service is; the host always. It connects to all backends of TARGET, and sends UDP ones an empty datagram;
+    without TARGET it connects to those that take new flows unchecked, 256 at most, and to none by UDP.
+    Without a daemon the services are those of the files, without root some checks are left out. Exit code 0
+    when there is no problem, though warnings, else 1.
     """
     settings, faults = _settings(settings_file, assignments)
     socket = chosen_socket()

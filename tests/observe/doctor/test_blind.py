@@ -20,7 +20,7 @@ from vipd.observe.doctor import diagnosis
 from vipd.observe.doctor.collect import firewall_rules, host, kernel
 from vipd.observe.doctor.collect.host import CollectOptions, collect
 from vipd.observe.doctor.diagnosis import CHECKS, Diagnosis, diagnose
-from vipd.observe.doctor.facts import Kernel, Network
+from vipd.observe.doctor.facts import Kernel, Network, Place
 from vipd.observe.doctor.finding import Severity
 
 VIEW: dict[str, Any] = {
@@ -32,7 +32,7 @@ VIEW: dict[str, Any] = {
             "frontends": ["10.96.0.10:80/tcp"],
             "external": [],
             "node_port": 30080,
-            "endpoints": [{"address": "10.244.0.11", "port": 8080}],
+            "endpoints": [{"address": "10.244.0.11", "port": 8080, "ready": True, "health": ""}],
             "affinity_seconds": 600,
             "masquerade": "hairpin",
         }
@@ -146,7 +146,7 @@ OF_NETWORK = {
     "bridge-replies",
 }
 OF_PROGRAM: dict[str, set[str]] = {
-    "ip -j": OF_NETWORK,
+    "ip -j": {*OF_NETWORK, "backend-neighbour"},
     "ip -force": OF_NETWORK,
     "ip -j -d link": OF_NETWORK,
     "nft -j list": {"forward-chains", "foreign-refusals", "rules-twice", "firewalls"},
@@ -187,7 +187,10 @@ def asked(root: Path, run: Run = well_said) -> Diagnosis:
     async def runner(argv: Sequence[str], stdin: str) -> ProgramResult:
         return run(argv)
 
-    return diagnose(collect(CollectOptions(settings(root), root=root, run=runner)))
+    async def connect(place: Place) -> str:
+        return ""
+
+    return diagnose(collect(CollectOptions(settings(root), root=root, run=runner, connect=connect)))
 
 
 def ids(found: Diagnosis, *severities: Severity) -> set[str]:
@@ -291,7 +294,7 @@ def test_whether_ipv6_is_disabled(
     root: Path, everywhere: str, of_device: str, severity: Severity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (forwarding,) = VIEW["forwardings"]
-    endpoints = [{"address": "fd00:244::11", "port": 8080}]
+    endpoints = [{"address": "fd00:244::11", "port": 8080, "ready": True, "health": ""}]
     frontends = {"frontends": ["[fd00:96::10]:80/tcp"], "endpoints": endpoints}
     view = VIEW | {"forwardings": [forwarding | frontends | {"family": "ipv6"}]}
     monkeypatch.setattr(host, "ask_daemon", lambda socket: (ANSWERS, [view], ""))

@@ -370,6 +370,49 @@ def test_a_backend_on_this_host(patient: Patient) -> None:
         assert patient.doctor.run("doctor", "nobody")[0] == 3
 
 
+def test_backends_that_refuse_or_do_not_answer_are_named(patient: Patient) -> None:
+    declared = """
+  - name: dead
+    address: 10.96.0.14
+    ports: [{port: 80, target: 8080}]
+    backends: ["10.244.0.11:9", "10.244.0.12:8080", 10.244.0.99, 10.244.0.11]
+  - name: checked
+    address: 10.96.0.15
+    ports: [{port: 80, target: 9}]
+    backends: [10.244.0.12]
+    check: {type: tcp, port: 8080, interval: 1s}
+  - name: asked
+    address: 10.96.0.16
+    ports: [{port: 53, protocol: udp}]
+    backends: [10.244.0.11]
+"""
+    drop = ("iptables", "-p", "tcp", "--dport", "8080", "-j", "DROP")
+    second = patient.lab.backends[1]
+    with patient.declared(declared):
+        second.run(drop[0], "-I", "INPUT", *drop[1:])
+        try:
+            found = patient.faults()
+            assert severities(found) == dict.fromkeys(("backend-contact", "backend-neighbour"), "problem"), (
+                found
+            )
+            contact = found["backend-contact"]["cause"]
+            assert "10.244.0.11:9/tcp of dead (connection refused)" in contact
+            assert "10.244.0.12:8080/tcp of" in contact, found
+            assert "no answer within 2 s" in contact
+            assert "10.244.0.11:8080" not in contact
+            assert "10.244.0.12:9/" not in contact, "a check looks at it"
+            assert "/udp" not in contact, "it would take a datagram"
+            assert "10.244.0.99 of dead" in found["backend-neighbour"]["cause"]
+            assert patient.doctor.code == 1
+        finally:
+            second.run(drop[0], "-D", "INPUT", *drop[1:])
+        asked = patient.faults(target="asked")["backend-contact"]["cause"]
+        assert "10.244.0.11:53/udp of asked (connection refused)" in asked
+        asked = patient.faults(target="checked")["backend-contact"]["cause"]
+        assert "10.244.0.12:9/tcp of checked (connection refused)" in asked
+        assert "dead" not in asked
+
+
 def test_another_vipd_at_work(patient: Patient) -> None:
     namespace = Path("/run/netns", patient.lab.host.namespace).stat().st_ino
     lock = RUNTIME_DIR / f"netns-{namespace}-OTHER.lock"
@@ -397,7 +440,7 @@ def test_a_refused_declaration(patient: Patient) -> None:
 
 
 def test_rules_that_the_kernel_does_not_take(patient: Patient) -> None:
-    odd = "  - name: odd\n    address: 10.96.0.66\n    ports: [80]\n    backends: [10.244.0.11]\n"
+    odd = "  - name: odd\n    address: 10.96.0.66\n    ports: 80:8080\n    backends: [10.244.0.11]\n"
     with patient.tools.refusing("10.96.0.66"):
         patient.daemon.write(odd, "odd.yaml")
         patient.reload()

@@ -47,6 +47,7 @@ ALLOWED = {
     "vipd.dataplane.fast_path.table",
     "vipd.dataplane.forward_accept.chain_verdicts",
     "vipd.dataplane.refusals",
+    "vipd.model.formatting",
     "vipd.model.service",
     "vipd.model.text",
     # Pure as well; tests of their own say so.

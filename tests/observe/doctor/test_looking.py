@@ -19,6 +19,7 @@ from vipd.host.process import ProgramResult
 from vipd.host.processes import Processes
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.model.service import Family, Protocol
+from vipd.observe.doctor.collect.contacts import AT_ONCE, MAX_CONTACTS, contact, read_unresolved
 from vipd.observe.doctor.collect.daemon import prefixes_in_use
 from vipd.observe.doctor.collect.firewall_rules import read_flowtables
 from vipd.observe.doctor.collect.kernel import read_kernel, reread
@@ -26,7 +27,7 @@ from vipd.observe.doctor.collect.network import listeners, read_network
 from vipd.observe.doctor.collect.programs import find_programs
 from vipd.observe.doctor.collect.state import read_state_dir
 from vipd.observe.doctor.diagnosis import diagnose
-from vipd.observe.doctor.facts import Route
+from vipd.observe.doctor.facts import Place, Route, ServedPort
 
 COUNTERS = """entries  clashres found insert_failed drop early_drop
 00000002  00000000 00000000 0000000a 00000001 00000000
@@ -260,3 +261,71 @@ def test_a_state_directory_that_is_full_or_read_only(tmp_path: Path) -> None:
 
 def test_a_state_directory_that_is_not_there(tmp_path: Path) -> None:
     assert state_faults(load_settings(flags={"state_dir": str(tmp_path / "x")})) == {"state-dir": "problem"}
+
+
+def port_of(name: str, protocol: Protocol, number: int, checked: bool = False) -> ServedPort:
+    """A service with so many backends, which take new flows."""
+    backends = tuple((f"10.244.{n // 250}.{n % 250}", 8080) for n in range(number))
+    taking = frozenset(backends)
+    return ServedPort(
+        name, Family.IPV4, protocol, 80, (), None, backends, taking, taking if checked else frozenset()
+    )
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_connections_to_backends_are_bounded_and_leave_no_service_out(tmp_path: Path, named: bool) -> None:
+    trying, most, tried = set[Place](), 0, list[Place]()
+
+    async def connect(place: Place) -> str:
+        nonlocal most
+        trying.add(place)
+        tried.append(place)
+        most = max(most, len(trying))
+        await asyncio.sleep(0)
+        trying.remove(place)
+        return "connection refused" if place[1] == "10.244.0.0" else ""
+
+    async def neighbours(argv: Sequence[str], stdin: str) -> ProgramResult:
+        states = {
+            "10.244.0.0": "INCOMPLETE",
+            "10.244.0.1": "FAILED",
+            "10.244.7.200": "FAILED",
+            "10.244.7.201": "FAILED",
+        }
+        entries = [{"dst": address, "dev": "eth0", "state": [state]} for address, state in states.items()]
+        return ProgramResult(0, json.dumps(entries), "")
+
+    services = [
+        port_of("large", Protocol.TCP, 2000),
+        port_of("small", Protocol.UDP, 2),
+        replace(
+            port_of("other", Protocol.TCP, 1),
+            backends=(("10.1.0.1", 80),),
+            new_flows=frozenset({("10.1.0.1", 80)}),
+        ),
+        port_of("asked", Protocol.SCTP, 1),
+    ]
+    found = asyncio.run(contact(services, named, connect, tmp_path))
+    assert most == AT_ONCE
+    assert found.results.keys() == set(tried)
+    assert len(tried) == (1000 if named else MAX_CONTACTS)
+    assert (Protocol.TCP, "10.1.0.1", 80) in tried, "of a service after one with many"
+    assert (Protocol.UDP in {place[0] for place in tried}) is named
+    assert Protocol.SCTP not in {place[0] for place in tried}, "a socket of SCTP would load the module"
+    assert found.left_out == 2000 + 1 + 1 + 2 * named - len(tried)
+    routes = {
+        **dict.fromkeys(("10.244.0.0", "10.244.0.1", "10.244.7.200"), Route("eth0")),
+        "10.244.7.201": Route("eth1"),
+    }
+    unresolved = asyncio.run(read_unresolved(services, found.results, routes, neighbours))
+    assert unresolved.keys() == {"10.244.0.0", "10.244.7.200"}, "of one that answered an old entry counts not"
+
+
+def test_a_backend_that_a_check_looks_at_is_connected_to_only_when_it_is_asked_for(tmp_path: Path) -> None:
+    async def connect(place: Place) -> str:
+        return ""
+
+    services = [port_of("web", Protocol.TCP, 3, checked=True)]
+    for named, number in ((False, 0), (True, 3)):
+        found = asyncio.run(contact(services, named, connect, tmp_path))
+        assert (len(found.results), found.left_out) == (number, 0)

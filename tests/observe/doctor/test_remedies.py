@@ -17,6 +17,7 @@ from vipd.observe.doctor import checks
 from vipd.observe.doctor.diagnosis import CHECKS, diagnose
 from vipd.observe.doctor.facts import (
     Announcing,
+    Contacts,
     Daemon,
     Facts,
     Feature,
@@ -154,6 +155,16 @@ WORSE: dict[str, Facts] = {
         announcing=replace(ANNOUNCING, names=("lab",), foreign=("10.0.0.0/8",), looked_up=True)
     ),
     "the last host": well(announcing=replace(ANNOUNCING, kept=("203.0.113.10",))),
+    "dead backends": well(
+        services=(
+            replace(WEB, backends=(*WEB.backends, ("10.244.0.12", 8080)), new_flows=frozenset(WEB.backends)),
+        ),
+        contacts=Contacts(
+            {(Protocol.TCP, "10.244.0.11", 8080): "connection refused"},
+            3,
+            unresolved={"10.244.0.12": "FAILED"},
+        ),
+    ),
     "no daemon": well(daemon=Daemon(fault="no such file")),
     "no daemon, no rules": well(daemon=Daemon(fault="no such file"), rulesets=()),
     "no programs": well(

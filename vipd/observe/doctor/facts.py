@@ -15,6 +15,10 @@ if TYPE_CHECKING:  # pydantic is slow to import, and the checks only read settin
     from vipd.host.settings.settings import Settings
 
 
+Place = tuple[Protocol, str, int]
+"""Where a backend is reached: its protocol, address and port."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedPort:
     """One port of a service in one family, as it must be forwarded."""
@@ -28,6 +32,10 @@ class ServedPort:
     node_port: int | None = None
     backends: tuple[tuple[str, int], ...] = ()
     """Address and port of each known backend."""
+    new_flows: frozenset[tuple[str, int]] = frozenset()
+    """Those that take new flows."""
+    checked: frozenset[tuple[str, int]] = frozenset()
+    """Those that a health check of a running daemon looks at."""
     affinity: bool = False
     masquerade: str = "forwarded"
     vrrp_addresses: frozenset[str] = frozenset()
@@ -309,6 +317,24 @@ class Announcing:
 
 
 @dataclass(frozen=True, slots=True)
+class Contacts:
+    """Connections to backends that the doctor tried."""
+
+    results: Mapping[Place, str] = field(default_factory=dict)
+    """Why a backend did not answer; empty where it did, or for UDP where no error came back."""
+    left_out: int = 0
+    """Backends beyond the limits of number and time, and of SCTP on a kernel that does not have it loaded."""
+    named: bool = False
+    """The services were asked for by name."""
+    unresolved: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of backends that nobody on their network answers for -> the state of the kernel's entry."""
+    fault: str = ""
+    """Why no result is known."""
+    neighbours_fault: str = ""
+    """Why it is unknown what is unresolved."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All collected facts."""
 
@@ -346,6 +372,7 @@ class Facts:
     announcing: Announcing = Announcing()
     announcing_fault: str = ""
     """Why that is unknown."""
+    contacts: Contacts = Contacts()
 
     def services_unread(self) -> str:
         """Why the services are unknown; empty if they are known."""
@@ -358,6 +385,14 @@ class Facts:
     def routes_unread(self) -> str:
         """Why it is unknown whether vipd's rules exist, or which routes they require."""
         return self.vipd_rules_unread() or self.network_unread()
+
+    def contacts_unread(self) -> str:
+        """Why it is unknown whether backends answer; empty if it is known."""
+        return self.services_fault or self.contacts.fault
+
+    def neighbours_unread(self) -> str:
+        """Why it is unknown whether backends' addresses are resolved; empty if it is known."""
+        return self.services_fault or self.contacts.neighbours_fault
 
     def listeners_unread(self) -> str:
         """Why listeners on the services' ports are unknown; empty if they are known."""

@@ -100,8 +100,8 @@ def internal_error_text(what: str, error: Exception) -> str:
     return f"this {what} itself failed: {type(error).__name__}: {error}; please report it"
 
 
-def listed(names: Collection[str]) -> str:
+def listed(names: Collection[str], most: int = MAX_NAMED) -> str:
     """`a, b, c and 2 more`."""
-    first = list(names)[:MAX_NAMED]
+    first = list(names)[:most]
     more = len(names) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")

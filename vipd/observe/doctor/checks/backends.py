@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 
+from vipd.model.formatting import counted
 from vipd.model.service import Protocol, socket_text
 from vipd.observe.doctor.checks.kernel_settings import ipv6_is_disabled
-from vipd.observe.doctor.facts import Facts, Link, Route
-from vipd.observe.doctor.finding import MAX_FIXES, Check, CheckResult, listed, problem, warning
+from vipd.observe.doctor.facts import Facts, Link, Route, ServedPort
+from vipd.observe.doctor.finding import (
+    MAX_FIXES,
+    Check,
+    CheckResult,
+    listed,
+    ok,
+    problem,
+    unchecked,
+    warning,
+)
 
 GROUP = "Backends"
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  (compared with, not listened on)
@@ -146,6 +156,67 @@ def check_local(facts: Facts) -> Iterator[CheckResult]:
             yield warning("a backend on this host does not listen", cause, hint=hint)
 
 
+def check_contacts(facts: Facts) -> Iterator[CheckResult]:
+    """A backend that refuses or does not answer costs its share of new flows."""
+    contacts, ports = facts.contacts, _ports_by_place(facts)
+    explained = _behind_devices_that_are_down(facts)
+    silent, taking, answered = list[str](), list[ServedPort](), 0
+    for place, fault in contacts.results.items():
+        protocol, address, number = place
+        way = facts.network.routes.get(address, Route("unknown"))
+        if not fault:
+            answered += protocol is not Protocol.UDP
+        elif way.device and not way.local and address not in (*explained, *contacts.unresolved):
+            port = ports[place]
+            silent.append(f"{socket_text(address, number)}/{protocol} of {port.service} ({fault})")
+            taking += [port] if (address, number) in port.new_flows else []
+    if silent:
+        named = listed(silent, MAX_FIXES)
+        title = "backends refuse connections or do not answer"
+        if not taking:
+            cause = f"this host cannot connect to {named}, which take no new flows"
+            yield warning(title, cause, hint="start the server there")
+        else:
+            cause = f"this host cannot connect to {named}: clients that are sent there fail"
+            name = taking[0].service
+            hint = (
+                f"start the server, or take it out: vipctl drain {name} BACKEND; a check does that by itself"
+            )
+            yield problem(title, cause, hint=hint)
+    elif answered:
+        yield ok(f"{counted(answered, 'backend')} answered a connection of this host")
+    if contacts.left_out:
+        what = f"whether {counted(contacts.left_out, 'more backend')} would answer"
+        cause = "one run connects to a limited number, and by SCTP only where the kernel has loaded it"
+        yield unchecked(
+            what, cause + ("" if contacts.named else "; vipctl doctor SERVICE connects to all of it")
+        )
+
+
+def _ports_by_place(facts: Facts) -> dict[tuple[Protocol, str, int], ServedPort]:
+    """A served port of each backend; one in which it takes new flows first."""
+    known = dict[tuple[Protocol, str, int], ServedPort]()
+    for port in facts.services:
+        for backend in port.backends:
+            place = (port.protocol, *backend)
+            if place not in known or backend in port.new_flows:
+                known[place] = port
+    return known
+
+
+def check_neighbours(facts: Facts) -> Iterator[CheckResult]:
+    """Packets for an address that nobody on its network has end on this host."""
+    unresolved = facts.contacts.unresolved
+    if unresolved:
+        services = facts.backends()
+        places = [
+            f"{address} of {services[address].service} ({state})" for address, state in unresolved.items()
+        ]
+        cause = f"no host on its network answers for {listed(places, MAX_FIXES)}: flows there get no answer"
+        hint = "start that host, correct the backend's address, or take it out: vipctl drain SERVICE BACKEND"
+        yield problem("nobody has the address of a backend", cause, hint=hint)
+
+
 CHECKS = (
     Check("backend-route", GROUP, "routes lead to every backend", check_routes, Facts.network_unread),
     Check(
@@ -161,6 +232,20 @@ CHECKS = (
         "no routing rule takes packets for backends elsewhere",
         check_policy_rules,
         Facts.network_unread,
+    ),
+    Check(
+        "backend-contact",
+        GROUP,
+        "no backend without a check refuses this host's connections",
+        check_contacts,
+        Facts.contacts_unread,
+    ),
+    Check(
+        "backend-neighbour",
+        GROUP,
+        "some host has the address of each backend in a connected network, as far as the kernel knows",
+        check_neighbours,
+        Facts.neighbours_unread,
     ),
     Check("local-backend", GROUP, "backends on this host listen", check_local, Facts.listeners_unread),
 )

@@ -18,6 +18,7 @@ from vipd.host.processes import Processes
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Family
 from vipd.observe.doctor.collect.announcing import read_announcing
+from vipd.observe.doctor.collect.contacts import Connect, connect_to, contact, read_unresolved
 from vipd.observe.doctor.collect.daemon import ask_daemon, describe, serves_elsewhere
 from vipd.observe.doctor.collect.firewall_rules import (
     read_flowtables,
@@ -32,6 +33,7 @@ from vipd.observe.doctor.collect.services import from_daemon, from_files, named
 from vipd.observe.doctor.collect.state import read_socket_file, read_state_dir
 from vipd.observe.doctor.facts import (
     Announcing,
+    Contacts,
     Daemon,
     Facts,
     Kernel,
@@ -72,6 +74,7 @@ class CollectOptions:
     root: Path = Path("/")
     """Replaces `/` for /proc and /sys."""
     run: Runner = run_program
+    connect: Connect = connect_to
     as_root: bool = True
 
 
@@ -117,6 +120,12 @@ async def _collect(options: CollectOptions) -> Facts:
     announcing, announcing_fault = await _or_on_error(
         _announcing(status, run, root), lambda why: (Announcing(), why)
     )
+    contacts = await _or_on_error(
+        contact(services, bool(options.target), options.connect, root), lambda why: Contacts(fault=why)
+    )
+    unresolved, neighbours_fault = await _or_on_error(
+        _unresolved(services, contacts, network, run), lambda why: ({}, why)
+    )
     await asyncio.sleep(max(0.0, began + WATCHED_SECONDS - time.monotonic()))
     watched = time.monotonic() - began
     return Facts(
@@ -143,6 +152,7 @@ async def _collect(options: CollectOptions) -> Facts:
         running,
         announcing,
         announcing_fault,
+        replace(contacts, unresolved=unresolved, neighbours_fault=neighbours_fault),
     )
 
 
@@ -192,6 +202,12 @@ async def _running(root: Path) -> frozenset[str] | None:
 
 async def _announcing(status: Mapping[str, Any], run: Runner, root: Path) -> tuple[Announcing, str]:
     return await read_announcing(status, run, root), ""
+
+
+async def _unresolved(
+    services: tuple[ServedPort, ...], contacts: Contacts, network: Network, run: Runner
+) -> tuple[Mapping[str, str], str]:
+    return await read_unresolved(services, contacts.results, network.routes, run), ""
 
 
 async def _declared(

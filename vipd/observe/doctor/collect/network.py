@@ -52,23 +52,25 @@ async def read_network(targets: Collection[str], ports: Collection[int], root: P
 
 async def _read(targets: Collection[str], run: Runner, *, six: bool) -> Network:
     families = ("-4", "-6") if six else ("-4",)
-    links = _links(await _ip(["-d", "link"], run))
-    addresses = _addresses(await _ip(["address"], run))
-    proxies = [item for of in families for item in await _ip([of, "neighbour", "show", "proxy"], run)]
+    links = _links(await ip_objects(["-d", "link"], run))
+    addresses = _addresses(await ip_objects(["address"], run))
+    proxies = [item for of in families for item in await ip_objects([of, "neighbour", "show", "proxy"], run)]
     proxied = frozenset((str(item["dst"]), str(item["dev"])) for item in proxies if "dev" in item)
     ways = await _routes_to(targets, run)
     networks = [ip_network(f"{own.address}/{own.length}", strict=False) for own in addresses]
     others: dict[str, str] = {}
     if any(ip_address(target) in network for target in targets for network in networks):
         # On a host with the routes of the whole internet they are not listed for other purposes.
-        routes = [item for of in families for item in await _ip([of, "route", "show", "table", "all"], run)]
-        neighbours = _of_neighbours(await _ip(["neighbour", "show"], run))
+        routes = [
+            item for of in families for item in await ip_objects([of, "route", "show", "table", "all"], run)
+        ]
+        neighbours = _of_neighbours(await ip_objects(["neighbour", "show"], run))
         others = _of_networks(addresses) | neighbours | _of_routers(routes)
-    policies = await read_policy_rules(ways, networks, links, lambda words: _ip(words, run))
+    policies = await read_policy_rules(ways, networks, links, lambda words: ip_objects(words, run))
     return Network(links, addresses, ways, proxied, others, policies)
 
 
-async def _ip(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
+async def ip_objects(words: list[str], run: Runner) -> list[Mapping[str, Any]]:
     """Objects in the output of `ip`. Raises ValueError if it fails, or prints anything else."""
     said = await run(["ip", "-j", *words], "")
     if said.exit_code:

@@ -62,6 +62,8 @@ def _of_view(service: Mapping[str, Any], view: Mapping[str, Any]) -> ServedPort:
         tuple(frontend.address for frontend in frontends),
         view["node_port"],
         tuple((endpoint["address"], endpoint["port"]) for endpoint in view["endpoints"]),
+        frozenset((each["address"], each["port"]) for each in view["endpoints"] if each["ready"]),
+        frozenset((each["address"], each["port"]) for each in view["endpoints"] if each["health"]),
         view["affinity_seconds"] is not None,
         view["masquerade"],
         frozenset(parse_frontend(text).address for text in view["external"]) - announced,
@@ -79,6 +81,8 @@ def _of_forwarding(forwarding: Forwarding) -> ServedPort:
         (*forwarding.addresses, *(each.address for each in forwarding.external_addresses)),
         forwarding.node_port,
         tuple((endpoint.address, endpoint.port) for endpoint in known),
+        frozenset((endpoint.address, endpoint.port) for endpoint in forwarding.reachable()),
+        frozenset(),  # without a daemon nobody checks them
         forwarding.affinity_timeout is not None,
         str(forwarding.masquerade),
         external.difference(forwarding.announced_addresses() if forwarding.announcement else ()),
