@@ -95,6 +95,12 @@ BESIDE = (
         "balancing connections",
     ),
     Seam(
+        "flows without reply",
+        "vipd.control.silent_backends:read_unanswered",
+        ("vipd.dataplane.conntrack.unanswered", "vipd.control.silent_backends"),
+        "watching for replies",
+    ),
+    Seam(
         "counters of rules",
         "vipd.dataplane.switching:SwitchedCounter.take",
         (

@@ -244,6 +244,7 @@ def _warnings_of(
         *parts.supervisor.warnings,
         *parts.reconciler.containment.warnings,
         *parts.status_tracker.warnings(),
+        *parts.silent_backends.warnings(),
         *parts.repair_backoff.warnings(asyncio.get_running_loop().time()),
         *(parts.fleet.warnings() if parts.fleet else ()),
     ]

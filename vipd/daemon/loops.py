@@ -92,6 +92,7 @@ def loops(
         "watching addresses": lambda: poll_host(parts.host, reconciler),
         "deleting old rules": lambda: collect_garbage(reconciler, collect),
         "cleaning flows": lambda: clean_flows(conntrack, reconciler, cleaned),
+        "watching for replies": Loop(parts.silent_backends.run, LoopState(Backoff(maximum=60.0))),
         "keeping the fast path": Loop(parts.fast_path.poll, LoopState(Backoff(maximum=60.0))),
         "keeping the backends of flows": lambda: save_checkpoint(conntrack, saved),
         "growing shares": lambda: advance_slow_start(parts.status_tracker, reconciler, grown),

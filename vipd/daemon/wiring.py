@@ -18,6 +18,7 @@ from vipd.control.connection_balancer import ConnectionBalancer
 from vipd.control.host import Host
 from vipd.control.named_backends import may_be_backend
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
+from vipd.control.silent_backends import SilentBackends
 from vipd.daemon.rule_programs import rule_programs
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.chosen import ChosenDataplane
@@ -79,6 +80,7 @@ class Parts:
     dataplane: SwitchableDataplane
     host: Host
     conntrack: ConntrackScheduler
+    silent_backends: SilentBackends
     fast_path: FastPath
     reconciler: Reconciler
     flow_stats: FlowStats
@@ -185,6 +187,7 @@ async def wire(
         dataplane=dataplane,
         host=host,
         conntrack=conntrack,
+        silent_backends=SilentBackends(conntrack, lambda: reconciler.forwardings, now),
         fast_path=fast_path,
         reconciler=reconciler,
         flow_stats=flow_stats,

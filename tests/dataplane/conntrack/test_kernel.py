@@ -122,6 +122,8 @@ QUERIES = pytest.mark.parametrize(
         (Query(Family.IPV4, Protocol.SCTP), {40008}),
         (Query(Family.IPV6, Protocol.UDP), {40006, 40007}),
         (Query(Family.IPV6, Protocol.TCP), set()),
+        (Query(Family.IPV4, Protocol.UDP, backend=B1[0]), {40000}),
+        (Query(Family.IPV4, Protocol.TCP, backend=B2[0]), {40005}),
     ],
 )
 

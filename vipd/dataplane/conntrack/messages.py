@@ -26,8 +26,8 @@ NEW, GET, DELETE = 0x100, 0x101, 0x102
 """Message types of the subsystem ctnetlink. Each entry of a dump is a NEW."""
 
 CTA_FILTER, CTA_STATUS_MASK = 25, 26
-CTA_FILTER_ORIG_FLAGS = 1
-_FILTER_BY_PROTOCOL = 1 << 3
+CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
+_FILTER_BY_SOURCE, _FILTER_BY_PROTOCOL = 1 << 0, 1 << 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,15 @@ class Query:
     protocol: Protocol | None = None
     unreplied: bool = False
     """Only entries that were never answered."""
+    backend: str = ""
+    """Only entries whose answers come from this IPv4 address; empty: from any. Linux up to 6.18 at least
+    returns all others for an IPv6 address."""
 
     def fits(self, entry: Entry) -> bool:
         """Whether an entry matches."""
         wrong_protocol = self.protocol is not None and entry.protocol is not self.protocol
-        return not wrong_protocol and not (self.unreplied and entry.replied)
+        wrong_backend = self.backend and entry.reply_source[0] != self.backend
+        return not (wrong_protocol or wrong_backend or (self.unreplied and entry.replied))
 
 
 def dump_request(query: Query, sequence: int) -> bytes:
@@ -55,7 +59,12 @@ def dump_request(query: Query, sequence: int) -> bytes:
     if query.protocol:
         number = attribute(entries.CTA_PROTO_NUM, bytes([entries.PROTOCOL_NUMBERS[query.protocol]]))
         body += nested(entries.CTA_TUPLE_ORIG, nested(entries.CTA_TUPLE_PROTO, number))
-        body += nested(CTA_FILTER, attribute(CTA_FILTER_ORIG_FLAGS, struct.pack("=I", _FILTER_BY_PROTOCOL)))
+        flags = attribute(CTA_FILTER_ORIG_FLAGS, struct.pack("=I", _FILTER_BY_PROTOCOL))
+        if query.backend:
+            source = attribute(entries.CTA_IP_V4_SRC, ip_address(query.backend).packed)
+            body += nested(entries.CTA_TUPLE_REPLY, nested(entries.CTA_TUPLE_IP, source))
+            flags += attribute(CTA_FILTER_REPLY_FLAGS, struct.pack("=I", _FILTER_BY_SOURCE))
+        body += nested(CTA_FILTER, flags)
     if query.unreplied:
         body += attribute(entries.CTA_STATUS, bytes(4))
         body += u32(CTA_STATUS_MASK, entries.SEEN_REPLY)

@@ -108,9 +108,13 @@ class Conntrack:
         """
         return self._dump(query, lambda datagram, answers: _entries(datagram, answers, query))
 
-    def dump_packed(self, family: Family, protocol: Protocol) -> Iterator[list[PackedEntry]]:
-        """The same, of all entries of a protocol, as the kernel packs them."""
-        return self._dump(Query(family, protocol), PackedReader(protocol).read)
+    def dump_packed(
+        self, family: Family, protocol: Protocol, *, unreplied: bool = False, backend: str = ""
+    ) -> Iterator[list[PackedEntry]]:
+        """The same, of all entries of a protocol, as the kernel packs them. `unreplied`, `backend`: as in
+        `Query`, but what an older kernel sends besides is not left out."""
+        query = Query(family, protocol, unreplied=unreplied, backend=backend)
+        return self._dump(query, PackedReader(protocol).read)
 
     def _dump(self, query: Query, read: _Read[T]) -> Iterator[list[T]]:
         for _ in range(ATTEMPTS):

@@ -91,6 +91,10 @@ class ConntrackScheduler(Observer):
         parts = tuple(part for part in self._kinds if part.family in self._applied)
         return FlowTargets(self._targets, self._host_addresses, parts)
 
+    def owner(self, destination: Destination) -> ForwardingKey | None:
+        """The forwarding that has a destination; None if none has."""
+        return self._owners.get(destination)
+
     def resets(self) -> tuple[Destination, ...]:
         """Removed TCP frontends of services with `on_remove: reset`. Their flows have been ended here, and
         without a rule a client that continues to send gets no answer."""
