@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from tests.declaration.strategies import PATIENT, services
 from tests.lab.examples import examples
 from tests.model.samples import HEAD, block, service
 from vipd.declaration.native import parse_declaration
-from vipd.model.service import Affinity, Backend, Masquerade, Protocol, Service, ServicePort
+from vipd.model.service import Affinity, Backend, Masquerade, Origin, Protocol, Service, ServicePort
+from vipd.sources import store as store_module
 from vipd.sources.store import STORE_UNIT, StoreError, StoreSource
 
 RICH = Service(
@@ -41,6 +43,50 @@ def test_what_is_saved_is_there_after_a_restart(tmp_path: Path) -> None:
     loaded(path).save(saved)
     assert dict(loaded(path).services) == saved
     assert {s.origin.owner for s in loaded(path).services.values()} == {"cli"}
+
+
+def test_a_change_after_a_restart_formats_only_what_changed_whatever_characters_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "services.yaml"
+    paths = {"s1": "/health?a=1&b=*&c=R&D", "s2": "/health", "s3": "/a,&b"}
+    lines = [
+        f"  - {{name: {name}, address: 10.96.0.{name[1]}, ports: 80, backends: [10.244.0.5],"
+        f" check: {{type: http, path: '{probed}'}}}}\n"
+        for name, probed in paths.items()
+    ]
+    found = parse_declaration(f"{HEAD}{''.join(lines)}", "x", source="cli")
+    assert found.ok
+    saved = {each.name: replace(each, origin=Origin("cli")) for each in found.services}
+    loaded(path).save(saved)
+    store, formatted = loaded(path), list[str]()
+    real = store_module.format_service
+
+    def counting(each: Service) -> str:
+        formatted.append(each.name)
+        return real(each)
+
+    monkeypatch.setattr(store_module, "format_service", counting)
+    store.save({**store.services, "new": service("new", "10.96.0.9")})
+    assert set(formatted) == {"new", "s3"}, "only that of s3 might be an anchor of YAML"
+    assert dict(loaded(path).services) == {**saved, "new": service("new", "10.96.0.9")}
+
+
+def test_services_of_an_edited_file_that_refer_to_each_other_are_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "services.yaml"
+    loaded(path).save({name: service(name, f"10.96.0.{n}") for n, name in enumerate("abc", 1)})
+    first, second, third = path.read_text().split("    backends:\n      - 10.244.0.5\n")[:3]
+    values = ("&shared [10.244.0.5]", "*shared", "[10.244.0.5]")
+    path.write_text(
+        "".join(f"{text}    backends: {v}\n" for text, v in zip((first, second, third), values, strict=False))
+    )
+    store = loaded(path)
+    assert store.faults() == ()
+    kept = {name: each for name, each in store.services.items() if name != "a"}
+    assert len(kept) == 2
+    store.save(kept)
+    assert "shared" not in path.read_text()
+    assert dict(loaded(path).services) == kept
 
 
 @settings(PATIENT, max_examples=examples(40))  # each example syncs the disk

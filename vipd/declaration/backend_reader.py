@@ -88,7 +88,7 @@ def _read_backend_mapping(report: Report, node: Mapping, path: str) -> Backend |
     if kinds:
         return _read_name(report, values, path, kinds[0], template)
     if "address" not in values:
-        if "address" not in misspelt(node, BACKEND_KEYS):
+        if "address" not in misspelt(report, node, BACKEND_KEYS):
             report.add(node.line, path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
         return None
     place = f"{path}.address"

@@ -82,7 +82,7 @@ def _read_port_mapping(report: Report, node: Mapping, path: str) -> ServicePort 
         for key in ("target", "node_port", "port")
         if key in values
     }
-    if "port" not in values and "port" not in misspelt(node, PORT_KEYS):
+    if "port" not in values and "port" not in misspelt(report, node, PORT_KEYS):
         report.add(node.line, path, "port is missing", "write {port: 53, protocol: udp}")
     port, target = numbers.get("port"), numbers.get("target")
     if port is None or protocol is None:

@@ -125,7 +125,7 @@ def read_service(
     prefix = f"{path}." if path else ""
     for key, value in known_keys(report, node, path, SERVICE_KEYS):
         SERVICE_KEYS[key](report, draft, value, prefix + key)
-    written = node.items.keys() | misspelt(node, SERVICE_KEYS)
+    written = {*node.items, *misspelt(report, node, SERVICE_KEYS)}
     if not ADDRESS_KEYS & written:
         report.add(node.line, path, "address is missing", "every service needs address")
     if "ports" not in written:

@@ -42,8 +42,10 @@ log = logging.getLogger(__name__)
 STORE_UNIT = "cli"
 COPY_SUFFIX = ".last-good"
 
-_FOREIGN = re.compile(r"[&*\r\x85\u2028\u2029]|\n(?!  - |    |\Z)")
-"""In a file of the store: text that may refer to another service, or is no line of a service."""
+_FOREIGN = re.compile(r"[\r\x85\u2028\u2029]|\n(?!  - |    |\Z)")
+"""In a file of the store: what is no line of a service."""
+_REFERENCE = re.compile(r"[\s\[{,:][&*]\S")
+"""In the text of a service: perhaps an anchor or alias of YAML, by which services depend on others."""
 
 _HEAD = """\
 # Services added by vipctl. vipd writes this file; change it with vipctl.
@@ -398,14 +400,17 @@ def _reads_back(blocks: Sequence[tuple[Service, str]]) -> bool:
 
 
 def _blocks_in(text: str, services: Sequence[Service]) -> dict[str, tuple[Service, str]]:
-    """The text of each service in a file as vipd writes it, and that was read; nothing of others."""
+    """The text of each service that was read from a file as vipd writes it. Left out are others, and services
+    that may depend on others."""
     head = f"{_HEAD}\n"
     if not text.startswith(head) or _FOREIGN.search(text, len(head)):
         return {}
     lines = text.split("\n")
     starts = [service.origin.line - 1 for service in services]
     ends = [*starts[1:], len(lines) - 1]
+    texts = ("\n".join(lines[start:end]) for start, end in zip(starts, ends, strict=True))
     return {
-        service.name: (service, "\n".join(lines[start:end]))
-        for service, start, end in zip(services, starts, ends, strict=True)
+        service.name: (service, text)
+        for service, text in zip(services, texts, strict=True)
+        if not _REFERENCE.search(text)
     }
