@@ -231,7 +231,7 @@ def test_a_catalog_that_is_told_what_changes_comes_to_the_same(
         assert dict(merged.services) == dict(expected.services)
         assert {n: id(d) for n, d in merged.chosen.items() if d.services} == {
             n: id(d) for n, d in expected.chosen.items() if d.services
-        } or expected.has_conflicts
+        } or expected.losers
         assert merged.problems == expected.problems
         names = served.keys() | merged.services.keys()
         assert {n for n in names if served.get(n) is not merged.services.get(n)} <= set(merged.dirty)
@@ -285,7 +285,9 @@ def test_many_accepted_users_of_an_address_are_decided_in_one_round() -> None:
     assert set(merged.problems) == set(users)
 
 
-def test_a_change_looks_at_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("contested", [False, True])
+def test_a_change_looks_at_nothing_else(monkeypatch: pytest.MonkeyPatch, contested: bool) -> None:
+    """Not even while a unit is refused for a conflict with others."""
     asked: list[str] = []
     frontends = Service.frontends
 
@@ -294,9 +296,13 @@ def test_a_change_looks_at_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None
         return frontends(of)
 
     many = [service(f"s{n}", f"10.97.0.{n}") for n in range(1, 200)]
-    units = {A: unit(declared(*many)), B: unit(declared(service("dns", DNS)))}
+    held = declared(*many)
+    units = {A: unit(held, held), B: unit(declared(service("dns", DNS)))}
+    if contested:
+        units["etcd:late"] = unit(declared(service("late", "10.97.0.9", "", 1, "10.244.9.8")))
     catalog = Catalog()
-    catalog.merge(units, set(units))
+    first = catalog.merge(units, set(units))
+    assert (set(first.problems), "late" in first.services) == ({"etcd:late"} if contested else set(), False)
     new = service("s7", "10.97.0.7", "", 1, "10.244.9.9")
     units[A] = unit(declared(*[new if s.name == "s7" else s for s in many]))
     monkeypatch.setattr(Service, "frontends", noted)
@@ -304,6 +310,9 @@ def test_a_change_looks_at_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None
     assert merged.dirty == ("s7",)
     assert merged.services["s7"] is new
     assert set(asked) == {"s7"}
+    assert merged.problems == first.problems
+    units[A] = unit(declared(*[s for s in many if s.name != "s9"]))
+    assert ("late" in catalog.merge(units, {A}).services) is contested, "what it lost to is gone"
 
 
 def calls(units: Mapping[str, Unit]) -> int:

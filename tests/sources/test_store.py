@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from tests.declaration.strategies import PATIENT, services
 from tests.lab.examples import examples
 from tests.model.samples import HEAD, block, service
-from vipd.declaration.native import parse_declaration
+from vipd.declaration.native import format_service, parse_declaration
 from vipd.model.service import Affinity, Backend, Masquerade, Origin, Protocol, Service, ServicePort
 from vipd.sources import store as store_module
 from vipd.sources.store import STORE_UNIT, StoreError, StoreSource
@@ -60,11 +60,10 @@ def test_a_change_after_a_restart_formats_only_what_changed_whatever_characters_
     saved = {each.name: replace(each, origin=Origin("cli")) for each in found.services}
     loaded(path).save(saved)
     store, formatted = loaded(path), list[str]()
-    real = store_module.format_service
 
     def counting(each: Service) -> str:
         formatted.append(each.name)
-        return real(each)
+        return format_service(each)
 
     monkeypatch.setattr(store_module, "format_service", counting)
     store.save({**store.services, "new": service("new", "10.96.0.9")})

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from vipd.api.messages import flag_of, json_response
+from vipd.api.messages import encoded_json_response, flag_of
 from vipd.api.user_quota import UserQuota
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.model.formatting import time_text
@@ -97,10 +97,11 @@ class EventRoutes:
             raise RefusedError("internal", "no events are kept")
         if flag_of(request, "follow"):
             return await self._stream(request, wanted, recorder)
-        kept = await asyncio.to_thread(recorder.read)
-        return json_response(
-            {"events": [json.loads(encode(occurrence)) for occurrence in wanted.select(kept)]}
-        )
+
+        def encoded() -> bytes:
+            return b", ".join([encode(occurrence).rstrip() for occurrence in wanted.select(recorder.read())])
+
+        return encoded_json_response(b'"events": [%b]' % await asyncio.to_thread(encoded))
 
     async def _stream(
         self, request: web.Request, event_filter: EventFilter, recorder: Recorder

@@ -60,12 +60,16 @@ def json_response(value: Json, status: int = 200) -> web.Response:
     return web.json_response({"apiVersion": API_VERSION, **value}, status=status)
 
 
-async def chunked_json_response(name: str, items: Mapping[str, T], row: Callable[[T], Json]) -> web.Response:
-    """An answer with a list that is built and encoded in parts, so that other tasks of the event loop run."""
+async def chunked_json_response(
+    name: str, items: Mapping[str, T], row: Callable[[T], Json], before: Json | None = None
+) -> web.Response:
+    """An answer with a list that is built and encoded in parts, so that other tasks of the event loop run.
+    `before`: members that precede it."""
+    head = [f"{json.dumps(member)}: {json.dumps(value)}" for member, value in (before or {}).items()]
     parts = []
     async for part in in_batches(items):
         parts += [json.dumps(row(item)) for item in part.values()]
-    return encoded_json_response(f'"{name}": [{", ".join(parts)}]'.encode())
+    return encoded_json_response(", ".join([*head, f'"{name}": [{", ".join(parts)}]']).encode())
 
 
 def encoded_json_response(members: bytes) -> web.Response:

@@ -10,7 +10,7 @@ from heapq import nsmallest
 
 from aiohttp import web
 
-from vipd.api.messages import flag_of, json_response
+from vipd.api.messages import chunked_json_response, flag_of, json_response
 from vipd.api.stats_views import FlowSnapshot, flow_sort_key, flow_view, service_stats_view
 from vipd.api.user_quota import UserQuota
 from vipd.control.reconciler import Reconciler
@@ -65,7 +65,17 @@ class StatsRoutes:
             refused=numbers.collector.refusals.services(),
         )
         tracked, forwardings = counted.by_service(), self._reconciler.forwardings
-        return json_response(
+        ordered = {service.name: service for service in sorted(wanted, key=lambda service: service.name)}
+        return await chunked_json_response(
+            "services",
+            ordered,
+            lambda service: service_stats_view(
+                service,
+                forwardings.get(service.name, ()),
+                counted,
+                tracked.get(service.name, ()),
+                backends=backends,
+            ),
             {
                 "at": time_text(numbers.collector.read_at, milliseconds=True),
                 "conntrack": {
@@ -76,17 +86,7 @@ class StatsRoutes:
                     "fault": fault,
                 },
                 "traffic": _traffic_view(uncounted, totals.lost),
-                "services": [
-                    service_stats_view(
-                        s,
-                        forwardings.get(s.name, ()),
-                        counted,
-                        tracked.get(s.name, ()),
-                        backends=backends,
-                    )
-                    for s in sorted(wanted, key=lambda service: service.name)
-                ],
-            }
+            },
         )
 
     async def conntrack(self, request: web.Request) -> web.Response:

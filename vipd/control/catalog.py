@@ -9,7 +9,7 @@ exception affects only one unit.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vipd.control.admission import refused
@@ -20,7 +20,7 @@ from vipd.control.claim_conflicts import (
     conflicts_between,
     first_choice,
 )
-from vipd.declaration.conflicts import AddressUse, AddressUses, Claim, Uses
+from vipd.declaration.conflicts import AddressUse, AddressUses, Claim, Uses, backend_addresses
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model.service import Service
@@ -39,17 +39,19 @@ class MergeResult:
     """The snapshot: every service by name."""
     problems: Mapping[str, tuple[Problem, ...]]
     """Problems by unit; units without problems are left out."""
-    has_conflicts: bool = False
-    """Whether two units made the same claim, or claims that exclude each other."""
+    losers: frozenset[str] = frozenset()
+    """Units of which a service lost a conflict: another unit made the same claim, or one that excludes it."""
     dirty: tuple[str, ...] = ()
     """Services that are new, changed since the last merge, or gone."""
 
 
 class Catalog:
-    """Merges incrementally: while no claims conflict, the cost of a merge depends only on what has changed.
+    """Merges incrementally: the cost of a merge depends only on what has changed, unless that conflicts with
+    other units, or bears on a conflict.
 
     Units are compared by identity. The catalog replaces units that differ from the last merge one by one, if
-    no other unit has what they newly claim. Otherwise it merges all units from scratch.
+    no other unit has what they newly claim, and none that lost a conflict would have what they claim or no
+    longer claim. Otherwise it merges all units from scratch.
 
     A unit whose merge raises is held: its accepted version serves, and the exception becomes a problem of the
     unit. Each merge tries the held units again.
@@ -60,9 +62,11 @@ class Catalog:
         self._chosen: dict[str, Declaration] = {}
         self._services: dict[str, Service] = {}
         self._owners: dict[Claim, Service] = {}
-        """The owner of each claim in the snapshot. Empty while claims conflict."""
+        """The owner of each claim in the snapshot."""
         self._uses = AddressUses()
-        """How many services use each address in the snapshot. Empty while claims conflict."""
+        """How many services use each address in the snapshot."""
+        self._contested: frozenset[Claim] = frozenset()
+        """The claims and addresses of units that lost a conflict, in all of their versions."""
         self._held: dict[str, Unit] = {}
         """By name of a unit that cannot be merged: what is merged instead of it."""
 
@@ -73,8 +77,6 @@ class Catalog:
 
     def is_vip(self, address: str) -> bool:
         """Whether a service of the last merge has this address in `address`."""
-        if self._merged.has_conflicts:
-            return any(address in service.addresses for service in self._services.values())
         return AddressUse(address, False) in self._uses
 
     def merge(self, units: Units, changed: Collection[str]) -> MergeResult:
@@ -85,9 +87,7 @@ class Catalog:
         try:
             if not changed:
                 self._merged = replace(self._merged, dirty=())
-            elif (
-                self._merged.has_conflicts or (replacement := self._find_replacement(units, changed)) is None
-            ):
+            elif (replacement := self._find_replacement(units, changed)) is None:
                 self._merge_from_scratch(units)
             else:
                 self._apply_replacement(units, changed, replacement)
@@ -97,6 +97,8 @@ class Catalog:
 
     def _find_replacement(self, units: Units, changed: Collection[str]) -> _Replacement | None:
         """How the changed units change the snapshot; None if that depends on other units too."""
+        if not self._merged.losers.isdisjoint(changed):
+            return None
         chosen = {name: first_choice(units[name]) for name in changed if name in units}
         leaving, coming = list[Service](), list[Service]()
         for name in changed:
@@ -107,6 +109,10 @@ class Catalog:
             stays = {id(service) for service in old} & {id(service) for service in new}
             leaving += [service for service in old if id(service) not in stays]
             coming += [service for service in new if id(service) not in stays]
+        if self._contested and any(
+            not self._contested.isdisjoint(_interests(service)) for service in (*leaving, *coming)
+        ):
+            return None
         gone = {id(service) for service in leaving}
         owners = dict[Claim, Service]()
         for service in coming:
@@ -138,15 +144,21 @@ class Catalog:
             elif not units[name].candidate.ok:
                 problems[name] = units[name].candidate.problems
         dirty = dict.fromkeys(service.name for service in (*replacement.leaving, *replacement.coming))
-        self._merged = MergeResult(self._chosen, self._services, problems, dirty=tuple(dirty))
+        self._merged = MergeResult(
+            self._chosen, self._services, problems, self._merged.losers, dirty=tuple(dirty)
+        )
 
     def _merge_from_scratch(self, units: Units) -> None:
         before, merged = self._services, merge(units)
         self._chosen, self._services = dict(merged.chosen), dict(merged.services)
         after = self._services
-        claimed = () if merged.has_conflicts else tuple(after.values())
-        self._owners = {claim: service for service in claimed for claim in claims_of(service)}
-        self._uses = AddressUses(claimed)
+        self._owners = {claim: service for service in after.values() for claim in claims_of(service)}
+        self._uses = AddressUses(after.values())
+        lost = (units[name] for name in merged.losers)
+        parts = (part for unit in lost for part in (unit.candidate, unit.accepted))
+        self._contested = frozenset(
+            interest for part in parts for service in part.services for interest in _interests(service)
+        )
         dirty = [name for name in before if name not in after]
         dirty += [name for name, service in after.items() if before.get(name) is not service]
         self._merged = replace(merged, chosen=self._chosen, services=after, dirty=tuple(dirty))
@@ -209,6 +221,13 @@ class _Replacement:
     """For each of their addresses: how many services use it afterwards."""
 
 
+def _interests(service: Service) -> Iterator[Claim]:
+    """What a service may conflict over: its claims, and the addresses that it has or sends to."""
+    yield from claims_of(service)
+    yield from service.addresses
+    yield from backend_addresses(service)
+
+
 def merge(units: Units) -> MergeResult:
     """Choose a version of every unit so that no two services claim the same name or frontend, and no service
     has a backend at the address of another service.
@@ -221,16 +240,17 @@ def merge(units: Units) -> MergeResult:
     problems: dict[str, list[Problem]] = {
         name: list(unit.candidate.problems) for name, unit in units.items() if not unit.candidate.ok
     }
-    contested, suspects = False, contest.claims()
+    losers, suspects = set[str](), contest.claims()
     while conflicts := sorted(conflicts_between(contest, suspects), key=lambda conflict: str(conflict.claim)):
-        contested = True
         lost = [(contest.loser(conflict), conflict) for conflict in conflicts]
         for loser, found in _problems(lost).items():
             problems.setdefault(loser, []).extend(found)
+        losers.update(loser for loser, _ in lost)
         suspects = contest.withdraw(lost)
     chosen = contest.remaining()
     services = {service.name: service for part in chosen.values() for service in part.services}
-    return MergeResult(chosen, services, {name: tuple(found) for name, found in problems.items()}, contested)
+    told = {name: tuple(found) for name, found in problems.items()}
+    return MergeResult(chosen, services, told, frozenset(losers))
 
 
 def _problems(lost: Sequence[tuple[str, Conflict]]) -> dict[str, list[Problem]]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from ipaddress import ip_address
@@ -16,7 +16,7 @@ from vipd import __version__
 from vipd.control.announcements import AnnouncedKey, Announcements, OtherHosts, Reason
 from vipd.control.reconciler import Reconciler
 from vipd.control.registrations import Registrations
-from vipd.declaration.problems import Declaration, printable
+from vipd.declaration.problems import printable
 from vipd.host.observer import Observer
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.settings.settings import Settings
@@ -44,7 +44,6 @@ FIRST_ANSWER_SECONDS = 3.0
 """How long the first step waits for etcd if no earlier state is on disk."""
 MAX_CONCURRENT_REQUESTS = 20
 """Number of leases queried concurrently."""
-_REGISTERED = "backends of "
 
 Json = dict[str, object]
 
@@ -68,7 +67,6 @@ class FleetMember:
         self.store = EtcdStore(self._client, self.source, options.prefix, clock, settings.node_name)
         self.overrides = FleetOverrides(lambda: self.source.overrides, clock, observer)
         self._heartbeat: HostHeartbeat | None = None
-        self._known: Mapping[str, object] = {}
         self._applied = 0
         self._announcements: Callable[[], Announcements] = Announcements
         self._maintenance: Callable[[], Maintenance | None] = lambda: None
@@ -90,7 +88,7 @@ class FleetMember:
             log.warning("%s", warning)
         self.source.load()
         self.overrides.refresh()
-        self._known = self._declared()
+        self.source.take_changed()
 
     def registrations(self) -> Registrations:
         """Registered backends as in etcd; services accept those that their host's policy admits."""
@@ -184,18 +182,9 @@ class FleetMember:
     async def _follow(self, reconciler: Reconciler) -> None:
         async for _ in self.source.changes():
             self.overrides.refresh()
-            before, self._known = self._known, self._declared()
-            pairs = {key: (before.get(key), self._known.get(key)) for key in {**before, **self._known}}
-            services = [
-                n for key, (old, new) in pairs.items() if old is not new for n in _names(key, old, new)
-            ]
+            services = sorted(self.source.take_changed())
             reconciler.causes.note(services, f"etcd revision {self.source.last_change}")
             reconciler.request_sync()
-
-    def _declared(self) -> Mapping[str, object]:
-        """Declarations and registrations by service; unchanged ones are the same objects."""
-        units = {name: unit.candidate for name, unit in self.source.units().items()}
-        return {**units, **{f"{_REGISTERED}{name}": r for name, r in self.source.registrations.items()}}
 
     def _report(self, reconciler: Reconciler) -> HostReport:
         if reconciler.progress.state in ("in-sync", "degraded"):
@@ -221,10 +210,3 @@ def _announced_key(word: str) -> AnnouncedKey | None:
     with contextlib.suppress(ValueError):
         return AnnouncedKey(str(ip_address(address)), AnnounceMethod(method))
     return None
-
-
-def _names(key: str, *said: object) -> list[str]:
-    """The services that these keys are about."""
-    if key.startswith(_REGISTERED):
-        return [key.removeprefix(_REGISTERED)]
-    return [service.name for each in said if isinstance(each, Declaration) for service in each.services]

@@ -76,8 +76,7 @@ class HostReader:
             device = self._settings.vip_device
             self._network = self._read_or_keep("its routes", lambda: read_network(device), self._network)
             # It runs before it adds an address, and adding one is a change.
-            running = self._read_or_keep("its processes", self._running_vrrp, frozenset())
-            self._vrrp = bool(running)
+            self._vrrp = self._read_or_keep("its processes", self._vrrp_runs, self._vrrp)
         devices = self._network.devices
         self._neighbours = self._read_or_keep(
             "its neighbours", lambda: read_neighbours(devices), self._neighbours
@@ -89,8 +88,8 @@ class HostReader:
         self._listening = self._read_or_keep("its sockets", self._sockets.read, self._listening)
         self._stale = bool(self._faults)
 
-    def _running_vrrp(self) -> frozenset[str]:
-        return self._processes.running(("keepalived",))
+    def _vrrp_runs(self) -> bool:
+        return bool(self._processes.running(("keepalived",)))
 
     def _read_or_keep(self, name: str, read: Callable[[], T], known: T) -> T:
         """The value read now, else the known one. A failure is logged once until it ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -75,6 +76,10 @@ def test_any_walk_ends_as_disk_and_restart_say(seed: int) -> None:
         walk.step()
         state = walk.keys.state()
         assert walk.disk.keys == state.keys
+        for start in (LAYOUT.services, LAYOUT.backends, LAYOUT.overrides):
+            below = {k.removeprefix(start): kept for k, kept in state.keys.items() if k.startswith(start)}
+            assert walk.keys.count(start) == sum(not kept.held for kept in below.values())
+        assert walk.keys.overrides() == {name: kept.value for name, kept in below.items()}
         assert walk.keys.held == {k for k, kept in state.keys.items() if kept.held}
         assert all(state.keys[k].accepted is not None for k in walk.keys.held if k in SERVICES)
     restarted = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
@@ -86,6 +91,32 @@ def test_any_walk_ends_as_disk_and_restart_say(seed: int) -> None:
     restarted.accept(merge(restarted.units).chosen)
     assert serving(restarted) == serving(walk.keys)
     assert restarted.rejected == walk.keys.rejected
+
+
+def test_an_event_costs_what_it_changes_however_many_keys_there_are() -> None:
+    costs = []
+    for number in (20, 2000):
+        keys = EtcdKeys(LAYOUT, RemovalGuard(50), lambda _: None)
+        names = [key(f"s{n}") for n in range(number)]
+        parsed = read_value(LAYOUT, names[1], value(1))
+        keys.apply(StoreChange("c", 1, tuple(KeyWrite(name, value(1), 1, parsed) for name in names)), 0.0)
+        assert len(keys.take_changed()) == 1, "all of these values declare one service"
+        counted = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal counted
+            counted += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            changed = (KeyWrite(names[2], value(2), 2, read_value(LAYOUT, names[2], value(2))),)
+            keys.apply(StoreChange("c", 2, changed, frozenset(names[3:4])), 0.0)
+            keys.overrides()
+            keys.take_changed()
+        finally:
+            sys.setprofile(None)
+        costs.append(counted)
+    assert costs[1] < costs[0] + 20
 
 
 def serving(keys: EtcdKeys) -> dict[str, object]:

@@ -86,9 +86,16 @@ class FlowCollector:
         except (TimeoutError, ApplyError, OSError):
             log.warning("the last flows are not counted: the kernel or the disk does not answer")
         try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._lock.acquire()
+        except TimeoutError:
+            return  # a reading hangs, and what it lacks must not be saved
+        try:
             await self._write()
         except OSError as error:
             log.warning("%s", error)
+        finally:
+            self._lock.release()
 
     async def _collect(self, min_pause: float) -> None:
         """Reads the counters unless that was done a moment ago. Raises ApplyError and OSError."""
@@ -137,11 +144,10 @@ class FlowCollector:
             return
         self.totals.changed = False
         self._last_write_at = began = time.monotonic()
-        # No await is between the last `take` and this: both report the same moment.
-        value = totals_file.value_of(
-            totals_file.SavedTotals(self.totals, self.refusals, self._counter.saved_state())
-        )
+        # No other `take` is between the last one and this: both report the same moment.
+        saved = totals_file.SavedTotals(self.totals, self.refusals, self._counter.saved_state())
         try:
+            value = await totals_file.value_of(saved)
             await asyncio.to_thread(totals_file.write, self._path, value)
         except OSError as error:
             self.totals.changed = True

@@ -8,7 +8,7 @@ readings by its earlier traffic, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vipd.dataplane.conntrack.entries import Traffic
@@ -179,16 +179,20 @@ class FlowTotals:
 
     def to_json(self) -> dict[str, object]:
         """The input of `from_json`."""
-        return {
-            "lost": self.lost,
-            "services": {
-                name: {
-                    "former": [service.removed_flows, *service.removed_traffic],
-                    "backends": [[*p.row(), *_row(a)] for p, a in service.backends.items()],
-                }
-                for name, service in self._services.items()
-            },
-        }
+        return {"lost": self.lost, "services": dict(self.rows(self._services))}
+
+    def rows(self, names: Iterable[str]) -> Iterator[tuple[str, object]]:
+        """The parts of `to_json` of these services, without those that have no totals any more."""
+        for name in names:
+            if service := self._services.get(name):
+                former = [service.removed_flows, *service.removed_traffic]
+                yield (
+                    name,
+                    {
+                        "former": former,
+                        "backends": [[*p.row(), *_row(a)] for p, a in service.backends.items()],
+                    },
+                )
 
     @classmethod
     def from_json(cls, value: object) -> FlowTotals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -52,6 +53,12 @@ class EtcdKeys:
     def __init__(self, layout: Layout, guard: RemovalGuard, note: Callable[[Record], None]) -> None:
         self._layout, self._guard, self._note = layout, guard, note
         self._kept: dict[str, StoredKey] = {}
+        self._overrides: dict[str, str] = {}
+        """Values below `overrides/` by the rest of their key."""
+        self._present: Counter[str] = Counter()
+        """Number of keys in the store, without held ones, for each followed start."""
+        self._changed: set[str] = set()
+        """Services whose declaration or registrations changed since they were last taken."""
         self._units: dict[str, Unit] = {}
         self._problems = 0
         """Of all candidates."""
@@ -88,12 +95,16 @@ class EtcdKeys:
 
     def overrides(self) -> dict[str, str]:
         """Values below `overrides/` by the rest of their key, unread."""
-        start = self._layout.overrides
-        return {k.removeprefix(start): kept.value for k, kept in self._kept.items() if k.startswith(start)}
+        return dict(self._overrides)
 
     def count(self, start: str) -> int:
-        """Number of keys in the store with this prefix."""
-        return sum(key.startswith(start) and not kept.held for key, kept in self._kept.items())
+        """Number of keys in the store that begin with one of the layout's starts."""
+        return self._present[start]
+
+    def take_changed(self) -> set[str]:
+        """The services whose declaration or registrations changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def state(self) -> SnapshotState:
         """All that must outlive a restart."""
@@ -111,7 +122,7 @@ class EtcdKeys:
                 earlier = read_value(self._layout, key, kept.accepted, accepted=True)
                 accepted = _served(earlier) if isinstance(earlier, Declaration) else EMPTY_DECLARATION
                 self._backends.set(key, earlier)
-            self._kept[key] = kept
+            self._keep(key, kept)
             self._set_parsed(key, meaning, accepted)
             self.last_change = max(self.last_change, kept.mod_revision)
             if kept.held:
@@ -146,7 +157,7 @@ class EtcdKeys:
             unit = self._units[place]
             if chosen.get(place) is unit.candidate:
                 self._units[place] = replace(unit, accepted=unit.candidate)
-                self._kept[key] = replace(self._kept[key], accepted=self._kept[key].value)
+                self._keep(key, replace(self._kept[key], accepted=self._kept[key].value))
                 taken.append(key)
         self._not_accepted.difference_update(taken)
         self.rejected = frozenset(self._not_accepted)
@@ -165,7 +176,7 @@ class EtcdKeys:
             if isinstance(meaning, Declaration) and _internal(meaning):
                 continue
             if isinstance(meaning, tuple):
-                self._kept[key] = replace(kept, accepted=kept.value)
+                self._keep(key, replace(kept, accepted=kept.value))
                 self._note(accepted_record([key]))
             self._set_parsed(key, meaning, unit.accepted)
             changed = True
@@ -190,7 +201,7 @@ class EtcdKeys:
             return False
         if kept.create_revision != written.create_revision:
             return False
-        self._kept[written.key] = replace(kept, mod_revision=written.mod_revision)
+        self._keep(written.key, replace(kept, mod_revision=written.mod_revision))
         return True
 
     def _apply_removals(
@@ -218,7 +229,7 @@ class EtcdKeys:
         return not key.startswith(self._layout.services) or self._kept[key].accepted is not None
 
     def _hold(self, key: str, kept: StoredKey, unit: Unit) -> None:
-        self._kept[key] = replace(kept, held=True)
+        self._keep(key, replace(kept, held=True))
         self._not_accepted.discard(key)
         if key.startswith(self._layout.services):
             self._set_unit(unit_name(key), replace(unit, candidate=unit.accepted))
@@ -245,9 +256,8 @@ class EtcdKeys:
         if not written.key.startswith(self._layout.services):
             text = written.value if isinstance(written.parsed, tuple) else text
         meaning = accepted if text == written.value and accepted is not EMPTY_DECLARATION else written.parsed
-        self._kept[key] = StoredKey(
-            written.value, written.mod_revision, text, create_revision=written.create_revision
-        )
+        revision = written.create_revision
+        self._keep(key, StoredKey(written.value, written.mod_revision, text, create_revision=revision))
         self._set_parsed(key, meaning, accepted)
 
     def _set_parsed(self, key: str, meaning: ParsedValue, accepted: Declaration) -> None:
@@ -264,10 +274,31 @@ class EtcdKeys:
             self._set_unit(place, None)
             self._backends.set(key, meaning)
 
+    def _keep(self, key: str, stored: StoredKey | None) -> None:
+        """Set what is known of a key; None: it is gone."""
+        before, layout = self._kept.get(key), self._layout
+        start = next(
+            (s for s in (layout.services, layout.backends, layout.overrides) if key.startswith(s)), ""
+        )
+        self._present[start] += bool(stored and not stored.held) - bool(before and not before.held)
+        if stored is None:
+            self._kept.pop(key, None)
+        else:
+            self._kept[key] = stored
+        if start == layout.overrides:
+            name = key.removeprefix(start)
+            if stored is None:
+                self._overrides.pop(name, None)
+            else:
+                self._overrides[name] = stored.value
+
     def _set_unit(self, place: str, unit: Unit | None) -> None:
         """Replace the unit of a key, or remove it."""
         if before := self._units.get(place):
             self._problems -= len(before.candidate.problems)
+        if (before and before.candidate) is not (unit and unit.candidate):
+            for each in filter(None, (before, unit)):
+                self._changed.update(service.name for service in each.candidate.services)
         if unit is None:
             self._units.pop(place, None)
         else:
@@ -288,13 +319,13 @@ class EtcdKeys:
 
     def _drop(self, key: str) -> None:
         """Remove a key and its declaration."""
-        del self._kept[key]
+        self._keep(key, None)
         self._set_unit(unit_name(key), None)
         self._not_accepted.discard(key)
         self._backends.remove(key)
 
     def _rebuild_backends(self) -> None:
-        self._backends.rebuild(self._kept)
+        self._changed.update(self._backends.rebuild(self._kept))
 
 
 def _served(accepted: Declaration) -> Declaration:

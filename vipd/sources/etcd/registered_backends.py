@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from vipd.model import limits
@@ -41,8 +41,8 @@ class RegisteredBackends:
             self._keys[meaning[0]].discard(key)
             self._changed.add(meaning[0])
 
-    def rebuild(self, kept: Mapping[str, StoredKey]) -> None:
-        """Rebuild the changed lists, each once for all keys."""
+    def rebuild(self, kept: Mapping[str, StoredKey]) -> Collection[str]:
+        """Rebuild the changed lists, each once for all keys; returns their services."""
         for service in self._changed:
             keys: Iterable[str] = self._keys[service]
             if not self._keys[service]:
@@ -54,4 +54,6 @@ class RegisteredBackends:
             self._lists[service] = tuple(
                 RegisteredBackend(unit_name(key), self._meanings[key][1]) for key in sorted(keys)
             )
+        rebuilt = self._changed.copy()
         self._changed.clear()
+        return rebuilt

@@ -141,6 +141,10 @@ class EtcdSource:
         """
         return self._keys.registrations
 
+    def take_changed(self) -> set[str]:
+        """The services whose declaration or registrations changed since the last call."""
+        return self._keys.take_changed()
+
     @property
     def overrides(self) -> Mapping[str, str]:
         """Values below `overrides/` by the rest of their key, unread."""

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 LONGEST_READING_BEFORE_A_WRITE = 0.1
 """Seconds; a longer reading does not delay changes of legacy rules, and flows since the last one are lost."""
 
+ENTERED_AT_ONCE = 1000
+"""Counts of rules: some milliseconds."""
+
 Changes = dict[ForwardingKey, Forwarding | None]
 
 SaveCounted = Callable[[], Awaitable[str]]
@@ -46,6 +49,8 @@ class RuleCounter:
         self._places: dict[ChainName, BackendKey] = {}
         self._chains: dict[ForwardingKey, Collection[ChainName]] = {}
         """The chains of each forwarding, as `compact_set` returns them."""
+        self._leaving: set[ChainName] = set()
+        """Chains that no forwarding has any more, and whose rules may still be there."""
         self._changes: Changes = {}
         self._limits: dict[ForwardingKey, FlowLimits] = {}
         """Of the forwardings that have limits."""
@@ -184,6 +189,8 @@ class RuleCounter:
 
     def _know(self, named: Mapping[ForwardingKey, Mapping[ChainName, BackendKey]]) -> None:
         for key, places in named.items():
+            self._leaving.update(chain for chain in self._chains.get(key, ()) if chain not in places)
+            self._leaving.difference_update(places)
             self._places.update(places)
             self._deltas.expect(places)
             self._chains[key] = compact_set(places)
@@ -191,10 +198,10 @@ class RuleCounter:
                 del self._chains[key]
 
     def _forget_gone(self) -> None:
-        for chain in [c for c, p in self._places.items() if c not in self._chains.get(p.key, ())]:
-            if not self._deltas.holds(chain):
-                del self._places[chain]
-                self._deltas.forget(chain)
+        for chain in [chain for chain in self._leaving if not self._deltas.holds(chain)]:
+            self._leaving.remove(chain)
+            del self._places[chain]
+            self._deltas.forget(chain)
 
     async def _read(self, family: Family) -> None:
         tables_gone, save = self._tables_gone[family], self._families.get(family)
@@ -207,11 +214,17 @@ class RuleCounter:
             counts, seconds = await asyncio.to_thread(self._read_kernel, family, chains)
             self._seconds[family] = seconds
         # Handles of a table that was deleted since may belong to other rules now.
-        if tables_gone == self._tables_gone[family]:
+        # Rules of legacy tables have no handles: between two parts a write could restart their counters.
+        part = ENTERED_AT_ONCE if save is None else max(len(counts), 1)
+        for at in range(0, max(len(counts), 1), part):
+            if tables_gone != self._tables_gone[family]:
+                return
             began = time.thread_time()
-            self._deltas.read(counts)
-            self._deltas.read_all(family)
+            self._deltas.read(counts[at : at + part])
+            if at + part >= len(counts):
+                self._deltas.read_all(family)
             self._seconds[family] += time.thread_time() - began
+            await asyncio.sleep(0)
 
     def _read_kernel(self, family: Family, chains: list[str]) -> tuple[list[Counted], float]:
         began = time.thread_time()

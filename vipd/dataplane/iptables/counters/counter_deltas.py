@@ -66,7 +66,10 @@ class CounterDeltas:
         old = [
             chain
             for chain, rules in self._rules.items()
-            if chain[0] is family and not all(now - rule.seen < KEPT_ROUNDS for rule in rules)
+            # Nearly all have one rule, which was just seen.
+            if chain[0] is family
+            and not (len(rules) == 1 and rules[0].seen == now)
+            and not all(now - rule.seen < KEPT_ROUNDS for rule in rules)
         ]
         self._keep(old, lambda rule: now - rule.seen < KEPT_ROUNDS)
 
