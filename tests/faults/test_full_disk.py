@@ -83,6 +83,8 @@ def test_a_change_that_cannot_be_stored_is_refused_and_nothing_is_lost(
         said = "No space left on device" if fault == "full" else "Read-only file system"
         assert said in refused.stderr
         assert "Traceback" not in refused.stderr
+    named = "the disk is full" if fault == "full" else "is on a read-only file system"
+    assert any(named in warning for warning in daemon.status()["warnings"])
     lab.client.send("10.96.9.1", 80, count=5).all_answered()
     lab.client.send("10.96.9.2", 80, count=2, timeout=1).all_failed("timeout")
     if fault == "full":

@@ -199,6 +199,27 @@ def test_an_end_at_the_same_moment_leaves_no_two_holders(
         assert "another vipd writes" in str(refused(tmp_path, "other"))
 
 
+@pytest.mark.parametrize(
+    ("free", "files", "inodes", "named"),
+    [
+        (60 << 20, 100, 10, None),
+        (60 << 20, 0, 0, None),
+        (40 << 20, 100, 10, "the disk is nearly full: 40960 KiB are left for "),
+        (1 << 19, 100, 10, "the disk is full: 512 KiB are left for "),
+        (60 << 20, 100, 0, "the disk is full: 61440 KiB are left for "),
+    ],
+)
+def test_a_full_disk_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, files: int, inodes: int, named: str | None
+) -> None:
+    blocks = free // 4096
+    system = os.statvfs_result((4096, 4096, 2 * blocks, blocks + 99, blocks, files, inodes, inodes, 0, 255))
+    monkeypatch.setattr("vipd.host.preflight.os.statvfs", lambda _: system)
+    found = start.state_faults(tmp_path)
+    assert [text.partition(str(tmp_path))[0] for text in found] == ([named] if named else [])
+    assert all("; hint: see what takes it: du -xh " in text for text in found)
+
+
 def test_a_directory_that_everybody_may_write_to_is_refused(tmp_path: Path, runtime: Path) -> None:
     for path in (runtime, tmp_path / "state"):
         path.mkdir(exist_ok=True)

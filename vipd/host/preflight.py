@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vipd.host.durable import names_in, open_directory, open_own, remove_own
 from vipd.host.settings.settings import Settings
+from vipd.model.limits import STATE_DIR_FULL_BYTES, STATE_DIR_LOW_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -88,17 +89,29 @@ def state_lock(settings: Settings) -> Iterator[None]:
 
 
 def state_faults(directory: Path) -> tuple[str, ...]:
-    """The warning about a state directory that is now read-only."""
+    """The warning about a state directory that is now read-only, full or nearly full."""
     try:
-        read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
+        system = os.statvfs(directory)
     except OSError:
         return ()  # the parts that need it report it
-    if not read_only:
-        return ()
+    if not system.f_flag & os.ST_RDONLY:
+        return _space_faults(directory, system)
     lost = "what is known of backends, flows and this host is lost with a restart"
     hint = f"dmesg says why; mount -o remount,rw {directory}, or set state_dir"
     what = "what could be read serves, and nothing is saved: changes by vipctl are refused, and"
     return (f"{directory} is on a read-only file system: {what} {lost}; hint: {hint}",)
+
+
+def _space_faults(directory: Path, system: os.statvfs_result) -> tuple[str, ...]:
+    free = system.f_bavail * system.f_frsize
+    without_inodes = bool(system.f_files) and not system.f_favail  # some file systems count none
+    if free > STATE_DIR_LOW_BYTES and not without_inodes:
+        return ()
+    full = free < STATE_DIR_FULL_BYTES or without_inodes
+    left = f"{free // 1024} KiB are left for {directory}" + (", and no inode" if without_inodes else "")
+    lost = "changes by vipctl are refused, and nothing else is saved, while there is no room"
+    hint = f'see what takes it: du -xh "$(findmnt -n -o TARGET -T {directory})" | sort -h | tail'
+    return (f"the disk is {'full' if full else 'nearly full'}: {left}; {lost}; hint: {hint}",)
 
 
 def _state_lock_file(path: Path) -> int | None:

@@ -116,3 +116,10 @@ def declared_size(service: Service) -> int:
     backends = len(service.backends) + len(service.fallback) + len(service.names)
     addresses = len(service.addresses) + len(service.external_addresses)
     return len(service.ports) * max(addresses + backends, addresses * backends // 2)
+
+
+STATE_DIR_FULL_BYTES = 1 << 20
+"""Below this room the state directory counts as full. A change may need as much: ten thousand services are a
+few megabytes, one is a few hundred bytes."""
+STATE_DIR_LOW_BYTES = 50 << 20
+"""Below this room it counts as nearly full."""

@@ -48,6 +48,7 @@ ALLOWED = {
     "vipd.dataplane.forward_accept.chain_verdicts",
     "vipd.dataplane.refusals",
     "vipd.model.formatting",
+    "vipd.model.limits",
     "vipd.model.service",
     "vipd.model.text",
     # Pure as well; tests of their own say so.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vipd.model.limits import STATE_DIR_FULL_BYTES, STATE_DIR_LOW_BYTES
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import Check, CheckResult, problem, warning
 
 GROUP = "State directory"
 RESTART = "systemctl restart vipd"
-FULL_BYTES = 1 << 20
-"""A change may need as much: ten thousand services are a few megabytes, one is a few hundred bytes."""
-LOW_BYTES = 50 << 20
 _OTHERS_WRITE = 0o022
 
 
@@ -43,9 +41,9 @@ def check_directory(facts: Facts) -> Iterator[CheckResult]:
 def check_space(facts: Facts) -> Iterator[CheckResult]:
     """Each change is written to disk before it is answered."""
     state = facts.state
-    if state.fault or not state.exists or (state.free > LOW_BYTES and state.free_inodes > 0):
+    if state.fault or not state.exists or (state.free > STATE_DIR_LOW_BYTES and state.free_inodes > 0):
         return
-    full = state.free < FULL_BYTES or state.free_inodes <= 0
+    full = state.free < STATE_DIR_FULL_BYTES or state.free_inodes <= 0
     left = f"{state.free // 1024} KiB and {state.free_inodes} inodes are left for {state.path}"
     hint = f'see what takes it: du -xh "$(findmnt -n -o TARGET -T {state.path})" | sort -h | tail'
     judged = problem if full else warning
