@@ -377,6 +377,22 @@ def test_slices_without_a_use_are_told() -> None:
     assert backends(*declared) == ()
 
 
+def test_addresses_of_an_endpoint_beyond_its_first_are_named() -> None:
+    several: list[Json] = [
+        {"addresses": ["10.244.0.1", "10.244.0.2", "10.244.0.3"]},
+        {"addresses": ["10.244.0.4"]},
+        {"addresses": ["10.244.0.5", *(f"10.244.1.{n}" for n in range(1, 10))]},
+    ]
+    declared = [service(), endpoint_slice(*several, name="s")]
+    what = "an endpoint serves at its first address alone"
+    named = "10.244.0.2, 10.244.0.3, 10.244.1.1, 10.244.1.2, 10.244.1.3 and 6 more"
+    assert notes(*declared) == [f"EndpointSlice default/s: {named} left out: {what}"]
+    assert backends(*declared) == tuple(Backend(f"10.244.0.{n}") for n in (1, 4, 5))
+    odd = endpoint_slice({"addresses": ["10.244.0.1", "\x1b[31m", ""]}, name="s")
+    (note,) = notes(service(), odd)
+    assert "\x1b" not in note
+
+
 def endpoints(**subset: Any) -> Json:
     return {"apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": "web"}, "subsets": [subset]}
 

@@ -7,6 +7,7 @@ there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from vipd.declaration.backend_reader import TOPOLOGY_NAME_HINT, is_topology_name
 from vipd.declaration.fields import Located
@@ -23,7 +24,7 @@ PROXY_LABEL = "service.kubernetes.io/service-proxy-name"
 PROTOCOLS = {protocol.value.upper(): protocol for protocol in Protocol}
 
 _HINTS = ("forZones", "forNodes")
-_MAX_HINTS = 5
+_MAX_ADDRESSES = _MAX_HINTS = 5
 """More unknown hints than these are not named."""
 
 _FAMILIES: dict[str, Family | None] = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
@@ -80,6 +81,11 @@ def read_slice(place: FieldCursor) -> EndpointGroup | None:
     ports = tuple(port for item in place.at("ports").items() if (port := _read_port(item)))
     endpoints = list(place.at("endpoints").items())
     read = [_read_endpoint(item, family) for item in endpoints]
+    if further := [(item, text) for item in endpoints for text in _further_addresses(item)]:
+        named = ", ".join(quoted(text)[1:-1] for _, text in further[:_MAX_ADDRESSES])
+        more = f" and {len(further) - _MAX_ADDRESSES} more" if len(further) > _MAX_ADDRESSES else ""
+        what = f"EndpointSlice {name}: {named}{more} left out: an endpoint serves at its first address alone"
+        further[0][0].note(what)
     unread = next(((item, text) for item in endpoints if (text := _unread_hints(item))), None)
     if unread:
         unread[0].note(f"EndpointSlice {name}: {unread[1]} left out of the hints of its endpoints")
@@ -127,6 +133,12 @@ def _read_endpoint(place: FieldCursor, family: Family | None) -> Located[Backend
     known = tuple(dict.fromkeys(filter(None, zones)))
     backend = Backend(address.value, state=_state(place.at("conditions")), node=node, zones=known)
     return _sound(place, Located(backend, address.line, address.path))
+
+
+def _further_addresses(place: FieldCursor) -> list[str]:
+    """The addresses of an endpoint after the first, which lead to the same backend: kube-proxy does not use
+    them, either."""
+    return [item.text() for item in islice(place.at("addresses").items(), 1, None)]
 
 
 def _unread_hints(place: FieldCursor) -> str:
