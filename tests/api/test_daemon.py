@@ -105,6 +105,15 @@ def test_once_with_a_broken_store_is_no_success(node: ConfiguredHost) -> None:
     assert done.returncode == 1
 
 
+def test_check_refuses_an_address_of_a_lan_without_etcd(node: ConfiguredHost) -> None:
+    lan = "  - {name: web, address: 203.0.113.10, ports: 80, announce: l2, backends: [10.244.0.5]}\n"
+    node.declare("lan.yaml", lan)
+    bad = node.vipd("--check", "--set", "announce_addresses=203.0.113.0/24")
+    assert bad.returncode == 1
+    assert "lan.yaml:3: web: announce: l2 needs etcd" in bad.stderr
+    assert "keepalived" in bad.stderr
+
+
 def test_check_prints_every_problem_and_touches_nothing(node: ConfiguredHost) -> None:
     good = node.vipd("--check")
     assert (good.returncode, good.stdout) == (0, "ok: 1 service\n")

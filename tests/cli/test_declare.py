@@ -86,6 +86,27 @@ class TestCheck:
         ]
         assert vipctl("check", "-q", str(file)) == (0, "", "")
 
+    def test_an_address_of_a_lan_needs_etcd_where_the_settings_are_known(
+        self, vipctl: Vipctl, tmp_path: Path
+    ) -> None:
+        file, settings = tmp_path / "lan.yaml", tmp_path / "vipd.yaml"
+        file.write_text(
+            "apiVersion: vipd/v1\nservices:\n"
+            "  - {name: web, address: 203.0.113.10, ports: 80, announce: l2, backends: [10.244.0.5]}\n"
+        )
+        lan = ("--set", "announce_addresses=203.0.113.0/24")
+        assert vipctl("check", str(file), *lan).code == 0, "it may be meant for a host with etcd"
+        settings.write_text("announce_addresses: [203.0.113.0/24]\n")
+        ended = vipctl("check", str(file), "--settings", str(settings))
+        assert ended.code == 1
+        assert ended.err.startswith(
+            f"{file}:3: web: announce: l2 needs etcd, and vipd has none here; set etcd in vipd.yaml, or "
+            "leave announce out and use keepalived with vipctl ready\n"
+        )
+        with settings.open("a") as more:
+            more.write("etcd: {endpoints: ['http://127.0.0.1:2379']}\n")
+        assert vipctl("check", str(file), "--settings", str(settings)).code == 0
+
     def test_files_are_checked_together(self, vipctl: Vipctl, good: Path, tmp_path: Path) -> None:
         other = tmp_path / "other.yaml"
         other.write_text(OTHER)

@@ -10,7 +10,16 @@ from vipd.declaration.unit import Unit
 from vipd.model.check import Check, HttpProbe
 from vipd.model.flow_limits import FlowLimits
 from vipd.model.limits import PROBLEMS
-from vipd.model.service import Backend, ExternalAddress, Origin, Protocol, Service, ServicePort
+from vipd.model.service import (
+    Announcement,
+    AnnounceMethod,
+    Backend,
+    ExternalAddress,
+    Origin,
+    Protocol,
+    Service,
+    ServicePort,
+)
 
 PORTS = (ServicePort(53, Protocol.UDP),)
 
@@ -168,6 +177,19 @@ def test_what_stands_in_etcd_names_no_file_of_this_host(of_backend: bool) -> Non
     assert len(asked) == 2, "the file is not looked at"
     assert list(checks_to_query(with_check(check, "etcd", of_backend), policy)) == []
     assert admit_service(with_check(Check(HttpProbe(tls=True)), "etcd", of_backend), policy) == ()
+
+
+def test_an_address_of_a_lan_that_serves_since_before_that_rule_serves_on() -> None:
+    announced = replace(service("203.0.113.10"), announcement=Announcement(AnnounceMethod.L2))
+    policy = AddressPolicy(announced=("203.0.113.0/24",), lan_holders=False)
+    (problem,) = admit_service(announced, policy)
+    assert "dns: announce: l2 needs etcd" in str(problem)
+    assert "keepalived with vipctl ready" in str(problem)
+    assert admit_service(announced, replace(policy, lan_holders=True)) == ()
+    assert admit_service(announced, policy.for_accepted()) == ()
+    assert admit_service(replace(announced, backends=(Backend("10.244.0.9"),)), policy, announced) == ()
+    by_routes = replace(announced, announcement=Announcement(AnnounceMethod.ROUTES))
+    assert admit_service(by_routes, policy) == ()
 
 
 def test_a_service_in_etcd_that_serves_since_before_that_rule_serves_on() -> None:

@@ -16,6 +16,7 @@ from vipd.cli.offline import admitted, host_addresses, host_facts, read_settings
 from vipd.cli.output import document, output_option, prose, screen
 from vipd.declaration.problems import Note, Problem
 from vipd.health.host_problems import program_problems
+from vipd.host.settings.settings_file import DEFAULT_CONFIG
 from vipd.model import limits
 from vipd.model.check import ExecProbe
 from vipd.model.formatting import counted
@@ -56,7 +57,10 @@ def check(
     """
     settings = read_settings(settings_file, assignments)
     own = host_addresses(settings)
-    inputs = admitted(read_inputs(files or (services_dir,)), settings, own, host_facts(settings, own))
+    # Without the settings of a daemon nothing says that the files are for a host without etcd.
+    lan_holders = settings.etcd is not None or not (settings_file or DEFAULT_CONFIG.exists())
+    facts = host_facts(settings, own)
+    inputs = admitted(read_inputs(files or (services_dir,)), settings, own, facts, lan_holders=lan_holders)
     if not quiet:
         inputs = inputs._replace(notes=(*inputs.notes, *_program_notes(inputs.services)))
         inputs.print_notes()

@@ -69,9 +69,10 @@ def admitted(
     facts: HostFacts = NO_FACTS,
     *,
     any_port: bool = False,
+    lan_holders: bool = True,
 ) -> Inputs:
     """The inputs with a problem for each thing that services may not claim on such a host. `any_port`:
-    whatever ports of the host they claim."""
+    whatever ports of the host they claim; `lan_holders`: as of AddressPolicy."""
     compatible = settings.compat == "kube-proxy"
     policy = AddressPolicy(
         settings.allowed_addresses,
@@ -84,6 +85,7 @@ def admitted(
         announced=settings.announce_addresses,
         names=settings.allowed_names,
         flow_limits=settings.has_own_chains,
+        lan_holders=lan_holders,
     )
     found = [problem for service in inputs.services for problem in admit_service(service, policy)]
     return inputs._replace(problems=tuple(sorted({*inputs.problems, *found})))

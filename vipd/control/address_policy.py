@@ -25,10 +25,11 @@ from vipd.model.claim_limits import (
     name_allowed,
     source_networks,
 )
-from vipd.model.service import Balance, Origin, RegisteredBackend, Service
+from vipd.model.service import AnnounceMethod, Balance, Origin, RegisteredBackend, Service
 
 _OUTSIDE_HINT = "choose another address, or widen allowed_addresses in vipd's settings"
 _ANNOUNCE_HINT = "name its network in announce_addresses in vipd's settings, or leave announce out"
+L2_HINT = "set etcd in vipd.yaml, or leave announce out and use keepalived with vipctl ready"
 _OWN_HINT = "choose an address that no host has; for a port of this host itself use node_port"
 
 
@@ -70,6 +71,8 @@ class AddressPolicy:
     them."""
     names: BySource = (ANY_NAME,)
     """Endings of the DNS names that backends may have; a source without any may name none."""
+    lan_holders: bool = True
+    """Whether hosts can agree on the one that answers for an address on a LAN: they do so in etcd."""
     _addresses: SourceNetworks = field(init=False, repr=False, compare=False)
     limits: ClaimLimits = field(init=False, repr=False, compare=False)
     _announced: SourceNetworks = field(init=False, repr=False, compare=False)
@@ -102,7 +105,8 @@ class AddressPolicy:
         """The policy for versions that were accepted earlier: only the settings apply, not the state of the
         host. That etcd is out of bounds comes from the settings.
 
-        A service in etcd that names a CA file stays if it was accepted before vipd refused such files.
+        A service in etcd that names a CA file stays if it was accepted before vipd refused such files, and so
+        does one with `announce: l2` without etcd.
         """
         return replace(
             self,
@@ -110,6 +114,7 @@ class AddressPolicy:
             ca_sources=(*self.ca_sources, ETCD),
             check_problems=no_problems,
             host=HostFacts(etcd_servers=self.host.etcd_servers),
+            lan_holders=True,
         )
 
 
@@ -136,6 +141,7 @@ def admit_service(
             found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     for what, hint in (
         *_beyond_dataplane(service, policy),
+        *_without_lan_holder(service, policy, serving),
         *policy.host.violations(service, serving),
         *policy.limits.violations(service, policy.host.own_addresses),
         *(_name_violations(service, policy) if service.names else ()),
@@ -163,6 +169,18 @@ def _beyond_dataplane(service: Service, policy: AddressPolicy) -> Iterator[tuple
     if service.limits and not policy.flow_limits:
         what = f"{service.name}: kube-proxy's chains have no place for limits"
         yield what, "leave limits out, or use another chain_prefix, without compat: kube-proxy"
+
+
+def _without_lan_holder(
+    service: Service, policy: AddressPolicy, serving: Service | None
+) -> Iterator[tuple[str, str]]:
+    """That no host would answer for the service's addresses, with a hint; nothing where `serving`, the
+    version in use, has the same announcement already."""
+    announcement = service.announcement
+    if policy.lan_holders or announcement is None or (serving and serving.announcement == announcement):
+        return
+    if announcement.by is AnnounceMethod.L2:
+        yield f"{service.name}: announce: l2 needs etcd, and vipd has none here", L2_HINT
 
 
 def admit_registered(

@@ -125,6 +125,7 @@ class Host:
             announced=self._settings.announce_addresses,
             names=self._settings.allowed_names,
             flow_limits=self._settings.has_own_chains,
+            lan_holders=self._settings.etcd is not None,
         )
 
     def check_problem(self, check: Check) -> Problems:

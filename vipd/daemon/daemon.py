@@ -18,6 +18,7 @@ from vipd.api.healthz import healthz_listener
 from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import application
 from vipd.api.socket_server import serving
+from vipd.control.address_policy import L2_HINT
 from vipd.control.admission import admit_unit
 from vipd.control.catalog import merge
 from vipd.control.host import Host
@@ -217,8 +218,7 @@ def without_etcd(host: Host) -> list[str]:
     if not asking:
         return []
     number = "1 address" if len(asking) == 1 else f"{len(asking)} addresses"
-    hint = "set etcd in vipd.yaml, or leave announce out and use keepalived with vipctl ready"
-    return [f"no host answers for {number} with announce: l2, which needs etcd; hint: {hint}"]
+    return [f"no host answers for {number} with announce: l2, which needs etcd; hint: {L2_HINT}"]
 
 
 def _warnings_of(
