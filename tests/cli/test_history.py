@@ -156,7 +156,7 @@ class TestConfirm:
     @pytest.mark.parametrize(
         ("route", "line"),
         [
-            ("POST /v1/services", "add 10.96.0.12:80 10.244.0.5 --name web"),
+            ("POST /v1/services", "add 10.96.0.12:80 10.244.0.5 --name web --check tcp"),
             ("PATCH /v1/services/web", "set web --affinity client-ip"),
             ("PATCH /v1/services/web", "set web --node-port 30080"),
             ("PATCH /v1/services/web/backends/10.244.0.5", "set web/10.244.0.5 --weight 2"),

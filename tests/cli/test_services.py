@@ -20,7 +20,9 @@ STORED = "; stored in /var/lib/vipd/services.yaml; survives reboot"
 def test_add_as_in_the_manual(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     daemon.answer("POST /v1/services", changed(("created", "10.96.0.10:53/udp")))
     ended = vipctl("add", "10.96.0.10:53/udp", "10.244.0.5", "10.244.2.21")
-    assert ended == (0, f"created 10.96.0.10:53/udp (2 backends){STORED}\n", "")
+    hint = "hint: vipctl set 10.96.0.10:53/udp --check dns:NAME"
+    unchecked = f"no check is set: dead backends get flows, too; {hint}\n"
+    assert ended == (0, f"created 10.96.0.10:53/udp (2 backends){STORED}\n", unchecked)
     spec = {"address": "10.96.0.10", "ports": ["53/udp"], "backends": ["10.244.0.5", "10.244.2.21"]}
     assert daemon.last.body == {"service": spec}
     assert daemon.last.query == ""
@@ -250,6 +252,53 @@ def test_stored_but_not_in_the_kernel_fails(vipctl: Vipctl, daemon: FakeDaemon) 
     assert json.loads(as_json.out)["applied"] is False
 
 
+@pytest.mark.parametrize(
+    ("words", "check"),
+    [
+        (["10.96.0.10:80/tcp", "10.244.0.5"], "tcp"),
+        (["10.96.0.10:80", "10.244.0.5"], "tcp"),
+        (["10.96.0.10:514/udp", "10.244.0.5"], "udp:TEXT"),
+        (["10.96.0.10", "-p", "53/udp", "-p", "9153/tcp", "10.244.0.5"], "tcp"),
+        (["10.96.0.10:53/tcp,udp", "10.244.0.5"], "tcp"),
+        (["10.96.0.10:36412/sctp", "10.244.0.5"], "exec:COMMAND"),
+        (["10.96.0.10:80/tcp", "dns:web.internal:80"], "tcp"),
+        (["10.96.0.10:80/tcp", "{address: 10.244.0.5, check: tcp}", "10.244.0.6"], "tcp"),
+    ],
+)
+def test_add_says_that_no_check_is_set(
+    vipctl: Vipctl, daemon: FakeDaemon, words: list[str], check: str
+) -> None:
+    daemon.answer("POST /v1/services", changed(("created", "web")))
+    ended = vipctl("add", *words, "--name", "web")
+    assert (ended.code, ended.err.count("\n")) == (0, 1)
+    assert ended.err.endswith(f"; hint: vipctl set web --check {check}\n")
+    assert "check" not in ended.out
+    for quiet in (["-q"], ["-o", "json"], ["--json"], ["-o", "yaml"]):
+        assert vipctl("add", *words, "--name", "web", *quiet).err == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["10.244.0.5", "--check", "tcp"],
+        ["10.244.0.5", "--check", "http:/healthz"],
+        ["10.244.0.5", "--check", "none"],
+        ["{address: 10.244.0.5, check: tcp}"],
+        [],
+    ],
+)
+def test_add_says_nothing_where_a_check_is_named(
+    vipctl: Vipctl, daemon: FakeDaemon, words: list[str]
+) -> None:
+    daemon.answer("POST /v1/services", changed(("created", "web")))
+    assert vipctl("add", "10.96.0.10:80/tcp", *words).err == ""
+
+
+def test_the_same_service_again_says_nothing_of_checks(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    daemon.answer("POST /v1/services", changed(("unchanged", "web")))
+    assert vipctl("add", "10.96.0.10:80/tcp", "10.244.0.5").err == ""
+
+
 def test_dry_run_says_so_and_asks_for_it(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     daemon.answer("POST /v1/services", changed(("created", "dns"), applied=False))
     ended = vipctl("add", "10.96.0.10:53/udp", "10.0.0.1", "--dry-run")
@@ -261,7 +310,8 @@ def test_dry_run_says_so_and_asks_for_it(vipctl: Vipctl, daemon: FakeDaemon) -> 
         "+ backends: [10.0.0.1]\n"
         "created dns (1 backend); dry run: nothing was done\n"
     )
-    assert (ended.code, ended.err, daemon.last.query) == (0, "", "dry_run=1")
+    unchecked = "no check is set: dead backends get flows, too; hint: --check dns:NAME\n"
+    assert (ended.code, ended.err, daemon.last.query) == (0, unchecked, "dry_run=1")
     assert vipctl("add", "10.96.0.10:53/udp", "10.0.0.1", "--dry-run", "-q") == (0, "", "")
     assert json.loads(vipctl("add", "10.96.0.10:53/udp", "--dry-run", "--json").out)["applied"] is False
 

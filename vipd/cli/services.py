@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -103,7 +104,34 @@ def add(
     if name or options["port"]:
         place = " ".join(word for word in (vip, *options["port"]) if word != NO_ADDRESS)
         details = f"{place}, {details}"
-    return print_change(answer, details, form=form, quiet=quiet, dry_run=dry_run, confirm=confirm)
+    code = print_change(answer, details, form=form, quiet=quiet, dry_run=dry_run, confirm=confirm)
+    if form == "text" and not quiet and answer["changed"] and _unchecked(spec):
+        check = f"--check {_check_for(spec)}"
+        hint = check if dry_run else f"vipctl set {answer['results'][0]['name']} {check}"
+        print(f"no check is set: dead backends get flows, too; hint: {hint}", file=sys.stderr)
+    return code
+
+
+def _unchecked(spec: Json) -> bool:
+    """Whether it has backends, and a check neither for all of them nor for each."""
+    own = [isinstance(backend, dict) and "check" in backend for backend in spec.get("backends", ())]
+    return "check" not in spec and bool(own) and not all(own)
+
+
+def _check_for(spec: Json) -> str:
+    """The check that suits its ports."""
+    ports = [
+        (str(port["port"]), port.get("protocol", "tcp"))
+        if isinstance(port, dict)
+        else (port.partition("/")[0].partition(":")[0], port.partition("/")[2] or "tcp")
+        for port in spec["ports"]
+    ]
+    protocols = {protocol for _, several in ports for protocol in several.split(",")}
+    if "tcp" in protocols:
+        return "tcp"
+    if "udp" in protocols:
+        return "dns:NAME" if any(number == "53" for number, _ in ports) else "udp:TEXT"
+    return "exec:COMMAND"
 
 
 def _addressed(vip: str, target: int | None, ports: bool) -> Json:
