@@ -17,15 +17,18 @@ _MARKS = ("Accept-Language", "Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-M
 """Every browser sends the first: a page's script may change it, but cannot leave it out. Prometheus, its kin
 and curl send none of them."""
 
+NOT_OUR_NAME = (
+    "this host is not called so here; hint: in a browser use its address, its host name, or localhost"
+)
+"""The text of the refusal."""
 
-def foreign_browser(request: web.BaseRequest, names: Collection[str] = ()) -> bool:
-    """Whether a browser addresses this host by a name that others may control. `names` are its own."""
+
+def foreign_browser(request: web.BaseRequest, names: Collection[str]) -> bool:
+    """Whether a browser addresses this host by a name that others may control: its Host is neither an address
+    of this host nor localhost nor one of `names`, which are this host's own, in lower case."""
     browser = any(mark in request.headers for mark in _MARKS)
-    return (browser or _is_browser(request.headers.get("User-Agent", ""))) and foreign_name(request, names)
-
-
-def foreign_name(request: web.BaseRequest, names: Collection[str] = ()) -> bool:
-    """Whether a request's Host is neither an address of this host nor localhost nor one of `names`."""
+    if not browser and not request.headers.get("User-Agent", "").startswith("Mozilla/"):
+        return False
     own = request.transport.get_extra_info("sockname") if request.transport else None
     host = request.headers.get("Host", "")
     return not own_name(host, own[0] if own else "") and _without_port(host).lower() not in names
@@ -44,7 +47,3 @@ def own_name(host: str, address: str) -> bool:
 
 def _without_port(host: str) -> str:
     return re.sub(r":\d+$", "", host)
-
-
-def _is_browser(agent: str) -> bool:
-    return agent.startswith("Mozilla/")

@@ -68,8 +68,8 @@ class Monitoring:
             daemon.announcer,
         )
         self._page_state = PageState(facts)
-        self._page = StatusPage(self._page_state, _place(settings.page_socket_address()))
         names = {settings.node_name.lower(), gethostname().lower()}
+        self._page = StatusPage(self._page_state, _place(settings.page_socket_address()), names)
         self._metrics_listener = self.metrics.listener(_place(settings.metrics_socket_address()), names)
 
     @property

@@ -93,7 +93,7 @@ class Watched:
         self.place = free_place()
         self.at: Callable[[], datetime] = lambda: datetime.now(UTC)
         """When the counts were read."""
-        self.page = StatusPage(self.board, self.place)
+        self.page = StatusPage(self.board, self.place, {"lb1"})
         self.tasks: list[asyncio.Task[None]] = []
 
     async def die(self) -> None:

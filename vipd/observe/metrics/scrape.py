@@ -12,7 +12,7 @@ from vipd.control.reconciler import Reconciler
 from vipd.control.shared_run import SharedRun
 from vipd.dataplane.base import Dataplane
 from vipd.host.connections.limits import ConnectionLimits
-from vipd.observe.browsers import foreign_browser
+from vipd.observe.browsers import NOT_OUR_NAME, foreign_browser
 from vipd.observe.listeners import ListenAddress, Listeners
 from vipd.observe.metrics.event_counts import MetricCounters
 from vipd.observe.metrics.flows import ReadFlows
@@ -62,8 +62,7 @@ class Metrics:
             if request.method not in ("GET", "HEAD"):
                 return web.Response(status=405, headers={"Allow": "GET, HEAD"})
             if foreign_browser(request, names):
-                hint = "hint: in a browser use its address, its host name, or localhost"
-                return web.Response(status=421, text=f"this host is not called so here; {hint}\n")
+                return web.Response(status=421, text=f"{NOT_OUR_NAME}\n")
             return await self.answer(request)
 
         listeners = Listeners(answer, LIMITS)

@@ -1,7 +1,5 @@
-"""Serves the status page over TCP: GET and HEAD alone, only under this host's own addresses and names.
-
-A foreign name that resolves to this host (DNS rebinding) is refused, and the page loads nothing from
-elsewhere.
+"""Serves the status page over TCP: GET and HEAD alone, to a browser only under this host's own addresses and
+names: a foreign name may resolve to this host, too (DNS rebinding). The page loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -11,13 +9,13 @@ import base64
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 
 from aiohttp import web
 
 from vipd.host.connections.limits import ConnectionLimits
-from vipd.observe.browsers import foreign_name
+from vipd.observe.browsers import NOT_OUR_NAME, foreign_browser
 from vipd.observe.listeners import ListenAddress, Listeners
 from vipd.observe.page.page_state import PageState
 
@@ -46,8 +44,11 @@ _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 class StatusPage:
     """The page's answers. `listener` opens nothing by itself."""
 
-    def __init__(self, page_state: PageState, address: ListenAddress | None) -> None:
-        self._page_state, self._place = page_state, address
+    def __init__(
+        self, page_state: PageState, address: ListenAddress | None, names: Collection[str] = ()
+    ) -> None:
+        """`names` are this host's own, in lower case."""
+        self._page_state, self._names = page_state, names
         self._html = (files(__package__) / "status.html").read_text(encoding="utf-8")
         self._policy = content_policy(self._html)
         self._streams = 0
@@ -72,8 +73,8 @@ class StatusPage:
     def _refused(self, request: web.BaseRequest) -> web.Response | None:
         if request.method not in ("GET", "HEAD"):
             return _short(405, "the status page changes nothing", {"Allow": "GET, HEAD"})
-        if foreign_name(request):
-            return _short(421, "this host is not called so here; hint: use its address, or localhost")
+        if foreign_browser(request, self._names):
+            return _short(421, NOT_OUR_NAME)
         return None
 
     async def _state(self, request: web.BaseRequest) -> web.Response:
