@@ -17,7 +17,7 @@ def endpoint(address: str, port: int, **changes: Any) -> Json:
         "share": 0.5,
         "ready": True,
         "reason": "",
-        "health": "",
+        "health": "unchecked",
         "check": "",
         "chain": "VIPD-SEP-AAAAAAAAAAAAAAAA",
         "max_connections": None,
@@ -39,7 +39,14 @@ DNS: Json = {
         "backends": ["10.244.0.5", {"address": "10.244.2.21", "weight": 2}, "10.244.2.22"],
         "affinity": {"by": "client-ip", "timeout": "10m"},
     },
-    "status": {"state": "ok", "message": "", "ready": 2, "backends": 3, "ignored": []},
+    "status": {
+        "state": "unchecked",
+        "message": "2 unchecked",
+        "ready": 2,
+        "backends": 3,
+        "unchecked": 2,
+        "ignored": [],
+    },
     "forwardings": [
         {
             "name": "kube-system/kube-dns:dns",
@@ -90,7 +97,14 @@ WEB: Json = {
         "ports": ["443/tcp"],
         "fallback": {"backends": ["fd00:1::9"]},
     },
-    "status": {"state": "no-backends", "message": "", "ready": 0, "backends": 0, "ignored": []},
+    "status": {
+        "state": "no-backends",
+        "message": "",
+        "ready": 0,
+        "backends": 0,
+        "unchecked": 0,
+        "ignored": [],
+    },
     "forwardings": [
         {
             "name": "a-team-with-a-long-name/an-even-longer-service-name-frontend",
@@ -116,6 +130,21 @@ STATUS: Json = {
     "started": "2026-01-01T00:00:00Z",
     "state": "in-sync",
     "message": "",
+    "serving": {
+        "state": "degraded",
+        "message": "10 degraded, 2 unchecked of 12 services",
+        "services": {"ok": 0, "unchecked": 2, "degraded": 10, "no-backends": 0, "quarantined": 0},
+        "unhealthy": [
+            {
+                "address": "10.244.0.5",
+                "services": 9,
+                "names": ["dns", "web"],
+                "reason": "connection refused, 3 of 3",
+            }
+        ],
+        "unhealthy_addresses": 1,
+        "others": [{"state": "degraded", "services": 1, "names": ["smtp"]}],
+    },
     "dataplane": {
         "name": "iptables",
         "ipv4": "iptables v1.8.9 (nf_tables)",
@@ -124,6 +153,7 @@ STATUS: Json = {
     "services": 12,
     "backends": 33,
     "ready": 31,
+    "unchecked": 4,
     "last_apply": "2026-01-01T00:00:05Z",
     "last_apply_seconds": 0.031,
     "applies": 17,

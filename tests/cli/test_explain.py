@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -111,8 +112,15 @@ def test_the_same_from_daemon_and_files(vipctl: Vipctl, daemon: FakeDaemon, decl
     words = ("--from", "10.10.0.9", "10.96.0.10:53/udp")
     offline = json.loads(vipctl("explain", "-f", declared, *HOST, *words, "-o", "json").out)
     assert (offline["apiVersion"], daemon.requests) == ("vipd/v1", [])
+    without_health = vipctl("explain", "-f", declared, *HOST, *words).out
+    assert "HEALTH" not in without_health, "only a daemon knows it"
+    for backend in offline["explanation"]["backends"]:
+        assert backend["health"] is None
+        backend["health"] = "unchecked"
     daemon.answer("GET /v1/explain", {"explanation": offline["explanation"]})
-    assert vipctl("explain", *words).out == vipctl("explain", "-f", declared, *HOST, *words).out
+    text = vipctl("explain", *words).out
+    assert text.count("  unchecked") == len(offline["explanation"]["backends"])
+    assert re.sub(" +HEALTH| +unchecked", "", text) == without_health
     assert json.loads(vipctl("explain", *words, "--json").out) == offline
     assert parse_qs(daemon.last.query) == {"from": ["10.10.0.9"], "target": ["10.96.0.10:53/udp"]}
 

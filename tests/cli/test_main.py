@@ -338,7 +338,8 @@ def test_a_poor_locale_ends_no_table(daemon: FakeDaemon, spawn: Spawn) -> None:
 
 
 def test_colour_is_for_terminals_without_no_color(daemon: FakeDaemon, spawn: Spawn) -> None:
-    daemon.answer("GET /v1/services", {"services": [DNS]})
+    checked = DNS["status"] | {"state": "ok", "message": "", "unchecked": 0}
+    daemon.answer("GET /v1/services", {"services": [DNS | {"status": checked}]})
     assert "\033[32mok\033[0m" in on_terminal(spawn, "list")
     assert "\033" not in on_terminal(spawn, "list", NO_COLOR="")
     assert "\033" not in on_terminal(spawn, "list", TERM="dumb")

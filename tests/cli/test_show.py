@@ -28,7 +28,7 @@ def test_list_has_a_row_for_each_service(vipctl: Vipctl) -> None:
     ended = vipctl("list", "dns")
     assert ended.out == (
         "NAME                  VIP                   READY  AFFINITY  OWNER     STATUS\n"
-        "kube-system/kube-dns  10.96.0.10:53/udp +1    2/3  10m       dns.yaml  ok\n"
+        "kube-system/kube-dns  10.96.0.10:53/udp +1    2/3  10m       dns.yaml  2 unchecked\n"
     )
     assert (ended.code, ended.err) == (0, "")
 
@@ -94,15 +94,16 @@ def test_describe_is_a_screen(vipctl: Vipctl) -> None:
         "Affinity      a client keeps its backend for 10m\n"
         "Masquerade    forwarded: new flows that come from other hosts\n"
         "Fallback      reject\n"
-        "Status        ok\n"
+        "Status        unchecked: not all of its backends are known to work\n"
         "  Applied     yes\n"
         "  Ready       2 of 3\n"
+        "  Message     2 unchecked\n"
         "\n"
         "10.96.0.10:53/udp  chain VIPD-SVC-UUUUUUUUUUUUUUUU\n"
-        "  ADDRESS         WEIGHT  SHARE%  READY  CHAIN                      REASON\n"
-        "  10.244.0.5:53        1    33.3  yes    VIPD-SEP-AAAAAAAAAAAAAAAA\n"
-        "  10.244.2.21:53       2    66.7  yes    VIPD-SEP-BBBBBBBBBBBBBBBB\n"
-        "  10.244.2.22:53       0     0.0  no     -                          its weight is 0\n"
+        "  ADDRESS         WEIGHT  SHARE%  READY  HEALTH     CHAIN                      REASON\n"
+        "  10.244.0.5:53        1    33.3  yes    unchecked  VIPD-SEP-AAAAAAAAAAAAAAAA\n"
+        "  10.244.2.21:53       2    66.7  yes    unchecked  VIPD-SEP-BBBBBBBBBBBBBBBB\n"
+        "  10.244.2.22:53       0     0.0  no     unchecked  -                          its weight is 0\n"
         "\n"
         "10.96.0.10:53/tcp\n"
         "  no backend is ready: new flows are dropped\n"
@@ -162,8 +163,8 @@ def test_describe_shows_the_maximum_of_connections_where_a_backend_has_one(
     view = DNS | {"forwardings": [limited, *others]}
     daemon.answer_unlike_the_api("GET /v1/services/dns", one(view))
     lines = [line.split() for line in vipctl("describe", "dns").out.splitlines()]
-    assert ["10.244.0.5:53", "1", "50.0", "yes", "90", "VIPD-SEP-AAAAAAAAAAAAAAAA"] in lines
-    assert ["10.244.0.6:53", "1", "50.0", "yes", "-", "VIPD-SEP-AAAAAAAAAAAAAAAA"] in lines
+    assert ["10.244.0.5:53", "1", "50.0", "yes", "unchecked", "90", "VIPD-SEP-AAAAAAAAAAAAAAAA"] in lines
+    assert ["10.244.0.6:53", "1", "50.0", "yes", "unchecked", "-", "VIPD-SEP-AAAAAAAAAAAAAAAA"] in lines
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_describe_shows_the_maximum_of_connections_where_a_backend_has_one(
 def test_describe_says_what_is_wrong(
     vipctl: Vipctl, daemon: FakeDaemon, state: str, ready: int, expected: str
 ) -> None:
-    status = {"state": state, "message": "exit code 4", "ready": ready, "backends": 2, "ignored": []}
+    status = DNS["status"] | {"state": state, "message": "exit code 4", "ready": ready, "backends": 2}
     daemon.answer("GET /v1/services/dns", one(DNS | {"status": status}))
     out = vipctl("describe", "dns").out
     assert f"Status        {expected}\n" in out
@@ -196,7 +197,7 @@ def test_status_in_sync(vipctl: Vipctl) -> None:
         in ended.out
     )
     assert "  ipv6       ip6tables v1.8.9 (nf_tables)\n" in ended.out
-    assert "Backends     31 of 33 ready\n" in ended.out
+    assert "Backends     31 of 33 ready, 4 unchecked\n" in ended.out
     assert "Last apply   2026-01-01T00:00:05Z (" in ended.out
     assert ", took 31 ms\n" in ended.out
     assert "store   /var/lib/vipd/services.yaml         2         0\n" in ended.out
@@ -209,6 +210,28 @@ def test_status_in_sync(vipctl: Vipctl) -> None:
 def test_status_after_a_start_that_had_nothing_to_write(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     daemon.answer("GET /v1/status", STATUS | {"applies": 0})
     assert "\nLast apply   none needed; the first comparison took 31 ms\n" in vipctl("status").out
+
+
+def test_status_keeps_the_kernel_and_the_services_apart(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    ended = vipctl("status")
+    assert "\nServing      degraded: 10 degraded, 2 unchecked of 12 services\n" in ended.out
+    section = "Services that do not serve as declared\n"
+    assert (
+        f"\n{section}"
+        "  10.244.0.5 is unhealthy in 9 services (dns, web and 7 more): connection refused, 3 of 3\n"
+        "  degraded: 1 service (smtp); hint: vipctl describe smtp\n\n"
+    ) in ended.out
+    assert (ended.code, vipctl("status", "--exit-code").code) == (0, 6)
+    assert vipctl("status", "--exit-code", "--json").code == 6
+    numbers = dict.fromkeys(STATUS["serving"]["services"], 0) | {"ok": 12}
+    well = {"state": "ok", "message": "", "services": numbers, "unhealthy": [], "others": []}
+    daemon.answer("GET /v1/status", STATUS | {"serving": well | {"unhealthy_addresses": 0}})
+    ended = vipctl("status", "--exit-code")
+    assert ended.code == 0
+    assert "\nServing      ok: every service serves as declared" in ended.out
+    assert section not in ended.out
+    daemon.answer("GET /v1/status", STATUS | {"state": "failed"})
+    assert vipctl("status", "--exit-code").code == 1
 
 
 @pytest.mark.parametrize("state", ["starting", "pending", "failed", "other"])

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from tests.observe.page.examples import DRAINED, UNHEALTHY, mixed
+from tests.observe.page.examples import DRAINED, HEALTHY, UNHEALTHY, mixed
 from tests.observe.page.watched import watched
 from vipd.cli.list import _row
 from vipd.cli.output import Cell
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.control.service_status import service_status
-from vipd.model.backend_status import BackendStatuses
+from vipd.model.backend_status import BackendStatus, BackendStatuses
 from vipd.model.service import Backend, Family, Masquerade, Protocol, Service, ServicePort
 from vipd.observe.page.views import service_view as page_view
 from vipd.observe.views import service_view as api_view
@@ -20,6 +20,7 @@ from vipd.observe.views import service_view as api_view
 SIXES = "[fd00:96::1]:80/tcp, [fd00:96::1]:443/tcp"
 PORTS = (ServicePort(80, Protocol.TCP), ServicePort(443, Protocol.TCP))
 FOUR, SIX = Backend("10.244.0.5"), Backend("fd00:244::5")
+UNKNOWN = BackendStatus(health="unknown")
 DUAL = Service("dual", ("10.96.1.1", "fd00:96::1"), PORTS, (FOUR, Backend("10.244.0.6"), SIX))
 
 
@@ -41,14 +42,14 @@ def test_the_api_the_list_and_the_page_say_the_same() -> None:
                 api = api_view(service, world.reconciler, world.dataplane)
                 status = api["status"]
                 assert isinstance(status, dict)
-                shown = {name: page[name] for name in ("state", "message", "ready", "backends")}
+                shown = {name: page[name] for name in ("state", "message", "ready", "backends", "unchecked")}
                 assert {**shown, "ignored": []} == status, service.name
                 cell = _row(api, wide=False)[-1]
                 assert isinstance(cell, Cell)
-                assert cell.text.partition(",")[0] == page["state"]
+                assert page["state"] in ("unchecked", cell.text.partition(",")[0])
                 said[service.name] = cell.text
-            assert said["shop/checkout"] == "ok, 1 draining"
-            assert said["shop/search"] == "degraded, 1 unhealthy"
+            assert said["shop/checkout"] == "1 draining, 4 unchecked"
+            assert said["shop/search"] == "degraded, 1 unhealthy, 3 unchecked"
             assert said["dual"] == "degraded, IPv6 without backends"
             assert said["half"] == "degraded, IPv6 without backends"
             assert said["mail/smtp"] == "no-backends"
@@ -60,14 +61,20 @@ def test_the_api_the_list_and_the_page_say_the_same() -> None:
 @pytest.mark.parametrize(
     ("backend_statuses", "state", "message"),
     [
-        ({}, "ok", ""),
+        ({}, "unchecked", "3 unchecked"),
         (
             {"fd00:244::5": UNHEALTHY},
             "degraded",
-            f"IPv6 without backends; new flows to {SIXES} are refused; 1 unhealthy",
+            f"IPv6 without backends; new flows to {SIXES} are refused; 1 unhealthy, 2 unchecked",
         ),
-        ({"10.244.0.5": UNHEALTHY}, "degraded", "1 unhealthy"),
-        ({"10.244.0.5": DRAINED}, "ok", "1 draining"),
+        ({"10.244.0.5": UNHEALTHY}, "degraded", "1 unhealthy, 2 unchecked"),
+        ({"10.244.0.5": DRAINED}, "unchecked", "1 draining, 2 unchecked"),
+        (
+            {"10.244.0.5": HEALTHY, "10.244.0.6": HEALTHY, "fd00:244::5": UNKNOWN},
+            "unchecked",
+            "1 not checked yet",
+        ),
+        ({"10.244.0.5": HEALTHY, "10.244.0.6": DRAINED, "fd00:244::5": HEALTHY}, "ok", "1 draining"),
     ],
 )
 def test_the_words_of_a_service_in_two_families(
@@ -84,7 +91,7 @@ def test_a_key_of_etcd_is_shown_by_its_whole_name() -> None:
         "name": "shop/web",
         "owner": "etcd:/vipd/v1/services/shop/web",
         "forwardings": [],
-        "status": {"state": "ok", "message": "", "ready": 1, "backends": 1},
+        "status": {"state": "ok", "message": "", "ready": 1, "backends": 1, "unchecked": 0},
     }
     assert "etcd:shop/web" in _row(view, wide=False)
     assert view["owner"] in _row(view, wide=True)

@@ -159,7 +159,7 @@ def test_overrides_outlive_a_reboot_and_expire(lab: Lab, daemon: Daemon, service
             break
     assert in_time, "the machine is too slow to tell"
     assert any("disabled" in line for line in listed)
-    assert "ok, 1 draining, 1 disabled" in described
+    assert "1 draining, 1 disabled, 1 unchecked" in described
     assert served == {lab.backends[2].name}
     deadline = time.monotonic() + seconds + 60
     while len(serving(lab, vip)) < 2 and time.monotonic() < deadline:

@@ -14,9 +14,11 @@ from vipd.dataplane.refusals import ForwardedFlow
 from vipd.dataplane.switching import SwitchableDataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError
+from vipd.model.backend_status import UNCHECKED
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import Family
+from vipd.model.service import Family, socket_text
 from vipd.observe.announcement_views import announcement_notes
+from vipd.observe.endpoint_views import backend_status_by_address
 from vipd.observe.explain.explanation import Compiled, explain, related
 from vipd.observe.explain.host_reading import read_host
 from vipd.observe.explain.host_rules import HostState
@@ -65,14 +67,34 @@ async def with_host(source: str, target: str, inputs: RuleInputs) -> RuleInputs:
     return replace(inputs, host=host)
 
 
-def answer(source: str, target: str, inputs: RuleInputs) -> bytes:
-    """The members of the answer's JSON object, encoded. Raises QueryError."""
+def answer(source: str, target: str, inputs: RuleInputs) -> Json:
+    """The Explanation, without the health of its backends. Raises QueryError."""
     question = ask(source, target, inputs.forwardings, inputs.host_addresses)
     options = inputs.options[question.packet.family]
     explanation = explain(question, inputs.forwardings, options, inputs.host_addresses, inputs.host)
     announced = inputs.announced.get(str(question.packet.destination))
     notes = [*explanation.notes, *filter(None, (announced,)), *_refusals(question.packet, inputs)]
-    view = {**explanation.view(), "notes": notes}
+    return {**explanation.view(), "notes": notes}
+
+
+def add_health(view: Json, reconciler: Reconciler) -> None:
+    """Give the backends of an Explanation the `health` that the daemon knows."""
+    name, backends = str(view["service_port"] or ""), view["backends"]
+    service = reconciler.services.get(name) or reconciler.services.get(name.rpartition(":")[0])
+    if service is None or not isinstance(backends, list):
+        return
+    statuses = reconciler.backend_statuses(service)
+    health = {
+        socket_text(*address): standing.health
+        for forwarding in reconciler.forwardings.get(service.name, ())
+        for address, standing in backend_status_by_address(service, forwarding, statuses).items()
+    }
+    for backend in backends:
+        backend["health"] = health.get(backend["endpoint"], UNCHECKED)
+
+
+def encoded(view: Json) -> bytes:
+    """The members of the answer's JSON object, encoded."""
     return f'"explanation": {_encoded(view)}'.encode()
 
 

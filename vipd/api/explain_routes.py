@@ -49,15 +49,17 @@ class ExplainRoutes:
         with self._quota.acquire(request, "too many questions at once", "ask again later"):
             # In a thread, and not when the daemon starts: the simulator is an eighth of all that it imports.
             await loop.run_in_executor(self._threads, import_module, "vipd.api.explain_answers")
-            from vipd.api.explain_answers import answer, rule_inputs, with_host
+            from vipd.api.explain_answers import add_health, answer, encoded, rule_inputs, with_host
             from vipd.observe.explain.query import QueryError
 
             inputs = rule_inputs(self._reconciler, self._dataplane, self._announcer)
             try:
                 if request.query.get(ON_HOST) == "true":
                     inputs = await with_host(source, target, inputs)
-                body = await loop.run_in_executor(self._threads, answer, source, target, inputs)
+                view = await loop.run_in_executor(self._threads, answer, source, target, inputs)
             except QueryError as error:
                 kind: Kind = "not-found" if error.unknown else "malformed"
                 raise RefusedError(kind, error.what, error.why, error.hint) from None
+            add_health(view, self._reconciler)
+            body = await loop.run_in_executor(self._threads, encoded, view)
         return encoded_json_response(body)

@@ -1,6 +1,7 @@
 """Answers GET /healthz and /livez, for probes of vipd itself (contract 6).
 
-Both are judged alike: vipd has no state in which it works but should get no traffic.
+Both are judged alike: vipd has no state in which it works but should get no traffic. The status is about vipd
+alone; `serving` says whether the services can serve, which a restart of vipd does not change.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from vipd.control.reconciler import Reconciler
 from vipd.declaration.bounded_json import Json
 from vipd.model.formatting import time_text
 from vipd.observe.listeners import ListenAddress, Listeners
+from vipd.observe.views import serving_summary
 
 PATHS = ("/healthz", "/livez")
 
 
 def healthz_view(progress: Progress, now: datetime) -> tuple[int, Json]:
-    """HTTP status and body: 200 when vipd is healthy, else 503."""
+    """HTTP status and body, but for `serving`: 200 when vipd is healthy, else 503."""
     well, message = healthy(progress, now)
     return 200 if well else 503, {
         "lastUpdated": time_text(progress.last_apply),
@@ -64,6 +66,6 @@ def healthz_listener(reconciler: Reconciler, place: ListenAddress | None) -> Lis
 
 def _answer(reconciler: Reconciler) -> web.Response:
     status, view = healthz_view(reconciler.progress, reconciler.clock())
-    body = json.dumps(view).encode()
+    body = json.dumps({**view, "serving": serving_summary(reconciler)}).encode()
     headers = {"X-Content-Type-Options": "nosniff"}
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)

@@ -75,6 +75,7 @@ class StatsRoutes:
                 counted,
                 tracked.get(service.name, ()),
                 backends=backends,
+                backend_statuses=self._reconciler.backend_statuses(service),
             ),
             {
                 "at": time_text(numbers.collector.read_at, milliseconds=True),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from vipd.control.service_status import ready_backends
+from vipd.control.service_status import ready_backends, unchecked_backends
 from vipd.dataplane.conntrack.entries import Traffic, flow_state
 from vipd.dataplane.counting import BackendKey
 from vipd.declaration.bounded_json import Json
+from vipd.model.backend_status import UNCHECKED, BackendStatuses
 from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Frontend, Service, socket_text
+from vipd.observe.endpoint_views import backend_status_by_address
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import Flow, TrackedFlows
 
@@ -55,6 +58,7 @@ def service_stats_view(
     tracked: Sequence[BackendKey],
     *,
     backends: bool,
+    backend_statuses: BackendStatuses = MappingProxyType({}),
 ) -> Json:
     """One item of `services` in the answer to `/v1/stats`; `tracked`: the backends that have flows."""
     totals = snapshot.totals
@@ -63,6 +67,7 @@ def service_stats_view(
         "name": name,
         "ready": ready_backends(service, forwardings),
         "declared": len(service.backends),
+        "unchecked": unchecked_backends(service, backend_statuses),
         **snapshot.stats_view(totals.flows_of_service(name), tracked, totals.traffic_of_service(name)),
     }
     if service.limits:
@@ -77,6 +82,11 @@ def service_stats_view(
     ]
     gone = {*totals.backends_of(name), *tracked}.difference(known)
     ready = {BackendKey(f.key, e.address, e.port) for f in forwardings for e in f.reachable()}
+    health = {
+        BackendKey(f.key, *address): standing.health
+        for f in forwardings
+        for address, standing in backend_status_by_address(service, f, backend_statuses).items()
+    }
     places = [*((place, False) for place in known), *((place, True) for place in sorted(gone))]
     view["backends"] = [
         {
@@ -86,6 +96,7 @@ def service_stats_view(
             "family": str(place.key.family),
             "gone": is_gone,
             "ready": place in ready,
+            "health": "" if is_gone else health.get(place, UNCHECKED),
             **snapshot.stats_view(totals.flows_of_backend(place), [place], totals.traffic_of_backend(place)),
         }
         for place, is_gone in places

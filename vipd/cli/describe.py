@@ -13,7 +13,7 @@ from vipd.cli.changes import unconfirmed_text
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK
 from vipd.cli.events import last_events
-from vipd.cli.list import STATE_COLOURS, fallback, frontends_of
+from vipd.cli.list import HEALTH_COLOURS, STATE_COLOURS, fallback, frontends_of
 from vipd.cli.output import Cell, Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.model.formatting import duration
 from vipd.observe.api_client import Json
@@ -22,8 +22,6 @@ _LABEL = 13
 _MESSAGE, _IGNORED, _UNCONFIRMED = "  Message", "  Ignored", "  Unconfirmed"
 """Facts that are prose, besides those of `_KEYS`."""
 
-HEALTH = Column("HEALTH")
-"""Left out where no backend is checked."""
 MAX_CONNECTIONS = Column("MAX CONN", right=True)
 """Left out where no backend has a limit."""
 
@@ -32,17 +30,16 @@ COLUMNS = (
     Column("WEIGHT", right=True),
     Column("SHARE%", right=True),
     Column("READY"),
-    HEALTH,
+    Column("HEALTH"),
     MAX_CONNECTIONS,
     Column("CHAIN"),
     Column("REASON", prose=True),
 )
 """The reason is last because it is prose: there it may be long without breaking the table."""
 
-HEALTH_COLOURS = {"healthy": "green", "unhealthy": "red", "unknown": "yellow"}
-
 _STATES = {
     "ok": "ok",
+    "unchecked": "unchecked: not all of its backends are known to work",
     "pending": "pending: not in the kernel yet",
     "quarantined": "quarantined: the kernel does not take its rules",
 }
@@ -240,7 +237,6 @@ def _forwarding_lines(forwarding: Json, terminal: Screen) -> Iterator[str]:
         yield f"  no backend is ready: new flows are {verdict}"
     if endpoints:
         known = {
-            HEALTH: any(endpoint.get("health") for endpoint in endpoints),
             MAX_CONNECTIONS: any(endpoint["max_connections"] for endpoint in endpoints),
         }
         shown = [known.get(column, True) for column in COLUMNS]

@@ -15,6 +15,8 @@ UNREACHABLE = 4
 """The daemon cannot be reached, or does not permit the request to this user."""
 TIMED_OUT = 5
 """A wait ended without success."""
+DEGRADED = 6
+"""The kernel is in sync, and a service does not serve as declared: of `vipctl status --exit-code` alone."""
 INTERRUPTED = 130
 
 

@@ -11,6 +11,7 @@ import click
 from vipd.cli.argument_types import FILE, SETTING, TARGET, WORDS, Word
 from vipd.cli.connection import connect
 from vipd.cli.errors import OK, USAGE, CliError
+from vipd.cli.list import HEALTH_COLOURS
 from vipd.cli.output import (
     Cell,
     Column,
@@ -26,6 +27,8 @@ from vipd.cli.output import (
 from vipd.observe.api_client import DaemonError, Json
 
 BACKEND_COLUMNS = (Column("BACKEND"), Column("SHARE%", right=True), Column("SOURCE SEEN"))
+HEALTH = Column("HEALTH")
+"""Only a daemon knows it."""
 RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", min_width=20))
 WIDE_RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("MEANING"), Column("RULE"))
 
@@ -157,9 +160,8 @@ def _lines(view: Json, terminal: Screen, *, wide: bool = False, on_host: bool = 
         yield from prose(f"note: {note}", terminal)
     if view["backends"]:
         yield ""
-        yield from table(
-            BACKEND_COLUMNS, [_backend_row(backend, view) for backend in view["backends"]], terminal
-        )
+        columns = (*BACKEND_COLUMNS, *([HEALTH] if view["backends"][0].get("health") else []))
+        yield from table(columns, [_backend_row(backend, view) for backend in view["backends"]], terminal)
     if view["outcomes"]:
         yield from _rule_lines(view["outcomes"], Screen(None, terminal.colour) if wide else terminal, wide)
     yield ""
@@ -168,7 +170,8 @@ def _lines(view: Json, terminal: Screen, *, wide: bool = False, on_host: bool = 
 
 def _backend_row(backend: Json, view: Json) -> list[str | Cell]:
     seen = "this host's" if backend["masqueraded"] else f"its own, {view['packet']['source']}"
-    return [backend["endpoint"], _percent(backend["share"]), seen]
+    health = [Cell(each, HEALTH_COLOURS.get(each, "")) for each in [backend.get("health")] if each]
+    return [backend["endpoint"], _percent(backend["share"]), seen, *health]
 
 
 def _rule_lines(outcomes: Sequence[Json], terminal: Screen, wide: bool = False) -> Iterator[str]:

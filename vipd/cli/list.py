@@ -23,6 +23,10 @@ STATE_COLOURS = {
     "quarantined": "red",
 }
 
+HEALTH_COLOURS = {"healthy": "green", "unhealthy": "red", "unknown": "yellow"}
+
+_DETAILED = ("ok", "unchecked", "degraded")
+
 COLUMNS = (
     Column("NAME", min_width=14),
     Column("VIP", min_width=18),
@@ -49,8 +53,9 @@ WIDE_COLUMNS = (
 def list_services(targets: tuple[str, ...], form: str, no_headers: bool, quiet: bool) -> int:
     """List all services, or those named.
 
-    READY counts the backends that take new flows, STATUS tells why others do not. A table on a terminal is
-    cut to fit; -o wide is not.
+    READY counts the backends that take new flows, STATUS tells why others do not; it is ok only if all of
+    them pass a check, and counts those without one as unchecked. A table on a terminal is cut to fit; -o wide
+    is not.
     """
     daemon = connect()
     failures: list[CliError] = []
@@ -116,8 +121,10 @@ def _short(owner: str, name: str) -> str:
 
 
 def _status_text(status: Json) -> str:
-    """The state; for a serving service also the parts that do not serve as declared."""
-    detail = str(status["message"]).partition(";")[0] if status["state"] in ("ok", "degraded") else ""
+    """The state; for a serving service also the parts that do not serve as declared, or are unchecked."""
+    detail = str(status["message"]).partition(";")[0] if status["state"] in _DETAILED else ""
+    if status["state"] == "unchecked":
+        return detail
     return f"{status['state']}, {detail}" if detail else str(status["state"])
 
 

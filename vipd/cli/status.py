@@ -10,7 +10,7 @@ import click
 from vipd import __version__
 from vipd.cli.changes import summary, unconfirmed_text
 from vipd.cli.connection import connect
-from vipd.cli.errors import FAILED, OK, CliError
+from vipd.cli.errors import DEGRADED, FAILED, OK, CliError
 from vipd.cli.host import maintenance_text
 from vipd.cli.output import Column, Screen, document, output_option, prose, screen, socket_option, table
 from vipd.model.formatting import counted, duration
@@ -30,16 +30,26 @@ _STATES = {
 
 
 @click.command()
+@click.option(
+    "--exit-code",
+    is_flag=True,
+    help="Exit code 6 while the kernel is in sync and a service does not serve as declared.",
+)
 @output_option("text", "json", "yaml")
 @socket_option
-def status(form: str) -> int:
-    """Show how the daemon is doing. Exit code 0 when the kernel is in sync, else 1."""
+def status(form: str, exit_code: bool) -> int:
+    """Show how the daemon is doing, and whether the services can serve.
+
+    Exit code 0 when the kernel is in sync, else 1.
+    """
     answer = connect().get("status")
     if form == "text":
         print("\n".join(_lines(answer, screen())))
     else:
         print(document(answer, form))
-    return OK if answer["state"] == IN_SYNC else FAILED
+    if answer["state"] != IN_SYNC:
+        return FAILED
+    return DEGRADED if exit_code and answer["serving"]["state"] == "degraded" else OK
 
 
 def _lines(answer: Json, terminal: Screen) -> Iterator[str]:
@@ -50,6 +60,8 @@ def _lines(answer: Json, terminal: Screen) -> Iterator[str]:
             yield from prose(text, terminal, " " * (_LABEL + 1))
     yield ""
     yield from _source_lines(answer["sources"], terminal)
+    faults = list(_serving_faults(answer.get("serving", {})))
+    yield from _section("Services that do not serve as declared", faults, "red", terminal)
     if answer.get("etcd"):
         yield from _section("etcd", list(_etcd_lines(answer["etcd"])), "bold", terminal)
     for title, problems in _problems(answer["sources"]).items():
@@ -57,10 +69,9 @@ def _lines(answer: Json, terminal: Screen) -> Iterator[str]:
     if quarantined := answer.get("quarantined"):
         told = [f"{name}: {reason}" for name, reason in quarantined.items()]
         yield from _section("Quarantined (the kernel keeps what it had for them)", told, "red", terminal)
-    if notes := [note for source in answer["sources"] for note in source.get("notes", ())]:
-        yield from _section("Notes", notes, "bold", terminal)
-    if answer["warnings"]:
-        yield from _section("Warnings", answer["warnings"], "yellow", terminal)
+    notes = [note for source in answer["sources"] for note in source.get("notes", ())]
+    yield from _section("Notes", notes, "bold", terminal)
+    yield from _section("Warnings", answer["warnings"], "yellow", terminal)
 
 
 def _problems(sources: Sequence[Json]) -> dict[str, list[str]]:
@@ -87,6 +98,7 @@ def _facts(answer: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
     yield "State", terminal.paint(text, colour)
     if answer["message"]:
         yield "", answer["message"]
+    yield from _serving_facts(answer.get("serving"), terminal)
     yield "vipd", f"{answer['version']}, pid {answer['pid']}, started {_when(answer['started'])}"
     dataplane = answer["dataplane"]
     yield "Dataplane", dataplane["name"]
@@ -96,7 +108,8 @@ def _facts(answer: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
         used = f"in use between {', '.join(fast_path['devices'])}"
         yield "Fast path", used if fast_path["active"] else f"not in use: {fast_path['reason']}"
     yield "Services", str(answer["services"])
-    yield "Backends", f"{answer['ready']} of {answer['backends']} ready"
+    unchecked = f", {answer['unchecked']} unchecked" if answer.get("unchecked") else ""
+    yield "Backends", f"{answer['ready']} of {answer['backends']} ready{unchecked}"
     if names := answer.get("names"):
         failing = terminal.paint(f", {names['failing']} failing", "yellow") if names["failing"] else ""
         yield "Names", f"{counted(names['names'], 'DNS name')}{failing}"
@@ -106,6 +119,37 @@ def _facts(answer: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
         yield from _announcement_facts(announcements, terminal)
     yield "Last apply", _last_apply(answer)
     yield "Applies", f"{answer['applies']}, {answer['apply_failures']} failed"
+
+
+def _serving_facts(serving: Json | None, terminal: Screen) -> Iterator[tuple[str, str]]:
+    """Nothing for a daemon of an earlier version."""
+    if not serving or not any(serving["services"].values()):
+        return
+    text, colour = f"{serving['state']}: {serving['message']}", ""
+    if serving["state"] == "ok":
+        text, colour = "ok: every service serves as declared, and its backends pass a check", "green"
+    elif serving["state"] == "degraded":
+        colour = "red" if serving["services"]["no-backends"] else "yellow"
+    yield "Serving", terminal.paint(text, colour)
+
+
+def _serving_faults(serving: Json) -> Iterator[str]:
+    """A line for each address of unhealthy backends, and one for each other kind of fault."""
+    for fault in serving.get("unhealthy", ()):
+        reason = f": {fault['reason']}" if fault["reason"] else ""
+        yield f"{fault['address']} is unhealthy in {_named(fault)}{reason}"
+    more = serving.get("unhealthy_addresses", 0) - len(serving.get("unhealthy", ()))
+    if more:
+        yield f"and {more} more address{'es' * (more > 1)} with unhealthy backends"
+    for fault in serving.get("others", ()):
+        yield f"{fault['state']}: {_named(fault)}; hint: vipctl describe {fault['names'][0]}"
+
+
+def _named(fault: Json) -> str:
+    """`3 services: a, b, c`; only the first ones have names."""
+    more = fault["services"] - len(fault["names"])
+    names = ", ".join(fault["names"]) + (f" and {more} more" if more else "")
+    return f"{counted(fault['services'], 'service')} ({names})"
 
 
 def _announcement_facts(told: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
@@ -159,6 +203,9 @@ def _etcd_lines(etcd: Json) -> Iterator[str]:
 
 
 def _section(title: str, lines: Sequence[str], colour: str, terminal: Screen) -> Iterator[str]:
+    """A title and its lines; nothing without lines."""
+    if not lines:
+        return
     yield ""
     yield terminal.paint(title, colour)
     for line in lines:

@@ -37,7 +37,7 @@ class Field(NamedTuple):
 
 
 FIELDS = {
-    "ready": Field("READY", 7, "Y", lambda number: f"{number:.0f}"),
+    "ready": Field("READY", 9, "Y", lambda number: f"{number:.0f}"),
     "new": Field("NEW/S", 7, "P", per_second),
     "refused": Field("REF/S", 7, "F", per_second),
     "total": Field("NEW", 11, "T", lambda number: f"{number:.0f}"),
@@ -62,7 +62,7 @@ class Row:
 
     name: str
     ready: str
-    """`2/3`: of a service's backends those that take new flows; for a backend `yes` or `no`."""
+    """`2/3`: of a service's backends those that take new flows; for a backend `yes`, `unchecked` or `no`."""
     numbers: dict[str, float | None]
     """By field; `ready`: the number of backends that are not."""
     key: Key
@@ -148,7 +148,8 @@ def _readiness(told: Json) -> tuple[str, float | None]:
         return "-", None
     if "declared" in told:
         return f"{ready}/{told['declared']}", float(told["declared"] - ready)
-    return "yes" if ready else "no", float(not ready)
+    unchecked = ready and told.get("health") == "unchecked"
+    return "unchecked" if unchecked else "yes" if ready else "no", float(not ready)
 
 
 def press(state: State, key: str) -> None:
@@ -277,6 +278,8 @@ def _summary(state: State, shown: int) -> str:
     flows = sum(service["flows"] or 0 for service in services)
     what = counted(shown, "backend" if state.focus else "service")
     what += f" of {state.focus}" if state.focus else ""
+    unchecked = sum(service.get("unchecked", 0) for service in services)
+    what += f", {counted(unchecked, 'unchecked backend')}" if unchecked else ""
     of = f" of {table['max']}" if table.get("max") else ""
     text = f"vipctl top: {what}, {counted(flows, 'flow')}"
     return (

@@ -16,7 +16,13 @@ from vipd.control.connection_shares import Factors
 from vipd.health.result import ReportedWeight
 from vipd.health.weights import FULL_SHARE, Ramp, WeightInputs, full_weight, ramp, weights
 from vipd.host.observer import Observer
-from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatus, BackendStatuses
+from vipd.model.backend_status import (
+    DEFAULT_STATUS,
+    UNCHECKED,
+    AdminState,
+    BackendStatus,
+    BackendStatuses,
+)
 from vipd.model.check_target import CheckTarget, backends_without_check_port, check_targets
 from vipd.model.formatting import counted
 from vipd.model.override import EffectiveOverride, Override, Overrides, OverrideTarget, effective_override
@@ -283,7 +289,7 @@ class BackendStatusTracker(Observer):
             full=full,
             keeps_affinity=override.keeps_affinity,
             reason="; ".join(reasons),
-            health=str(health.state) if health else "",
+            health=str(health.state) if health else UNCHECKED,
             probe_result=health.reason if health else "",
         )
         return _CheckedStatus(status, health)
@@ -373,7 +379,7 @@ def _differing(before: Mapping[str, T], after: Mapping[str, T]) -> set[str]:
 
 def _is_reportable(status: BackendStatus) -> bool:
     """Whether a status has anything to show: a reason, or a check's state."""
-    return bool(status.reason or status.health)
+    return bool(status.reason) or status.health != UNCHECKED
 
 
 def _override_text(override: Override) -> str:

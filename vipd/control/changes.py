@@ -13,6 +13,7 @@ from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.control.snapshot import Snapshot
 from vipd.declaration.service_size import service_network_count
 from vipd.host.batches import in_batches
+from vipd.model.backend_status import BackendStatuses
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.limits import declared_size
 from vipd.model.service import Service
@@ -54,6 +55,8 @@ class Changes:
     """New or changed services; None for services that are gone."""
     selected: dict[str, ServiceForwardings] = field(default_factory=dict)
     """The forwardings of each service whose backends were selected again."""
+    statuses: dict[str, BackendStatuses] = field(default_factory=dict)
+    """The status that their backends had then, by service."""
     forwardings: dict[ForwardingKey, Forwarding | None] = field(default_factory=dict)
     """New or changed forwardings; None: deleted."""
     attempted: set[str] = field(default_factory=set)
@@ -98,7 +101,7 @@ class Selector:
         names = dict.fromkeys((*dirty.declared, *dirty.statuses, *again, *everything))
         async for part in in_batches(names):
             for name in part:
-                selected = await self._select_in_thread(name, policy) if self._is_large(name) else None
+                selected = await self._select_in_thread(name, changes) if self._is_large(name) else None
                 self._select_one(name, changes, last_programmed, selected, anew=name in anew)
             self._heartbeat()
         for key in dirty.in_doubt - changes.forwardings.keys():
@@ -123,14 +126,14 @@ class Selector:
             return False
         return service is not None and declared_size(service) + service_network_count(service) > LARGE
 
-    async def _select_in_thread(self, name: str, policy: SelectionPolicy) -> ServiceForwardings | None:
+    async def _select_in_thread(self, name: str, changes: Changes) -> ServiceForwardings | None:
         """The forwardings of a large service, selected in a thread. None after an exception: `_select_one`
         selects again."""
         with contextlib.suppress(Exception):
             service = self._snapshot.service(name)
             if service is not None:
-                statuses = dict(self._statuses.backend_statuses(service))
-                return await asyncio.to_thread(select_backends, service, policy, statuses)
+                statuses = changes.statuses[name] = dict(self._statuses.backend_statuses(service))
+                return await asyncio.to_thread(select_backends, service, changes.policy, statuses)
         return None
 
     def _select_one(
@@ -154,9 +157,8 @@ class Selector:
                 changes.replace(before, ())
             elif anew or service != known:  # if equal, only its line in the file has changed
                 if selected is None:
-                    selected = select_backends(
-                        service, changes.policy, self._statuses.backend_statuses(service)
-                    )
+                    statuses = changes.statuses[name] = self._statuses.backend_statuses(service)
+                    selected = select_backends(service, changes.policy, statuses)
                 changes.selected[name] = selected
                 changes.replace(before, selected)
             if anew or name in changes.services:

@@ -308,7 +308,8 @@ class Reconciler:
             self._programming.update(resets)
         async for selected in in_batches(changes.selected):
             for name, forwardings in selected.items():
-                self.readiness.update(name, self._snapshot.service(name), forwardings)
+                statuses = changes.statuses.get(name, {})
+                self.readiness.update(name, self._snapshot.service(name), forwardings, statuses)
             self.observers.heartbeat()
         self._programmed_of_postponed = dict(later)
         self._record_programmed(changes)

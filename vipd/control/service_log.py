@@ -8,6 +8,7 @@ from dataclasses import fields as parts_of
 from types import MappingProxyType
 
 from vipd.host.systemd.fields import Event, fields
+from vipd.model.check_target import check_targets
 from vipd.model.formatting import counted
 from vipd.model.service import Backend, NamedBackend, Origin, Service
 
@@ -86,6 +87,8 @@ def _log_added(service: Service, asked: str | None) -> None:
     told = counted(len(service.backends), "backend")
     if service.named_backends:
         told += f", {counted(len(service.named_backends), 'name')}"
+    if unchecked := len({str(backend) for backend in service.backends} - check_targets(service).keys()):
+        told += f", {unchecked} unchecked"
     cause, unit = asked or _place(service.origin), service.origin.owner
     extra = fields(Event.SERVICE_ADDED, service=service.name, unit=unit, cause=cause, reason=told)
     log.info("service %s added: %s; by %s", service.name, told, cause, extra=extra)

@@ -4,22 +4,33 @@ API, the log and the status page share. Pure."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from vipd.declaration.problems import Problem
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
-from vipd.model.backend_status import AdminState, BackendStatus, BackendStatuses
+from vipd.model.backend_status import (
+    DEFAULT_STATUS,
+    UNCHECKED,
+    AdminState,
+    BackendStatus,
+    BackendStatuses,
+)
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import BackendState, Frontend, Origin, RejectAction, Service
+
+SERVING_STATES = ("ok", "unchecked", "degraded", "no-backends", "quarantined")
+"""The states of services whose rules are in the kernel, the worst last."""
 
 
 class ServiceStatus(NamedTuple):
     """A word, and a sentence with the reason."""
 
     state: str
-    """`ok`, `degraded` (some new flows are refused, or some backends are down or unhealthy), `no-backends`
-    (all new flows are refused), `pending` (not in the kernel yet) or `quarantined`."""
+    """`ok`, `unchecked` (as declared, but some backends were not checked, or not yet), `degraded` (some new
+    flows are refused, or some backends are down or unhealthy), `no-backends` (all new flows are refused),
+    `pending` (not in the kernel yet) or `quarantined`."""
     message: str
     """The most important part ends at the first semicolon; empty if there is nothing to report."""
 
@@ -41,13 +52,42 @@ def service_status(
     if pending is not None:
         return ServiceStatus("pending", pending)
     empty = [f for f in forwardings if not f.endpoints_under(f.internal_policy)]
+    unasked = _unasked(service, backend_statuses)
+    state = _serving_state(service, forwardings, backend_statuses, unasked)
+    backends = _backends_in_words(service, backend_statuses, (0, 0) if state == "no-backends" else unasked)
     own = f"{', '.join(assigned_vips)} on a device of this host itself" if assigned_vips else ""
-    backends = _backends_in_words(service, backend_statuses)
-    if empty and len(empty) == len(forwardings):
-        return ServiceStatus("no-backends", "; ".join(filter(None, (own, _refused(empty), backends))))
+    if state == "no-backends":
+        return ServiceStatus(state, "; ".join(filter(None, (own, _refused(empty), backends))))
     told = [own, *((_without(empty, forwardings), _refused(empty)) if empty else ()), backends]
-    bad = bool(empty) or _down(service) or any(not standing.healthy for standing in backend_statuses.values())
-    return ServiceStatus("degraded" if bad else "ok", "; ".join(filter(None, told)))
+    return ServiceStatus(state, "; ".join(filter(None, told)))
+
+
+def _serving_state(
+    service: Service,
+    forwardings: Sequence[Forwarding],
+    backend_statuses: BackendStatuses,
+    unasked: tuple[int, int],
+) -> str:
+    """The state of a service whose rules are in the kernel."""
+    empty = sum(not f.endpoints_under(f.internal_policy) for f in forwardings)
+    if empty and empty == len(forwardings):
+        return "no-backends"
+    if empty or _down(service) or any(not standing.healthy for standing in backend_statuses.values()):
+        return "degraded"
+    return "unchecked" if any(unasked) else "ok"
+
+
+def _unasked(service: Service, backend_statuses: BackendStatuses) -> tuple[int, int]:
+    """Number of backends for new flows of which nothing is known: those without a check, and those whose
+    check has no verdict yet. A service without backends of its own has those of its fallback."""
+    weighed = [backend for backend in service.backends or service.fallback if backend.weight]
+    active = [backend for backend in weighed if backend.state is BackendState.UP]
+    active = active or [backend for backend in weighed if backend.state is BackendState.DRAIN]
+    if not backend_statuses:  # most services, each time that they change
+        return len(active), 0
+    standings = [backend_statuses.get(str(backend), DEFAULT_STATUS) for backend in active]
+    unasked = Counter(s.health for s in standings if s.healthy and s.admin is AdminState.ACTIVE)
+    return unasked[UNCHECKED], unasked["unknown"]
 
 
 def in_panic(service: Service, backend_statuses: BackendStatuses) -> bool:
@@ -137,8 +177,8 @@ def _down(service: Service) -> int:
     return sum(backend.state is BackendState.DOWN for backend in service.backends)
 
 
-def _backends_in_words(service: Service, backend_statuses: BackendStatuses) -> str:
-    """`1 draining, 2 unhealthy`; empty when the status of all backends is as declared."""
+def _backends_in_words(service: Service, backend_statuses: BackendStatuses, unasked: tuple[int, int]) -> str:
+    """`1 draining, 2 unhealthy`; empty when all backends are healthy. `unasked`: numbers as of `_unasked`."""
     own = [backend_statuses[str(backend)] for backend in service.backends if str(backend) in backend_statuses]
     spare = [
         backend_statuses[str(backend)] for backend in service.fallback if str(backend) in backend_statuses
@@ -151,6 +191,7 @@ def _backends_in_words(service: Service, backend_statuses: BackendStatuses) -> s
         "declared down": _down(service),
         "of the fallback unhealthy": _unhealthy(spare),
     }
+    numbers["unchecked"], numbers["not checked yet"] = unasked
     told = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
     return f"{told}; all serve, as fallback: keep says" if in_panic(service, backend_statuses) else told
 
@@ -159,29 +200,93 @@ def _unhealthy(backend_statuses: Sequence[BackendStatus]) -> int:
     return sum(not standing.healthy for standing in backend_statuses)
 
 
+def unchecked_backends(service: Service, backend_statuses: BackendStatuses) -> int:
+    """Number of a service's backends for new flows that no check asks."""
+    return _unasked(service, backend_statuses)[0]
+
+
 def ready_backends(service: Service, forwardings: Sequence[Forwarding]) -> int:
     """Number of a service's own backends that take new flows."""
     serving = {e.address for f in forwardings for e in f.reachable()}
     return sum(b.weight > 0 and b.address in serving for b in service.backends)
 
 
+class _Counted(NamedTuple):
+    """A service as `Readiness` has counted it."""
+
+    ready: int
+    declared: int
+    unchecked: int
+    state: str
+    unhealthy: Mapping[str, str]
+    """The addresses of its unhealthy backends, each with the last result of its check."""
+
+
+_NOT_COUNTED = _Counted(0, 0, 0, "", {})
+
+
 class Readiness:
-    """Number of backends of all services that take new flows, updated as services change."""
+    """Numbers over all services, updated as services change."""
 
     def __init__(self) -> None:
         self.ready = 0
         """Backends that take new flows."""
         self.declared = 0
         """All backends."""
-        self._known: dict[str, tuple[int, int]] = {}
+        self.unchecked = 0
+        """Backends for new flows that no check asks."""
+        self.unhealthy: dict[str, dict[str, str]] = {}
+        """By address of unhealthy backends: the services where its check fails, each with the last result."""
+        self._in_state: dict[str, dict[str, None]] = {}
+        self._counted: dict[str, _Counted] = {}
 
-    def update(self, name: str, service: Service | None, forwardings: Sequence[Forwarding] = ()) -> None:
+    def update(
+        self,
+        name: str,
+        service: Service | None,
+        forwardings: Sequence[Forwarding] = (),
+        backend_statuses: BackendStatuses = MappingProxyType({}),
+    ) -> None:
         """Set a service as it is now served; None: it is gone."""
-        ready, declared = self._known.pop(name, (0, 0))
-        self.ready -= ready
-        self.declared -= declared
+        before, after = self._counted.pop(name, _NOT_COUNTED), _NOT_COUNTED
         if service is not None:
-            ready, declared = ready_backends(service, forwardings), len(service.backends)
-            self._known[name] = (ready, declared)
-            self.ready += ready
-            self.declared += declared
+            unasked = _unasked(service, backend_statuses)
+            after = _Counted(
+                ready_backends(service, forwardings),
+                len(service.backends),
+                unasked[0],
+                _serving_state(service, forwardings, backend_statuses, unasked),
+                _unhealthy_addresses(service, backend_statuses),
+            )
+            self._counted[name] = after
+        self.ready += after.ready - before.ready
+        self.declared += after.declared - before.declared
+        self.unchecked += after.unchecked - before.unchecked
+        if before.state != after.state:
+            self._in_state.get(before.state, {}).pop(name, None)
+            if after.state:
+                self._in_state.setdefault(after.state, {})[name] = None
+        for address in before.unhealthy.keys() - after.unhealthy.keys():
+            del self.unhealthy[address][name]
+            if not self.unhealthy[address]:
+                del self.unhealthy[address]
+        for address, result in after.unhealthy.items():
+            self.unhealthy.setdefault(address, {})[name] = result
+
+    def in_state(self, state: str, quarantined: Mapping[str, str]) -> Collection[str]:
+        """The services in a state of `ServiceStatus`; nothing is known here of those that are pending."""
+        if state == "quarantined":
+            return quarantined
+        names = self._in_state.get(state, {})
+        return [name for name in names if name not in quarantined] if quarantined else names
+
+
+def _unhealthy_addresses(service: Service, backend_statuses: BackendStatuses) -> Mapping[str, str]:
+    if all(standing.healthy for standing in backend_statuses.values()):
+        return _NOT_COUNTED.unhealthy
+    backends = {str(backend): backend.address for backend in (*service.backends, *service.fallback)}
+    return {
+        backends[name]: standing.probe_result
+        for name, standing in backend_statuses.items()
+        if not standing.healthy
+    }

@@ -15,6 +15,7 @@ from vipd.control.progress import Progress
 from vipd.control.reconciler import Reconciler
 from vipd.host.observer import Observer
 from vipd.host.systemd.notify import Notifier, one_line
+from vipd.observe.views import services_by_state
 
 EXTENSION_SECONDS = 60
 """Time that each sign of progress gives to a start."""
@@ -153,7 +154,12 @@ def status_text(reconciler: Reconciler) -> str:
         what = f"starting with {_several(len(services), 'service')}" if services else "starting"
         return one_line(f"{what}; {progress.fault}" if progress.fault else what)
     ready = f"{reconciler.readiness.ready}/{reconciler.readiness.declared} backends ready"
-    parts = [_several(len(services), "service"), ready, _state(progress)]
+    if reconciler.readiness.unchecked:
+        ready = f"{ready}, {reconciler.readiness.unchecked} unchecked"
+    states = services_by_state(reconciler)
+    failing = states["degraded"] + states["no-backends"]
+    faults = [f"{failing} degraded"] if failing else []
+    parts = [_several(len(services), "service"), ready, *faults, _state(progress)]
     if refused := len(reconciler.problems):
         parts.append(f"{refused} with problems: see vipctl status")
     return one_line(", ".join(parts))

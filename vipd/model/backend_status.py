@@ -17,11 +17,16 @@ class AdminState(StrEnum):
     """No new flows; existing flows end as if the backend were removed."""
 
 
+UNCHECKED = "unchecked"
+"""The health of a backend that no check asks: nothing is known of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
     """The status of one backend in one service. Fields that only people read do not count in comparisons."""
 
     healthy: bool = True
+    """Whether no check has found it unhealthy, so that it may serve."""
     admin: AdminState = AdminState.ACTIVE
     weight: int | None = None
     """Wins over the declared weight."""
@@ -33,13 +38,13 @@ class BackendStatus:
     """While draining: clients with affinity to it still get to it."""
     reason: str = field(default="", compare=False)
     """Why it takes no new flows, or another share than declared; empty if there is no reason to report."""
-    health: str = field(default="", compare=False)
-    """`healthy`, `unhealthy` or `unknown` (no verdict yet); empty when it is not checked."""
+    health: str = field(default=UNCHECKED, compare=False)
+    """`healthy`, `unhealthy`, `unknown` (checked, but no verdict yet) or `unchecked`."""
     probe_result: str = field(default="", compare=False)
     """Last result of its check."""
 
 
 BackendStatuses = Mapping[str, BackendStatus]
-"""By the backend's text (`ADDR` or `ADDR:PORT`); a backend without an entry is active and healthy."""
+"""By the backend's text (`ADDR` or `ADDR:PORT`); a backend without an entry is active and unchecked."""
 
 DEFAULT_STATUS = BackendStatus()

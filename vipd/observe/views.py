@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from itertools import islice
 
 from vipd.control.reconciler import Reconciler
 from vipd.control.service_status import (
+    SERVING_STATES,
     in_panic,
     ready_backends,
     refused_units,
     service_status,
+    unchecked_backends,
 )
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
@@ -36,6 +39,12 @@ IGNORED_SHOWN = 20
 
 PANICS_SHOWN = 20
 """Services that the status names because none of their backends is healthy."""
+
+ADDRESSES_SHOWN = 20
+"""Addresses of unhealthy backends that the status names."""
+
+NAMES_SHOWN = 10
+"""Services that it names of each of them."""
 
 NOTES_SHOWN = 20
 """Notes that a source is shown with: those of one file alone may be a thousand."""
@@ -94,6 +103,7 @@ def _service_status(
         "message": message,
         "ready": ready_backends(service, forwardings),
         "backends": len(service.backends),
+        "unchecked": unchecked_backends(service, backend_statuses),
         "ignored": list(map(str, reconciler.ignored(service.name)[:IGNORED_SHOWN])),
     }
 
@@ -123,10 +133,12 @@ def status_view(
         **about,
         "state": progress.state,
         "message": progress.fault,
+        "serving": serving_view(reconciler),
         "dataplane": {"name": dataplane.name, **dataplane.versions()},
         "services": len(services),
         "backends": reconciler.readiness.declared,
         "ready": reconciler.readiness.ready,
+        "unchecked": reconciler.readiness.unchecked,
         "last_apply": time_text(progress.last_apply),
         "last_apply_seconds": round(progress.last_seconds, 3),
         "applies": progress.applies,
@@ -135,6 +147,56 @@ def status_view(
         "sources": _source_views(sources, reconciler),
         "warnings": [*progress.warnings, *_panic_warnings(reconciler), *_listed(about.get("warnings"))],
     }
+
+
+def serving_view(reconciler: Reconciler) -> Json:
+    """A Serving of docs/api.md: whether the services can serve, whatever the state of the kernel."""
+    readiness = reconciler.readiness
+    return {
+        **serving_summary(reconciler),
+        "unhealthy": [
+            {
+                "address": address,
+                "services": len(services),
+                "names": list(islice(services, NAMES_SHOWN)),
+                "reason": next(iter(services.values())),
+            }
+            for address, services in nlargest(
+                ADDRESSES_SHOWN, readiness.unhealthy.items(), key=lambda item: len(item[1])
+            )
+        ],
+        "unhealthy_addresses": len(readiness.unhealthy),
+        "others": list(_other_faults(reconciler)),
+    }
+
+
+def serving_summary(reconciler: Reconciler) -> Json:
+    """The `state`, the `message` and the number of `services` by state of a Serving."""
+    numbers = services_by_state(reconciler)
+    failing = ("degraded", "no-backends", "quarantined")
+    state = "degraded" if any(numbers[each] for each in failing) else "unchecked"
+    state = state if state == "degraded" or numbers["unchecked"] else "ok"
+    words = {"no-backends": "without backends"}
+    counts = [f"{numbers[each]} {words.get(each, each)}" for each in (*failing, "unchecked") if numbers[each]]
+    total = counted(sum(numbers.values()), "service")
+    message = f"{', '.join(counts)} of {total}" if counts else ""
+    return {"state": state, "message": message, "services": numbers}
+
+
+def services_by_state(reconciler: Reconciler) -> Mapping[str, int]:
+    """Number of services in each of `SERVING_STATES`."""
+    readiness, quarantined = reconciler.readiness, reconciler.progress.quarantined
+    return {state: len(readiness.in_state(state, quarantined)) for state in SERVING_STATES}
+
+
+def _other_faults(reconciler: Reconciler) -> Iterator[Json]:
+    """By state, the services that no check of a backend explains."""
+    readiness, quarantined = reconciler.readiness, reconciler.progress.quarantined
+    explained = {name for services in readiness.unhealthy.values() for name in services}
+    for state in ("degraded", "no-backends"):
+        others = [name for name in readiness.in_state(state, quarantined) if name not in explained]
+        if others:
+            yield {"state": state, "services": len(others), "names": others[:NAMES_SHOWN]}
 
 
 def _source_views(sources: Sequence[Source], reconciler: Reconciler) -> list[Json]:

@@ -239,7 +239,7 @@ def test_the_daemon_writes_entries_by_which_a_service_is_found() -> None:
             (added, quarantined) = journal.about("VIPD_SERVICE", "bad")
             assert added["VIPD_EVENT"] == ["service-added"]
             assert added["MESSAGE"] == [
-                f"service bad added: 1 backend; by file {node.services_dir}/bad.yaml:3"
+                f"service bad added: 1 backend, 1 unchecked; by file {node.services_dir}/bad.yaml:3"
             ]
             assert quarantined["PRIORITY"] == ["3"]
             node.declare("bad.yaml", "  - {address: 10.96.0.300}\n")

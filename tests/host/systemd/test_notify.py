@@ -175,7 +175,7 @@ def test_ready_comes_after_the_first_good_step_and_once(ear: Ear, notifier: Noti
             clock.now += 10
             await isolated.reconciler.step()
         ready = [text for text in ear.heard() if "READY" in text]
-        assert ready == ["READY=1\nSTATUS=1 service, 1/1 backends ready, in sync"]
+        assert ready == ["READY=1\nSTATUS=1 service, 1/1 backends ready, 1 unchecked, in sync"]
 
     stepping(story)
 
@@ -212,7 +212,7 @@ def test_a_status_is_told_when_it_differs_and_not_too_often(ear: Ear, notifier: 
         for refused in (1, 0, 1):
             isolated.dataplane.refused = dict.fromkeys(list(isolated.dataplane.kernel)[:refused], "no")
             await isolated.reconciler.step()
-        quarantined = "STATUS=1 service, 1/1 backends ready, 1 quarantined"
+        quarantined = "STATUS=1 service, 1/1 backends ready, 1 unchecked, 1 quarantined"
         assert ear.heard() == [quarantined], "the two that followed at once"
         isolated.dataplane.refused = {}
         await isolated.reconciler.step()
@@ -220,7 +220,7 @@ def test_a_status_is_told_when_it_differs_and_not_too_often(ear: Ear, notifier: 
         await clock.passes(0.9)
         assert ear.heard() == [], "too early"
         await clock.passes(0.2)
-        assert ear.heard() == ["STATUS=1 service, 1/1 backends ready, in sync"], (
+        assert ear.heard() == ["STATUS=1 service, 1/1 backends ready, 1 unchecked, in sync"], (
             "the last one comes by itself"
         )
         reporter.stopping()
@@ -240,7 +240,7 @@ def test_a_failed_step_is_in_the_status(ear: Ear, notifier: Notifier) -> None:
         isolated.dataplane.failures = [broken_tool()]
         isolated.reconciler.request_sync()
         await isolated.reconciler.step()
-        assert "1 service, 1/1 backends ready, failed: " in ear.heard()[-1]
+        assert "1 service, 1/1 backends ready, 1 unchecked, failed: " in ear.heard()[-1]
 
     stepping(story)
 

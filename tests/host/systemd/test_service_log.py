@@ -25,7 +25,7 @@ def logged_lines(caplog: pytest.LogCaptureFixture, before: list[Service], after:
 def test_a_line_for_each_that_comes_or_goes(caplog: pytest.LogCaptureFixture) -> None:
     filed = service("filed", "10.96.0.12", "/etc/vipd/x.yaml", 7, "10.244.0.1", "10.244.0.2")
     assert logged_lines(caplog, [DNS], [filed]) == [
-        "service filed added: 2 backends; by file /etc/vipd/x.yaml:7",
+        "service filed added: 2 backends, 2 unchecked; by file /etc/vipd/x.yaml:7",
         "service dns removed; was by cli",
     ]
     assert getattr(caplog.records[0], ATTRIBUTE) == {
@@ -33,7 +33,7 @@ def test_a_line_for_each_that_comes_or_goes(caplog: pytest.LogCaptureFixture) ->
         "VIPD_SERVICE": ("filed",),
         "VIPD_UNIT": ("file:/etc/vipd/x.yaml",),
         "VIPD_CAUSE": ("file /etc/vipd/x.yaml:7",),
-        "VIPD_REASON": ("2 backends",),
+        "VIPD_REASON": ("2 backends, 2 unchecked",),
     }
 
 
@@ -64,6 +64,6 @@ def test_of_the_first_load_the_number_alone_is_told(caplog: pytest.LogCaptureFix
         assert [line.split(" after")[0] for line in caplog.messages] == ["1 service in the kernel"]
         isolated.source.candidate = declared(DNS, WEB)
         await isolated.fulfilled(isolated.reconciler.request_sync())
-        assert "service web added: 1 backend; by cli" in caplog.messages
+        assert "service web added: 1 backend, 1 unchecked; by cli" in caplog.messages
 
     run_story(story, DNS)

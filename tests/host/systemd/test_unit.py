@@ -19,7 +19,7 @@ from vipd.daemon.status_reporter import READY_TIMEOUT_SECONDS
 pytestmark = pytest.mark.root
 
 VIP, OTHER = "10.96.0.10", "10.96.0.11"
-IN_SYNC = "1 service, 1/1 backends ready, in sync"
+IN_SYNC = "1 service, 1/1 backends ready, 1 unchecked, in sync"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_quarantined_service_does_not_keep_ready_away(node: Unit) -> None:
     node.begin()
     wait_until(lambda: ready(node), "ready")
     assert VIP in node.rules()
-    status = "2 services, 2/2 backends ready, 1 quarantined"
+    status = "2 services, 2/2 backends ready, 2 unchecked, 1 quarantined"
     wait_until(lambda: node.manager.all("STATUS")[-1] == status, "the quarantine in the status")
 
 
@@ -86,7 +86,7 @@ def test_status_follows_and_reload_and_stop_are_told(node: Unit) -> None:
         node.declare("more.yaml", block(OTHER, "more", *(f"10.244.1.{n}" for n in range(1, number + 1))))
         wait_until(partial(in_kernel, node, added), "a change in the kernel")
     node.declare("more.yaml", block(OTHER, "more", "10.244.0.6", "{address: 10.244.0.7, weight: 0}"))
-    more = "2 services, 2/3 backends ready, in sync"
+    more = "2 services, 2/3 backends ready, 2 unchecked, in sync"
     wait_until(lambda: told.all("STATUS")[-1] == more, "the second service in the status")
     since = [each for each in told.told if each.at > told.times("READY")[0] and "STATUS" in each.assignments]
     # At most one a second: however late a letter is read here, it was not sent before its time.

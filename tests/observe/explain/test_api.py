@@ -194,10 +194,10 @@ def test_the_loop_goes_on_while_a_large_table_is_explained() -> None:
 def test_so_many_questions_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     free, running = threading.Event(), []
 
-    def slow(*_: object) -> bytes:
+    def slow(*_: object) -> dict[str, object]:
         running.append(1)
         free.wait(60)
-        return b'"explanation": {}'
+        return {"service_port": None, "backends": []}
 
     monkeypatch.setattr(explain_answers, "answer", slow)
     monkeypatch.setattr(explain_routes, "MAX_QUEUED", 3)

@@ -101,7 +101,7 @@ def test_what_is_seen_and_how_it_follows(tmp_path: Path) -> None:
         await tab.until(
             "[...document.querySelectorAll('.backends')].some(t => t.textContent.includes('10.244.3.17'))"
         )
-        await tab.until(f"{text('.backends')}.includes('33 %')")
+        await tab.until(f"{text('.backends')}.includes('33 %') && {text('.backends')}.includes('Unchecked')")
 
         world.judges.stand("shop/checkout", "10.244.2.17:8443", DRAINED)
         world.judges.stand("shop/search", "10.244.2.18:9200", UNHEALTHY)
@@ -113,6 +113,9 @@ def test_what_is_seen_and_how_it_follows(tmp_path: Path) -> None:
         await tab.until(f"{row('shop/search')}.includes('Degraded')")
         await tab.until(f"{NAMES}.slice(0, 3).includes('shop/search')")  # problems come first
         await tab.until(f"{text('#troubles')}.includes('Hint: raise')")
+        dead = "10.244.2.18 is unhealthy in 1 service (shop/search): connection refused, 3 of 3"
+        await tab.until(f"{text('#troubles')}.includes({dead!r})")
+        await tab.until(f"{text('#serving')} === 'Services degraded' && {text('#state')} === 'In sync'")
         await tab.until(f"{text('#said')}.includes('3 services have problems')")
 
         points = "document.querySelector('#all-spark polyline').getAttribute('points').split(' ').length"

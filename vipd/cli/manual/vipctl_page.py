@@ -19,6 +19,7 @@ EXIT_CODES = {
     errors.NOT_FOUND: "There is no such service or backend.",
     errors.UNREACHABLE: "The daemon cannot be reached, or does not let this user do that.",
     errors.TIMED_OUT: "What was waited for did not come in time.",
+    errors.DEGRADED: "`status --exit-code`: the kernel is in sync, and a service does not serve as declared.",
     errors.INTERRUPTED: "Interrupted.",
 }
 

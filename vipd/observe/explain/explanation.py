@@ -104,7 +104,7 @@ class Explanation:
         return () if self.unknown else tuple(_reached(self.trace))
 
     def view(self) -> Json:
-        """As JSON, in the form that docs/api.md describes."""
+        """As JSON, in the form that docs/api.md describes. The rules do not say how backends are."""
         packet = self.packet
         return {
             "packet": {
@@ -127,6 +127,7 @@ class Explanation:
                     "share": round(reached.share, 6),
                     "masqueraded": reached.masqueraded,
                     "source_seen": "host" if reached.masqueraded else "client",
+                    "health": None,
                 }
                 for reached in self.backends()
             ],

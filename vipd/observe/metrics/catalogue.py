@@ -30,6 +30,11 @@ METRIC_FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "vipd_healthy": MetricFamily("gauge", "1 while /healthz answers 200; else 0."),
     "vipd_services": MetricFamily("gauge", "Services declared."),
+    "vipd_services_by_state": MetricFamily(
+        "gauge",
+        "Services in each state: ok, unchecked, degraded, no-backends, quarantined.",
+        ("state",),
+    ),
     "vipd_quarantined_services": MetricFamily("gauge", "Services of which the kernel does not take a part."),
     "vipd_applies_total": MetricFamily("counter", "Times that rules were written to the kernel."),
     "vipd_apply_failures_total": MetricFamily(
@@ -95,7 +100,14 @@ METRIC_FAMILIES: Mapping[str, MetricFamily] = {
     "vipd_service_sent_packets_total": MetricFamily("counter", "Packets to clients.", _SERVICE),
     "vipd_service_sent_bytes_total": MetricFamily("counter", "Bytes to clients, with IP headers.", _SERVICE),
     "vipd_backend_up": MetricFamily(
-        "gauge", "1 while fit to serve: healthy or not checked, and not declared down; else 0.", _BACKEND
+        "gauge",
+        "1 while its check finds it healthy, 0 while not, or while it is declared down; else there is none.",
+        _BACKEND,
+    ),
+    "vipd_backend_health": MetricFamily(
+        "gauge",
+        "Always 1; whether it is healthy, unhealthy, unknown (no verdict yet), down (declared) or unchecked.",
+        (*_BACKEND, "health"),
     ),
     "vipd_backend_admin_state": MetricFamily(
         "gauge", "What an operator ordered: 0 nothing, 1 draining, 2 disabled.", _BACKEND

@@ -35,6 +35,9 @@ _OF_TRAFFIC = (
 )
 """In the order of `Traffic`."""
 
+_UP = {"healthy": 1, "unhealthy": 0, "down": 0}
+"""Of any other backend it is not known."""
+
 T = TypeVar("T")
 Labels = dict[str, str]
 Values = Iterable[tuple[Labels, float]]
@@ -64,6 +67,7 @@ class StateCollector(Collector):
         }
         for name, value in numbers.items():
             yield _metric(name, [({}, value)])
+        yield _metric("vipd_services_by_state", _labelled("state", snapshot.states))
         yield _metric("vipd_name_lookups_total", _labelled("result", snapshot.lookups))
         if snapshot.traffic:
             yield _metric("vipd_traffic_lost_flows_total", [({}, snapshot.lost_flows)])
@@ -154,7 +158,12 @@ def _of_backends(snapshot: MetricsSnapshot) -> Iterator[str]:
         f'{{service="{_escaped(service)}",backend="{endpoint}",protocol="{protocol}"}}'
         for service, endpoint, protocol in rows
     ]
-    yield _lines("vipd_backend_up", labels, backends.up)
+    judged = [(at, _UP[health]) for at, health in enumerate(backends.health) if health in _UP]
+    yield _lines("vipd_backend_up", [labels[at] for at, _ in judged], [up for _, up in judged])
+    health = [
+        f'{label[:-1]},health="{state}"}}' for label, state in zip(labels, backends.health, strict=True)
+    ]
+    yield _lines("vipd_backend_health", health, [1] * len(health))
     yield _lines("vipd_backend_admin_state", labels, backends.admin)
     yield _lines("vipd_backend_weight", labels, backends.weight)
     if snapshot.counted:

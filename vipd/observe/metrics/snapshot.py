@@ -18,7 +18,7 @@ from vipd.control.reconciler import Reconciler
 from vipd.control.service_status import ready_backends
 from vipd.dataplane.conntrack.entries import Traffic
 from vipd.dataplane.counting import BackendKey
-from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatus
+from vipd.model.backend_status import DEFAULT_STATUS, UNCHECKED, AdminState, BackendStatus
 from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import Protocol, Service
@@ -26,11 +26,14 @@ from vipd.observe.endpoint_views import backend_status_by_address
 from vipd.observe.flow_stats.totals import NO_TRAFFIC, added
 from vipd.observe.flow_stats.traffic import ConntrackTable
 from vipd.observe.metrics.flows import FlowReading
+from vipd.observe.views import services_by_state
 from vipd.resolver.resolver import Resolver
 from vipd.sources.base import Source
 
 YIELD_AFTER_SECONDS = 0.01
 """After so long the loop gets its turn."""
+
+_WORST_FIRST = ("down", "unhealthy", "unknown", UNCHECKED, "healthy")
 
 _ADMIN = {AdminState.ACTIVE: 0, AdminState.DRAINING: 1, AdminState.DISABLED: 2}
 
@@ -47,7 +50,8 @@ class ConnectedSource(Shape):
 class BackendState(NamedTuple):
     """A backend where it is reached; several service ports that lead there count as one."""
 
-    up: int
+    health: str
+    """`healthy`, `unhealthy`, `unknown`, `unchecked`, or `down` as declared."""
     admin: int
     weight: int
     new_flows: int
@@ -57,7 +61,7 @@ class BackendState(NamedTuple):
     def merged(self, other: BackendState) -> BackendState:
         """Both as one."""
         return BackendState(
-            min(self.up, other.up),
+            min(self.health, other.health, key=_WORST_FIRST.index),
             max(self.admin, other.admin),
             max(self.weight, other.weight),
             self.new_flows + other.new_flows,
@@ -95,7 +99,7 @@ class BackendColumns:
     services: list[str] = field(default_factory=list)
     endpoints: list[str] = field(default_factory=list)
     protocols: list[str] = field(default_factory=list)
-    up: list[int] = field(default_factory=list)
+    health: list[str] = field(default_factory=list)
     admin: list[int] = field(default_factory=list)
     weight: list[int] = field(default_factory=list)
     new_flows: list[int] = field(default_factory=list)
@@ -108,7 +112,7 @@ class BackendColumns:
         self.services.append(service)
         self.endpoints.append(endpoint)
         self.protocols.append(protocol)
-        self.up.append(state.up)
+        self.health.append(state.health)
         self.admin.append(state.admin)
         self.weight.append(state.weight)
         self.new_flows.append(state.new_flows)
@@ -126,6 +130,8 @@ class MetricsSnapshot:
     applies: int
     failures: int
     quarantined: int
+    states: Mapping[str, int]
+    """Number of services in each state."""
     problems: Mapping[str, int]
     """By source."""
     connected: Mapping[str, bool]
@@ -162,6 +168,7 @@ async def take_snapshot(
         applies=progress.applies,
         failures=progress.failures,
         quarantined=len(progress.quarantined),
+        states=services_by_state(reconciler),
         problems={source.name: _problems(source, reconciler) for source in sources},
         connected={
             source.name: source.connected for source in sources if isinstance(source, ConnectedSource)
@@ -236,14 +243,15 @@ def _backend(
     status: BackendStatus,
     reading: FlowReading | None,
 ) -> BackendState:
-    up = int(status.healthy and endpoint not in forwarding.unavailable)
+    down = endpoint in forwarding.unavailable and status.admin is not AdminState.DISABLED
+    health = "down" if down else status.health
     if reading is None:
-        return BackendState(up, _ADMIN[status.admin], weight, 0, 0, NO_TRAFFIC)
+        return BackendState(health, _ADMIN[status.admin], weight, 0, 0, NO_TRAFFIC)
     place = BackendKey(forwarding.key, endpoint.address, endpoint.port)
     now = reading.tracked.get(place) if reading.tracked else None
     new_flows = reading.totals.flows_of_backend(place)
     traffic = reading.totals.traffic_of_backend(place) if reading.traffic else NO_TRAFFIC
-    return BackendState(up, _ADMIN[status.admin], weight, new_flows, now.flows if now else 0, traffic)
+    return BackendState(health, _ADMIN[status.admin], weight, new_flows, now.flows if now else 0, traffic)
 
 
 def _problems(source: Source, reconciler: Reconciler) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from vipd.control.progress import healthy
 from vipd.control.reconciler import Reconciler
-from vipd.control.service_status import ready_backends, service_status
+from vipd.control.service_status import ready_backends, service_status, unchecked_backends
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.problems import problem_texts
@@ -24,6 +24,7 @@ from vipd.observe.endpoint_views import (
     waiting_by_address,
 )
 from vipd.observe.metrics.snapshot import ConnectedSource
+from vipd.observe.views import serving_view
 from vipd.sources.base import Source
 
 MAX_PROBLEMS = 20
@@ -57,6 +58,7 @@ def service_view(
         "message": message,
         "ready": ready_backends(service, forwardings),
         "backends": len(service.backends),
+        "unchecked": unchecked_backends(service, backend_statuses),
         "forwardings": places,
     }
 
@@ -71,6 +73,7 @@ def daemon_view(
         "state": progress.state,
         "healthy": healthy(progress, reconciler.clock())[0],
         "message": progress.fault,
+        "serving": serving_view(reconciler),
         "last_apply": time_text(progress.last_apply),
         "last_apply_seconds": round(progress.last_seconds, 3),
         "applies": progress.applies,
