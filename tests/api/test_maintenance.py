@@ -98,7 +98,7 @@ def test_maintenance_withdraws_before_etcd_is_asked_whether_this_host_was_the_la
         ({"reason": "two\nlines"}, "reason must be one line"),
         ({"for": 0}, "for must be seconds"),
         ({"for": "2h"}, "for must be seconds"),
-        ({"wait": True}, "unknown key wait"),
+        ({"wait": True}, 'unknown member "wait"'),
     ],
 )
 def test_what_is_no_maintenance_is_refused(body: dict[str, object], what: str) -> None:

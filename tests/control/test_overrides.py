@@ -272,7 +272,7 @@ def test_a_backend_of_the_fallback_takes_no_orders() -> None:
         ({"service": "dns", "backend": "10.244.0.5", "weight": 65536}, "invalid"),
         ({"service": "dns", "backend": "10.244.0.5", "admin": "draining", "for": 0}, "invalid"),
         ({"service": "dns", "backend": "10.244.0.5", "admin": "draining", "reason": "a\nb"}, "invalid"),
-        ({"service": "dns", "backend": "10.244.0.5", "admin": "draining", "until": 5}, "malformed"),
+        ({"service": "dns", "backend": "10.244.0.5", "admin": "disabled", "pins": 5}, "malformed"),
     ],
 )
 def test_wrong_orders_are_refused(request_: dict[str, object], kind: str) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from vipd.api.messages import json_response
+from vipd.api.messages import body_route, json_response
 from vipd.api.peers import Permission
-from vipd.api.request_bodies import body_of
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import DATAPLANES, Dataplane
 from vipd.dataplane.switching import SwitchableDataplane
+from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError
 from vipd.host.settings.settings import balances_of
 from vipd.host.systemd.fields import Event, fields
@@ -34,11 +34,11 @@ class DataplaneRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
-        return [web.post("/v1/dataplane", self.change)]
+        return [body_route("POST", "/v1/dataplane", self.change, ("name",))]
 
-    async def change(self, request: web.Request) -> web.Response:
+    async def change(self, request: web.Request, body: Json) -> web.Response:
         """Switch to another dataplane, and store the choice; `settings`: the one of the settings."""
-        name = (await body_of(request)).get("name")
+        name = body.get("name")
         if not isinstance(self.dataplane, SwitchableDataplane):
             raise RefusedError("invalid", "this daemon has one dataplane only")
         dataplane, wanted = self.dataplane, next((known for known in DATAPLANES if known == name), None)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from vipd.api.messages import encoded_json_response, flag_of
+from vipd.api.messages import encoded_json_response, flag_of, route
 from vipd.api.user_quota import UserQuota
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.model.formatting import time_text
@@ -27,7 +27,7 @@ STUCK_SECONDS = 30.0
 MAX_FOLLOWERS = 100
 TOO_FAR_BEHIND = "too far behind; ask again with after= the last id"
 
-_PARAMETERS = ("service", "since", "after", "limit", "follow")
+_PARAMETERS = ("service", "since", "after", "limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class EventRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
-        return [web.get("/v1/events", self.events)]
+        return [route("GET", "/v1/events", self.events, flags=("follow",), parameters=_PARAMETERS)]
 
     async def end(self, _: web.Application) -> None:
         """Streams end when vipd stops: it does not wait for them."""
@@ -129,8 +129,6 @@ class EventRoutes:
 
     def _read_filter(self, request: web.Request) -> EventFilter:
         query = request.query
-        if unknown := sorted(set(query) - set(_PARAMETERS)):
-            raise RefusedError("malformed", f"unknown parameter {unknown[0]}", "", ", ".join(_PARAMETERS))
         return EventFilter(
             _service_events(self._services(), query.get("service", "")),
             _time(query.get("since")),

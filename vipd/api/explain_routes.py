@@ -8,7 +8,7 @@ from importlib import import_module
 
 from aiohttp import web
 
-from vipd.api.messages import encoded_json_response
+from vipd.api.messages import encoded_json_response, flag_of, route
 from vipd.api.user_quota import UserQuota
 from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
@@ -36,7 +36,7 @@ class ExplainRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
-        return [web.get("/v1/explain", self.explain)]
+        return [route("GET", "/v1/explain", self.explain, flags=(ON_HOST,), parameters=("from", "target"))]
 
     async def end(self, _: web.Application) -> None:
         """Accept no further requests."""
@@ -54,7 +54,7 @@ class ExplainRoutes:
 
             inputs = rule_inputs(self._reconciler, self._dataplane, self._announcer)
             try:
-                if request.query.get(ON_HOST) == "true":
+                if flag_of(request, ON_HOST):
                     inputs = await with_host(source, target, inputs)
                 view = await loop.run_in_executor(self._threads, answer, source, target, inputs)
             except QueryError as error:

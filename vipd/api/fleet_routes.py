@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from vipd.api.messages import flag_of, json_response
+from vipd.api.messages import flag_of, json_response, route
 from vipd.api.peers import Permission
 from vipd.api.stores import no_etcd_error
 from vipd.host.systemd.fields import Event, fields
@@ -31,7 +31,10 @@ class FleetRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
-        return [web.get("/v1/fleet", self.hosts), web.post("/v1/accept-removal", self.accept_removal)]
+        return [
+            route("GET", "/v1/fleet", self.hosts),
+            route("POST", "/v1/accept-removal", self.accept_removal, flags=("dry_run",)),
+        ]
 
     async def hosts(self, _: web.Request) -> web.Response:
         """Every host with a current report."""

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from aiohttp import web
 
+from vipd.api.messages import route
 from vipd.control.progress import Progress, healthy
 from vipd.control.reconciler import Reconciler
 from vipd.declaration.bounded_json import Json
@@ -45,7 +46,7 @@ def healthz_routes(reconciler: Reconciler) -> list[web.RouteDef]:
     async def answer(_: web.Request) -> web.Response:
         return _answer(reconciler)
 
-    return [web.get(path, answer) for path in PATHS]
+    return [route("GET", path, answer) for path in PATHS]
 
 
 def healthz_listener(reconciler: Reconciler, place: ListenAddress | None) -> Listeners:

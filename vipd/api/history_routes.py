@@ -15,10 +15,10 @@ from vipd.api.messages import (
     encoded_json_response,
     flag_of,
     json_response,
+    route,
 )
 from vipd.api.peers import Permission
-from vipd.api.request_bodies import body_of
-from vipd.api.service_routes import ServiceRoutes, results_view
+from vipd.api.service_routes import ServiceRoutes, change_route, results_view
 from vipd.api.stores import History, HostStore, no_confirmation_error
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
@@ -43,10 +43,10 @@ class HistoryRoutes:
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
         return [
-            web.get("/v1/history", self.history),
-            web.get("/v1/history/{revision}", self.entry),
-            web.post("/v1/rollback", self.rollback),
-            web.post("/v1/confirm", self.confirm),
+            route("GET", "/v1/history", self.history, parameters=("store",)),
+            route("GET", "/v1/history/{revision}", self.entry, parameters=("store",)),
+            change_route("POST", "/v1/rollback", self.rollback, "revision"),
+            route("POST", "/v1/confirm", self.confirm, parameters=("store",)),
         ]
 
     async def history(self, request: web.Request) -> web.Response:
@@ -86,11 +86,9 @@ class HistoryRoutes:
         log.info("%s is confirmed by %s: %s", reason, peer, entry.summary(), extra=extra)
         return json_response({"changed": True, "applied": True, "message": "", "entry": _entry_view(entry)})
 
-    async def rollback(self, request: web.Request) -> web.Response:
+    async def rollback(self, request: web.Request, body: Json) -> web.Response:
         """Make the store hold the services that it held at a revision."""
-        store, body = self._services.store_of(request), await body_of(request)
-        if unknown := sorted(body.keys() - {"revision"}):
-            raise RefusedError("malformed", f"unknown key {unknown[0]}", "", "known: revision")
+        store = self._services.store_of(request)
         history = await store.history()
         revision = _wanted_revision(history, body.get("revision"))
         if isinstance(store, HostStore) and not flag_of(request, "dry_run"):

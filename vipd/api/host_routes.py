@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from vipd.api.messages import flag_of, json_response
+from vipd.api.messages import body_route, flag_of, json_response, route
 from vipd.api.peers import Permission
-from vipd.api.request_bodies import body_of
 from vipd.control.announcements import AnnouncedKey, why_unready
 from vipd.control.announcer import Announcer
 from vipd.control.override_requests import parse_maintenance
@@ -43,12 +42,13 @@ class HostRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
+        path = "/v1/maintenance"
         return [
-            web.get("/v1/announcements", self.announcements),
-            web.get("/v1/services/{target}/ready", self.ready),
-            web.get("/v1/maintenance", self.show),
-            web.post("/v1/maintenance", self.begin),
-            web.delete("/v1/maintenance", self.end),
+            route("GET", "/v1/announcements", self.announcements),
+            route("GET", "/v1/services/{target}/ready", self.ready),
+            route("GET", path, self.show, flags=("flows",)),
+            body_route("POST", path, self.begin, ("reason", "for"), flags=("dry_run",)),
+            route("DELETE", path, self.end, flags=("dry_run",)),
         ]
 
     async def announcements(self, _: web.Request) -> web.Response:
@@ -75,10 +75,10 @@ class HostRoutes:
             view["flows"] = await self._flows()
         return json_response(view)
 
-    async def begin(self, request: web.Request) -> web.Response:
+    async def begin(self, request: web.Request, body: Json) -> web.Response:
         """Begin maintenance, or change it: it is stored, then nothing is announced, then answered."""
         peer = self.permission.peer(request.transport)
-        wanted = parse_maintenance(await body_of(request), str(peer), self.reconciler.clock())
+        wanted = parse_maintenance(body, str(peer), self.reconciler.clock())
         before = self.store.current
         here = [key for key, found in self.announcer.state.addresses.items() if found.announced]
         changed = before is None or (before.reason, before.until) != (wanted.reason, wanted.until)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
+from vipd.api.request_bodies import body_of, refuse_unknown_members
 from vipd.declaration.bounded_json import Json
+from vipd.declaration.fields import did_you_mean
 from vipd.declaration.operations import RefusedError
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.batches import in_batches
@@ -19,14 +22,88 @@ T = TypeVar("T")
 API_VERSION = "vipd/v1"
 SESSION_HEADER = "Vipd-Session"
 _MAX_DIGITS = 9
+_MAX_SHOWN = 40
+_FLAG_VALUES = {"1": True, "true": True, "0": False, "false": False}
+BodyHandler = Callable[[web.Request, Json], Awaitable[web.StreamResponse]]
 
 
-def flag_of(request: web.Request, name: str) -> bool:
-    """A query parameter that is 0 or 1. Raises RefusedError."""
-    value = request.query.get(name, "0")
-    if value not in ("0", "1"):
-        raise RefusedError("malformed", f"{name}={value}", "", f"{name}=1, or leave it out")
-    return value == "1"
+def route(
+    method: str,
+    path: str,
+    handler: Handler,
+    *,
+    flags: Collection[str] = (),
+    parameters: Collection[str] = (),
+    large_body: bool = False,
+) -> web.RouteDef:
+    """A route without a body, with all query parameters of its requests; `flags` are true or false.
+
+    A request with anything else is refused before the handler runs. `large_body`: the handler reads a body
+    itself, and refuses members that it does not know.
+    """
+
+    async def checked(request: web.Request) -> web.StreamResponse:
+        _check_query(request, flags, (*flags, *parameters))
+        if request.body_exists and not large_body:
+            await _read_body(request, (), (*flags, *parameters))
+        return await handler(request)
+
+    return web.RouteDef(method, path, checked, {})
+
+
+def body_route(
+    method: str,
+    path: str,
+    handler: BodyHandler,
+    members: Collection[str],
+    *,
+    flags: Collection[str] = (),
+    parameters: Collection[str] = (),
+) -> web.RouteDef:
+    """The same for requests with a JSON object, which has no other members than these. The handler gets it;
+    it is empty if there is no body."""
+
+    async def checked(request: web.Request) -> web.StreamResponse:
+        _check_query(request, flags, (*flags, *parameters), members)
+        return await handler(request, await _read_body(request, members, (*flags, *parameters)))
+
+    return web.RouteDef(method, path, checked, {})
+
+
+async def _read_body(request: web.Request, members: Collection[str], parameters: Collection[str]) -> Json:
+    body = await body_of(request)
+    refuse_unknown_members(body, members, parameters)
+    return body
+
+
+def _check_query(
+    request: web.Request, flags: Collection[str], known: Collection[str], members: Collection[str] = ()
+) -> None:
+    """Raises RefusedError for a query parameter that the route does not have, or that has no usable value."""
+    for name, value in request.query.items():
+        shown = f"{name}={value}"[:_MAX_SHOWN]
+        if name in members and name not in known:
+            raise RefusedError("malformed", f"unknown parameter {name}", "", f"{name} belongs into the body")
+        if name not in known:
+            hint = did_you_mean(name, known) if known else "this request has none"
+            raise RefusedError("malformed", f"unknown parameter {name[:_MAX_SHOWN]}", "", hint)
+        if len(request.query.getall(name)) > 1:
+            raise RefusedError("malformed", f"{name} is there twice", "", "say it once")
+        if name in flags:
+            flag_of(request, name)
+        elif not value:
+            raise RefusedError("malformed", shown, "it has no value", "give it one, or leave it out")
+
+
+def flag_of(request: web.Request, name: str, default: bool = False) -> bool:
+    """A query parameter that is `1` or `true`, `0` or `false`; `default` without it. Raises RefusedError."""
+    value = request.query.get(name)
+    if value is None:
+        return default
+    if value not in _FLAG_VALUES:
+        hint = f"{name}=1 or {name}=0, or leave it out"
+        raise RefusedError("malformed", f"{name}={value}"[:_MAX_SHOWN], "it is neither true nor false", hint)
+    return _FLAG_VALUES[value]
 
 
 def confirm_seconds_of(request: web.Request) -> int | None:

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from vipd.api.messages import flag_of, json_response
+from vipd.api.messages import body_route, flag_of, json_response, route
 from vipd.api.override_scopes import FleetScope, HostScope, OverrideScope
 from vipd.api.peers import Peer, Permission
-from vipd.api.request_bodies import body_of
 from vipd.api.stores import no_etcd_error
-from vipd.control.override_requests import OverrideRequest, overrides_to_clear, parse_override, target_of
+from vipd.control.override_requests import (
+    OVERRIDE_MEMBERS,
+    TARGET_MEMBERS,
+    OverrideRequest,
+    overrides_to_clear,
+    parse_override,
+    target_of,
+)
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.conntrack.live import live_flows
 from vipd.dataplane.conntrack.netlink import ConntrackError
@@ -49,11 +55,12 @@ class OverrideRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
+        path, flags = "/v1/overrides", ("dry_run", "fleet")
         return [
-            web.get("/v1/overrides", self.list_overrides),
-            web.post("/v1/overrides", self.create_override),
-            web.delete("/v1/overrides", self.clear_overrides),
-            web.get("/v1/flows", self.flows),
+            route("GET", path, self.list_overrides),
+            body_route("POST", path, self.create_override, OVERRIDE_MEMBERS, flags=flags),
+            body_route("DELETE", path, self.clear_overrides, (*TARGET_MEMBERS, "all"), flags=flags),
+            route("GET", "/v1/flows", self.flows, parameters=TARGET_MEMBERS),
         ]
 
     async def list_overrides(self, _: web.Request) -> web.Response:
@@ -61,9 +68,9 @@ class OverrideRoutes:
         found = [_override_view(o, scope) for scope in self._scopes() for o in _about(scope.overrides)]
         return json_response({"overrides": found})
 
-    async def create_override(self, request: web.Request) -> web.Response:
+    async def create_override(self, request: web.Request, body: Json) -> web.Response:
         """Set an override: it is stored, then in the kernel, then answered."""
-        return json_response(await self._create(request, await body_of(request), self._scope(request)))
+        return json_response(await self._create(request, body, self._scope(request)))
 
     async def override_weight(
         self, request: web.Request, service: str, backend: str, weight: object
@@ -99,9 +106,9 @@ class OverrideRoutes:
             "backends": _backend_views(found.backends),
         }
 
-    async def clear_overrides(self, request: web.Request) -> web.Response:
+    async def clear_overrides(self, request: web.Request, body: Json) -> web.Response:
         """Clear overrides of a backend, an address, or (`all`) all of them."""
-        scope, body = self._scope(request), await body_of(request)
+        scope = self._scope(request)
         known, scopes = scope.overrides, self._scopes()
         # One override may be in either scope, so its names are looked up in both.
         everywhere = {key.target for each in scopes for key in each.overrides}

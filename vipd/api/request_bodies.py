@@ -11,13 +11,15 @@ import asyncio
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
 from aiohttp import web
 
+from vipd.declaration.fields import did_you_mean
 from vipd.declaration.operations import RefusedError
+from vipd.declaration.syntax import quoted
 from vipd.host.gc_control import gc_paused
 
 Json = dict[str, object]
@@ -85,6 +87,19 @@ class BodyReader:
 async def body_of(request: web.Request) -> Json:
     """The JSON object of a small request; empty if it has no body. Raises RefusedError."""
     return await _parse_maybe_in_thread(_whole, await read_raw(request, SMALL_BODY_BYTES))
+
+
+def refuse_unknown_members(body: Json, known: Collection[str], parameters: Collection[str] = ()) -> None:
+    """Raises RefusedError if the body of a request has other members than it may have. `parameters`: those of
+    its query, which are sometimes written into the body."""
+    for name in body:
+        if name in known:
+            continue
+        if name in parameters:
+            hint = f"{name} belongs into the query: ?{name}="
+        else:
+            hint = did_you_mean(name, known) if known else "this request has no body"
+        raise RefusedError("malformed", f"unknown member {quoted(name)}", "", hint)
 
 
 async def read_raw(request: web.Request, max_bytes: int) -> bytes:

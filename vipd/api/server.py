@@ -18,7 +18,7 @@ from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
 from vipd.api.history_routes import HistoryRoutes
 from vipd.api.host_routes import HostRoutes
-from vipd.api.messages import json_response
+from vipd.api.messages import flag_of, json_response, route
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import MAX_BODY_BYTES
@@ -100,11 +100,11 @@ class _DaemonRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/v1/version", self.version),
-            web.get("/v1/status", self.status),
-            web.get("/v1/diff", self.diff),
-            web.post("/v1/reload", self.reload),
-            web.get(METRICS_PATH, self.metrics),
+            route("GET", "/v1/version", self.version),
+            route("GET", "/v1/status", self.status),
+            route("GET", "/v1/diff", self.diff),
+            route("POST", "/v1/reload", self.reload),
+            route("GET", METRICS_PATH, self.metrics),
         ]
 
     async def version(self, _: web.Request) -> web.Response:
@@ -210,7 +210,7 @@ def _guard(permission: Permission) -> Middleware:
             what = f"Content-Encoding: {encoding[:40]!a}"
             return _error("encoded", what, "no body is decompressed", "leave it out")
         peer = permission.peer(request.transport)
-        reads_host = request.query.get(ON_HOST) == "true"
+        reads_host = flag_of(request, ON_HOST)
         changes = request.method not in ("GET", "HEAD")
         if (changes or reads_host) and not await permission.may_change(peer):
             group = permission.admin_group

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,15 +13,19 @@ from aiohttp import web
 
 from vipd.api.context import ApiContext
 from vipd.api.messages import (
+    API_VERSION,
+    BodyHandler,
+    body_route,
     chunked_json_response,
     confirm_seconds_of,
     flag_of,
     json_response,
+    route,
     session_of,
 )
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
-from vipd.api.request_bodies import MAX_BODY_BYTES, BodyReader, body_of
+from vipd.api.request_bodies import MAX_BODY_BYTES, BodyReader, refuse_unknown_members
 from vipd.api.service_changes import Change, ChangeRequest, decide
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_confirmation_error, no_etcd_error
 from vipd.declaration import operations
@@ -38,6 +42,19 @@ log = logging.getLogger(__name__)
 NAMES_LOGGED = 100
 """Maximum number of services that the log entry of one change names."""
 
+CHANGE_FLAGS, CHANGE_PARAMETERS = ("dry_run",), ("store", "confirm")
+"""Of each change of services."""
+APPLY_MEMBERS = ("services", "prune", "apiVersion")
+"""A declaration, as `GET /v1/export` answers it, and `prune`."""
+
+
+def change_route(
+    method: str, path: str, handler: BodyHandler, member: str, parameters: Collection[str] = ()
+) -> web.RouteDef:
+    """A route to a change of services, for `ServiceRoutes.carry_out`."""
+    known = (*CHANGE_PARAMETERS, *parameters)
+    return body_route(method, path, handler, (member,), flags=CHANGE_FLAGS, parameters=known)
+
 
 class ServiceRoutes:
     """Handles requests to `/v1/services`, `/v1/export` and `/v1/apply`."""
@@ -50,16 +67,23 @@ class ServiceRoutes:
         """Routes for the application."""
         target = "/v1/services/{target}"
         return [
-            web.get("/v1/services", self.services),
-            web.get(target, self.service),
-            web.get("/v1/export", self.export),
-            web.post("/v1/services", self.add),
-            web.patch(target, self.change),
-            web.delete(target, self.remove),
-            web.post(target + "/backends", self.add_backends),
-            web.delete(target + "/backends", self.remove_backends),
-            web.patch(target + "/backends/{backend}", self.set_weight),
-            web.post("/v1/apply", self.apply),
+            route("GET", "/v1/services", self.services),
+            route("GET", target, self.service),
+            route("GET", "/v1/export", self.export),
+            change_route("POST", "/v1/services", self.add, "service"),
+            change_route("PATCH", target, self.change, "service", parameters=("version",)),
+            route("DELETE", target, self.remove, flags=CHANGE_FLAGS, parameters=CHANGE_PARAMETERS),
+            change_route("POST", target + "/backends", self.add_backends, "backends"),
+            change_route("DELETE", target + "/backends", self.remove_backends, "backends"),
+            change_route("PATCH", target + "/backends/{backend}", self.set_weight, "weight"),
+            route(
+                "POST",
+                "/v1/apply",
+                self.apply,
+                flags=CHANGE_FLAGS,
+                parameters=CHANGE_PARAMETERS,
+                large_body=True,
+            ),
         ]
 
     async def services(self, _: web.Request) -> web.Response:
@@ -87,14 +111,14 @@ class ServiceRoutes:
         ordered = dict(sorted(self._context.reconciler.services.items()))
         return await chunked_json_response("services", ordered, lambda s: operations.spec_of(as_declared(s)))
 
-    async def add(self, request: web.Request) -> web.Response:
+    async def add(self, request: web.Request, body: Json) -> web.Response:
         """Declare a new service."""
-        spec = (await body_of(request)).get("service")
+        spec = body.get("service")
         return await self.carry_out(request, partial(operations.add, spec=spec))
 
-    async def change(self, request: web.Request) -> web.Response:
+    async def change(self, request: web.Request, body: Json) -> web.Response:
         """Change fields of a service."""
-        target, fields = request.match_info["target"], (await body_of(request)).get("service")
+        target, fields = request.match_info["target"], body.get("service")
         version = request.query.get("version", "")
         change = partial(operations.change, target=target, fields=fields, version=version)
         return await self.carry_out(request, change)
@@ -104,20 +128,20 @@ class ServiceRoutes:
         target = request.match_info["target"]
         return await self.carry_out(request, partial(operations.remove, target=target))
 
-    async def add_backends(self, request: web.Request) -> web.Response:
+    async def add_backends(self, request: web.Request, body: Json) -> web.Response:
         """Add backends to a service."""
-        target, specs = request.match_info["target"], (await body_of(request)).get("backends")
+        target, specs = request.match_info["target"], body.get("backends")
         return await self.carry_out(request, partial(operations.add_backends, target=target, specs=specs))
 
-    async def remove_backends(self, request: web.Request) -> web.Response:
+    async def remove_backends(self, request: web.Request, body: Json) -> web.Response:
         """Remove backends from a service."""
-        target, names = request.match_info["target"], (await body_of(request)).get("backends")
+        target, names = request.match_info["target"], body.get("backends")
         return await self.carry_out(request, partial(operations.remove_backends, target=target, names=names))
 
-    async def set_weight(self, request: web.Request) -> web.Response:
+    async def set_weight(self, request: web.Request, body: Json) -> web.Response:
         """Change the weight of one backend."""
         target, backend = request.match_info["target"], request.match_info["backend"]
-        weight = (await body_of(request)).get("weight")
+        weight = body.get("weight")
         service = operations.find(self._context.services_snapshot().services(), target)
         # The store must not change another owner's declaration: the weight becomes an override.
         if service.origin.source != self.store_of(request).source:
@@ -135,6 +159,9 @@ class ServiceRoutes:
         source = self.store_of(request).source
 
         def read(members: Json, services: Iterator[object] | None) -> tuple[list[Service], object]:
+            refuse_unknown_members(members, APPLY_MEMBERS, (*CHANGE_FLAGS, *CHANGE_PARAMETERS))
+            if members.get("apiVersion", API_VERSION) != API_VERSION:
+                raise RefusedError("malformed", f"apiVersion must be {API_VERSION}")
             given = members.get("services") if services is None else services
             return operations.parse_services(given, source=source), members.get("prune", False)
 

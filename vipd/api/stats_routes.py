@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from heapq import nsmallest
 
 from aiohttp import web
 
-from vipd.api.messages import chunked_json_response, flag_of, json_response
+from vipd.api.messages import chunked_json_response, flag_of, json_response, route
 from vipd.api.stats_views import FlowSnapshot, flow_sort_key, flow_view, service_stats_view
 from vipd.api.user_quota import UserQuota
 from vipd.control.reconciler import Reconciler
@@ -44,16 +44,19 @@ class StatsRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
-        return [web.get("/v1/stats", self.stats), web.get("/v1/conntrack", self.conntrack)]
+        filters = ("target", "backend", "client", "state", "limit")
+        return [
+            route("GET", "/v1/stats", self.stats, flags=("backends",), parameters=("service",)),
+            route("GET", "/v1/conntrack", self.conntrack, parameters=filters),
+        ]
 
     async def stats(self, request: web.Request) -> web.Response:
         """The numbers of all services, or of one; with `backends=0` without those of backends."""
-        _reject_unknown_parameters(request, ("service", "backends"))
         numbers, services = self._take_snapshot(), self._reconciler.services
         wanted = [*services.values()]
         if target := request.query.get("service"):
             wanted = [find(services, target)]
-        backends = "backends" not in request.query or flag_of(request, "backends")
+        backends = flag_of(request, "backends", default=True)
         await numbers.refresh()
         views, fault = await _sums(numbers.table)
         table, totals = numbers.table.table(), numbers.collector.totals
@@ -93,7 +96,6 @@ class StatsRoutes:
     async def conntrack(self, request: web.Request) -> web.Response:
         """The tracked flows of a service, sorted by backend and client."""
         query = request.query
-        _reject_unknown_parameters(request, ("target", "backend", "client", "state", "limit"))
         if "target" not in query:
             raise RefusedError("malformed", "target is missing", "", "target=NAME")
         service = find(self._reconciler.services, query["target"])
@@ -144,11 +146,6 @@ async def _sums(table: FlowTable) -> tuple[TrackedSnapshot | None, str]:
 def _traffic_view(uncounted: UncountedReason | None, lost: int) -> Json:
     why, hint = uncounted or ("", "")
     return {"counted": uncounted is None, "why": why, "hint": hint, "lost_flows": lost}
-
-
-def _reject_unknown_parameters(request: web.Request, known: Collection[str]) -> None:
-    if unknown := sorted(set(request.query) - set(known)):
-        raise RefusedError("malformed", f"unknown parameter {unknown[0]}", "", ", ".join(known))
 
 
 def _frontend_filter(service: Service, target: str) -> list[FlowFilter]:

@@ -19,8 +19,10 @@ MAX_SECONDS = 366 * 86400
 
 MAX_REASON = 200
 
-_KEYS = ("service", "backend", "address", "admin", "weight", "reason", "for", "pins")
-
+TARGET_MEMBERS = ("service", "backend", "address")
+"""What a request says about its target, see `target_of`."""
+OVERRIDE_MEMBERS = (*TARGET_MEMBERS, "admin", "weight", "reason", "for", "pins")
+"""What a request for an override may say."""
 
 Backends = tuple[tuple[Service, Backend], ...]
 
@@ -41,12 +43,12 @@ def parse_override(
     `service` (a target) and `backend`, or `address`; `admin` draining or disabled, and/or `weight`; `reason`;
     `for` and `pins` in seconds: how long it holds, and how long clients with affinity are still served.
     """
-    if unknown := sorted(set(request) - set(_KEYS)):
-        raise RefusedError("malformed", f"unknown key {unknown[0]}", "", f"known: {', '.join(_KEYS)}")
     subject, backends = target_of(snapshot, request)
     admin, weight = _admin(request.get("admin")), _weight(request.get("weight"))
     if admin is AdminState.ACTIVE and weight is None:
         raise RefusedError("malformed", "nothing is ordered", "", "say admin or weight")
+    if request.get("pins") is not None and admin is not AdminState.DRAINING:
+        raise RefusedError("malformed", "pins is for draining", "", "leave it out")
     override = Override(
         subject,
         by,
@@ -62,8 +64,6 @@ def parse_override(
 
 def parse_maintenance(request: Mapping[str, object], by: str, now: datetime) -> Maintenance:
     """The maintenance of this host that a request describes: `reason`, and `for` in seconds."""
-    if unknown := sorted(set(request) - {"reason", "for"}):
-        raise RefusedError("malformed", f"unknown key {unknown[0]}", "", "known: reason, for")
     return Maintenance(by, now, _reason(request.get("reason")), _expiry(request, "for", now))
 
 
@@ -82,7 +82,14 @@ def overrides_to_clear(
     An override can be cleared by the words that list it, whatever has become of its service and backend, and
     by those that name its backend now. Raises RefusedError for words that name neither.
     """
-    if request.get("all") is True:
+    everything = request.get("all", False)
+    if not isinstance(everything, bool):
+        raise RefusedError("malformed", "all must be true or false")
+    if everything and len(request) > 1:
+        raise RefusedError(
+            "malformed", "all is for every order", "", "leave service, backend and address out"
+        )
+    if everything:
         return frozenset(known), _backends_of(snapshot, known)
     service, backend, address = _named(request)
     found = {OverrideTarget("", address)} if address else {OverrideTarget(service, backend)}
@@ -108,6 +115,9 @@ def _named(request: Mapping[str, object]) -> tuple[str, str, str]:
     if not all(isinstance(word, str) for word in words):
         raise RefusedError("malformed", "service, backend and address must be text")
     service, backend, address = map(str, words)
+    if address and (service or backend):
+        what = "address is for every service, and service and backend for one"
+        raise RefusedError("malformed", what, "", "say one of them")
     if not address and not (service and backend):
         raise RefusedError(
             "malformed", "service and backend are missing", "", "or say address for all services"

@@ -256,8 +256,12 @@ def read_choice(report: Report, node: Node, path: str, choices: Mapping[str, T])
 
 
 def read_boolean(report: Report, node: Node, path: str) -> bool | None:
-    """`true` or `false`."""
-    return read_choice(report, node, path, {"true": True, "false": False})
+    """`true` or `false`, without quotes."""
+    value = read_choice(report, node, path, {"true": True, "false": False})
+    if value is None or not isinstance(node, Scalar) or node.plain:
+        return value
+    report.wrong_type(node, path, "true or false", f"write {node.text} without quotes")
+    return None
 
 
 def _choice_hint(text: str, choices: Collection[str]) -> str:

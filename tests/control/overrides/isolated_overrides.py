@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from json import dumps, loads
+from json import loads
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -127,12 +127,8 @@ class Request:
 
     transport = None
 
-    def __init__(self, body: Json, query: Mapping[str, str]) -> None:
-        self.query, self._body = query, dumps(body).encode()
-        self.content, self.content_length = self, len(self._body)
-
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        yield self._body
+    def __init__(self, query: Mapping[str, str]) -> None:
+        self.query = query
 
 
 class IsolatedOverrides:
@@ -210,22 +206,22 @@ class IsolatedOverrides:
 
     def listed(self) -> list[Json]:
         """`GET /v1/overrides`."""
-        return list(self._answer(self._routes.list_overrides, {}, {})["overrides"])
+        return list(self._answer(self._routes.list_overrides, {})["overrides"])
 
     def give(self, body: Json, fleet: bool) -> Json:
         """`POST /v1/overrides`. Raises RefusedError and StoreError."""
-        return self._answer(self._routes.create_override, body, {"fleet": "1"} if fleet else {})
+        return self._answer(self._routes.create_override, {"fleet": "1"} if fleet else {}, body)
 
     def resume(self, body: Json, fleet: bool) -> Json:
         """`DELETE /v1/overrides`. Raises as `give` does."""
-        return self._answer(self._routes.clear_overrides, body, {"fleet": "1"} if fleet else {})
+        return self._answer(self._routes.clear_overrides, {"fleet": "1"} if fleet else {}, body)
 
     def backend_statuses(self, service: Service) -> BackendStatuses:
         """How its backends stand."""
         return self.fitness.backend_statuses(service)
 
-    def _answer(self, handler: Any, body: Json, query: Mapping[str, str]) -> Json:
-        response = self._loop.run_until_complete(handler(cast(web.Request, Request(body, query))))
+    def _answer(self, handler: Any, query: Mapping[str, str], *body: Json) -> Json:
+        response = self._loop.run_until_complete(handler(cast(web.Request, Request(query)), *body))
         return cast(Json, loads(response.body))
 
     def _write(self, path: Path, data: bytes) -> None:

@@ -117,10 +117,11 @@ class ActiveOverrides(RuleBasedStateMachine):
         place = self.places[where % len(self.places)]
         reason = f"order {self.count}"
         body = {"admin": admin, "weight": weight, "for": lasts, "pins": pins, "reason": reason}
+        nonsense = (admin is None and weight is None) or (pins is not None and admin != "draining")
         try:
             given = self.isolated.give({**place, **body}, fleet)
         except REFUSALS as error:
-            self.refused(error, fleet, by_words=(admin is None and weight is None) or not self.live(place))
+            self.refused(error, fleet, by_words=nonsense or not self.live(place))
             return
         subject = OverrideTarget(given["override"]["service"], given["override"]["backend"])
         assert subject == self.live(place)
