@@ -509,16 +509,6 @@ def test_set_limits_the_connections_of_a_backend(
     assert daemon.last.body == {"service": {"backends": backends}}
 
 
-def test_remove_goes_on_after_a_failure(vipctl: Vipctl, daemon: FakeDaemon) -> None:
-    daemon.answer("DELETE /v1/services/a", changed(("removed", "a")))
-    daemon.answer("DELETE /v1/services/10.0.0.1:80/tcp", changed(("removed", "10.0.0.1:80/tcp")))
-    ended = vipctl("remove", "a", "nope", "10.0.0.1:80/tcp")
-    assert ended.code == 3
-    gone = STORED.replace("stored in", "no longer in").replace("; survives reboot", "")
-    assert ended.out == f"removed a{gone}\nremoved 10.0.0.1:80/tcp{gone}\n"
-    assert ended.err == "vipctl: no service nope; hint: vipctl list shows them\n"
-
-
 def test_remove_several_is_one_json_document(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     daemon.answer("DELETE /v1/services/a", changed(("unchanged", "a")))
     daemon.answer("DELETE /v1/services/b", changed(("removed", "b"), applied=False, message="later"))

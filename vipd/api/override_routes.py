@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -88,7 +88,7 @@ class OverrideRoutes:
         found = parse_override(self.reconciler.services, wanted, by, self.reconciler.clock())
         known = scope.overrides
         changed = any(
-            key not in known or not _differs_only_in_time(known[key], part)
+            key not in known or not _means_the_same(known[key], part)
             for key, part in found.override.parts().items()
         )
         applied, message = False, "dry run: nothing was changed"
@@ -216,8 +216,9 @@ def _override_view(override: Override, scope: OverrideScope) -> Json:
     return {**to_json(override), "scope": scope.name}
 
 
-def _differs_only_in_time(one: Override, other: Override) -> bool:
-    return to_json(one) | {"at": ""} == to_json(other) | {"at": ""}
+def _means_the_same(one: Override, other: Override) -> bool:
+    """Whether only their authors and times differ: the first one stays then."""
+    return replace(one, by=other.by, at=other.at) == other
 
 
 def _names(backends: Iterable[tuple[Service, Backend]]) -> list[str]:

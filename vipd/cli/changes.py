@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import click
 
-from vipd.cli.errors import OK, CliError
+from vipd.cli.errors import OK, UNREACHABLE, CliError, combine_errors
 from vipd.cli.output import document, output_option, prose, screen, socket_option, store_option
 from vipd.cli.words import seconds
 from vipd.model.formatting import duration
 from vipd.observe.api_client import Json
+
+T = TypeVar("T")
 
 ACTIONS = ("created", "changed", "removed", "unchanged")
 
@@ -105,6 +108,31 @@ def unconfirmed_text(waits: Json) -> str:
     """`revision 7 is taken back in 42s, at 2026-01-01T00:00:00Z, unless vipctl confirm comes before`."""
     within = f"in {duration(waits['seconds_left'])}, at {waits['until']}"
     return f"revision {waits['revision']} is taken back {within}, unless vipctl confirm comes before"
+
+
+def rehearse_each(targets: Sequence[T], change: Callable[[T, bool], Json]) -> list[Json]:
+    """The answers to dry runs of a change of each target: of several none is changed unless all are right.
+
+    `change` gets a target and whether it is a dry run. Raises CliError with every refusal.
+    """
+    answers, failures = change_each(targets, lambda target, _: change(target, True))
+    if not failures:
+        return answers
+    if len(targets) == 1 or failures[0].code == UNREACHABLE:
+        raise failures[0]
+    what = f"{len(failures)} of {len(targets)} cannot be changed, so none was"
+    raise combine_errors([*failures, CliError(what, code=failures[-1].code)])
+
+
+def change_each(targets: Sequence[T], change: Callable[[T, bool], Json]) -> tuple[list[Json], list[CliError]]:
+    """The answers to a change of each target, and what failed; a failure does not prevent the others."""
+    answers, failures = [], []
+    for target in targets:
+        try:
+            answers.append(change(target, False))
+        except CliError as err:
+            failures.append(err)
+    return answers, failures
 
 
 def merged(answers: Sequence[Json]) -> Json:

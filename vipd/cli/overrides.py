@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from vipd.cli.argument_types import SERVICE_BACKEND
-from vipd.cli.changes import change_options
+from vipd.cli.changes import change_each, change_options, rehearse_each
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, USAGE, CliError, combine_errors
 from vipd.cli.output import Column, document, output_option, screen, socket_option, table
@@ -29,6 +29,8 @@ COLUMNS = (
     Column("UNTIL"),
     Column("REASON"),
 )
+
+T = TypeVar("T")
 
 HOST = "host"
 
@@ -137,12 +139,13 @@ def resume(
     if everything and (backends or address):
         raise CliError("--all is for every order", hint="leave the backends out", code=USAGE)
     subjects: list[Json] = [{"all": True}] if everything else [*_targets(backends, address, "resume")]
-    daemon, answers = connect(), []
-    for subject in subjects:
-        answers.append(
-            daemon.change("DELETE", "overrides", body=subject, dry_run=telling["dry_run"], fleet=fleet)
-        )
-    _print_resumed(answers, telling)
+    daemon = connect()
+
+    def resumed(subject: Json, rehearsal: bool) -> Json:
+        return daemon.change("DELETE", "overrides", body=subject, dry_run=rehearsal, fleet=fleet)
+
+    answers, failures = _change_all(subjects, resumed, dry_run=telling["dry_run"])
+    _print_resumed(answers, failures, telling)
     return OK
 
 
@@ -219,17 +222,14 @@ def _send_overrides(
     fleet: bool,
     over_restart: bool = False,
 ) -> None:
-    """Set an override for each target; a refused one does not prevent the others. `over_restart`: a
-    daemon that stops after storing it is no failure."""
-    answers, failures = [], []
-    for subject in targets:
+    """Set an override for each target, or for none if one is refused. `over_restart`: a daemon that stops
+    after storing it is no failure."""
+
+    def ordered(subject: TargetQuery, rehearsal: bool) -> Json:
         body = {**subject, **{key: value for key, value in override.items() if value is not None}}
-        try:
-            answers.append(
-                daemon.change("POST", "overrides", body=body, dry_run=output_options["dry_run"], fleet=fleet)
-            )
-        except CliError as err:
-            failures.append(err)
+        return daemon.change("POST", "overrides", body=body, dry_run=rehearsal, fleet=fleet)
+
+    answers, failures = _change_all(targets, ordered, dry_run=output_options["dry_run"])
     if output_options["form"] != "text":
         _print_documents(answers, output_options["form"])
     elif not output_options["quiet"]:
@@ -238,6 +238,14 @@ def _send_overrides(
     failures += _unapplied([a for a in answers if not (over_restart and a.get("stopping"))], output_options)
     if failures:
         raise combine_errors(failures)
+
+
+def _change_all(
+    targets: Sequence[T], change: Callable[[T, bool], Json], *, dry_run: bool
+) -> tuple[list[Json], list[CliError]]:
+    """The answers, and what failed although all targets are right. Raises CliError if one is not."""
+    rehearsed = rehearse_each(targets, change) if dry_run or len(targets) > 1 else []
+    return (rehearsed, []) if dry_run else change_each(targets, change)
 
 
 def _print_documents(answers: Sequence[Json], form: str) -> None:
@@ -264,7 +272,7 @@ def _end(override: Json) -> str:
     return f"in {time_left(override['until'])}"
 
 
-def _print_resumed(answers: Sequence[Json], output_options: Json) -> None:
+def _print_resumed(answers: Sequence[Json], failures: Sequence[CliError], output_options: Json) -> None:
     if output_options["form"] != "text":
         _print_documents(answers, output_options["form"])
     elif not output_options["quiet"]:
@@ -272,12 +280,12 @@ def _print_resumed(answers: Sequence[Json], output_options: Json) -> None:
         dry = "; dry run: nothing was done" if output_options["dry_run"] else ""
         for override in taken:
             print(f"resumed {_place(override)} (was {override_text(override)}){dry}")
-        if not taken:
+        if not taken and not failures:
             print("unchanged: there was no such order")
         for override in (override for answer in answers for override in answer.get("elsewhere", ())):
             way = "vipctl resume --fleet" if _of_fleet(override) else "vipctl resume"
             print(f"{_place(override)} is still {override_text(override)}; hint: {way} takes that back, too")
-    if failures := _unapplied(answers, output_options):
+    if failures := [*failures, *_unapplied(answers, output_options)]:
         raise combine_errors(failures)
 
 

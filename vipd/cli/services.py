@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from vipd.cli.argument_types import OWN_SERVICE_BACKEND, OWN_TARGET, WORDS, Word
-from vipd.cli.changes import merged, print_change, service_change_options
+from vipd.cli.changes import change_each, merged, print_change, rehearse_each, service_change_options
 from vipd.cli.connection import connect
 from vipd.cli.errors import NOT_FOUND, OK, USAGE, CliError, combine_errors
 from vipd.cli.service_options import (
@@ -309,7 +309,7 @@ def _print_difference(answer: Json, before: Json | None, after: Json) -> None:
 @click.argument("targets", metavar="TARGET...", nargs=-1, required=True, type=OWN_TARGET)
 @service_change_options
 def remove(targets: tuple[str, ...], **display: Any) -> int:
-    """Remove services that vipctl added. One that cannot be removed does not keep the others.
+    """Remove services that vipctl added: all, or none if one of them cannot be removed.
 
     \b
     vipctl remove dns 10.96.0.20:443/tcp
@@ -319,13 +319,17 @@ def remove(targets: tuple[str, ...], **display: Any) -> int:
         hint = "vipctl export > FILE, delete them there, and vipctl apply -f FILE --prune --confirm"
         raise CliError("each removal is a change, and one at a time can wait", hint=hint, code=USAGE)
     daemon = connect()
-    answers: list[Json] = []
-    failures: list[CliError] = []
-    for target in targets:
-        try:
-            answers.append(daemon.change("DELETE", "services", target, dry_run=dry_run, confirm=confirm))
-        except CliError as err:
-            failures.append(err)
+
+    def removed(target: str, rehearsal: bool) -> Json:
+        return daemon.change("DELETE", "services", target, dry_run=rehearsal, confirm=confirm)
+
+    answers, failures, names = list[Json](), list[CliError](), [*targets]
+    if dry_run or len(targets) > 1:
+        answers = rehearse_each(targets, removed)
+        # Two targets may be one service: by its name, and by a frontend.
+        names = list(dict.fromkeys(result["name"] for answer in answers for result in answer["results"]))
+    if not dry_run:
+        answers, failures = change_each(names, removed)
     if answers:
         print_change(merged(answers), "", **display)
     if failures:
