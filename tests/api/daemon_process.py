@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from tests.lab import unprivileged
 from tests.lab.flow import Process, finish
 from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
@@ -90,9 +91,8 @@ class ConfiguredHost:
     def vipd_as_nobody(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the daemon's program in the namespace without any privilege."""
         self._write_config()
-        argv = self.argv("--config", str(self.config), *arguments)
-        plain = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
-        inside = [*argv[:4], *plain, *argv[4:]]
+        argv = unprivileged.command("vipd", "--config", str(self.config), *arguments)
+        inside = ["ip", "netns", "exec", self.namespace, *argv]
         return subprocess.run(inside, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
 
     def vipd(self, *arguments: str) -> subprocess.CompletedProcess[str]:

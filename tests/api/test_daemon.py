@@ -167,6 +167,22 @@ def test_without_root_the_reason_is_told_and_no_traceback(
     assert "Traceback" not in done.stderr
 
 
+def test_who_may_not_read_good_files_is_told_so_and_not_to_move_them(node: ConfiguredHost) -> None:
+    node.root.chmod(0o755)
+    node.state_dir.mkdir(mode=0o755)
+    node.services_dir.chmod(0o755)
+    for name in ("services.yaml", "history.jsonl", "overrides.json", "dataplane"):
+        (node.state_dir / name).touch(mode=0o600)
+    done = node.vipd_as_nobody("--check")
+    assert done.returncode == 1
+    for name in ("services.yaml", "history.jsonl"):
+        (line,) = (line for line in done.stderr.splitlines() if name in line)
+        assert "Permission denied" in line
+        assert "run this as root (sudo)" in line
+    assert "run vipd --check as root (sudo)" in done.stderr
+    assert "aside" not in done.stderr
+
+
 def test_with_its_own_directories_but_without_root_it_tells_what_is_missing(node: ConfiguredHost) -> None:
     for path in (node.root, node.services_dir, *node.services_dir.iterdir()):
         path.chmod(0o755)

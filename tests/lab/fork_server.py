@@ -384,7 +384,8 @@ def _run(module: str) -> int:
     return 0
 
 
-def _import(programs: str) -> None:
+def import_all(programs: str) -> None:
+    """Import what these programs may ever need, see `PROGRAMS`."""
     gc.disable()
     if programs == "vipd":
         for found in pkgutil.walk_packages(vipd.__path__, "vipd."):
@@ -411,7 +412,7 @@ if __name__ == "__main__":
         sys.exit()  # another one serves
     os.umask(_umask)
     _listener.listen()
-    _import(_programs)
+    import_all(_programs)
     _module, *sys.argv[1:] = _Server(_listener).serve()
     _code = _run(_module)
     atexit._run_exitfuncs()

@@ -142,7 +142,7 @@ def test_a_broken_file_is_one_problem_that_says_what_serves(tmp_path: Path, save
     path.write_text("nonsense")
     store = loaded(path)
     (fault,) = store.faults()
-    assert fault.endswith("its last good copy goes on serving" if saved else "there is no good copy of it")
+    assert fault.endswith("its last good copy goes on serving" if saved else "no good copy of it can be read")
     assert store.has_good_copy is saved
     assert set(store.services) == ({"a"} if saved else set())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -74,6 +75,8 @@ def check(settings: Settings) -> int:
         probe = ExecProbe(command=settings.notify)
         found = host_problems(Check(probe), settings.check_users)
         warnings = [*warnings, *(f"notify: {problem}" for problem in found)]
+    if os.geteuid() and any(os.strerror(errno.EACCES) in problem for problem in problems):
+        problems.append("this user may not read all files: run vipd --check as root (sudo)")
     for line in (*problems, *(f"warning: {warning}" for warning in warnings)):
         print(line, file=sys.stderr)  # noqa: T201 (this is what the user asked for)
     if not problems:

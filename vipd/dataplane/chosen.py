@@ -6,7 +6,15 @@ import logging
 from pathlib import Path
 
 from vipd.dataplane.base import DATAPLANES
-from vipd.host.durable import error_text, make_directory, move_aside, read_own, remove_own, write_durably
+from vipd.host.durable import (
+    error_text,
+    make_directory,
+    move_aside,
+    read_fault,
+    read_own,
+    remove_own,
+    write_durably,
+)
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +34,9 @@ class ChosenDataplane:
             if chosen not in (*DATAPLANES, "auto"):
                 raise ValueError("it names no dataplane")
         except FileNotFoundError:
+            return ""
+        except PermissionError as error:
+            log.warning("%s; the settings count", read_fault(self._path, error))
             return ""
         except (OSError, ValueError) as error:
             what, aside = "the dataplane that was chosen cannot be read", move_aside(self._path)

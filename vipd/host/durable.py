@@ -138,6 +138,16 @@ def error_text(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+def read_fault(path: Path, error: Exception, otherwise: str = "") -> str:
+    """Why a file of vipd cannot be read, and what to do: `otherwise`, unless this user may not read it."""
+    hint = otherwise
+    if isinstance(error, PermissionError):
+        hint = (
+            f"hint: run this as root (sudo), or let its user read it: chown --reference={path.parent} {path}"
+        )
+    return f"{path}: cannot be read: {error_text(error)}" + (f"; {hint}" if hint else "")
+
+
 def write_durably(path: Path, data: bytes | bytearray, mode: int = 0o640) -> None:
     """Replace a file by `data`; afterwards a power cut leaves the old content or the new, never a mix.
 

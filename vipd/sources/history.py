@@ -19,11 +19,12 @@ from pathlib import Path
 
 from vipd.declaration.bounded_json import read_json
 from vipd.host.durable import MAX_BYTES as MAX_FILE_BYTES
-from vipd.host.durable import error_text, make_directory, read_own, write_durably
+from vipd.host.durable import make_directory, read_fault, read_own, write_durably
 from vipd.model.text import one_line
 from vipd.sources.confirmation import Confirmation
 
 FILE_NAME = "history.jsonl"
+_NEW_HISTORY = "hint: move it aside, then vipctl reload; a new history begins"
 
 MAX_ENTRIES = 100
 MAX_BYTES = 16 * 2**20
@@ -166,13 +167,13 @@ class StoreHistory:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            self.reject(f"cannot be read: {error_text(error)}")
+            self._entries, self._confirmation = (), None
+            self.fault = read_fault(self._path, error, _NEW_HISTORY)
 
     def reject(self, why: str) -> None:
         """The file cannot be used: it is left alone, and has no entries."""
-        hint = "hint: move it aside, then vipctl reload; a new history begins"
         self._entries, self._confirmation = (), None
-        self.fault = f"{self._path}: {why}; {hint}"
+        self.fault = f"{self._path}: {why}; {_NEW_HISTORY}"
 
     def add(self, entry: Entry, confirmation: Confirmation | None = None) -> None:
         """Add an entry, on disk. Raises OSError; then nothing has changed."""

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from vipd.declaration.bounded_json import read_json
-from vipd.host.durable import error_text, make_directory, read_own, remove_own, write_durably
+from vipd.host.durable import make_directory, read_fault, read_own, remove_own, write_durably
 from vipd.host.observer import Observer
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.maintenance import Maintenance, from_json, to_json
@@ -60,10 +60,8 @@ class MaintenanceStore:
             self._current = None
         except (OSError, ValueError, MalformedOverrideError) as error:
             self._current = Maintenance("vipd", self._clock(), "its file cannot be read")
-            self._fault = (
-                f"{self._path}: cannot be read: {error_text(error)}; this host counts as in maintenance; "
-                "hint: vipctl host resume"
-            )
+            what = "this host counts as in maintenance; hint: vipctl host resume"
+            self._fault = read_fault(self._path, error, what)
             log.error("%s", self._fault, extra=fields(Event.SOURCE_FAILED))
         self._end_due()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vipd.declaration.bounded_json import read_json
 from vipd.declaration.problems import PLEASE_REPORT
-from vipd.host.durable import MAX_BYTES, error_text, make_directory, read_own, write_durably
+from vipd.host.durable import MAX_BYTES, make_directory, read_fault, read_own, write_durably
 from vipd.host.observer import Observer
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.override import (
@@ -79,9 +79,7 @@ class OverrideStore:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            faults = [
-                f"{self._path}: cannot be read: {error_text(error)}; no order of it is in force; {_HINT}"
-            ]
+            faults = [read_fault(self._path, error, f"no order of it is in force; {_HINT}")]
         for name, item in items:
             try:
                 found.append(from_json(item))

@@ -20,7 +20,14 @@ from pathlib import Path
 from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import PLEASE_REPORT, Declaration
 from vipd.declaration.unit import Unit
-from vipd.host.durable import error_text, make_directory, read_own, write_atomically, write_durably
+from vipd.host.durable import (
+    error_text,
+    make_directory,
+    read_fault,
+    read_own,
+    write_atomically,
+    write_durably,
+)
 from vipd.host.systemd.fields import Event, fields
 from vipd.model import limits
 from vipd.model.formatting import duration
@@ -124,12 +131,16 @@ class StoreSource:
         _, last_good, unusable = _read(self._copy)
         self._set_declaration(last_good)
         self.has_good_copy = bool(last_good.services) and not unusable
-        serving = "there is no good copy of it"
+        serving = "no good copy of it can be read"
         if last_good.services:
             which = "its last good copy goes" if self.has_good_copy else "the services without problems go"
             serving = f"{which} on serving"
         *first, last = self._faults
-        self._faults = (*first, f"{last}; {serving}")  # one fault, one problem: they are counted
+        what, *hint = last.partition("; hint: ")
+        self._faults = (
+            *first,
+            f"{what}; {serving}{''.join(hint)}",
+        )  # one fault, one problem: they are counted
 
     def save(self, services: Mapping[str, Service], note: ChangeNote = NO_NOTE) -> None:
         """Replace the stored services, on disk first. Raises StoreError; then nothing has changed.
@@ -237,8 +248,9 @@ class StoreSource:
 
     def _require_writable(self) -> None:
         if self._faults:
-            hint = f"mend {self._path} or move it aside, then vipctl reload"
-            raise StoreError(f"the store cannot be changed: {self._faults[0]}; hint: {hint}")
+            fault, _, hint = self._faults[0].partition("; hint: ")
+            hint = hint or f"mend {self._path} or move it aside, then vipctl reload"
+            raise StoreError(f"the store cannot be changed: {fault}; hint: {hint}")
 
     def _text_of(self, services: Mapping[str, Service]) -> tuple[dict[str, tuple[Service, str]], bytes]:
         """Each service with its text, and the file of them all. Raises StoreError beyond the limits."""
@@ -370,7 +382,7 @@ def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
     except FileNotFoundError:
         return "", Declaration(), ()
     except (OSError, UnicodeDecodeError) as error:
-        return "", Declaration(), (f"{path}: cannot be read: {error_text(error)}",)
+        return "", Declaration(), (read_fault(path, error),)
     text = join_surrogate_pairs(text)  # earlier versions wrote text as JSON does
     found = parse_declaration(text, str(path), source="cli", accepted=True)
     return (text, found, ()) if found.ok else ("", found.understood(), tuple(map(str, found.problems)))

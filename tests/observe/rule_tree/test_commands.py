@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.lab import unprivileged
 from tests.observe.rule_tree.daemon_host import KINDS, DaemonHost, started
 from vipd.dataplane.iptables.names import hashed
 
@@ -214,9 +215,9 @@ def test_wrong_words_are_answered(
 @IN_ONE
 def test_without_root_the_way_is_told(daemon_host: DaemonHost) -> None:
     argv = daemon_host.argv("shop/web")
-    plain = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
+    module = argv[argv.index("-m") + 1 :]
     done = subprocess.run(
-        [*argv[:4], *plain, *argv[4:]], capture_output=True, text=True, timeout=60, check=False
+        [*argv[:4], *unprivileged.command(*module)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 4
     assert done.stderr == "vipctl: the kernel shows its rules to root only; hint: sudo vipctl rules\n"

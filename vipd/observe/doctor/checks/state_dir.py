@@ -63,7 +63,7 @@ def check_store(facts: Facts) -> Iterator[CheckResult]:
         title = "what vipctl added cannot be read"
         if not state.has_copy:
             # Without the file there would be no such services at all.
-            yield problem(title, cause, hint=f"correct {store} by hand; there is no good copy of it")
+            yield problem(title, cause, hint=f"correct {store} by hand; no good copy of it can be read")
             return
         repair = [f"cp -p {store} {store}.broken", f"cp -p {store}.last-good {store}"]
         yield problem(title, cause, *repair, *(["vipctl reload"] if facts.daemon.status else []))
