@@ -145,7 +145,7 @@ def test_settings_count(vipctl: Vipctl, declared: str) -> None:
     ("words", "code", "said"),
     [
         (("--from", "local", "nope"), 3, "no service nope"),
-        (("--from", "local", "10.96.0.10"), 2, "has no port"),
+        (("--from", "local", "10.96.0.99"), 2, "has no port"),
         (("--from", "fd00::9", "dns"), 2, "dns has no ipv6 address"),
         (("--from", "here", "dns"), 2, "is a name, not an IP address"),
         (("dns",), 2, "--from"),

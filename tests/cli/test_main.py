@@ -71,10 +71,19 @@ def test_tests_call_verbs_through_vipctl() -> None:
     [
         (["lits"], "did you mean list"),
         (["delete", "dns"], "did you mean remove?"),
+        (["import", "x.yaml"], "did you mean apply or convert?"),
+        (["config"], "did you mean edit or export?"),
+        (["stop", "web"], "did you mean disable or drain?"),
+        (["flush"], "did you mean cleanup?"),
+        (["show", "web"], "did you mean describe?"),
+        (["Lsit"], "did you mean list?"),
+        (["port"], "vipctl -h lists the verbs"),
+        (["help", "drian"], "did you mean drain?"),
+        (["add", "--internal", "x"], "vipctl add -h"),
         (["zzz"], "vipctl -h lists the verbs"),
-        (["list", "--no-header"], "vipctl list -h"),
+        (["list", "--no-header"], "did you mean --no-headers?"),
         (["list", "-o", "xml"], "vipctl list -h"),
-        (["add"], "vipctl add -h"),
+        (["add"], "vipctl add VIP:80/tcp ADDR"),
         (["remove"], "vipctl remove -h"),
     ],
 )
@@ -84,6 +93,13 @@ def test_wrong_usage_exits_2_with_a_way_out(vipctl: Vipctl, words: list[str], hi
     assert ended.err.startswith("vipctl: ")
     assert f"; hint: {hint}" in ended.err
     assert ended.err.count("\n") == 1
+
+
+def test_help_is_a_verb_too(vipctl: Vipctl) -> None:
+    assert vipctl("help") == vipctl("-h")
+    for verb in ("drain", "add", "status"):
+        assert vipctl("help", verb) == vipctl(verb, "-h")
+    assert vipctl("help", verb).code == 0
 
 
 def test_the_version_needs_no_daemon(vipctl: Vipctl, daemon: FakeDaemon) -> None:

@@ -158,8 +158,9 @@ def test_vipctl_changes_names_as_it_changes_addresses() -> None:
     assert (shrunk.stored[name].named_backends, len(shrunk.stored[name].backends)) == ((), 1)
     with pytest.raises(RefusedError, match="has the weights of its records"):
         set_weight(grown.stored, grown.stored, name, "srv:_x._tcp.a.b", 7)
+    assert remove_backends(services, services, name, ["dns:a.b"]).stored == shrunk.stored
     with pytest.raises(RefusedError) as refused:
-        remove_backends(services, services, name, ["dns:a.b"])
+        remove_backends(services, services, name, ["dns:a.b:81"])
     assert refused.value.hint == "did you mean dns:a.b:80?"
 
 

@@ -128,12 +128,12 @@ def test_one_problem_of_a_request_is_the_whole_message_and_names_no_file() -> No
     assert [str(problem) for problem in error.problems] == [f"{error.what}; {error.hint}"]
 
 
-@pytest.mark.parametrize("target", ["dns", "10.96.0.10:53/udp"])
+@pytest.mark.parametrize("target", ["dns", "10.96.0.10:53/udp", "10.96.0.10"])
 def test_a_service_is_found_by_name_and_by_frontend(target: str) -> None:
     assert operations.find(world()[0], target).name == "dns"
 
 
-@pytest.mark.parametrize("target", ["dn", "10.96.0.10:53/tcp", "10.96.0.10", "", "a b", "[fd00::1]:1/udp"])
+@pytest.mark.parametrize("target", ["dn", "10.96.0.10:53/tcp", "10.96.0.99", "", "a b", "[fd00::1]:1/udp"])
 def test_an_unknown_target_is_not_found(target: str) -> None:
     snapshot, stored = world()
     for change in (

@@ -151,7 +151,8 @@ class HostRoutes:
 
 
 def _named(target: str, forwardings: Sequence[Forwarding]) -> list[Forwarding]:
-    """Those that have a frontend of this name, such as `192.0.2.10:53/udp`; none if it names a service."""
+    """Those that have a frontend of this name, such as `192.0.2.10:53/udp`, or this address; none if it names
+    a service."""
     return [f for f in forwardings if target in _frontends(f)]
 
 
@@ -162,4 +163,5 @@ def _frontends(forwarding: Forwarding) -> set[str]:
         str(Frontend(address, forwarding.port, forwarding.key.protocol))
         for address in (*forwarding.addresses, *external)
     }
-    return found | {each.removesuffix("/tcp") for each in found}
+    addresses = {*forwarding.addresses, *(each.address for each in forwarding.external_addresses)}
+    return found | {each.removesuffix("/tcp") for each in found} | addresses

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from heapq import nsmallest
 
 from aiohttp import web
@@ -18,7 +19,7 @@ from vipd.dataplane.conntrack.entries import flow_state
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import RefusedError, find
-from vipd.declaration.syntax import InvalidTextError, parse_backend, parse_frontend
+from vipd.declaration.syntax import InvalidTextError, parse_address, parse_backend, parse_frontend
 from vipd.model.formatting import time_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
@@ -149,9 +150,12 @@ def _traffic_view(uncounted: UncountedReason | None, lost: int) -> Json:
 
 
 def _frontend_filter(service: Service, target: str) -> list[FlowFilter]:
-    """A service's name matches all its frontends; a frontend matches itself."""
+    """A service's name matches all its frontends; an address its own, and a frontend matches itself."""
     if target == service.name:
         return []
+    with suppress(InvalidTextError):
+        address = parse_address(target)
+        return [lambda flow: flow.entry.destination[0] == address]
     try:
         frontend = parse_frontend(target)
     except InvalidTextError:

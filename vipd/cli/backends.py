@@ -12,7 +12,7 @@ from vipd.cli.changes import print_change, service_change_options
 from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import USAGE, CliError
 from vipd.cli.service_options import backup_option
-from vipd.cli.words import backend_names, backend_specs
+from vipd.cli.words import backend_names, backend_specs, is_backend, single_backends
 from vipd.declaration.dns_names import is_named
 from vipd.model.service import NameKind, socket_text
 from vipd.observe.api_client import Json
@@ -33,8 +33,10 @@ def add_backend(target: str, backends: tuple[str, ...], backup: tuple[str, ...],
     vipctl add-backend dns --backup 10.244.9.9
     vipctl add-backend web dns:web.internal:8080
     """
+    target, backends = _split_target(target, backends)
     if not (backends or backup):
         raise CliError("no backend to add", hint=f"vipctl add-backend {target} ADDR", code=USAGE)
+    backends, backup = tuple(single_backends(backends)), tuple(single_backends(backup))
     specs, daemon = [*backend_specs(backends), *backend_specs(backup, backup=True)], connect()
     ported, port = _with_port_of_others(daemon, target, specs)
     answer = daemon.change(
@@ -77,6 +79,12 @@ def _with_port_of_others(
     return [_on(spec, port) if spec in open_ones else spec for spec in specs], port
 
 
+def _split_target(target: str, backends: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """TARGET and backends; both may be one word, as for drain: TARGET/BACKEND."""
+    service, slash, backend = target.rpartition("/")
+    return (service, (backend,)) if slash and not backends and is_backend(backend) else (target, backends)
+
+
 def _port(spec: str | Json) -> int | None:
     return None if isinstance(spec, str) else spec.get("port")
 
@@ -111,7 +119,7 @@ def _number(port: int | None) -> int:
 
 @click.command("remove-backend")
 @click.argument("target", metavar="TARGET", type=OWN_TARGET)
-@click.argument("backends", metavar="ADDR[:PORT]...", nargs=-1, required=True, type=BACKEND)
+@click.argument("backends", metavar="ADDR[:PORT]...", nargs=-1, type=BACKEND)
 @service_change_options
 def remove_backend(target: str, backends: tuple[str, ...], **display: Any) -> int:
     """Remove backends from a service. Established UDP flows to them end.
@@ -119,7 +127,10 @@ def remove_backend(target: str, backends: tuple[str, ...], **display: Any) -> in
     \b
     vipctl remove-backend dns 10.244.3.9
     """
-    names = backend_names(backends)
+    target, backends = _split_target(target, backends)
+    if not backends:
+        raise CliError("no backend to remove", hint=f"vipctl remove-backend {target} ADDR", code=USAGE)
+    names = backend_names(single_backends(backends))
     answer = connect().change(
         "DELETE",
         "services",

@@ -94,12 +94,36 @@ HIDDEN = {"complete": Verb("completion", "complete", "Answer a shell that comple
 
 VERB_ALIASES = {
     "create": "add",
+    "new": "add",
     "change": "edit",
     "delete": "remove",
     "del": "remove",
     "rm": "remove",
     "get": "list",
     "ls": "list",
+    "info": "describe",
+    "start": "resume",
+    "stop": "disable or drain",
+    "flush": "cleanup",
+    "clear": "cleanup",
+    "clean": "cleanup",
+    "import": "apply or convert",
+    "load": "apply",
+    "config": "edit or export",
+    "configure": "set or edit",
+    "update": "set or edit",
+    "modify": "set or edit",
+    "dump": "export",
+    "save": "export",
+    "restart": "reload",
+    "refresh": "reload",
+    "install": "apply",
+    "health": "status or doctor",
+    "connections": "flows",
+    "logs": "events",
+    "watch": "top or events",
+    "diagnose": "doctor",
+    "purge": "cleanup",
     "show": "describe",
     "enable": "resume",
     "undrain": "resume",
@@ -114,7 +138,35 @@ VERB_ALIASES = {
     "log": "history",
     "revisions": "history",
 }
-"""Names of these verbs in other programs."""
+"""Words of other programs for these verbs."""
+
+
+_OF_CHECK = "it belongs to the check: --check '{type: tcp, %s: %s}'"
+
+OPTION_WORDS = {
+    "--interval": _OF_CHECK % ("interval", "2s"),
+    "--timeout": _OF_CHECK % ("timeout", "1s"),
+    "--rise": _OF_CHECK % ("rise", "2"),
+    "--fall": _OF_CHECK % ("fall", "3"),
+    "--weight": "write it behind the backend: ADDR@3",
+    "--backend": "write backends without an option, behind the VIP or TARGET",
+    "--backends": "write backends without an option, behind the VIP or TARGET",
+    "--server": "write backends without an option, behind the VIP or TARGET",
+    "--vip": "write the VIP first, without an option",
+    "--address": "write the VIP first, without an option",
+    "--protocol": "write it behind the port: 53/udp",
+    "--proto": "write it behind the port: 53/udp",
+}
+"""How to write what other verbs or programs have an option for, by the option."""
+EXTRA_WORDS = {
+    "events": "vipctl events --service TARGET shows those of one service",
+    "status": "vipctl describe TARGET shows one service",
+    "set": "write options behind TARGET: --affinity 10m",
+    "top": "vipctl stats TARGET --rate 2s shows one service",
+    "explain": "the source is an option: --from ADDR",
+}
+"""What is meant by a word too many for these verbs."""
+_HINTED_VERBS = ("add", "set", "add-backend")
 
 
 class LazyGroup(click.Group):
@@ -139,6 +191,11 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but an unknown verb is answered with those that are like it."""
         word = args[0]
+        if word == "help":
+            if len(args) == 1:
+                print(ctx.get_help())
+                ctx.exit(OK)
+            word, *_ = args = [*args[1:2], "-h"]
         if self.get_command(ctx, word) is None and not word.startswith("-") and not ctx.resilient_parsing:
             raise CliError(f"no verb {word!r}", hint=_similar_verbs(word), code=2)
         return super().resolve_command(ctx, args)
@@ -153,9 +210,10 @@ class LazyGroup(click.Group):
 
 def _similar_verbs(word: str) -> str:
     # Imported here because only a typing error needs it.
-    from difflib import get_close_matches
+    from vipd.model.misspelling import nearest
 
-    close = [VERB_ALIASES[word]] if word in VERB_ALIASES else get_close_matches(word, VERBS, n=2)
+    word = word.lower()
+    close = [VERB_ALIASES[word]] if word in VERB_ALIASES else nearest(word, VERBS)
     return f"did you mean {' or '.join(close)}?" if close else "vipctl -h lists the verbs"
 
 
@@ -172,7 +230,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     subcommand_metavar="VERB ...",
-    epilog="A TARGET is a service's name, or one of its frontends: 10.96.0.10:53/udp, [fd00::10]:53/udp. "
+    epilog="A TARGET is a service's name, one of its frontends, as 10.96.0.10:53/udp or [fd00::10]:53/udp, "
+    "or an address that it alone has. vipctl help VERB tells more. "
     "Exit codes: 0 done or nothing to do, 1 failed or refused, 2 usage, 3 not found, "
     "4 daemon unreachable or permission denied, 5 what was waited for did not come in time.",
 )
@@ -236,11 +295,41 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _usage_text(err: click.ClickException) -> str:
     # Click lists choices on lines of their own.
-    text = " ".join(err.format_message().split()).rstrip(".").replace(". Choose from: ", ": one of ")
+    # Its own suggestions only share letters: --internal-policy for --interval.
+    message = err.message if isinstance(err, click.NoSuchOption) else err.format_message()
+    text = (
+        " ".join(message.replace("valid integer range", "whole number").split())
+        .rstrip(".")
+        .replace(". Choose from: ", ": one of ")
+    )
     text = text[:1].lower() + text[1:]
     if isinstance(err, click.UsageError) and err.ctx is not None:
-        return f"{text}; hint: {_similar_choice(err) or err.ctx.command_path + ' -h'}"
+        hint = (
+            _meant_option(err) or _meant_by_more(err) or _similar_choice(err) or f"{err.ctx.command_path} -h"
+        )
+        return f"{text}; hint: {hint}"
     return text
+
+
+def _meant_option(err: click.UsageError) -> str:
+    """How to write what other programs have an option for; empty if that is unknown."""
+    if not isinstance(err, click.NoSuchOption) or err.ctx is None:
+        return ""
+    option, command = err.option_name, err.ctx.command
+    if command.name in _HINTED_VERBS and option in OPTION_WORDS:
+        return OPTION_WORDS[option]
+    from vipd.model.misspelling import nearest
+
+    known = [name[2:] for param in command.params for name in param.opts if name.startswith("--")]
+    close = [f"--{name}" for name in nearest(option[2:], known)] if option.startswith("--") else []
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def _meant_by_more(err: click.UsageError) -> str:
+    """What was meant by a word too many; empty if that is unknown."""
+    if err.ctx is None or "unexpected extra argument" not in err.message:
+        return ""
+    return EXTRA_WORDS.get(err.ctx.command.name or "", "")
 
 
 def _similar_choice(err: click.UsageError) -> str:
@@ -248,10 +337,13 @@ def _similar_choice(err: click.UsageError) -> str:
     kind = err.param.type if isinstance(err, click.BadParameter) and err.param is not None else None
     if not isinstance(kind, click.Choice):
         return ""
-    from difflib import get_close_matches
+    from vipd.model.misspelling import nearest
 
     words = re.findall("'([^']*)'", err.message)
-    close = get_close_matches(words[0], map(str, kind.choices), n=1) if words else []
+    choices = [*map(str, kind.choices)] if words else []
+    close = [choice for choice in choices if choice.startswith(words[0].lower())] or (
+        nearest(words[0], choices) if words else []
+    )
     return f"did you mean {close[0]}?" if close else ""
 
 

@@ -124,7 +124,7 @@ def explain_files(
         question = ask(source, target, compiled.forwardings, compiled.host_addresses)
     except QueryError as error:
         code = NOT_FOUND if error.unknown else USAGE
-        shown = "" if error.unknown else error.hint
+        shown = "" if error.hint.startswith("vipctl list") else error.hint
         raise CliError(error.what, error.why, shown, code=code) from None
     by_table = (dataplane or settings.dataplane) == "nftables"
     options = (compiled.table_options if by_table else compiled.options)(question.packet.family)

@@ -16,7 +16,7 @@ from vipd.cli.connection import Daemon, connect
 from vipd.cli.errors import OK, USAGE, CliError, combine_errors
 from vipd.cli.output import Column, document, output_option, screen, socket_option, table
 from vipd.cli.waiting import TargetQuery, wait_until_drained
-from vipd.cli.words import backend_names, seconds, split_backend
+from vipd.cli.words import backend_names, is_backend, seconds, split_backend
 from vipd.model.formatting import counted, duration
 from vipd.observe.api_client import Json
 
@@ -136,6 +136,8 @@ def resume(
     vipctl resume dns/10.244.2.21
     vipctl resume --address 10.244.2.21
     """
+    if backends == ("all",):
+        raise CliError("all names no backend", hint="vipctl resume --all takes every order back", code=USAGE)
     if everything and (backends or address):
         raise CliError("--all is for every order", hint="leave the backends out", code=USAGE)
     subjects: list[Json] = [{"all": True}] if everything else [*_targets(backends, address, "resume")]
@@ -203,10 +205,20 @@ def _targets(backends: Sequence[str], address: str | None, verb: str) -> list[Ta
         raise CliError("no backend is named" if not backends else "too much at once", hint=hint, code=USAGE)
     if address is not None:
         return [{"address": backend_names([address])[0]}]
-    places = [
-        split_backend(word, f"vipctl {verb} {{}}", f"vipctl {verb} --address {{}}") for word in backends
-    ]
+    target, *rest = backends
+    if rest and not is_backend(target) and "/" not in target and all(map(is_backend, rest)):
+        hint = f"vipctl {verb} {' '.join(f'{target}/{backend}' for backend in rest)}"
+        raise CliError(f"{target} names no backend", hint=hint, code=USAGE)
+    words = [place for word in backends for place in _single_places(word)]
+    places = [split_backend(word, f"vipctl {verb} {{}}", f"vipctl {verb} --address {{}}") for word in words]
     return [{"service": target, "backend": backend} for target, backend in places]
+
+
+def _single_places(word: str) -> list[str]:
+    """`web/10.244.0.5,10.244.0.6` as two."""
+    first, *others = [part for part in word.split(",") if part] or [word]
+    service = first.rpartition("/")[0]
+    return [first, *(other if "/" in other or not service else f"{service}/{other}" for other in others)]
 
 
 def _seconds(word: str | None) -> int | None:

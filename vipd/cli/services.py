@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,21 +28,27 @@ from vipd.cli.service_options import (
 from vipd.cli.words import (
     NO_ADDRESS,
     address_spec,
+    backend_host,
     backend_name,
     backend_specs,
     frontend_spec,
+    is_address_list,
+    is_backend,
+    is_frontend,
     number_or_none,
+    single_backends,
     split_backend,
 )
 from vipd.model.formatting import counted
 from vipd.observe.api_client import Json
 
 NODE_PORT = "node_port"
+_NAME = re.compile(r"(?!(?:dns|srv):)[A-Za-z][A-Za-z0-9_./-]*")
+"""What may be the name of a service, and is no address."""
 
 
 @click.command(cls=ServiceCommand)
-@click.argument("vip", metavar="VIP[:PORT/PROTO]")
-@click.argument("backends", metavar="[ADDR[:PORT][@WEIGHT]]...", nargs=-1)
+@click.argument("words", metavar="[VIP[:PORT/PROTO]] [ADDR[:PORT][@WEIGHT]]...", nargs=-1)
 @click.option(
     "--name",
     cls=GroupedOption,
@@ -65,8 +72,7 @@ def add(
     ctx: click.Context,
     /,
     *,
-    vip: str,
-    backends: tuple[str, ...],
+    words: tuple[str, ...],
     name: str | None,
     target: int | None,
     backup: tuple[str, ...],
@@ -78,8 +84,9 @@ def add(
 ) -> int:
     """Add a service. It is stored, and survives a reboot. The same again changes nothing.
 
-    VIP:PORT/PROTO is one address with one port. Else VIP is addresses with commas between, or none beside
-    --external, and -p names the ports. Where a file may have a mapping, a value may be one, in quotes:
+    VIP:PORT/PROTO is one address with one port. Else VIP is addresses with commas between, and -p names the
+    ports. Beside --external there need be no VIP: it is none, or the only word is a backend. Commas may stand
+    between backends, too. Where a file may have a mapping, a value may be one, in quotes:
     '{type: tcp, fall: 2}'.
 
     \b
@@ -89,8 +96,12 @@ def add(
     vipctl add 10.96.0.20,fd00::20 -p 80/tcp -p 443/tcp \\
         10.244.0.5 fd00:1::5 --backup 10.244.0.9 --check http:/healthz
     vipctl add 10.96.0.21:80/tcp dns:web.internal:8080
+    vipctl add --external 203.0.113.10 -p 80/tcp 10.244.0.5
     """
     fields = fields_of(ctx.command, options)
+    outside = fields.get("external_addresses") or fields.get("load_balancer_addresses")
+    vip, backends = _vip_and_backends(words, without_vip=bool(outside and options["port"]))
+    backup = tuple(single_backends(backup))
     spec: Json = {"name": name} if name else {}
     spec |= _addressed(vip, target, bool(options["port"]))
     if specs := [*backend_specs(backends), *backend_specs(backup, backup=True)]:
@@ -134,11 +145,41 @@ def _check_for(spec: Json) -> str:
     return "exec:COMMAND"
 
 
+def _vip_and_backends(words: Sequence[str], *, without_vip: bool) -> tuple[str, list[str]]:
+    """The word for the VIP, and those for backends. `without_vip`: clients have another address, and so the
+    first word may be a backend's: if there is no other, or if no VIP looks so."""
+    first, *others = words or ("",)
+    if without_vip and first != NO_ADDRESS and (not others or not is_address_list(first)):
+        return NO_ADDRESS, single_backends(words)
+    if not first:
+        raise CliError("neither VIP nor backend is named", hint="vipctl add VIP:80/tcp ADDR", code=USAGE)
+    if first != NO_ADDRESS:
+        _refuse_other_order(first, others)
+    return first, single_backends(others)
+
+
+def _refuse_other_order(first: str, others: Sequence[str]) -> None:
+    """Raises CliError with the command line that is meant by `web 10.96.0.12:80/tcp`, or by a backend before
+    the VIP."""
+    vip = next((word for word in others if is_frontend(word) and "/" in word), "")
+    if _NAME.fullmatch(first) and (vip or (others and is_address_list(others[0]))):
+        hint = f"vipctl add {' '.join(others)} --name {first}"
+        raise CliError(f"{first} is no address", "the name of a service is an option", hint, code=USAGE)
+    if vip and is_backend(first) and not ("/" in first and is_frontend(first)):
+        rest = [word for word in (first, *others) if word != vip]
+        hint = f"vipctl add {vip} {' '.join(rest)}"
+        raise CliError("the VIP comes first, with its port and protocol", hint=hint, code=USAGE)
+
+
 def _addressed(vip: str, target: int | None, ports: bool) -> Json:
     """The `address`, and the `ports` unless options name them."""
     if not ports and not vip.strip("0123456789."):
         hint = f"vipctl add {vip}:80/tcp, or for several ports: vipctl add {vip} -p 80/tcp -p 53/udp"
         raise CliError(f"{vip} has no port", hint=hint, code=USAGE)
+    address, _, numbers = vip.rpartition(":")
+    if not ports and is_address_list(address.strip("[]")) and "," in numbers.partition("/")[0]:
+        hint = f"vipctl add {address.strip('[]')} -p {numbers.replace(',', ' -p ')}"
+        raise CliError(f"{vip} has several ports", hint=hint, code=USAGE)
     if not ports and "," in vip.partition("/")[0]:
         hint = f"name the ports by -p: vipctl add {vip} -p 80/tcp"
         raise CliError(f"{vip} names several addresses, and no port for all of them", hint=hint, code=USAGE)
@@ -234,12 +275,12 @@ def set_fields(
         return print_change(answer, f"{backend}: weight {weight}", **display)
     if backup is not None:
         service, backend = split_backend(target, f"vipctl set {{}} --backup {backup}")
-        changed = partial(_with_backend_key, target=service, name=backend, backup=backup == "true")
+        changed = partial(_with_backend_key, name=backend, backup=backup == "true")
         return _set(service, changed, f"{backend}: backup {backup}", display)
     if max_connections is not None:
         service, backend = split_backend(target, f"vipctl set {{}} --max-connections {max_connections}")
         most = number_or_none(max_connections)
-        changed = partial(_with_backend_key, target=service, name=backend, max_connections=most)
+        changed = partial(_with_backend_key, name=backend, max_connections=most)
         return _set(service, changed, f"{backend}: max_connections {max_connections}", display)
     if dry_run or fields.keys() & {TRAFFIC_POLICY, NODE_PORT}:
         return _set(target, partial(_combined, fields=fields), told, display)
@@ -252,7 +293,7 @@ def _set(target: str, fields_for: Callable[[Json], Json], told: str, display: Js
     daemon = connect(exact=True)  # what is sent back is the daemon's own text, not its displayed form
     found = daemon.get("services", target)
     before = found["service"]["spec"]
-    fields = fields_for(before)
+    fields = fields_for(found["service"])
     dry_run = display["dry_run"]
     answer = daemon.change(
         "PATCH",
@@ -268,10 +309,10 @@ def _set(target: str, fields_for: Callable[[Json], Json], told: str, display: Js
     return print_change(answer, told, **display)
 
 
-def _combined(before: Json, fields: Json) -> Json:
+def _combined(view: Json, fields: Json) -> Json:
     """The fields to send: with the traffic policy that is not named, and the node port at its port, where the
     daemon has it."""
-    fields = dict(fields)
+    fields, before = dict(fields), view["spec"]
     if TRAFFIC_POLICY in fields:
         fields[TRAFFIC_POLICY] = {**before.get(TRAFFIC_POLICY, {}), **fields[TRAFFIC_POLICY]}
     if NODE_PORT in fields and "ports" not in fields and len(before["ports"]) == 1:
@@ -281,12 +322,10 @@ def _combined(before: Json, fields: Json) -> Json:
     return fields
 
 
-def _with_backend_key(before: Json, target: str, name: str, **keys: object) -> Json:
+def _with_backend_key(view: Json, name: str, **keys: object) -> Json:
     """The `backends` with keys of one of them set; None removes a key. Raises CliError."""
-    specs = before.get("backends", [])
-    if name not in map(backend_name, specs):
-        hint = f"vipctl describe {target} shows them"
-        raise CliError(f"{target} has no backend {name}", hint=hint, code=NOT_FOUND)
+    specs = view["spec"].get("backends", [])
+    name = _declared_backend(view, [*map(backend_name, specs)], name)
     changed = []
     for spec in specs:
         if backend_name(spec) == name:
@@ -295,6 +334,22 @@ def _with_backend_key(before: Json, target: str, name: str, **keys: object) -> J
         else:
             changed.append(spec)
     return {"backends": changed}
+
+
+def _declared_backend(view: Json, declared: Sequence[str], name: str) -> str:
+    """The backend that is meant, as drain finds it: its port may be missing, or be that of the service."""
+    if name in declared:
+        return name
+    host, service = backend_host(name), view["name"]
+    same = [other for other in declared if backend_host(other) == host]
+    if name == host and len(same) == 1:
+        return same[0]
+    endpoints = {each["endpoint"] for forwarding in view["forwardings"] for each in forwarding["endpoints"]}
+    if host in declared and name in endpoints:
+        return host
+    number = "several backends" if same and name == host else "no backend"
+    hint = f"did you mean {' or '.join(same)}?" if same else f"vipctl describe {service} shows them"
+    raise CliError(f"{service} has {number} {name}", hint=hint, code=NOT_FOUND)
 
 
 def _print_difference(answer: Json, before: Json | None, after: Json) -> None:

@@ -81,6 +81,17 @@ def backend_specs(words: Iterable[str], *, backup: bool = False) -> list[str | J
     return [{**({"address": spec} if isinstance(spec, str) else spec), "backup": True} for spec in specs]
 
 
+def single_backends(words: Iterable[str]) -> list[str]:
+    """The words for backends one by one; commas may stand between them, too."""
+    found = []
+    for word in words:
+        parts = [word] if word.startswith("{") else [part for part in word.split(",") if part]
+        if not parts:
+            raise CliError(f"{word!r} names no backend", hint="ADDR, or ADDR:PORT", code=USAGE)
+        found += parts
+    return found
+
+
 def backend_name(spec: str | Json) -> str:
     """Canonical `ADDR`, `ADDR:PORT`, `dns:NAME:PORT` or `srv:NAME` of a BackendSpec as the daemon has it."""
     if isinstance(spec, str):
@@ -110,8 +121,11 @@ def split_backend(word: str, command: str, everywhere: str = "") -> tuple[str, s
     """
     target, slash, backend = word.rpartition("/")
     # The last slash of a frontend precedes its protocol, and that of a name more of the name.
-    if not (slash and target and _is_backend(backend)):
-        if not _is_backend(word) or "@" in word:
+    if not (slash and target and is_backend(backend)):
+        service, colon, named = word.partition(":")
+        if colon and not is_backend(word) and is_backend(named) and not service.isdecimal():
+            raise CliError(f"{word} names no backend", hint=command.format(f"{service}/{named}"), code=USAGE)
+        if not is_backend(word) or "@" in word:
             hint = f"{command.format(f'{word}/ADDR')}; vipctl describe {word} shows its backends"
             raise CliError(f"{word} names no backend", hint=hint, code=USAGE)
         hint = command.format(f"TARGET/{word}")
@@ -148,9 +162,9 @@ def check_spec(word: str) -> str | Json:
     key = CHECK_ARGUMENTS.get(kind)
     if key is None:
         # Imported here because only a typing error needs it.
-        from difflib import get_close_matches
+        from vipd.model.misspelling import nearest
 
-        close = get_close_matches(kind, CHECK_ARGUMENTS, n=1)
+        close = nearest(kind, CHECK_ARGUMENTS)
         hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(CHECK_ARGUMENTS)}"
         raise CliError(f"{word} is no check", hint=hint, code=USAGE)
     if not colon:
@@ -158,6 +172,10 @@ def check_spec(word: str) -> str | Json:
     if not (key and argument):
         hint = f"--check {kind}" if not key else f"--check {kind}:{key.upper()}, or {kind} alone"
         raise CliError(f"{word} is no check", hint=hint, code=USAGE)
+    if kind in ("http", "https") and argument.startswith("//"):
+        path = argument.lstrip("/").partition("/")[2]
+        what = f"{word} is a URL, and a check asks each backend"
+        raise CliError(what, hint=f"--check {kind}:/{path}, or {kind}:PORT/{path}", code=USAGE)
     if kind in ("http", "https", "tcp"):
         _refuse_further_keys(word, kind, argument)
     return {"type": kind, **_check_argument(kind, key, argument)}
@@ -234,8 +252,13 @@ def list_spec(words: Iterable[str], *, clear: str = "") -> list[str | Json] | No
 
 
 def port_specs(words: Iterable[str]) -> list[str | Json]:
-    """The items of `ports`; the declaration judges the short forms."""
-    return [_mapping(word) or word for word in words]
+    """The items of `ports`, between which there may be commas; the declaration judges the short forms."""
+    items: list[str | Json] = []
+    for word in words:
+        mapping = _mapping(word)
+        # Before a port, not before a further protocol as in 53/tcp,udp.
+        items += [mapping] if mapping else re.split(",(?=[0-9])", word)
+    return items
 
 
 def _mapping(word: str) -> Json | None:
@@ -279,12 +302,33 @@ def _backend_spec(backend: Backend | NamedBackend) -> str | Json:
     return backend.address if backend.address and len(spec) == 1 else spec
 
 
-def _is_backend(word: str) -> bool:
+def is_address_list(word: str) -> bool:
+    """Whether a word is an address, or several with commas between."""
+    return _is_form(lambda text: [parse_address(part) for part in text.split(",")], word)
+
+
+def is_frontend(word: str) -> bool:
+    """Whether a word is an address with a port, as `frontend_spec` reads it."""
+    return _is_form(parse_address_and_ports, word)
+
+
+def backend_host(name: str) -> str:
+    """The canonical name of a backend without its port."""
+    backend = _short_form(parse_any_backend, name)
+    return f"{backend.kind}:{backend.name}" if isinstance(backend, NamedBackend) else backend.address
+
+
+def _is_form(parse: Callable[[str], object], word: str) -> bool:
     try:
-        parse_any_backend(word.partition("@")[0])
+        parse(word)
     except InvalidTextError:
         return False
     return True
+
+
+def is_backend(word: str) -> bool:
+    """Whether a word is a backend, also with a weight behind it."""
+    return _is_form(parse_any_backend, word.partition("@")[0])
 
 
 def _short_form(parse: Callable[[str], T], word: str) -> T:

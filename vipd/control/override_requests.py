@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from vipd.declaration.dns_names import is_named
+from vipd.declaration.listed_backends import named_by
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.declaration.syntax import InvalidTextError, parse_address, parse_backend
 from vipd.model.backend_status import AdminState
@@ -155,13 +156,8 @@ def _one(snapshot: Services, target: str, name: str) -> tuple[OverrideTarget, Ba
         wanted = parse_backend(name)
     except InvalidTextError as error:
         raise RefusedError("invalid", error.what, "", error.hint) from None
-    found = [b for b in service.backends if (b.address, b.port) == (wanted.address, wanted.port)]
+    found = named_by(service, service.backends, wanted)
     same = [b for b in service.backends if b.address == wanted.address]
-    if not found and wanted.port is None:
-        found = same
-    elif not found:
-        # As vipctl describe shows a backend that has no port of its own.
-        found = [b for b in same if wanted.port in map(b.port_for, service.ports)]
     if not same and any(backend.address == wanted.address for backend in service.fallback):
         hint = f"vipctl set {service.name} --fallback ADDR names others"
         raise RefusedError("invalid", f"{name} is of the fallback, whose backends take no orders", "", hint)

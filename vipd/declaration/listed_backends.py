@@ -5,10 +5,13 @@ Requests of the API name, add and change them alike (`vipd.declaration.operation
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import TypeVar
 
 from vipd.model.service import Backend, NamedBackend, NameKind, Service
 
+B = TypeVar("B", Backend, NamedBackend, Backend | NamedBackend)
 Listed = tuple[Backend | NamedBackend, ...]
 
 
@@ -40,6 +43,28 @@ def with_listed(service: Service, backends: Listed) -> Service:
 def host_of(backend: Backend | NamedBackend) -> str:
     """Its address, or its name."""
     return backend.address if isinstance(backend, Backend) else backend.name
+
+
+def named_by(service: Service, backends: Collection[B], wanted: Backend | NamedBackend) -> list[B]:
+    """The backends of a service that `ADDR`, `ADDR:PORT`, `dns:NAME:PORT` or `srv:NAME` may mean.
+
+    It is the one that is declared so; else those of this address or name, if no port is said, or a port that
+    they have from the service.
+    """
+    exact = [backend for backend in backends if str(backend) == str(wanted)]
+    if exact:
+        return exact
+    port = _template(wanted).port
+    same = [b for b in backends if (type(b), host_of(b)) == (type(wanted), host_of(wanted))]
+    if port is None:
+        return same
+    return [
+        b for b in same if _template(b).port is None and port in map(_template(b).port_for, service.ports)
+    ]
+
+
+def _template(backend: Backend | NamedBackend) -> Backend:
+    return backend if isinstance(backend, Backend) else backend.template
 
 
 def weight_of(backend: Backend | NamedBackend) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Literal
@@ -15,10 +16,20 @@ from typing import Literal
 from vipd.declaration.conflicts import AddressUse, address_use_problem, address_uses, backend_addresses
 from vipd.declaration.dns_names import parse_any_backend
 from vipd.declaration.formatting import service_to_spec
-from vipd.declaration.listed_backends import Listed, host_of, is_srv, listed, weight_of, weighted, with_listed
+from vipd.declaration.listed_backends import (
+    Listed,
+    host_of,
+    is_srv,
+    listed,
+    named_by,
+    weight_of,
+    weighted,
+    with_listed,
+)
 from vipd.declaration.native import parse_service
 from vipd.declaration.problems import Problem
-from vipd.declaration.syntax import InvalidTextError, parse_frontend
+from vipd.declaration.syntax import InvalidTextError, parse_address, parse_frontend
+from vipd.model.misspelling import nearest
 from vipd.model.service import Backend, Frontend, NamedBackend, Origin, Service
 
 Services = Mapping[str, Service]
@@ -29,6 +40,8 @@ Kind = Literal[
 
 CLI = "cli"
 """The source that vipctl's own store is; the functions below also serve another one that it may write."""
+MAX_NAMED = 5
+"""Frontends that a hint names."""
 MAX_PROBLEMS = 1000
 """No more services are read once this many problems were found."""
 
@@ -69,17 +82,58 @@ def version_of(service: Service) -> str:
 
 
 def find(snapshot: Services, target: str) -> Service:
-    """The service of a name, or of a frontend like `10.96.0.10:53/udp`. Raises RefusedError."""
+    """The service of a name, of a frontend like `10.96.0.10:53/udp`, or of an address that no other service
+    has. Raises RefusedError."""
     if target in snapshot:
         return snapshot[target]
+    address, frontend, why = "", None, ""
     try:
         frontend = parse_frontend(target)
-    except InvalidTextError:
-        frontend = None
-    for service in snapshot.values() if frontend else ():
-        if frontend and _has_any_address(service, {frontend.address}) and frontend in service.frontends():
+        address = frontend.address
+    except InvalidTextError as error:
+        with suppress(InvalidTextError):
+            address = parse_address(target)
+        why = str(error) if ":" in target and not address else ""
+    at_address = [service for service in snapshot.values() if address and _has_address(service, address)]
+    for service in at_address:
+        if frontend in service.frontends():
             return service
-    raise RefusedError("not-found", f"no service {target}", "", "vipctl list shows them")
+    if frontend is None and len(at_address) == 1:
+        return at_address[0]
+    if frontend is None and at_address:
+        hint = f"name one: {_first([service.name for service in at_address])}"
+        raise RefusedError("malformed", f"{target} is of several services", "", hint)
+    hint = _not_found_hint(snapshot, target, address, at_address)
+    raise RefusedError("not-found", f"no service {target}", why, hint)
+
+
+def _has_address(service: Service, address: str) -> bool:
+    external = (each.address for each in service.external_addresses)
+    return address in service.addresses or address in external
+
+
+def _not_found_hint(snapshot: Services, target: str, address: str, at_address: Sequence[Service]) -> str:
+    """What may have been meant. `address`: that of the target, if it has one; `at_address`: whose it is."""
+    frontends = [
+        str(frontend) if str(frontend) == service.name else f"{frontend} ({service.name})"
+        for service in at_address
+        for frontend in service.frontends()
+        if frontend.address == address
+    ]
+    if frontends:
+        return f"its address has {_first(frontends)}"
+    service = target.rpartition("/")[0]
+    if service in snapshot:
+        return f"{service} is a service; vipctl describe {service} shows its backends"
+    users = [s.name for s in snapshot.values() if address and any(b.address == address for b in s.backends)]
+    if users:
+        return f"it is a backend of {_first(users)}"
+    close = nearest(target, snapshot)
+    return f"did you mean {' or '.join(close)}?" if close else "vipctl list shows them"
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
 
 
 def add(snapshot: Services, stored: Services, spec: object, *, source: str = CLI) -> Outcome:
@@ -156,7 +210,7 @@ def set_weight(
         raise RefusedError("invalid", f"weight {weight!r} is not a whole number from 0 to 65535")
 
     def changed(backends: Listed) -> Listed:
-        chosen = _backend(target, backends, backend)
+        chosen = _backend(find(snapshot, target), backends, backend)
         if is_srv(chosen):
             what = f"{chosen} has the weights of its records"
             raise RefusedError("invalid", what, "", "change them in DNS")
@@ -193,7 +247,7 @@ def remove_backends(
         raise RefusedError("malformed", "backends must be a list of addresses")
 
     def shortened(backends: Listed) -> Listed:
-        leaving = [_backend(target, backends, name) for name in names]
+        leaving = [_backend(find(snapshot, target), backends, name) for name in names]
         return tuple(b for b in backends if b not in leaving)
 
     return _change_backends(snapshot, stored, target, shortened, source)
@@ -306,17 +360,18 @@ def invalid(found: Sequence[Problem]) -> RefusedError:
     return RefusedError("invalid", str(what), "", problems[0].hint, problems)
 
 
-def _backend(target: str, backends: Listed, name: str) -> Backend | NamedBackend:
+def _backend(service: Service, backends: Listed, name: str) -> Backend | NamedBackend:
     try:
         wanted = parse_any_backend(name)
     except InvalidTextError as error:
         raise RefusedError("invalid", error.what, "", error.hint) from None
-    for backend in backends:
-        if str(backend) == str(wanted):
-            return backend
+    found = named_by(service, backends, wanted)
+    if len(found) == 1:
+        return found[0]
     same = [str(backend) for backend in backends if host_of(backend) == host_of(wanted)]
-    hint = f"did you mean {' or '.join(same)}?" if same else f"vipctl describe {target} shows them"
-    raise RefusedError("not-found", f"{target} has no backend {name}", "", hint)
+    hint = f"did you mean {' or '.join(same)}?" if same else f"vipctl describe {service.name} shows them"
+    number = "several backends" if found else "no backend"
+    raise RefusedError("not-found", f"{service.name} has {number} {name}", "", hint)
 
 
 def _owned(service: Service, source: str) -> Service:

@@ -37,6 +37,23 @@ _PERIOD_UNITS = {"ms": 1, "s": 1000, "": 1000, "m": 60_000}
 _PERCENT = re.compile(r"([0-9]{1,3})%")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PROTOCOLS = {protocol.value: protocol for protocol in Protocol}
+_WELL_KNOWN_PORTS = {
+    "http": 80,
+    "https": 443,
+    "dns": 53,
+    "domain": 53,
+    "ssh": 22,
+    "smtp": 25,
+    "ldap": 389,
+    "ldaps": 636,
+    "imap": 143,
+    "imaps": 993,
+    "mysql": 3306,
+    "postgres": 5432,
+    "postgresql": 5432,
+    "redis": 6379,
+}
+"""What a name that stands for a port means."""
 _MAX_SHOWN_LENGTH = 60
 _new_backend = fast_constructor(Backend)
 
@@ -106,7 +123,9 @@ def parse_ports(text: str) -> tuple[ServicePort, ...]:
 
 def parse_port_number(text: str) -> int:
     """A port, 1..65535, in decimal without leading zeros."""
-    return _decimal(text, "port", range(1, MAX_PORT + 1), f"a port is a number from 1 to {MAX_PORT}")
+    number = _WELL_KNOWN_PORTS.get(text.lower())
+    hint = f"a port is a number from 1 to {MAX_PORT}" + (f": write {number}" if number else "")
+    return _decimal(text, "port", range(1, MAX_PORT + 1), hint)
 
 
 def parse_protocol(text: str) -> Protocol:
@@ -159,6 +178,7 @@ def parse_frontend(text: str) -> Frontend:
     body, slash, protocol = text.partition("/")
     address, port = _split_socket(body)
     if port is None:
+        _refuse_network(text)
         _refuse_bare_ipv6(text, body, protocol or "tcp")
         canonical = parse_address(address)
         example = f"[{canonical}]:53/udp" if ":" in canonical else f"{canonical}:53/udp"
@@ -281,6 +301,23 @@ def _refuse_bare_ipv6(text: str, body: str, protocol: str) -> None:
     raise InvalidTextError(f"{quoted(text)} has an IPv6 address without brackets", hint)
 
 
+def _refuse_network(text: str) -> None:
+    """Raise InvalidTextError for `10.96.0.0/24`, also with a port behind it."""
+    base, _, rest = text.partition("/")
+    address, length = base.strip("[]"), re.match("[0-9]{1,3}", rest)
+    if not (length and _spelled(address)):
+        return
+    address = parse_address(address)
+    try:
+        several = ip_network(f"{address}/{length[0]}").num_addresses > 1
+    except ValueError:
+        several = False  # it has bits beyond the prefix: an address is meant, with its network
+    if several:
+        what = f"{quoted(text)} is a network, not an address"
+        raise InvalidTextError(what, f"write one address, as {address}")
+    raise InvalidTextError(f"{quoted(text)} has a prefix or protocol", f"write the address alone: {address}")
+
+
 def _refuse_address(text: str) -> NoReturn:
     name = quoted(text)
     bare = text.partition("/")[0].partition("%")[0]
@@ -288,6 +325,7 @@ def _refuse_address(text: str) -> NoReturn:
         raise InvalidTextError("the address is empty", "write an IPv4 or IPv6 address")
     if "%" in text:
         raise InvalidTextError(f"{name} has a zone id", f"leave out the part from % on{_spelled(bare)}")
+    _refuse_network(text)
     if "/" in text:
         raise InvalidTextError(f"{name} has a prefix or protocol", f"write the address alone{_spelled(bare)}")
     if "[" in text or "]" in text:

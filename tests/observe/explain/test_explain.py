@@ -227,7 +227,7 @@ def test_names_prefer_the_source_s_family() -> None:
         ("fd00::9", "web", "web has no ipv6 address", False),
         ("fd00::9", "10.96.0.20:80", "fd00::9 and 10.96.0.20 are of different families", False),
         ("10.10.0.9", "nope", "no service nope", True),
-        ("10.10.0.9", "10.96.0.20", '"10.96.0.20" has no port', False),
+        ("10.10.0.9", "10.96.0.99", '"10.96.0.99" has no port', False),
         ("10.10.0.9", "10.96.0.20:0", "the port 0 is out of range", False),
         ("10.10.0.9", "two", "two has several ports", False),
         ("10.10.0.9", "", "no target is given", False),

@@ -72,7 +72,13 @@ def _description() -> tuple[Block, ...]:
         Paragraph("Words that commands take:"),
         entry(
             "*TARGET*",
-            "A service, by its name or by a frontend: `dns`, `10.96.0.10:53/udp`, `[fd00::10]:53/udp`.",
+            "A service, by its name or by a frontend: `dns`, `10.96.0.10:53/udp`, `[fd00::10]:53/udp`; or by "
+            "an address that no other service has: `10.96.0.10`.",
+        ),
+        entry(
+            "*TARGET/BACKEND*",
+            "A backend of a service: `dns/10.244.0.5`, `web/10.244.0.5:8080`. The port may be left out where "
+            "no other backend has the address. Of several targets all are changed, or none if one is wrong.",
         ),
         entry("*VIP:PORT/PROTO*", "A frontend. `PROTO` is `tcp`, `udp` or `sctp`; without it: `tcp`."),
         entry(

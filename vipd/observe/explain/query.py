@@ -8,6 +8,7 @@ from ipaddress import ip_address
 
 from vipd.declaration.syntax import InvalidTextError, parse_address, parse_backend, parse_frontend
 from vipd.model.forwarding import Forwarding
+from vipd.model.misspelling import nearest
 from vipd.model.service import Family, Frontend, family_of, socket_text
 from vipd.observe.simulator import Arrival, Packet
 
@@ -92,16 +93,34 @@ def is_own(address: str, host_addresses: Collection[str]) -> bool:
     return address in host_addresses or ip_address(address).is_loopback
 
 
-def _frontend(target: str, forwardings: Iterable[Forwarding], family: Family | None) -> Frontend:
+def _frontend(target: str, forwardings: Collection[Forwarding], family: Family | None) -> Frontend:
     named = [forwarding for forwarding in forwardings if forwarding.key.service == target]
     if named:
         return _first_frontend(target, named, family)
+    if at_address := _frontends_at(target, forwardings):
+        first, *others = at_address
+        if others:
+            hint = f"name one: {', '.join(map(str, at_address))}"
+            raise QueryError(f"{target} has several ports", hint=hint)
+        return first
     try:
         return parse_frontend(target)
     except InvalidTextError as error:
         if _meant_as_address(target):
             raise QueryError(error.what, hint=error.hint) from None
-        raise QueryError(f"no service {target}", hint="vipctl list shows them", unknown=True) from None
+        close = nearest(target, {forwarding.key.service: None for forwarding in forwardings})
+        hint = f"did you mean {' or '.join(close)}?" if close else "vipctl list shows them"
+        raise QueryError(f"no service {target}", hint=hint, unknown=True) from None
+
+
+def _frontends_at(target: str, forwardings: Iterable[Forwarding]) -> list[Frontend]:
+    """The frontends of an address alone."""
+    try:
+        address = parse_address(target)
+    except InvalidTextError:
+        return []
+    found = (frontend for forwarding in forwardings for frontend in _frontends(forwarding))
+    return [frontend for frontend in found if frontend.address == address]
 
 
 def _first_frontend(name: str, named: Sequence[Forwarding], family: Family | None) -> Frontend:
