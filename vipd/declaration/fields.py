@@ -48,6 +48,13 @@ class Report:
         """Of the services read, in the units of `vipd.model.limits.declared_size`."""
         self._notes: dict[Note, None] = {}
         self._more_notes = 0
+        self._whole = self
+
+    def part(self, most: int) -> Report:
+        """A report for a part of the file that is judged by itself. Its notes are those of the file."""
+        part = Report(self.file, self.accepted, most)
+        part._whole = self
+        return part
 
     def add(self, line: int, path: str, what: str, hint: str = "") -> None:
         """One more problem."""
@@ -55,10 +62,11 @@ class Report:
 
     def note(self, line: int, text: str) -> None:
         """Add a note, which is no fault."""
-        if len(self._notes) < limits.NOTES:
-            self._notes[Note(self.file, line, text)] = None
+        whole = self._whole
+        if len(whole._notes) < limits.NOTES:
+            whole._notes[Note(self.file, line, text)] = None
         else:
-            self._more_notes += 1
+            whole._more_notes += 1
 
     def notes(self) -> tuple[Note, ...]:
         """The notes in line order, each once, and the number of further ones."""
@@ -141,6 +149,7 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _PASSED_OVER = "x-"
 """Keys that begin with it hold values for YAML anchors, and declare nothing."""
 
+_BOOLEANS = ("true", "false")
 _TRUE_WORDS, _FALSE_WORDS = ("yes", "on", "true", "y", "1"), ("no", "off", "false", "n", "0")
 
 
@@ -243,7 +252,7 @@ def _integer_hint(node: Node) -> str:
 
 
 def read_choice(report: Report, node: Node, path: str, choices: Mapping[str, T]) -> T | None:
-    """One of a few words."""
+    """One of a few words; `true` and `false` without quotes."""
     wanted = f"one of {', '.join(choices)}"
     text = _scalar_text(report, node, path, wanted)
     if text is None:
@@ -252,16 +261,15 @@ def read_choice(report: Report, node: Node, path: str, choices: Mapping[str, T])
         hint = "" if report.problems.full else _choice_hint(text, choices)
         report.add(node.line, path, f"must be {wanted}, not {describe_node(node)}", hint)
         return None
+    if text in _BOOLEANS and isinstance(node, Scalar) and not node.plain:
+        report.wrong_type(node, path, wanted, f"write {text} without quotes")
+        return None
     return choices[text]
 
 
 def read_boolean(report: Report, node: Node, path: str) -> bool | None:
     """`true` or `false`, without quotes."""
-    value = read_choice(report, node, path, {"true": True, "false": False})
-    if value is None or not isinstance(node, Scalar) or node.plain:
-        return value
-    report.wrong_type(node, path, "true or false", f"write {node.text} without quotes")
-    return None
+    return read_choice(report, node, path, {"true": True, "false": False})
 
 
 def _choice_hint(text: str, choices: Collection[str]) -> str:

@@ -197,7 +197,7 @@ PORT = {
     "name": KeyDoc(
         forms.PORT_LABEL,
         "none",
-        "1 to 63 of `a-z 0-9 -`, at least one letter. Needed only for `ports` of a backend.",
+        "1 to 63 of `a-z 0-9 -`, at least one letter or digit. Needed only for `ports` of a backend.",
     ),
     "port": KeyDoc(forms.PORT_NUMBER, "", "Required. What clients connect to."),
     "protocol": KeyDoc(forms.PROTOCOL, "`tcp`", "Of clients and backends."),

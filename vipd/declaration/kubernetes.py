@@ -1,7 +1,8 @@
 """Reads Kubernetes objects as declarations: Service, EndpointSlice, Endpoints, and lists of them.
 
-vipd interprets them as kube-proxy 1.30 does (contract 4). A Service and its endpoints may be in different
-documents of one file, in any order, but not in different files. Pure.
+vipd interprets them as kube-proxy 1.36 does (contract 4). A Service and its endpoints may be in different
+documents of one file, in any order, but not in different files. Each Service is accepted or refused by itself,
+with the problems of its endpoints. Pure.
 """
 
 from __future__ import annotations
@@ -10,15 +11,24 @@ from collections import Counter
 from collections.abc import Mapping as Groups
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
 from vipd.declaration.fields import Report
 from vipd.declaration.kubernetes_backends import with_backends
-from vipd.declaration.kubernetes_endpoints import EndpointGroup, object_name, read_endpoints, read_slice
+from vipd.declaration.kubernetes_endpoints import (
+    EndpointGroup,
+    object_name,
+    read_endpoints,
+    read_slice,
+    slice_service,
+)
 from vipd.declaration.kubernetes_fields import FieldCursor
 from vipd.declaration.kubernetes_services import KubernetesService, read_kubernetes_service
 from vipd.declaration.nodes import Mapping, Node, Scalar
+from vipd.declaration.problems import Declaration
 from vipd.declaration.service_size import check_total_size
 from vipd.declaration.syntax import quoted
+from vipd.model import limits
 from vipd.model.service import Origin, Service
 
 _GROUPS = {"Service": "", "Endpoints": "", "EndpointSlice": "discovery.k8s.io"}
@@ -26,6 +36,10 @@ _GROUPS = {"Service": "", "Endpoints": "", "EndpointSlice": "discovery.k8s.io"}
 
 MAX_KINDS_NAMED = 20
 """Number of kinds that the note on the objects left out of a List names."""
+
+_MISSPELT = 0.8
+"""Likeness of a kind that vipd does not know to one that it knows, above which this one is meant: `Servcie`, but
+not `ServiceAccount`."""
 
 _LISTS = {f"{kind}List": kind for kind in _GROUPS}
 _VERSION = "v1"
@@ -58,7 +72,8 @@ class KubernetesObjects:
     """For each service that endpoints name: the first object that names it, and its line."""
     declared: set[str] = field(default_factory=set)
     """Names of all Services in the file, also of those that vipd leaves out."""
-
+    parts: dict[str, Report] = field(default_factory=dict)
+    """The problems of each Service, by its name, and of each object of a kind that vipd does not know."""
     def read(self, document: Node) -> None:
         """Read one document, for which `is_kubernetes` is true."""
         self._read(FieldCursor(self.report, document, document.line, ""))
@@ -81,13 +96,44 @@ class KubernetesObjects:
     def _with_backends(self, groups: Groups[str, Sequence[EndpointGroup]]) -> list[Service]:
         found: list[Service] = []
         for number, declared in enumerate(self.services, 1):
-            service = with_backends(self.report, declared, groups.get(declared.service.name, ()))
+            name, service = declared.service.name, None
+            part = self._part(name)
+            with part.contain(declared.service.origin.line, "reading this service"):
+                service = with_backends(part, declared, groups.get(name, ()))
             if service is None:
                 continue
             if not check_total_size(self.report, service, number):
                 break
             found.append(service)
         return found
+
+    def declarations(self, services: Sequence[Service]) -> dict[str, Declaration]:
+        """What is judged by itself: by name each of these services, and what else has problems."""
+        by_name = {service.name: (service,) for service in services}
+        faulty = {name: part.problems.by_line() for name, part in self.parts.items() if part.problems}
+        return {
+            name: Declaration(by_name.get(name, ()), faulty.get(name, ()))
+            for name in dict.fromkeys((*by_name, *faulty))
+        }
+
+    def _part(self, name: str) -> Report:
+        """The report of one part of the file; that of the file for an object without a name."""
+        if not name or name.endswith("/"):
+            return self.report
+        if name not in self.parts:
+            # One problem is enough to refuse a part, and all of them together would be without limit.
+            most = limits.PROBLEMS if len(self.parts) < limits.PROBLEMS else 1
+            self.parts[name] = self.report.part(most)
+        return self.parts[name]
+
+    def _of_its_part(self, place: FieldCursor, kind: str) -> FieldCursor:
+        """The same object, whose problems are those of the Service that it concerns. One of an unknown or
+        missing kind concerns the Service that its label or else its name says."""
+        silent = place._replace(report=Report(""))
+        name = object_name(silent)
+        if kind == "EndpointSlice" or (kind not in _GROUPS and slice_service(silent)):
+            name = slice_service(silent)
+        return place._replace(report=self._part(name))
 
     def _read(self, place: FieldCursor) -> None:
         kind = place.at("kind").text()
@@ -99,11 +145,22 @@ class KubernetesObjects:
         elif kind in _LISTS and self._right_version(place, version, kind, _GROUPS[_LISTS[kind]]):
             for item in place.at("items").items():
                 self._add_object(item, _LISTS[kind])
-        elif kind in _GROUPS and self._right_version(place, version, kind, _GROUPS[kind]):
-            self._add_object(place, kind)
+        elif kind in _GROUPS:
+            if self._right_version(self._of_its_part(place, kind), version, kind, _GROUPS[kind]):
+                self._add_object(place, kind)
         elif kind not in KINDS:
-            hint = "it serves Service, EndpointSlice, Endpoints, and lists of them"
-            place.at("kind").problem(f"kind {quoted(kind)[1:-1]} is not something that vipd serves", hint)
+            self._add_unknown(place, kind)
+
+    def _add_unknown(self, place: FieldCursor, kind: str) -> None:
+        """An object that vipd does not serve. One whose kind is misspelt concerns a Service."""
+        hint = "it serves Service, EndpointSlice, Endpoints, and lists of them"
+        if meant := get_close_matches(kind, KINDS, 1, _MISSPELT):
+            place, hint = self._of_its_part(place, meant[0]), f'did you mean "{meant[0]}"?'
+        else:
+            name = object_name(place._replace(report=Report("")))
+            shown = quoted(kind)[1:-1]
+            place = place._replace(report=self._part(f"{shown} {name}"))
+        place.at("kind").problem(f"kind {quoted(kind)[1:-1]} is not something that vipd serves", hint)
 
     def _read_list(self, place: FieldCursor) -> None:
         """Read a List of mixed kinds, such as `kubectl get all` prints. Leaves other kinds out, and notes
@@ -113,12 +170,15 @@ class KubernetesObjects:
             kind, version = item.at("kind").text(), item.at("apiVersion").text()
             group = version.rpartition("/")[0]
             if kind in _GROUPS and (not version or group == _GROUPS[kind]):
-                if self._right_version(item, version, kind, _GROUPS[kind]):
+                if self._right_version(self._of_its_part(item, kind), version, kind, _GROUPS[kind]):
                     self._add_object(item, kind)
+            elif kind and get_close_matches(kind, KINDS, 1, _MISSPELT) and kind not in KINDS:
+                self._add_unknown(item, kind)
             elif kind:
                 others[kind] += 1
             else:
-                item.problem("kind is missing", "every object of a List has a kind and an apiVersion")
+                hint = "every object of a List has a kind and an apiVersion"
+                self._of_its_part(item, kind).problem("kind is missing", hint)
         if others:
             named = others.most_common(MAX_KINDS_NAMED)
             counts = ", ".join(f"{count} {quoted(kind)[1:-1]}" for kind, count in named)
@@ -141,11 +201,18 @@ class KubernetesObjects:
         if place.node is None or not isinstance(place.node, Mapping):
             place.problem(f"must be a {kind}", "remove it")
             return
+        place = self._of_its_part(place, kind)
+        with place.report.contain(place.line, f"reading this {kind}"):
+            self._read_object(place, kind)
+
+    def _read_object(self, place: FieldCursor, kind: str) -> None:
         if not self._is_first(place, kind):
             return
         if kind == "Service":
-            self.declared.add(object_name(place))
-            service = read_kubernetes_service(place, replace(self.origin, line=place.line))
+            name = object_name(place)
+            self.declared.add(name)
+            part = name if self.origin.source == "file" else ""
+            service = read_kubernetes_service(place, replace(self.origin, line=place.line, part=part))
             if service is not None:
                 self.services.append(service)
             return

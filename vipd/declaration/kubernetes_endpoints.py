@@ -61,6 +61,12 @@ def _in_namespace(place: FieldCursor, name: str) -> str:
     return whole if whole.isprintable() else ascii(whole)[1:-1]
 
 
+def slice_service(place: FieldCursor) -> str:
+    """The `namespace/name` of the Service that an object's label names; empty without one."""
+    service = place.at("metadata", "labels", SERVICE_LABEL).text()
+    return _in_namespace(place, service) if service else ""
+
+
 def read_slice(place: FieldCursor) -> EndpointGroup | None:
     """An EndpointSlice; None with a note if kube-proxy would skip it."""
     name = object_name(place)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 
 from vipd.declaration.conflicts import claim_problem, conflicts_of
 from vipd.declaration.fields import Report, did_you_mean, is_passed_over
@@ -65,19 +67,18 @@ def parse_declaration(
     `apiVersion` for vipd.
     """
     report = Report(path, accepted)
-    services: list[Service] = []
-    tree = Tree()
+    tree, read = Tree(), Declaration()
     with report.contain(0, "reading this file"):
         place = Origin(source, path)
         if not isinstance(text, str):
             plain = read_plain_services(text, place, accepted=accepted)
-            if plain is not None:
+            if plain:
                 return Declaration(tuple(plain))
         tree = read_tree(text, path, quotes=source != FILE)
         report.problems.extend(tree.problems)
-        services += _read_documents(report, tree.documents, place)
+        read = _read_documents(report, tree, place)
     release_trees(tree.documents)
-    return Declaration(tuple(services), report.problems.by_line(), report.notes())
+    return replace(read, problems=report.problems.by_line(), notes=report.notes())
 
 
 def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[Problem, ...]]:
@@ -90,23 +91,42 @@ def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[P
     return service, report.problems.by_line()
 
 
-def _read_documents(report: Report, documents: tuple[Node, ...], origin: Origin) -> list[Service]:
+def _read_documents(report: Report, tree: Tree, origin: Origin) -> Declaration:
+    """The services of all documents, and the parts of a file; the problems are in `report`."""
     services: list[Service] = []
     objects = KubernetesObjects(report, origin)
-    for document in documents:
+    for document in tree.documents:
         with report.contain(document.line, "reading this document"):
             if is_kubernetes(document, API_VERSION):
                 objects.read(document)
             else:
                 services += _read_document(report, document, origin)
-    services += objects.finish()
-    services.sort(key=lambda service: service.origin.line)
+    own, found = tuple(services), objects.finish()
+    parts: dict[str, Declaration] = {}
+    if origin.source == FILE and (found or objects.parts) and not tree.problems:
+        _report_conflicts(report, own)
+        parts = {"": Declaration(own, report.problems.by_line()), **objects.declarations(found)}
+    for part in objects.parts.values():
+        report.problems.extend(part.problems)
+    services = sorted((*services, *found), key=lambda service: service.origin.line)
+    _report_conflicts(report, services)
+    blank = not (services or objects.declared or any(map(_lists_services, tree.documents)))
+    return Declaration(tuple(services), parts=parts, blank=blank)
+
+
+def _report_conflicts(report: Report, services: Iterable[Service]) -> None:
+    """Report the claims that earlier ones of these services prevent. Between parts of a file that is for those
+    who read the file alone: vipd compares a part with whatever serves."""
     for conflict in conflicts_of(services, addresses=not report.accepted):
         if report.problems.full:
             report.problems.count()
         else:
             report.problems.add(claim_problem(*conflict))
-    return services
+
+
+def _lists_services(document: Node) -> bool:
+    """Whether a document of vipd/v1 has a list of services, though it may be empty."""
+    return isinstance(document, Mapping) and isinstance(document.items.get("services"), Sequence)
 
 
 def _read_document(report: Report, node: Node, origin: Origin) -> list[Service]:

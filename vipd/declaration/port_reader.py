@@ -18,9 +18,10 @@ from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence, other_meanin
 from vipd.declaration.syntax import MAX_PORT, parse_ports, parse_protocol, quoted
 from vipd.model.service import Protocol, ServicePort
 
-PORT_NAME = re.compile(r"(?=[0-9-]*[a-z])[a-z0-9-]{1,63}")
+PORT_NAME = re.compile(r"(?=-*[a-z0-9])[a-z0-9-]{1,63}")
+"""Digits alone are legal in Kubernetes, which names a port `80-8080` itself."""
 
-PORT_NAME_HINT = "1 to 63 of a-z 0-9 - with at least one letter"
+PORT_NAME_HINT = "1 to 63 of a-z 0-9 - with at least one letter or digit"
 
 PORT_KEYS = ("name", "port", "protocol", "target", "node_port")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vipd.model.limits import ALL_PROBLEMS, PROBLEMS
@@ -44,6 +44,8 @@ class Problem:
     """The traceback of an internal error; only logged with the problem."""
     more: int = field(default=0, compare=False, repr=False)
     """Number of problems that are only counted, which this one represents."""
+    partial: bool = field(default=False, compare=False, repr=False)
+    """It refuses a part of a service alone: the rest may serve."""
 
     def __post_init__(self) -> None:
         _clean(self, "file", "path", "what", "hint")
@@ -174,18 +176,30 @@ class Declaration:
     """The declaration of one file, or one document of the store.
 
     `services` contains those that could be read even if there are problems, so that a caller can find
-    further conflicts; it must not be served unless `ok`.
+    further conflicts; it must not be served unless `ok`. With `parts` each part of them is judged by itself.
     """
 
     services: tuple[Service, ...] = ()
     problems: tuple[Problem, ...] = ()
     notes: tuple[Note, ...] = ()
     """Parts of Kubernetes objects, or of another program's configuration, that were left out, and why."""
+    parts: Mapping[str, Declaration] = field(default_factory=dict, compare=False, repr=False)
+    """Of a file with Kubernetes objects: what is accepted or refused by itself. By `namespace/name` each
+    Service, and by "" all that belongs to none of them. The problems and services of all parts are also those
+    of the whole, which has the conflicts between parts too."""
+    blank: bool = field(default=False, compare=False)
+    """It declares no service, and does not say so by `services: []`: no text, only comments, a list without
+    a Service."""
 
     @property
     def ok(self) -> bool:
-        """No problem was found."""
-        return not self.problems
+        """No problem was found, but for those that leave the rest of a service in place."""
+        return all(problem.partial for problem in self.problems)
+
+    def served_parts(self) -> tuple[Service, ...]:
+        """The services that may serve: all of them, or those of the parts without a problem."""
+        parts = self.parts.values() if self.parts else (self,)
+        return tuple(service for part in parts if part.ok for service in part.services)
 
     def understood(self) -> Declaration:
         """The services in which there is no problem. For a text that another version accepted: what this one
@@ -195,6 +209,10 @@ class Declaration:
         A problem is known by its line alone: services on one line go together, and one that cannot be read at
         all takes the service before it along.
         """
+        if self.parts:
+            rest = self.parts[""]
+            known = () if rest.ok else rest.understood().services
+            return Declaration((*self.served_parts(), *known))
         if any(problem.more or not problem.path.startswith("services[") for problem in self.problems):
             return Declaration()
         starts = [0, *(service.origin.line for service in self.services)]

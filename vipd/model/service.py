@@ -98,6 +98,9 @@ class Origin:
     """`file`, `cli` or `etcd`."""
     path: str = ""
     line: int = 0
+    part: str = field(default="", compare=False)
+    """The object of the file that is accepted or refused by itself, such as a Service of Kubernetes; empty:
+    the file is taken as a whole."""
 
     @property
     def owner(self) -> str:
