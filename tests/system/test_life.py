@@ -397,7 +397,10 @@ def test_removed_it_leaves_no_rule_and_purged_no_file(machine: Machine) -> None:
     assert "vipd0" not in machine.said("ip", "link")
     assert (machine.disk / "etc/vipd/vipd.yaml").exists()
     assert "kept" in (machine.disk / "var/lib/vipd/services.yaml").read_text()
-    assert "warning" not in machine.apt("purge", "--autoremove", "vipd", "curl")
+    machine.write("/etc/vipd/services.d/kept.yaml", "apiVersion: vipd/v1\nservices: []\n")
+    purged = machine.apt("purge", "--autoremove", "vipd", "curl")
+    assert "warning" not in purged
+    assert "removing /etc/vipd/services.d; files of declarations in it: 1" in purged
     own = ("/srv/packages/*", "/var/log/*", "/var/lib/apt/*", "/var/cache/*", "/var/lib/dpkg/*")
     apart = [word for path in own for word in ("-not", "-path", path)]
     left: list[str] = []

@@ -106,7 +106,7 @@ class Host:
         """The policy by settings and host, as of the last poll. Raises OSError if the first poll fails."""
         if self._policy is None:
             await self.refresh()
-        assert self._policy is not None  # noqa: S101 (look sets it)
+        assert self._policy is not None  # noqa: S101 (refresh sets it)
         self._admitted_by = self._facts
         return self._policy
 

@@ -65,7 +65,7 @@ class ServiceQuarantine:
         return None if at is None else max(at - self._clock(), 0.0)
 
     def begin(self) -> None:
-        """A step begins: `settle` releases only services that were not held since."""
+        """A step begins: `release_recovered` releases only services that were not held since."""
         self._failed_in_step.clear()
 
     def add(self, service: str, doing: str, error: Exception) -> None:

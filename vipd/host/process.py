@@ -1,4 +1,7 @@
-"""The one place where vipd starts other programs: a fixed argv, no shell, text in and out."""
+"""Starts the programs that read and write the kernel's state: a fixed argv, no shell, text in and out.
+
+Programs of checks and of `notify` run as another user: `unprivileged.py`.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ Four modules read the kernel or run programs: `resolve_target.py`, `read_iptable
 |---|---|
 | `resolve_target.py` | asks the daemon what a target means, and has the kernel read for it |
 | `read_iptables.py`, `read_nftables.py` | read the rules: by iptables, nft, and maps over netlink |
-| `saved.py` | the output of iptables-save, by chain |
 | `dispatch.py` | the services that the shared chains lead to |
 | `iptables_tree.py`, `iptables_shared.py` | the tree of one service; the chains that all services share |
 | `nftables_table.py` | a table as it was read |
