@@ -269,3 +269,58 @@ class TestDiff:
         daemon.refuse("GET /v1/diff", 403, "forbidden", "no")
         assert vipctl("diff").code == 4
         assert vipctl("diff", "--socket", "/nowhere").code == 4
+
+
+CLUSTER = """\
+{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: b}, spec: {clusterIP: 10.96.0.002, ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: c}, spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}}
+"""
+
+
+class TestObjectsOfKubernetes:
+    """What vipd does with such a file, these verbs do: of the objects those without a problem."""
+
+    @pytest.fixture
+    def cluster(self, tmp_path: Path) -> Path:
+        path = tmp_path / "cluster.yaml"
+        path.write_text(CLUSTER)
+        return path
+
+    def test_check_names_every_problem(self, vipctl: Vipctl, cluster: Path) -> None:
+        ended = vipctl("check", str(cluster))
+        assert ended.code == 1
+        assert f"{cluster}:3: spec.clusterIP: " in ended.err
+        assert f"{cluster}:5: default/c: 10.96.0.1:80/tcp already belongs to default/a" in ended.err
+        assert ended.err.endswith("2 problems in 1 file\n")
+
+    def test_check_names_an_address_of_this_host(self, vipctl: Vipctl, tmp_path: Path) -> None:
+        path = tmp_path / "k3s.yaml"
+        balancer = CLUSTER.partition("---")[0].replace("spec: {", "spec: {type: LoadBalancer, ")
+        path.write_text(
+            f"{balancer.rstrip()[:-1]}, status: {{loadBalancer: {{ingress: [{{ip: 192.0.2.1}}]}}}}}}"
+        )
+        ended = vipctl("check", str(path), "--set", "host_addresses=192.0.2.1")
+        assert ended.code == 1
+        assert "192.0.2.1 is an address of this host itself: it is left out" in ended.err
+
+    @pytest.mark.parametrize("verb", ["apply", "diff"])
+    def test_what_has_no_problem_is_applied(
+        self, vipctl: Vipctl, daemon: FakeDaemon, cluster: Path, verb: str
+    ) -> None:
+        daemon.answer("POST /v1/apply", changed(("unchanged", "default/a")))
+        ended = vipctl(verb, "-f", str(cluster))
+        assert ended.code == (1 if verb == "apply" else 2)
+        assert "1 unchanged" in ended.out
+        assert [spec["name"] for spec in daemon.last.body["services"]] == ["default/a"]
+        assert ended.err.endswith("2 problems in 1 file: what has one is left out: 1 service\n")
+
+    @pytest.mark.parametrize("more", ["--prune", "other.yaml"])
+    def test_nothing_is_sent_that_would_remove_what_is_refused(
+        self, vipctl: Vipctl, daemon: FakeDaemon, cluster: Path, bad: Path, more: str
+    ) -> None:
+        """Nor with a file that is refused as a whole."""
+        ended = vipctl("apply", "-f", str(cluster), more if more == "--prune" else str(bad))
+        assert (ended.code, ended.out, daemon.requests) == (1, "", [])

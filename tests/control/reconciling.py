@@ -43,6 +43,13 @@ class FakeSource:
         """Never any."""
         return ()
 
+    def held(self) -> Mapping[str, str]:
+        """Nothing."""
+        return {}
+
+    def accept_removal(self) -> None:
+        """Nothing is held."""
+
     def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Keep the version that serves, and tell the dataplane's diary."""
         self._dataplane.events.append("accepted")

@@ -114,6 +114,13 @@ class Held:
         """Never any."""
         return ()
 
+    def held(self) -> Mapping[str, str]:
+        """Nothing."""
+        return {}
+
+    def accept_removal(self) -> None:
+        """Nothing is held."""
+
     def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Whatever serves is what to go back to."""
         for name, unit in self._units.items():

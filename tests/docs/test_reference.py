@@ -75,6 +75,7 @@ def served_requests() -> set[tuple[str, str]]:
         "events",
         "flow_stats",
         "fleet",
+        "sources",
         "wait_applied",
         "dataplane",
         "save_dataplane_choice",

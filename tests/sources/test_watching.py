@@ -98,6 +98,8 @@ def test_writes_in_place_new_files_and_deletions_are_seen(services_dir: Services
         (services_dir.directory / "a.yaml").rename(services_dir.root / "away.yaml")
         await watch.see("dns")
         (services_dir.directory / "b.yaml").unlink()
+        await watch.see("web", "dns")  # all files together are gone within ten seconds
+        assert len(services_dir.source.accept_removal()) == 2
         await watch.see()
 
     watched(services_dir, story)

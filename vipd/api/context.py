@@ -97,6 +97,10 @@ class ApiContext:
         fleet = self.fleet.store.services if self.fleet else {}
         return ServicesSnapshot(self.reconciler.services, fleet, self.store.services)
 
+    def held(self) -> Mapping[str, str]:
+        """Owners of services that serve on although their source no longer has them, each with the reason."""
+        return {owner: why for source in self.sources for owner, why in source.held().items()}
+
     def announced(self) -> dict[str, list[Json]]:
         """The AnnouncedAddresses of each service that has any."""
         if self.announcer is None:

@@ -78,7 +78,7 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
             *events.routes(),
             *explaining.routes(),
             *StatsRoutes(reconciler, context.flow_stats).routes(),
-            *FleetRoutes(context.fleet, permission, context.wait_applied).routes(),
+            *FleetRoutes(context.fleet, context.sources, permission, context.wait_applied).routes(),
             *healthz_routes(reconciler),
         ]
     )

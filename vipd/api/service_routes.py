@@ -90,16 +90,21 @@ class ServiceRoutes:
         """Show every service with its current state."""
         reconciler, dataplane = self._context.reconciler, self._context.dataplane
         ordered, announced = dict(sorted(reconciler.services.items())), self._context.announced()
-        return await chunked_json_response(
-            "services", ordered, lambda s: service_view(s, reconciler, dataplane, announced.get(s.name, ()))
-        )
+        held = self._context.held()
+
+        def view(service: Service) -> Json:
+            here, why = announced.get(service.name, ()), held.get(service.origin.owner, "")
+            return service_view(service, reconciler, dataplane, here, why)
+
+        return await chunked_json_response("services", ordered, view)
 
     async def service(self, request: web.Request) -> web.Response:
         """Show one service, found by name or frontend, with the version of its declaration."""
         reconciler = self._context.reconciler
         found = operations.find(reconciler.services, request.match_info["target"])
         announced = self._context.announced().get(found.name, ()) if found.announcement else ()
-        view = service_view(found, reconciler, self._context.dataplane, announced)
+        held = self._context.held().get(found.origin.owner, "")
+        view = service_view(found, reconciler, self._context.dataplane, announced, held)
         if found.origin.source == operations.CLI and (
             waits := self._context.store.confirmation_view(found.name)
         ):

@@ -104,5 +104,5 @@ def _program_notes(services: Iterable[Service]) -> Iterable[Note]:
 def _plain(problem: Problem) -> dict[str, object]:
     """A problem as JSON; a traceback is for the log of the daemon alone."""
     found = asdict(problem)
-    del found["trace"], found["more"]
+    del found["trace"], found["more"], found["partial"]
     return found

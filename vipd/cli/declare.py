@@ -44,7 +44,8 @@ def apply(
 ) -> int:
     """Make the daemon hold the services that files declare. FILE may be a directory, or - for standard input.
 
-    Nothing is sent when a file has a problem. A change that may cut your own way to this host: --confirm 60s
+    Nothing is sent when a file has a problem; of Kubernetes objects those without one are sent, unless with
+    --prune. A change that may cut your own way to this host: --confirm 60s
     takes it back after a minute, unless you can still say vipctl confirm.
     """
     given = (*files, *named)
@@ -53,9 +54,11 @@ def apply(
     inputs = read_inputs(given)
     if not quiet:
         inputs.print_notes()
-    services = inputs.require_ok()
+    services = inputs.require_served(prune)
     answer = _apply(connect(), services, prune, dry_run, confirm)
-    return print_all(answer, form=form, quiet=quiet, dry_run=dry_run, confirm=confirm)
+    code = print_all(answer, form=form, quiet=quiet, dry_run=dry_run, confirm=confirm)
+    inputs.complain()
+    return code
 
 
 @click.command()
@@ -99,7 +102,7 @@ def _diff_files(files: Sequence[str], prune: bool, form: str, quiet: bool) -> in
     inputs = read_inputs(files)
     if not quiet:
         inputs.print_notes()
-    services = inputs.require_ok(TROUBLE)
+    services = inputs.require_served(prune, TROUBLE)
     daemon = connect(exact=True)  # compares the daemon's texts themselves, not their displayed form
     answer = _apply(daemon, services, prune, dry_run=True)
     if form != "text":
@@ -114,6 +117,7 @@ def _diff_files(files: Sequence[str], prune: bool, form: str, quiet: bool) -> in
                     name, action, held.get(name), None if action == "removed" else wanted.get(name)
                 )
         print(summary(answer))
+    inputs.complain(TROUBLE)
     return DIFFERS if answer["changed"] else OK
 
 

@@ -1,4 +1,4 @@
-"""`vipctl fleet status` and `accept-removal`: hosts that are fed by the same etcd."""
+"""`vipctl fleet status`: hosts that are fed by the same etcd; `accept-removal`: what etcd or files lost."""
 
 from __future__ import annotations
 
@@ -90,19 +90,21 @@ def _announces(host: Json) -> str | Cell:
 @click.command("accept-removal")
 @change_options
 def accept_removal(*, form: str, quiet: bool, dry_run: bool) -> int:
-    """Let this host remove the services that are gone from etcd and that it goes on serving.
+    """Let this host remove the services that are gone from files or from etcd and that it goes on serving.
 
-    That many services vanish at once is more often an accident than a wish, so vipd holds them: see `vipctl
-    status`, and max_removal in the settings. Each host is told for itself.
+    That many services vanish at once is more often an accident than a wish, so vipd holds them: those of a
+    file that is empty, of all files together, and of more than max_removal of the services in etcd. `vipctl
+    status` names them. Each host is told for itself.
     """
     answer = connect().change("POST", "accept-removal", dry_run=dry_run)
     if form != "text":
-        print(document({key: answer[key] for key in ("changed", "applied", "message", "keys")}, form))
+        print(document({k: answer[k] for k in ("changed", "applied", "message", "keys", "files")}, form))
     elif not quiet:
-        for key in answer["keys"]:
-            print(f"removed    {key}")
+        for name in (*answer["keys"], *answer["files"]):
+            print(f"removed    {name}")
         dry = "; dry run: nothing was done" if dry_run else ""
-        print(f"{counted(len(answer['keys']), 'key')} let go{dry}" if answer["keys"] else "nothing was held")
+        numbers = [counted(len(answer[key]), key[:-1]) for key in ("keys", "files") if answer[key]]
+        print(f"{' and '.join(numbers)} let go{dry}" if numbers else "nothing was held")
     if not dry_run and not answer["applied"]:
         why = str(answer.get("message") or "")
         raise CliError("accepted, but not in the kernel yet", why, "vipctl status shows how it goes")

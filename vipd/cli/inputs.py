@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from vipd.cli.errors import FAILED, CliError
-from vipd.declaration.conflicts import find_conflicts
+from vipd.declaration.conflicts import claim_problem, conflicts_of, find_conflicts
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration, Note, Problem, printable, unreadable_problem
 from vipd.host.followed_links import read_followed
@@ -34,6 +34,11 @@ class Inputs(NamedTuple):
     services: tuple[Service, ...]
     problems: tuple[Problem, ...]
     notes: tuple[Note, ...] = ()
+    served: tuple[Service, ...] = ()
+    """Those of `services` that vipd would serve of such files, unless there are `obstacles`: with Kubernetes
+    objects the ones without a problem."""
+    obstacles: tuple[Problem, ...] = ()
+    """Those of `problems` that concern a whole file."""
 
     def print_notes(self) -> None:
         """Print the parts of Kubernetes objects that were left out, on stderr."""
@@ -45,6 +50,20 @@ class Inputs(NamedTuple):
         if self.problems:
             raise CliError(problem_count(self.problems), code=code, details=tuple(map(str, self.problems)))
         return self.services
+
+    def require_served(self, prune: bool, code: int = FAILED) -> tuple[Service, ...]:
+        """The services that vipd would serve. Raises CliError with every problem if a whole file has one, and
+        with `prune` for any: what has one would be removed."""
+        return self.require_ok(code) if self.obstacles or prune or not self.served else self.served
+
+    def complain(self, code: int = FAILED) -> None:
+        """Raises CliError with every problem, after what has none was done."""
+        if self.problems:
+            left = len(self.services) - len(self.served)
+            why = "what has one is left out" + (f": {counted(left, 'service')}" if left else "")
+            raise CliError(
+                problem_count(self.problems), why, code=code, details=tuple(map(str, self.problems))
+            )
 
 
 Parser = Callable[[str, str], Declaration]
@@ -66,9 +85,22 @@ def read_inputs(names: Iterable[str], parse: Parser = parse_declaration) -> Inpu
     # Each file has already been checked for its own conflicts.
     found_problems = {problem for declaration in declarations for problem in declaration.problems}
     notes = tuple(sorted({note for declaration in declarations for note in declaration.notes}))
-    return Inputs(
-        tuple(files), services, tuple(sorted(found_problems | set(find_conflicts(services)))), notes
-    )
+    problems = tuple(sorted(found_problems | set(find_conflicts(services))))
+    return Inputs(tuple(files), services, problems, notes, *_served(declarations))
+
+
+def _served(declarations: Iterable[Declaration]) -> tuple[tuple[Service, ...], tuple[Problem, ...]]:
+    """`Inputs.served` and `obstacles` of these declarations."""
+    declarations = tuple(declarations)
+    wholes = [declaration.parts.get("", declaration) for declaration in declarations]
+    obstacles = [problem for whole in wholes for problem in whole.problems]
+    services = [service for declaration in declarations for service in declaration.served_parts()]
+    lost = set[int]()
+    for service, claim, owner in conflicts_of(services):
+        lost.add(id(service))
+        if not service.origin.part:
+            obstacles.append(claim_problem(service, claim, owner))
+    return tuple(service for service in services if id(service) not in lost), tuple(obstacles)
 
 
 def problem_count(problems: Iterable[Problem]) -> str:

@@ -75,7 +75,9 @@ VERB_GROUPS: dict[str, dict[str, Verb]] = {
         "host": Verb("host", "host", "Take this host out of service, and put it back"),
         "ready": Verb("ready", "ready", "Tell by its exit code whether this host serves a service"),
         "announce": Verb("announce", "announce", "Tell a program what this host announces; needs no daemon"),
-        "accept-removal": Verb("fleet", "accept_removal", "Let go of services that vanished from etcd"),
+        "accept-removal": Verb(
+            "fleet", "accept_removal", "Let go of services that vanished from files or etcd"
+        ),
     },
     "Daemon": {
         "reload": Verb("status", "reload", "Make the daemon read its files again"),

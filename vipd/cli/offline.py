@@ -12,11 +12,12 @@ from pathlib import Path
 
 from vipd.cli.errors import NOT_FOUND, USAGE, CliError
 from vipd.cli.inputs import Inputs
-from vipd.control.address_policy import AddressPolicy, admit_service
+from vipd.control.address_policy import AddressPolicy, admit_addresses, admit_service
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
+from vipd.declaration.problems import Problem
 from vipd.host.facts import NO_FACTS, HostFacts
 from vipd.host.settings.settings import Settings, balances_of, load_settings
 from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, parse_assignments
@@ -87,8 +88,12 @@ def admitted(
         flow_limits=settings.has_own_chains,
         lan_holders=lan_holders,
     )
-    found = [problem for service in inputs.services for problem in admit_service(service, policy)]
-    return inputs._replace(problems=tuple(sorted({*inputs.problems, *found})))
+    left_out, services = list[Problem](), list[Service]()
+    for declared in inputs.services:
+        service, problems = admit_addresses(declared, policy)
+        services.append(service)
+        left_out += (*problems, *admit_service(service, policy))
+    return inputs._replace(services=tuple(services), problems=tuple(sorted({*inputs.problems, *left_out})))
 
 
 def host_addresses(settings: Settings) -> Collection[str]:

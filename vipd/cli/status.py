@@ -90,12 +90,7 @@ def _problems(sources: Sequence[Json]) -> dict[str, list[str]]:
 
 
 def _facts(answer: Json, terminal: Screen) -> Iterator[tuple[str, str]]:
-    text, colour = _STATES.get(answer["state"], (str(answer["state"]), ""))
-    refused = sum(len(source.get("refused", ())) for source in answer["sources"])
-    if refused and answer["state"] == IN_SYNC:
-        have = "declaration has" if refused == 1 else "declarations have"
-        text, colour = f"{text} of what serves; {refused} {have} problems", "yellow"
-    yield "State", terminal.paint(text, colour)
+    yield "State", _state(answer, terminal)
     if answer["message"]:
         yield "", answer["message"]
     yield from _serving_facts(answer.get("serving"), terminal)
@@ -150,6 +145,17 @@ def _named(fault: Json) -> str:
     more = fault["services"] - len(fault["names"])
     names = ", ".join(fault["names"]) + (f" and {more} more" if more else "")
     return f"{counted(fault['services'], 'service')} ({names})"
+
+
+def _state(answer: Json, terminal: Screen) -> str:
+    text, colour = _STATES.get(answer["state"], (str(answer["state"]), ""))
+    refused = sum(len(source.get("refused", ())) for source in answer["sources"])
+    if refused and answer["state"] == IN_SYNC:
+        have = "declaration has" if refused == 1 else "declarations have"
+        text, colour = f"{text} of what serves; {refused} {have} problems", "yellow"
+    elif answer["state"] == IN_SYNC and any(source["problems"] for source in answer["sources"]):
+        text, colour = f"{text} of what serves; see Problems", "yellow"
+    return terminal.paint(text, colour)
 
 
 def _announcement_facts(told: Json, terminal: Screen) -> Iterator[tuple[str, str]]:

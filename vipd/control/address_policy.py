@@ -6,7 +6,7 @@ contract 7.19). So the settings list the allowed networks, and this host's own a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
@@ -118,6 +118,48 @@ class AddressPolicy:
         )
 
 
+def admit_addresses(
+    service: Service, policy: AddressPolicy, serving: Service | None = None
+) -> tuple[Service, tuple[Problem, ...]]:
+    """The service without the external addresses that the policy does not allow, and a problem for each.
+    `serving` is as in `admit_service`.
+
+    This concerns the Services of a cluster: their status lists addresses that its nodes have, as that of k3s
+    does. From other services nothing is left out.
+    """
+    externals, origin = service.external_addresses, service.origin
+    if not (origin.part and externals):
+        return service, ()
+    left, problems, claimed = [], [], _claimed(serving)
+    for external in externals:
+        address = external.address
+        refusal = _address_refusal(address, (), claimed, origin.source, policy)
+        refusal = refusal or policy.host.address_refusal(address, claimed)
+        if refusal is None:
+            left.append(external)
+            continue
+        what = f"{service.name}: {refusal[0]}: it is left out, and the rest of the service serves"
+        problems.append(Problem(origin.path, origin.line, "", what, refusal[1], partial=True))
+    return (replace(service, external_addresses=tuple(left)) if problems else service), tuple(problems)
+
+
+def _claimed(serving: Service | None) -> frozenset[str]:
+    return frozenset(serving.all_addresses()) if serving else frozenset()
+
+
+def _address_refusal(
+    address: str, announced: Collection[str], claimed: Collection[str], source: str, policy: AddressPolicy
+) -> tuple[str, str] | None:
+    """Why a service from this source may not have an address, with a hint; None if it may."""
+    if policy.owned(address) and address not in claimed:
+        return f"{address} is an address of this host itself", _OWN_HINT
+    if address in announced and not policy.announces(address, source):
+        return f"{address} may not be announced: announce_addresses does not name it", _ANNOUNCE_HINT
+    if address not in announced and not policy.allows(address, source):
+        return f"{address} lies outside allowed_addresses", _OUTSIDE_HINT
+    return None
+
+
 def admit_service(
     service: Service, policy: AddressPolicy, serving: Service | None = None
 ) -> tuple[Problem, ...]:
@@ -127,17 +169,10 @@ def admit_service(
     found = []
     origin = service.origin
     announced = service.announced_addresses() if service.announcement else ()
-    claimed = serving.all_addresses() if serving else ()
+    claimed = _claimed(serving)
     for address in service.all_addresses():
-        what, hint = "", ""
-        if policy.owned(address) and address not in claimed:
-            what, hint = f"{service.name}: {address} is an address of this host itself", _OWN_HINT
-        elif address in announced and not policy.announces(address, origin.source):
-            what = f"{service.name}: {address} may not be announced: announce_addresses does not name it"
-            hint = _ANNOUNCE_HINT
-        elif address not in announced and not policy.allows(address, origin.source):
-            what, hint = f"{service.name}: {address} lies outside allowed_addresses", _OUTSIDE_HINT
-        if what:
+        if refusal := _address_refusal(address, announced, claimed, origin.source, policy):
+            what, hint = f"{service.name}: {refusal[0]}", refusal[1]
             found.append(Problem(origin.path or origin.source, origin.line, "", what, hint))
     for what, hint in (
         *_beyond_dataplane(service, policy),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from vipd.control.address_policy import (
     AddressPolicy,
     CheckProblems,
+    admit_addresses,
     admit_service,
     checks_to_query,
     no_problems,
@@ -29,17 +30,20 @@ def admit(
     passed: Collection[int] = frozenset(),
     serving: Mapping[str, Service] | None = None,
 ) -> Declaration:
-    """The declaration with a problem for each thing that the policy does not allow, in line order. Skips
-    services whose `id` is in `passed`; `serving` are the versions in use by name. If the declaration already
-    has problems, the host is not queried."""
+    """The declaration with a problem for each thing that the policy does not allow, in line order, and
+    without the addresses that it refuses alone. Skips services whose `id` is in `passed`; `serving` are the
+    versions in use by name. If the declaration already has problems, the host is not queried."""
     if not declaration.ok:
         policy = replace(policy, check_problems=no_problems)
     found: list[Problem] = []
-    for service in declaration.services:
+    services = list(declaration.services)
+    for index, service in enumerate(declaration.services):
         if id(service) in passed:
             continue
         try:
-            found += admit_service(service, policy, (serving or {}).get(service.name))
+            known = (serving or {}).get(service.name)
+            services[index], left_out = admit_addresses(service, policy, known)
+            found += (*left_out, *admit_service(services[index], policy, known))
         except Exception as error:
             # The exception is reported only if the declaration has no problems yet. Otherwise the service may
             # have been read only in part, which may be the exception's cause.
@@ -48,15 +52,17 @@ def admit(
             found += [internal_problem(error, doing, place, origin.line)] if declaration.ok else []
     if not found:
         return declaration
-    return replace(declaration, problems=ProblemList((*found, *declaration.problems)).by_line())
+    problems = ProblemList((*found, *declaration.problems)).by_line()
+    return replace(declaration, services=tuple(services), problems=problems)
 
 
-def _may_keep_serving(service: Service, policy: AddressPolicy) -> bool:
-    """Whether a service that was accepted earlier may continue to serve."""
+def _allowed_part(service: Service, policy: AddressPolicy) -> Service | None:
+    """The part of a service that was accepted earlier and may continue to serve; None: no part of it."""
     try:
-        return not admit_service(service, policy)
+        service, _ = admit_addresses(service, policy)
+        return None if admit_service(service, policy) else service
     except Exception:  # the same exception refuses its candidate, and is reported there
-        return True
+        return service
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +94,9 @@ def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _A
     )
     accepted_policy = policy.for_accepted()
     services = unit.accepted.services
-    allowed = tuple(
-        [s for s in services if id(s) in passed_settings or _may_keep_serving(s, accepted_policy)]
-    )
-    same = len(allowed) == len(services)
+    parts = [s if id(s) in passed_settings else _allowed_part(s, accepted_policy) for s in services]
+    allowed = tuple([part for part in parts if part is not None])
+    same = all(part is service for part, service in zip(parts, services, strict=True))
     accepted = unit.accepted if same else replace(unit.accepted, services=allowed)
     if unit.candidate is unit.accepted:
         candidate = accepted if same else admit(unit.candidate, accepted_policy)
@@ -226,7 +231,7 @@ def _same(one: Unit, other: Unit) -> bool:
 
 def _equivalent(one: Unit, other: Unit) -> bool:
     """Whether two units are equivalent; a refused unit is a new object at each check."""
-    refused = not other.candidate.ok and one.candidate == other.candidate
+    refused = bool(other.candidate.problems) and one.candidate == other.candidate
     return one.accepted is other.accepted and (refused or one.candidate is other.candidate)
 
 

@@ -141,7 +141,7 @@ class Catalog:
         for name in sorted(changed):
             if name not in units:
                 self._chosen.pop(name, None)
-            elif not units[name].candidate.ok:
+            elif units[name].candidate.problems:
                 problems[name] = units[name].candidate.problems
         dirty = dict.fromkeys(service.name for service in (*replacement.leaving, *replacement.coming))
         self._merged = MergeResult(
@@ -238,7 +238,7 @@ def merge(units: Units) -> MergeResult:
     """
     contest = ConflictResolver(units)
     problems: dict[str, list[Problem]] = {
-        name: list(unit.candidate.problems) for name, unit in units.items() if not unit.candidate.ok
+        name: list(unit.candidate.problems) for name, unit in units.items() if unit.candidate.problems
     }
     losers, suspects = set[str](), contest.claims()
     while conflicts := sorted(conflicts_between(contest, suspects), key=lambda conflict: str(conflict.claim)):

@@ -144,7 +144,7 @@ class ConflictResolver:
 
     def loser(self, conflict: Conflict) -> str:
         """The unit that loses: the newcomer. Of two newcomers, or two incumbents, the one with the higher
-        rank loses; without ranks, the one that sorts later."""
+        rank loses; without ranks, the one that sorts later. Of two newcomers of one file the later one."""
         first, second = conflict.first.unit, conflict.second.unit
         newcomers = [
             name
@@ -154,6 +154,8 @@ class ConflictResolver:
         ranks = self._units[first].rank, self._units[second].rank
         if len(newcomers) != 1 and all(ranks):
             return first if ranks[0] > ranks[1] else second
+        if len(newcomers) == 2 and _later_in_file(conflict.first.service, conflict.second.service):
+            return first
         if newcomers:
             return newcomers[0]
         return second if self._is_new(second) or not self._is_new(first) else first
@@ -211,6 +213,12 @@ class ConflictResolver:
             services = self._units[name].accepted.services
             self._accepted[name] = frozenset(claim for each in services for claim in _all_claims(each))
         return self._accepted[name]
+
+
+def _later_in_file(service: Service, other: Service) -> bool:
+    """Whether both are parts of one file, and the other stands before this one."""
+    one, before = service.origin, other.origin
+    return bool(one.part) and one.owner == before.owner and one.line > before.line
 
 
 def _all_claims(service: Service) -> Iterable[Claim]:

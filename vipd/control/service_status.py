@@ -102,16 +102,22 @@ class RefusedUnit(NamedTuple):
     name: str
     unit: Unit
     serving: int
+    rest_serves: bool = False
+    """Whether only parts of services are refused, and the current version serves without them."""
 
     @property
     def whole(self) -> bool:
         """Whether its last good version serves completely."""
-        return 0 < self.serving == len(self.unit.accepted.services)
+        return not self.rest_serves and 0 < self.serving == len(self.unit.accepted.services)
 
     @property
     def serves(self) -> str:
         """The part of it that serves, as text."""
         kind = {"file": "file", "etcd": "key"}.get(self.name.partition(":")[0], "store")
+        if self.unit.part:
+            kind = "object"
+        if self.rest_serves:
+            return f"the rest of the {kind} serves"
         if not self.serving:
             return f"nothing of the {kind} serves"
         if self.whole:
@@ -122,9 +128,12 @@ class RefusedUnit(NamedTuple):
 
 
 def serving_by_owner(services: Iterable[Service]) -> Counter[str]:
-    """Number of serving services of each unit."""
+    """Number of serving services of each unit. Those of a part of a file count for the file, too."""
+    services = tuple(services)
     places = Counter([(service.origin.source, service.origin.path) for service in services])
-    return Counter({Origin(*place).owner: number for place, number in places.items()})
+    owners = Counter({Origin(*place).owner: number for place, number in places.items()})
+    owners.update(f"{s.origin.owner}#{s.origin.part}" for s in services if s.origin.part)
+    return owners
 
 
 def refused_units(
@@ -133,9 +142,14 @@ def refused_units(
     """The units that have problems. `serving`: number of serving services of each unit."""
     # An addition to a source, such as a registration, is no unit of it until it cannot be read.
     return [
-        RefusedUnit(n, units.get(n) or Unit(EMPTY_DECLARATION), serving.get(n, 0))
-        for n in problems
-        if problems[n]
+        RefusedUnit(
+            n,
+            units.get(n) or Unit(EMPTY_DECLARATION),
+            serving.get(n, 0),
+            all(problem.partial for problem in found),
+        )
+        for n, found in problems.items()
+        if found
     ]
 
 
@@ -144,6 +158,8 @@ def what_serves(refused: Sequence[RefusedUnit]) -> str:
     if len(refused) < 2:
         return "".join(each.serves for each in refused)
     whole = sum(each.whole for each in refused)
+    if all(each.rest_serves for each in refused):
+        return "the rest of what they declare serves"
     nothing = sum(not each.serving for each in refused)
     if whole == len(refused):
         return "the last good versions go on serving"

@@ -1,8 +1,8 @@
 """Reads Kubernetes objects as declarations: Service, EndpointSlice, Endpoints, and lists of them.
 
 vipd interprets them as kube-proxy 1.36 does (contract 4). A Service and its endpoints may be in different
-documents of one file, in any order, but not in different files. Each Service is accepted or refused by itself,
-with the problems of its endpoints. Pure.
+documents of one file, in any order, but not in different files. Each Service is accepted or refused by
+itself, with the problems of its endpoints. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vipd.declaration.kubernetes_endpoints import (
     slice_service,
 )
 from vipd.declaration.kubernetes_fields import FieldCursor
-from vipd.declaration.kubernetes_services import KubernetesService, read_kubernetes_service
+from vipd.declaration.kubernetes_services import LABEL, KubernetesService, read_kubernetes_service
 from vipd.declaration.nodes import Mapping, Node, Scalar
 from vipd.declaration.problems import Declaration
 from vipd.declaration.service_size import check_total_size
@@ -38,8 +38,8 @@ MAX_KINDS_NAMED = 20
 """Number of kinds that the note on the objects left out of a List names."""
 
 _MISSPELT = 0.8
-"""Likeness of a kind that vipd does not know to one that it knows, above which this one is meant: `Servcie`, but
-not `ServiceAccount`."""
+"""Likeness of a kind that vipd does not know to one that it knows, above which this one is meant: `Servcie`,
+but not `ServiceAccount`."""
 
 _LISTS = {f"{kind}List": kind for kind in _GROUPS}
 _VERSION = "v1"
@@ -74,6 +74,7 @@ class KubernetesObjects:
     """Names of all Services in the file, also of those that vipd leaves out."""
     parts: dict[str, Report] = field(default_factory=dict)
     """The problems of each Service, by its name, and of each object of a kind that vipd does not know."""
+
     def read(self, document: Node) -> None:
         """Read one document, for which `is_kubernetes` is true."""
         self._read(FieldCursor(self.report, document, document.line, ""))
@@ -117,9 +118,7 @@ class KubernetesObjects:
         }
 
     def _part(self, name: str) -> Report:
-        """The report of one part of the file; that of the file for an object without a name."""
-        if not name or name.endswith("/"):
-            return self.report
+        """The report of one part of the file."""
         if name not in self.parts:
             # One problem is enough to refuse a part, and all of them together would be without limit.
             most = limits.PROBLEMS if len(self.parts) < limits.PROBLEMS else 1
@@ -128,12 +127,14 @@ class KubernetesObjects:
 
     def _of_its_part(self, place: FieldCursor, kind: str) -> FieldCursor:
         """The same object, whose problems are those of the Service that it concerns. One of an unknown or
-        missing kind concerns the Service that its label or else its name says."""
+        missing kind concerns the Service that its label or else its name says, and the whole file if neither
+        does."""
         silent = place._replace(report=Report(""))
         name = object_name(silent)
         if kind == "EndpointSlice" or (kind not in _GROUPS and slice_service(silent)):
             name = slice_service(silent)
-        return place._replace(report=self._part(name))
+        known = all(map(LABEL.fullmatch, name.split("/")))
+        return place._replace(report=self._part(name) if known else self.report)
 
     def _read(self, place: FieldCursor) -> None:
         kind = place.at("kind").text()

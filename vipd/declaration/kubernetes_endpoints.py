@@ -1,6 +1,6 @@
 """EndpointSlice and Endpoints objects: the servers of each service. Pure.
 
-Conditions default as in kube-proxy 1.30 (contract 4), and only the first address of an endpoint counts, as
+Conditions default as in kube-proxy 1.36 (contract 4), and only the first address of an endpoint counts, as
 there.
 """
 
@@ -148,7 +148,7 @@ def _further_addresses(place: FieldCursor) -> list[str]:
 
 
 def _unread_hints(place: FieldCursor) -> str:
-    """The part of an endpoint's hints that does not count: keys other than those of Kubernetes 1.34, and
+    """The part of an endpoint's hints that does not count: keys other than those of Kubernetes 1.36, and
     nodes other than the endpoint's own, which is the only one that Kubernetes writes."""
     hints = place.at("hints")
     if not isinstance(hints.node, Mapping):

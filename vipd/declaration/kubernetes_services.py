@@ -1,4 +1,4 @@
-"""Service objects of Kubernetes: the part that a host serves, as in kube-proxy 1.30 (contract 4). Pure."""
+"""Service objects of Kubernetes: the part that a host serves, as in kube-proxy 1.36 (contract 4). Pure."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _DISTRIBUTIONS = {
     "PreferSameZone": TrafficDistribution.PREFER_SAME_ZONE,
     "PreferSameNode": TrafficDistribution.PREFER_SAME_NODE,
 }
-"""Of Kubernetes 1.34: PreferClose is the older name of PreferSameZone."""
+"""PreferClose is the older name of PreferSameZone."""
 _AFFINITIES = {"None": False, "ClientIP": True}
 _OPEN_TYPES = ("NodePort", "LoadBalancer")
 """Types whose ports have node ports."""
 
 _LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
-_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 _OLD_HINTS = "service.kubernetes.io/topology-aware-hints"
 HINTS_ANNOTATION = "service.kubernetes.io/topology-mode"
@@ -114,7 +114,7 @@ def _sound_name(place: FieldCursor) -> bool:
     bad = [
         key
         for key, default in (("namespace", "default"), ("name", ""))
-        if not _LABEL.fullmatch(metadata.at(key).text(default))
+        if not LABEL.fullmatch(metadata.at(key).text(default))
     ]
     for key in bad:
         at = metadata.at(key)
@@ -270,8 +270,8 @@ def _read_affinity(spec: FieldCursor) -> Affinity | None:
 
 
 def _topology_mode(place: FieldCursor) -> bool | None:
-    """Whether the annotation requests hints; None without one. kube-proxy 1.30 takes all but `disabled` for a
-    yes; the older name wins."""
+    """Whether the annotation requests hints; None without one. All but `disabled` is a yes; the older
+    name wins."""
     annotations = place.at("metadata", "annotations")
     key = _OLD_HINTS if annotations.has(_OLD_HINTS) else HINTS_ANNOTATION
     text = annotations.at(key).text()

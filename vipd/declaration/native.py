@@ -78,7 +78,10 @@ def parse_declaration(
         report.problems.extend(tree.problems)
         read = _read_documents(report, tree, place)
     release_trees(tree.documents)
-    return replace(read, problems=report.problems.by_line(), notes=report.notes())
+    notes, parts = report.notes(), dict(read.parts)
+    if parts:
+        parts[""] = replace(parts[""], notes=notes)
+    return replace(read, problems=report.problems.by_line(), notes=notes, parts=parts)
 
 
 def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[Problem, ...]]:
@@ -115,8 +118,8 @@ def _read_documents(report: Report, tree: Tree, origin: Origin) -> Declaration:
 
 
 def _report_conflicts(report: Report, services: Iterable[Service]) -> None:
-    """Report the claims that earlier ones of these services prevent. Between parts of a file that is for those
-    who read the file alone: vipd compares a part with whatever serves."""
+    """Report the claims that earlier ones of these services prevent. Between parts of a file that is for
+    those who read the file alone: vipd compares a part with whatever serves."""
     for conflict in conflicts_of(services, addresses=not report.accepted):
         if report.problems.full:
             report.problems.count()

@@ -18,3 +18,5 @@ class Unit:
     rank: int = 0
     """Of two newcomers with ranks the lower one wins: so hosts of a fleet that see both at once
     decide like those that saw one after the other. 0: none."""
+    part: bool = False
+    """It is one object of a file, whose other objects are units of their own."""

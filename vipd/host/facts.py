@@ -129,16 +129,8 @@ class HostFacts:
         use, claims already is not judged again, except etcd's addresses: the host may have changed since."""
         claimed = frozenset(serving.all_addresses()) if serving else frozenset[str]()
         for address in service.all_addresses():
-            if address in self.etcd_servers:
-                what = f"{service.name}: {address} is an address of etcd, which feeds this host"
-                yield what, f"{_UNUSED_ADDRESS_HINT}: vipd would not reach etcd any more"
-            elif address in claimed:
-                continue
-            elif address in self.gateways:
-                what = f"{service.name}: {address} is a gateway of this host, on {self.gateways[address]}"
-                yield what, f"{_UNUSED_ADDRESS_HINT}: what this host sends by way of the gateway needs it"
-            elif address in self.reserved_addresses:
-                yield f"{service.name}: {address} is {self.reserved_addresses[address]}", _UNUSED_ADDRESS_HINT
+            if refusal := self.address_refusal(address, claimed):
+                yield f"{service.name}: {refusal[0]}", refusal[1]
         if self._by_port:
             yield from self._port_violations(service, serving)
 
@@ -153,6 +145,21 @@ class HostFacts:
             else:
                 what = f"{service.name}: {claim} is in use: {found.owner or 'a program'} listens here"
                 yield what, f"{hint}; {found.show_command} shows who"
+
+    def address_refusal(self, address: str, claimed: Collection[str]) -> tuple[str, str] | None:
+        """Why no service may have an address, with a hint; None if one may. `claimed`: addresses that the
+        service has already."""
+        if address in self.etcd_servers:
+            what = f"{address} is an address of etcd, which feeds this host"
+            return what, f"{_UNUSED_ADDRESS_HINT}: vipd would not reach etcd any more"
+        if address in claimed:
+            return None
+        if address in self.gateways:
+            what = f"{address} is a gateway of this host, on {self.gateways[address]}"
+            return what, f"{_UNUSED_ADDRESS_HINT}: what this host sends by way of the gateway needs it"
+        if address in self.reserved_addresses:
+            return f"{address} is {self.reserved_addresses[address]}", _UNUSED_ADDRESS_HINT
+        return None
 
     def _port_conflicts(self, service: Service) -> Iterator[tuple[str, LocalSocket]]:
         """The sockets whose ports a service claims, each with the claim.

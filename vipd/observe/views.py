@@ -51,9 +51,14 @@ NOTES_SHOWN = 20
 
 
 def service_view(
-    service: Service, reconciler: Reconciler, dataplane: Dataplane, announced: Sequence[Json] = ()
+    service: Service,
+    reconciler: Reconciler,
+    dataplane: Dataplane,
+    announced: Sequence[Json] = (),
+    held: str = "",
 ) -> Json:
-    """A ServiceView of docs/api.md. `announced`: its AnnouncedAddresses."""
+    """A ServiceView of docs/api.md. `announced`: its AnnouncedAddresses. `held`: why it serves although its
+    source no longer has it."""
     forwardings = reconciler.forwardings.get(service.name, ())
     backend_statuses = reconciler.backend_statuses(service)
     return {
@@ -65,7 +70,7 @@ def service_view(
             "line": service.origin.line,
         },
         "spec": spec_of(service),
-        "status": _service_status(service, forwardings, reconciler, backend_statuses),
+        "status": _service_status(service, forwardings, reconciler, backend_statuses, held),
         "forwardings": [
             forwarding_view(
                 f,
@@ -86,6 +91,7 @@ def _service_status(
     forwardings: Sequence[Forwarding],
     reconciler: Reconciler,
     backend_statuses: BackendStatuses,
+    held: str,
 ) -> Json:
     progress = reconciler.progress
     families = {forwarding.key.family for forwarding in forwardings}
@@ -100,7 +106,7 @@ def _service_status(
     )
     return {
         "state": state,
-        "message": message,
+        "message": "; ".join(filter(None, (held and f"held: {held}", message))),
         "ready": ready_backends(service, forwardings),
         "backends": len(service.backends),
         "unchecked": unchecked_backends(service, backend_statuses),

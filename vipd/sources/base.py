@@ -27,5 +27,12 @@ class Source(Protocol):
     def faults(self) -> tuple[str, ...]:
         """Why the source itself cannot be read, as against a fault in one declaration."""
 
+    def held(self) -> Mapping[str, str]:
+        """What serves on although the source no longer has it, as owners of services, each with the
+        reason."""
+
+    def accept_removal(self) -> object:
+        """Let go of what is held. It blocks if `writes` is set, and must then be called in a thread."""
+
     def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Sets the versions that serve from now on; a source keeps them so that they outlive a bad edit."""

@@ -1,24 +1,34 @@
 """Declarations in a directory of files, with a copy of the last good version of each.
 
 A file is read when it changes. A file with problems, or one that cannot be read, keeps its last accepted
-version, also over a restart: a copy is in `state_dir/accepted`. A deleted file serves no longer.
+version, also over a restart: a copy is in `state_dir/accepted`. In a file of Kubernetes objects each Service
+is a unit of its own. A deleted file serves no longer.
+
+Nothing is forgotten because a file is empty: one that declares no service any more, without saying `services:
+[]`, is held, which means that its last accepted version serves on. So are files that vanish together, if no
+other is left: two or more within ten seconds, or one whose directory is missing or another one than before. A
+held file is released when it declares something again; what another file declares is no longer held.
+`accept_removal` lets go of all that is held.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import is_
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 import watchfiles
 
+from vipd.declaration.formatting import format_declaration
 from vipd.declaration.incremental import parse_incrementally
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.pieces import Utf8, concatenated, find, first_invalid_utf8
@@ -37,13 +47,17 @@ from vipd.host.durable import (
     names_in,
     open_own,
     read_large,
+    read_own,
     remove_own,
     write_durably,
 )
 from vipd.host.followed_links import read_followed
 from vipd.host.gc_control import gc_paused
 from vipd.model import limits
+from vipd.model.formatting import counted
+from vipd.model.service import Service
 from vipd.sources.declaration_files import SUFFIXES, Signature, list_files, signature_of
+from vipd.sources.removal_guard import RemovalGuard
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +76,30 @@ RETRY_SECONDS = 10.0
 """Retry interval of a file whose reading ended in an internal error, although the file is
 unchanged."""
 
+SETTLE_SECONDS = 0.2
+"""How long a file must rest before services that it has lost count as removed. Editors empty a file and write
+it anew, or rename it away and write another: both are over within milliseconds, but may be seen."""
+SETTLE_TRIES = 5
+"""After so many rests a file counts as it is, so that one that is always written does not hold up others."""
+
+LEAST_FILES = 2
+"""Files that vanish together and are held; the removal of a single one is meant, in the same directory."""
+NEARLY_ALL_PERCENT = 99.99
+"""Above this share of at most ten thousand files lies only that of all."""
+
 LARGE_TEXT = 200_000
 """Bytes above which parsing is a load: some thousand services."""
 
 MAX_NAME_BYTES = 250
 """Bytes in the name of a copy: while it is written the name is longer by five, and must stay below 256."""
 _HASHED = "sha256-"
+
+_FILES_NAMED = 3
+_MAX_RECORD_BYTES = 2**26
+_REMOVE_HINT = "to remove them write services: [], delete the file, or vipctl accept-removal"
+
+_Identity = tuple[int, int]
+"""Device and inode of a directory."""
 
 __all__ = ["SUFFIXES", "FileSource"]
 
@@ -77,8 +109,11 @@ class _FileVersion:
     """One file as last read."""
 
     text: Utf8 | None
-    """None if it could not be read."""
+    """None if it could not be read; of an accepted version also if a part of the file is an earlier one."""
     declaration: Declaration
+
+
+_NOTHING = _FileVersion(None, EMPTY_DECLARATION)
 
 
 class FileSource:
@@ -104,6 +139,22 @@ class FileSource:
         self._units: dict[str, Unit] = {}
         self._stale = True
         """The units must be rebuilt."""
+        self._inodes: dict[str, int] = {}
+        """Of each file when it was last read."""
+        self._record_path = copies.parent / "services-dir.json"
+        self._record = _read_record(self._record_path)
+        """The directory of the accepted files, and the held ones, as on disk."""
+        self._known_directory = self._record[0]
+        self._guard = RemovalGuard(NEARLY_ALL_PERCENT, LEAST_FILES)
+        self._gone = {path: self._accepted[path] for path in self._record[1] if path in self._accepted}
+        """Held files that are no longer in the directory."""
+        self._guard.held.update(self._gone)
+        self._parts_seen: dict[str, tuple[_FileVersion | None, Sequence[Declaration | None]]] = {}
+        """Of each file with parts: what was read of it, and what served, when parts were last accepted."""
+        self._recent: dict[str, _FileVersion] = {}
+        """Files removed lately, which the guard may hold yet."""
+        self._missing = ""
+        """Why held files are gone, as far as that is known."""
 
     @property
     def location(self) -> str:
@@ -116,16 +167,40 @@ class FileSource:
             self._stale = False
             before, self._units = self._units, {}
             for path, read in self._read.items():
-                accepted = self._accepted.get(path)
-                unit = Unit(read.declaration, accepted.declaration if accepted else EMPTY_DECLARATION)
-                known = before.get(f"file:{path}", unit)
-                same = known.candidate is unit.candidate and known.accepted is unit.accepted
-                self._units[f"file:{path}"] = known if same else unit
+                accepted = self._accepted.get(path, _NOTHING).declaration
+                for part, unit in _units_of(path, read.declaration, accepted):
+                    name = _unit_name(path, part)
+                    known = before.get(name)
+                    self._units[name] = known if known and _same_unit(known, unit) else unit
+            for path, unit in self._units_of_gone().items():
+                known = before.get(path)
+                self._units[path] = known if known and _same_unit(known, unit) else unit
         return self._units
 
     def faults(self) -> tuple[str, ...]:
-        """Set while the directory cannot be read, or a copy cannot be kept."""
-        return (*self._faults, *self._keeping_faults.values())
+        """Set while the directory cannot be read, files are held that are gone, or a copy cannot be
+        kept."""
+        return (*self._faults, *self._fault_of_gone(), *self._keeping_faults.values())
+
+    def held(self) -> Mapping[str, str]:
+        """The held files, as owners of services, each with the reason."""
+        gone = {f"file:{path}": "its file is gone" for path in self._gone if path not in self._read}
+        return {**gone, **{f"file:{path}": "its file is empty" for path in self._emptied()}}
+
+    def accept_removal(self) -> tuple[str, ...]:
+        """Let go of all held files; returns their names. Blocks on the disk, and while a scan runs."""
+        with self._scanning, self._keeping:
+            gone, emptied = sorted(self._gone.keys() - self._read.keys()), self._emptied()
+            self._guard.accept()
+            self._recent.clear()
+            self._gone = {}
+            for path in gone:
+                self._drop_copy(path)
+            for path in emptied:
+                self._save_copy(path, self._read[path])
+            self._save_record()
+            self._stale = True
+        return (*gone, *emptied)
 
     @property
     def copy_failed(self) -> bool:
@@ -136,18 +211,93 @@ class FileSource:
         """Scan the directory; returns whether anything changed. Unchanged files are not read again."""
         with self._scanning:
             try:
-                paths, self._faults = list_files(self._directory, {*self._read, *self._accepted})
+                paths, self._faults, directory = self._list()
             except OSError as error:
                 return self._directory_unreadable(error)
             before, self._bytes_left = self._read, limits.DIRECTORY_BYTES
-            self._read = {printable(str(path)): self._read_file(path) for path in paths}
-            self._signatures = {
-                path: self._signatures[path] for path in self._read if path in self._signatures
-            }
-            changed = self._read != before
+            inodes = dict(self._inodes)
+            read = {printable(str(path)): self._read_file(path) for path in paths}
+            self._await_writers([p for p in paths if self._same_inode(p, inodes)], read)
+            # Held before it leaves: what is neither in `_read` nor in `_gone` loses its copy.
+            held_before, self._gone = self._gone, {**self._gone, **self._newly_held(read, directory)}
+            self._read = read
+            self._gone = {path: version for path, version in self._gone.items() if path not in read}
+            for known in (self._signatures, self._inodes):
+                for path in known.keys() - read.keys():
+                    del known[path]
+            changed = read != before or self._gone.keys() != held_before.keys()
             if changed:  # never False: `accepted` may have set it concurrently
                 self._stale = True
             return changed
+
+    def _list(self) -> tuple[list[Path], tuple[str, ...], _Identity | None]:
+        """The files of the directory, what is wrong with it, and which one it is; None: there is none. Raises
+        OSError."""
+        listed = _list_directory(self._directory, {*self._read, *self._accepted})
+        if {path for path in self._read if self._serves(path)} - {printable(str(path)) for path in listed[0]}:
+            time.sleep(SETTLE_SECONDS)
+            return _list_directory(self._directory, {*self._read, *self._accepted})
+        return listed
+
+    def _serves(self, path: str) -> bool:
+        """Whether a file has an accepted version with services."""
+        return bool(self._accepted.get(path, _NOTHING).declaration.services)
+
+    def _newly_held(
+        self, read: Mapping[str, _FileVersion], directory: _Identity | None
+    ) -> dict[str, _FileVersion]:
+        """The files that are gone from the directory and are held from now on."""
+        if self._recent and read.keys() - self._read.keys():
+            # Whoever writes another file has not lost those before it.
+            self._guard.make_final()
+            self._recent.clear()
+        if self._guard.held or self._recent:
+            for path in read:
+                self._guard.key_written(path)
+                self._recent.pop(path, None)
+        here = f"{printable(str(self._directory))}/"
+        serving = {path for path in (*self._accepted,) if path.startswith(here) and self._serves(path)}
+        if serving & read.keys() or not serving:
+            self._known_directory = directory
+        counted_before = serving - self._guard.held - self._recent.keys()
+        replaced = not serving & read.keys() and (directory is None or directory != self._known_directory)
+        decision = self._guard.decide(
+            counted_before - read.keys(), len(counted_before), time.monotonic(), replaced
+        )
+        restored = {path: self._recent.pop(path) for path in decision.restore if path in self._recent}
+        self._recent |= {path: self._accepted[path] for path in decision.allowed}
+        self._recent = {path: v for path, v in self._recent.items() if self._guard.may_restore(path)}
+        self._missing = "" if directory == self._known_directory else "the directory is another one"
+        for path, version in restored.items():
+            with self._keeping:
+                self._save_copy(path, version)
+        return {**restored, **{path: self._accepted[path] for path in decision.held}}
+
+    def _units_of_gone(self) -> dict[str, Unit]:
+        """The units of held files that are gone, without what other files declare now."""
+        if not self._gone:
+            return {}
+        units = self._units.values()
+        declared = [service for unit in units if unit.candidate.ok for service in unit.candidate.services]
+        left = {path: _unclaimed(v.declaration, declared) for path, v in self._gone.items()}
+        return {_unit_name(path): Unit(d, d) for path, d in left.items() if path not in self._read}
+
+    def _emptied(self) -> tuple[str, ...]:
+        """The files that are there and held, because they declare nothing any more."""
+        read = self._read
+        return tuple(path for path, v in read.items() if v.declaration.blank and self._serves(path))
+
+    def _fault_of_gone(self) -> tuple[str, ...]:
+        gone = sorted(path.rpartition("/")[2] for path in self._gone.keys() - self._read.keys())
+        if not gone:
+            return ()
+        what = "files are gone, and their services go on serving"
+        if len(gone) == 1:
+            what = "file is gone, and its services go on serving"
+        named = ", ".join(gone[:_FILES_NAMED]) + (", ..." if len(gone) > _FILES_NAMED else "")
+        why = self._missing or "no other was left"
+        hint = "put back what is missing, or vipctl accept-removal"
+        return (f"{self._directory}: {len(gone)} {what}: {why} ({named}); hint: {hint}",)
 
     def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Write a copy of each file whose current text serves; delete the copies of deleted files. It blocks
@@ -157,17 +307,87 @@ class FileSource:
             self._update_copies(chosen)
 
     def _update_copies(self, chosen: Mapping[str, Declaration]) -> None:
-        present = self._read  # a scan puts another one in its place
+        present = self._read  # a scan puts another one in its place, after `_gone`
         for path, read in present.items():
             kept = self._accepted.get(path) is read and path not in self._keeping_faults
-            if not kept and chosen.get(f"file:{path}") is read.declaration:
+            if kept:
+                continue
+            if read.declaration.parts:
+                self._accept_parts(path, read, chosen)
+            elif chosen.get(_unit_name(path)) is read.declaration:
                 self._save_copy(path, read)
-        for path in self._accepted.keys() - present.keys():
-            self._stale = True
-            del self._accepted[path]
-            self._keeping_faults.pop(path, None)
-            with contextlib.suppress(OSError):
-                remove_own(_copy_of(self._copies, path))
+        if self._gone:
+            self._release_declared(present)
+        for path in self._accepted.keys() - present.keys() - self._gone.keys():
+            self._drop_copy(path)
+        self._save_record()
+
+    def _accept_parts(self, path: str, read: _FileVersion, chosen: Mapping[str, Declaration]) -> None:
+        """Accept the parts of a file whose current version serves. The others keep their accepted version,
+        and so do those that are gone from it while the rest of the file is refused."""
+        parts, accepted = read.declaration.parts, self._accepted.get(path, _NOTHING)
+        serving = [chosen.get(_unit_name(path, name)) for name in parts]
+        last, seen = self._parts_seen.get(path, (None, ()))
+        if last is read and path not in self._keeping_faults and all(map(is_, seen, serving)):
+            return
+        self._parts_seen[path] = read, serving
+        before = _parts_of(accepted.declaration)
+        rest_serves = chosen.get(_unit_name(path)) is parts[""]
+        now: dict[str, Declaration] = {}
+        for name, part in parts.items():
+            served = chosen.get(_unit_name(path, name), EMPTY_DECLARATION)
+            if name and part.ok and served.services:  # perhaps without addresses that this host refuses
+                now[name] = served
+            elif name in before:
+                now[name] = before[name]
+        now[""] = parts[""] if rest_serves else _rest(accepted.declaration, parts)
+        whole = all(now.get(name) is part for name, part in parts.items()) and len(now) == len(parts)
+        services = tuple(service for part in now.values() for service in part.services)
+        same = accepted.declaration.services == services and (accepted.text is not None) == whole
+        version = read if whole else _FileVersion(None, Declaration(services, parts=now))
+        if same and path not in self._keeping_faults:
+            self._accepted[path] = version
+            self._stale = self._stale or any(now[name] is not before.get(name) for name in now)
+        else:
+            self._save_copy(path, version)
+
+    def _release_declared(self, present: Mapping[str, _FileVersion]) -> None:
+        """Hold no longer what the accepted version of another file declares."""
+        declared = [s for p in present if p in self._accepted for s in self._accepted[p].declaration.services]
+        for path, version in list(self._gone.items()):
+            left = _unclaimed(version.declaration, declared)
+            if path in present or left is version.declaration:
+                continue
+            if left.services:
+                self._gone[path] = _FileVersion(None, left)
+                self._save_copy(path, self._gone[path])
+            else:
+                del self._gone[path]
+                self._guard.key_written(path)
+
+    def _drop_copy(self, path: str) -> None:
+        self._stale = True
+        self._accepted.pop(path, None)
+        self._parts_seen.pop(path, None)
+        self._keeping_faults.pop(path, None)
+        with contextlib.suppress(OSError):
+            remove_own(_copy_of(self._copies, path))
+
+    def _save_record(self) -> None:
+        """Keep which directory the accepted files were in, and which files are held: at the next start some
+        may be gone because another directory, or none, is in its place."""
+        record = (self._known_directory, tuple(sorted(self._gone)))
+        if record == self._record or not (self._accepted or self._record[0]):
+            return
+        name = str(self._record_path)
+        try:
+            make_directory(self._record_path.parent)
+            text = json.dumps({"directory": record[0], "held": record[1]})
+            write_durably(self._record_path, f"{text}\n".encode())
+            self._record = record
+            self._keeping_faults.pop(name, None)
+        except OSError as error:
+            self._keeping_faults[name] = f"{name}: cannot be written: {error_text(error)}"
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields when a scan is worth it. Watches the directory, never a file: a save that renames over a
@@ -194,12 +414,36 @@ class FileSource:
             except OSError as error:
                 raise OSError(f"{watched} cannot be watched: {error}; looking every few seconds") from None
 
+    def _same_inode(self, path: Path, before: Mapping[str, int]) -> bool:
+        """Whether a file is the one that it was. One that replaces another by a rename is complete."""
+        name = printable(str(path))
+        return name in before and before[name] == self._inodes.get(name)
+
+    def _await_writers(self, paths: Iterable[Path], read: dict[str, _FileVersion]) -> None:
+        """Read files again that have just lost services, until their writers rest."""
+        for path in paths:
+            name = printable(str(path))
+            for _ in range(SETTLE_TRIES):
+                if not self._has_lost(read[name], name) or not _is_fresh(path):
+                    break
+                time.sleep(SETTLE_SECONDS)
+                self._bytes_left += len(read[name].text or b"")
+                read[name] = self._read_file(path)
+
+    def _has_lost(self, read: _FileVersion, name: str) -> bool:
+        known = self._read.get(name)
+        if known is None or known is read or read.text is None:
+            return False
+        has = {service.name for service in read.declaration.services}
+        return any(service.name not in has for service in known.declaration.services)
+
     def _read_file(self, path: Path) -> _FileVersion:
         """The current state of a file, parsed again only if its text differs."""
         name = printable(str(path))
         known = self._read.get(name)
         try:
             signature = signature_of(path)
+            self._inodes[name] = signature.inode
             self._reserve_bytes(signature.size)
             again = self._due(self._failed, name)
             same = self._signatures.get(name) == signature and not self._due(self._refused, name)
@@ -246,6 +490,8 @@ class FileSource:
         except Exception as error:
             declaration = Declaration(problems=(internal_problem(error, "reading this file", path),))
         self._note(path, declaration)
+        if known is not None and declaration.parts:
+            declaration = _with_known_parts(declaration, known.declaration.parts)
         return _unless_known(_FileVersion(text, declaration), known)
 
     def _note(self, path: str, declaration: Declaration) -> None:
@@ -263,9 +509,6 @@ class FileSource:
 
     def _directory_unreadable(self, error: OSError) -> bool:
         """The directory cannot be read: accepted versions continue to serve."""
-        if isinstance(error, FileNotFoundError) and not self._read and not self._accepted:
-            self._faults = (f"{self._directory}: there is no such directory; hint: create it",)
-            return False
         why = error.strerror or str(error)
         kept = "the last good versions are used" if self._accepted else "no good version of a file is known"
         self._faults = (f"{self._directory}: cannot be read: {why}; {kept}",)
@@ -278,11 +521,108 @@ class FileSource:
         self._accepted[path], self._stale = read, True
         try:
             make_directory(self._copies)
-            write_durably(_copy_of(self._copies, path), _copied(path, read.text or b""))
+            text = read.text
+            if text is None:
+                text = format_declaration(read.declaration.services).encode()
+            write_durably(_copy_of(self._copies, path), _copied(path, text))
             self._keeping_faults.pop(path, None)
         except Exception as error:
             reason = error_text(error) if isinstance(error, OSError) else internal_error(error, "writing it")
             self._keeping_faults[path] = f"{self._copies}: cannot keep a copy of {path}: {reason}"
+
+
+def _unit_name(path: str, part: str = "") -> str:
+    return f"file:{path}#{part}" if part else f"file:{path}"
+
+
+def _units_of(path: str, read: Declaration, accepted: Declaration) -> Iterator[tuple[str, Unit]]:
+    """The units of a file with the name of its part in each; "" is all that has no part of its own."""
+    served = _parts_of(accepted) if read.parts else {}
+    for name, part in read.parts.items():
+        if name:
+            yield name, Unit(part, served.get(name, EMPTY_DECLARATION), part=True)
+    rest = read.parts.get("", read)
+    last = _rest(accepted, read.parts)
+    if read.blank and last.services and not rest.problems:
+        number = len(last.services)
+        what = f"declares no service any more: {counted(number, 'service')} of its last good version serve on"
+        rest = replace(rest, problems=(Problem(path, 0, "", what, _REMOVE_HINT),))
+    yield "", Unit(rest, last)
+
+
+def _parts_of(accepted: Declaration) -> dict[str, Declaration]:
+    """The accepted version of each service of a file by itself, and of the rest of it."""
+    own = accepted.parts.get("", accepted)
+    alone = {
+        service.name: Declaration((replace(service, origin=replace(service.origin, part=service.name)),))
+        for service in own.services
+    }
+    return {**alone, **{name: part for name, part in accepted.parts.items() if name}}
+
+
+def _rest(accepted: Declaration, parts: Mapping[str, Declaration]) -> Declaration:
+    """The accepted version of what has no part in a new version of the file."""
+    if not parts and not accepted.parts:
+        return accepted
+    services = tuple(service for service in accepted.services if service.name not in parts)
+    own = accepted.parts.get("", accepted)
+    return own if own.services == services else Declaration(services)
+
+
+def _with_known_parts(declaration: Declaration, known: Mapping[str, Declaration]) -> Declaration:
+    """The declaration with the known parts where they are the same: what has not changed costs nothing."""
+    parts = {}
+    for name, part in declaration.parts.items():
+        before = known.get(name)
+        same = before == part and [s.origin for s in before.services] == [s.origin for s in part.services]
+        parts[name] = before if same and before is not None else part
+    return replace(declaration, parts=parts)
+
+
+def _same_unit(one: Unit, other: Unit) -> bool:
+    """Whether two units say the same, so that the first may stay, and costs nothing."""
+    candidates = one.candidate is other.candidate or (
+        bool(other.candidate.problems) and one.candidate == other.candidate
+    )
+    return candidates and (one.accepted is other.accepted or one.accepted == other.accepted)
+
+
+def _unclaimed(declaration: Declaration, declared: Iterable[Service]) -> Declaration:
+    """The services that have no name and no frontend of those that are declared elsewhere."""
+    claims = {claim for service in declared for claim in (service.name, *service.frontends())}
+    services = declaration.services
+    left = tuple(s for s in services if claims.isdisjoint((s.name, *s.frontends())))
+    return declaration if len(left) == len(services) else Declaration(left)
+
+
+def _list_directory(
+    directory: Path, before: set[str]
+) -> tuple[list[Path], tuple[str, ...], _Identity | None]:
+    """As `FileSource._list`."""
+    try:
+        return *list_files(directory, before), _identity(directory)
+    except FileNotFoundError:
+        return [], (f"{directory}: there is no such directory; hint: create it",), None
+
+
+def _is_fresh(path: Path) -> bool:
+    """Whether a file was changed so recently that its writer may not have finished."""
+    try:
+        age = time.time_ns() - path.stat().st_ctime_ns
+    except OSError:
+        return False
+    return 0 <= age < SETTLE_SECONDS * 10**9
+
+
+def _read_record(path: Path) -> tuple[_Identity | None, tuple[str, ...]]:
+    """The directory of an earlier run, and the files that it held; nothing if that cannot be read."""
+    try:
+        record = json.loads(read_own(path, _MAX_RECORD_BYTES))
+        device, inode = record["directory"]
+        held = tuple(name for name in record["held"] if isinstance(name, str))
+        return (int(device), int(inode)), held
+    except (OSError, ValueError, TypeError, KeyError):
+        return None, ()
 
 
 def _unreadable(problem: Problem, known: _FileVersion | None) -> _FileVersion:
@@ -361,7 +701,7 @@ def _nearest_directory(path: Path) -> Path:
     return path
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _identity(path: Path) -> _Identity:
     try:
         found = path.stat()
     except OSError:

@@ -1,7 +1,7 @@
 """Holds back the removal of many services at once, which is more often an accident than intended. Pure.
 
-Rules:
-- Removals within the last ten seconds count as one. If they are at least five, and more than the
+It guards services in etcd, and files. Rules:
+- Removals within the last ten seconds count as one. If they are at least five (files: two), and more than the
   permitted share of the services before them, all of them are held: pending removals are not carried
   out, and those of the ten seconds are undone.
 - While any is held, every further removal is held too.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 WINDOW_SECONDS = 10.0
 MIN_REMOVALS = 5
-"""Fewer removals than this never trigger a hold."""
+"""Fewer removals than this never trigger a hold of services in etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,9 @@ class RemovalDecision:
 class RemovalGuard:
     """Decides about removals. Times are seconds of one monotonic clock."""
 
-    def __init__(self, percent: int) -> None:
-        self._percent = percent
+    def __init__(self, percent: float, least: int = MIN_REMOVALS) -> None:
+        """More removals than `percent` of the services are held, if they are at `least` so many."""
+        self._percent, self._least = percent, least
         self._recent: dict[str, float] = {}
         self.held: set[str] = set()
 
@@ -51,7 +52,7 @@ class RemovalGuard:
         if not new_removals:
             return RemovalDecision()
         total = len(new_removals) + len(self._recent)
-        too_many = total >= MIN_REMOVALS and total * 100 > self._percent * (service_count + len(self._recent))
+        too_many = total >= self._least and total * 100 > self._percent * (service_count + len(self._recent))
         if not (store_replaced or self.held or too_many):
             self._recent.update(dict.fromkeys(new_removals, now))
             return RemovalDecision(allowed=new_removals)
@@ -64,6 +65,10 @@ class RemovalGuard:
         """A key was written again: releases it."""
         self.held.discard(key)
         self._recent.pop(key, None)
+
+    def make_final(self) -> None:
+        """What was removed so far counts no longer with what follows."""
+        self._recent.clear()
 
     def may_restore(self, key: str) -> bool:
         """Whether a later decision may still restore a removed key."""

@@ -360,6 +360,13 @@ class StoreSource:
         """Set while the file, or the history, cannot be used."""
         return (*self._faults, *filter(None, (self.history.fault,)))
 
+    def held(self) -> Mapping[str, str]:
+        """Nothing: what the store has lost is in its history."""
+        return {}
+
+    def accept_removal(self) -> None:
+        """Does nothing."""
+
     def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Does nothing: the file is the accepted version."""
 

@@ -131,7 +131,13 @@ def _description() -> tuple[Block, ...]:
             "A file is taken as a whole or not at all. While it has a problem, its last good version serves "
             "on, also over a restart, and `vipctl status` lists the problems. `vipctl check` finds them "
             "beforehand. Names and frontends (address, port and protocol) are unique over all files and "
-            "what `vipctl` added; of two claims the one that already serves stands."
+            "what `vipctl` added; of two claims the one that already serves stands. Of Kubernetes "
+            "objects each Service is taken or not by itself."
+        ),
+        Paragraph(
+            "A file that is empty, or all files gone together, remove nothing: the last good versions serve "
+            "on. To remove services, delete their file, write `services: []`, or, if all of it is meant, say "
+            "`vipctl accept-removal`."
         ),
     )
 

@@ -140,6 +140,7 @@ def _files() -> tuple[Block, ...]:
         ),
         entry("`/var/lib/vipd/history.jsonl`", "Its changes, for `vipctl history` and `rollback`."),
         entry("`/var/lib/vipd/accepted`", "The last good version of each declaration."),
+        entry("`/var/lib/vipd/services-dir.json`", "Which directory they were in, and which are held."),
         entry("`/var/lib/vipd/host-changes.json`", "What was done to this host, for `vipctl cleanup`."),
         entry("`/var/lib/vipd/lock`", "Held while a daemon runs; its pid."),
         entry(

@@ -122,6 +122,10 @@ class EtcdSource:
         lost = fault and f"{fault}; {kept}"
         return tuple(filter(None, (lost, self._held(), self._snapshot.loop_state.fault)))
 
+    def held(self) -> Mapping[str, str]:
+        """The held keys, as owners of services."""
+        return {f"etcd:{printable(key)}": "its key is gone" for key in self._keys.held}
+
     def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
         """Save these versions as the ones to fall back to."""
         self._keys.accept(chosen)
