@@ -89,7 +89,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="tests/bench/run.sh", description="Measure vipd and what it is compared with."
     )
     size = parser.add_mutually_exclusive_group()
-    for extent, told in ((QUICK, "10 minutes or less (default)"), (FULL, "about 25 minutes on two cores")):
+    for extent, told in ((QUICK, "some 12 minutes (default)"), (FULL, "about 35 minutes on two cores")):
         size.add_argument(
             f"--{extent.name}", dest="extent", action="store_const", const=extent.name, help=told
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.bench.comparators import KUBE_PROXY_NFT
 from tests.bench.programming import GROUP, ONE_CHANGE
 from tests.bench.record import Record
 from tests.bench.tables import brief, table
@@ -59,7 +58,6 @@ COMPARISONS = (
         (
             (("vipd nftables", "nftables"), ("vipd iptables grouped (nft)", "iptables")),
             (
-                ("kube-proxy's nftables table", "nftables"),
                 ("vipd iptables flat (nft)", "iptables"),
                 ("vipd iptables flat (legacy)", "legacy"),
             ),
@@ -75,7 +73,6 @@ COMPARISONS = (
         (
             (("vipd nftables", "nftables"), ("vipd iptables-nft", "iptables")),
             (
-                (KUBE_PROXY_NFT, "nftables"),
                 ("one iptables-restore, nft", "iptables"),
                 ("one iptables-restore, legacy", "legacy"),
             ),

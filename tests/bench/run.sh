@@ -3,7 +3,7 @@
 #
 #     sudo bash tests/bench/run.sh [--quick|--full] [--only GROUP]... [--out DIR]
 #
-# Installs what is missing. --quick, the default: 10 minutes or less, results in dist/bench. --full: about 25 minutes
+# Installs what is missing. --quick, the default: some 12 minutes, results in dist/bench. --full: about 35 minutes
 # on two cores, results in docs/performance, where the tables and plots of docs/performance.md are made of them.
 # --only programming, path, control or daemon: that group alone, and the others' results stay.
 set -euo pipefail

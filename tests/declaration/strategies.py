@@ -276,7 +276,7 @@ def services(draw: st.DrawFn) -> Service:
         if refusal is RejectAction.REJECT and not keeps
         else (),
         external_addresses=external,
-        allow_from=draw(networks_like(()) | networks_like(tuple(e.address for e in external))),
+        allow_from=draw(networks_like(()) | networks_like(everything)),
         internal_policy=draw(st.sampled_from(list(TrafficPolicy))),
         external_policy=draw(st.sampled_from(list(TrafficPolicy))),
         traffic_distribution=draw(st.sampled_from(TrafficDistribution)),

@@ -69,7 +69,7 @@ def declaration(number: int) -> dict[str, Json]:
         ],
         "external_addresses": [f"203.0.{100 + high}.{low + 1}"],
         "load_balancer_addresses": [{"address": f"198.18.{high}.{low + 1}", "allow_from": ["10.0.0.0/8"]}],
-        "allow_from": ["192.0.2.0/24"],
+        "allow_from": ["192.0.2.0/24", "2001:db8::/32"],
         "health_port": 40000 + number,
         "traffic_policy": {"external": "local", "internal": "cluster"},
         "traffic_distribution": "prefer-same-node",
