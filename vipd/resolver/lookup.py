@@ -1,13 +1,16 @@
 """One lookup, by dnspython: asks the name servers for a name's addresses, or its SRV records and the
 addresses of their targets.
 
-It blocks, and is called in a thread: an answer of 64 KiB takes dnspython 80 ms to read, during which the
-event loop goes on. dnspython follows aliases, repeats a truncated answer over TCP, accepts only answers to
-its own question, and goes on to the next server when one fails. It is imported with the first lookup.
+It blocks, and is called in a thread. What dnspython reads of an answer is bounded: it takes 80 ms for 64 KiB,
+and threads that compute hold the event loop up. dnspython follows aliases, repeats a truncated answer over
+TCP, accepts only answers to its own question, and goes on to the next server when one fails. It is imported
+with the first lookup.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +31,10 @@ TRY_SECONDS = 2.0
 MAX_UDP_BYTES = 1232
 """Largest answer over UDP: it passes every link unfragmented (the DNS flag day of 2020)."""
 MAX_SERVERS_NAMED = 3
+_TRUNCATED = 0x02
+"""The bit TC, in the third byte of a message."""
+_COUNTS = struct.Struct("!4x4H")
+"""The numbers of a message's questions and of its records in three sections, in its first 12 bytes."""
 
 _TYPES = {Family.IPV4: "A", Family.IPV6: "AAAA"}
 
@@ -47,6 +54,38 @@ class _LookupError(Exception):
     """Why a question has no answer, in one line."""
 
 
+class _TooLargeError(EOFError):
+    """An answer is too large to be read."""
+
+
+class _BoundedSocket(socket.socket):
+    """Receives no more of one answer than `most` addresses or SRV records need."""
+
+    def __init__(self, most: int, *arguments: int) -> None:
+        super().__init__(*arguments)
+        # 40 bytes for each AAAA or SRV record, and some for long names.
+        self._most_bytes, self._most_records = 2048 + 40 * most, 100 + 2 * most
+        self._begin = b""
+
+    def recvfrom(self, *_: object) -> tuple[bytes, object]:
+        """A datagram. One that is larger than was asked for counts as truncated: TCP is tried then."""
+        data, address = super().recvfrom(MAX_UDP_BYTES + 1)
+        if len(data) > MAX_UDP_BYTES:
+            data = data[:2] + bytes([data[2] | _TRUNCATED]) + data[3:MAX_UDP_BYTES]
+        return data, address
+
+    def recv(self, size: int, *_: object) -> bytes:
+        """A part of an answer over TCP: two bytes with its length, then it. Raises _TooLargeError."""
+        if size > self._most_bytes:
+            raise _TooLargeError
+        data = super().recv(size)
+        if (missing := 2 + _COUNTS.size - len(self._begin)) > 0:
+            self._begin += data[:missing]
+            if len(data) >= missing and sum(_COUNTS.unpack(self._begin[2:])) > self._most_records:
+                raise _TooLargeError
+        return data
+
+
 class _Records(NamedTuple):
     values: tuple[tuple[object, ...], ...]
     ttl: float
@@ -62,7 +101,7 @@ def look_up(
     """Ask for a name. Returns at most `most` targets, first those that serve already. Takes at most three
     times the timeout. Never raises for what a server does or does not."""
     try:
-        resolver = _resolver(options)
+        resolver = _resolver(options, most)
         if question.kind is NameKind.SRV:
             return _service_targets(resolver, question.name, families, known, most)
         found, ttl, failed = _addresses(resolver, question.name, families)
@@ -164,12 +203,14 @@ def _values(records: object, kind: str) -> Iterator[tuple[object, ...]]:
             yield (record.address,)
 
 
-def _resolver(options: ServerOptions) -> dns.resolver.Resolver:
+def _resolver(options: ServerOptions, most: int) -> dns.resolver.Resolver:
     """A resolver for these servers. /etc/resolv.conf is read each time: it may change while vipd runs.
     Raises _LookupError."""
     import dns.exception
+    import dns.query
     import dns.resolver
 
+    dns.query.socket_factory = partial(_BoundedSocket, most)
     try:
         if options.servers:
             resolver = dns.resolver.Resolver(configure=False)
@@ -205,6 +246,8 @@ def _refusals(error: dns.resolver.NoNameservers) -> str:
 
 
 def _refusal(why: object) -> str:
+    if isinstance(why, _TooLargeError):
+        return "sent an answer that is too large to be read; hint: dns_max_addresses in vipd's settings"
     if isinstance(why, OSError):
         return f"cannot be reached: {why.strerror or type(why).__name__}"
     if isinstance(why, Exception):

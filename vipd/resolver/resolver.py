@@ -1,6 +1,7 @@
 """The interface of name resolution: follows the names of services, looks them up, and reports changes.
 
-`run` schedules; threads look up, few at a time. All state belongs to the event loop.
+`run` schedules; threads look up, few at a time. All state belongs to the event loop. Each author of services
+has a share of the names and of the lookups under way; a name that several authors use is in the share of one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from random import random as any_part
 from time import monotonic, time
 
 from vipd.declaration.problems import internal_error
+from vipd.health.slots import ProbeSlots
 from vipd.host.bounded_threads import BoundedThreads
 from vipd.host.observer import Observer
 from vipd.model.service import Family, Service, family_of
@@ -36,7 +38,8 @@ from vipd.resolver.saved_answers import SavedAnswer, load, save
 log = logging.getLogger(__name__)
 
 LOOKUPS_AT_ONCE = 16
-"""Threads. A server that does not answer occupies one for the time of a lookup."""
+"""Threads. A server that does not answer occupies one for the time of a lookup. One author takes at most half
+of those that the others leave."""
 SAVE_SECONDS = 1.0
 """Answers are saved so long after a change, with what changes meanwhile. A crash within it costs nothing but
 the newest answer."""
@@ -62,6 +65,28 @@ class ResolverOptions:
     """Whether a service of any source may have a backend at an address that a name resolves to."""
 
 
+@dataclass(slots=True)
+class _Share:
+    """The names of one author, oldest first."""
+
+    looked_up: dict[Question, None] = field(default_factory=dict)
+    waiting: dict[Question, None] = field(default_factory=dict)
+    """Names beyond the limit."""
+
+
+@dataclass(slots=True, eq=False)
+class _Lookup:
+    """A lookup that is due or under way."""
+
+    question: Question
+    author: str
+    due: float
+    slow: bool
+    """The last one failed."""
+    running: bool = False
+    gone: bool = False
+
+
 class Resolver:
     """Knows the names of all services and what serves of their answers. Looks up while `run` runs.
 
@@ -85,11 +110,17 @@ class Resolver:
         self._users: dict[Question, dict[str, frozenset[Family]]] = {}
         """The services that use each question, and their families."""
         self._followed: dict[str, frozenset[Question]] = {}
+        self._authors: dict[str, str] = {}
+        """The author of each followed service."""
+        self._shares: dict[str, _Share] = {}
+        self._author_of: dict[Question, str] = {}
+        """The author in whose share a question is."""
         self._answers: dict[Question, tuple[Target, ...]] = {}
         self._due: list[tuple[float, Question]] = []
         """A heap of lookups to come. An entry counts if it has the time of the question's state."""
-        self._asking: set[Question] = set()
-        """The lookups under way."""
+        self._slots = ProbeSlots("lookups", LOOKUPS_AT_ONCE)
+        self._asking: dict[Question, _Lookup] = {}
+        """The lookups that wait for a slot or are under way."""
         self._asked: dict[Question, frozenset[Family]] = {}
         """The families of each question's last lookup."""
         self._wake, self._unsaved = asyncio.Event(), asyncio.Event()
@@ -134,39 +165,100 @@ class Resolver:
             return  # most services
         wanted = frozenset(map(Question.of, declared.names)) if declared else frozenset[Question]()
         before = self._followed.pop(service, frozenset())
+        self._authors.pop(service, None)
         for question in before - wanted:
             self._users[question].pop(service)
+        if declared and wanted:
+            self._followed[service], self._authors[service] = wanted, declared.origin.author
         families = frozenset(map(family_of, declared.all_addresses())) if declared else frozenset[Family]()
         for question in wanted:
             self._users.setdefault(question, {})[service] = families
-        if wanted:
-            self._followed[service] = wanted
         for question in before | wanted:
-            self._update(question)
+            self._update(question, self._authors.get(service))
 
-    def _update(self, question: Question) -> None:
-        """Begin, continue or end to look up a question."""
-        state = self._states.get(question)
+    def _update(self, question: Question, author: str | None) -> None:
+        """Begin, continue or end to look up a question. `author` is that of the service that has changed;
+        None: it is gone."""
         if not self._users.get(question):
             self._end(question)
-        elif state is None:
+            return
+        self._assign(question, author)
+        state = self._states.get(question)
+        if state is None:
             self._begin(question)
         elif not self._families(question) <= self._asked.get(question, frozenset()):
             self._put(question, replace(state, next_at=self._clock()))
 
+    def _assign(self, question: Question, author: str | None) -> None:
+        """Put a question into the share of that author of its services who has the fewest names."""
+        before, services = self._author_of.get(question), self._users[question]
+        if any(self._authors[service] == before for service in services):
+            if author is None or author == before or self._load(author) >= self._load(before):
+                return
+        else:
+            author = min({self._authors[service] for service in services}, key=self._load)
+        self._leave_share(question)
+        share = self._shares.setdefault(author, _Share())
+        (share.looked_up if question in self._states else share.waiting)[question] = None
+        self._author_of[question] = author
+
+    def _leave_share(self, question: Question) -> None:
+        author = self._author_of.pop(question, None)
+        if author is not None:
+            share = self._shares[author]
+            share.looked_up.pop(question, None)
+            share.waiting.pop(question, None)
+            if not share.looked_up and not share.waiting:
+                del self._shares[author]
+
+    def _load(self, author: str | None) -> int:
+        """How many names of an author are looked up."""
+        share = self._shares.get(author or "")
+        return len(share.looked_up) if share else 0
+
     def _begin(self, question: Question) -> None:
-        if len(self._states) < self._options.max_names:
-            saved = self._saved.pop(question, SavedAnswer((), None))
-            self._put(
-                question, NameState(saved.targets, answered_at=saved.answered_at, next_at=self._clock())
-            )
+        """Look a question up from now on, if it has a place."""
+        author = self._author_of[question]
+        if len(self._states) >= self._options.max_names and not self._make_room(author):
+            return
+        share = self._shares[author]
+        share.waiting.pop(question, None)
+        share.looked_up[question] = None
+        saved = self._saved.pop(question, SavedAnswer((), None))
+        self._put(question, NameState(saved.targets, answered_at=saved.answered_at, next_at=self._clock()))
+
+    def _make_room(self, author: str) -> bool:
+        """Whether the author with the most names had at least two more than this one. Then the newest of them
+        waits, and its last answer serves on."""
+        most = max(self._shares, key=self._load)
+        if self._load(most) < self._load(author) + 2:
+            return False
+        question, _ = self._shares[most].looked_up.popitem()
+        self._shares[most].waiting[question] = None
+        state = self._states[question]
+        self._saved[question] = SavedAnswer(state.established, state.answered_at)
+        self._stop(question)
+        return True
+
+    def _stop(self, question: Question) -> None:
+        """Look it up no longer."""
+        self._states.pop(question, None)
+        self._asked.pop(question, None)
+        lookup = self._asking.get(question)
+        if lookup and not lookup.running:
+            lookup.gone = True
+            del self._asking[question]
 
     def _end(self, question: Question) -> None:
-        for known in (self._users, self._states, self._answers, self._asked):
+        for known in (self._users, self._answers, self._saved):
             known.pop(question, None)
+        self._leave_share(question)
+        self._stop(question)
         self._unsaved.set()
-        if len(self._states) < min(len(self._users), self._options.max_names):  # one has a place now
-            self._begin(next(q for q in self._users if q not in self._states))
+        if len(self._states) < self._options.max_names:
+            authors = (author for author, share in self._shares.items() if share.waiting)
+            if (author := min(authors, key=self._load, default=None)) is not None:
+                self._begin(next(iter(self._shares[author].waiting)))
 
     def _families(self, question: Question) -> frozenset[Family]:
         return frozenset[Family]().union(*self._users.get(question, {}).values())
@@ -193,7 +285,7 @@ class Resolver:
         before, running = self.answers, asyncio.create_task(self.run())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_ANSWERS_SECONDS):
-                while self._states.keys() - (self._asked.keys() - self._asking):
+                while self._states.keys() - (self._asked.keys() - self._asking.keys()):
                     self._looked_up.clear()
                     await self._looked_up.wait()
         running.cancel()
@@ -203,29 +295,37 @@ class Resolver:
     def _begin_due(self) -> float | None:
         """Begin the lookups that are due, as far as there is room. Returns the seconds until the next one;
         None: none is to come before something changes."""
-        while self._due and len(self._asking) < LOOKUPS_AT_ONCE:
+        now, pause = self._clock(), None
+        while self._due and pause is None:
             due, question = self._due[0]
             state = self._states.get(question)
             current = state is not None and state.next_at == due and question not in self._asking
-            if current and due > self._clock():
-                return due - self._clock()
+            if current and due > now:
+                pause = due - now
+                continue
             heappop(self._due)
-            if current:
-                self._asking.add(question)
-                task = asyncio.create_task(self._ask(question), name=f"looking up {question}")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        return None
+            if state is not None and current:
+                author = self._author_of[question]
+                self._asking[question] = _Lookup(question, author, due, state.failures > 0)
+                self._slots.wait(self._asking[question], (author,))
+        while isinstance(lookup := self._slots.next(), _Lookup):
+            lookup.running = True
+            task = asyncio.create_task(self._ask(lookup), name=f"looking up {lookup.question}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return pause
 
-    async def _ask(self, question: Question) -> None:
+    async def _ask(self, lookup: _Lookup) -> None:
         """Look up one question, and take over the answer."""
+        question = lookup.question
         families = self._families(question)
         self._asked[question] = families
         known = self._states.get(question, NameState())
         try:
             result = await self._look_up_in_thread(question, families, known)
         finally:
-            self._asking.discard(question)
+            self._asking.pop(question, None)
+            self._slots.ended(lookup.author, lookup.slow)
             self._wake.set()
             self._looked_up.set()
         before = self._states.get(question)
@@ -295,3 +395,6 @@ class Resolver:
         for question, state in list(self._states.items()):
             if state.serving:  # what is on trial must not be the last good answer after a restart
                 yield question, SavedAnswer(state.established, state.answered_at)
+        for question, saved in list(self._saved.items()):
+            if question in self._users:  # it waits for a place
+                yield question, saved

@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     dns_max_addresses: int = Field(100, ge=1, le=1000)
     """How many addresses of one name's answer are used; more are left out, with a warning."""
     dns_max_names: int = Field(1000, ge=1, le=10_000)
-    """How many names are looked up; more are not, with a warning."""
+    """How many names are looked up; more are not, with a warning: the newest of the author with the most."""
     node_port_range: PortRangesBySource = Field(_HOST_PORTS, examples=["{etcd: 30000-32767}"])
     """Ports of this host that node ports and health ports may be, by source where wanted. A source that is
     not named: any that no program listens on, but etcd's default stays; with `compat: kube-proxy` any.
