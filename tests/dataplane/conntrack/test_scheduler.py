@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from vipd.dataplane.conntrack.checkpoint import FILE_NAME, Checkpoint
 from vipd.dataplane.conntrack.cleaner import CleanupResult, Connect, clean
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.dataplane.conntrack.scheduler import KEEP_REMOVED_SECONDS, ConntrackScheduler
+from vipd.dataplane.conntrack.scheduler import KEEP_REMOVED_SECONDS, UNHURRIED_SECONDS, ConntrackScheduler
 from vipd.dataplane.conntrack.stale import (
     Destination,
     FlowTarget,
@@ -92,6 +93,42 @@ def test_a_run_is_due_after_a_change_is_written_and_then_on_the_timer() -> None:
     assert not bench.due()
     bench.now += 1
     assert bench.due()
+
+
+def test_a_change_after_which_every_flow_may_go_on_hurries_no_run() -> None:
+    """As an etcd has ten of in a second: a weight, a backend more, or one less of a TCP service."""
+    bench = Bench()
+    web = ("10.96.0.20", 80)
+
+    def tcp(*backends: SocketAddress) -> Forwarding:
+        return forwarding(*web, *backends, protocol=Protocol.TCP, node_port=30080)
+
+    bench.become(forwarding(*DNS, B1), tcp(B1))
+    bench.clean()
+    for change in (tcp(B1, B2), tcp(B2), forwarding(*DNS, B1, B2)):
+        bench.become(change)
+        assert not bench.due()
+        bench.now += UNHURRIED_SECONDS
+        assert bench.due()
+        bench.clean()
+    ending = replace(tcp(B2, B3), ends_flows=True)
+    limited = replace(forwarding(*DNS, B1, B2), allow_from=("10.10.0.0/24",))
+    changes: tuple[Forwarding | ForwardingKey, ...] = (
+        ending,
+        replace(ending, endpoints=ending.endpoints[:1]),
+        limited,
+        forwarding(*DNS, B2),
+        forwarding(*DNS),
+        forwarding(*DNS, B2),
+        forwarding(*OTHER, B1),
+        replace(ending, node_port=30081),
+        ending.key,
+    )
+    for each in changes:
+        bench.become(each)
+        assert bench.due(), each
+        bench.clean()
+        assert not bench.due()
 
 
 def test_nothing_is_due_while_a_change_is_not_written() -> None:

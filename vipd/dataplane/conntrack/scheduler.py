@@ -27,6 +27,9 @@ from vipd.model.service import Family, Protocol
 
 INTERVAL_SECONDS = 60.0
 """Between runs without a change."""
+UNHURRIED_SECONDS = 5.0
+"""From a change after which no flow should have to end to the next run: to read the kernel's table takes
+milliseconds even if it is empty, several times what the change itself takes."""
 KEEP_REMOVED_SECONDS = 60.0
 """How long flows to a removed frontend are searched for, counted from the write of the rules without it.
 No new ones can begin then; this covers packets in transit, and a run that missed an entry."""
@@ -81,6 +84,10 @@ class ConntrackScheduler(Observer):
         self._host_addresses: frozenset[str] = frozenset()
         self._applied: frozenset[Family] = frozenset()
         """The address families whose rules match the updates."""
+        self._told: set[Family] = set()
+        """Those of which anything has changed since they were applied."""
+        self._urgent: set[Family] = set()
+        """Those of them in which flows may have to end for it."""
         self._changed = False
         self._next_run = clock()
 
@@ -111,6 +118,7 @@ class ConntrackScheduler(Observer):
         if not changes:
             return
         self._applied -= {key.family for key in changes}
+        self._told.update(key.family for key in changes)
         new = {key: destinations(f) for key, f in changes.items() if f is not None}
         # A run in progress reads the targets: one that stays must not be missing for a moment.
         staying = {place for places in new.values() for place in places}
@@ -127,6 +135,7 @@ class ConntrackScheduler(Observer):
         """This host's own addresses are these from now on."""
         if addresses != self._host_addresses:
             self._host_addresses, self._applied = addresses, frozenset()
+            self._urgent.update(Family)
 
     async def load(self) -> None:
         """Read the checkpoint. Called before the first update, so that rules of an earlier process that
@@ -137,6 +146,7 @@ class ConntrackScheduler(Observer):
     def _restore(self, former: SavedTargets) -> None:
         """Schedule the cleaning of an earlier process's destinations, except those in use."""
         now = self._clock()
+        self._urgent.update(place.family for place in former)
         for place, left in former.items():
             since = now if place.family in self._applied else None
             if place in self._targets:
@@ -158,8 +168,15 @@ class ConntrackScheduler(Observer):
         """
         if self._applied.issuperset(families) and not wrote:
             return
-        self._applied, self._changed = self._applied.union(families), True
+        self._applied = self._applied.union(families)
         now = self._clock()
+        # Written without a change: somebody had removed rules, and flows of that time are not translated.
+        if not self._urgent.isdisjoint(families) or self._told.isdisjoint(families):
+            self._changed = True
+        else:
+            self._next_run = min(self._next_run, now + UNHURRIED_SECONDS)
+        self._told.difference_update(families)
+        self._urgent.difference_update(families)
         for since in (self._removed, self._resets):
             for place in [place for place, at in since.items() if at is None and place.family in families]:
                 since[place] = now
@@ -203,6 +220,8 @@ class ConntrackScheduler(Observer):
     def _add(self, key: ForwardingKey, target: FlowTarget) -> None:
         for place in self._destinations[key]:
             self._keep_former(place)
+            if not _goes_on(self._targets.get(place), target):
+                self._urgent.add(place.family)
             self._set_target(place, target)
             self._owners[place] = key
             self._removed.pop(place, None)
@@ -212,6 +231,8 @@ class ConntrackScheduler(Observer):
         self._keep_former(place)
         self._owners.pop(place, None)
         ends_flows = self._targets[place].end_stale_flows
+        if ends_flows:
+            self._urgent.add(place.family)
         if ends_flows and self._former[place] and place.protocol is Protocol.TCP:
             self._reset(place, None)
         self._set_target(place, FlowTarget(frozenset(), ends_flows, self._former[place]))
@@ -275,3 +296,13 @@ class ConntrackScheduler(Observer):
         """A destination is not vipd's any more."""
         self._set_target(place, None)
         del self._removed[place], self._former[place]
+
+
+def _goes_on(before: FlowTarget | None, after: FlowTarget) -> bool:
+    """Whether no flow to a destination has to end for this change: it was served already, so that its flows
+    are translated, and they may stay with their backends."""
+    if before is None or before.former_backends is not None or not before.serving:
+        return False
+    lost = frozenset(before.serving) - frozenset(after.serving)
+    same = before.end_stale_flows and before.allowed == after.allowed and not lost
+    return same or not after.end_stale_flows

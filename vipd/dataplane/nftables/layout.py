@@ -62,16 +62,16 @@ class NftSet:
 
     def declaration(self, family: Family) -> str:
         """The declaration for nft, between the braces; with the comment by which it is recognised."""
-        words = [self._typed(family)]
+        words = [self.typed(family)]
         words += [f"size {self.size};"] if self.size else []
         words += [f"flags {self.dynamic_flags};"] if self.dynamic_flags else []
         return " ".join([*words, f'comment "{self.digest(family)}";'])
 
     def digest(self, family: Family) -> str:
         """Equal for equal declarations."""
-        return digest(f"{self._typed(family)} {self.size} {self.dynamic_flags}")
+        return _set_digest(self, family)
 
-    def _typed(self, family: Family) -> str:
+    def typed(self, family: Family) -> str:
         """By names of types, or by examples if one has no name. A value of two fields must not be declared by
         examples: nft 1.0.6 creates no rule that uses such a map in a later transaction."""
         words, spelled = "type", {field: field.value.replace("IP", str(family)) for field in Field}
@@ -80,6 +80,11 @@ class NftSet:
             words, spelled = "typeof", {Field.NUMBER: "numgen random mod 2", Field.ADDRESS: f"{ip} daddr"}
         key, value = (" . ".join(spelled[field] for field in fields) for fields in (self.key, self.value))
         return f"{words} {key} : {value};" if value else f"{words} {key};"
+
+
+@lru_cache(maxsize=1024)  # each change asks for those of all sets
+def _set_digest(nft_set: NftSet, family: Family) -> str:
+    return digest(f"{nft_set.typed(family)} {nft_set.size} {nft_set.dynamic_flags}")
 
 
 FRONTENDS = NftSet("frontends", _FRONTEND, (Field.ADDRESS,))
