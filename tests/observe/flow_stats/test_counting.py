@@ -137,7 +137,13 @@ def test_a_chain_that_is_only_expected_has_no_rules() -> None:
 
 
 def rule(
-    kind: int, chain: str = CHAIN, packets: int = 5, *, hairpin: bool = False, table: str = "nat"
+    kind: int,
+    chain: str = CHAIN,
+    packets: int = 5,
+    *,
+    hairpin: bool = False,
+    table: str = "nat",
+    comment: str = "",
 ) -> bytes:
     """A message about a rule as the kernel lays it out."""
     numbers = attribute(1, struct.pack(">Q", 999)) + attribute(2, struct.pack(">Q", packets))
@@ -146,6 +152,7 @@ def rule(
     target = jump if hairpin else attribute(1, attribute(1, b"target\0"))
     body = attribute(1, table.encode() + b"\0") + attribute(2, chain.encode() + b"\0")
     body += attribute(3, struct.pack(">Q", 77)) + attribute(4, counter + target)
+    body += attribute(7, bytes([0, len(comment) + 1]) + comment.encode() + b"\0") if comment else b""
     return struct.pack("=IHHIIBBH", 20 + len(body), kind, 0, 0, 0, 2, 0, 0) + body
 
 
@@ -189,6 +196,25 @@ def test_saved_rules_are_read() -> None:
         f"[3:1] -A OTHER -m comment --comment {CHAIN} -j DNAT --to-destination 10.0.0.1:80\nCOMMIT\n"
     )
     assert read_saved_counts(text, Family.IPV4, NAMES) == [counted(0, 12)]
+
+
+def test_rules_of_limits_are_counted_by_their_limit() -> None:
+    limits = CHAIN.replace("SEP", "LIM")
+    for limit in Limit:
+        whole = rule(RULE_DELETED, limits, 7, comment=f"web over {limit}")
+        (ended,) = RuleMessages(NAMES).ended(whole)
+        assert ended == Counted(Family.IPV4, f"{limits} {limit}", 77, 7)
+    assert list(RuleMessages(NAMES).ended(rule(RULE_DELETED, limits, comment="web"))) == []
+    text = (
+        f'*nat\n[4:240] -A {limits} -m comment --comment "web over connections" -m connlimit -j ACCEPT\n'
+        f'[5:240] -A {limits} -m comment --comment "web over connections_per_client" -j ACCEPT\nCOMMIT\n'
+    )
+    assert [
+        (each.chain.split()[1], each.packets) for each in read_saved_counts(text, Family.IPV4, NAMES)
+    ] == [
+        ("connections", 4),
+        ("connections_per_client", 5),
+    ]
 
 
 class PlayedTable:
