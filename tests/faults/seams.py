@@ -363,6 +363,7 @@ daemon, rather than is asked by it; and what it does once, before it runs."""
 
 NO_SEAM = {
     "vipd.observe.api_client": "part of vipctl",
+    "vipd.control.connection_balancer": "reads one number of the kernel, none if it fails",
     "vipd.host.gc_control": "guards a counter against threads",
     "vipd.daemon.daemon": "starts what is listed here",
     "vipd.daemon.wiring": "wires what is listed here; its clock is `CLOCKS`",

@@ -78,7 +78,9 @@ class Daemon:
     def write(self, declaration: str, name: str = "services.yaml") -> None:
         """Replace one file of declarations by these `services:`, in one step as an editor does."""
         new = self.services_dir / f".{name}.new"
-        new.write_text(f"apiVersion: vipd/v1\nservices:\n{declaration}")
+        # Nothing behind `services:` may be an accident: what was declared would be held.
+        services = f"services:\n{declaration}" if declaration else "services: []\n"
+        new.write_text(f"apiVersion: vipd/v1\n{services}")
         new.rename(self.services_dir / name)
 
     def declare(self, declaration: str, name: str = "services.yaml") -> None:

@@ -20,6 +20,7 @@ WRITTEN = {
     ("vipd/sources/store.py", "StoreSource._write"): ("services.yaml", "services.yaml.last-good"),
     ("vipd/sources/history.py", "StoreHistory._write"): ("history.jsonl",),
     ("vipd/sources/files.py", "FileSource._save_copy"): ("accepted/",),
+    ("vipd/sources/files.py", "FileSource._save_record"): ("services-dir.json",),
     ("vipd/sources/override_store.py", "OverrideStore._save"): ("overrides.json",),
     ("vipd/sources/maintenance_store.py", "MaintenanceStore.put"): ("maintenance.json",),
     ("vipd/sources/etcd/snapshot_file.py", "SnapshotFile._append"): ("etcd/snapshot",),

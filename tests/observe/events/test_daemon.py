@@ -88,7 +88,11 @@ def test_a_file_added_edited_and_deleted(story: Story) -> None:
     (added,) = story.makes(
         lambda: story.node.declare("dns.yaml", block("10.96.0.53", "dns", "10.244.0.5")), "service-added"
     )
-    assert (added["services"], added["cause"], added["reason"]) == (["dns"], f"file {path}:3", "1 backend")
+    assert (added["services"], added["cause"], added["reason"]) == (
+        ["dns"],
+        f"file {path}:3",
+        "1 backend, 1 unchecked",
+    )
     (changed,) = story.makes(
         lambda: story.node.declare("dns.yaml", block("10.96.0.53", "dns", "10.244.0.6")), "service-changed"
     )
