@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import platform
 import pwd
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from vipd.host.accounts import CheckUsers
 from vipd.model.check import ExecProbe
 
 ME = getpass.getuser()
+KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
 Program = Callable[[str], str]
 
 
@@ -87,6 +89,27 @@ def test_another_code_is_bad(program: Program) -> None:
 def test_it_gets_its_arguments_and_nothing_of_a_shell(program: Program) -> None:
     result = probe(program('printf "%s|" "$@"'), "a b", "$HOME", "; exit 1")
     assert result.reason.endswith("; a b|$HOME|; exit 1|")
+
+
+@pytest.mark.skipif(KERNEL < (6, 12), reason="Landlock scopes signals since Linux 6.12")
+def test_it_ends_no_other_program_of_its_user(program: Program, tmp_path: Path) -> None:
+    """Not one of another check either, while both run as the same user."""
+    lines = f"echo $$ > {tmp_path}/pid; while [ ! -e {tmp_path}/tried ]; do sleep 0.05; done; exit 0"
+    victim = ExecProbe(command=("/bin/sh", "-c", lines), user=ME)
+    attack = f"sleep 60 & kill $! && ! kill -9 $(cat {tmp_path}/pid) && ! cat /proc/$(cat {tmp_path}/pid)/mem"
+
+    async def story() -> list[ProbeResult]:
+        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
+            other = asyncio.create_task(answer(prober, target(8080, victim, 60.0)))
+            await asyncio.to_thread(wait_for_text, tmp_path / "pid")
+            attacking = ExecProbe(command=(program(attack),), user=ME)
+            tried = await answer(prober, target(8080, attacking, 60.0))
+            (tmp_path / "tried").touch()
+            return [tried, await other]
+
+    tried, other = run(story())
+    assert tried.good, tried.reason
+    assert other.good, other.reason
 
 
 def test_its_environment_is_only_what_is_promised(program: Program, tmp_path: Path) -> None:
