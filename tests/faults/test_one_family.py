@@ -54,7 +54,7 @@ def test_flows_status_and_announcements_follow_the_family_that_is_written(
         states = {
             family: daemon.get(f"services/dns{family}")["service"]["status"]["state"] for family in VIPS
         }
-        assert states == {well: "ok", broken: "pending"}
+        assert states == {well: "unchecked", broken: "pending"}
         daemon.write(services(lab, 0, 0))
         daemon.wait_until(lambda: announced(lab), {OUTSIDE[broken]}, SOON)
         assert "broken by the test" in daemon.vipctl("status", check=False).stdout

@@ -181,10 +181,19 @@ def test_a_write_that_fails_and_the_one_that_works_again(story: Story) -> None:
 
 def test_a_source_that_goes_and_comes_back(story: Story) -> None:
     away = story.node.services_dir.with_name("away")
-    (failed,) = story.makes(lambda: story.node.services_dir.rename(away), "source-failed")
-    assert failed["cause"] == f"file {story.node.services_dir}"
-    (mended,) = story.makes(lambda: away.rename(story.node.services_dir), "source-mended")
-    assert mended["cause"] == f"file {story.node.services_dir}"
+    # A file that comes parts what was deleted before it from what vanishes then.
+    story.makes(
+        lambda: story.node.declare("new.yaml", block("10.96.0.54", "new", "10.244.0.5")), "service-added"
+    )
+    failed = story.makes(lambda: story.node.services_dir.rename(away), *2 * ["source-failed"])
+    assert {event["cause"] for event in failed} == {f"file {story.node.services_dir}"}
+    assert {event["reason"].partition(";")[0].partition(":")[0] for event in failed} == {
+        "there is no such directory",
+        "2 files are gone, and their services go on serving",
+    }
+    mended = story.makes(lambda: away.rename(story.node.services_dir), *2 * ["source-mended"])
+    assert {event["cause"] for event in mended} == {f"file {story.node.services_dir}"}
+    story.makes(story.file("new.yaml").unlink, "service-removed")
 
 
 def test_many_at_once_are_one_event(story: Story) -> None:

@@ -14,6 +14,7 @@ from vipd.control.selection import select_backends
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.host_changes import HostChanges
 from vipd.host.settings.settings import Settings
+from vipd.model.backend_status import UNCHECKED
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.facts import ServedPort
@@ -63,7 +64,7 @@ def _of_view(service: Mapping[str, Any], view: Mapping[str, Any]) -> ServedPort:
         view["node_port"],
         tuple((endpoint["address"], endpoint["port"]) for endpoint in view["endpoints"]),
         frozenset((each["address"], each["port"]) for each in view["endpoints"] if each["ready"]),
-        frozenset((each["address"], each["port"]) for each in view["endpoints"] if each["health"]),
+        frozenset((e["address"], e["port"]) for e in view["endpoints"] if e["health"] != UNCHECKED),
         view["affinity_seconds"] is not None,
         view["masquerade"],
         frozenset(parse_frontend(text).address for text in view["external"]) - announced,
