@@ -123,6 +123,9 @@ def compare(outcome: Outcome, rules: Sequence[MatchedRule], explanation: Json) -
     share = sum(float(each["probability"]) for each in same)
     walked = list(_visited_chains(rules))
     planned = [list(_expected_chains(each["rules"])) for each in same]
+    if any(not rule.role and rule.target in ("ACCEPT", *_SOURCE_CHANGES) for rule in rules):
+        # Rules of others stay before vipd's jumps: what they decide passes over some of its chains.
+        planned = [[chain for chain in way if chain in walked] for way in planned]
     if walked in planned or not _comparable(walked, planned[0]):
         return Comparison((), share, words)
     return Comparison((_chain_difference(planned[0], walked),), share, words)
