@@ -389,6 +389,7 @@ def test_removed_it_leaves_no_rule_and_purged_no_file(machine: Machine) -> None:
     add_service(machine)
     assert serves(machine)
     machine.lab.host.run("nft", "add", "table", "inet", "somebody-else")
+    machine.write("/etc/vipd/services.d/kept.yaml", "apiVersion: vipd/v1\nservices: []\n")
     machine.apt("remove", "vipd")
     rules = machine.rules()
     assert "VIPD" not in rules
@@ -397,7 +398,6 @@ def test_removed_it_leaves_no_rule_and_purged_no_file(machine: Machine) -> None:
     assert "vipd0" not in machine.said("ip", "link")
     assert (machine.disk / "etc/vipd/vipd.yaml").exists()
     assert "kept" in (machine.disk / "var/lib/vipd/services.yaml").read_text()
-    machine.write("/etc/vipd/services.d/kept.yaml", "apiVersion: vipd/v1\nservices: []\n")
     purged = machine.apt("purge", "--autoremove", "vipd", "curl")
     assert "warning" not in purged
     assert "removing /etc/vipd/services.d; files of declarations in it: 1" in purged
