@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tests.bench.comparators import KUBE_PROXY_NFT
 from tests.bench.programming import GROUP, ONE_CHANGE
 from tests.bench.record import Record
 from tests.bench.tables import brief, table
@@ -60,6 +61,7 @@ COMPARISONS = (
             (
                 ("vipd iptables flat (nft)", "iptables"),
                 ("vipd iptables flat (legacy)", "legacy"),
+                ("kube-proxy's nftables table", "nftables"),
             ),
             (),
             (("haproxy", ""),),
@@ -75,6 +77,7 @@ COMPARISONS = (
             (
                 ("one iptables-restore, nft", "iptables"),
                 ("one iptables-restore, legacy", "legacy"),
+                (KUBE_PROXY_NFT, "nftables"),
             ),
             (),
             (),
