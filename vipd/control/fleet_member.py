@@ -34,7 +34,7 @@ from vipd.sources.etcd.heartbeat import (
     read_maintenance,
     read_report,
 )
-from vipd.sources.etcd.messages import KeyRange, KeyValue
+from vipd.sources.etcd.messages import KeyRange
 from vipd.sources.etcd.source import EtcdSource
 from vipd.sources.etcd.store import EtcdStore, refused_error
 
@@ -44,6 +44,12 @@ FIRST_ANSWER_SECONDS = 3.0
 """How long the first step waits for etcd if no earlier state is on disk."""
 MAX_CONCURRENT_REQUESTS = 20
 """Number of leases queried concurrently."""
+MAX_HOSTS = 5_000
+"""Hosts that `hosts` reads."""
+REPORTS_SECONDS = 8.0
+"""How long it may take to read the reports of all hosts."""
+MAX_NAME = 200
+"""Characters of a host's name that are shown."""
 
 Json = dict[str, object]
 
@@ -138,39 +144,60 @@ class FleetMember:
         return [*self._options.warnings(), *self.overrides.faults(), *filter(None, (heartbeat_fault,))]
 
     async def hosts(self) -> list[Json]:
-        """Every host that has given a sign of life lately, by name. Raises RefusedError."""
+        """Every host that has given a sign of life lately, by name; of those beyond `MAX_HOSTS` the number.
+        A report that cannot be read is a fault of its host alone. Raises RefusedError."""
+        keys, count = list[bytes](), 0
         try:
-            found = await self._client.range(KeyRange.prefix(f"{self._options.prefix}hosts/".encode()))
-            limit = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
-            return list(await asyncio.gather(*(self._host(kv, limit) for kv in found.kvs)))
+            async for answer in self._client.pages(self._hosts, keys_only=True):
+                count = count or answer.count
+                keys += [kv.key for kv in answer.kvs]
+                if len(keys) >= MAX_HOSTS:
+                    break
         except EtcdError as error:
             raise refused_error(error) from None
+        limit = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+        late = asyncio.get_running_loop().time() + REPORTS_SECONDS
+        read = await asyncio.gather(*(self._host(key, limit, late) for key in keys[:MAX_HOSTS]))
+        hosts = [host for host in read if host is not None]
+        if count > MAX_HOSTS:
+            why = f"{MAX_HOSTS} hosts are shown; hint: remove keys below {self._options.prefix}hosts/"
+            hosts.append(_unread_host(f"{count - MAX_HOSTS} more", why))
+        return hosts
 
     async def announced_elsewhere(self) -> OtherHosts:
         """What the other hosts announce, as they have reported. Raises OSError without an answer."""
         served, kept = set[AnnouncedKey](), set[AnnouncedKey]()
         try:
-            found = await self._client.range(KeyRange.prefix(f"{self._options.prefix}hosts/".encode()))
+            async for answer in self._client.pages(self._hosts):
+                for kv in answer.kvs:
+                    if kv.key.decode(errors="replace") != f"{self._options.prefix}hosts/{self.name}":
+                        _add_announced(kv.value, served, kept)
         except EtcdError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from None
-        for kv in found.kvs:
-            if kv.key.decode(errors="replace") == f"{self._options.prefix}hosts/{self.name}":
-                continue
-            for word, reason in read_announced(kv.value).items():
-                key = _announced_key(word)
-                if key is not None and reason == Reason.SERVED:
-                    served.add(key)
-                elif key is not None and reason == Reason.LAST_HOST:
-                    kept.add(key)
         return OtherHosts(served, kept)
 
-    async def _host(self, kv: KeyValue, limit: asyncio.Semaphore) -> Json:
+    @property
+    def _hosts(self) -> KeyRange:
+        return KeyRange.prefix(f"{self._options.prefix}hosts/".encode())
+
+    async def _host(self, key: bytes, limit: asyncio.Semaphore, late: float) -> Json | None:
+        """A host, unless its key is gone. `late`: the loop's time after which nothing more is asked."""
+        name = key.decode(errors="surrogateescape").removeprefix(f"{self._options.prefix}hosts/")
+        name = printable(name[:MAX_NAME])
         async with limit:
-            granted, left = await self._client.lease_times(kv.lease) if kv.lease else (0, 0)
-        key = kv.key.decode(errors="surrogateescape")
+            try:
+                async with asyncio.timeout_at(late):
+                    kv = await self._client.get(key)
+                    granted, left = await self._client.lease_times(kv.lease) if kv and kv.lease else (0, 0)
+            except TimeoutError:
+                return _unread_host(name, f"not read within {REPORTS_SECONDS:.0f} s with all others")
+            except EtcdError as error:
+                return _unread_host(name, f"its report cannot be read: {error}")
+        if kv is None:
+            return None
         report, fault = read_report(kv.value)
         return {
-            "name": printable(key.removeprefix(f"{self._options.prefix}hosts/")),
+            "name": name,
             **report,
             "maintenance": read_maintenance(kv.value),
             "announced": read_announced(kv.value),
@@ -202,6 +229,23 @@ class FleetMember:
             maintenance=self._maintenance() is not None,
             announced=dict(sorted(found.items())[:MAX_ANNOUNCED]),
         )
+
+
+def _unread_host(name: str, fault: str) -> Json:
+    """A host of whose report nothing is known."""
+    report, _ = read_report(b"{}")
+    unknown: Json = {"maintenance": False, "announced": {}, "behind": None, "seen_seconds": None}
+    return {"name": name, **report, **unknown, "fault": fault}
+
+
+def _add_announced(value: bytes, served: set[AnnouncedKey], kept: set[AnnouncedKey]) -> None:
+    """Add what a host's report says that it announces."""
+    for word, reason in read_announced(value).items():
+        key = _announced_key(word)
+        if key is not None and reason == Reason.SERVED:
+            served.add(key)
+        elif key is not None and reason == Reason.LAST_HOST:
+            kept.add(key)
 
 
 def _announced_key(word: str) -> AnnouncedKey | None:

@@ -64,28 +64,40 @@ class EtcdClient:
         """
         header: Header | None = None
         kvs: list[KeyValue] = []
-        most, size = page, 0
+        size = 0
         for keys in ranges:
-            rest: KeyRange | None = keys
-            while rest is not None:
-                try:
-                    found = await self.range(rest, page, revision or (header.revision if header else 0))
-                except UnreachableError as error:
-                    if page == 1 or not any(isinstance(e, TooLargeError) for e in error.reasons.values()):
-                        raise
-                    page = most = max(1, page // 8)
-                    continue
-                header = header or found.header
-                kvs += found.kvs
-                page = min(_page_after(found.kvs), most)
-                rest = KeyRange(found.kvs[-1].key + b"\0", keys.end) if found.more else None
-                size += sum(len(kv.key) + len(kv.value) for kv in found.kvs)
+            at = revision or (header.revision if header else 0)
+            async for answer in self.pages(keys, page, revision=at):
+                header = header or answer.header
+                kvs += answer.kvs
+                size += sum(len(kv.key) + len(kv.value) for kv in answer.kvs)
                 self._bound(len(kvs), size)
         return Listing(header or Header("", "", 0), tuple(kvs))
 
-    async def range(self, keys: KeyRange, limit: int = 0, revision: int = 0) -> RangeResponse:
+    async def pages(
+        self, keys: KeyRange, page: int = PAGE, *, revision: int = 0, keys_only: bool = False
+    ) -> AsyncIterator[RangeResponse]:
+        """As `list`, for one range, each answer by itself: together they may be larger than the memory."""
+        rest: KeyRange | None = keys
+        most = page
+        while rest is not None:
+            try:
+                found = await self.range(rest, page, revision, keys_only=keys_only)
+            except UnreachableError as error:
+                if page == 1 or not any(isinstance(e, TooLargeError) for e in error.reasons.values()):
+                    raise
+                page = most = max(1, page // 8)
+                continue
+            revision = revision or found.header.revision
+            page = min(_page_after(found.kvs), most)
+            rest = KeyRange(found.kvs[-1].key + b"\0", keys.end) if found.more else None
+            yield found
+
+    async def range(
+        self, keys: KeyRange, limit: int = 0, revision: int = 0, *, keys_only: bool = False
+    ) -> RangeResponse:
         """The keys of a range in key order, at a revision (0: the newest)."""
-        body = range_request(keys, limit, revision)
+        body = range_request(keys, limit, revision, keys_only)
         return await self.connection.call(
             "/v3/kv/range", body, f"read of {keys}", lambda answer: read_range_response(answer, keys)
         )
@@ -164,7 +176,7 @@ class EtcdClient:
 
 def _page_after(kvs: Sequence[KeyValue]) -> int:
     """How many keys to request next, if values are as large as these."""
-    size = sum(len(kv.value) for kv in kvs)
+    size = sum(len(kv.key) + len(kv.value) for kv in kvs)
     return max(1, len(kvs) * PAGE_BYTES // size) if size > PAGE_BYTES else PAGE
 
 
