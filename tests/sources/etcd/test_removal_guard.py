@@ -104,3 +104,56 @@ def test_what_is_held_already_is_not_judged_again() -> None:
     guard = RemovalGuard(50)
     guard.decide(names(1, 9), 10, 0.0)
     assert guard.decide(names(1, 9), 1, 1.0) == RemovalDecision()
+
+
+def folders(**sizes: int) -> set[str]:
+    return {f"{folder}/s{n}" for folder, size in sizes.items() for n in range(size)}
+
+
+def folder_guard() -> RemovalGuard:
+    return RemovalGuard(50, author_of=lambda key: key.rpartition("/")[0])
+
+
+def test_one_folder_that_is_emptied_holds_up_no_other() -> None:
+    guard = folder_guard()
+    assert guard.decide(folders(a=10), {"a": 10, "b": 8, "c": 1}, 0.0).held == folders(a=10)
+    assert guard.decide({"b/s0"}, {"b": 8, "c": 1}, 1.0).allowed == {"b/s0"}
+    assert guard.decide({"c/s0"}, {"b": 7, "c": 1}, 2.0).allowed == {"c/s0"}
+    assert guard.decide({"a/s10"}, {"a": 1, "b": 7}, 60.0).held == {"a/s10"}, (
+        "more of the folder that is held"
+    )
+
+
+def test_removals_of_one_folder_restore_none_of_another() -> None:
+    guard = folder_guard()
+    assert guard.decide({"b/s0"}, {"a": 10, "b": 8}, 0.0).allowed
+    assert guard.decide(folders(a=4), {"a": 10, "b": 7}, 1.0).allowed
+    later = guard.decide({"a/s4", "a/s5"}, {"a": 6, "b": 7}, 2.0)
+    assert (later.held, later.restore) == ({"a/s4", "a/s5"}, folders(a=4))
+    assert guard.may_restore("b/s0")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"a": 4, "b": 4, "c": 1},
+        {"a": 90, "b": 2},  # the large one is held by itself
+        {f"f{n}": 1 for n in range(5)},
+    ],
+)
+def test_a_wipe_of_everything_holds_small_folders_too(sizes: dict[str, int]) -> None:
+    assert folder_guard().decide(folders(**sizes), sizes, 0.0).held == folders(**sizes)
+
+
+def test_a_wipe_key_by_key_holds_small_folders() -> None:
+    guard, left = folder_guard(), {f"f{n}": 2 for n in range(6)}
+    for key in sorted(folders(**left)):
+        guard.decide({key}, {**left}, 0.0)
+        if key not in guard.held:
+            left[key[:2]] -= 1
+    assert guard.held == folders(**{f"f{n}": 2 for n in range(6)})
+
+
+def test_small_folders_may_vanish_beside_many_that_stay() -> None:
+    guard = folder_guard()
+    assert guard.decide(folders(a=4, b=4), {"a": 4, "b": 4, "c": 100}, 0.0).allowed == folders(a=4, b=4)

@@ -191,6 +191,26 @@ def test_a_burst_of_single_deletions_comes_back(
     asyncio.run(scene())
 
 
+def test_a_folder_that_is_emptied_holds_up_no_other(etcd: Cluster, tmp_path: Path) -> None:
+    etcd.put_all({key(f"a/s{n}"): value(n) for n in range(1, 10)})
+    etcd.put_all({key(f"b/s{n}"): value(10 + n) for n in range(1, 4)})
+
+    async def scene() -> None:
+        async with following(etcd.urls, tmp_path) as there:
+            await there.until(lambda: len(there.names()) == 12, "all")
+            for n in range(1, 10):
+                etcd.delete(key(f"a/s{n}"))
+            await there.until(lambda: len(there.source.state().held) == 9, "the folder is held")
+            etcd.delete(key("b/s1"))
+            await there.until(lambda: "b/s1" not in there.names(), "another's removal")
+            assert len(there.names()) == 11
+            assert "more than 50% of the services of their folder at once" in there.source.faults()[0]
+            assert there.source.accept_removal() == 9
+            await there.until(lambda: there.names() == {"b/s2", "b/s3"}, "accepted")
+
+    asyncio.run(scene())
+
+
 def test_a_wiped_store_takes_nothing_away(etcd: Cluster, tmp_path: Path) -> None:
     """As many keys as before, too few for the share: only the store's revision gives it away."""
     registered = f"{PREFIX}backends/s001/10.244.0.8:80"

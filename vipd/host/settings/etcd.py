@@ -76,8 +76,8 @@ class EtcdSettings:
     timeout: Annotated[float, PERIOD] = 5.0
     """How long one member may take for an answer, up to `60s`."""
     max_removal: Annotated[int, PERCENT] = 50
-    """The most of all services that may go from etcd at once. What is more goes on serving until
-    `vipctl accept-removal`.
+    """The most of a folder's services that may go from etcd at once, and of all services. What is more goes
+    on serving until `vipctl accept-removal`.
     """
     report_interval: Annotated[float, PERIOD, Field(ge=1, le=10)] = 2.0
     """How often at most this host tells the others what it has applied, `1s` to `10s`: the longer, the fewer

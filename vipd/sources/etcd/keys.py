@@ -13,7 +13,7 @@ from vipd.model import limits
 from vipd.model.service import RegisteredBackend
 from vipd.sources.etcd.registered_backends import RegisteredBackends
 from vipd.sources.etcd.snapshot_file import Record, SnapshotState, StoredKey, accepted_record, change_record
-from vipd.sources.etcd.values import Layout, ParsedValue, read_value, unit_name
+from vipd.sources.etcd.values import Layout, ParsedValue, folder_of, read_value, unit_name
 from vipd.sources.removal_guard import RemovalGuard
 
 
@@ -57,6 +57,8 @@ class EtcdKeys:
         """Values below `overrides/` by the rest of their key."""
         self._present: Counter[str] = Counter()
         """Number of keys in the store, without held ones, for each followed start."""
+        self._services: Counter[str] = Counter()
+        """The same for each folder of services."""
         self._changed: set[str] = set()
         """Services whose declaration or registrations changed since they were last taken."""
         self._units: dict[str, Unit] = {}
@@ -210,8 +212,7 @@ class EtcdKeys:
         """Decide which keys are removed and which are held; returns both. Leases expire by themselves: unless
         the store is another one, backends and overrides are always removed."""
         services = {key for key in removed if key.startswith(self._layout.services)}
-        known = self.count(self._layout.services)
-        verdict = self._guard.decide(removed if foreign else services, known, now, foreign)
+        verdict = self._guard.decide(removed if foreign else services, self._services, now, foreign)
         gone = [*verdict.allowed, *(() if foreign else removed - services)]
         held = [key for key in verdict.held if self._serves(key)]
         lost = [key for key in verdict.held if not self._serves(key)]
@@ -280,11 +281,16 @@ class EtcdKeys:
         start = next(
             (s for s in (layout.services, layout.backends, layout.overrides) if key.startswith(s)), ""
         )
-        self._present[start] += bool(stored and not stored.held) - bool(before and not before.held)
+        change = bool(stored and not stored.held) - bool(before and not before.held)
+        self._present[start] += change
         if stored is None:
             self._kept.pop(key, None)
         else:
             self._kept[key] = stored
+        if start == layout.services and change:
+            self._services[folder_of(key)] += change
+            if not self._services[folder_of(key)]:
+                del self._services[folder_of(key)]
         if start == layout.overrides:
             name = key.removeprefix(start)
             if stored is None:

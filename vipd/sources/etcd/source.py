@@ -21,7 +21,7 @@ from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.keys import EtcdKeys
 from vipd.sources.etcd.list_watcher import ListWatcher, WatchIntervals
 from vipd.sources.etcd.snapshot_file import SnapshotFile, SnapshotState
-from vipd.sources.etcd.values import Layout
+from vipd.sources.etcd.values import Layout, folder_of
 from vipd.sources.removal_guard import RemovalGuard
 
 SNAPSHOT = Path("etcd") / "snapshot"
@@ -67,7 +67,8 @@ class EtcdSource:
         self._settings = settings
         layout = Layout(settings.prefix)
         self._snapshot = SnapshotFile(state_dir / SNAPSHOT, settings.prefix, self._state_on_disk)
-        self._keys = EtcdKeys(layout, RemovalGuard(settings.max_removal), self._snapshot.enqueue)
+        guard = RemovalGuard(settings.max_removal, author_of=folder_of)
+        self._keys = EtcdKeys(layout, guard, self._snapshot.enqueue)
         self._follower = ListWatcher(
             client, self._keys, layout, self._wake, random, times or WatchIntervals()
         )
@@ -200,7 +201,7 @@ class EtcdSource:
         if not held:
             return ""
         names = ", ".join(map(printable, held[:3])) + (", ..." if len(held) > 3 else "")
-        why = f"more than {self._settings.max_removal}% of the services at once"
+        why = f"more than {self._settings.max_removal}% of the services of their folder at once"
         if self._keys.store_replaced:
             why = "the store is another one than before, or an older state of it"
         return (

@@ -70,6 +70,11 @@ def unit_name(key: str) -> str:
     return f"{SOURCE}:{printable(key)}"
 
 
+def folder_of(key: str) -> str:
+    """The folder of a key, whose keys are one author's: as `Origin.author`, without its source."""
+    return key.rpartition("/")[0]
+
+
 def read_value(layout: Layout, key: str, value: str, *, accepted: bool = False) -> ParsedValue:
     """Parses the value of a key. An unexpected exception is a problem of this key alone. `accepted`: an
     earlier run accepted it, as for `parse_declaration`."""
