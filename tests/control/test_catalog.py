@@ -169,10 +169,11 @@ SERVICES = st.builds(service, st.sampled_from("abcde"), ADDRESSES, NAMES, st.jus
 )
 
 
-def coherent(services: list[Service]) -> bool:
-    """No name and no frontend twice, no address in two roles, as the parser sees to it within one unit."""
+def coherent(services: list[Service], *, roles: bool = False) -> bool:
+    """No name and no frontend twice; with `roles` no address in two roles, as the parser sees to it within
+    one unit."""
     vips = {address for s in services for address in s.addresses}
-    if any(backend.address in vips for s in services for backend in s.backends):
+    if roles and any(backend.address in vips for s in services for backend in s.backends):
         return False
     names = [s.name for s in services]
     frontends = [f for s in services for f in s.frontends()]
@@ -182,7 +183,11 @@ def coherent(services: list[Service]) -> bool:
 @st.composite
 def histories(draw: st.DrawFn) -> list[dict[str, Declaration]]:
     """Some saves of some units, one set of candidates after the other."""
-    one = st.lists(SERVICES, max_size=3).filter(coherent).map(lambda s: declared(*s))
+    one = (
+        st.lists(SERVICES, max_size=3)
+        .filter(lambda services: coherent(services, roles=True))
+        .map(lambda s: declared(*s))
+    )
     candidate = st.one_of(one, st.just(broken("/d/x")))
     return draw(st.lists(st.dictionaries(NAMES, candidate, max_size=4), min_size=1, max_size=5))
 
@@ -236,32 +241,66 @@ def test_a_catalog_that_is_told_what_changes_comes_to_the_same(
         names = served.keys() | merged.services.keys()
         assert {n for n in names if served.get(n) is not merged.services.get(n)} <= set(merged.dirty)
         served = dict(merged.services)
+        vips = {address for s in served.values() for address in s.addresses}
+        assert {s.name for s in served.values() if catalog.backends_at_vips(s)} == {
+            s.name for s in served.values() if not vips.isdisjoint(b.address for b in s.backends)
+        }
         units = adopt(units, merged)
         catalog.merge(units, set(units))
 
 
-@pytest.mark.parametrize("incumbent", ["vip", "user"])
 @pytest.mark.parametrize("names", [(A, B), (B, A)])
-def test_an_address_is_a_services_or_a_backends(names: tuple[str, str], incumbent: str) -> None:
+def test_who_names_a_virtual_ip_as_a_backend_is_refused(names: tuple[str, str]) -> None:
     vip = declared(service("dns", DNS, PATHS[names[0]], 7, "10.244.0.5", "10.244.0.6"))
     user = declared(service("web", "10.96.0.99", PATHS[names[1]], 4, "10.244.0.7", DNS))
-    held, new = (vip, user) if incumbent == "vip" else (user, vip)
-    holder, newcomer = names if incumbent == "vip" else reversed(names)
-    units = {holder: unit(held, held), newcomer: unit(new)}
+    units = {names[0]: unit(vip, vip), names[1]: unit(user)}
     merged = merge(units)
-    assert list(merged.services) == [held.services[0].name]
-    assert set(merged.problems) == {newcomer}
-    (problem,) = merged.problems[newcomer]
-    assert merged.problems[newcomer] == find_conflicts([*held.services, *new.services])
+    assert list(merged.services) == ["dns"]
+    (problem,) = merged.problems[names[1]]
+    assert merged.problems == {names[1]: find_conflicts([*vip.services, *user.services])}
     assert str(problem) == (
         f"{PATHS[names[1]]}:4: web: the backend {DNS} is a virtual IP, that of dns at {PATHS[names[0]]}:7: "
         "a packet is translated only once; name the backends of dns instead: 10.244.0.5, 10.244.0.6"
-        if incumbent == "vip"
-        else f"{PATHS[names[0]]}:7: dns: {DNS} is the address of a backend of web at {PATHS[names[1]]}:4; "
-        "choose an address that no host has"
     )
-    units[holder] = unit(declared(), declared())
+    units[names[0]] = unit(declared(), declared())
     assert merge(units).problems == {}
+
+
+@pytest.mark.parametrize("first", ["user", "neither"])
+@pytest.mark.parametrize("names", [(A, B), (B, A)])
+def test_a_backend_keeps_nobody_from_its_address(names: tuple[str, str], first: str) -> None:
+    vip = declared(service("dns", DNS, PATHS[names[0]], 7, "10.244.0.5"))
+    user = declared(service("web", "10.96.0.99", PATHS[names[1]], 4, "10.244.0.7", DNS))
+    catalog = Catalog()
+    if first == "user":
+        catalog.merge({names[1]: unit(user)}, {names[1]})
+        units = {names[0]: unit(vip), names[1]: unit(user, user)}
+        merged = catalog.merge(units, {names[0]})
+        assert merged.dirty == ("dns",)
+    else:
+        units = {names[0]: unit(vip), names[1]: unit(user)}
+        merged = catalog.merge(units, set(units))
+    assert set(merged.services) == {"dns", "web"}
+    assert merged.problems == {}
+    assert list(merged.taken) == ["web"]
+    assert catalog.backends_at_vips(user.services[0]) == [DNS]
+    (warning,) = catalog.warnings()
+    assert warning.startswith(f"{DNS}: virtual IPs of services and addresses of backends of others")
+    gone = catalog.merge({names[1]: units[names[1]]}, {names[0]})
+    assert list(gone.taken) == ["web"]
+    assert not list(catalog.warnings())
+
+
+def test_named_future_addresses_cost_a_virtual_ip_nothing() -> None:
+    """Thousands of addresses that others name as backends are in nobody's way."""
+    named = declared(*(service(f"s{n}", f"10.97.0.{n}", "", 1, f"10.99.0.{n}") for n in range(1, 200)))
+    units, catalog = {A: unit(named, named)}, Catalog()
+    catalog.merge(units, set(units))
+    for n in range(1, 4):
+        units[f"file:/d/{n}"] = unit(declared(service(f"v{n}", f"10.99.0.{n}")))
+        merged = catalog.merge(units, {f"file:/d/{n}"})
+        assert merged.problems == {}
+        assert (merged.dirty, list(merged.taken)) == ((f"v{n}",), [f"s{n}"])
 
 
 def test_fallbacks_count_and_external_addresses_do_not() -> None:
@@ -274,12 +313,12 @@ def test_fallbacks_count_and_external_addresses_do_not() -> None:
         assert bool(find_conflicts([one, other])) is refused
 
 
-def test_many_accepted_users_of_an_address_are_decided_in_one_round() -> None:
+def test_many_users_of_an_address_are_decided_in_one_round() -> None:
     vips = {f"file:/d/v{n}": declared(service(f"v{n}", DNS)) for n in range(2)}
     vips["file:/d/v1"] = declared(replace(vips["file:/d/v1"].services[0], ports=(ServicePort(54, UDP),)))
     users = {f"file:/d/x{n}": declared(service(f"x{n}", f"10.97.0.{n}", "", 1, DNS)) for n in range(250)}
-    chosen = {**vips, **users}
-    merged = merge({name: unit(each, each) for name, each in chosen.items()})
+    units = {name: unit(each, each) for name, each in vips.items()}
+    merged = merge({**units, **{name: unit(each) for name, each in users.items()}})
     assert set(merged.services) == {"v0", "v1"}
     assert all(len(found) == 1 for found in merged.problems.values())
     assert set(merged.problems) == set(users)

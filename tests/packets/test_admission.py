@@ -174,7 +174,17 @@ def test_a_virtual_ip_is_no_backend(lab: Lab, daemon: Daemon, services: Services
     daemon.vipctl("remove", str(vip))
     daemon.wait_in_sync()
     assert "chained" in names(daemon)
-    again = daemon.vipctl("add", str(vip), backend_text(lab.backends[0]), check=False)
-    assert f"{vip.address} is the address of a backend of chained" in again.stderr
+    daemon.vipctl("add", str(vip), backend_text(lab.backends[0]))  # a backend of others is in nobody's way
+    lab.client.send(*vip, count=5).all_answered()
+    listed = daemon.vipctl("list").stdout
+    assert re.search(r"chained .*degraded", listed), listed
+    assert (
+        f"{vip.address} also a virtual IP of another service" in daemon.vipctl("describe", "chained").stdout
+    )
+    assert any(warning.startswith(f"{vip.address}: virtual IPs") for warning in daemon.status()["warnings"])
+    assert daemon.status()["serving"]["services"]["degraded"] == 1
+    daemon.vipctl("remove", str(vip))
+    daemon.wait_in_sync()
+    assert daemon.status()["serving"]["services"]["degraded"] == 0
     (daemon.services_dir / "chained.yaml").unlink()
     daemon.reload()

@@ -9,8 +9,9 @@ exception affects only one unit.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 
 from vipd.control.admission import refused
 from vipd.control.claim_conflicts import (
@@ -20,7 +21,14 @@ from vipd.control.claim_conflicts import (
     conflicts_between,
     first_choice,
 )
-from vipd.declaration.conflicts import AddressUse, AddressUses, Claim, Uses, backend_addresses
+from vipd.declaration.conflicts import (
+    MAX_NAMED,
+    AddressUse,
+    AddressUses,
+    Claim,
+    Uses,
+    backend_addresses,
+)
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model.service import Service
@@ -43,6 +51,8 @@ class MergeResult:
     """Units of which a service lost a conflict: another unit made the same claim, or one that excludes it."""
     dirty: tuple[str, ...] = ()
     """Services that are new, changed since the last merge, or gone."""
+    taken: Collection[str] = ()
+    """Services with a backend whose address has become a virtual IP of others since, or is none any more."""
 
 
 class Catalog:
@@ -79,6 +89,21 @@ class Catalog:
         """Whether a service of the last merge has this address in `address`."""
         return AddressUse(address, False) in self._uses
 
+    def backends_at_vips(self, service: Service) -> list[str]:
+        """The addresses of a service's backends that other services have taken as virtual IPs, sorted."""
+        return sorted(filter(self.is_vip, backend_addresses(service)))
+
+    def warnings(self) -> Iterator[str]:
+        """One warning for all such addresses."""
+        if taken := self._uses.in_both_roles:
+            named = ", ".join(nsmallest(MAX_NAMED, taken))
+            more = f" and {len(taken) - MAX_NAMED} more" if len(taken) > MAX_NAMED else ""
+            yield (
+                f"{named}{more}: virtual IPs of services and addresses of backends of others, which still "
+                "get their packets; but a check of such a backend asks the service of the virtual IP; "
+                "hint: give the services other addresses, or name other backends: vipctl list shows whose"
+            )
+
     def merge(self, units: Units, changed: Collection[str]) -> MergeResult:
         """The result of `merge` for these units. `changed` names the units that differ from the last call,
         and those that are gone. Raises only exceptions that no single unit causes."""
@@ -86,7 +111,7 @@ class Catalog:
         self._held.clear()
         try:
             if not changed:
-                self._merged = replace(self._merged, dirty=())
+                self._merged = replace(self._merged, dirty=(), taken=())
             elif (replacement := self._find_replacement(units, changed)) is None:
                 self._merge_from_scratch(units)
             else:
@@ -109,9 +134,8 @@ class Catalog:
             stays = {id(service) for service in old} & {id(service) for service in new}
             leaving += [service for service in old if id(service) not in stays]
             coming += [service for service in new if id(service) not in stays]
-        if self._contested and any(
-            not self._contested.isdisjoint(_interests(service)) for service in (*leaving, *coming)
-        ):
+        newly_sought = _sought(coming) - _sought(leaving)
+        if self._is_contested((*leaving, *coming)) or any(map(self.is_vip, newly_sought)):
             return None
         gone = {id(service) for service in leaving}
         owners = dict[Claim, Service]()
@@ -121,8 +145,12 @@ class Catalog:
                 if claim in owners or not (owner is None or id(owner) in gone):
                     return None
                 owners[claim] = service
-        uses = self._uses.counts_after(leaving, coming)
-        return None if uses is None else _Replacement(chosen, leaving, coming, owners, uses)
+        return _Replacement(chosen, leaving, coming, owners, self._uses.counts_after(leaving, coming))
+
+    def _is_contested(self, services: Iterable[Service]) -> bool:
+        """Whether any of them has to do with what a unit lost."""
+        contested = self._contested
+        return bool(contested) and not all(map(contested.isdisjoint, map(_interests, services)))
 
     def _apply_replacement(self, units: Units, changed: Collection[str], replacement: _Replacement) -> None:
         staying = {service.name for service in replacement.coming}
@@ -134,7 +162,7 @@ class Catalog:
             if service.name not in staying:
                 self._services.pop(service.name, None)
         self._owners.update(replacement.owners)
-        self._uses.update(replacement.uses)
+        taken = self._uses.update(replacement.uses)
         self._services.update((service.name, service) for service in replacement.coming)
         self._chosen.update(replacement.chosen)
         problems = {name: found for name, found in self._merged.problems.items() if name not in changed}
@@ -145,7 +173,7 @@ class Catalog:
                 problems[name] = units[name].candidate.problems
         dirty = dict.fromkeys(service.name for service in (*replacement.leaving, *replacement.coming))
         self._merged = MergeResult(
-            self._chosen, self._services, problems, self._merged.losers, dirty=tuple(dirty)
+            self._chosen, self._services, problems, self._merged.losers, tuple(dirty), self._users_of(taken)
         )
 
     def _merge_from_scratch(self, units: Units) -> None:
@@ -153,7 +181,8 @@ class Catalog:
         self._chosen, self._services = dict(merged.chosen), dict(merged.services)
         after = self._services
         self._owners = {claim: service for service in after.values() for claim in claims_of(service)}
-        self._uses = AddressUses(after.values())
+        taken, self._uses = self._uses.in_both_roles, AddressUses(after.values())
+        taken = taken ^ self._uses.in_both_roles
         lost = (units[name] for name in merged.losers)
         parts = (part for unit in lost for part in (unit.candidate, unit.accepted))
         self._contested = frozenset(
@@ -161,7 +190,16 @@ class Catalog:
         )
         dirty = [name for name in before if name not in after]
         dirty += [name for name, service in after.items() if before.get(name) is not service]
-        self._merged = replace(merged, chosen=self._chosen, services=after, dirty=tuple(dirty))
+        self._merged = replace(
+            merged, chosen=self._chosen, services=after, dirty=tuple(dirty), taken=self._users_of(taken)
+        )
+
+    def _users_of(self, addresses: Collection[str]) -> Collection[str]:
+        """The services with a backend at one of these addresses; they are sought, since that is rare."""
+        if not addresses:
+            return ()
+        services = self._services.values()
+        return [service.name for service in services if not backend_addresses(service).isdisjoint(addresses)]
 
     def _view(self, units: Units, instead: Units | None = None) -> Units:
         """The units, with the held ones and those in `instead` replaced."""
@@ -221,6 +259,10 @@ class _Replacement:
     """For each of their addresses: how many services use it afterwards."""
 
 
+def _sought(services: Iterable[Service]) -> set[str]:
+    return set[str]().union(*map(backend_addresses, services))
+
+
 def _interests(service: Service) -> Iterator[Claim]:
     """What a service may conflict over: its claims, and the addresses that it has or sends to."""
     yield from claims_of(service)
@@ -229,8 +271,8 @@ def _interests(service: Service) -> Iterator[Claim]:
 
 
 def merge(units: Units) -> MergeResult:
-    """Choose a version of every unit so that no two services claim the same name or frontend, and no service
-    has a backend at the address of another service.
+    """Choose a version of every unit so that no two services claim the same name or frontend, and nobody
+    newly names the address of another service as a backend.
 
     An incumbent (a claim that is in its unit's accepted version) wins over a newcomer. Between two newcomers,
     the unit with the lower rank wins; without ranks, the unit that sorts first. Each round removes something

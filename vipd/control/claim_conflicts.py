@@ -82,30 +82,19 @@ def conflicts_between(contest: ConflictResolver, suspects: Iterable[Claim]) -> I
 
 
 def _conflicts_of_roles(
-    contest: ConflictResolver, use: AddressUse, holders: Sequence[Claimant], others: Sequence[Claimant]
+    contest: ConflictResolver, use: AddressUse, users: Sequence[Claimant], vips: Sequence[Claimant]
 ) -> Iterator[Conflict]:
-    """The conflicts over an address in two roles, virtual IP and backend. If its first user wins against all
-    users in the other role, each of those conflicts only with it. Otherwise each user conflicts with the
-    first user in the other role that belongs to another unit."""
-    if others[0] < holders[0]:
-        use, holders, others = use.opposite(), others, holders
-    first = holders[0]
-    found = [Conflict(use, first, each, use.opposite()) for each in others if each.unit != first.unit]
-    if found and all(contest.loser(conflict) != first.unit for conflict in found):
-        yield from found
+    """The conflicts of those who newly send to an address, with the first who has it as a virtual IP of old.
+    A virtual IP that is as new, or newer, is in nobody's way, and nobody is in its."""
+    vip = next((vip for vip in vips if not contest.is_newcomer(vip.unit, use.opposite())), None)
+    if vip is None:
         return
-    pairs: dict[tuple[Claimant, Claimant], AddressUse] = {}
-    for role, here, there in ((use, holders, others), (use.opposite(), others, holders)):
-        rival = there[0]
-        rival_of_its_unit = next((each for each in there if each.unit != rival.unit), None)
-        for each in here:
-            against = rival if rival.unit != each.unit else rival_of_its_unit
-            if against is not None and each < against:
-                pairs[each, against] = role
-            elif against is not None:
-                pairs[against, each] = role.opposite()
-    for (one, other), role in pairs.items():
-        yield Conflict(role, one, other, role.opposite())
+    for user in users:
+        if user.unit != vip.unit and contest.is_newcomer(user.unit, use):
+            if user < vip:
+                yield Conflict(use, user, vip, use.opposite())
+            else:
+                yield Conflict(use.opposite(), vip, user, use)
 
 
 class ConflictResolver:
@@ -146,11 +135,7 @@ class ConflictResolver:
         """The unit that loses: the newcomer. Of two newcomers, or two incumbents, the one with the higher
         rank loses; without ranks, the one that sorts later. Of two newcomers of one file the later one."""
         first, second = conflict.first.unit, conflict.second.unit
-        newcomers = [
-            name
-            for name in (second, first)
-            if self._is_new(name) and conflict.claim_of(name) not in self._accepted_claims(name)
-        ]
+        newcomers = [name for name in (second, first) if self.is_newcomer(name, conflict.claim_of(name))]
         ranks = self._units[first].rank, self._units[second].rank
         if len(newcomers) != 1 and all(ranks):
             return first if ranks[0] > ranks[1] else second
@@ -203,6 +188,10 @@ class ConflictResolver:
             for claim in _all_claims(holder.service):
                 holders = self._holders[claim]
                 del holders[bisect_left(holders, holder)]
+
+    def is_newcomer(self, name: str, claim: Claim) -> bool:
+        """Whether a unit serves a version that was not accepted yet, and did not make this claim before."""
+        return self._is_new(name) and claim not in self._accepted_claims(name)
 
     def _is_new(self, name: str) -> bool:
         unit = self._units[name]

@@ -26,7 +26,7 @@ from vipd.control.progress import Progress
 from vipd.control.registrations import Registrations
 from vipd.control.selection import SelectionPolicy
 from vipd.control.service_log import Causes, log_changes
-from vipd.control.service_status import Readiness, serving_by_owner
+from vipd.control.service_status import Readiness, TwofoldAddresses, serving_by_owner
 from vipd.control.snapshot import Snapshot
 from vipd.control.trouble_log import (
     log_applied,
@@ -130,10 +130,11 @@ class Reconciler:
         """This host's addresses as of the last step."""
         return self._policy.host.addresses if self._policy else frozenset()
 
-    def assigned_vips(self, service: Service) -> list[str]:
-        """The addresses of a service that this host itself has on a device, and should not."""
+    def twofold_addresses(self, service: Service) -> TwofoldAddresses:
+        """The addresses of a service and its backends that are something else, too."""
         assigned = self._host.assigned_vips()
-        return [address for address in service.all_addresses() if address in assigned] if assigned else []
+        of_host = [address for address in service.all_addresses() if address in assigned] if assigned else ()
+        return TwofoldAddresses(of_host, self._snapshot.backends_at_vips(service))
 
     def ignored(self, service: str) -> tuple[Problem, ...]:
         """Why the service does not use backends that registered themselves for it, or that its names resolve
@@ -230,6 +231,7 @@ class Reconciler:
         policy = await self._host.policy()
         merged = await self._snapshot.merge(self._host.claims(), self._host.check_problems)
         self._dirty.declared.update(dict.fromkeys(merged.dirty))
+        self._dirty.statuses.update(merged.taken)
         await self._log_problems(merged)
         if len(self._dirty.declared) > LARGE:
             work.enter_context(gc_paused())
@@ -308,8 +310,9 @@ class Reconciler:
             self._programming.update(resets)
         async for selected in in_batches(changes.selected):
             for name, forwardings in selected.items():
-                statuses = changes.statuses.get(name, {})
-                self.readiness.update(name, self._snapshot.service(name), forwardings, statuses)
+                service, statuses = self._snapshot.service(name), changes.statuses.get(name, {})
+                twofold = self.twofold_addresses(service) if service else TwofoldAddresses()
+                self.readiness.update(name, service, forwardings, statuses, twofold)
             self.observers.heartbeat()
         self._programmed_of_postponed = dict(later)
         self._record_programmed(changes)

@@ -35,17 +35,25 @@ class ServiceStatus(NamedTuple):
     """The most important part ends at the first semicolon; empty if there is nothing to report."""
 
 
+class TwofoldAddresses(NamedTuple):
+    """Addresses of a service that are something else, too."""
+
+    of_host: Sequence[str] = ()
+    """Its own addresses that this host itself has, and should not."""
+    vips: Sequence[str] = ()
+    """Addresses of its backends that are virtual IPs of other services."""
+
+
 def service_status(
     service: Service,
     forwardings: Sequence[Forwarding],
     backend_statuses: BackendStatuses,
     quarantine: str | None = None,
     pending: str | None = None,
-    assigned_vips: Sequence[str] = (),
+    twofold: TwofoldAddresses = TwofoldAddresses(),  # noqa: B008 (a value)
 ) -> ServiceStatus:
     """The state of a service. `quarantine`: why the kernel rejects a part of it; `pending`: why its
-    rules are not in the kernel yet, may be empty; `assigned_vips`: its addresses that this host itself has
-    and should not, which the message names first. Draining or disabling by an operator is no fault.
+    rules are not in the kernel yet, may be empty. Draining or disabling by an operator is no fault.
     """
     if quarantine is not None:
         return ServiceStatus("quarantined", quarantine)
@@ -53,12 +61,13 @@ def service_status(
         return ServiceStatus("pending", pending)
     empty = [f for f in forwardings if not f.endpoints_under(f.internal_policy)]
     unasked = _unasked(service, backend_statuses)
-    state = _serving_state(service, forwardings, backend_statuses, unasked)
+    state = _serving_state(service, forwardings, backend_statuses, unasked, twofold.vips)
     backends = _backends_in_words(service, backend_statuses, (0, 0) if state == "no-backends" else unasked)
-    own = f"{', '.join(assigned_vips)} on a device of this host itself" if assigned_vips else ""
+    own = f"{', '.join(twofold.of_host)} on a device of this host itself" if twofold.of_host else ""
+    taken = f"{', '.join(twofold.vips)} also a virtual IP of another service" if twofold.vips else ""
     if state == "no-backends":
-        return ServiceStatus(state, "; ".join(filter(None, (own, _refused(empty), backends))))
-    told = [own, *((_without(empty, forwardings), _refused(empty)) if empty else ()), backends]
+        return ServiceStatus(state, "; ".join(filter(None, (own, _refused(empty), backends, taken))))
+    told = [own, *((_without(empty, forwardings), _refused(empty)) if empty else ()), backends, taken]
     return ServiceStatus(state, "; ".join(filter(None, told)))
 
 
@@ -67,12 +76,13 @@ def _serving_state(
     forwardings: Sequence[Forwarding],
     backend_statuses: BackendStatuses,
     unasked: tuple[int, int],
+    vips_of_others: Sequence[str],
 ) -> str:
     """The state of a service whose rules are in the kernel."""
     empty = sum(not f.endpoints_under(f.internal_policy) for f in forwardings)
     if empty and empty == len(forwardings):
         return "no-backends"
-    if empty or _down(service) or any(not standing.healthy for standing in backend_statuses.values()):
+    if empty or vips_of_others or _down(service) or _unhealthy(backend_statuses.values()):
         return "degraded"
     return "unchecked" if any(unasked) else "ok"
 
@@ -212,7 +222,7 @@ def _backends_in_words(service: Service, backend_statuses: BackendStatuses, unas
     return f"{told}; all serve, as fallback: keep says" if in_panic(service, backend_statuses) else told
 
 
-def _unhealthy(backend_statuses: Sequence[BackendStatus]) -> int:
+def _unhealthy(backend_statuses: Iterable[BackendStatus]) -> int:
     return sum(not standing.healthy for standing in backend_statuses)
 
 
@@ -262,6 +272,7 @@ class Readiness:
         service: Service | None,
         forwardings: Sequence[Forwarding] = (),
         backend_statuses: BackendStatuses = MappingProxyType({}),
+        twofold: TwofoldAddresses = TwofoldAddresses(),  # noqa: B008 (a value)
     ) -> None:
         """Set a service as it is now served; None: it is gone."""
         before, after = self._counted.pop(name, _NOT_COUNTED), _NOT_COUNTED
@@ -271,7 +282,7 @@ class Readiness:
                 ready_backends(service, forwardings),
                 len(service.backends),
                 unasked[0],
-                _serving_state(service, forwardings, backend_statuses, unasked),
+                _serving_state(service, forwardings, backend_statuses, unasked, twofold.vips),
                 _unhealthy_addresses(service, backend_statuses),
             )
             self._counted[name] = after

@@ -111,7 +111,11 @@ class Snapshot:
 
     def warnings(self) -> list[str]:
         """Things that are left out, besides those that are refused."""
-        return [*self._registrar.warnings(), *self._named.warnings()]
+        return [*self._registrar.warnings(), *self._named.warnings(), *self._catalog.warnings()]
+
+    def backends_at_vips(self, service: Service) -> list[str]:
+        """The addresses of a service's backends that other services have as virtual IPs, sorted."""
+        return self._catalog.backends_at_vips(service)
 
     def invalidate(self) -> None:
         """Drop the cached state: the next merge reads, admits and merges everything anew."""

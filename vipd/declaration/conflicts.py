@@ -1,8 +1,9 @@
 """Claims that two services cannot share: a frontend, a name, an address in two roles. Pure.
 
-The kernel translates a packet once. If a backend had the address of a service, its packets would not be
-translated again; so an address is a service's, or a backend's, but not both. External addresses do not count:
-one may be a host's own, whose server is then a valid backend.
+The kernel translates a packet once. A packet for a backend that has the address of a service is not
+translated again; so whoever comes second with such a backend is refused. Who takes the address of somebody
+else's backend as a virtual IP is not: naming addresses as backends would keep everybody from them. External
+addresses do not count: one may be a host's own, whose server is then a valid backend.
 """
 
 from __future__ import annotations
@@ -59,34 +60,34 @@ class AddressUses:
 
     def __init__(self, services: Iterable[Service] = ()) -> None:
         self._numbers: dict[bool, dict[str, int]] = dict(_count_uses(services))
+        self.in_both_roles = self._numbers[False].keys() & self._numbers[True].keys()
+        """The addresses that some services have, and others send to."""
 
-    def counts_after(self, leaving: Iterable[Service], coming: Iterable[Service]) -> Uses | None:
-        """The numbers that change; None if an address then has both roles."""
+    def counts_after(self, leaving: Iterable[Service], coming: Iterable[Service]) -> Uses:
+        """The numbers that change."""
         after, less, known = _count_uses(coming), _count_uses(leaving), self._numbers
         for role, numbers in after.items():
             numbers.subtract(less[role])
             for address in numbers.keys() & known[role].keys():
                 numbers[address] += known[role][address]
-        in_both = (
-            (after[False].keys() & after[True].keys())
-            | (after[False].keys() & known[True].keys())
-            | (known[False].keys() & after[True].keys())
-        )
-        for address in in_both:
-            if all(after[role].get(address, known[role].get(address, 0)) for role in after):
-                return None
         return after
 
     def __contains__(self, use: AddressUse) -> bool:
         return use.address in self._numbers[use.as_backend]
 
-    def update(self, uses: Uses) -> None:
-        """Set the numbers returned by `counts_after`."""
+    def update(self, uses: Uses) -> set[str]:
+        """Set the numbers returned by `counts_after`. Returns the addresses that are in both roles since, or
+        no longer are."""
         for role, numbers in uses.items():
             known = self._numbers[role]
             known.update(numbers)
             for address in [address for address, number in numbers.items() if not number]:
                 del known[address]
+        changed = {address for numbers in uses.values() for address in numbers}
+        both = self._numbers[False].keys() & self._numbers[True].keys() & changed
+        changed = both ^ (self.in_both_roles & changed)
+        self.in_both_roles ^= changed
+        return changed
 
 
 def _count_uses(services: Iterable[Service]) -> dict[bool, Counter[str]]:

@@ -425,7 +425,7 @@ def _refuse_frontend(
 
 def _check_addresses(snapshot: Services, changed: Sequence[Service]) -> None:
     """Raises RefusedError if one of these services has a backend at the address of another, or its address is
-    that of a backend. Passes all others once."""
+    that of a backend of the same author: one of others is in nobody's way. Passes all others once."""
     uses: dict[AddressUse, Service] = {}
     for service in changed:
         for use in address_uses(service):
@@ -441,8 +441,8 @@ def _check_addresses(snapshot: Services, changed: Sequence[Service]) -> None:
             use = AddressUse(address, True)
             _refuse_use(uses[use], use, other)
         for backend in (*other.backends, *other.fallback):
-            if backend.address in vips:
-                use = AddressUse(backend.address, False)
+            use = AddressUse(backend.address, False)
+            if backend.address in vips and uses[use].origin.author == other.origin.author:
                 _refuse_use(uses[use], use, other)
 
 

@@ -102,7 +102,7 @@ def _service_status(
         backend_statuses,
         progress.quarantined.get(service.name),
         pending,
-        reconciler.assigned_vips(service),
+        reconciler.twofold_addresses(service),
     )
     return {
         "state": state,

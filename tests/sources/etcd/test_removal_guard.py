@@ -129,7 +129,7 @@ def test_removals_of_one_folder_restore_none_of_another() -> None:
     assert guard.decide({"b/s0"}, {"a": 10, "b": 8}, 0.0).allowed
     assert guard.decide(folders(a=4), {"a": 10, "b": 7}, 1.0).allowed
     later = guard.decide({"a/s4", "a/s5"}, {"a": 6, "b": 7}, 2.0)
-    assert (later.held, later.restore) == ({"a/s4", "a/s5"}, folders(a=4))
+    assert (later.held, later.restore) == (frozenset({"a/s4", "a/s5"}), frozenset(folders(a=4)))
     assert guard.may_restore("b/s0")
 
 

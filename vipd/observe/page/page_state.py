@@ -294,7 +294,7 @@ class PageState:
             backend_statuses,
             self._facts.dataplane,
             quarantine,
-            reconciler.assigned_vips(service),
+            reconciler.twofold_addresses(service),
         )
         text = json.dumps(view, separators=(",", ":"))
         known = self._entries.get(service.name)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from vipd.control.progress import healthy
 from vipd.control.reconciler import Reconciler
-from vipd.control.service_status import ready_backends, service_status, unchecked_backends
+from vipd.control.service_status import TwofoldAddresses, ready_backends, service_status, unchecked_backends
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.problems import problem_texts
@@ -40,16 +40,14 @@ def service_view(
     backend_statuses: BackendStatuses,
     dataplane: Dataplane,
     quarantine: str | None,
-    assigned_vips: Sequence[str] = (),
+    twofold: TwofoldAddresses = TwofoldAddresses(),  # noqa: B008 (a value)
 ) -> Json:
     """One service. `quarantine`: why the kernel rejects a part of it; None if it does not.
 
     `state` and `message` are those of `vipd.control.service_status`, but never pending: the daemon's state
     includes that.
     """
-    state, message = service_status(
-        service, forwardings, backend_statuses, quarantine, assigned_vips=assigned_vips
-    )
+    state, message = service_status(service, forwardings, backend_statuses, quarantine, twofold=twofold)
     places = [_forwarding_view(service, f, backend_statuses, dataplane) for f in forwardings]
     return {
         "name": service.name,
