@@ -95,6 +95,13 @@ ETCD_BYTES = 128 * MIB
 """Bytes of all watched keys and values: four times 100,000 services. etcd's own default limit is 2 GiB for
 everything."""
 
+ETCD_FOLDER_BYTES = 16 * MIB
+"""Bytes of the keys and values below one folder of services or registrations in etcd, such as
+`backends/web/`: some 100,000 registrations."""
+
+ETCD_KEY_BYTES = 512
+"""Bytes of a key in etcd that is kept whole; names of services have 128 at most."""
+
 MIN_REGISTERED_CHECK_SECONDS = 1.0
 """Shortest interval of a registered backend's own check, because every host of a fleet runs that check.
 Only the service's own check, which its administrator sets, may have a shorter interval."""

@@ -12,6 +12,7 @@ from tests.sources.etcd.following import PREFIX, following, key, value, values
 from tests.sources.etcd.members import Cluster, cluster
 from tests.sources.etcd.relay import relay
 from vipd.host.settings.etcd import EtcdSettings
+from vipd.model import limits
 from vipd.model.service import Backend
 from vipd.sources import removal_guard
 from vipd.sources.etcd.keys import KeyWrite, StoreChange
@@ -207,6 +208,37 @@ def test_a_folder_that_is_emptied_holds_up_no_other(etcd: Cluster, tmp_path: Pat
             assert "more than 50% of the services of their folder at once" in there.source.faults()[0]
             assert there.source.accept_removal() == 9
             await there.until(lambda: there.names() == {"b/s2", "b/s3"}, "accepted")
+
+    asyncio.run(scene())
+
+
+def test_one_registrars_excess_stops_nobody_elses_services(
+    etcd: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ETCD_BYTES", 8 * limits.MIB)
+    monkeypatch.setattr(limits, "ETCD_FOLDER_BYTES", limits.MIB)
+    start = f"{PREFIX}backends/bad/"
+    etcd.put_all(values(2))
+    for n in range(9):
+        etcd.put(f"{start}10.244.0.{n}:80", "x" * 1_400_000)
+    etcd.put(f"{start}{'k' * 1_200_000}", "")
+
+    async def scene() -> None:
+        async with following(etcd.urls, tmp_path) as there:
+            for word in ("listed", "watched"):
+                etcd.put(key(f"{word}"), value(len(word)))
+                await there.until(lambda: word in there.names(), word)  # noqa: B023
+                for n in range(100, 180):  # each small enough, together beyond the budget
+                    etcd.put(f"{start}10.244.1.{n}:80", "y" * 16_000)
+                etcd.put(f"{start}10.244.2.1:80", "z" * 1_400_000)
+            etcd.put(f"{PREFIX}backends/s001/10.244.0.8:80", "")
+            await there.until(lambda: "s001" in there.source.registrations, "another's registration")
+            problems = {p.what for u in there.source.units().values() for p in u.candidate.problems}
+            assert "it has 1400000 bytes, of which 16384 are the most" in problems
+            assert any("the keys of its folder have more than" in each for each in problems)
+            assert there.source.faults() == ()
+            kept = sum(len(k) + len(v.value) for k, v in there.source._keys.kept.items())
+            assert kept < 2 * limits.MIB
 
     asyncio.run(scene())
 

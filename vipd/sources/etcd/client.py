@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from vipd.host.settings.etcd import EtcdSettings
@@ -55,9 +56,16 @@ class EtcdClient:
     def __init__(self, settings: EtcdSettings, random: Random) -> None:
         self.connection = Connection(settings, random)
 
-    async def list(self, ranges: Sequence[KeyRange], page: int = PAGE, *, revision: int = 0) -> Listing:
+    async def list(
+        self,
+        ranges: Sequence[KeyRange],
+        page: int = PAGE,
+        *,
+        revision: int = 0,
+        shorten: Callable[[KeyValue], KeyValue] = lambda kv: kv,
+    ) -> Listing:
         """Every key of the ranges at one revision (0: the newest), at most `page` in an answer, and fewer
-        where values are large.
+        where values are large. `shorten`: what is kept of each.
 
         Raises CompactedError when that revision is compacted; the newest, too, can be between two pages: list
         again.
@@ -69,8 +77,9 @@ class EtcdClient:
             at = revision or (header.revision if header else 0)
             async for answer in self.pages(keys, page, revision=at):
                 header = header or answer.header
-                kvs += answer.kvs
-                size += sum(len(kv.key) + len(kv.value) for kv in answer.kvs)
+                kept = [shorten(kv) for kv in answer.kvs]
+                kvs += kept
+                size += sum(len(kv.key) + len(kv.value) for kv in kept)
                 self._bound(len(kvs), size)
         return Listing(header or Header("", "", 0), tuple(kvs))
 
@@ -79,10 +88,10 @@ class EtcdClient:
     ) -> AsyncIterator[RangeResponse]:
         """As `list`, for one range, each answer by itself: together they may be larger than the memory."""
         rest: KeyRange | None = keys
-        most = page
+        most, read = page, partial(self.range, keys_only=True) if keys_only else self.range
         while rest is not None:
             try:
-                found = await self.range(rest, page, revision, keys_only=keys_only)
+                found = await read(rest, page, revision)
             except UnreachableError as error:
                 if page == 1 or not any(isinstance(e, TooLargeError) for e in error.reasons.values()):
                     raise
@@ -176,7 +185,7 @@ class EtcdClient:
 
 def _page_after(kvs: Sequence[KeyValue]) -> int:
     """How many keys to request next, if values are as large as these."""
-    size = sum(len(kv.key) + len(kv.value) for kv in kvs)
+    size = sum(len(kv.value) for kv in kvs)
     return max(1, len(kvs) * PAGE_BYTES // size) if size > PAGE_BYTES else PAGE
 
 

@@ -22,7 +22,7 @@ from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, M
 from vipd.sources.etcd.keys import EtcdKeys, KeyWrite, StoreChange
 from vipd.sources.etcd.messages import Header, KeyRange, KeyValue, RangeResponse
 from vipd.sources.etcd.snapshot_file import StoredKey
-from vipd.sources.etcd.values import Layout, read_value
+from vipd.sources.etcd.values import REFUSED, FolderBudget, Layout, read_value, short_key
 from vipd.sources.etcd.watch import Watch, WatchBatch
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class ListWatcher:
         self._ranges = layout.ranges()
         self._positions: dict[KeyRange, int] = {}
         self._lock = asyncio.Lock()
+        self._budget = FolderBudget(layout)
         self._size = 0
         """Bytes of all keys and values, at most."""
         self.loop_state = LoopState(
@@ -178,7 +179,8 @@ class ListWatcher:
         """Read the whole store at one revision."""
         live = dict(self._positions)
         before = max(live.values(), default=self._keys.revision)
-        listing = await self._client.list(self._ranges)
+        budget = FolderBudget(self._layout)
+        listing = await self._client.list(self._ranges, shorten=budget.shortened)
         header = listing.header
         foreign = bool(self._keys.cluster) and (
             header.cluster_id != self._keys.cluster or header.revision < before
@@ -194,6 +196,7 @@ class ListWatcher:
                 log.warning("the watch of etcd had missed %d keys, such as %s", len(missed), first)
             self._positions = dict.fromkeys(self._ranges, header.revision)
             self._size = sum(len(kv.key) + len(kv.value) for kv in listing.kvs)
+            self._budget = budget
             self._apply(change)
         self.listed.set()
         self._contact(header)
@@ -209,7 +212,7 @@ class ListWatcher:
         found = {_text(kv.key): kv.mod_revision for kv in listing.kvs}
         if any(found.get(key, k.mod_revision) < k.mod_revision for key, k in kept.items()):
             return True
-        gone = [key for key in kept if key not in found]
+        gone = [key for key in kept if key not in found and "\0" not in key]  # a shortened key is in no store
         if not gone:
             return False
         newest = max(gone, key=lambda key: kept[key].mod_revision)
@@ -246,7 +249,7 @@ class ListWatcher:
             or known.held
             or known.mod_revision != kv.mod_revision
             or known.create_revision != kv.create_revision
-            or (foreign and known.value != _value(kv))
+            or ((foreign or known.value.startswith(REFUSED)) and known.value != _value(kv))
         }
         return written, frozenset(key for key, k in kept.items() if not k.held and key not in found)
 
@@ -258,14 +261,23 @@ class ListWatcher:
             self.store_revision = max(self.store_revision, changes.header.revision)
             if not fresh:
                 return
-            last = {_text(event.kv.key): event for event in fresh}
-            written = {key: event.kv for key, event in last.items() if not event.deleted}
+            last = {_text(short_key(event.kv.key)): event for event in fresh}
+            written = self._shortened({key: event.kv for key, event in last.items() if not event.deleted})
             removed = frozenset(last.keys() - written.keys())
             revision = fresh[-1].kv.mod_revision
             self._check_size(written)
             change = StoreChange(self._keys.cluster, revision, await self._parse_values(written), removed)
             self._positions[changes.keys] = revision
             self._apply(change)
+
+    def _shortened(self, written: dict[str, KeyValue]) -> dict[str, KeyValue]:
+        """These keys as they are kept."""
+        room = limits.ETCD_FOLDER_BYTES - sum(len(kv.key) + len(kv.value) for kv in written.values())
+        if any(self._budget.sizes[self._budget.folder(key)] > room for key in written):
+            # Values overwritten or removed since the last time are counted there, too.
+            kept = self._keys.kept.items()
+            self._budget.count_anew((key, each.value) for key, each in kept if key not in written)
+        return {key: self._budget.shortened(kv) for key, kv in written.items()}
 
     def _check_size(self, written: dict[str, KeyValue]) -> None:
         """Check that there is room for these: otherwise a listing reports the problem. Raises

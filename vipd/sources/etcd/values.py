@@ -8,8 +8,10 @@ service; a name in the value must be the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.body_pattern import literal_text
@@ -24,7 +26,7 @@ from vipd.declaration.yaml_tree import read_tree
 from vipd.model import limits
 from vipd.model.check import HttpProbe, UdpProbe
 from vipd.model.service import Backend, Origin, Service
-from vipd.sources.etcd.messages import KeyRange
+from vipd.sources.etcd.messages import KeyRange, KeyValue
 
 SOURCE = "etcd"
 
@@ -75,9 +77,65 @@ def folder_of(key: str) -> str:
     return key.rpartition("/")[0]
 
 
+REFUSED = "\0vipd refuses this value: "
+"""Start of what is kept instead of a value that is too large; the reason follows."""
+
+
+class FolderBudget:
+    """What is kept of keys and values, so that the excess of one folder leaves room for all others.
+
+    A folder is the first one below `services/` or `backends/`. Of a value that is too large, or beyond what
+    the folder may have, the reason is kept instead.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self.sizes = Counter[str]()
+        """Bytes of each folder; overwritten values count until the sizes are set anew."""
+
+    def folder(self, key: str) -> str:
+        """The folder whose budget a key uses; empty: none."""
+        for start in (self._layout.services, self._layout.backends):
+            first, slash, _ = key.removeprefix(start).partition("/")
+            if key.startswith(start) and slash:
+                return f"{start}{first}/"
+        return self._layout.backends if key.startswith(self._layout.backends) else ""
+
+    def shortened(self, kv: KeyValue) -> KeyValue:
+        """A key and its value as they are kept; adds them to their folder."""
+        key, value = short_key(kv.key), kv.value
+        is_service = kv.key.startswith(self._layout.services.encode())
+        most = limits.ETCD_SERVICE_BYTES if is_service else limits.ETCD_SMALL_VALUE_BYTES
+        if len(value) > most:
+            value = f"{REFUSED}it has {len(value)} bytes, of which {most} are the most".encode()
+        folder = self.folder(key.decode(errors="surrogateescape"))
+        if folder and self.sizes[folder] + len(key) + len(value) > limits.ETCD_FOLDER_BYTES:
+            most = limits.ETCD_FOLDER_BYTES >> 20
+            value = f"{REFUSED}the keys of its folder have more than {most} MiB".encode()
+        if folder:
+            self.sizes[folder] += len(key) + len(value)
+        return kv._replace(key=key, value=value)
+
+    def count_anew(self, kept: Iterable[tuple[str, str]]) -> None:
+        """Set the sizes of all folders to those of these keys and values."""
+        self.sizes.clear()
+        for key, value in kept:
+            self.sizes[self.folder(key)] += len(key) + len(value)
+
+
+def short_key(key: bytes) -> bytes:
+    """A key as it is kept: of a very long one the start and a digest, after a NUL."""
+    if len(key) <= limits.ETCD_KEY_BYTES:
+        return key
+    return key[: limits.ETCD_KEY_BYTES // 2] + b"\0" + sha256(key).hexdigest().encode()
+
+
 def read_value(layout: Layout, key: str, value: str, *, accepted: bool = False) -> ParsedValue:
     """Parses the value of a key. An unexpected exception is a problem of this key alone. `accepted`: an
     earlier run accepted it, as for `parse_declaration`."""
+    if value.startswith(REFUSED) and key.startswith((layout.services, layout.backends)):
+        hint = "remove keys, or make their values smaller"
+        return Declaration(problems=(Problem(unit_name(key), 0, "", value.removeprefix(REFUSED), hint),))
     try:
         if key.startswith(layout.services):
             return read_service_value(key, key.removeprefix(layout.services), value, accepted=accepted)
