@@ -10,10 +10,10 @@ import pytest
 from tests.control.reconciling import IsolatedReconciler, run_story
 from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan
 from tests.model.samples import declared, service
-from vipd.control.write_order import LARGE, MAX_WORK_PER_STEP, WriteOrder
+from vipd.control.write_order import LARGE, MAX_SMALL_PER_STEP, MAX_WORK_PER_STEP, WriteOrder
 from vipd.dataplane.base import ApplyError
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.service import ExternalAddress, Family, Masquerade, Protocol, Service, ServicePort
+from vipd.model.service import ExternalAddress, Family, Masquerade, Origin, Protocol, Service, ServicePort
 
 SMALL = service("small", "10.96.0.10")
 
@@ -64,6 +64,37 @@ def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -
         assert isolated.dataplane.updates[1:] == [{"large"}, {"new"}, {"large"}, {"large"}]
 
     run_story(story, SMALL)
+
+
+def test_a_small_change_is_written_between_the_parts_of_another_author_s_load() -> None:
+    async def story(isolated: IsolatedReconciler) -> None:
+        reconciler = isolated.reconciler
+        await isolated.settled(reconciler.request_sync())
+        isolated.dataplane.gate, isolated.dataplane.entered = asyncio.Event(), asyncio.Event()
+        load = [service(f"s{n}", f"10.98.{n >> 8}.{n & 255}") for n in range(5 * MAX_SMALL_PER_STEP)]
+        isolated.source.candidate = declared(SMALL, *load)
+        applied = reconciler.request_sync()
+        await isolated.dataplane.entered.wait()
+        other = replace(service("other", "10.96.0.11"), origin=Origin("file", "other.yaml"))
+        isolated.source.candidate = declared(SMALL, *load, other)
+        added = reconciler.request_sync()
+        isolated.dataplane.gate.set()
+        assert await reconciler.wait_synced(added, 60.0, ["other"])
+        assert "other" in isolated.names()
+        assert len(isolated.dataplane.kernel) < len(load), "parts of the load are not written"
+        assert await reconciler.wait_synced(applied, 60.0)
+        assert len(isolated.dataplane.kernel) == len(load) + 2
+
+    run_story(story, SMALL)
+
+
+def test_a_part_of_a_load_has_a_share_for_each_author() -> None:
+    heavy = [forwarding(f"s{n}", f"10.98.{n >> 8}.{n & 255}") for n in range(2 * MAX_SMALL_PER_STEP)]
+    light = [forwarding(f"t{n}", f"10.97.{n >> 8}.{n & 255}") for n in range(MAX_SMALL_PER_STEP // 3)]
+    changes = {each.key: each for each in (*heavy, *light)}
+    later = WriteOrder().postponed(changes, lambda _: None, lambda name: name[0])
+    assert {key.service[0] for key in later} == {"s"}
+    assert len(changes) - len(later) == MAX_SMALL_PER_STEP
 
 
 def test_at_the_start_all_is_written_at_once() -> None:

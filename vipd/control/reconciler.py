@@ -21,7 +21,7 @@ from vipd.control.catalog import MergeResult
 from vipd.control.changes import Changes, Dirty, LastProgrammed, Selector, ServiceForwardings
 from vipd.control.difference import Difference, WriteLock
 from vipd.control.host import HostProvider
-from vipd.control.programming import FlowResets, Programming, ServiceQuarantine
+from vipd.control.programming import FlowResets, Forwardings, Programming, ServiceQuarantine
 from vipd.control.progress import Progress
 from vipd.control.registrations import Registrations
 from vipd.control.selection import SelectionPolicy
@@ -290,7 +290,7 @@ class Reconciler:
         self._dirty.in_doubt |= changes.forwardings.keys()
         later: Mapping[ForwardingKey, Forwarding | None] = {}
         if self.progress.applied:  # the first load is not divided
-            later = self._write_order.postponed(changes.forwardings, self._programmed)
+            later = await self._postponed(changes.forwardings)
         now = {key: f for key, f in changes.forwardings.items() if key not in later}
         async for part in in_batches(now, weight=_weight):
             with self.containment.contain("dataplane", "preparing changed services"):
@@ -323,6 +323,17 @@ class Reconciler:
         if key in self._programmed_of_postponed:
             return self._programmed_of_postponed[key]
         return next((f for f in self.forwardings.get(key.service, ()) if f.key == key), None)
+
+    async def _postponed(self, changes: Forwardings) -> Forwardings:
+        """The changes to leave for a later step, as the dataplane has them; many are divided in a thread."""
+        order = self._write_order.postponed
+        if len(changes) > LARGE:
+            return await asyncio.to_thread(order, changes, self._programmed, self._author)
+        return order(changes, self._programmed, self._author)
+
+    def _author(self, service: str) -> str:
+        declared = self._snapshot.service(service)
+        return declared.origin.author if declared else ""
 
     def _record_programmed(self, changes: Changes) -> None:
         before = {name: self.services[name] for name in changes.services if name in self.services}
