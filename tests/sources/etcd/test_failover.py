@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,6 @@ from tests.sources.etcd.following import FAST, Following, following, key, value
 from tests.sources.etcd.members import Cluster, cluster
 from vipd.sources.etcd.client import Listing
 from vipd.sources.etcd.keys import StoreChange
-from vipd.sources.etcd.messages import KeyRange
 
 COUNT = 150
 PATIENT = replace(FAST, grace=4.0)
@@ -38,9 +38,9 @@ def lists_of(there: Following) -> list[None]:
     lists: list[None] = []
     read = there.client.list
 
-    async def counted(ranges: Sequence[KeyRange], page: int = 100, *, revision: int = 0) -> Listing:
+    async def counted(*arguments: Any, **options: Any) -> Listing:
         lists.append(None)
-        return await read(ranges, page, revision=revision)
+        return await read(*arguments, **options)
 
     there.client.list = counted  # type: ignore[method-assign]
     return lists
