@@ -134,7 +134,8 @@ class Catalog:
             stays = {id(service) for service in old} & {id(service) for service in new}
             leaving += [service for service in old if id(service) not in stays]
             coming += [service for service in new if id(service) not in stays]
-        newly_sought = _sought(coming) - _sought(leaving)
+        sought = set[str]().union(*map(backend_addresses, coming))
+        newly_sought = sought.difference(*map(backend_addresses, leaving))
         if self._is_contested((*leaving, *coming)) or any(map(self.is_vip, newly_sought)):
             return None
         gone = {id(service) for service in leaving}
@@ -257,10 +258,6 @@ class _Replacement:
     """The claims of the new versions."""
     uses: Uses
     """For each of their addresses: how many services use it afterwards."""
-
-
-def _sought(services: Iterable[Service]) -> set[str]:
-    return set[str]().union(*map(backend_addresses, services))
 
 
 def _interests(service: Service) -> Iterator[Claim]:
