@@ -87,8 +87,8 @@ def read_in_part(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Declaratio
     """What a text says that was `TEXT` before, and how many services were read for it at each reading."""
     read: list[int] = []
 
-    def noted(part: str, *rest: str) -> Declaration:
-        found = parse_declaration(part, *rest)
+    def noted(part: str, path: str, written_by: str = "") -> Declaration:
+        found = parse_declaration(part, path, written_by=written_by)
         read.append(len(found.services))
         return found
 

@@ -26,10 +26,10 @@ from vipd.health.record_cache import SavedRecord
 from vipd.health.record_file import encode
 from vipd.health.result import ProbeResult
 from vipd.health.scheduler import Scheduler
-from vipd.health.slots import ProbeSlots
 from vipd.health.state import HealthRecord, HealthState
 from vipd.model.check import ExecProbe, HttpProbe, InitialHealth, TcpProbe, Timing
 from vipd.model.check_target import CheckTarget
+from vipd.model.fair_queue import FairQueue
 from vipd.model.service import Protocol
 
 LATEST = 1.5 + 0.02
@@ -124,7 +124,7 @@ def test_death_is_noticed_within_fall_intervals() -> None:
 
         loop = asyncio.get_running_loop()
         health._scheduler = Scheduler(
-            loop, ask, health._on_result, health._random, {"": ProbeSlots("checks", 10)}
+            loop, ask, health._on_result, health._random, {"": FairQueue("checks", 10)}
         )
         health._schedule_all()
         await until(lambda: health.status(asked).state is HealthState.HEALTHY)
@@ -378,7 +378,7 @@ def test_new_targets_are_spread_and_asked_soon() -> None:
 
         health = HealthChecker(clock=loop.time, random=Random(1).random)
         health._scheduler = Scheduler(
-            loop, ask, health._on_result, health._random, {"": ProbeSlots("checks", 10_000)}
+            loop, ask, health._on_result, health._random, {"": FairQueue("checks", 10_000)}
         )
         for number, target in enumerate(targets):
             health.follow(f"s{number}", [target])

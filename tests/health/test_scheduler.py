@@ -13,9 +13,9 @@ from tests.lab.simulated_time import pass_over, simulate
 from vipd.health.probes.base import Attempt, ProbeCallback
 from vipd.health.result import ProbeResult
 from vipd.health.scheduler import Scheduler
-from vipd.health.slots import ProbeSlots
 from vipd.model.check import ExecProbe, TcpProbe, Timing
 from vipd.model.check_target import CheckTarget
+from vipd.model.fair_queue import FairQueue
 from vipd.model.service import Protocol
 
 GOOD = ProbeResult.success(0.001)
@@ -63,7 +63,7 @@ def target(number: int, **timing: float) -> CheckTarget:
 def scheduler(probers: Probers, at_once: int = 100, part: Callable[[], float] | None = None) -> Scheduler:
     loop = asyncio.get_running_loop()
     # One author gets half of them.
-    slots = {"": ProbeSlots("checks", 2 * at_once), "exec": ProbeSlots("exec checks", 8)}
+    slots = {"": FairQueue("checks", 2 * at_once), "exec": FairQueue("exec checks", 8)}
     return Scheduler(loop, probers.ask, probers.answered, part or random.Random(1).random, slots)
 
 
@@ -258,7 +258,7 @@ def test_one_authors_checks_leave_room_for_anothers_however_many_and_long_they_a
 
     async def story() -> list[float]:
         loop, probers = asyncio.get_running_loop(), Probers()
-        slots = {"": ProbeSlots("checks", 200)}
+        slots = {"": FairQueue("checks", 200)}
 
         def ask(asked: CheckTarget, done: ProbeCallback) -> Attempt:
             if asked == other:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.model.samples import HEAD, block
 from tests.sources.services_directory import BAD, GOOD, OTHER, ServicesDirectory, link_swap
 from vipd.cli.inputs import read_inputs
 from vipd.sources.declaration_files import Signature
@@ -296,3 +297,17 @@ def test_a_file_behind_a_swapped_link_is_read_anew(services_dir: ServicesDirecto
     assert services_dir.step() == {"dns"}
     link_swap(services_dir, "v2", OTHER)
     assert services_dir.step() == {"web"}
+
+
+@pytest.mark.root
+def test_the_files_of_a_user_are_one_authors_also_after_a_restart(services_dir: ServicesDirectory) -> None:
+    """However many files a user has; of root's each is an author's of its own."""
+    for number, (name, user) in enumerate({"a": 1234, "b": 1234, "c": 0, "d": 0}.items()):
+        path = services_dir.write(f"{name}.yaml", HEAD + block(f"10.96.0.{number}", name, "10.244.0.5"))
+        os.chown(path, user, -1)
+    for _ in range(2):
+        services_dir.step()
+        units = sorted(services_dir.source.units().items())
+        authors = [unit.candidate.services[0].origin.author for _, unit in units]
+        assert authors == ["user 1234", "user 1234", units[2][0], units[3][0]]
+        services_dir.restart()

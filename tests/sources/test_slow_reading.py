@@ -22,11 +22,11 @@ class Slow:
         self.begun, self.end = threading.Event(), threading.Event()
         parse, self._name = parse_declaration, name
 
-        def parsed(text: bytes, path: str) -> Declaration:
+        def parsed(text: bytes, path: str, written_by: str) -> Declaration:
             if path.endswith(self._name):
                 self.begun.set()
                 assert self.end.wait(WAIT_SECONDS)
-            return parse(text, path)
+            return parse(text, path, written_by=written_by)
 
         monkeypatch.setattr(files, "parse_declaration", parsed)
 

@@ -36,7 +36,7 @@ _LAST_LINE = 2**20
 
 
 def parse_incrementally(
-    text: str | Utf8, path: str, earlier: str | Utf8, earlier_declaration: Declaration, source: str = "file"
+    text: str | Utf8, path: str, earlier: str | Utf8, earlier_declaration: Declaration, written_by: str = ""
 ) -> Declaration:
     """Returns what `parse_declaration` would for `text`.
 
@@ -47,10 +47,11 @@ def parse_incrementally(
     text, earlier = (each.encode() if isinstance(each, str) else each for each in (text, earlier))
     change = _change(text, earlier, earlier_declaration)
     if change is not None:
-        found = _combined(earlier_declaration, change, parse_declaration(change.text, path, source))
+        part = parse_declaration(change.text, path, written_by=written_by)
+        found = _combined(earlier_declaration, change, part)
         if found is not None:
             return found
-    return parse_declaration(text, path, source)
+    return parse_declaration(text, path, written_by=written_by)
 
 
 @dataclass(frozen=True, slots=True)

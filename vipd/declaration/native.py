@@ -52,7 +52,7 @@ _READ = Unreadable(0)
 
 
 def parse_declaration(
-    text: str | Utf8, path: str, source: str = FILE, *, accepted: bool = False
+    text: str | Utf8, path: str, source: str = FILE, *, accepted: bool = False, written_by: str = ""
 ) -> Declaration:
     """Read every document of a file: vipd/v1, or Kubernetes objects. Never raises.
 
@@ -61,7 +61,8 @@ def parse_declaration(
     together anywhere in one file; other files are not considered.
     Bytes that are not UTF-8 are reported too when `text` was decoded with "surrogateescape".
     An unexpected exception is a problem of the service or document that caused it. `accepted`: an earlier
-    run, perhaps of an older version, accepted the text, and what later rules forbid may stay.
+    run, perhaps of an older version, accepted the text, and what later rules forbid may stay. `written_by` is
+    that of `Origin`.
     A large `text` should be UTF-8: plain services in it are read faster (`plain_services.py`).
     Input beyond `vipd.model.limits` is never read. Problems quote nothing of a file without an
     `apiVersion` for vipd.
@@ -69,7 +70,7 @@ def parse_declaration(
     report = Report(path, accepted)
     tree, read = Tree(), Declaration()
     with report.contain(0, "reading this file"):
-        place = Origin(source, path)
+        place = Origin(source, path, written_by=written_by)
         if not isinstance(text, str):
             plain = read_plain_services(text, place, accepted=accepted)
             if plain:
@@ -175,7 +176,7 @@ def _read_services(
 ) -> list[Service]:
     found, items = [], services.items
     for index, item in enumerate(items):
-        place = Origin(origin.source, origin.path, item.line)
+        place = origin.at(item.line)
         service = None
         with report.contain(item.line, READING_SERVICE):
             service = read_service(report, item, f"services[{index}]", policy, place)

@@ -73,7 +73,8 @@ def _services(text: Utf8, at: int, indent: int, origin: Origin) -> Iterator[tupl
     line, dash = lines_before(text, at) + 1, b" " * indent + b"- "
     match = _match(text, at, dash)
     while at < len(text):
-        service = match and _plain_service(match, _new_origin(origin.source, origin.path, line))
+        place = _new_origin(origin.source, origin.path, line, "", origin.written_by)
+        service = match and _plain_service(match, place)
         if match and service:
             end = match.end()
             yield [service], 10 + len(service.backends) + _ports(match[4])[1]
@@ -166,7 +167,7 @@ def _read_as_yaml(part: bytes, line: int, origin: Origin) -> list[Service]:
         return []
     report, services = Report(origin.path), []
     for item in items.items:
-        place = Origin(origin.source, origin.path, item.line + line - 2)
+        place = origin.at(item.line + line - 2)
         service = read_service(report, item, "services[]", ServiceDefaults(), place)
         if service is None or len(report.problems) or report.notes():
             return []

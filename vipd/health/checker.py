@@ -22,7 +22,6 @@ from vipd.health.record_cache import RecordCache, SavedRecord, newest
 from vipd.health.record_file import CollectRecords, RecordFile
 from vipd.health.result import ProbeResult, ReportedWeight
 from vipd.health.scheduler import Scheduler
-from vipd.health.slots import ProbeSlots
 from vipd.health.state import HealthRecord, HealthState, apply_result, reset_streak
 from vipd.health.verdict_log import HealthLog
 from vipd.host.accounts import CheckUsers
@@ -31,6 +30,7 @@ from vipd.host.descriptors import raise_limit
 from vipd.host.observer import Observer
 from vipd.model.check_target import CheckTarget
 from vipd.model.durations import CHECK_BOUNDS, DurationHistogram
+from vipd.model.fair_queue import FairQueue
 
 SAVE_SECONDS = 5.0
 """A changed state is saved within this time. A change to unhealthy is saved at once."""
@@ -279,13 +279,13 @@ def _replaced(target: CheckTarget, left: Sequence[CheckTarget]) -> CheckTarget |
     return heir_of[0] if len(heir_of) == 1 else None
 
 
-def _slots() -> Mapping[str, ProbeSlots]:
+def _slots() -> Mapping[str, FairQueue]:
     """Programs have places of their own: they take threads and processes, and no network check waits for
     them."""
     hint = "give those that hang a shorter timeout, or all of them longer intervals"
     return {
-        "": ProbeSlots("checks", raise_limit().probes),
-        "exec": ProbeSlots("exec checks", PROGRAMS_AT_ONCE, hint),
+        "": FairQueue("checks", raise_limit().probes),
+        "exec": FairQueue("exec checks", PROGRAMS_AT_ONCE, hint),
     }
 
 

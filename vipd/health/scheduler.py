@@ -1,5 +1,5 @@
 """Schedules probes: each target has its own interval, spread evenly, and none waits for another while slots
-are free (`slots.py`).
+are free (`vipd/model/fair_queue.py`).
 
 A heap of due times and one timer. Probes that are due within some milliseconds of each other start together,
 since a wakeup costs more than a probe.
@@ -17,9 +17,9 @@ from typing import cast
 
 from vipd.health.probes.base import Attempt, ProbeCallback, internal_error_result
 from vipd.health.result import ProbeResult
-from vipd.health.slots import ProbeSlots
 from vipd.host.containment import log_once
 from vipd.model.check_target import CheckTarget
+from vipd.model.fair_queue import FairQueue
 
 TOGETHER_SECONDS = 0.005
 MAX_STARTS_PER_TURN = 64
@@ -75,7 +75,7 @@ class Scheduler:
         ask: Callable[[CheckTarget, ProbeCallback], Attempt],
         answered: Callable[[CheckTarget, ProbeResult], None],
         random: Callable[[], float],
-        slots: Mapping[str, ProbeSlots],
+        slots: Mapping[str, FairQueue],
         authors_of: Callable[[CheckTarget], Collection[str]] = lambda _: (),
     ) -> None:
         """`slots` are the places of types of checks; those of "" are for all that are not named. `authors_of`
@@ -211,7 +211,7 @@ class Scheduler:
     def _wait(self, job: _Job) -> None:
         job.author = self._slots_of(job).wait(job, self._authors_of(job.target))
 
-    def _slots_of(self, job: _Job) -> ProbeSlots:
+    def _slots_of(self, job: _Job) -> FairQueue:
         return self._slots.get(job.target.kind) or self._slots[""]
 
     def _push(self, job: _Job) -> None:

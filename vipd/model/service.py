@@ -101,6 +101,12 @@ class Origin:
     part: str = field(default="", compare=False)
     """The object of the file that is accepted or refused by itself, such as a Service of Kubernetes; empty:
     the file is taken as a whole."""
+    written_by: str = field(default="", compare=False)
+    """Who writes it, if several files or keys may be one author's: the user, or the namespace in etcd."""
+
+    def at(self, line: int) -> Origin:
+        """The same file at a line."""
+        return Origin(self.source, self.path, line, written_by=self.written_by)
 
     @property
     def owner(self) -> str:
@@ -110,9 +116,9 @@ class Origin:
 
     @property
     def author(self) -> str:
-        """Whose share of the daemon's work it takes: the file's, the folder's of a key in etcd
-        (`etcd:/vipd/v1/services/team-a`), or that of `cli`."""
-        return self.owner.rpartition("/")[0] if self.source == "etcd" else self.owner
+        """Whose share of the daemon's work it takes: that of the file's user (of root's files each has its
+        own), of the namespace of a key in etcd (`etcd:/vipd/v1/services/team-a/`), or of `cli`."""
+        return self.written_by or self.owner
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}" if self.path else self.source

@@ -18,9 +18,9 @@ from random import random as any_part
 from time import monotonic, time
 
 from vipd.declaration.problems import internal_error
-from vipd.health.slots import ProbeSlots
 from vipd.host.bounded_threads import BoundedThreads
 from vipd.host.observer import Observer
+from vipd.model.fair_queue import FairQueue
 from vipd.model.service import Family, Service, family_of
 from vipd.resolver.answers import (
     AnswerLimits,
@@ -118,7 +118,7 @@ class Resolver:
         self._answers: dict[Question, tuple[Target, ...]] = {}
         self._due: list[tuple[float, Question]] = []
         """A heap of lookups to come. An entry counts if it has the time of the question's state."""
-        self._slots = ProbeSlots("lookups", LOOKUPS_AT_ONCE)
+        self._slots = FairQueue("lookups", LOOKUPS_AT_ONCE)
         self._asking: dict[Question, _Lookup] = {}
         """The lookups that wait for a slot or are under way."""
         self._asked: dict[Question, frozenset[Family]] = {}

@@ -21,6 +21,8 @@ class Signature(NamedTuple):
     size: int
     mtime_ns: int
     ctime_ns: int
+    user: int = 0
+    """Its owner."""
 
 
 def list_files(directory: Path, before: Collection[str]) -> tuple[list[Path], tuple[str, ...]]:
@@ -57,4 +59,5 @@ def _is_declaration(path: Path) -> bool:
 def signature_of(path: Path) -> Signature:
     """The signature of a file, or of the target of a link. Raises OSError."""
     found = path.stat()
-    return Signature(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    times = found.st_mtime_ns, found.st_ctime_ns
+    return Signature(found.st_dev, found.st_ino, found.st_size, *times, found.st_uid)

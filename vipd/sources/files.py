@@ -112,6 +112,11 @@ class _FileVersion:
     """None if it could not be read; of an accepted version also if a part of the file is an earlier one."""
     declaration: Declaration
 
+    def is_of(self, text: Utf8, written_by: str) -> bool:
+        """Whether it was read from this text, of this user's file."""
+        services = self.declaration.services
+        return self.text == text and (not services or services[0].origin.written_by == written_by)
+
 
 _NOTHING = _FileVersion(None, EMPTY_DECLARATION)
 
@@ -463,11 +468,12 @@ class FileSource:
             self._signatures[name] = signature
         else:
             self._signatures.pop(name, None)
+        written_by = f"user {signature.user}" if signature.user else ""
         for candidate in (known, self._accepted.get(name)):
-            if candidate is not None and candidate.text == text and not (again and candidate is known):
+            if candidate and candidate.is_of(text, written_by) and not (again and candidate is known):
                 self._note(name, candidate.declaration)
                 return candidate
-        return self._parse(text, name, known)
+        return self._parse(text, name, known, written_by)
 
     def _reserve_bytes(self, size: int) -> None:
         """Count a file of this size among those whose text is kept. Raises OSError if they are too large
@@ -478,15 +484,16 @@ class FileSource:
                 raise OSError(0, f"with the files before it there are more than {most} MiB")
             self._bytes_left -= size
 
-    def _parse(self, text: Utf8, path: str, known: _FileVersion | None) -> _FileVersion:
+    def _parse(self, text: Utf8, path: str, known: _FileVersion | None, written_by: str) -> _FileVersion:
         """Parse a file's text as a declaration. An unexpected exception is a problem of this file
         alone."""
         try:
             with gc_paused() if len(text) > LARGE_TEXT else contextlib.nullcontext():
                 if known is not None and known.text is not None:
-                    declaration = parse_incrementally(text, path, known.text, known.declaration)
+                    before = known.declaration
+                    declaration = parse_incrementally(text, path, known.text, before, written_by)
                 else:
-                    declaration = parse_declaration(text, path)
+                    declaration = parse_declaration(text, path, written_by=written_by)
         except Exception as error:
             declaration = Declaration(problems=(internal_problem(error, "reading this file", path),))
         self._note(path, declaration)

@@ -17,7 +17,7 @@ from vipd.model.check import ExecProbe
 from vipd.model.check_target import CheckTarget
 
 PROGRAMS_AT_ONCE = 64
-"""One author takes at most half of them (`slots.py`)."""
+"""One author takes at most half of them (`vipd/model/fair_queue.py`)."""
 
 
 class ExecProber:

@@ -13,7 +13,7 @@ from vipd.model import limits
 from vipd.model.service import RegisteredBackend
 from vipd.sources.etcd.registered_backends import RegisteredBackends
 from vipd.sources.etcd.snapshot_file import Record, SnapshotState, StoredKey, accepted_record, change_record
-from vipd.sources.etcd.values import Layout, ParsedValue, folder_of, read_value, unit_name
+from vipd.sources.etcd.values import Layout, ParsedValue, read_value, unit_name
 from vipd.sources.removal_guard import RemovalGuard
 
 
@@ -288,9 +288,10 @@ class EtcdKeys:
         else:
             self._kept[key] = stored
         if start == layout.services and change:
-            self._services[folder_of(key)] += change
-            if not self._services[folder_of(key)]:
-                del self._services[folder_of(key)]
+            folder = layout.folder(key)
+            self._services[folder] += change
+            if not self._services[folder]:
+                del self._services[folder]
         if start == layout.overrides:
             name = key.removeprefix(start)
             if stored is None:

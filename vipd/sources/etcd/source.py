@@ -21,7 +21,7 @@ from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.keys import EtcdKeys
 from vipd.sources.etcd.list_watcher import ListWatcher, WatchIntervals
 from vipd.sources.etcd.snapshot_file import SnapshotFile, SnapshotState
-from vipd.sources.etcd.values import Layout, folder_of
+from vipd.sources.etcd.values import Layout
 from vipd.sources.removal_guard import RemovalGuard
 
 SNAPSHOT = Path("etcd") / "snapshot"
@@ -67,7 +67,7 @@ class EtcdSource:
         self._settings = settings
         layout = Layout(settings.prefix)
         self._snapshot = SnapshotFile(state_dir / SNAPSHOT, settings.prefix, self._state_on_disk)
-        guard = RemovalGuard(settings.max_removal, author_of=folder_of)
+        guard = RemovalGuard(settings.max_removal, author_of=layout.folder)
         self._keys = EtcdKeys(layout, guard, self._snapshot.enqueue)
         self._follower = ListWatcher(
             client, self._keys, layout, self._wake, random, times or WatchIntervals()

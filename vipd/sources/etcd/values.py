@@ -8,6 +8,7 @@ service; a name in the value must be the same.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,14 @@ class Layout:
         """The key of the note on the last change of services that vipctl made."""
         return f"{self.prefix}history"
 
+    def folder(self, key: str) -> str:
+        """The folder of a key, whose keys are one author's: the first below `services/` or `backends/`; empty
+        for keys elsewhere."""
+        for start in (self.services, self.backends):
+            if key.startswith(start):
+                return _folder(start, key.removeprefix(start))
+        return ""
+
     def ranges(self) -> tuple[KeyRange, ...]:
         """All followed ranges. `hosts/` is not included: reports of hosts would wake all hosts; nor is
         the history, which no host needs to follow."""
@@ -70,11 +79,6 @@ class Layout:
 def unit_name(key: str) -> str:
     """The name of a key in problems, and of its unit: one line, whatever the key contains."""
     return f"{SOURCE}:{printable(key)}"
-
-
-def folder_of(key: str) -> str:
-    """The folder of a key, whose keys are one author's: as `Origin.author`, without its source."""
-    return key.rpartition("/")[0]
 
 
 REFUSED = "\0vipd refuses this value: "
@@ -95,11 +99,8 @@ class FolderBudget:
 
     def folder(self, key: str) -> str:
         """The folder whose budget a key uses; empty: none."""
-        for start in (self._layout.services, self._layout.backends):
-            first, slash, _ = key.removeprefix(start).partition("/")
-            if key.startswith(start) and slash:
-                return f"{start}{first}/"
-        return self._layout.backends if key.startswith(self._layout.backends) else ""
+        folder = self._layout.folder(key)
+        return "" if folder == self._layout.services else folder
 
     def shortened(self, kv: KeyValue) -> KeyValue:
         """A key and its value as they are kept; adds them to their folder."""
@@ -264,7 +265,15 @@ def _has_name(service: Service) -> bool:
 
 
 def _named(service: Service, name: str, key: str) -> Service:
-    return replace(service, name=name, origin=Origin(SOURCE, key, service.origin.line))
+    namespace = sys.intern(f"{SOURCE}:{_folder(key.removesuffix(name), name)}")
+    origin = Origin(SOURCE, key, service.origin.line, written_by=namespace)
+    return replace(service, name=name, origin=origin)
+
+
+def _folder(start: str, name: str) -> str:
+    """The first folder below `start`, or `start` itself for a name without one."""
+    first, slash, _ = name.partition("/")
+    return f"{start}{first}/" if slash else start
 
 
 def _with_place(report: Report, root: Mapping, base: Backend) -> Mapping:

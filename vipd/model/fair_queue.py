@@ -1,5 +1,8 @@
-"""Limits how many checks run at once: those that run a program have separate slots. Each author of services
-has a share of them, and checks that timed out the last time must leave some to the others. Pure."""
+"""Limits how many jobs of a kind run at once: checks, programs of checks, lookups of names.
+
+Each author of services has a share of the slots, and jobs that timed out the last time must leave some to the
+others. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from typing import NamedTuple, Protocol
 
 SHARE = 2
 """An author takes at most one of so many slots that the others leave. So whoever comes finds free ones,
-however many checks of others run, and for how long."""
+however many jobs of others run, and for how long."""
 MAX_SLOW_SHARE = (3, 4)
-"""Part of a share for checks that timed out the last time: the rest is for those that answer."""
+"""Part of a share for jobs that timed out the last time: the rest is for those that answer."""
 
 LATE_SECONDS = 1.0
 """Longer waits are reported."""
 
 
-class QueuedProbe(Protocol):
-    """A check that is due."""
+class QueuedJob(Protocol):
+    """A job that is due."""
 
     due: float
     gone: bool
@@ -29,31 +32,31 @@ class QueuedProbe(Protocol):
 
 
 class _Queues(NamedTuple):
-    """The checks of one author that wait."""
+    """The jobs of one author that wait."""
 
-    ready: deque[QueuedProbe]
-    slow: deque[QueuedProbe]
+    ready: deque[QueuedJob]
+    slow: deque[QueuedJob]
 
 
 @dataclass(slots=True)
-class ProbeSlots:
-    """The places of some types of checks."""
+class FairQueue:
+    """The slots for one kind of jobs."""
 
     what: str
-    """Kind of its checks, in the plural."""
+    """Kind of its jobs, in the plural."""
     limit: int
     hint: str = "raise LimitNOFILE of the unit, or use longer intervals"
     running: int = 0
     waiting: int = 0
-    """Checks that wait for a slot."""
+    """Jobs that wait for a slot."""
     _running: Counter[str] = field(default_factory=Counter)
-    """Running checks by author."""
+    """Running jobs by author."""
     _slow: Counter[str] = field(default_factory=Counter)
     """Those of them that timed out the last time."""
     _queues: OrderedDict[str, _Queues] = field(default_factory=OrderedDict)
-    """By author, for those with checks that wait. They take turns in this order."""
+    """By author, for those with jobs that wait. They take turns in this order."""
 
-    def wait(self, job: QueuedProbe, authors: Collection[str]) -> str:
+    def wait(self, job: QueuedJob, authors: Collection[str]) -> str:
         """It waits for its turn. Of the authors whose services use it, it goes into the share of the one with
         the least to do, which is returned."""
         author = min(authors, key=self._load, default="")
@@ -62,8 +65,8 @@ class ProbeSlots:
         self.waiting += 1
         return author
 
-    def next(self) -> QueuedProbe | None:
-        """The check that may run now, removed from the queue; None if there is none, or no slot."""
+    def next(self) -> QueuedJob | None:
+        """The job that may run now, removed from the queue; None if there is none, or no slot."""
         free = self.limit - self.running
         for author in tuple(self._queues) if free > 0 else ():  # an empty one is deleted
             share, slow_share = self._shares(author)
@@ -78,7 +81,7 @@ class ProbeSlots:
         return None
 
     def ended(self, author: str, slow: bool) -> None:
-        """A check of an author has ended. `slow`: its value when it began."""
+        """A job of an author has ended. `slow`: its value when it began."""
         self.running -= 1
         for counter, one in ((self._running, 1), (self._slow, int(slow))):
             counter[author] -= one
@@ -86,7 +89,7 @@ class ProbeSlots:
                 del counter[author]
 
     def warning(self, now: float) -> str:
-        """Reports that checks wait for others to end, with numbers; empty while none waits for long."""
+        """Reports that jobs wait for others to end, with numbers; empty while none waits for long."""
         late = {
             author: now - min(head.due for head in heads)
             for author in self._queues
@@ -104,12 +107,12 @@ class ProbeSlots:
         return f"{room}: {waiting}{whose} wait{hung}, up to {late[author]:.0f} s late; hint: {self.hint}"
 
     def _shares(self, author: str) -> tuple[int, int]:
-        """How many checks of an author may run, and how many of those that timed out the last time."""
+        """How many jobs of an author may run, and how many of those that timed out the last time."""
         part, whole = MAX_SLOW_SHARE
         share = max(1, (self.limit - self.running + self._running[author]) // SHARE)
         return share, max(1, share * part // whole)
 
-    def _begin(self, author: str, job: QueuedProbe) -> QueuedProbe:
+    def _begin(self, author: str, job: QueuedJob) -> QueuedJob:
         queues = self._queues[author]
         (queues.slow if job.slow else queues.ready).popleft()
         self._queues.move_to_end(author)
@@ -119,8 +122,8 @@ class ProbeSlots:
         self._slow[author] += job.slow
         return job
 
-    def _heads(self, author: str) -> Iterator[QueuedProbe]:
-        """Of each of an author's queues the check that waits longest and must still run."""
+    def _heads(self, author: str) -> Iterator[QueuedJob]:
+        """Of each of an author's queues the job that waits longest and must still run."""
         for queue in self._queues[author]:
             while queue and queue[0].gone:
                 queue.popleft()
