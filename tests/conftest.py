@@ -83,9 +83,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for the night unless it is asked for, or a test by its full name. Put the files in
+    """Leave out what is for the night unless it is asked for, or a file or a test is named. Put the files in
     the order in which several processes take them."""
-    if not config.getoption("nightly") and not any("[" in name for name in config.args):
+    if not config.getoption("nightly") and all(map(os.path.isdir, config.args)):
         left_out = {item for item in items if _nightly(item)} | _other_halves(items)
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
