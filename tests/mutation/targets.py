@@ -114,7 +114,6 @@ TARGETS = (
         (
             "tests/control/test_selection.py",
             "tests/control/overrides/test_model.py",
-            "tests/control/test_change_path.py",
             "tests/control/test_backend_status_tracker.py",
             "tests/control/test_service_status.py",
             "tests/control/test_reconciler.py",
