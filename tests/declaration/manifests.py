@@ -7,8 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from vipd.declaration.native import parse_declaration
-from vipd.declaration.problems import Declaration
+from tests.lab.inside import Declared, declare
 from vipd.model.service import Backend, Service
 
 Json = dict[str, Any]
@@ -116,9 +115,9 @@ def manifests(draw: st.DrawFn) -> Json:
     return items(*draw(st.permutations(found)))
 
 
-def read(*objects: Json) -> Declaration:
+def read(*objects: Json) -> Declared:
     """What these objects declare."""
-    return parse_declaration(json.dumps(items(*objects)), "k.json")
+    return declare(json.dumps(items(*objects)), "k.json")
 
 
 def only(*objects: Json) -> Service:

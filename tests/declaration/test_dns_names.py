@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.lab.inside import declare, spec_of, written
 from vipd.declaration.dns_names import parse_any_backend, parse_dns_name, parse_named_backend
-from vipd.declaration.formatting import format_declaration, service_to_spec
 from vipd.declaration.listed_backends import as_declared
-from vipd.declaration.native import parse_declaration
 from vipd.declaration.operations import RefusedError, add_backends, remove_backends, set_weight
 from vipd.declaration.syntax import InvalidTextError
 from vipd.model.service import Backend, NamedBackend, NameKind, Origin, RejectAction, Service
@@ -16,13 +15,13 @@ HEAD = "apiVersion: vipd/v1\nservices:\n  - address: 10.96.0.10\n    ports: {}\n
 
 
 def read(backends: str, ports: str = "80/tcp", more: str = "") -> tuple[Service, ...]:
-    found = parse_declaration(HEAD.format(ports, backends) + more, "web.yaml")
+    found = declare(HEAD.format(ports, backends) + more, "web.yaml")
     assert not found.problems, found.problems
     return found.services
 
 
 def problems(backends: str, ports: str = "80/tcp", more: str = "") -> list[str]:
-    return [str(p) for p in parse_declaration(HEAD.format(ports, backends) + more, "web.yaml").problems]
+    return [str(p) for p in declare(HEAD.format(ports, backends) + more, "web.yaml").problems]
 
 
 def test_names_are_read_in_every_form_and_written_back() -> None:
@@ -37,7 +36,7 @@ def test_names_are_read_in_every_form_and_written_back() -> None:
     assert (db.template.backup, str(db)) == (True, "dns:db.internal")
     assert (http.kind, http.name, http.template.zones) == (NameKind.SRV, "_http._tcp.web.internal", ("east",))
     assert str(consul) == "srv:web.service.consul"
-    again = parse_declaration(format_declaration([service]), "again.yaml")
+    again = declare(written([service]), "again.yaml")
     assert again.services == (service,)
 
 
@@ -112,13 +111,13 @@ def test_a_fallback_has_names_as_a_service_has_them(fallback: str) -> None:
     (service,) = read("10.0.0.1", more=f"    fallback: {fallback}\n")
     (name,) = service.named_fallback
     assert (name, service.fallback) == (NamedBackend(NameKind.DNS, "web.internal", Backend("", 80)), ())
-    assert service_to_spec(service)["fallback"] == {"backends": [{"dns": "web.internal", "port": 80}]}
+    assert spec_of(service)["fallback"] == {"backends": [{"dns": "web.internal", "port": 80}]}
 
 
 def test_a_fallback_of_defaults_has_names_too() -> None:
     defaults = "apiVersion: vipd/v1\ndefaults: {fallback: [10.0.0.9, srv:_x._tcp.a.b]}\nservices:\n"
     services = "  - {address: 10.96.0.1, ports: 80}\n  - {address: 10.96.0.2, ports: 80, fallback: drop}\n"
-    inheriting, own = parse_declaration(defaults + services, "web.yaml").services
+    inheriting, own = declare(defaults + services, "web.yaml").services
     assert [str(each) for each in (*inheriting.fallback, *inheriting.named_fallback)] == [
         "10.0.0.9",
         "srv:_x._tcp.a.b",
@@ -177,5 +176,5 @@ def test_what_names_of_a_fallback_resolved_to_is_not_stored() -> None:
     (service,) = read("10.0.0.1", more="    fallback: [10.0.0.8, dns:a.b]\n")
     found = Backend("10.0.0.9", resolved_from="dns:a.b")
     running = replace(service, fallback=(*service.fallback, found))
-    assert service_to_spec(running) == service_to_spec(service)
+    assert spec_of(running) == spec_of(service)
     assert as_declared(running) == service

@@ -11,7 +11,7 @@ from tests.declaration.manifests import (
     notes,
     service,
 )
-from vipd.declaration.native import parse_declaration
+from tests.lab.inside import declare
 from vipd.model.service import (
     Backend,
     Origin,
@@ -29,7 +29,7 @@ def test_documents_of_both_languages_in_any_order() -> None:
         yaml.safe_dump(document) if isinstance(document, dict) else document
         for document in (endpoint_slice("10.244.0.1"), native, service(), native.replace("a,", "b,"))
     )
-    declaration = parse_declaration(text, "x.yaml", "file")
+    declaration = declare(text, "x.yaml")
     assert [problem.what for problem in declaration.problems] == [
         "b: 10.96.0.1:53/tcp already belongs to a at x.yaml:15"
     ]
@@ -42,7 +42,7 @@ def test_typed_lists_need_no_kind_in_their_items() -> None:
     item = service()
     del item["kind"], item["apiVersion"]
     text = json.dumps({"apiVersion": "v1", "kind": "ServiceList", "metadata": {}, "items": [item]})
-    assert [found.name for found in parse_declaration(text, "x").services] == ["default/web"]
+    assert [found.name for found in declare(text, "x").services] == ["default/web"]
 
 
 def test_other_kinds_of_a_mixed_list_are_told() -> None:
@@ -52,7 +52,7 @@ def test_other_kinds_of_a_mixed_list_are_told() -> None:
 
 
 def test_notes_name_file_and_line() -> None:
-    declaration = parse_declaration("\n" + yaml.safe_dump(service(clusterIP="None")), "x.yaml")
+    declaration = declare("\n" + yaml.safe_dump(service(clusterIP="None")), "x.yaml")
     assert str(declaration.notes[0]).startswith("x.yaml:2: note: Service default/web left out: ")
 
 
@@ -120,7 +120,7 @@ metadata:
 
 
 def test_the_output_of_kubectl_is_read_as_it_is() -> None:
-    declaration = parse_declaration(KUBECTL, "x.yaml")
+    declaration = declare(KUBECTL, "x.yaml")
     assert (declaration.problems, declaration.notes) == ((), ())
     assert declaration.services == (
         Service(

@@ -16,8 +16,7 @@ from tests.declaration.manifests import (
     manifests,
 )
 from tests.declaration.strategies import PATIENT
-from vipd.declaration.native import format_declaration, parse_declaration
-from vipd.declaration.problems import Declaration
+from tests.lab.inside import Declared, declare, written
 from vipd.model.service import (
     BackendState,
 )
@@ -28,10 +27,10 @@ UP, DRAIN, DOWN = BackendState.UP, BackendState.DRAIN, BackendState.DOWN
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.parent.name)
 def test_what_kube_proxy_was_given_survives_formatting(path: Path) -> None:
-    declaration = parse_declaration(path.read_text(), "manifest.json")
+    declaration = declare(path.read_text(), "manifest.json")
     assert (declaration.problems, declaration.notes) == ((), ())
     assert len(declaration.services) >= 1
-    assert parse_declaration(format_declaration(declaration.services), "x").services == declaration.services
+    assert declare(written(declaration.services), "x").services == declaration.services
 
 
 def test_golden_manifests_are_there() -> None:
@@ -42,9 +41,9 @@ def test_golden_manifests_are_there() -> None:
 @PATIENT
 @given(manifests())
 def test_formatting_generated_manifests_is_read_back(manifest: Json) -> None:
-    declaration = parse_declaration(json.dumps(manifest), "k.json")
+    declaration = declare(json.dumps(manifest), "k.json")
     assert declaration.problems == ()
-    again = parse_declaration(format_declaration(declaration.services), "x.yaml")
+    again = declare(written(declaration.services), "x.yaml")
     assert again.problems == ()
     assert again.services == declaration.services
 
@@ -73,7 +72,7 @@ def states_by_rule(manifest: Json, of: str, port: Json) -> dict[tuple[str, int],
 @PATIENT
 @given(manifests())
 def test_each_port_has_exactly_the_endpoints_of_its_slices(manifest: Json) -> None:
-    declaration = parse_declaration(json.dumps(manifest), "k.json")
+    declaration = declare(json.dumps(manifest), "k.json")
     specs = {o["metadata"]["name"]: o["spec"] for o in manifest["items"] if o["kind"] == "Service"}
     assert {s.name for s in declaration.services} == {f"default/{name}" for name in specs}
     for found in declaration.services:
@@ -124,12 +123,12 @@ def put(tree: object, path: list[int], value: object) -> object:
 
 
 def never_raises(tree: object, write: Callable[[object], str]) -> None:
-    declaration = parse_declaration(write(tree), "x")
+    declaration = declare(write(tree), "x")
     for told in (*declaration.problems, *declaration.notes):
         assert str(told).isprintable()
     if declaration.ok:
-        again = parse_declaration(format_declaration(declaration.services), "y")
-        assert again == Declaration(declaration.services)
+        again = declare(written(declaration.services), "y")
+        assert again == Declared(declaration.services)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vipd.declaration.native import parse_declaration
+from tests.lab.inside import declare
 from vipd.model.flow_limits import FlowLimits
 
 SERVICE = (
@@ -29,7 +29,7 @@ SERVICE = (
     ],
 )
 def test_limits_are_read(written: str, meant: FlowLimits | None) -> None:
-    found = parse_declaration(SERVICE.format(written), "web.yaml")
+    found = declare(SERVICE.format(written), "web.yaml")
     assert found.ok, found.problems
     assert found.services[0].limits == meant
 
@@ -51,5 +51,5 @@ def test_limits_are_read(written: str, meant: FlowLimits | None) -> None:
     ],
 )
 def test_a_fault_is_told_once(written: str, told: str) -> None:
-    (problem,) = parse_declaration(SERVICE.format(written), "web.yaml").problems
+    (problem,) = declare(SERVICE.format(written), "web.yaml").problems
     assert told in str(problem)

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from tests.declaration.strategies import PATIENT, services
 from tests.lab.examples import examples
-from vipd.declaration.native import (
-    format_declaration,
-    format_service,
-    parse_declaration,
-    parse_service,
-    service_to_spec,
-)
-from vipd.declaration.problems import Declaration
+from tests.lab.inside import Declared, declare, declare_spec, spec_of, written
 from vipd.model import limits
 from vipd.model.check import ExecProbe
 from vipd.model.service import (
@@ -39,15 +32,15 @@ HERE = Path(__file__).parent
 BROKEN = sorted((HERE / "broken").glob("*.yaml"))
 VALID = sorted((HERE / "valid").iterdir())
 DNS = Service("dns", ("10.96.0.10",), (ServicePort(53, Protocol.UDP),), (Backend("10.244.0.5"),))
-TEXT = format_declaration([DNS])
+TEXT = written([DNS])
 
 
-def read(path: Path) -> Declaration:
-    return parse_declaration(path.read_bytes().decode("utf-8", "surrogateescape"), path.name)
+def read(path: Path) -> Declared:
+    return declare(path.read_bytes().decode("utf-8", "surrogateescape"), path.name)
 
 
 def only(text: str) -> Service:
-    declaration = parse_declaration(text, "x.yaml")
+    declaration = declare(text, "x.yaml")
     assert declaration.problems == ()
     (service,) = declaration.services
     return service
@@ -73,9 +66,7 @@ def test_each_broken_declaration_has_its_expectation() -> None:
 def test_valid_declarations_have_no_problem_and_survive_formatting(path: Path) -> None:
     declaration = read(path)
     assert declaration.problems == ()
-    assert (
-        parse_declaration(format_declaration(declaration.services), "again").services == declaration.services
-    )
+    assert declare(written(declaration.services), "again").services == declaration.services
 
 
 def test_a_short_spelling_is_the_same_as_the_long_one() -> None:
@@ -84,7 +75,7 @@ def test_a_short_spelling_is_the_same_as_the_long_one() -> None:
     assert len(short) == len(services) / 2 == 6
     for name in short:
         spelled, written_out = (
-            {key: value for key, value in service_to_spec(services[each]).items() if key not in ADDRESSES}
+            {key: value for key, value in spec_of(services[each]).items() if key not in ADDRESSES}
             for each in (name, name.replace("short/", "long/"))
         )
         assert spelled == written_out
@@ -93,8 +84,8 @@ def test_a_short_spelling_is_the_same_as_the_long_one() -> None:
 def test_a_command_line_in_one_text_that_was_accepted_before_stays() -> None:
     check = "    check: {type: exec, command: /opt/check --quick}\n"
     text = f"apiVersion: vipd/v1\nservices:\n  - address: 10.96.0.10\n    ports: 53/udp\n{check}"
-    assert not parse_declaration(text, "x.yaml").ok
-    kept = parse_declaration(text, "x.yaml", accepted=True)
+    assert not declare(text, "x.yaml").ok
+    kept = declare(text, "x.yaml", accepted=True)
     assert kept.problems == ()
     assert kept.services[0].check.probe == ExecProbe(command=("/opt/check --quick",))
 
@@ -112,10 +103,10 @@ def test_short_spellings_are_read_in_json_too() -> None:
         "allow_from": "10.0.0.5",
         "x-note": {"any": "thing"},
     }
-    service, problems = parse_service(spec, Origin("cli"))
-    assert problems == ()
-    assert service is not None
-    assert service_to_spec(service) == {
+    declared = declare_spec(spec)
+    assert declared.problems == ()
+    (service,) = declared.services
+    assert spec_of(service) == {
         "address": "10.96.0.10",
         "external_addresses": "203.0.113.1",
         "allow_from": "10.0.0.5/32",
@@ -187,7 +178,7 @@ def test_a_node_port_of_a_service_is_that_of_its_only_port() -> None:
 def test_other_words_for_a_state_are_printed_as_the_canonical_one(word: str, state: str) -> None:
     service = one(f"    backends: {{address: 10.244.0.5, state: {word}}}\n")
     assert service.backends[0].state == state
-    shown = service_to_spec(service).get("backends")
+    shown = spec_of(service).get("backends")
     assert shown == (["10.244.0.5"] if state == "up" else [{"address": "10.244.0.5", "state": state}])
 
 
@@ -225,7 +216,7 @@ def test_short_forms_and_default_names() -> None:
 
 
 def test_no_text_declares_nothing() -> None:
-    assert parse_declaration("", "x.yaml") == Declaration()
+    assert declare("", "x.yaml") == Declared()
 
 
 def test_a_service_overrides_defaults() -> None:
@@ -236,7 +227,7 @@ services:
   - {name: b, address: 10.96.0.2, ports: 53, affinity: none, masquerade: auto, fallback: drop}
   - {name: c, address: "fd00::3", ports: 53}
 """
-    declaration = parse_declaration(text, "x.yaml")
+    declaration = declare(text, "x.yaml")
     assert declaration.ok
     a, b, c = declaration.services
     assert (a.affinity, a.masquerade) == (Affinity(), Masquerade.ALWAYS)
@@ -261,14 +252,14 @@ def test_affinity_forms(affinity: str, timeout: int) -> None:
 
 def test_what_can_be_read_is_kept_beside_the_problems() -> None:
     text = TEXT.replace("10.244.0.5", "nowhere")
-    declaration = parse_declaration(text, "x.yaml")
+    declaration = declare(text, "x.yaml")
     assert not declaration.ok
     assert [service.name for service in declaration.services] == ["dns"]
 
 
 def test_a_misspelt_key_is_one_problem_though_that_key_is_required() -> None:
     service = "{addres: 10.0.0.1, port: 53/udp, backends: [{adress: 10.0.0.2}]}"
-    found = parse_declaration(f"apiVersion: vipd/v1\nservices: [{service}]", "x.yaml")
+    found = declare(f"apiVersion: vipd/v1\nservices: [{service}]", "x.yaml")
     assert [problem.what for problem in found.problems] == [
         'unknown key "addres"',
         'unknown key "port"',
@@ -277,7 +268,7 @@ def test_a_misspelt_key_is_one_problem_though_that_key_is_required() -> None:
 
 
 def test_a_torn_file_does_not_half_declare_its_last_document() -> None:
-    assert parse_declaration(TEXT + "  - address: [", "x.yaml").services == ()
+    assert declare(TEXT + "  - address: [", "x.yaml").services == ()
 
 
 def test_a_spec_has_the_canonical_short_form() -> None:
@@ -290,7 +281,7 @@ def test_a_spec_has_the_canonical_short_form() -> None:
         Masquerade.OFF_CLUSTER,
         fallback=(Backend("10.0.0.9"),),
     )
-    assert service_to_spec(service) == {
+    assert spec_of(service) == {
         "name": "web",
         "address": ["10.96.0.1", "fd00::1"],
         "ports": ["80/tcp", {"name": "dns", "port": 53, "protocol": "udp", "target": 5353}],
@@ -302,7 +293,8 @@ def test_a_spec_has_the_canonical_short_form() -> None:
 
 
 def test_the_text_of_one_service() -> None:
-    assert format_service(DNS) == (
+    assert written([DNS]) == (
+        "apiVersion: vipd/v1\nservices:\n"
         "  - name: dns\n    address: 10.96.0.10\n    ports: [53/udp]\n    backends:\n      - 10.244.0.5\n"
     )
 
@@ -310,20 +302,20 @@ def test_the_text_of_one_service() -> None:
 def test_a_service_that_the_language_cannot_say_is_not_written_wrongly() -> None:
     both = Service("x", ("10.0.0.1",), DNS.ports, refusal=RejectAction.DROP, fallback=DNS.backends)
     with pytest.raises(ValueError, match="cannot say both drop and fallback"):
-        format_service(both)
+        written([both])
 
 
 @pytest.mark.parametrize("external", ["", "external_addresses: [198.51.100.7], "])
 @pytest.mark.parametrize("announce", ["l2", "{by: l2, addresses: all}", "{by: routes, addresses: external}"])
 def test_what_is_announced_is_read_back(announce: str, external: str) -> None:
     keys = f"address: 10.96.0.1, {external}ports: [80], backends: [10.0.0.1], announce: {announce}"
-    declared = parse_declaration(f"apiVersion: vipd/v1\nservices:\n  - {{{keys}}}\n", "x.yaml")
+    declared = declare(f"apiVersion: vipd/v1\nservices:\n  - {{{keys}}}\n", "x.yaml")
     if not external and "external" in announce:
         assert not declared.ok, "there is no such address"
         return
     (service,) = declared.services
     assert service.announcement is not None
-    assert only(format_declaration([service])) == service
+    assert only(written([service])) == service
 
 
 def test_json_obeys_the_same_rules() -> None:
@@ -334,10 +326,9 @@ def test_json_obeys_the_same_rules() -> None:
         "backends": ["10.96.0.10"],
         "nmae": None,
     }
-    service, problems = parse_service(spec, origin)
-    assert service is not None
-    assert service.origin == origin
-    assert [str(problem) for problem in problems] == [
+    declared = declare_spec(spec, origin)
+    assert declared.services[0].origin == origin
+    assert [str(problem) for problem in declared.problems] == [
         'cli: ports[1].port: must be an integer from 1 to 65535, not "54"; write 54 without quotes',
         'cli: unknown key "nmae"; did you mean "name"?',
         (
@@ -351,24 +342,24 @@ def test_json_obeys_the_same_rules() -> None:
     "spec", [None, 5, "x", [], {}, {"address": {"a": []}, "ports": [[[]]]}, 10**5000, 1e999], ids=range(8)
 )
 def test_json_of_any_shape_gives_problems(spec: object) -> None:
-    service, problems = parse_service(spec, Origin("cli"))
-    assert service is None
-    assert problems
+    declared = declare_spec(spec)
+    assert not declared.services
+    assert declared.problems
 
 
 def test_json_of_any_depth_gives_problems() -> None:
     spec: object = []
     for _ in range(100_000):
         spec = [spec]
-    assert parse_service({"address": spec, "ports": spec}, Origin("cli"))[1]
+    assert declare_spec({"address": spec, "ports": spec}).problems
 
 
 @pytest.mark.slow
 @PATIENT
 @given(st.lists(services(), max_size=4, unique_by=lambda service: service.name))
 def test_formatting_is_read_back_as_the_same_services(declared: list[Service]) -> None:
-    text = format_declaration(declared)
-    declaration = parse_declaration(text, "x.yaml")
+    text = written(declared)
+    declaration = declare(text, "x.yaml")
     assert list(declaration.services) == declared
     # Each service is valid by itself; only frontends drawn twice may clash.
     assert all("already belongs to" in problem.what for problem in declaration.problems)
@@ -378,20 +369,21 @@ def test_formatting_is_read_back_as_the_same_services(declared: list[Service]) -
 @PATIENT
 @given(services())
 def test_a_spec_is_read_back_as_the_same_service(service: Service) -> None:
-    spec = json.loads(json.dumps(service_to_spec(service)))
-    assert parse_service(spec, service.origin) == (service, ())
-    assert yaml.safe_load(format_service(service)) == [spec]
+    spec = json.loads(json.dumps(spec_of(service)))
+    declared = declare_spec(spec, service.origin)
+    assert (declared.services, declared.problems) == ((service,), ())
+    assert yaml.safe_load(written([service]))["services"] == [spec]
 
 
 def never_raises(text: str) -> None:
-    declaration = parse_declaration(text, "x.yaml")
+    declaration = declare(text, "x.yaml")
     lines = [problem.line for problem in declaration.problems]
     assert lines == sorted(lines)
     for problem in declaration.problems:
         assert str(problem).isprintable()
     if declaration.ok:
-        again = parse_declaration(format_declaration(declaration.services), "y.yaml")
-        assert again == Declaration(declaration.services)
+        again = declare(written(declaration.services), "y.yaml")
+        assert again == Declared(declaration.services)
 
 
 @PATIENT
@@ -460,8 +452,8 @@ def as_yaml(tree: object) -> str:
 def test_any_structure_gives_a_declaration(tree: object, write: Callable[[object], str]) -> None:
     never_raises(write(tree))
     never_raises(write([tree]))
-    service, problems = parse_service(tree, Origin("cli"))
-    assert service is not None or problems
+    declared = declare_spec(tree)
+    assert declared.services or declared.problems
 
 
 SEED = (HERE / "valid" / "kube-dns.yaml").read_text() + "---\n" + (HERE / "valid" / "short.yaml").read_text()
@@ -503,7 +495,7 @@ WEB = "{name: web, address: 10.96.0.2, ports: 80, external_addresses: 192.0.2.1"
     ids=["counted", "interval", "one-of-the-family", "none-of-the-family"],
 )
 def test_the_last_problem(text: str, problems: list[str]) -> None:
-    found = parse_declaration(f"apiVersion: vipd/v1\n{text}", "a.yaml").problems
+    found = declare(f"apiVersion: vipd/v1\n{text}", "a.yaml").problems
     assert [problem in str(found[-1]) for problem in problems] == [True] * len(found[-1:])
 
 
@@ -513,8 +505,8 @@ def test_flow_takeover_is_written_as_it_was_read() -> None:
         " masquerade: hairpin, flow_takeover: true}\n"
     )
     assert service.flow_takeover
-    assert service_to_spec(service)["flow_takeover"] is True
-    assert only(format_declaration([service])) == service
+    assert spec_of(service)["flow_takeover"] is True
+    assert only(written([service])) == service
 
 
 def test_words_are_compared_only_for_the_problems_that_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,6 +522,6 @@ def test_words_are_compared_only_for_the_problems_that_are_told(monkeypatch: pyt
     backend = "{adres%d: 10.0.0.5, staet%d: x, state: upp%d}"
     service = "  - {nmae%d: a, adress%d: 10.96.0.1, ports: [{prot%d: 80}], backends: [%s]}"
     lines = [service % (n, n, n, backend % (n, n, n)) for n in range(1000)]
-    found = parse_declaration("apiVersion: vipd/v1\nservices:\n" + "\n".join(lines), "a.yaml")
+    found = declare("apiVersion: vipd/v1\nservices:\n" + "\n".join(lines), "a.yaml")
     assert found.problems[-1].what.startswith("and ")
     assert compared < 5 * limits.PROBLEMS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.lab.inside import declare
 from tests.model.samples import HEAD
-from vipd.declaration.native import parse_declaration
 
 FIRST, SECOND, THIRD = (
     f"  - name: {name}\n    address: 10.96.0.{number}\n    ports: 80\n    backends: [10.244.0.5]\n"
@@ -37,6 +37,5 @@ FLOW = "{{name: {}, address: 10.96.0.{}, ports: [80], backends: [10.244.0.5]}}"
     ],
 )
 def test_services_without_problems(text: str, served: str) -> None:
-    found = parse_declaration(HEAD + text, "x.yaml", accepted=True).understood()
-    assert found.ok
-    assert "".join(service.name for service in found.services) == served
+    found = declare(HEAD + text, "x.yaml", accepted=True)
+    assert "".join(service.name for service in found.understood) == served

@@ -12,9 +12,7 @@ from tests.declaration.conversion.test_haproxy import WEB as HAPROXY
 from tests.declaration.conversion.test_keepalived import WEB as KEEPALIVED
 from tests.declaration.conversion.test_nginx import DNS as NGINX
 from tests.declaration.strategies import PATIENT
-from vipd.declaration.conversion.formats import FORMATS, KUBERNETES, convert_text, format_of
-from vipd.declaration.native import format_declaration, parse_declaration
-from vipd.declaration.problems import PLEASE_REPORT
+from tests.lab.inside import convert, declare, form_of, written
 from vipd.model.limits import ALL_PROBLEMS
 
 IPVSADM = "-A -t 10.96.0.10:80 -s wrr -p 60\n-a -t 10.96.0.10:80 -r 10.244.0.11:8080 -m -w 2\n"
@@ -31,16 +29,16 @@ TEXTS = {"ipvsadm": IPVSADM, "keepalived": KEEPALIVED, "haproxy": HAPROXY, "ngin
         ("listen web\n bind :80\n", "haproxy"),
         ("defaults # all\n", "haproxy"),
         ("upstream a {\n server 10.0.0.1:80;\n}\n", "nginx"),
-        ("apiVersion: vipd/v1\ndefaults: {check: tcp}\nservices: []\n", KUBERNETES),
-        ("---\nkind: Service\napiVersion: v1\n", KUBERNETES),
-        ('\n{"kind": "List"}', KUBERNETES),
+        ("apiVersion: vipd/v1\ndefaults: {check: tcp}\nservices: []\n", "kubernetes"),
+        ("---\nkind: Service\napiVersion: v1\n", "kubernetes"),
+        ('\n{"kind": "List"}', "kubernetes"),
         ("# listen web\n", ""),
         ("", ""),
         ("hello\n", ""),
     ],
 )
 def test_the_format_of_a_text(text: str, form: str) -> None:
-    assert format_of(text) == form
+    assert form_of(text) == form
 
 
 WORDS = (
@@ -56,9 +54,9 @@ ODD = st.lists(st.tuples(PIECES, st.sampled_from([" ", "\n", ""])).map("".join),
 def test_no_text_is_too_odd(form: str, odd: str, place: int, amid: bool) -> None:
     before, after = TEXTS[form][:place], TEXTS[form][place:]
     text = f"{before}{odd}{after}" if amid else odd
-    found = convert_text(text, "a", form, ("10.96.0.10",))
-    assert not [each for each in found.problems if each.hint == PLEASE_REPORT]
-    again = parse_declaration(format_declaration(found.services), "printed")
+    found = convert(text, "10.96.0.10", form=form)
+    assert not [each for each in found.problems if each.internal]
+    again = declare(written(found.services), "printed")
     assert (again.services, again.problems) == (found.services, ())
     assert found.services or found.problems
 
@@ -69,8 +67,8 @@ def test_a_long_text_takes_time_in_proportion(form: str, piece: str) -> None:
     def seconds(number: int) -> float:
         text = piece * number
         started = time.thread_time()  # not what else the machine does
-        format_of(text)
-        convert_text(text, "a", form)
+        form_of(text)
+        convert(text, form=form)
         return time.thread_time() - started
 
     short, long = (min(seconds(number) for _ in range(2)) for number in (5_000, 40_000))
@@ -79,10 +77,6 @@ def test_a_long_text_takes_time_in_proportion(form: str, piece: str) -> None:
 
 def test_further_problems_are_counted() -> None:
     text = "".join(f"-A -f {number} -s rr\n" for number in range(1, ALL_PROBLEMS + 500))
-    found = convert_text(text, "a", "ipvsadm")
+    found = convert(text, form="ipvsadm")
     assert len(found.problems) == ALL_PROBLEMS + 1
     assert "and 499 more problems" in found.problems[-1].what
-
-
-def test_every_format_has_a_reader_but_the_declarations() -> None:
-    assert set(FORMATS) == {*TEXTS, KUBERNETES}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.declaration.conversion.reading import convert, lost, noted, only
-from vipd.declaration.conversion.haproxy_syntax import split_line
-from vipd.declaration.problems import Declaration
+from tests.lab.inside import Declared
 from vipd.model.check import UNCHECKED, Check, HttpProbe, Probe, TcpProbe, Timing
 from vipd.model.service import (
     Affinity,
@@ -348,22 +347,7 @@ def test_a_name_that_no_service_may_have_is_changed() -> None:
     assert only(found).name == "web-80"
 
 
-@pytest.mark.parametrize(
-    ("line", "words", "variable"),
-    [
-        ("  server a\\ b 'c # d' # e", ["server", "a b", "c # d"], False),
-        ('log "$HOST" x', ["log", "$HOST", "x"], True),
-        (r'log "\$HOST"', ["log", "$HOST"], False),
-        ("log '$HOST' $HOST", ["log", "$HOST", "$HOST"], False),
-        ('a"b"c ""', ["abc", ""], False),
-        ("# nothing", [], False),
-    ],
-)
-def test_words_of_a_line(line: str, words: list[str], variable: bool) -> None:
-    assert split_line(line) == (words, variable)
-
-
-def named(line: str, more: str = "") -> tuple[Declaration, tuple[NamedBackend, ...]]:
+def named(line: str, more: str = "") -> tuple[Declared, tuple[NamedBackend, ...]]:
     """A service of one server by name, and what stands for it."""
     found = convert(f"listen web\n    bind 10.96.0.10:80\n    {line}\n    {more}\n")
     return found, only(found).named_backends
