@@ -13,7 +13,7 @@ import pytest
 
 import vipd
 from tests.cli.fake_daemon import FakeDaemon, fake_daemon
-from vipd.cli.main import run
+from tests.lab import inside
 
 ROOT = Path(vipd.__file__).parents[1]
 OWN_ENVIRONMENT = ("NO_COLOR", "COLUMNS", "PYTHONUNBUFFERED")
@@ -42,7 +42,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 def vipctl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Vipctl:
     def call(*arguments: str) -> Ended:
         capsys.readouterr()
-        code = run(["--socket", str(tmp_path / "vipd.sock"), *arguments])
+        code = inside.vipctl(["--socket", str(tmp_path / "vipd.sock"), *arguments])
         return Ended(code, *capsys.readouterr())
 
     return call

@@ -10,8 +10,8 @@ import pytest
 
 from tests.api.serving import Api, served
 from tests.cli.conftest import Ended, Vipctl
+from tests.lab.inside import vipctl
 from tests.model.samples import HEAD, block
-from vipd.cli.main import run
 
 Say = Callable[[str], Ended]
 
@@ -24,7 +24,7 @@ def conversation(capsys: pytest.CaptureFixture[str]) -> Callable[[Callable[[Api,
         async def beside(api: Api) -> None:
             def say(line: str) -> Ended:
                 capsys.readouterr()
-                code = run(["--socket", str(api.socket), *line.split()])
+                code = vipctl(["--socket", str(api.socket), *line.split()])
                 return Ended(code, *capsys.readouterr())
 
             await asyncio.to_thread(story, api, say)

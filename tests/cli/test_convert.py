@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.conftest import Spawn, Vipctl
 from tests.declaration.manifests import endpoint_slice, items, service
-from vipd.declaration.native import parse_declaration
+from tests.lab.inside import declare
 from vipd.model.service import Backend
 
 WEB = """\
@@ -39,7 +39,7 @@ def test_json_is_read_back_as_the_same(vipctl: Vipctl, manifest: str) -> None:
     for form in (("-o", "json"), ("--json",)):
         ended = vipctl("convert", manifest, *form)
         assert json.loads(ended.out)["apiVersion"] == "vipd/v1"
-        declaration = parse_declaration(ended.out, "x")
+        declaration = declare(ended.out, "x")
         assert declaration.ok
         assert declaration.services[0].backends == (Backend("10.244.0.1"),)
 
@@ -136,7 +136,7 @@ def test_files_of_several_formats_are_one_declaration(vipctl: Vipctl, manifest: 
     file.write_text("stream { server { listen 10.96.0.21:80; proxy_pass 10.244.0.2:80; } }\n")
     ended = vipctl("convert", "-q", manifest, str(file))
     assert (ended.code, ended.err) == (0, "")
-    assert parse_declaration(ended.out, "x").services[1].addresses == ("10.96.0.21",)
+    assert declare(ended.out, "x").services[1].addresses == ("10.96.0.21",)
 
 
 def test_nothing_is_printed_when_two_files_claim_the_same(vipctl: Vipctl, saved: str, manifest: str) -> None:

@@ -8,8 +8,8 @@ import yaml
 from tests.cli.conftest import Vipctl
 from tests.cli.documents import DNS, RELOADED, STATUS, WEB, endpoint, one
 from tests.cli.fake_daemon import FakeDaemon
+from tests.lab.inside import declare
 from vipd.cli.output import Column, Screen, table, truncate_middle
-from vipd.declaration.native import parse_declaration
 from vipd.model.formatting import duration
 
 PLAIN = Screen(None, False)
@@ -270,7 +270,7 @@ def test_reload_answers_when_the_kernel_has_the_rules(vipctl: Vipctl, daemon: Fa
 
 def test_export_is_a_declaration(vipctl: Vipctl) -> None:
     ended = vipctl("export")
-    declaration = parse_declaration(ended.out, "export.yaml")
+    declaration = declare(ended.out, "export.yaml")
     assert declaration.problems == ()
     assert [service.name for service in declaration.services] == [WEB["name"], DNS["name"]]
     assert json.loads(vipctl("export", "-o", "json").out)["services"] == [WEB["spec"], DNS["spec"]]

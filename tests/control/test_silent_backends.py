@@ -11,10 +11,10 @@ from tests.dataplane.conntrack.fake_table import FakeTable
 from tests.dataplane.conntrack.forwardings import forwarding
 from tests.dataplane.conntrack.kernel import ESTABLISHED, made
 from tests.lab.daemon import Daemon
+from tests.lab.inside import DATAPLANES
 from tests.lab.topology import Lab, Wiring
 from vipd.control import silent_backends
 from vipd.control.silent_backends import HOSTS_NAMED, POLL_SECONDS, SilentBackends
-from vipd.dataplane.base import DATAPLANES
 from vipd.dataplane.conntrack import unanswered
 from vipd.dataplane.conntrack.entries import TCP_CLOSE, TCP_SYN_SENT, Entry, SocketAddress
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler

@@ -17,6 +17,8 @@ from vipd.declaration.conversion.formats import convert_text, format_of
 from vipd.declaration.native import format_declaration, parse_declaration, parse_service, service_to_spec
 from vipd.model.service import Origin, Service
 
+DATAPLANES = ("iptables", "nftables")
+
 
 class Problem(NamedTuple):
     """A fault of a declaration. Its text is what vipctl prints, with the file."""

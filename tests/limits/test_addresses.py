@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.lab.inside import declare
 from tests.model.samples import HEAD
-from vipd.declaration.native import parse_declaration
 from vipd.model import limits
 
 KUBERNETES = """\
@@ -34,13 +34,13 @@ def _texts(externals: int, backends: int) -> tuple[str, str]:
 
 @pytest.mark.parametrize("language", [0, 1], ids=["vipd", "Kubernetes"])
 def test_endpoints_at_each_of_many_addresses_are_limited(language: int) -> None:
-    found = parse_declaration(_texts(999, 501)[language], "x.yaml")
+    found = declare(_texts(999, 501)[language], "x.yaml")
     wanted = "501 endpoints at each of 1000 addresses make 501000: 500000 are the most"
     assert wanted in str(found.problems[0])
-    assert parse_declaration(_texts(199, 50)[language], "x.yaml").ok
+    assert declare(_texts(199, 50)[language], "x.yaml").ok
 
 
 def test_a_service_of_many_addresses_counts_what_it_makes() -> None:
-    many, few = (parse_declaration(_texts(*n)[0], "x.yaml").services[0] for n in ((199, 200), (0, 200)))
+    many, few = (declare(_texts(*n)[0], "x.yaml").services[0] for n in ((199, 200), (0, 200)))
     assert limits.declared_size(many) == 200 * 200 // 2
     assert limits.declared_size(few) == 201

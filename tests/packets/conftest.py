@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.daemon import Daemon
+from tests.lab.inside import DATAPLANES
 from tests.lab.topology import Lab
 from tests.packets.outside import Declared
 from tests.packets.services import SERVED_PORT, Services
-from vipd.dataplane.base import DATAPLANES
 
 
 @pytest.fixture(scope="module", params=DATAPLANES)

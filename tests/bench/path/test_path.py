@@ -13,7 +13,7 @@ from tests.bench.path.arrangements import DIRECT, SUBJECTS, Arrangement, Subject
 from tests.bench.path.probes import Length, Probes
 from tests.bench.path.programs import PORTS, Programs
 from tests.bench.path.rules import BACKENDS, declaration, vip
-from vipd.declaration.native import parse_declaration
+from tests.lab.inside import declare
 
 SERVICES = 10
 FLOODS = 4
@@ -25,7 +25,7 @@ NEEDS_GCC = pytest.mark.skipif(
 
 
 def test_first_and_last_service_lead_to_the_real_backend_and_the_others_to_none() -> None:
-    services = parse_declaration(declaration(SERVICES), "bench.yaml").services
+    services = declare(declaration(SERVICES), "bench.yaml").services
     real = [service.addresses[0] for service in services if service.backends[0].address in BACKENDS]
     assert real == [vip(0), vip(SERVICES - 1)]
     assert len({address for service in services for address in service.addresses}) == SERVICES

@@ -10,7 +10,7 @@ import io
 import json
 import sys
 
-from vipd.cli.main import run
+from tests.lab.inside import vipctl
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     for line in sys.stdin:
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            code = run(json.loads(line))
+            code = vipctl(json.loads(line))
         print(json.dumps([code, said.getvalue()]), flush=True)
 
 

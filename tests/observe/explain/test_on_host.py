@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.daemon import Daemon
+from tests.lab.inside import DATAPLANES
 from tests.lab.topology import Lab
 from tests.packets.services import SERVED_PORT, Services, backend_text
-from vipd.dataplane.base import DATAPLANES
 
 pytestmark = pytest.mark.root
 

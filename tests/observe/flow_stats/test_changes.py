@@ -13,10 +13,10 @@ import pytest
 
 from tests.faults.equipment import Api
 from tests.lab.daemon import Daemon
+from tests.lab.inside import DATAPLANES
 from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab
 from tests.observe.flow_stats.counted import PATIENCE_SECONDS, WEB, new_flows, service, wait_for
-from vipd.dataplane.base import DATAPLANES
 
 pytestmark = pytest.mark.root
 
