@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.bench import balance, control, programming, whole_daemon
+from tests.bench import balance, control, ipvs_guest, programming, whole_daemon
 from tests.bench.extent import FULL, QUICK, SMOKE, Extent
 from tests.bench.progress import say
 from tests.bench.record import Record
@@ -36,6 +36,9 @@ OTHERS = {
 }
 """Programs that we are compared with, or that measure, besides those of every host."""
 
+ON_REQUEST = "ipvs"
+"""The group that runs by its name alone: it downloads a kernel and emulates a processor."""
+
 Measure = Callable[[Extent], Iterable[Measurement]]
 
 
@@ -44,7 +47,8 @@ def groups() -> dict[str, Measure]:
     found: dict[str, Measure] = {"programming": programming.measure}
     if find_spec("tests.bench.path") is not None:
         found["path"] = partial(_path, import_module("tests.bench.path").measure)
-    return found | {"control": control.measure, "daemon": whole_daemon.measure, "balance": balance.measure}
+    found |= {"control": control.measure, "daemon": whole_daemon.measure, "balance": balance.measure}
+    return found | {ON_REQUEST: ipvs_guest.measure}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -56,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     out = arguments.out or (PICTURES if extent is FULL else QUICK_OUT)
     record = Record(out / RESULTS)
     known = groups()
-    for name in arguments.only or known:
+    for name in arguments.only or (name for name in known if name != ON_REQUEST):
         run_group(record, name, known[name], extent)
     if out == PICTURES:
         publish(record)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from tests.bench import ipvs_rules
 from tests.bench.kube_proxy_nft import changed_service, whole_table
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.base import ApplyError
@@ -28,6 +29,8 @@ Variant = Literal["nft", "legacy"]
 RESTORES: dict[str, Variant] = {"one iptables-restore, nft": "nft", "one iptables-restore, legacy": "legacy"}
 KUBE_PROXY_NFT = "one nft -f"
 """The table that kube-proxy's nftables mode writes."""
+IPVS = "one ipvsadm --restore"
+"""Only on kernels that have IPVS: see `tests.bench.ipvs_guest`."""
 CLUSTER = ("10.128.0.0/9",)
 """Where the backends of the declared services are."""
 
@@ -113,8 +116,43 @@ class OneTransaction:
         return await count_nft(run)
 
 
+class OneIpvsadm:
+    """IPVS by one run of ipvsadm. A change adds the new backend and deletes the old one."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, Service] = {}
+        self._text = ""
+
+    def prepare(self, services: Sequence[Service]) -> None:
+        """Make the text of everything."""
+        self._services = {service.name: service for service in services}
+        self._text = ipvs_rules.all_services(services)
+
+    async def load(self, meter: Meter) -> None:
+        """One run."""
+        await _run(meter, ["ipvsadm", "--restore"], self._text)
+
+    def prepare_change(self, service: Service) -> None:
+        """Make the text of the change."""
+        self._text = ipvs_rules.changed_service(self._services[service.name], service)
+        self._services[service.name] = service
+
+    async def change(self, meter: Meter) -> None:
+        """One run."""
+        await _run(meter, ["ipvsadm", "--restore"], self._text)
+
+    async def collect_garbage(self) -> None:
+        """Nothing: no virtual server is left."""
+
+    async def counts(self) -> dict[str, int]:
+        """It has neither chains nor rules."""
+        return {}
+
+
 def comparator(name: str, directory: Path) -> Subject:
     """The subject of that name. Raises KeyError."""
+    if name == IPVS:
+        return OneIpvsadm()
     return OneTransaction() if name == KUBE_PROXY_NFT else OneRestore(RESTORES[name])
 
 

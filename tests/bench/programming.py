@@ -53,12 +53,14 @@ def _size(extent: Extent, services: int, subjects: Sequence[str]) -> Iterator[Me
                 limit=extent.limit,
                 count=number == 1 and services <= extent.counted_up_to,
             )
-            each.take(_outcome(trial))
+            each.take(outcome_of(trial))
             say(f"programming {services}, round {number} of {rounds}: {each.last_round_text()}")
             yield from each.measurements()
 
 
-def _outcome(trial: Trial) -> Outcome:
+def outcome_of(trial: Trial) -> Outcome:
+    """Carry out a trial by the worker that has its subject; a failure is the outcome's problem."""
+    """What came of a trial, by whichever worker has its subject; a failure is its problem."""
     try:
         return run_trial(
             trial, "vipd.observe.bench.worker" if trial.subject in VIPD else "tests.bench.comparators"

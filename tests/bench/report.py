@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 
 from tests.bench.comparison import compared
 from tests.bench.plots import PLOTS, NoPlotsError, Plot, draw
@@ -36,6 +37,18 @@ LOAD_COSTS = (
 )
 COUNTS = tuple((f"{name} in the kernel", name) for name in ("chains", "rules", "elements"))
 OVER_TIME, CHANGES = ("memory over time", "open files over time"), "changes made"
+
+IN_GUEST = {
+    "connections per second": "new connections a second",
+    "CPU per first packet": "cost of a flow's first packet",
+    "requests per second": "requests on kept connections",
+    "throughput": "throughput of one connection",
+    "UDP packets per CPU second": "UDP packets of kept flows",
+    "one change, processor time": "cost of replacing one backend",
+}
+"""Rows of the group `ipvs`, and their titles."""
+COMPARED_TO = "vipd nftables"
+KEPT_AT = 1_000
 
 KEPT = (
     "requests per second",
@@ -200,6 +213,36 @@ def _kept(record: Record) -> list[str]:
     return table(["", *KEPT], body) if body else []
 
 
+def _ipvs(record: Record) -> list[str]:
+    """What was measured in the guest, to vipd nftables there, round by round. Last, for comparison, the ratio
+    of the same in the group of the path, whose unit is time."""
+    rows = {(row.what, row.subject): row for row in record.rows("ipvs")}
+    subjects = dict.fromkeys(subject for _, subject in rows)
+    timed = {
+        row.subject: row.median
+        for row in record.rows("path")
+        if row.what == "connections, part of direct" and row.services in (None, KEPT_AT)
+    } | {"direct": 1.0}
+    body = []
+    for subject in subjects:
+        cells = [_to_ours(rows.get((what, subject)), rows.get((what, COMPARED_TO))) for what in IN_GUEST]
+        share = (
+            f"{timed[subject] / timed[COMPARED_TO]:.2f} ×" if timed.keys() >= {subject, COMPARED_TO} else ""
+        )
+        body.append([subject, *cells, share])
+    kernel = next((row.note.partition(";")[0] for row in rows.values()), "")
+    return table([kernel, *IN_GUEST.values(), "new connections a second, in time"], body) if body else []
+
+
+def _to_ours(row: Measurement | None, ours: Measurement | None) -> str:
+    if row is None or ours is None or not row.values:
+        return ""
+    ratios = tuple(value / own for value, own in zip(row.values, ours.values, strict=False))
+    low, high = min(ratios), max(ratios)
+    spread = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
+    return f"{median(ratios):.2f} ×{spread}"
+
+
 def _balance(record: Record) -> list[str]:
     rows = record.rows("balance")
     return pivot(rows, "what", "subject", corner="one slow backend of four") if rows else []
@@ -234,6 +277,7 @@ TABLES: dict[str, Callable[[Record], list[str]]] = {
     "path-no-vip": _path("connections, no VIP, part of direct"),
     "path-kept": _kept,
     "balance": _balance,
+    "ipvs": _ipvs,
     "comparison": compared,
     **{f"plot-{plot.file.removesuffix('.svg')}": _picture(plot) for plot in PLOTS},
 }

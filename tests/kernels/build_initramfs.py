@@ -1,9 +1,10 @@
 """Writes an initramfs that holds vipd, what it needs, and a kernel's modules:
 
-    python -m tests.kernels.build_initramfs CACHE KERNEL OUTPUT
+    python -m tests.kernels.build_initramfs CACHE KERNEL OUTPUT [PROGRAMS]
 
 Files of this machine keep their paths: Python with the dependencies of vipd, the programs of `PROGRAMS`, and
-the libraries that `ldd` names. Nothing is compressed: an emulated processor unpacks slowly.
+the libraries that `ldd` names. The files of the directory PROGRAMS become programs of the guest, too. Nothing
+is compressed: an emulated processor unpacks slowly.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import BinaryIO
 
 PROJECT = Path(__file__).resolve().parents[2]
 PROGRAMS = (
-    *("sh", "mount", "ip", "ss", "sysctl", "nft", "conntrack"),
+    *("sh", "cat", "mount", "unshare", "ip", "ss", "sysctl", "nft", "conntrack"),
     *("xtables-nft-multi", "xtables-legacy-multi"),
 )
 TABLES = [
@@ -71,7 +72,7 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mount -t tmpfs -o mode=755 run /run
 exec >/dev/ttyS0 2>&1 </dev/null
-{python} -m tests.kernels.$VIPD_SET
+{python} -m $VIPD_SET
 echo 1 >/proc/sys/kernel/sysrq
 echo b >/proc/sysrq-trigger
 while :; do :; done
@@ -158,8 +159,8 @@ def add_python(root: Root) -> None:
             if ".." not in each.parts and "__pycache__" not in each.parts and source.is_file():
                 root.file(source, f"/opt/vipd/packages/{each}")
     root.folder(PROJECT / "vipd", "/opt/vipd/vipd")
-    for name in ("guest.py", "fast_path.py"):
-        root.file(PROJECT / "tests/kernels" / name, f"/opt/vipd/tests/kernels/{name}")
+    for name in ("kernels", "lab", "bench", "model"):
+        root.folder(PROJECT / "tests" / name, f"/opt/vipd/tests/{name}")
     # To compile them again and again would be most of the guest's time.
     folders = [root.at(library), root.at("/opt/vipd")]
     command = [str(program), "-m", "compileall", "-q", "-j2", "--invalidation-mode", "unchecked-hash"]
@@ -232,7 +233,7 @@ def _entry(output: BinaryIO, name: str, number: int, mode: int, body: bytes) -> 
     output.write(head + b"\0" * (-len(head) % 4) + body + b"\0" * (-len(body) % 4))
 
 
-def build(cache: Path, kernel: str, output: Path) -> None:
+def build(cache: Path, kernel: str, output: Path, programs: Path | None = None) -> None:
     """Write the initramfs of one kernel. Raises OSError and subprocess.SubprocessError."""
     tools = cache / "tools"
     with tempfile.TemporaryDirectory(prefix="vipd-initramfs-") as folder:
@@ -240,6 +241,8 @@ def build(cache: Path, kernel: str, output: Path) -> None:
         for name in DIRECTORIES:
             (root.directory / name).mkdir(parents=True)
         add_programs(root, tools)
+        for program in programs.iterdir() if programs else ():
+            root.file(program, f"/usr/sbin/{program.name}")
         add_python(root)
         root.libraries(tools)
         add_modules(root, cache / kernel, tools / "bin/kmod")
@@ -257,4 +260,4 @@ def build(cache: Path, kernel: str, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    build(Path(sys.argv[1]), sys.argv[2], *map(Path, sys.argv[3:5]))

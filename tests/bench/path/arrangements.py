@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.bench.path.proxies import start_haproxy, start_nginx
 from tests.bench.path.rules import BACKENDS, load_iptables, load_kube_proxy_nft, load_nftables, vip
 from tests.lab.node import Node
 from tests.lab.topology import CLIENT_SOURCES, Lab, Wiring, ip
+from tests.lab.waiting import wait_until
 
 Install = Callable[[Node, int, Path], None]
 """Makes a subject work in the host's namespace, with so many services, by files in that directory."""
@@ -28,6 +30,9 @@ TRACKING = (
     "net.netfilter.nf_conntrack_tcp_timeout_close=1",
     "net.netfilter.nf_conntrack_tcp_timeout_time_wait=1",
 )
+
+RESET_FLOW_SECONDS, FEW_FLOWS = 11.0, 100
+"""IPVS keeps a flow that was reset for 10 s, the few that ended otherwise for minutes."""
 
 KEPT_AT = 1_000
 """Services beside which kept connections are measured: no rule is asked about their packets."""
@@ -61,6 +66,8 @@ class Subject:
     """The one number of services with which it is measured, where others would tell nothing more."""
     has_vip: bool = True
     udp: bool = True
+    ipvs: bool = False
+    """Its flows are those of IPVS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,13 @@ class Arrangement:
         """Empty the connection tracking of the lab's host, so that no run pays for the one before."""
         if self.subject.by_kernel and self.subject.install:
             self.lab.host.run("conntrack", "-F")
+        if self.subject.ipvs:
+            # No command empties its table. To look at it all the time would cost more than to wait.
+            time.sleep(RESET_FLOW_SECONDS)
+            wait_until(self._has_few_ipvs_flows, "IPVS forgets its flows")
+
+    def _has_few_ipvs_flows(self) -> bool:
+        return self.lab.host.run("cat", "/proc/net/ip_vs_conn").stdout.count("\n") < FEW_FLOWS
 
 
 def _nft(text: str) -> Install:

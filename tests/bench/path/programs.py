@@ -74,11 +74,13 @@ class Outcome:
 
 
 class Programs:
-    """The compiled programs, in a directory of the caller's."""
+    """The programs in a directory of the caller's, compiled unless they are there."""
 
     def __init__(self, directory: Path) -> None:
         self._load, self._serve = directory / "load", directory / "serve"
         for program in (self._load, self._serve):
+            if program.exists():
+                continue
             source = SOURCES / f"{program.name}.c"
             argv = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(source)]
             subprocess.run(argv, check=True, timeout=120)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from ipaddress import IPv4Address
 
+from tests.bench.ipvs_rules import all_services
 from tests.bench.kube_proxy_nft import whole_table
 from tests.bench.path.programs import PORTS
 from tests.lab.node import Node
@@ -98,3 +99,12 @@ def load_kube_proxy_nft(host: Node, services: int) -> None:
     """kube-proxy's nftables table, by one `nft -f`."""
     parsed = parse_declaration(declaration(services), "bench.yaml").services
     host.run("nft", "-f", "-", text=whole_table(parsed, CLUSTER), timeout=LOAD_SECONDS)
+
+
+def load_ipvs(host: Node, services: int) -> None:
+    """By one `ipvsadm --restore`. IPVS takes what comes to the host's addresses, so the VIPs are local."""
+    parsed = parse_declaration(declaration(services), "bench.yaml").services
+    host.run("ip", "route", "add", "local", VIPS, "dev", "lo")
+    host.run("ipvsadm", "--restore", text=all_services(parsed), timeout=LOAD_SECONDS)
+    # Seconds that idle flows, those that end and those of UDP are kept; 0: the kernel's own.
+    host.run("ipvsadm", "--set", "0", "1", "1")

@@ -24,7 +24,7 @@ def test_the_tables_of_a_page_are_those_of_the_results(page: Path) -> None:
 
 def test_no_table_of_what_was_measured_is_empty() -> None:
     record = Record(RESULTS)
-    assert record.groups.keys() == {"programming", "path", "control", "daemon", "balance"}
+    assert record.groups.keys() == {"programming", "path", "control", "daemon", "balance", "ipvs"}
     assert [name for name, made in TABLES.items() if not made(record)] == []
 
 
