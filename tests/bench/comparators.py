@@ -5,6 +5,7 @@ Only the tool is measured here, not the making of what it is given.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -127,6 +128,8 @@ class OneIpvsadm:
         """Make the text of everything."""
         self._services = {service.name: service for service in services}
         self._text = ipvs_rules.all_services(services)
+        # IPVS asks the routes what a backend's address is; there are none before the first address.
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True, timeout=60)
 
     async def load(self, meter: Meter) -> None:
         """One run."""

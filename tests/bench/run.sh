@@ -5,7 +5,8 @@
 #
 # Installs what is missing. --quick, the default: some 12 minutes, results in dist/bench. --full: about 35 minutes
 # on two cores, results in docs/performance, where the tables and plots of docs/performance.md are made of them.
-# --only programming, path, control or daemon: that group alone, and the others' results stay.
+# --only programming, path, control, daemon or balance: that group alone, and the others' results stay. --only ipvs,
+# which nothing else includes: IPVS beside vipd in a guest, some 12 minutes; downloads a kernel.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../prepare.sh"
 

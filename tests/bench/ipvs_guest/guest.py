@@ -19,7 +19,7 @@ from tests.bench.path.measuring import Measuring
 from tests.bench.path.probes import Length, Probes
 from tests.bench.path.programs import Programs
 from tests.bench.path.rules import load_ipvs
-from tests.bench.programming import ONE_CHANGE, Collected, outcome_of
+from tests.bench.programming import Collected, outcome_of
 from tests.bench.results import Measurement
 from tests.lab.node import Node
 from vipd.observe.bench.trial import Trial
@@ -70,8 +70,7 @@ def rows() -> Iterator[Measurement]:
             for name, each in collected.items():
                 each.take(outcome_of(Trial(name, SERVICES, limit=LIMIT)))
                 for row in each.measurements():
-                    if row.what.startswith(ONE_CHANGE):
-                        yield replace(row, subject=PROGRAMMED[name])
+                    yield replace(row, subject=PROGRAMMED[name])
 
 
 def main() -> None:

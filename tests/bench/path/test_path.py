@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.bench.ipvs_rules import changed_service
 from tests.bench.path.arrangements import DIRECT, SUBJECTS, Arrangement, Subject, arrange, delivered
 from tests.bench.path.probes import Length, Probes
 from tests.bench.path.programs import PORTS, Programs
 from tests.bench.path.rules import BACKENDS, declaration, vip
 from tests.lab.inside import declare
+from vipd.model.service import Backend
 
 SERVICES = 10
 FLOODS = 4
@@ -29,6 +32,16 @@ def test_first_and_last_service_lead_to_the_real_backend_and_the_others_to_none(
     real = [service.addresses[0] for service in services if service.backends[0].address in BACKENDS]
     assert real == [vip(0), vip(SERVICES - 1)]
     assert len({address for service in services for address in service.addresses}) == SERVICES
+
+
+def test_ipvs_gets_the_new_backend_before_the_old_one_goes() -> None:
+    before, *_ = declare(declaration(1)).services
+    after = replace(before, backends=(Backend("10.244.0.99"), *before.backends[1:]))
+    lines = changed_service(before, after).splitlines()
+    ports = [f"-{port.protocol[0]} {vip(0)}:{port.port}" for port in before.ports]
+    added = [f"-a {end} -r 10.244.0.99:{end.rpartition(':')[2]} -m" for end in ports]
+    removed = [f"-d {end} -r {BACKENDS[0]}:{end.rpartition(':')[2]}" for end in ports]
+    assert lines == [*added, *removed]
 
 
 @pytest.fixture(scope="module")
