@@ -11,7 +11,7 @@ class Measurement:
     """One figure, of one subject, under one condition; every round's value is kept."""
 
     group: str
-    """What is measured together and compared: `programming`, `path`, `control`, `daemon`, `balance`, `ipvs`."""
+    """`programming`, `path`, `control`, `daemon`, `balance`, `ipvs`: measured together and compared."""
     what: str
     """What was done or looked at, such as `full load` or `connections per second`."""
     subject: str
