@@ -13,6 +13,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -90,7 +91,14 @@ class FaultyNetwork(ABC):
         what earlier faults did to them."""
         self._cells += 1
         for daemon in self.daemons.values():
+            # A host that was away may still be without its etcd: then no reload is complete.
+            wait_until(partial(self._declared, daemon), "the other service is declared", 30)
+
+    def _declared(self, daemon: Daemon) -> bool:
+        with contextlib.suppress(AssertionError):
             daemon.declare(self._declaration())
+            return True
+        return False
 
     def _declaration(self) -> str:
         by = "routes" if self.vip == VIP else "l2"

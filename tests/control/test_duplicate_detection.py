@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 
-from vipd.control.duplicate_detection import ANSWER_SECONDS, ASK_SECONDS, DuplicateDetection
+from vipd.control.duplicate_detection import (
+    ANSWER_SECONDS,
+    ASK_SECONDS,
+    DUPLICATE_SECONDS,
+    DuplicateDetection,
+)
 
 ADDRESS = "192.0.2.10"
 FLEET = {"02:00:00:00:00:01"}
@@ -24,8 +29,10 @@ class FakeLans:
         return {address: self.found[address] for address in addresses if address in self.found}
 
 
-def step(detection: DuplicateDetection, now: float, held: Collection[str] = ()) -> None:
-    asyncio.run(detection.step({ADDRESS}, held, FLEET, now))
+def step(
+    detection: DuplicateDetection, now: float, held: Collection[str] = (), fleet: Collection[str] = FLEET
+) -> None:
+    asyncio.run(detection.step({ADDRESS}, held, fleet, now))
 
 
 def test_an_address_is_clear_once_nothing_has_answered() -> None:
@@ -55,6 +62,31 @@ def test_a_stranger_is_a_duplicate_until_it_is_gone_and_a_host_of_the_fleet_is_n
     step(detection, ASK_SECONDS + 2.0)
     assert detection.is_clear(ADDRESS)
     assert detection.duplicates == {}
+
+
+def test_a_holder_that_leaves_while_the_lan_is_asked_is_no_stranger() -> None:
+    lans = FakeLans()
+    detection = DuplicateDetection(lans)
+    lans.found[ADDRESS] = next(iter(FLEET))
+    step(detection, 0.0)
+    step(detection, ANSWER_SECONDS, fleet=())
+    assert detection.is_clear(ADDRESS)
+    step(detection, ASK_SECONDS, fleet=())
+    step(detection, ASK_SECONDS + ANSWER_SECONDS, fleet=())
+    assert detection.duplicates == {ADDRESS: lans.found[ADDRESS]}, "it left for good, and answers still"
+
+
+def test_an_address_with_a_stranger_is_asked_about_again_soon() -> None:
+    lans = FakeLans()
+    detection = DuplicateDetection(lans)
+    lans.found[ADDRESS] = STRANGER
+    step(detection, 0.0)
+    step(detection, ANSWER_SECONDS)
+    lans.found.clear()
+    step(detection, DUPLICATE_SECONDS)
+    step(detection, DUPLICATE_SECONDS + ANSWER_SECONDS)
+    assert detection.is_clear(ADDRESS)
+    assert lans.asked == [ADDRESS, ADDRESS]
 
 
 def test_what_the_fleet_holds_is_clear_without_a_question_also_after_its_holder_is_lost() -> None:

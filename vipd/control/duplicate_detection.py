@@ -13,6 +13,8 @@ ANSWER_SECONDS = 1.2
 ASK_SECONDS = 60.0
 """Between two questions about an address. For one that this host holds each is an announcement, too, which
 repairs what a client missed."""
+DUPLICATE_SECONDS = 5.0
+"""The same, of an address that something else answers for: nobody serves it meanwhile."""
 
 
 class Lans(Protocol):
@@ -33,6 +35,8 @@ class DuplicateDetection:
         self._asked: dict[str, float] = {}
         self._unread: set[str] = set()
         self._clear: set[str] = set()
+        self._fleet: dict[str, float] = {}
+        """When each hardware address of a host of the fleet was last known as one."""
         self.duplicates: dict[str, str] = {}
         """Addresses that something else answers for, with its hardware address."""
 
@@ -47,17 +51,21 @@ class DuplicateDetection:
         host of the fleet holds, which nobody is asked about; `fleet`: the hardware addresses of its hosts.
         Raises OSError."""
         self._forget_all_but(addresses)
+        # A host that leaves between a question and the look at its answers is no stranger.
+        self._fleet.update(dict.fromkeys(fleet, now))
+        self._fleet = {hardware: at for hardware, at in self._fleet.items() if now < at + ASK_SECONDS}
         due = {address for address in self._unread if now >= self._asked[address] + ANSWER_SECONDS}
         if due:
             found = await self._lans.answers(due)
-            others = {a: hardware for a, hardware in found.items() if hardware not in fleet}
+            others = {a: hardware for a, hardware in found.items() if hardware not in self._fleet}
             self._unread -= due
             self._clear = (self._clear | due) - others.keys()
             self.duplicates = {a: h for a, h in self.duplicates.items() if a not in due} | others
         # A host that takes over for a lost one has no time to ask.
         self._clear |= set(held) & set(addresses)
+        pauses = {a: DUPLICATE_SECONDS if a in self.duplicates else ASK_SECONDS for a in addresses}
         last = {a: self._asked.get(a, -ASK_SECONDS) for a in addresses if a not in held}
-        if ask := {a for a, at in last.items() if now >= at + ASK_SECONDS}:
+        if ask := {a for a, at in last.items() if now >= at + pauses[a]}:
             await self._lans.ask(ask)
             self._asked.update(dict.fromkeys(ask, now))
             self._unread |= ask
