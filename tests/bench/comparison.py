@@ -15,6 +15,8 @@ from tests.bench.record import Record
 from tests.bench.tables import brief, table
 
 NOT_MEASURED = "not measured"
+APART = "[apart](docs/performance.md#ipvs-beside-vipd)"
+"""A figure of another machine, which has no place in a row of this one."""
 SIZES = (1_000, 10_000)
 NO_BREAK = "&nbsp;"
 """A figure stays in one line with its unit."""
@@ -63,7 +65,7 @@ COMPARISONS = (
                 ("vipd iptables flat (legacy)", "legacy"),
                 ("kube-proxy's nftables table", "nftables"),
             ),
-            (),
+            (("", APART),),
             (("haproxy", ""),),
             (),
         ),
@@ -79,7 +81,7 @@ COMPARISONS = (
                 ("one iptables-restore, legacy", "legacy"),
                 (KUBE_PROXY_NFT, "nftables"),
             ),
-            (),
+            (("", APART),),
             (),
             (),
         ),
@@ -101,7 +103,7 @@ def _figures(record: Record) -> Iterator[Sequence[str]]:
         }
         for size in SIZES if found else ():
             cells = (
-                [(found.get((subject, size), NOT_MEASURED), variant) for subject, variant in subjects]
+                [(found.get((subject, size), NOT_MEASURED if subject else ""), v) for subject, v in subjects]
                 for subjects in each.columns
             )
             yield f"{each.title}, {size:,} services", *map(_cell, cells)
