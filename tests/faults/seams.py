@@ -147,9 +147,11 @@ BESIDE = (
         "cannot listen",
     ),
     Seam(
-        "health checks",
-        "vipd.health.probes.http:probe_http",
+        "answers of the worker process",
+        "vipd.host.worker:read_json",
         (
+            "vipd.daemon.worker_process",
+            "vipd.host.worker",
             "vipd.health.probes.base",
             "vipd.health.probes.dns",
             "vipd.host.unprivileged",
@@ -160,8 +162,7 @@ BESIDE = (
             "vipd.health.scheduler",
             "vipd.declaration.body_pattern",
         ),
-        "10.244.0.11:8080",
-        quiet=frozenset({"oserror", "timeout"}),  # that is a verdict
+        "asking backends and name servers fails",
     ),
     Seam(
         "service manager",
@@ -303,8 +304,6 @@ MEANINGLESS = {
     ("checks of this host", "garbage"): "no result",
     ("checks of this host", "nothing"): "no result",
     ("name service", "nothing"): "good",
-    ("health checks", "oserror"): "verdict",
-    ("health checks", "timeout"): "verdict",
     ("service manager", "garbage"): "no result",
     ("service manager", "nothing"): "no result",
     ("events on disk", "garbage"): "no result",

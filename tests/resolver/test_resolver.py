@@ -13,9 +13,8 @@ import pytest
 from vipd.declaration.native import parse_declaration
 from vipd.host.observer import Observer
 from vipd.model.service import Family, NameKind, Service
-from vipd.resolver import resolver as module
 from vipd.resolver.answers import AnswerLimits, LookupResult, NameState, Question, Target
-from vipd.resolver.lookup import ServerOptions
+from vipd.resolver.lookup import LOOKUPS_AT_ONCE, LookupThreads, ServerOptions
 from vipd.resolver.resolver import Resolver, ResolverOptions
 from vipd.resolver.saved_answers import SavedAnswer, decode, encode, load, save
 
@@ -87,7 +86,7 @@ class Running:
         self.resolver = Resolver(
             ResolverOptions(limits=limits, file=file, max_names=max_names, usable=usable),
             server,
-            server.look_up,
+            LookupThreads(server.look_up),
         )
         self.resolver.load()
 
@@ -163,7 +162,7 @@ def test_a_name_that_no_service_uses_is_forgotten() -> None:
 
 def test_few_lookups_run_at_once_and_a_stalled_server_does_not_stop_the_loop() -> None:
     async def story() -> None:
-        server, share = Server(), module.LOOKUPS_AT_ONCE // 2
+        server, share = Server(), LOOKUPS_AT_ONCE // 2
         server.gate.clear()
         async with Running(server) as resolver:
             names = [f"n{n}.internal" for n in range(3 * share)]
@@ -268,7 +267,7 @@ def test_lookups_of_one_author_that_hang_delay_no_others() -> None:
         server.open = {"a.internal"}
         async with Running(server) as resolver:
             resolver.follow("hang", service("hang", *names))
-            await until(lambda: server.running >= module.LOOKUPS_AT_ONCE // 2)
+            await until(lambda: server.running >= LOOKUPS_AT_ONCE // 2)
             resolver.follow("a", service("a", "a.internal", file="a.yaml"))
             await until(lambda: server.changed)
             assert server.changed == ["dns:a.internal a"]

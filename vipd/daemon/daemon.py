@@ -35,6 +35,7 @@ from vipd.host.host_changes import HostChanges
 from vipd.host.observer import Observers
 from vipd.host.preflight import StartError, require_privileges, state_faults, state_lock
 from vipd.host.settings.settings import Settings
+from vipd.host.supervisor import Loop
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.notify import Notifier
 from vipd.model.check import Check, ExecProbe
@@ -91,12 +92,24 @@ async def once(settings: Settings) -> int:
         parts = await wire(settings)
         async with _following_etcd(parts):
             applied = await parts.reconciler.step()
-            if await parts.resolver.first_answers():
+            if await _first_answers(parts):
                 applied = await parts.reconciler.step()
         await asyncio.to_thread(parts.resolver.close)
         faults = [fault for source in parts.sources for fault in source.faults()]
         faults += parts.reconciler.progress.quarantined
         return 0 if applied and not parts.reconciler.problems and not faults else 1
+
+
+async def _first_answers(parts: Parts) -> bool:
+    """Look up every name once; whether anything else serves then."""
+    asking = asyncio.create_task(
+        parts.supervisor.run("asking name servers", Loop(parts.worker.run, parts.worker.state))
+    )
+    try:
+        return await parts.resolver.first_answers()
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 async def serve(settings: Settings, notifier: Notifier) -> int:

@@ -103,6 +103,7 @@ def loops(
         "announcing addresses": Loop(parts.announcer.run, LoopState(Backoff(maximum=5.0))),
         "asking what other hosts announce": parts.announcer.follow_others,
         "watching announced routes": parts.announcer.watch,
+        "asking backends and name servers": Loop(parts.worker.run, parts.worker.state),
         "checking backends": parts.health.run,
         "resolving names": parts.resolver.run,
         "saving resolved names": parts.resolver.save_changes,

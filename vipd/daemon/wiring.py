@@ -32,7 +32,7 @@ from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.registry import HostDataplanes, resolve_dataplane
 from vipd.dataplane.switching import SwitchableDataplane
 from vipd.declaration.syntax import parse_frontend
-from vipd.health.checker import HealthChecker
+from vipd.health.checker import HealthChecker, ProbeOptions
 from vipd.host.announced_routes import AnnouncedRoutes
 from vipd.host.host_changes import HostChanges
 from vipd.host.netlink_socket import Sockets, open_netlink
@@ -41,11 +41,13 @@ from vipd.host.process import TIMEOUT_SECONDS
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Supervisor
 from vipd.host.systemd.fields import Event, fields
+from vipd.host.worker import Worker
 from vipd.model.claim_limits import claim_limits
 from vipd.model.service import AnnounceMethod
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.resolver.answers import AnswerLimits
 from vipd.resolver.lookup import ServerOptions
+from vipd.resolver.remote import RemoteLookup
 from vipd.resolver.resolver import Resolver, ResolverOptions
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
@@ -73,6 +75,7 @@ class Parts:
     announcer: Announcer
     lan: LanAnnouncer | None
     fleet: FleetMember | None
+    worker: Worker
     health: HealthChecker
     resolver: Resolver
     status_tracker: BackendStatusTracker
@@ -124,7 +127,12 @@ async def wire(
     maintenance.load()
     fleet = await _fleet(settings, observers)
 
-    health = HealthChecker(settings.state_dir / "health.json", users=settings.check_users, observer=observers)
+    worker = Worker()
+    health = HealthChecker(
+        settings.state_dir / "health.json",
+        options=ProbeOptions(settings.check_users, worker),
+        observer=observers,
+    )
     override_stores = (overrides, *((fleet.overrides,) if fleet else ()))
     statuses = BackendStatusTracker(override_stores, health, health.clock)
     observers.add(statuses)
@@ -145,9 +153,10 @@ async def wire(
     observers.add(conntrack)
     fast_path = FastPath(settings, runner)
     observers.add(fast_path)
-    registrations = fleet.registrations if fleet else dict
-    resolver = await _resolver(settings, observers)
-    dependencies = ReconcilerDependencies(statuses, registrations, resolver, conntrack.resets, observers)
+    resolver = await _resolver(settings, observers, worker)
+    dependencies = ReconcilerDependencies(
+        statuses, fleet.registrations if fleet else dict, resolver, conntrack.resets, observers
+    )
     declaring = (files, store, *((fleet.source,) if fleet else ()))
     reconciler = Reconciler(declaring, dataplane, host, now, dependencies)
     lan = _lan_announcer(settings, record, host)
@@ -180,6 +189,7 @@ async def wire(
         announcer=announcer,
         lan=lan,
         fleet=fleet,
+        worker=worker,
         health=health,
         resolver=resolver,
         status_tracker=statuses,
@@ -206,7 +216,7 @@ def _open_writing(own: OwnProcesses) -> socket.socket:
     return opened
 
 
-async def _resolver(settings: Settings, observers: Observers) -> Resolver:
+async def _resolver(settings: Settings, observers: Observers, worker: Worker) -> Resolver:
     """The resolver of backends' names, with the answers of an earlier run."""
     servers = [parse_frontend(place) for place in settings.dns_servers]
     options = ResolverOptions(
@@ -218,7 +228,7 @@ async def _resolver(settings: Settings, observers: Observers) -> Resolver:
         settings.state_dir / "names.json",
         partial(may_be_backend, claim_limits(settings.allowed_backends, ())),
     )
-    resolver = Resolver(options, observers)
+    resolver = Resolver(options, observers, RemoteLookup(worker))
     await asyncio.to_thread(resolver.load)
     return resolver
 

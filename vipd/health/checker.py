@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import random as any_part
@@ -16,6 +16,7 @@ from vipd.health.probes.base import Attempt, CoroutineProber, ProbeCallback, Pro
 from vipd.health.probes.dns import probe_dns
 from vipd.health.probes.exec import PROGRAMS_AT_ONCE, ExecProber
 from vipd.health.probes.http import probe_http
+from vipd.health.probes.remote import AT_ONCE, RemoteProber
 from vipd.health.probes.tcp import TcpProber
 from vipd.health.probes.udp import probe_udp
 from vipd.health.record_cache import RecordCache, SavedRecord, newest
@@ -28,6 +29,7 @@ from vipd.host.accounts import CheckUsers
 from vipd.host.containment import log_once
 from vipd.host.descriptors import raise_limit
 from vipd.host.observer import Observer
+from vipd.host.worker import Worker
 from vipd.model.check_target import CheckTarget
 from vipd.model.durations import CHECK_BOUNDS, DurationHistogram
 from vipd.model.fair_queue import FairQueue
@@ -40,6 +42,16 @@ KINDS = ("tcp", "http", "https", "udp", "dns", "exec")
 
 _AS_BEFORE = "as before: "
 _MAX_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOptions:
+    """Who probes."""
+
+    users: CheckUsers = field(default_factory=CheckUsers)
+    """The accounts that may run programs of checks."""
+    worker: Worker | None = None
+    """The process that reads answers over HTTP, TLS and DNS; None: this one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +77,8 @@ class HealthChecker:
     """Knows the targets and their health. Sends probes while `run` runs.
 
     `file` keeps the states over a restart of vipd. `clock` is the event loop's clock. `wall` returns seconds
-    since 1970, `random` returns numbers from 0 up to 1. `users` are the accounts that may run programs of
-    checks. Soon after states or reported weights changed, the checker calls `health_changed` of `observer`,
-    with many targets at once.
+    since 1970, `random` returns numbers from 0 up to 1. Soon after states or reported weights changed, the
+    checker calls `health_changed` of `observer`, with many targets at once.
     """
 
     def __init__(
@@ -76,10 +87,10 @@ class HealthChecker:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         random: Callable[[], float] = any_part,
-        users: CheckUsers = CheckUsers(),  # noqa: B008 (a value)
+        options: ProbeOptions = ProbeOptions(),
         observer: Observer | None = None,
     ) -> None:
-        self._users_of_checks, self._observer = users, observer or Observer()
+        self._options, self._observer = options, observer or Observer()
         self.clock, self._wall, self._random = clock, wall, random
         self._saved = RecordFile(file, clock, wall)
         self._memory = RecordCache(self._invalidate)
@@ -158,10 +169,11 @@ class HealthChecker:
         loop = asyncio.get_running_loop()
         lag = LoopLag(loop)
         with contextlib.ExitStack() as stack:
-            probers = _probers(loop, lag, stack, self._users_of_checks)
+            probers = _probers(loop, lag, stack, self._options)
 
             def ask(target: CheckTarget, done: ProbeCallback) -> Attempt:
-                lag.start()
+                if self._options.worker is None or target.kind not in AT_ONCE:
+                    lag.start()
                 return probers[target.kind].start(target, done)
 
             stack.callback(lag.stop)
@@ -281,24 +293,26 @@ def _replaced(target: CheckTarget, left: Sequence[CheckTarget]) -> CheckTarget |
 
 def _slots() -> Mapping[str, FairQueue]:
     """Programs have places of their own: they take threads and processes, and no network check waits for
-    them."""
+    them. So have checks whose answers take memory, which the process that reads them has little of."""
     hint = "give those that hang a shorter timeout, or all of them longer intervals"
+    most = raise_limit().probes
     return {
-        "": FairQueue("checks", raise_limit().probes),
+        "": FairQueue("checks", most),
+        **{kind: FairQueue(f"{kind} checks", min(limit, most), hint) for kind, limit in AT_ONCE.items()},
         "exec": FairQueue("exec checks", PROGRAMS_AT_ONCE, hint),
     }
 
 
 def _probers(
-    loop: asyncio.AbstractEventLoop, lag: LoopLag, stack: contextlib.ExitStack, users: CheckUsers
+    loop: asyncio.AbstractEventLoop, lag: LoopLag, stack: contextlib.ExitStack, options: ProbeOptions
 ) -> Mapping[str, Prober]:
     """The probers by type of check; the stack closes them."""
-    http = CoroutineProber(probe_http, lag)
-    return {
+    own: dict[str, Prober] = {
         "tcp": stack.enter_context(TcpProber(loop, lag)),
-        "http": http,
-        "https": http,
         "udp": CoroutineProber(probe_udp, lag),
-        "dns": CoroutineProber(probe_dns, lag),
-        "exec": stack.enter_context(ExecProber(loop, users)),
+        "exec": stack.enter_context(ExecProber(loop, options.users)),
     }
+    if options.worker is not None:
+        return {**own, **dict.fromkeys(AT_ONCE, RemoteProber(options.worker))}
+    http = CoroutineProber(probe_http, lag)
+    return {**own, "http": http, "https": http, "dns": CoroutineProber(probe_dns, lag)}

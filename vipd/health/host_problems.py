@@ -15,6 +15,7 @@ from vipd.health.probes.tls import tls_context, tls_trouble
 from vipd.health.result import one_line
 from vipd.host.accounts import CHECK_USER, CheckUsers, UserRefusedError
 from vipd.host.containment import log_once
+from vipd.host.processes import effective_capabilities
 from vipd.model.check import Check, ExecProbe, HttpProbe
 
 
@@ -82,9 +83,7 @@ def _user_problems(user: str, users: CheckUsers) -> tuple[str, ...]:
 
 def _may_change_user() -> bool:
     """Whether this process has CAP_SETGID (6) and CAP_SETUID (7): capabilities(7)."""
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    held = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
-    return held & 0b11000000 == 0b11000000
+    return effective_capabilities() & 0b11000000 == 0b11000000
 
 
 def _ca_problems(probe: HttpProbe) -> tuple[str, ...]:

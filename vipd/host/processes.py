@@ -46,6 +46,16 @@ class Processes:
         yield from (path for path in self._proc.iterdir() if path.name.isdigit())
 
 
+def effective_capabilities() -> int:
+    """The capabilities of this process that are in effect, a bit for each; none if that is unknown."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return int(found[1], 16) if found else 0
+
+
 def _links(directory: Path) -> Iterator[str]:
     try:
         for path in directory.iterdir():

@@ -1,29 +1,35 @@
 """One lookup, by dnspython: asks the name servers for a name's addresses, or its SRV records and the
 addresses of their targets.
 
-It blocks, and is called in a thread. What dnspython reads of an answer is bounded: it takes 80 ms for 64 KiB,
-and threads that compute hold the event loop up. dnspython follows aliases, repeats a truncated answer over
-TCP, accepts only answers to its own question, and goes on to the next server when one fails. It is imported
-with the first lookup.
+It blocks, and is called in a thread of the worker process (`remote.py`). What dnspython reads of an answer is
+bounded: it takes 80 ms for 64 KiB, and threads that compute hold the event loop up, by which the worker
+checks backends. dnspython follows aliases, repeats a truncated answer over TCP, accepts only answers to its
+own question, and goes on to the next server when one fails. It is imported with the first lookup.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
+from vipd.host.bounded_threads import BoundedThreads
 from vipd.model.service import Family, NameKind, socket_text
 from vipd.resolver.answers import LookupResult, NameState, Part, Question, Target, limited
 
 if TYPE_CHECKING:
     import dns.resolver
 
+LOOKUPS_AT_ONCE = 16
+"""Threads. A server that does not answer occupies one for the time of a lookup."""
+LONGEST = 3
+"""A lookup takes at most so many times the timeout for one question."""
 RESOLV_CONF = Path("/etc/resolv.conf")
 DNS_PORT = 53
 TRY_SECONDS = 2.0
@@ -98,7 +104,7 @@ def look_up(
     known: NameState,
     most: int = 100,
 ) -> LookupResult:
-    """Ask for a name. Returns at most `most` targets, first those that serve already. Takes at most three
+    """Ask for a name. Returns at most `most` targets, first those that serve already. Takes at most LONGEST
     times the timeout. Never raises for what a server does or does not."""
     try:
         resolver = _resolver(options, most)
@@ -112,6 +118,29 @@ def look_up(
     targets, left_out = limited(map(Target, found), known, most)
     parts = {Part("", family): why for family, why in failed.items()}
     return LookupResult(tuple(targets), ttl, failed=parts, left_out=left_out)
+
+
+LookUp = Callable[[Question, Collection[Family], ServerOptions, NameState, int], LookupResult]
+
+
+class LookupThreads:
+    """Looks names up in threads, LOOKUPS_AT_ONCE at once."""
+
+    def __init__(self, function: LookUp = look_up) -> None:
+        self._look_up = function
+        self._threads = BoundedThreads("vipd resolver", LOOKUPS_AT_ONCE)
+
+    async def __call__(
+        self,
+        question: Question,
+        families: Collection[Family],
+        options: ServerOptions,
+        known: NameState,
+        most: int,
+    ) -> LookupResult:
+        """As `look_up`."""
+        call = partial(self._look_up, question, families, options, known, most)
+        return await asyncio.wrap_future(self._threads.submit(call))
 
 
 def _service_targets(

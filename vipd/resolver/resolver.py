@@ -1,7 +1,8 @@
 """The interface of name resolution: follows the names of services, looks them up, and reports changes.
 
-`run` schedules; threads look up, few at a time. All state belongs to the event loop. Each author of services
-has a share of the names and of the lookups under way; a name that several authors use is in the share of one.
+`run` schedules; the worker process looks up, few names at a time. All state belongs to the event loop. Each
+author of services has a share of the names and of the lookups under way; a name that several authors use is
+in the share of one.
 """
 
 from __future__ import annotations
@@ -9,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
 from random import random as any_part
 from time import monotonic, time
 
 from vipd.declaration.problems import internal_error
-from vipd.host.bounded_threads import BoundedThreads
 from vipd.host.observer import Observer
 from vipd.model.fair_queue import FairQueue
 from vipd.model.service import Family, Service, family_of
@@ -32,14 +31,11 @@ from vipd.resolver.answers import (
     without_useless,
 )
 from vipd.resolver.log import log_change
-from vipd.resolver.lookup import ServerOptions, look_up
+from vipd.resolver.lookup import LOOKUPS_AT_ONCE, LookupThreads, ServerOptions
 from vipd.resolver.saved_answers import SavedAnswer, load, save
 
 log = logging.getLogger(__name__)
 
-LOOKUPS_AT_ONCE = 16
-"""Threads. A server that does not answer occupies one for the time of a lookup. One author takes at most half
-of those that the others leave."""
 SAVE_SECONDS = 1.0
 """Answers are saved so long after a change, with what changes meanwhile. A crash within it costs nothing but
 the newest answer."""
@@ -49,7 +45,10 @@ FIRST_ANSWERS_SECONDS = 10.0
 
 Answers = Mapping[Question, tuple[Target, ...]]
 """What serves, by question; none for a question without an answer yet."""
-LookUp = Callable[[Question, Collection[Family], ServerOptions, NameState, int], LookupResult]
+LookUp = Callable[
+    [Question, Collection[Family], ServerOptions, NameState, int], Coroutine[None, None, LookupResult]
+]
+"""As `lookup.look_up`, without blocking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +89,22 @@ class _Lookup:
 class Resolver:
     """Knows the names of all services and what serves of their answers. Looks up while `run` runs.
 
-    `clock` is monotonic, `wall` returns seconds since 1970, `part` numbers from 0 up to 1.
+    `look_up` looks one name up; None: threads do. `clock` is monotonic, `wall` returns seconds since 1970,
+    `part` numbers from 0 up to 1.
     """
 
     def __init__(
         self,
         options: ResolverOptions = ResolverOptions(),
         observer: Observer | None = None,
-        look_up: LookUp = look_up,
+        look_up: LookUp | None = None,
         clock: Callable[[], float] = monotonic,
         wall: Callable[[], float] = time,
         part: Callable[[], float] = any_part,
     ) -> None:
-        self._options, self._observer, self._look_up = options, observer or Observer(), look_up
+        self._options, self._observer = options, observer or Observer()
+        self._look_up = look_up or LookupThreads()
         self._clock, self._wall, self._part = clock, wall, part
-        self._threads = BoundedThreads("vipd resolver", LOOKUPS_AT_ONCE)
         self._saved: dict[Question, SavedAnswer] = {}
         self._states: dict[Question, NameState] = {}
         self._users: dict[Question, dict[str, frozenset[Family]]] = {}
@@ -322,7 +322,7 @@ class Resolver:
         self._asked[question] = families
         known = self._states.get(question, NameState())
         try:
-            result = await self._look_up_in_thread(question, families, known)
+            result = await self._result(question, families, known)
         finally:
             self._asking.pop(question, None)
             self._slots.ended(lookup.author, lookup.slow)
@@ -355,14 +355,13 @@ class Resolver:
             fault = internal_error(error, f"handling the answer for {question}")
             return apply_result(before, LookupResult(fault=fault), limits, now, self._wall(), part)
 
-    async def _look_up_in_thread(
+    async def _result(
         self, question: Question, families: Collection[Family], known: NameState
     ) -> LookupResult:
         """An unexpected exception is a fault of this name alone."""
         options = self._options
-        call = partial(self._look_up, question, families, options.servers, known, options.limits.max_targets)
         try:
-            return await asyncio.wrap_future(self._threads.submit(call))
+            return await self._look_up(question, families, options.servers, known, options.limits.max_targets)
         except Exception as error:
             log.exception("looking up %s fails", question)
             return LookupResult(fault=internal_error(error, f"looking up {question}"))

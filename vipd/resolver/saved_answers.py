@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 MAX_BYTES = 512 * 2**20
 """Of the file: ten thousand names of a thousand targets each have less."""
-_GARBAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+GARBAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 """Exceptions from reading an invalid entry."""
 
 
@@ -56,13 +56,14 @@ def decode(data: bytes) -> tuple[dict[Question, SavedAnswer], int]:
         try:
             kind, name, answered_at, targets = entry
             question = Question(NameKind(kind), parse_dns_name(name))
-            found[question] = SavedAnswer(tuple(sorted(map(_target, targets))), _moment(answered_at))
-        except _GARBAGE:
+            found[question] = SavedAnswer(tuple(sorted(map(read_target, targets))), _moment(answered_at))
+        except GARBAGE:
             continue
     return found, len(read["names"]) - len(found)
 
 
-def _target(values: Iterable[Any]) -> Target:
+def read_target(values: Iterable[Any]) -> Target:
+    """The target with these fields, which may be anything. Raises one of GARBAGE."""
     address, port, priority, weight, host = values
     for number in (port, priority, weight):
         if type(number) is not int or not 0 <= number <= MAX_WEIGHT:
@@ -85,7 +86,7 @@ def load(path: Path) -> dict[Question, SavedAnswer]:
         found, invalid = decode(read_own(path, MAX_BYTES))
     except FileNotFoundError:
         return {}
-    except (OSError, *_GARBAGE) as error:
+    except (OSError, *GARBAGE) as error:
         aside = move_aside(path)
         log.warning(
             "%s: cannot be read: %s; names serve once they are resolved; %s", path, error_text(error), aside

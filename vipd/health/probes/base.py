@@ -36,8 +36,8 @@ _WORDS = {
 class Attempt(Protocol):
     """A probe on its way."""
 
-    def cancel(self) -> None:
-        """End it; `Done` is no longer called."""
+    def cancel(self) -> object:
+        """End it; its callback is no longer called."""
 
 
 class Prober(Protocol):

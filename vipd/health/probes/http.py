@@ -21,7 +21,7 @@ from vipd.declaration.body_pattern import PatternError, body_pattern
 from vipd.health.probes.base import ProbeContext
 from vipd.health.probes.chunked import ChunkedBody
 from vipd.health.probes.tcp import tcp_socket
-from vipd.health.probes.tls import tls_context, tls_trouble
+from vipd.health.probes.tls import ca_name, tls_context, tls_trouble
 from vipd.health.result import ProbeResult, ReportedWeight, one_line, parse_weight
 from vipd.host.file_calls import file_calls
 from vipd.model.check import WEIGHT_HEADER, HttpProbe
@@ -50,7 +50,7 @@ async def probe_http(asking: ProbeContext) -> ProbeResult:
     try:
         context = await _context(asking, probe) if probe.tls else None
     except OSError as error:
-        return ProbeResult.not_probed(f"{probe.ca}: {error.strerror or error}")
+        return ProbeResult.not_probed(f"{ca_name(probe)}: {error.strerror or error}")
     began = loop.time()
     with tcp_socket(target.address) as connection:
         asking.doing = "while connecting"
@@ -71,9 +71,7 @@ async def probe_http(asking: ProbeContext) -> ProbeResult:
 
 async def _context(asking: ProbeContext, probe: HttpProbe) -> ssl.SSLContext:
     """The TLS context of the probe; its file is read in a thread. Raises OSError."""
-    asking.timeout_result = ProbeResult.not_probed(
-        f"{probe.ca or 'what this host trusts'}: it takes too long to be read"
-    )
+    asking.timeout_result = ProbeResult.not_probed(f"{ca_name(probe)}: it takes too long to be read")
     context = await file_calls.run((probe.ca, probe.verify), lambda: tls_context(probe))
     asking.timeout_result = None
     return context

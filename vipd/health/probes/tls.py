@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import ssl
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,6 +21,12 @@ from vipd.model.check import HttpProbe
 MOST_CA_BYTES = 1024 * 1024
 """Largest CA file: more than four times the size of Debian's trusted roots."""
 
+CONTENT = "content:"
+"""Begins a `ca` that is not the path of a file, which begins with /, but what the file contains."""
+
+_CERTIFICATE = re.compile(
+    r"-----BEGIN (?P<kind>(?:X509 |TRUSTED )?CERTIFICATE)-----[^-]*-----END (?P=kind)-----"
+)
 _KEPT = 64
 _CURVE = "prime256v1"
 """P-256. With OpenSSL 3 `set_ecdh_curve` sets the groups of a client, too."""
@@ -26,11 +34,25 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES"
 """Of TLS 1.2."""
 
 
+def with_content(probe: HttpProbe, most: int) -> HttpProbe:
+    """The probe with the certificates of its CA file, and no key that is there too, in place of the path: for
+    a process that may not read it. As it is, if they have more than `most` bytes. Raises OSError as
+    `tls_context` does."""
+    tls_context(probe)
+    certificates = "\n".join(found[0] for found in _CERTIFICATE.finditer(_certificates(probe.ca)))
+    return replace(probe, ca=f"{CONTENT}{certificates}") if len(certificates) <= most else probe
+
+
+def ca_name(probe: HttpProbe) -> str:
+    """What a probe trusts, for people."""
+    return "its ca" if probe.ca.startswith(CONTENT) else probe.ca or "what this host trusts"
+
+
 def tls_context(probe: HttpProbe) -> ssl.SSLContext:
     """The TLS context of such a probe. Raises OSError (ssl.SSLError too) when its CA file cannot be used."""
     if not probe.verify:
         return _context("", 0, verify=False)
-    changed = _status(probe.ca).st_mtime_ns if probe.ca else 0
+    changed = _status(probe.ca).st_mtime_ns if probe.ca and not probe.ca.startswith(CONTENT) else 0
     return _context(probe.ca, changed, verify=True)
 
 
@@ -54,6 +76,8 @@ def _context(ca: str, changed: int, *, verify: bool) -> ssl.SSLContext:
 
 def _certificates(ca: str) -> str:
     """A file's text. Anything but a plain file could hang, or never end."""
+    if ca.startswith(CONTENT):
+        return ca.removeprefix(CONTENT)
     text = read_regular(Path(ca), MOST_CA_BYTES)
     if b"-----BEGIN" not in text:
         raise ssl.SSLError(0, "no certificate in it")
