@@ -68,7 +68,9 @@ def test_checks_decide(machine: Machine, check: str, ready: int) -> None:
 
 def test_exec_checks_need_their_drop_in(machine: Machine) -> None:
     program = machine.disk / "usr/local/bin/is-well"
-    program.write_text("#!/bin/sh\n[ ! -e /srv/ill ] && [ $(id -un) = vipd-check ]\n")
+    program.write_text(
+        "#!/bin/sh\n[ ! -e /srv/ill ] && [ $(id -gn) = vipd-check ] && [ $(id -u) -gt 65535 ]\n"
+    )
     program.chmod(0o755)
     exec_check = f"{{type: exec, command: [/usr/local/bin/is-well], {CALM}}}"
     with pytest.raises(AssertionError, match="systemctl reload vipd: exit 1"):

@@ -385,7 +385,7 @@ CHECK = {
     ),
     "user": KeyDoc(
         forms.USER,
-        "`vipd-check`, or `nobody` where there is no such user",
+        "one for each author",
         "exec: the user that runs it. Never root, nor a user that may change what vipd does.",
     ),
 }

@@ -63,12 +63,13 @@ def probe_address(target: CheckTarget) -> ProbeAddress:
 
 def check_id(target: CheckTarget) -> str:
     """The same for equal checks, also after a restart."""
-    return _check_id(target.protocol, target.probe, target.timing)
+    return _check_id(target.protocol, target.probe, target.timing, target.author)
 
 
 @lru_cache(maxsize=4096)
-def _check_id(protocol: Protocol, probe: Probe, timing: Timing) -> str:
-    return blake2b(repr((str(protocol), probe, timing)).encode(), digest_size=9).hexdigest()
+def _check_id(protocol: Protocol, probe: Probe, timing: Timing, author: str) -> str:
+    values = (str(protocol), probe, timing, *([author] if author else []))
+    return blake2b(repr(values).encode(), digest_size=9).hexdigest()
 
 
 class RecordCache:

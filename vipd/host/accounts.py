@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import grp
+import logging
 import os
 import pwd
 import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from vipd.host.bounded_threads import BoundedThreads, BusyError
+
+log = logging.getLogger(__name__)
 
 LOOKUP_TIMEOUT_SECONDS = 3.0
 """Longest wait for one answer."""
@@ -119,6 +123,9 @@ class CheckUsers:
     """Group whose members may change services over the API."""
     state_dir: Path | None = None
     """Directory whose owner is the daemon's own user, even if root has started this process by hand."""
+    author_uids: range = range(0)
+    """Numbers of users for programs of checks that name no user, one for each author; empty: they run as the
+    default user."""
 
     def account(self, name: str) -> pwd.struct_passwd:
         """The account of a user, or the one for checks that name none (empty). Blocks: not for the loop.
@@ -163,3 +170,48 @@ def _hint() -> str:
     with contextlib.suppress(KeyError, OSError):
         return f"leave user out, for {users.get(CHECK_USER).pw_name}"
     return f"adduser --system --group --no-create-home {CHECK_USER}, and leave user out"
+
+
+class AuthorUids:
+    """Numbers of users without an account, a different one for each author of checks. Safe for any thread.
+
+    The kernel lets a process signal, trace, limit and renice those of its own user, and counts processes by
+    user (RLIMIT_NPROC). The number of a user needs no account, and follows from the author's name, so that
+    it is the same after a restart; two names with one number are a matter of millions.
+    """
+
+    def __init__(self, numbers: range) -> None:
+        """`numbers`: those to use. None is used where the kernel does not map them all, as in a container
+        with few users; a warning says so."""
+        self._numbers = numbers if _are_mapped(numbers) else range(0)
+        self._lock = threading.Lock()
+        self._authors: dict[int, str] = {}
+        if numbers and not self._numbers:
+            spelled = f"{numbers[0]}-{numbers[-1]}"
+            log.warning(
+                "check_uids: this container has no users %s: programs of checks share one user; "
+                "hint: name numbers that /proc/self/uid_map maps",
+                spelled,
+            )
+
+    def of(self, author: str) -> int | None:
+        """The number of an author, for as long as this object lives; None: there are none."""
+        size = len(self._numbers)
+        start = int.from_bytes(blake2b(author.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+        with self._lock:
+            for offset in range(size):
+                uid = self._numbers[(start + offset) % size]
+                if self._authors.setdefault(uid, author) == author:
+                    return uid
+        return None
+
+
+def _are_mapped(uids: range) -> bool:
+    """Whether each of these users exists in this user namespace: user_namespaces(7). A kernel without them
+    has no such file, and all users."""
+    try:
+        lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return True
+    mapped = [range(int(first), int(first) + int(length)) for first, _, length in map(str.split, lines)]
+    return any(uids and uids[0] in users and uids[-1] in users for users in mapped)

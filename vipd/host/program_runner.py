@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -149,6 +150,7 @@ def _become(request: dict[str, Any], output: int, failed: int) -> None:
         _set(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         _set(_PR_SET_NO_NEW_PRIVS, 1)
         _leave_others_alone()
+        _leave_others_room(request["processes"])
         os.setgroups([])
         os.setresgid(*[request["gid"]] * 3)
         os.setresuid(*[request["uid"]] * 3)
@@ -170,6 +172,16 @@ def _leave_others_alone() -> None:
     if rules >= 0:
         _libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT_SELF), ctypes.c_int(rules), ctypes.c_uint(0))
         os.close(rules)
+
+
+def _leave_others_room(processes: int | None) -> None:
+    """Be what the kernel ends first when memory runs out, and let the user of this program have at most so
+    many processes and threads. A host that refuses it runs the program all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
+    if processes is not None:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
 
 
 def _file_with(text: str) -> int:

@@ -28,6 +28,9 @@ MAX_UNENDED = 32
 """While so many programs run on that vipd may not end, no other one is started."""
 PATIENCE_SECONDS = 2 * program_runner.KILLED_SECONDS
 """A runner that has not answered so long after the timeout does not work."""
+AUTHOR_PROCESSES = 128
+"""Processes and threads that a user without an account may have: a quarter of the TasksMax of the package's
+service, so that one author's programs leave vipd enough."""
 MOST_ANSWER = 8 * program_runner.MOST_OUTPUT
 _MAY_KILL = "hint: give vipd CAP_KILL, as exec-checks.conf does"
 
@@ -44,6 +47,8 @@ class Program:
     """Seconds after which it is killed, with all its descendants."""
     user: str = ""
     """User that runs it; empty: the default user (vipd/host/accounts.py)."""
+    uid: int | None = None
+    """Number of the user that runs it, with the group of `user`; None: that of `user`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """All that it is given beside PATH."""
     stdin: str = ""
@@ -198,8 +203,9 @@ class ProgramRun:
                 {
                     "command": program.command,
                     "environment": {"PATH": PATH, **program.environment},
-                    "uid": account.pw_uid,
+                    "uid": account.pw_uid if program.uid is None else program.uid,
                     "gid": account.pw_gid,
+                    "processes": None if program.uid is None else AUTHOR_PROCESSES,
                     "timeout": program.timeout,
                     "stdin": program.stdin,
                 }

@@ -110,7 +110,7 @@ class ExecProbe:
     command: tuple[str, ...] = ()
     """The program's absolute path and its arguments."""
     user: str = ""
-    """User that runs the program; empty: the default user for checks (vipd/host/accounts.py)."""
+    """User that runs the program; empty: one of its author's own (`vipd/host/accounts.py`)."""
 
 
 Probe: TypeAlias = TcpProbe | HttpProbe | UdpProbe | DnsProbe | ExecProbe

@@ -3,7 +3,8 @@
 A backend is probed once for each service, and the result counts for all of the service's ports. The probe
 goes to the check's own port, if it has one, else to the backend's port for the service's first port of the
 check's protocol (UDP for udp and dns, TCP for tcp and http, any for exec). Equal targets are probed once,
-however many services have them. Backends of a `fallback` are probed likewise; a backend without a port for
+however many services have them; but a program runs for each author of services by itself, as that author's
+user. Backends of a `fallback` are probed likewise; a backend without a port for
 the service's check is not probed.
 """
 
@@ -24,11 +25,13 @@ class CheckTarget:
     protocol: Protocol
     probe: Probe
     timing: Timing
+    author: str = ""
+    """Of a program: the author whose user runs it. Empty for all other probes, which authors share."""
     _hash: int = field(init=False, repr=False, compare=False)
     """Cached: nested values are slow to hash, and each result looks its target up."""
 
     def __post_init__(self) -> None:
-        values = (self.address, self.port, self.protocol, self.probe, self.timing)
+        values = (self.address, self.port, self.protocol, self.probe, self.timing, self.author)
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
@@ -91,7 +94,8 @@ def _target(service: Service, backend: Backend, check: Check) -> CheckTarget | N
     protocol, port = _protocol_and_port(service, backend, probe)
     if protocol is None or port is None:
         return None
-    return CheckTarget(backend.address, port, protocol, replace(probe, port=None), check.timing)
+    author = service.origin.author if isinstance(probe, ExecProbe) else ""
+    return CheckTarget(backend.address, port, protocol, replace(probe, port=None), check.timing, author)
 
 
 def _protocol_and_port(

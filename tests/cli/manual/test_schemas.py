@@ -87,6 +87,8 @@ SETTINGS_TEXTS = {
         r"(?m)^#(?=[a-z_]+:)", "", (ROOT / "debian/vipd.yaml").read_text(encoding="utf-8")
     ),
     "nothing": "# no setting\n",
+    "numbers of users": "check_uids: 60706-61183\n",
+    "no numbers of users": "check_uids: off\n",
     "texts with commas": 'cluster_cidrs: 10.244.0.0/16, fd00:244::/56\nhost_addresses: "192.0.2.1,fd00::1"\n',
     "ports": "node_port_range: {etcd: [30000-31999, 8443], cli: any, file: 80}\nstatus_page: 8080\n",
     "etcd": "etcd: {endpoints: 'https://10.0.0.1:2379', timeout: 500ms, max_removal: 20%, ca: /etc/ca.pem}\n",
@@ -109,6 +111,8 @@ BAD_SETTINGS = {
     "allowed_addresses: {files: [10.96.0.0/16]}": "allowed_addresses",
     "allowed_backends: {etcd: [x]}": "allowed_backends",
     "node_port_range: 0": "node_port_range",
+    "check_uids: 1000": "check_uids",
+    "check_uids: vipd-check": "check_uids",
     "node_port_range: 30000-70000": "node_port_range",
     "node_port_range: {etcd: 30000..32767}": "node_port_range",
     "health_address: 10256": "health_address",

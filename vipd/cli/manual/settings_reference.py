@@ -31,6 +31,7 @@ from vipd.declaration.value_forms import (
 )
 from vipd.host.settings.etcd import PERCENT, PERIOD, EtcdSettings, Url
 from vipd.host.settings.field_types import (
+    UID_RANGE,
     AcceptForwarded,
     Address,
     ListenAddress,
@@ -136,6 +137,10 @@ TYPES: Mapping[object, ValueForm] = {
         "a range, a list of ranges, `any`, or a mapping by source", _PORT_RANGES
     ),
     get_args(NamesBySource)[0]: _by_source("a list of names, `any`, `off`, or a mapping by source", _NAMES),
+    UID_RANGE: ValueForm(
+        "`LOW-HIGH` or `off`",
+        {"anyOf": [{"enum": [False]}, matching("off|[0-9]{5,10} *- *[0-9]{5,10}", "60706-61183, or off")]},
+    ),
     tuple[NameServer, ...]: _list_of(
         "a list of `ADDR`, `ADDR:PORT` or `[IPV6]:PORT`", {"type": "string"}, "0-9A-Fa-f:.[\\]"
     ),

@@ -244,7 +244,7 @@ def _misc(conversion: Conversion, checker: Directive, rest: list[Directive], _: 
     user = options.get("user")
     if user is not None and user.arguments:
         return ExecProbe(command=command, user=user.arguments[0])
-    why = "a check runs as the user vipd-check, with VIPD_ADDRESS and VIPD_PORT in its environment"
+    why = "a check runs as a user without an account, with VIPD_ADDRESS and VIPD_PORT in its environment"
     conversion.note(path.line, str(path), why)
     return ExecProbe(command=command)
 

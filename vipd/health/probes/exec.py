@@ -1,5 +1,6 @@
 """Runs a program: exit code 0 in time means that the backend is healthy.
 
+A check that names no user, or the default one, runs as a user of its author, with the default user's group.
 `vipd/host/unprivileged.py` runs it, in a thread of the pool here.
 """
 
@@ -11,7 +12,7 @@ from typing import cast
 
 from vipd.health.probes.base import Attempt, ProbeCallback, internal_error_result
 from vipd.health.result import ProbeResult, one_line
-from vipd.host.accounts import CheckUsers
+from vipd.host.accounts import CHECK_USER, AuthorUids, CheckUsers
 from vipd.host.unprivileged import Program, ProgramError, ProgramOutcome, ProgramRun, ProgramRunners
 from vipd.model.check import ExecProbe
 from vipd.model.check_target import CheckTarget
@@ -27,6 +28,7 @@ class ExecProber:
         self, loop: asyncio.AbstractEventLoop, users: CheckUsers, at_once: int = PROGRAMS_AT_ONCE
     ) -> None:
         self._loop, self._users, self._runners = loop, users, ProgramRunners()
+        self._uids = AuthorUids(users.author_uids)
         self._threads = ThreadPoolExecutor(at_once, "vipd exec check")
         self._runs: set[ProgramRun] = set()
 
@@ -41,7 +43,7 @@ class ExecProber:
 
     def start(self, target: CheckTarget, done: ProbeCallback) -> Attempt:
         """Probe once; the timeout begins when the program starts."""
-        run = ProgramRun(program(target), self._users, self._runners)
+        run = ProgramRun(self._program(target), self._users, self._runners)
         try:
             future = self._loop.run_in_executor(self._threads, _probe, run, target)
         except RuntimeError as error:
@@ -59,6 +61,11 @@ class ExecProber:
         future.add_done_callback(finished)
         return run
 
+    def _program(self, target: CheckTarget) -> Program:
+        probe = cast("ExecProbe", target.probe)
+        uid = self._uids.of(target.author) if target.author and probe.user in ("", CHECK_USER) else None
+        return Program(probe.command, target.timing.timeout, probe.user, uid, environment(target))
+
 
 def _probe(run: ProgramRun, target: CheckTarget) -> ProbeResult:
     """The result of a check's program; blocks until it has ended."""
@@ -66,12 +73,6 @@ def _probe(run: ProgramRun, target: CheckTarget) -> ProbeResult:
         return _judged(run.to_end(), target)
     except ProgramError as error:
         return ProbeResult.not_probed(str(error))
-
-
-def program(target: CheckTarget) -> Program:
-    """What a check runs."""
-    probe = cast("ExecProbe", target.probe)
-    return Program(probe.command, target.timing.timeout, probe.user, environment(target))
 
 
 def environment(target: CheckTarget) -> dict[str, str]:

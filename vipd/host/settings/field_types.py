@@ -19,6 +19,10 @@ from vipd.model.service import socket_text
 MAX_COMMAND = 4096
 """Characters of a command."""
 
+MIN_CHECK_UID, MAX_CHECK_UID = 60_001, 2**31 - 1
+"""systemd and kernel drivers take larger numbers of users for negative ones."""
+_NOBODY = 65534
+
 
 def _off_word(value: object) -> object:
     """For YAML 1.1 `off` without quotes is false."""
@@ -40,6 +44,20 @@ def _port_range(value: object) -> str:
     if len(ends) != 2 or not 1 <= ends[0] <= ends[1] <= MAX_PORT:
         raise ValueError(f"{text!r} is no range of ports; hint: 30000-32767, a port, or any")
     return f"{ends[0]}-{ends[1]}" if ends[0] < ends[1] else f"{ends[0]}"
+
+
+def _uid_range(value: object) -> str:
+    """`LOW-HIGH`, or `off`. Numbers below 60001 are for accounts; 65534 is nobody, and 65535 nobody's."""
+    text = str(_off_word(value))
+    low, dash, high = (part.strip() for part in text.partition("-"))
+    ends = [int(end) for end in (low, high) if end.isascii() and end.isdecimal()]
+    usable = dash and len(ends) == 2 and MIN_CHECK_UID <= ends[0] <= ends[1] <= MAX_CHECK_UID
+    if text != "off" and not (usable and (ends[1] < _NOBODY or ends[0] > _NOBODY + 1)):
+        raise ValueError(
+            f"{text!r} is no range of users that no account may have; "
+            f"hint: LOW-HIGH from {MIN_CHECK_UID} up, without {_NOBODY} and {_NOBODY + 1}, or off"
+        )
+    return f"{ends[0]}-{ends[1]}" if usable else text
 
 
 def _listed_ports(value: object) -> object:
@@ -160,6 +178,9 @@ Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(comma_list)]
 
 PortRange = Annotated[str, BeforeValidator(_port_range)]
 PortRanges = Annotated[tuple[PortRange, ...], NoDecode, BeforeValidator(_listed_ports)]
+
+UID_RANGE = BeforeValidator(_uid_range)
+UidRange = Annotated[str, UID_RANGE]
 
 BY_SOURCE = (NoDecode, Discriminator(_form_of), BeforeValidator(_read_mapping))
 NetworksBySource = Annotated[

@@ -31,6 +31,7 @@ from vipd.host.settings.field_types import (
     Networks,
     NetworksBySource,
     PortRangesBySource,
+    UidRange,
 )
 from vipd.host.settings.layers import ENVIRONMENT_PREFIX, Layers
 from vipd.host.settings.settings_file import SettingsError
@@ -136,6 +137,10 @@ class Settings(BaseSettings):
     exec_checks: Literal["off", "files", "anywhere"] = "files"
     """Which services may have checks that run programs: none, those of files, or all, also those that
     members of `admin_group` add.
+    """
+    check_uids: UidRange = "2113929216-2130706431"
+    """Numbers of the users that run programs of checks without `user`, one for each author: a file, a folder
+    in etcd, vipctl. No account and no container may have them. `off`: the user `vipd-check` runs them all.
     """
     localhost_node_ports: bool | None = None
     """Whether node ports match 127.0.0.0/8, too; unset: with the prefix KUBE or `compat: kube-proxy`. To
@@ -299,7 +304,9 @@ class Settings(BaseSettings):
     @property
     def check_users(self) -> CheckUsers:
         """The users that may run programs of checks, and that of `notify`."""
-        return CheckUsers(self.admin_group, self.state_dir)
+        low, _, high = self.check_uids.partition("-")
+        uids = range(int(low), int(high) + 1) if high else range(0)
+        return CheckUsers(self.admin_group, self.state_dir, uids)
 
     @property
     def answers_on_localhost(self) -> bool:
