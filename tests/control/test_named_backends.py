@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from vipd.control.address_policy import AddressPolicy, admit_service
-from vipd.control.named_backends import MAX_PROBLEMS, NamedBackends, may_be_backend
+from vipd.control.named_backends import MAX_PROBLEMS, NamedBackends
 from vipd.declaration.native import parse_declaration
+from vipd.host.facts import HostFacts
 from vipd.model import limits
-from vipd.model.claim_limits import BySource, claim_limits
-from vipd.model.service import Backend, NamedBackend, NameKind, Protocol, Service, ServicePort
+from vipd.model.claim_limits import BySource
+from vipd.model.service import Backend, Frontend, NamedBackend, NameKind, Protocol, Service, ServicePort
 from vipd.resolver.answers import Question, Target
 
 WEB = Question(NameKind.DNS, "web.internal")
@@ -263,7 +264,70 @@ def test_the_settings_say_who_may_name_names(allowed: BySource, source: str, ok:
     ],
 )
 def test_whether_any_service_may_use_an_address(address: str, allowed: BySource, usable: bool) -> None:
-    assert may_be_backend(claim_limits(allowed, ()), address) is usable
+    names = Names(policy=AddressPolicy(backends=allowed))
+    assert names.named.may_serve(address) is usable
+
+
+HOST = HostFacts(
+    gateways={"10.0.0.254": "eth0"},
+    reserved_addresses={"10.0.0.255": "the broadcast address of 10.0.0.0/24 on eth0"},
+    etcd_servers=frozenset({"10.0.0.20"}),
+    name_servers=frozenset({"10.0.0.53"}),
+    own_addresses=frozenset({"10.0.0.1", "fd00::1"}),
+)
+NEEDED = {
+    "10.0.0.1": "an address of this host itself",
+    "10.0.0.254": "a gateway of this host",
+    "10.0.0.20": "an address of etcd, which feeds this host",
+    "10.0.0.53": "a name server of this host",
+    "10.0.0.255": "the broadcast address of 10.0.0.0/24 on eth0",
+}
+
+
+def test_no_name_leads_to_what_the_host_has_or_needs_unless_that_very_address_is_allowed() -> None:
+    service, answer = declared("[dns:web.internal]"), {WEB: targets(*NEEDED, "10.0.0.7")}
+    names = Names(policy=AddressPolicy(host=HOST))
+    names.answer(answer)
+    assert names.resolve(service) == ["10.0.0.7"]
+    told = [problem.what for problem in names.named.ignored("web")]
+    assert told == [
+        f"web: dns:web.internal resolves to {address}, which is left out: it is {role}, which "
+        "allowed_backends does not name by itself"
+        for address, role in NEEDED.items()
+    ]
+    assert [names.named.may_serve(address) for address in (*NEEDED, "10.0.0.7")] == [False] * 5 + [True]
+    allowed = ("10.0.0.0/8", "10.0.0.1", "10.0.0.53/32")
+    names = Names(policy=AddressPolicy(host=HOST, backends=allowed))
+    names.answer(answer)
+    assert names.resolve(service) == ["10.0.0.1", "10.0.0.53", "10.0.0.7"]
+
+
+def test_an_address_that_the_host_gets_or_loses_is_judged_again() -> None:
+    service, names = declared("[dns:web.internal]"), Names()
+    names.answer({WEB: targets("10.0.0.1", "10.0.0.7")})
+    assert names.resolve(service) == ["10.0.0.1", "10.0.0.7"]
+    answers = dict(names.named._answers)
+    for host, expected in ((HOST, ["10.0.0.7"]), (HostFacts(), ["10.0.0.1", "10.0.0.7"])):
+        names.policy = AddressPolicy(host=host)
+        assert names.answer(answers) == {"web"}
+        assert names.resolve(service) == expected
+        assert names.answer(answers) == set()
+
+
+def test_no_name_leads_to_an_external_address_at_its_port() -> None:
+    frontends = {Frontend("192.0.2.10", 8080, Protocol.TCP)}
+    names = NamedBackends(lambda _: False, frontends.__contains__)
+    names.set_answers({WEB: targets("192.0.2.10")}, AddressPolicy())
+
+    def resolved(port: int) -> list[str]:
+        service = declared(f"[dns:web.internal:{port}]")
+        return list(map(str, names.update(["web"], {"web": service})["web"].backends))
+
+    assert resolved(8080) == []
+    assert resolved(8081) == ["192.0.2.10:8081"]
+    frontends.add(Frontend("192.0.2.10", 8081, Protocol.TCP))
+    assert names.recheck() == {"web"}
+    assert resolved(8081) == []
 
 
 def test_what_names_add_is_no_part_of_the_declaration() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.name_server import NEEDED, NameServer
-from tests.lab.topology import Lab
+from tests.lab.topology import HOST_TOWARDS_BACKENDS, Lab
 from tests.packets.services import ENOUGH, SERVED_PORT
 
 pytestmark = [pytest.mark.root, NEEDED]
@@ -153,9 +153,10 @@ def test_a_vipd_that_applies_once_waits_for_the_answers(lab: Lab, dataplane: str
 def test_hostile_answers_are_left_out_and_the_rest_serves(
     lab: Lab, dataplane: str, server: NameServer
 ) -> None:
-    lies = ["127.0.0.1", "169.254.169.254", VIP, "224.0.0.1", "192.0.2.9", "::1"]
+    own, gateway = HOST_TOWARDS_BACKENDS[4], "192.0.2.1"
+    lies = ["127.0.0.1", "169.254.169.254", VIP, "224.0.0.1", "192.0.2.9", "::1", own, gateway]
     server.addresses(NAME, [*both(lab, 0), *lies])
-    allowed = ["10.0.0.0/8", "fd00::/8", "127.0.0.0/8", "224.0.0.0/4", "::1"]
+    allowed = ["10.0.0.0/8", "192.0.2.0/29", "fd00::/8", "127.0.0.0/8", "224.0.0.0/4", "::1"]
     with daemon_of(lab, dataplane, allowed_backends=allowed) as daemon:
         settled(daemon, places(lab, 0))
         told = "\n".join(daemon.get("services/web")["service"]["status"]["ignored"])

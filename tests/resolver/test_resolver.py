@@ -84,10 +84,11 @@ class Running:
         self.server = server
         limits = AnswerLimits(min_ttl=0.01)
         self.resolver = Resolver(
-            ResolverOptions(limits=limits, file=file, max_names=max_names, usable=usable),
+            ResolverOptions(limits=limits, file=file, max_names=max_names),
             server,
             LookupThreads(server.look_up),
         )
+        self.resolver.usable = usable
         self.resolver.load()
 
     async def __aenter__(self) -> Resolver:

@@ -101,6 +101,17 @@ class AddressPolicy:
         """Whether an address is one of this host's own."""
         return address in self._own
 
+    def resolved_refusal(self, address: str, source: str) -> str:
+        """Why an address that a name resolved to may be no backend of a service from this source; empty: it
+        may. Addresses that this host has or needs are only for those who write them: a name server could else
+        lead the clients of a service there."""
+        if refusal := self.limits.resolved_violation(address, source):
+            return refusal
+        role = self.host.role_of(address)
+        if not role or self.limits.names_alone(address, source):
+            return ""
+        return f"it is {role}, which allowed_backends does not name by itself"
+
     def for_accepted(self) -> AddressPolicy:
         """The policy for versions that were accepted earlier: only the settings apply, not the state of the
         host. That etcd is out of bounds comes from the settings.

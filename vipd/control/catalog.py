@@ -31,7 +31,7 @@ from vipd.declaration.conflicts import (
 )
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
-from vipd.model.service import Service
+from vipd.model.service import Frontend, Service
 
 Units = Mapping[str, Unit]
 """Units by name."""
@@ -84,6 +84,10 @@ class Catalog:
     def holds(self) -> bool:
         """Whether any unit is held."""
         return bool(self._held)
+
+    def is_frontend(self, frontend: Frontend) -> bool:
+        """Whether a service of the last merge has this frontend."""
+        return frontend in self._owners
 
     def is_vip(self, address: str) -> bool:
         """Whether a service of the last merge has this address in `address`."""

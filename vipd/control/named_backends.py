@@ -1,7 +1,8 @@
 """Backends that DNS names stand for, added to the services that name them. Pure.
 
 What a name resolves to is another's word: each address must be one that a backend may have, in
-`allowed_backends`, and no service's virtual IP. One that is not is left out, and named; the rest serves.
+`allowed_backends`, no service's own, and none that this host has or needs. One that is not is left out, and
+named; the rest serves.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from vipd.control.registrations import backend_room
 from vipd.declaration.problems import Problem
 from vipd.declaration.service_rules import resolved_address_fault
 from vipd.model import limits
-from vipd.model.claim_limits import SOURCES, ClaimLimits
-from vipd.model.service import Backend, NamedBackend, Service, family_of
+from vipd.model.claim_limits import SOURCES
+from vipd.model.service import Backend, Frontend, NamedBackend, Service, family_of
 from vipd.resolver.answers import Question, Target
 from vipd.resolver.backends import backends_of
 
@@ -38,9 +39,12 @@ class _Resolved(NamedTuple):
 class NamedBackends:
     """Adds the backends of names; an unchanged service stays the same object."""
 
-    def __init__(self, is_vip: Callable[[str], bool]) -> None:
-        """`is_vip` returns whether an address is the virtual IP of a service."""
-        self._is_vip = is_vip
+    def __init__(
+        self, is_vip: Callable[[str], bool], is_frontend: Callable[[Frontend], bool] = lambda _: False
+    ) -> None:
+        """`is_vip` returns whether an address is the virtual IP of a service, `is_frontend` whether a service
+        has an address and port, also an external one."""
+        self._is_vip, self._is_frontend = is_vip, is_frontend
         self._answers: Answers = {}
         self._policy = AddressPolicy()
         self._known: dict[str, _Resolved] = {}
@@ -55,10 +59,10 @@ class NamedBackends:
 
     def set_answers(self, answers: Answers, policy: AddressPolicy) -> set[str]:
         """Replace all answers; returns the services whose answers, or the limits on them, changed."""
-        before, lasting = self._answers, policy.for_accepted()
+        before, lasting = self._answers, replace(policy.for_accepted(), host=policy.host)
         questions = {q for q in answers if before.get(q) is not answers[q]} | (before.keys() - answers.keys())
         changed = {name for question in questions for name in self._users.get(question, ())}
-        if lasting != self._policy:
+        if lasting != self._policy or lasting.host.roles != self._policy.host.roles:
             changed.update(self._known)
         self._answers, self._policy = answers, lasting
         for name in changed:
@@ -73,7 +77,7 @@ class NamedBackends:
             for name, known in self._known.items()
             if name in self._refused
             or any(
-                backend.resolved_from and self._is_vip(backend.address)
+                backend.resolved_from and self._leads_back(known.service, backend)
                 for backend in (*known.result.backends, *known.result.fallback)
             )
         }
@@ -164,7 +168,7 @@ class NamedBackends:
         for named in names:
             targets = self._answers.get(Question.of(named), ())
             for backend in backends_of(named, targets, families):
-                if why := self._refusal(service, backend.address):
+                if why := self._refusal(service, backend):
                     what = f"{service.name}: {named} resolves to {backend.address}, which is left out: {why}"
                     refused.setdefault(what, Problem("", 0, "", what, _HINT))
                     continue
@@ -173,14 +177,31 @@ class NamedBackends:
                     taken.update(places)
                     yield backend
 
-    def _refusal(self, service: Service, address: str) -> str:
-        """Why an address may be no backend of a service; empty: it may."""
-        if fault := resolved_address_fault(address):
+    def _refusal(self, service: Service, backend: Backend) -> str:
+        """Why one that a name resolves to may be no backend of a service; empty: it may."""
+        if fault := resolved_address_fault(backend.address):
             return fault
-        if self._is_vip(address):
+        if self._leads_back(service, backend):
             # Packets to it would not be translated again: the kernel translates a packet only once.
             return "it is the virtual IP of a service"
-        return self._policy.limits.resolved_violation(address, service.origin.source)
+        return self._policy.resolved_refusal(backend.address, service.origin.source)
+
+    def _leads_back(self, service: Service, backend: Backend) -> bool:
+        """Whether a service answers at a backend's address, or at the external one that it has with its
+        port."""
+        if self._is_vip(backend.address):
+            return True
+        reached = ((port, backend.port_for(port)) for port in service.ports)
+        return any(
+            number and self._is_frontend(Frontend(backend.address, number, port.protocol))
+            for port, number in reached
+        )
+
+    def may_serve(self, address: str) -> bool:
+        """Whether a service of any source may have a backend at an address that a name resolves to."""
+        if resolved_address_fault(address):
+            return False
+        return any(not self._policy.resolved_refusal(address, source) for source in SOURCES)
 
     def ignored(self, service: str) -> tuple[Problem, ...]:
         """Why addresses of its names are left out."""
@@ -207,13 +228,6 @@ class NamedBackends:
         self._refused.pop(service, None)
         self._size -= self._sizes.pop(service, 0)
         self._left_out.pop(service, None)
-
-
-def may_be_backend(allowed: ClaimLimits, address: str) -> bool:
-    """Whether a service of any source may have a backend at an address that a name resolves to."""
-    if resolved_address_fault(address):
-        return False
-    return any(not allowed.resolved_violation(address, source) for source in SOURCES)
 
 
 def _places(backend: Backend, service: Service) -> set[tuple[str, str, int]]:

@@ -53,7 +53,7 @@ class Snapshot:
         """The last writing of each source that writes."""
         self._registered_last: Registrations = {}
         self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
-        self._named = NamedBackends(self._catalog.is_vip)
+        self._named = NamedBackends(self._catalog.is_vip, self._catalog.is_frontend)
         self._merged = MergeResult({}, {}, {})
         self._faults: Mapping[str, tuple[str, ...]] | None = None
         """None: there was no merge yet."""
@@ -83,6 +83,7 @@ class Snapshot:
         joining = self._registrar.set_registrations(self._registered(), policy)
         if self._resolver is not None:
             joining |= self._named.set_answers(self._resolver.answers, policy)
+            self._resolver.usable = self._named.may_serve
         # Removed units count as well as new ones, and one conflict requires a merge of all services from
         # scratch.
         known = len(self._merged.services) if changed or self._catalog.holds else 0
@@ -120,7 +121,7 @@ class Snapshot:
     def invalidate(self) -> None:
         """Drop the cached state: the next merge reads, admits and merges everything anew."""
         self._admission, self._catalog, self._registrar = Admission(), Catalog(), Registrar()
-        self._named = NamedBackends(self._catalog.is_vip)
+        self._named = NamedBackends(self._catalog.is_vip, self._catalog.is_frontend)
 
     def _follow_names(self, services: Iterable[str]) -> None:
         """Have the names of these services looked up."""

@@ -16,7 +16,6 @@ from vipd.control.announcer import AnnounceDriver, Announcer, Reconciled
 from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.connection_balancer import ConnectionBalancer
 from vipd.control.host import Host
-from vipd.control.named_backends import may_be_backend
 from vipd.control.reconciler import Reconciler, ReconcilerDependencies
 from vipd.control.silent_backends import SilentBackends
 from vipd.daemon.rule_programs import rule_programs
@@ -42,7 +41,6 @@ from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Supervisor
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.worker import Worker
-from vipd.model.claim_limits import claim_limits
 from vipd.model.service import AnnounceMethod
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.resolver.answers import AnswerLimits
@@ -226,7 +224,6 @@ async def _resolver(settings: Settings, observers: Observers, worker: Worker) ->
         ),
         settings.dns_max_names,
         settings.state_dir / "names.json",
-        partial(may_be_backend, claim_limits(settings.allowed_backends, ())),
     )
     resolver = Resolver(options, observers, RemoteLookup(worker))
     await asyncio.to_thread(resolver.load)

@@ -88,6 +88,8 @@ class HostFacts:
     """Sockets whose ports no service may claim."""
     etcd_servers: frozenset[str] = frozenset()
     """The addresses of etcd, by which services reach this host. Whoever claims one cuts it off for good."""
+    name_servers: frozenset[str] = frozenset()
+    """The addresses of the name servers that backends' names are looked up at."""
     node_port_addresses: Mapping[Family, frozenset[str] | None] = field(default_factory=dict)
     """The addresses of this host on which node ports are served; None, or no entry: all."""
     localhost_node_ports: bool = False
@@ -160,6 +162,29 @@ class HostFacts:
         if address in self.reserved_addresses:
             return f"{address} is {self.reserved_addresses[address]}", _UNUSED_ADDRESS_HINT
         return None
+
+    @property
+    def roles(self) -> tuple[object, ...]:
+        """What `role_of` goes by: equal if it returns the same."""
+        return (
+            self.own_addresses,
+            self.gateways,
+            self.etcd_servers,
+            self.name_servers,
+            self.reserved_addresses,
+        )
+
+    def role_of(self, address: str) -> str:
+        """What an address is to this host, as a phrase; empty: nothing."""
+        if address in self.own_addresses:
+            return "an address of this host itself"
+        if address in self.gateways:
+            return "a gateway of this host"
+        if address in self.etcd_servers:
+            return "an address of etcd, which feeds this host"
+        if address in self.name_servers:
+            return "a name server of this host"
+        return self.reserved_addresses.get(address, "")
 
     def _port_conflicts(self, service: Service) -> Iterator[tuple[str, LocalSocket]]:
         """The sockets whose ports a service claims, each with the claim.

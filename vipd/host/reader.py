@@ -13,6 +13,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
+from vipd.declaration.syntax import parse_frontend
 from vipd.host.accounts import CachedLookup
 from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket
 from vipd.host.local_sockets import LocalSockets
@@ -29,6 +30,9 @@ READ_TIMEOUT_SECONDS = 1.0
 """How long a caller waits for a reading, which takes some milliseconds. A longer one continues in the
 background."""
 
+MAX_RESOLV_CONF = 16 * 1024
+"""Characters of /etc/resolv.conf that are read."""
+
 T = TypeVar("T")
 
 
@@ -42,7 +46,7 @@ class HostReader:
         self._network = HostNetwork()
         self._neighbours: dict[str, str] = {}
         self._proxied = frozenset[str]()
-        self._etcd_servers = frozenset[str]()
+        self._etcd_servers = self._name_servers = frozenset[str]()
         self._processes, self._vrrp = Processes(root), False
         self._sockets = LocalSockets(root)
         self._listening: tuple[LocalSocket, ...] = ()
@@ -85,6 +89,9 @@ class HostReader:
         self._etcd_servers = self._read_or_keep(
             "its etcd", lambda: _etcd_servers(self._settings), self._etcd_servers
         )
+        self._name_servers = self._read_or_keep(
+            "its name servers", lambda: _name_servers(self._settings), self._name_servers
+        )
         self._listening = self._read_or_keep("its sockets", self._sockets.read, self._listening)
         self._stale = bool(self._faults)
 
@@ -115,6 +122,7 @@ class HostReader:
             network.reserved_addresses,
             tuple(each for each in sockets if each.protected),
             self._etcd_servers,
+            self._name_servers,
             {family: None if some is None else frozenset(some) for family, some in answering.items()},
             settings.answers_on_localhost,
             network.subnets,
@@ -161,3 +169,20 @@ def _etcd_servers(settings: Settings) -> frozenset[str]:
             _name_service.get(name)
         servers.update(_name_service.cached(name) or ())
     return frozenset(server for server in servers if not ip_address(server).is_loopback)
+
+
+def _name_servers(settings: Settings, resolv_conf: Path = Path("/etc/resolv.conf")) -> frozenset[str]:
+    """The addresses of the name servers that are set, else of those in /etc/resolv.conf."""
+    texts = [parse_frontend(place).address for place in settings.dns_servers]
+    if not texts:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            resolv_conf.open(encoding="utf-8", errors="replace") as file,
+        ):
+            lines = map(str.split, file.read(MAX_RESOLV_CONF).splitlines())
+            texts = [words[1] for words in lines if len(words) > 1 and words[0] == "nameserver"]
+    servers = set[str]()
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            servers.add(str(ip_address(text)))
+    return frozenset(servers)

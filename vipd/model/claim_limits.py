@@ -86,6 +86,10 @@ class SourceNetworks:
         """Raises ValueError for an invalid network."""
         named = {source: limits_of(limits, source) for source in SOURCES}
         self._all: dict[str, NetworkSet] = {s: NetworkSet(found) for s, found in named.items() if found}
+        self._single = {
+            source: {str(net.network_address) for net in map(ip_network, networks) if net.num_addresses == 1}
+            for source, networks in named.items()
+        }
         self._link_local: dict[str, NetworkSet] = {
             source: NetworkSet(filter(_within_link_local, networks)) for source, networks in named.items()
         }
@@ -98,6 +102,10 @@ class SourceNetworks:
     def allows_link_local(self, address: str, source: str) -> bool:
         """Whether a network that is itself link-local contains the address."""
         return source in self._link_local and self._link_local[source].contains(address)
+
+    def names_alone(self, address: str, source: str) -> bool:
+        """Whether a network of this source is this address alone."""
+        return address in self._single.get(source, ())
 
     def is_limited(self, source: str) -> bool:
         """Whether the source has limits."""
@@ -186,6 +194,10 @@ class ClaimLimits:
         if self._refused_link_local(address, source):
             return "link-local, and in no link-local network of allowed_backends"
         return ""
+
+    def names_alone(self, address: str, source: str) -> bool:
+        """Whether `allowed_backends` lists this very address for a source, and not only a network with it."""
+        return self._backends.names_alone(address, source)
 
     def _refused_link_local(self, address: str, source: str) -> bool:
         if not address.startswith("169.254.") and ":" not in address:

@@ -60,8 +60,6 @@ class ResolverOptions:
     max_names: int = 1000
     file: Path | None = None
     """The last good answers; None: they are not kept."""
-    usable: Callable[[str], bool] = lambda _: True
-    """Whether a service of any source may have a backend at an address that a name resolves to."""
 
 
 @dataclass(slots=True)
@@ -127,6 +125,8 @@ class Resolver:
         self._looked_up = asyncio.Event()
         """A lookup has ended."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self.usable: Callable[[str], bool] = lambda _: True
+        """Whether a service of any source may have a backend at an address that a name resolves to."""
         self.lookups = {"answered": 0, "failed": 0}
         """Number of lookups by how they ended."""
 
@@ -348,7 +348,7 @@ class Resolver:
         again: what it had serves on."""
         limits, now, part = self._options.limits, self._clock(), self._part()
         try:
-            usable = without_useless(result, self._options.usable)
+            usable = without_useless(result, self.usable)
             return apply_result(before, usable, limits, now, self._wall(), part)
         except Exception as error:
             log.exception("handling the answer for %s fails", question)

@@ -139,8 +139,8 @@ class Settings(BaseSettings):
     members of `admin_group` add.
     """
     check_uids: UidRange = "2113929216-2130706431"
-    """Numbers of the users that run programs of checks without `user`, one for each author: a file, a folder
-    in etcd, vipctl. No account and no container may have them. `off`: the user `vipd-check` runs them all.
+    """Numbers of the users that run programs of checks without `user`, one for each author. No account and
+    no container may have them. `off`: the user `vipd-check` runs them all.
     """
     localhost_node_ports: bool | None = None
     """Whether node ports match 127.0.0.0/8, too; unset: with the prefix KUBE or `compat: kube-proxy`. To
