@@ -4,12 +4,18 @@ large."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from vipd.control.address_policy import AddressPolicy, admit_service, checks_to_query
+from vipd.control.address_policy import (
+    AddressPolicy,
+    admit_service,
+    checks_to_query,
+    host_port_numbers,
+    port_share_problem,
+)
 from vipd.declaration import operations
 from vipd.declaration.listed_backends import as_declared
 from vipd.declaration.operations import Outcome, Services, invalid
@@ -157,11 +163,29 @@ def _problems(
     """Why new services are refused: services must not claim these things. An existing claim of a service is
     not a problem: it may be repaired, and lose backends, however the host has changed."""
     policy = replace(policy, check_problems=partial(_problems_of_check, check_problems))
-    return [
+    problems = [
         problem
         for service in new_or_changed
         for problem in admit_service(service, policy, all_services.get(service.name))
     ]
+    return [*problems, *_port_share_problems(new_or_changed, all_services, policy.host_ports_per_author)]
+
+
+def _port_share_problems(
+    new_or_changed: Collection[Service], all_services: Services, most: int
+) -> Iterator[Problem]:
+    """Why services get no new ports of this host: their author would have too many."""
+    growing: dict[str, list[Service]] = {}
+    for service in new_or_changed:
+        known = all_services.get(service.name)
+        if not host_port_numbers(service) <= (host_port_numbers(known) if known else set()):
+            growing.setdefault(service.origin.author, []).append(service)
+    changed = {service.name for service in new_or_changed} if growing else set[str]()
+    for author, services in growing.items():
+        others = (s for s in all_services.values() if s.origin.author == author and s.name not in changed)
+        taken = {number for other in others for number in host_port_numbers(other)}
+        if problem := port_share_problem(services, taken, most):
+            yield problem
 
 
 def _problems_of_check(check_problems: CheckProblems, check: Check) -> tuple[str, ...]:

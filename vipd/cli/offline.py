@@ -12,12 +12,13 @@ from pathlib import Path
 
 from vipd.cli.errors import NOT_FOUND, USAGE, CliError
 from vipd.cli.inputs import Inputs
-from vipd.control.address_policy import AddressPolicy, admit_addresses, admit_service
+from vipd.control.address_policy import AddressPolicy, admit_addresses, admit_service, port_share_problem
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.chosen import ChosenDataplane
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.declaration.problems import Problem
+from vipd.declaration.syntax import MAX_PORT
 from vipd.host.facts import NO_FACTS, HostFacts
 from vipd.host.settings.settings import Settings, balances_of, load_settings
 from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, parse_assignments
@@ -83,6 +84,7 @@ def admitted(
         host=facts.without_addresses() if compatible else facts,
         backends=settings.allowed_backends,
         host_ports=() if any_port else settings.host_ports,
+        host_ports_per_author=MAX_PORT if any_port else settings.host_ports_per_author,
         announced=settings.announce_addresses,
         names=settings.allowed_names,
         flow_limits=settings.has_own_chains,
@@ -93,6 +95,11 @@ def admitted(
         service, problems = admit_addresses(declared, policy)
         services.append(service)
         left_out += (*problems, *admit_service(service, policy))
+    by_author: dict[str, list[Service]] = {}
+    for service in services:
+        by_author.setdefault(service.origin.author, []).append(service)
+    shares = (port_share_problem(some, (), policy.host_ports_per_author) for some in by_author.values())
+    left_out += filter(None, shares)
     return inputs._replace(services=tuple(services), problems=tuple(sorted({*inputs.problems, *left_out})))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
 from vipd.declaration.problems import Problem
+from vipd.declaration.syntax import MAX_PORT
 from vipd.host.facts import NO_FACTS, HostFacts
 from vipd.model.check import UNCHECKED, Check, ExecProbe, HttpProbe, depends_on_host
 from vipd.model.claim_limits import (
@@ -71,6 +72,8 @@ class AddressPolicy:
     them."""
     names: BySource = (ANY_NAME,)
     """Endings of the DNS names that backends may have; a source without any may name none."""
+    host_ports_per_author: int = MAX_PORT
+    """How many ports of this host one author may have as node ports and health ports."""
     lan_holders: bool = True
     """Whether hosts can agree on the one that answers for an address on a LAN: they do so in etcd."""
     _addresses: SourceNetworks = field(init=False, repr=False, compare=False)
@@ -227,6 +230,28 @@ def _without_lan_holder(
         return
     if announcement.by is AnnounceMethod.L2:
         yield f"{service.name}: announce: l2 needs etcd, and vipd has none here", L2_HINT
+
+
+def host_port_numbers(service: Service) -> set[int]:
+    """The numbers of a service's node ports and health port."""
+    return {port.node_port for port in service.ports if port.node_port} | (
+        {service.health_port} if service.health_port else set()
+    )
+
+
+def port_share_problem(services: Iterable[Service], taken: Collection[int], most: int) -> Problem | None:
+    """That these services of one author, beside the host ports that are `taken` by his others, have more than
+    `most`; located at the first one beyond."""
+    numbers = set(taken)
+    for service in services:
+        numbers |= host_port_numbers(service)
+        if len(numbers) > most:
+            origin = service.origin
+            whose = f"{origin.author} has" if origin.source != CLI else "vipctl's services have"
+            what = f"{service.name}: {whose} more than {most} ports of this host, the most of one author"
+            hint = "use fewer node ports, or raise node_ports_per_author in vipd's settings"
+            return Problem(origin.path or origin.source, origin.line, "", what, hint)
+    return None
 
 
 def admit_registered(

@@ -1,11 +1,12 @@
 """Decides which version of each unit may serve: checks its claims against this host's policy. Pure.
 
 A candidate must satisfy the whole policy; an accepted version must satisfy only the settings. The number of
-endpoints of all units together is limited.
+endpoints of all units together is limited, and that of the host ports of one author's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,9 @@ from vipd.control.address_policy import (
     admit_addresses,
     admit_service,
     checks_to_query,
+    host_port_numbers,
     no_problems,
+    port_share_problem,
 )
 from vipd.declaration.problems import Declaration, Problem, ProblemList, internal_problem
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
@@ -121,7 +124,7 @@ class Admission:
         self._admitted: dict[str, _Admitted] = {}
         self._given: dict[str, Unit] = {}
         self._refused: set[str] = set()
-        self._budget = EndpointBudget()
+        self._budget, self._port_shares = EndpointBudget(), HostPortShares()
         self.units: dict[str, Unit] = {}
         """The admitted units by name; later calls update it."""
 
@@ -200,14 +203,17 @@ class Admission:
             del self._given[name]
             self._admitted.pop(name, None)
             self._budget.drop(name)
+            self._port_shares.drop(name)
             self.units.pop(name, None)
             self._refused.discard(name)
         return gone
 
     def _record(self, name: str, admitted: _Admitted) -> bool:
-        """Record an admitted unit, as far as the endpoint limit allows it. Returns whether the admitted part
-        has changed."""
-        unit = self._budget.admit(name, admitted.unit)
+        """Record an admitted unit, as far as the limits of endpoints and host ports allow it. Returns whether
+        the admitted part has changed."""
+        assert self._policy is not None  # noqa: S101 (units are noticed under a policy)
+        most = self._policy.host_ports_per_author
+        unit = self._budget.admit(name, self._port_shares.admit(name, admitted.unit, most))
         self._admitted[name] = replace(admitted, unit=unit)
         (self._refused.discard if unit.candidate.ok else self._refused.add)(name)
         known = self.units.get(name)
@@ -264,6 +270,53 @@ class EndpointBudget:
         self._sizes[name] = size
         self._size += size
         return unit
+
+
+class HostPortShares:
+    """Limits the ports of this host that the units of one author take together. Counts each unit in the
+    version that serves."""
+
+    def __init__(self) -> None:
+        self._units: dict[str, tuple[str, set[int]]] = {}
+        """By unit: its author, and the numbers of its ports; only units with such ports."""
+        self._taken: dict[str, Counter[int]] = {}
+        """By author: the number of units that have each port."""
+
+    def drop(self, name: str) -> None:
+        """Stop counting a unit."""
+        author, numbers = self._units.pop(name, ("", set[int]()))
+        for number in numbers:
+            self._taken[author][number] -= 1
+            if not self._taken[author][number]:
+                del self._taken[author][number]
+        if numbers and not self._taken[author]:
+            del self._taken[author]
+
+    def admit(self, name: str, unit: Unit, most: int) -> Unit:
+        """Count a unit; returns it, with a problem of the candidate if that has new ports beyond what its
+        author may have. An accepted version keeps its ports."""
+        self.drop(name)
+        chosen = unit.candidate if unit.candidate.ok else unit.accepted
+        numbers, author = _host_ports_of(chosen)
+        if not numbers:
+            return unit
+        if chosen is not unit.accepted and not numbers <= _host_ports_of(unit.accepted)[0]:
+            problem = port_share_problem(chosen.services, self._taken.get(author, ()), most)
+            if problem:
+                problems = (*chosen.problems, problem)
+                unit = Unit(replace(chosen, problems=problems), unit.accepted)
+                numbers, author = _host_ports_of(unit.accepted)
+        if numbers:
+            self._units[name] = author, numbers
+            self._taken.setdefault(author, Counter()).update(numbers)
+        return unit
+
+
+def _host_ports_of(declaration: Declaration) -> tuple[set[int], str]:
+    """The ports of this host that it takes, and their author."""
+    services = declaration.services
+    numbers = {number for service in services for number in host_port_numbers(service)}
+    return numbers, services[0].origin.author if services else ""
 
 
 def _size_of(declaration: Declaration) -> int:

@@ -122,6 +122,7 @@ class Host:
             host=self._facts.without_addresses() if compatible else self._facts,
             backends=self._settings.allowed_backends,
             host_ports=self._settings.host_ports,
+            host_ports_per_author=self._settings.host_ports_per_author,
             announced=self._settings.announce_addresses,
             names=self._settings.allowed_names,
             flow_limits=self._settings.has_own_chains,

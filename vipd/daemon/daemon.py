@@ -20,7 +20,7 @@ from vipd.api.peers import Permission, bind_socket
 from vipd.api.server import application
 from vipd.api.socket_server import serving
 from vipd.control.address_policy import L2_HINT
-from vipd.control.admission import admit_unit
+from vipd.control.admission import Admission
 from vipd.control.catalog import merge
 from vipd.control.host import Host
 from vipd.control.reload import reload
@@ -67,8 +67,9 @@ def check(settings: Settings) -> int:
     host = Host(settings, HostChanges(settings.state_dir), dataplane=lambda: dataplane)
     asyncio.run(host.refresh())
     policy = replace(host.claims(), check_problems=host.check_problem)
-    units = {name: admit_unit(unit, policy) for name, unit in {**files.units(), **store.units()}.items()}
-    merged = merge(units)
+    admission = Admission()
+    admission.admit(admission.update_units([files.units(), store.units()], policy))
+    merged = merge(admission.units)
     problems = [str(problem) for found in merged.problems.values() for problem in found]
     problems += [*files.faults(), *store.faults()]
     warnings = settings.etcd.warnings() if settings.etcd else []

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from vipd.declaration.syntax import parse_frontend
+from vipd.declaration.syntax import MAX_PORT, parse_frontend
 from vipd.host.accounts import CheckUsers
 from vipd.host.settings.etcd import PERIOD
 from vipd.host.settings.field_types import (
@@ -133,6 +133,10 @@ class Settings(BaseSettings):
     node_port_range: PortRangesBySource = Field(_HOST_PORTS, examples=["{etcd: 30000-32767}"])
     """Ports of this host that node ports and health ports may be, by source where wanted. A source that is
     not named: any that no program listens on, but etcd's default stays; with `compat: kube-proxy` any.
+    """
+    node_ports_per_author: int = Field(1384, ge=1, le=65_535)
+    """How many ports of this host one author may have as node ports and health ports: half of 30000-32767, so
+    that others find some. With `compat: kube-proxy` any number, unless it is set.
     """
     exec_checks: Literal["off", "files", "anywhere"] = "files"
     """Which services may have checks that run programs: none, those of files, or all, also those that
@@ -295,6 +299,12 @@ class Settings(BaseSettings):
         if self.compat == "kube-proxy":
             return self.node_port_range if "node_port_range" in self.model_fields_set else ()
         return {**_HOST_PORTS, **self.node_port_range}
+
+    @property
+    def host_ports_per_author(self) -> int:
+        """How many ports of this host one author may have."""
+        unlimited = self.compat == "kube-proxy" and "node_ports_per_author" not in self.model_fields_set
+        return MAX_PORT if unlimited else self.node_ports_per_author
 
     @property
     def exec_sources(self) -> tuple[str, ...]:
