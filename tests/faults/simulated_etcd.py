@@ -85,6 +85,8 @@ class SimulatedEtcd:
         names = sorted(name for name in self.kvs if _holds(asked, name))
         least, limit = int(asked.get("min_mod_revision", 0)), int(asked.get("limit", 0))
         kvs = [self.kvs[name] for name in names if int(self.kvs[name]["mod_revision"]) >= least]
+        if asked.get("sort_target") == "MOD":
+            kvs.sort(key=lambda kv: -int(kv["mod_revision"]))
         if asked.get("keys_only"):
             kvs = [{name: field for name, field in kv.items() if name != "value"} for kv in kvs]
         more = bool(limit) and len(kvs) > limit

@@ -99,6 +99,9 @@ ETCD_FOLDER_BYTES = 16 * MIB
 """Bytes of the keys and values below one folder of services or registrations in etcd, such as
 `backends/web/`: some 100,000 registrations."""
 
+ETCD_FOLDER_KEYS = 50_000
+"""Keys below such a folder: each takes a kilobyte in memory, however small it is."""
+
 ETCD_KEY_BYTES = 512
 """Bytes of a key in etcd that is kept whole; names of services have 128 at most."""
 

@@ -238,12 +238,13 @@ def test_a_compacted_revision_is_told(etcd: Cluster) -> None:
 def test_changed_since_sees_writes_and_counts_keys(etcd: Cluster) -> None:
     etcd.put_all({"/t/a": "1", "/t/b": "1", "/u/a": "1"})
     before = etcd.put("/t/c", "1")
+    etcd.put("/t/d", "1")
     etcd.put("/t/b", "2")
 
     async def scene() -> None:
         async with client_of(etcd) as client:
             _, (t, u) = await client.changed_since([ALL, KeyRange.prefix(b"/u/")], before)
-            assert ([kv.key for kv in t.kvs], t.count) == ([b"/t/b"], 3)
+            assert ([kv.key for kv in t.kvs], t.count) == ([b"/t/b"], 4)
             assert ([kv.key for kv in u.kvs], u.count) == ([], 1)
 
     asyncio.run(scene())

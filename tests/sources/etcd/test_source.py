@@ -243,6 +243,41 @@ def test_one_registrars_excess_stops_nobody_elses_services(
     asyncio.run(scene())
 
 
+def test_one_registrars_many_keys_keep_nobody_elses_from_being_followed(
+    etcd: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beyond all that is followed, with long names, and while the watch is asked whether it lags."""
+    monkeypatch.setattr(limits, "ETCD_KEYS", 400)
+    monkeypatch.setattr(limits, "ETCD_FOLDER_KEYS", 100)
+    start = f"{PREFIX}backends/bad/"
+    etcd.put_all({f"{start}10.244.0.{n}:80": "" for n in range(250)})
+    etcd.put_all(values(2))
+
+    async def scene() -> None:
+        async with following(etcd.urls, tmp_path) as there:
+            await there.until(lambda: len(there.names()) == 2, "listed")
+            for n in range(1, 4):
+                etcd.put_all({f"{start}10.244.{n}.{m}:80": "" for m in range(250)})
+                for m in range(3):
+                    etcd.put(f"{start}{n}{m}{'k' * 1_000_000}", "")
+                etcd.put(f"{PREFIX}backends/s001/10.244.9.{n}:80", "")
+                await there.until(lambda: len(there.source.registrations.get("s001", ())) == n, "registered")  # noqa: B023
+                await there.source._follower._probe([])
+            problems = {p.what for u in there.source.units().values() for p in u.candidate.problems}
+            assert "its folder has more than 100 keys" in problems
+            for _ in range(3):  # a later list adds none, and reports none as missed
+                await there.source._follower._list()
+                assert len(there.source._keys.kept) < 150
+            for n in range(1, 4):
+                etcd.delete(f"{start}10.244.{n}.*")
+            etcd.delete(f"{start}10.244.0.*")
+            etcd.put(f"{start}10.244.0.7:80", "")
+            await there.until(lambda: len(there.source.registrations.get("bad", ())) == 1, "room again")
+            assert there.source.faults() == ()
+
+    asyncio.run(scene())
+
+
 def test_a_wiped_store_takes_nothing_away(etcd: Cluster, tmp_path: Path) -> None:
     """As many keys as before, too few for the share: only the store's revision gives it away."""
     registered = f"{PREFIX}backends/s001/10.244.0.8:80"

@@ -62,10 +62,10 @@ class EtcdClient:
         page: int = PAGE,
         *,
         revision: int = 0,
-        shorten: Callable[[KeyValue], KeyValue] = lambda kv: kv,
+        shorten: Callable[[KeyValue], KeyValue | None] = lambda kv: kv,
     ) -> Listing:
         """Every key of the ranges at one revision (0: the newest), at most `page` in an answer, and fewer
-        where values are large. `shorten`: what is kept of each.
+        where values are large. `shorten`: what is kept of each, if anything.
 
         Raises CompactedError when that revision is compacted; the newest, too, can be between two pages: list
         again.
@@ -77,7 +77,7 @@ class EtcdClient:
             at = revision or (header.revision if header else 0)
             async for answer in self.pages(keys, page, revision=at):
                 header = header or answer.header
-                kept = [shorten(kv) for kv in answer.kvs]
+                kept = [short for kv in answer.kvs if (short := shorten(kv)) is not None]
                 kvs += kept
                 size += sum(len(kv.key) + len(kv.value) for kv in kept)
                 self._bound(len(kvs), size)
@@ -119,7 +119,8 @@ class EtcdClient:
     async def changed_since(
         self, ranges: Sequence[KeyRange], revision: int
     ) -> tuple[Header, tuple[RangeResponse, ...]]:
-        """For each range its count of keys, and the keys, without values, written after a revision."""
+        """For each range its count of keys, and the key written last, without its value, if that was after a
+        revision. Only one: names of keys may be as long as values."""
         requests = [range_request(keys, keys_only=True, newer_than=revision) for keys in ranges]
         what = f"read of {', '.join(map(str, ranges))}"
         return await self.connection.call(

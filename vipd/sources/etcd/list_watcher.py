@@ -166,7 +166,8 @@ class ListWatcher:
 
     def _lags(self, keys: KeyRange, found: RangeResponse) -> bool:
         newer = any(kv.mod_revision > self._positions[keys] for kv in found.kvs)
-        return newer or found.count != self._keys.count(keys.start.decode())
+        start = keys.start.decode()
+        return newer or found.count != self._keys.count(start) + self._budget.left_out(start)
 
     def _same_store(self, header: Header, revision: int) -> None:
         """Raises RelistError. `revision`: one that the store had before the request."""
@@ -179,8 +180,13 @@ class ListWatcher:
         """Read the whole store at one revision."""
         live = dict(self._positions)
         before = max(live.values(), default=self._keys.revision)
-        budget = FolderBudget(self._layout)
-        listing = await self._client.list(self._ranges, shorten=budget.shortened)
+        known = frozenset(key for key, kept in self._keys.kept.items() if not kept.held)
+        budget = await asyncio.to_thread(FolderBudget, self._layout, known)
+
+        def shorten(kv: KeyValue) -> KeyValue | None:
+            return budget.shortened(kv, known=_text(short_key(kv.key)) in known)
+
+        listing = await self._client.list(self._ranges, shorten=shorten)
         header = listing.header
         foreign = bool(self._keys.cluster) and (
             header.cluster_id != self._keys.cluster or header.revision < before
@@ -196,6 +202,7 @@ class ListWatcher:
                 log.warning("the watch of etcd had missed %d keys, such as %s", len(missed), first)
             self._positions = dict.fromkeys(self._ranges, header.revision)
             self._size = sum(len(kv.key) + len(kv.value) for kv in listing.kvs)
+            budget.forget(change.removed & known)
             self._budget = budget
             self._apply(change)
         self.listed.set()
@@ -263,7 +270,9 @@ class ListWatcher:
                 return
             last = {_text(short_key(event.kv.key)): event for event in fresh}
             written = self._shortened({key: event.kv for key, event in last.items() if not event.deleted})
-            removed = frozenset(last.keys() - written.keys())
+            removed = frozenset(key for key, event in last.items() if event.deleted)
+            for key in removed:
+                self._budget.remove(key, self._present(key))
             revision = fresh[-1].kv.mod_revision
             self._check_size(written)
             change = StoreChange(self._keys.cluster, revision, await self._parse_values(written), removed)
@@ -271,13 +280,18 @@ class ListWatcher:
             self._apply(change)
 
     def _shortened(self, written: dict[str, KeyValue]) -> dict[str, KeyValue]:
-        """These keys as they are kept."""
-        room = limits.ETCD_FOLDER_BYTES - sum(len(kv.key) + len(kv.value) for kv in written.values())
-        if any(self._budget.sizes[self._budget.folder(key)] > room for key in written):
-            # Values overwritten or removed since the last time are counted there, too.
-            kept = self._keys.kept.items()
-            self._budget.count_anew((key, each.value) for key, each in kept if key not in written)
-        return {key: self._budget.shortened(kv) for key, kv in written.items()}
+        """These keys as they are kept, without those that are left out."""
+        kept: dict[str, KeyValue] = {}
+        for key, kv in written.items():
+            known = self._present(key)
+            if (short := self._budget.shortened(kv, before=known)) is not None:
+                kept[key] = short
+        return kept
+
+    def _present(self, key: str) -> str | None:
+        """The value that a key has in the store, as it is kept; None if it is not there, or left out."""
+        known = self._keys.kept.get(key)
+        return None if known is None or known.held else known.value
 
     def _check_size(self, written: dict[str, KeyValue]) -> None:
         """Check that there is room for these: otherwise a listing reports the problem. Raises

@@ -134,7 +134,8 @@ def encoded(data: bytes) -> str:
 def range_request(
     keys: KeyRange, limit: int = 0, revision: int = 0, keys_only: bool = False, newer_than: int = 0
 ) -> Message:
-    """Request keys in key order; `revision` 0: the newest. `newer_than`: only keys written after it."""
+    """Request keys in key order; `revision` 0: the newest. `newer_than`: only the key
+    written last, if that was after it."""
     body = keys.fields()
     if limit:
         body["limit"] = str(limit)
@@ -143,7 +144,8 @@ def range_request(
     if keys_only:
         body["keys_only"] = True
     if newer_than:
-        body["min_mod_revision"] = str(newer_than + 1)
+        body |= {"min_mod_revision": str(newer_than + 1), "limit": "1"}
+        body |= {"sort_order": "DESCEND", "sort_target": "MOD"}
     return body
 
 

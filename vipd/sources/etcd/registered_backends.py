@@ -31,9 +31,12 @@ class RegisteredBackends:
     def set(self, key: str, meaning: ParsedValue) -> None:
         """Set the backend of a key; a meaning that is no backend changes nothing."""
         if isinstance(meaning, tuple):
+            service, new = meaning[0], key not in self._meanings
             self._meanings[key] = meaning
-            self._keys.setdefault(meaning[0], set()).add(key)
-            self._changed.add(meaning[0])
+            self._keys.setdefault(service, set()).add(key)
+            # A key that comes when others fill the list already was written after them.
+            if not (new and len(self._lists.get(service, ())) >= limits.BACKENDS):
+                self._changed.add(service)
 
     def remove(self, key: str) -> None:
         """The key is no more, if it was one of a backend."""

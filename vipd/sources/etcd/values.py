@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from hashlib import blake2b, sha256
 
 from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.body_pattern import literal_text
@@ -89,39 +89,80 @@ class FolderBudget:
     """What is kept of keys and values, so that the excess of one folder leaves room for all others.
 
     A folder is the first one below `services/` or `backends/`. Of a value that is too large, or beyond what
-    the folder may have, the reason is kept instead.
+    the folder may have, the reason is kept instead; of keys beyond their number only a digest, but of the
+    first one.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, known: Iterable[str] = ()) -> None:
+        """`known`: keys that are kept, whatever their number; their values do not count yet."""
         self._layout = layout
         self.sizes = Counter[str]()
-        """Bytes of each folder; overwritten values count until the sizes are set anew."""
+        """Bytes of each folder that are kept."""
+        self._numbers = Counter(filter(None, map(self.folder, known)))
+        """Keys of each folder that are kept."""
+        self._left_out: dict[str, set[int]] = {}
+        """Digests of the keys that are not kept, by folder."""
+
+    def left_out(self, start: str) -> int:
+        """How many keys that begin so are not kept."""
+        return sum(len(keys) for folder, keys in self._left_out.items() if folder.startswith(start))
+
+    def forget(self, known: Iterable[str]) -> None:
+        """These keys, known to begin with, are no more in the store."""
+        self._numbers.subtract(filter(None, map(self.folder, known)))
+
+    def remove(self, key: str, kept: str | None) -> None:
+        """A key is no more in the store; its value was this, or None if the key was left out."""
+        folder = self.folder(key)
+        if kept is not None and folder:
+            self._numbers[folder] -= 1
+            self.sizes[folder] -= _size(key, kept)
+        self._left_out.get(folder, set()).discard(_digest(key))
 
     def folder(self, key: str) -> str:
         """The folder whose budget a key uses; empty: none."""
         folder = self._layout.folder(key)
         return "" if folder == self._layout.services else folder
 
-    def shortened(self, kv: KeyValue) -> KeyValue:
-        """A key and its value as they are kept; adds them to their folder."""
+    def shortened(self, kv: KeyValue, *, before: str | None = None, known: bool = False) -> KeyValue | None:
+        """A key and its value as they are kept; adds them to their folder. None: the key is left out.
+        `before`: the value that it had, which counts no longer. `known`: one of those that were known
+        to begin with."""
         key, value = short_key(kv.key), kv.value
         is_service = kv.key.startswith(self._layout.services.encode())
         most = limits.ETCD_SERVICE_BYTES if is_service else limits.ETCD_SMALL_VALUE_BYTES
         if len(value) > most:
             value = f"{REFUSED}it has {len(value)} bytes, of which {most} are the most".encode()
-        folder = self.folder(key.decode(errors="surrogateescape"))
-        if folder and self.sizes[folder] + len(key) + len(value) > limits.ETCD_FOLDER_BYTES:
+        text = key.decode(errors="surrogateescape")
+        folder = self.folder(text)
+        if not folder:
+            return kv._replace(key=key, value=value)
+        if before is not None:
+            self.sizes[folder] -= _size(text, before)
+        elif not known:
+            beyond = self._numbers[folder] - limits.ETCD_FOLDER_KEYS
+            if beyond > 0:
+                self._left_out.setdefault(folder, set()).add(_digest(text))
+                return None
+            if beyond == 0:
+                value = f"{REFUSED}its folder has more than {limits.ETCD_FOLDER_KEYS} keys".encode()
+            self._numbers[folder] += 1
+            self._left_out.get(folder, set()).discard(_digest(text))
+        if self.sizes[folder] + len(key) + len(value) > limits.ETCD_FOLDER_BYTES:
             most = limits.ETCD_FOLDER_BYTES >> 20
             value = f"{REFUSED}the keys of its folder have more than {most} MiB".encode()
-        if folder:
-            self.sizes[folder] += len(key) + len(value)
+        self.sizes[folder] += len(key) + len(value)
         return kv._replace(key=key, value=value)
 
-    def count_anew(self, kept: Iterable[tuple[str, str]]) -> None:
-        """Set the sizes of all folders to those of these keys and values."""
-        self.sizes.clear()
-        for key, value in kept:
-            self.sizes[self.folder(key)] += len(key) + len(value)
+
+def _size(key: str, value: str) -> int:
+    return sum(len(text.encode(errors="surrogateescape")) for text in (key, value))
+
+
+def _digest(key: str) -> int:
+    """A number of 64 bits that stands for a key."""
+    digest = blake2b(key.encode(errors="surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def short_key(key: bytes) -> bytes:
