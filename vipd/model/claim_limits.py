@@ -86,7 +86,7 @@ class SourceNetworks:
         """Raises ValueError for an invalid network."""
         named = {source: limits_of(limits, source) for source in SOURCES}
         self._all: dict[str, NetworkSet] = {s: NetworkSet(found) for s, found in named.items() if found}
-        self._single = {
+        self._single: dict[str, set[str]] = {
             source: {str(net.network_address) for net in map(ip_network, networks) if net.num_addresses == 1}
             for source, networks in named.items()
         }
