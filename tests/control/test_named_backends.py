@@ -272,7 +272,7 @@ HOST = HostFacts(
     gateways={"10.0.0.254": "eth0"},
     reserved_addresses={"10.0.0.255": "the broadcast address of 10.0.0.0/24 on eth0"},
     etcd_servers=frozenset({"10.0.0.20"}),
-    name_servers=frozenset({"10.0.0.53"}),
+    dependencies={"10.0.0.53": ("a name server of this host", "")},
     own_addresses=frozenset({"10.0.0.1", "fd00::1"}),
 )
 NEEDED = {

@@ -133,6 +133,24 @@ class TestEntries:
         source.save(holding(B))
         assert [entry.revision for entry in machine.start(tmp_path).history.entries] == [7]
 
+    def test_many_changes_of_one_user_leave_those_of_others(
+        self, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(history, "MAX_ENTRIES", 5)
+        source, ann, bob = machine.start(tmp_path), ChangeNote("ann (pid 7)"), ChangeNote("bob (pid 9)")
+        source.save(holding(B), bob)
+        for number in range(20):
+            flooded = replace(A, backends=(Backend(f"10.244.1.{number}"),))
+            source.save(holding(B, flooded), replace(ann, by=f"ann (pid {number})"))
+        for kept in (source.history, machine.start(tmp_path).history):
+            assert [entry.revision for entry in kept.entries] == [1, 18, 19, 20, 21]
+            assert kept.entries[0].by == "bob (pid 9)"
+            # What became one leads back to what was before the first of it.
+            assert [(c.name, c.before) for c in kept.entries[1].changes()] == [("a", None)]
+            assert (kept.oldest, kept.entries[1].before) == (0, 1)
+        assert source.services_at(1) == {"a": None}
+        assert source.services_at(18)["a"] == replace(A, backends=(Backend("10.244.1.16"),))
+
     def test_a_summary_names_some_services_and_counts_the_rest(self) -> None:
         changes = [ServiceChange(f"s{n}", None, "x") for n in range(200)]
         entry = Entry.of(1, START, ChangeNote(), changes)

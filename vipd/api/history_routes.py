@@ -147,6 +147,10 @@ def _wanted_revision(history: History, revision: object) -> int:
     if revision < 0 or (history.bounded and not history.oldest <= revision <= history.newest):
         why = f"the history reaches from {history.oldest} to {history.newest}"
         raise RefusedError("not-found", f"no revision {revision}", why, "vipctl history lists them")
+    joined = next((e.revision for e in history.entries if e.revision >= revision), revision)
+    if history.bounded and revision not in (history.oldest, joined):
+        why = f"it has become one with revision {joined}"
+        raise RefusedError("not-found", f"no revision {revision}", why, "vipctl history lists them")
     return revision
 
 

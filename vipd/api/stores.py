@@ -51,7 +51,7 @@ class History:
     @property
     def oldest(self) -> int:
         """The oldest revision that the entries lead back to: the one before the first of them."""
-        return self.entries[0].revision - 1 if self.entries else 0
+        return self.entries[0].before if self.entries else 0
 
 
 class Store(Protocol):

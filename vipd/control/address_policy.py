@@ -127,7 +127,7 @@ class AddressPolicy:
             host_addresses=(),
             ca_sources=(*self.ca_sources, ETCD),
             check_problems=no_problems,
-            host=HostFacts(etcd_servers=self.host.etcd_servers),
+            host=self.host.of_settings(),
             lan_holders=True,
         )
 

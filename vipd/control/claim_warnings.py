@@ -6,11 +6,13 @@ The cost depends on the number of findings, not of services: facts are looked up
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from vipd.host.facts import HostFacts, LocalSocket, Subnet, address_number
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import AnnounceMethod, Family, Protocol, Service, family_of, socket_text
+
+T = TypeVar("T")
 
 MAX_LINES = 10
 NAMED = 3
@@ -184,6 +186,7 @@ class ClaimIndex:
             **{each: _LIVE % where for each, (where, _) in self._live.items()},
             **{each: _KNOWN % f"a gateway of this host, on {on}" for each, on in self._here(facts.gateways)},
             **{each: _KNOWN % what for each, what in self._here(facts.reserved_addresses)},
+            **{each: "; hint: ".join(words) for each, words in self._here(facts.dependencies)},
         }
         for address, text in told.items():
             # An external address may be in a connected subnet if a host answers for it, as with keepalived.
@@ -196,7 +199,7 @@ class ClaimIndex:
                 if address not in facts.own_addresses and (inside or not only_inside):
                     yield Finding(self._known[key].service, text, address)
 
-    def _here(self, known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    def _here(self, known: Mapping[str, T]) -> Iterator[tuple[str, T]]:
         return ((address, known[address]) for address in _both(known, self._addresses))
 
     def _of_node_ports(self, facts: HostFacts) -> Iterator[Finding]:

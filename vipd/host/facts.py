@@ -87,9 +87,13 @@ class HostFacts:
     protected_sockets: tuple[LocalSocket, ...] = ()
     """Sockets whose ports no service may claim."""
     etcd_servers: frozenset[str] = frozenset()
-    """The addresses of etcd, by which services reach this host. Whoever claims one cuts it off for good."""
-    name_servers: frozenset[str] = frozenset()
-    """The addresses of the name servers that backends' names are looked up at."""
+    """The addresses that the settings name as etcd's, by which services reach this host. Whoever claims one
+    cuts it off for good."""
+    etcd_sockets: tuple[LocalSocket, ...] = ()
+    """The same for an etcd on this host: among the protected ones."""
+    dependencies: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Other addresses that vipd itself sends to, each with what it is, and a hint: name servers, and those
+    that etcd has by a name."""
     node_port_addresses: Mapping[Family, frozenset[str] | None] = field(default_factory=dict)
     """The addresses of this host on which node ports are served; None, or no entry: all."""
     localhost_node_ports: bool = False
@@ -124,7 +128,15 @@ class HostFacts:
     def without_addresses(self) -> HostFacts:
         """The facts for a host where services may claim any address but etcd's, and any port except protected
         ones."""
-        return replace(self, gateways={}, reserved_addresses={}, sockets=())
+        return replace(self, gateways={}, dependencies={}, reserved_addresses={}, sockets=())
+
+    def of_settings(self) -> HostFacts:
+        """The facts that follow from the settings: where etcd is. They hold for accepted services, too."""
+        return HostFacts(
+            etcd_servers=self.etcd_servers,
+            protected_sockets=self.etcd_sockets,
+            node_port_addresses=self.node_port_addresses,
+        )
 
     def violations(self, service: Service, serving: Service | None = None) -> Iterator[tuple[str, str]]:
         """The claims of a service that this host refuses, each with a hint. What `serving`, its version in
@@ -156,6 +168,9 @@ class HostFacts:
             return what, f"{_UNUSED_ADDRESS_HINT}: vipd would not reach etcd any more"
         if address in claimed:
             return None
+        if address in self.dependencies:
+            what, hint = self.dependencies[address]
+            return f"{address} is {what}", hint
         if address in self.gateways:
             what = f"{address} is a gateway of this host, on {self.gateways[address]}"
             return what, f"{_UNUSED_ADDRESS_HINT}: what this host sends by way of the gateway needs it"
@@ -170,7 +185,7 @@ class HostFacts:
             self.own_addresses,
             self.gateways,
             self.etcd_servers,
-            self.name_servers,
+            self.dependencies,
             self.reserved_addresses,
         )
 
@@ -182,8 +197,8 @@ class HostFacts:
             return "a gateway of this host"
         if address in self.etcd_servers:
             return "an address of etcd, which feeds this host"
-        if address in self.name_servers:
-            return "a name server of this host"
+        if address in self.dependencies:
+            return self.dependencies[address][0]
         return self.reserved_addresses.get(address, "")
 
     def _port_conflicts(self, service: Service) -> Iterator[tuple[str, LocalSocket]]:

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.declaration.syntax import parse_frontend
 from vipd.host.accounts import CachedLookup
-from vipd.host.facts import NO_FACTS, HostFacts, LocalSocket
+from vipd.host.facts import ANY_IPV6, NO_FACTS, HostFacts, LocalSocket
 from vipd.host.local_sockets import LocalSockets
 from vipd.host.netlink import MalformedMessageError
 from vipd.host.network import HostNetwork, read_neighbours, read_network, read_proxied
@@ -26,12 +26,19 @@ from vipd.model.service import Family, Protocol
 
 log = logging.getLogger(__name__)
 
+RESOLV_CONFS = (Path("etc/resolv.conf"), Path("run/systemd/resolve/resolv.conf"))
+"""The name servers of this host; and those that systemd-resolved asks, whose own address is a loopback
+one."""
+_MAX_RESOLV_CONF_BYTES = 65_536
+_MAX_NAME_SERVERS = 16
+_MAX_ADDRESSES_OF_NAME = 64
+
+_ETCD_HINT = "choose an address that no host has: vipd would not reach etcd any more"
+_NAME_SERVER_HINT = "choose an address that no host has, or set dns_servers to servers that no service has"
+
 READ_TIMEOUT_SECONDS = 1.0
 """How long a caller waits for a reading, which takes some milliseconds. A longer one continues in the
 background."""
-
-MAX_RESOLV_CONF = 16 * 1024
-"""Characters of /etc/resolv.conf that are read."""
 
 T = TypeVar("T")
 
@@ -46,7 +53,9 @@ class HostReader:
         self._network = HostNetwork()
         self._neighbours: dict[str, str] = {}
         self._proxied = frozenset[str]()
-        self._etcd_servers = self._name_servers = frozenset[str]()
+        self._etcd: tuple[_Endpoint, ...] = ()
+        self._name_servers: Mapping[str, str] = {}
+        self._resolv_confs = tuple(root / path for path in RESOLV_CONFS)
         self._processes, self._vrrp = Processes(root), False
         self._sockets = LocalSockets(root)
         self._listening: tuple[LocalSocket, ...] = ()
@@ -86,11 +95,9 @@ class HostReader:
             "its neighbours", lambda: read_neighbours(devices), self._neighbours
         )
         self._proxied = self._read_or_keep("its proxies", read_proxied, self._proxied)
-        self._etcd_servers = self._read_or_keep(
-            "its etcd", lambda: _etcd_servers(self._settings), self._etcd_servers
-        )
+        self._etcd = self._read_or_keep("its etcd", lambda: tuple(_endpoints(self._settings)), self._etcd)
         self._name_servers = self._read_or_keep(
-            "its name servers", lambda: _name_servers(self._settings), self._name_servers
+            "its name servers", self._read_name_servers, self._name_servers
         )
         self._listening = self._read_or_keep("its sockets", self._sockets.read, self._listening)
         self._stale = bool(self._faults)
@@ -116,13 +123,15 @@ class HostReader:
     def _combine(self, own: frozenset[str]) -> HostFacts:
         settings, network = self._settings, self._network
         answering = {family: settings.node_addresses(family, own) for family in Family}
-        sockets = (*_own_sockets(settings), *self._listening)
+        local_etcd = [e for e in self._etcd if e.loopback or e.address in own]
+        sockets = (*_own_sockets(settings), *map(_etcd_socket, local_etcd), *self._listening)
         return HostFacts(
             network.gateways,
             network.reserved_addresses,
             tuple(each for each in sockets if each.protected),
-            self._etcd_servers,
-            self._name_servers,
+            frozenset(e.address for e in self._etcd if e.of_settings and not e.loopback),
+            tuple(_etcd_socket(e) for e in local_etcd if e.of_settings),
+            self._dependencies(),
             {family: None if some is None else frozenset(some) for family, some in answering.items()},
             settings.answers_on_localhost,
             network.subnets,
@@ -133,6 +142,46 @@ class HostReader:
             self._vrrp,
             self._proxied,
         )
+
+    def _dependencies(self) -> dict[str, tuple[str, str]]:
+        etcd = {
+            e.address: (f"an address of etcd, which feeds this host ({e.name})", _ETCD_HINT)
+            for e in self._etcd
+            if not (e.of_settings or e.loopback)
+        }
+        servers = {
+            address: (f"a name server that vipd asks ({by})", _NAME_SERVER_HINT)
+            for address, by in self._name_servers.items()
+        }
+        return {**servers, **etcd}
+
+    def _read_name_servers(self) -> dict[str, str]:
+        """The name servers that vipd asks, without loopback ones, each with who names it. The C library asks
+        those of resolv.conf for the names of etcd's endpoints, whatever the settings say."""
+        servers = {parse_frontend(place).address: "dns_servers" for place in self._settings.dns_servers}
+        if not servers or any(endpoint.name for endpoint in self._etcd):
+            for path in self._resolv_confs:
+                for address in resolv_conf_servers(path):
+                    servers.setdefault(address, str(path))
+        return {address: by for address, by in servers.items() if not ip_address(address).is_loopback}
+
+
+def resolv_conf_servers(path: Path) -> list[str]:
+    """The addresses of the name servers in a resolv.conf(5), the first of them. Raises OSError."""
+    servers = []
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file.read(_MAX_RESOLV_CONF_BYTES).decode(errors="replace").splitlines():
+            words = line.split()
+            with contextlib.suppress(ValueError):
+                if len(words) > 1 and words[0] == "nameserver":
+                    servers.append(_canonical(words[1]))
+    return servers[:_MAX_NAME_SERVERS]
+
+
+def _canonical(text: str) -> str:
+    """An address as services name it: without a zone, and IPv4 as such. Raises ValueError."""
+    address = ip_address(text.partition("%")[0])
+    return str((address.version == 6 and address.ipv4_mapped) or address)
 
 
 def _own_sockets(settings: Settings) -> tuple[LocalSocket, ...]:
@@ -150,39 +199,46 @@ def _own_sockets(settings: Settings) -> tuple[LocalSocket, ...]:
 
 
 def _addresses_of(name: str) -> frozenset[str]:
-    return frozenset(str(ip_address(entry[4][0])) for entry in socket.getaddrinfo(name, None))
+    return frozenset(_canonical(str(entry[4][0])) for entry in socket.getaddrinfo(name, None))
 
 
 _name_service: CachedLookup[str, frozenset[str]] = CachedLookup(_addresses_of, "the name service")
 
 
-def _etcd_servers(settings: Settings) -> frozenset[str]:
-    """The addresses of etcd's endpoints, without loopback ones, which no service may have anyway. A name that
-    cannot be looked up keeps its last addresses."""
-    servers = set[str]()
+class _Endpoint(NamedTuple):
+    """An address of an endpoint of etcd."""
+
+    address: str
+    port: int
+    name: str = ""
+    """The name that it was found by; empty: the settings have the address."""
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it is on this host, by an address that no service may have anyway."""
+        return ip_address(self.address).is_loopback
+
+    @property
+    def of_settings(self) -> bool:
+        """Whether it follows from the settings, and not from what a name server says."""
+        return not self.name or self.loopback
+
+
+def _endpoints(settings: Settings) -> Iterator[_Endpoint]:
+    """The addresses of etcd's endpoints. A name that cannot be looked up keeps its last ones."""
     for url in settings.etcd.endpoints if settings.etcd else ():
-        name = urlsplit(url).hostname or ""
+        parts = urlsplit(url)
+        name, port = parts.hostname or "", parts.port or 0
         with contextlib.suppress(ValueError):
-            servers.add(str(ip_address(name)))
+            yield _Endpoint(_canonical(name), port)
             continue
         with contextlib.suppress(OSError, KeyError):
             _name_service.get(name)
-        servers.update(_name_service.cached(name) or ())
-    return frozenset(server for server in servers if not ip_address(server).is_loopback)
+        for address in sorted(_name_service.cached(name) or ())[:_MAX_ADDRESSES_OF_NAME]:
+            yield _Endpoint(address, port, name)
 
 
-def _name_servers(settings: Settings, resolv_conf: Path = Path("/etc/resolv.conf")) -> frozenset[str]:
-    """The addresses of the name servers that are set, else of those in /etc/resolv.conf."""
-    texts = [parse_frontend(place).address for place in settings.dns_servers]
-    if not texts:
-        with (
-            contextlib.suppress(FileNotFoundError),
-            resolv_conf.open(encoding="utf-8", errors="replace") as file,
-        ):
-            lines = map(str.split, file.read(MAX_RESOLV_CONF).splitlines())
-            texts = [words[1] for words in lines if len(words) > 1 and words[0] == "nameserver"]
-    servers = set[str]()
-    for text in texts:
-        with contextlib.suppress(ValueError):
-            servers.add(str(ip_address(text)))
-    return frozenset(servers)
+def _etcd_socket(endpoint: _Endpoint) -> LocalSocket:
+    """The port of an etcd on this host, by whichever address others reach it."""
+    owner = "etcd, which feeds this host"
+    return LocalSocket(Protocol.TCP, ANY_IPV6, endpoint.port, owner, protected=True)

@@ -2,7 +2,9 @@
 
 Each change is one entry, on disk, synced, before the store's own file is written; a disk that is full so
 refuses the change, and no accepted change lacks its entry. The file is replaced as a whole: it is small, as
-the oldest entries are dropped beyond `MAX_ENTRIES` and `MAX_BYTES`.
+the oldest entries are dropped beyond `MAX_ENTRIES` and `MAX_BYTES`. While the oldest is of a user with few,
+two consecutive ones of the user with the most become one instead, so that nobody's changes take the history
+of others.
 
 Its lines are JSON: first `{"format": 1, "confirmation": ...}`; then each entry, the oldest first, as one line
 about the change and one for each service, with its text in the store's file before and after the change.
@@ -15,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from vipd.declaration.bounded_json import read_json
@@ -89,17 +92,26 @@ class Entry:
     """The first services with their actions."""
     encoded: bytes
     """Its lines of the file: most of them are never read again."""
+    first: int = 0
+    """The first of several changes that have become this one; 0: it is one alone."""
 
     @staticmethod
-    def of(revision: int, at: datetime, note: ChangeNote, changes: Sequence[ServiceChange]) -> Entry:
+    def of(
+        revision: int, at: datetime, note: ChangeNote, changes: Sequence[ServiceChange], first: int = 0
+    ) -> Entry:
         """The entry of a change."""
         by, reason = one_line(note.by)[:MAX_TEXT], one_line(note.reason)[:MAX_TEXT]
         head = {"revision": revision, "at": at.isoformat(), "by": by, "reason": reason}
-        lines = [_line(head)]
+        lines = [_line({**head, "first": first} if first else head)]
         lines += (_line({"name": c.name, "before": c.before, "after": c.after}) for c in changes)
         actions = dict(Counter(change.action for change in changes))
         named = tuple((change.name, change.action) for change in changes[:NAMES_KEPT])
-        return Entry(revision, at, by, reason, actions, named, b"".join(lines))
+        return Entry(revision, at, by, reason, actions, named, b"".join(lines), first)
+
+    @property
+    def before(self) -> int:
+        """The revision that it leads back to."""
+        return (self.first or self.revision) - 1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -157,7 +169,7 @@ class StoreHistory:
     @property
     def oldest(self) -> int:
         """The oldest revision that the entries lead back to: the one before the first of them."""
-        return self._entries[0].revision - 1 if self._entries else 0
+        return self._entries[0].before if self._entries else 0
 
     def load(self) -> None:
         """Read the file. One that cannot be used is left alone and reported."""
@@ -232,6 +244,8 @@ class StoreHistory:
 
 def _within_limits(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     """The newest of these entries that may be kept."""
+    if len(entries) > MAX_ENTRIES:
+        entries = _with_joined(entries)
     kept, size = list(entries[-1:]), 0
     for entry in reversed(entries[-MAX_ENTRIES:-1]):
         size += len(entry.encoded)
@@ -239,6 +253,25 @@ def _within_limits(entries: Sequence[Entry]) -> tuple[Entry, ...]:
             break
         kept.append(entry)
     return tuple(reversed(kept))
+
+
+def _with_joined(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """These entries with two of the user with the most as one; as they are, if that user made the oldest, or
+    no two in succession. The newest stays as it is, because it may wait for its confirmation."""
+    users = [entry.by.partition(" (pid ")[0] for entry in entries[:-1]]
+    user, _ = Counter(users).most_common(1)[0]
+    pair = next((n for n, two in enumerate(pairwise(users)) if two == (user, user)), None)
+    if users[0] == user or pair is None:
+        return entries
+    first, second = entries[pair : pair + 2]
+    changes = {change.name: change for change in first.changes()}
+    for change in second.changes():
+        before = changes[change.name].before if change.name in changes else change.before
+        changes[change.name] = ServiceChange(change.name, before, change.after)
+    differing = [change for change in changes.values() if change.before != change.after]
+    note, since = ChangeNote(second.by, second.reason), first.before + 1
+    joined = Entry.of(second.revision, second.at, note, differing, since)
+    return (*entries[:pair], joined, *entries[pair + 2 :])
 
 
 def _line(value: Mapping[str, object]) -> bytes:
@@ -295,8 +328,11 @@ def _entry(
         raise ValueError(f"revision {revision} comes after {before[-1].revision}")
     if not isinstance(by, str) or not isinstance(reason, str):
         raise ValueError("by and reason must be text")
+    first = head.get("first", 0)
+    if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= revision:
+        raise ValueError(f"first {first!r} is not the number of a change before")
     at = datetime.fromisoformat(str(head.get("at"))).astimezone(UTC)
-    yield Entry.of(revision, at, ChangeNote(by, reason), changes)
+    yield Entry.of(revision, at, ChangeNote(by, reason), changes, first)
 
 
 def _service_change(value: Mapping[str, object]) -> ServiceChange:

@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from tests.host.systemd.manager import Journal, read_entry, unit
 from tests.lab.waiting import wait_until
 from tests.model.samples import block
+from vipd.host.systemd import journal as journal_module
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.journal import (
     JournalHandler,
@@ -76,6 +78,22 @@ def test_a_record_is_an_entry_with_its_fields(journal: Journal) -> None:
             "VIPD_UNIT": ["file:/x.yaml"],
         }
     ]
+
+
+@pytest.mark.usefixtures("logging_there")
+def test_of_one_authors_flood_a_share_is_logged_and_all_of_others(journal: Journal) -> None:
+    for number in range(journal_module.AUTHOR_RECORDS + 500):
+        unit = f"etcd:/vipd/v1/services/loud/s{number}"
+        log.info("loud", extra=fields(Event.SERVICE_CHANGED, service=f"s{number}", unit=unit))
+    log.info("quiet", extra=fields(Event.SERVICE_ADDED, unit="etcd:/vipd/v1/services/quiet/s"))
+    log.info("nobody's", extra=fields(Event.RULES_APPLIED))
+    wait_until(lambda: journal.entries and journal.entries[-1]["MESSAGE"] == ["nobody's"], "the last entry")
+    messages = Counter(entry["MESSAGE"][0] for entry in journal.entries)
+    assert messages.pop("loud") == journal_module.AUTHOR_RECORDS
+    left_out = (
+        "etcd:/vipd/v1/services/loud: 2000 log records within 30 s: further ones are left out until then"
+    )
+    assert messages == {left_out: 1, "quiet": 1, "nobody's": 1}
 
 
 @pytest.mark.usefixtures("logging_there")

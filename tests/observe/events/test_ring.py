@@ -41,7 +41,7 @@ def record(directory: Path, *occurrences: EventRecord, clock: Clock | None = Non
 
 
 def numbered(number: int) -> EventRecord:
-    return occurrence(number, services=(f"s{number}",), reason=f"number {number}")
+    return occurrence(number, services=(f"s{number}",), unit="file:/a.yaml", reason=f"number {number}")
 
 
 def test_twenty_thousand_events_stay_within_the_bound_and_the_newest_are_kept(tmp_path: Path) -> None:
@@ -52,6 +52,31 @@ def test_twenty_thousand_events_stay_within_the_bound_and_the_newest_are_kept(tm
     reasons = [each.reason for each in kept(tmp_path)]
     assert len(reasons) > SEGMENT // 500
     assert reasons == [f"number {n}" for n in range(20_000 - len(reasons), 20_000)]
+
+
+@pytest.mark.parametrize(
+    ("mine", "others"),
+    [
+        ({"unit": "file:/a.yaml", "cause": "file /a.yaml:{}"}, {"unit": "file:/b.yaml"}),
+        ({"unit": "etcd:/vipd/v1/services/a/s{}"}, {"unit": "etcd:/vipd/v1/services/b/s"}),
+        ({"unit": "cli", "cause": "user ann (pid {})"}, {"unit": "cli", "cause": "user bob (pid 7)"}),
+    ],
+)
+def test_however_many_events_one_author_causes_the_newest_of_another_stay(
+    mine: dict[str, str], others: dict[str, str], tmp_path: Path
+) -> None:
+    few = [occurrence(n, services=("b",), reason=f"few {n}", **others) for n in range(3)]
+    flood = [
+        occurrence(
+            3 + n, services=(f"a{n}",), reason=f"flood {n}", **{k: v.format(n) for k, v in mine.items()}
+        )
+        for n in range(5000)
+    ]
+    record(tmp_path, *few, *flood)
+    reasons = [each.reason for each in kept(tmp_path)]
+    assert reasons[:3] == ["few 0", "few 1", "few 2"]
+    assert reasons[-1] == "flood 4999"
+    assert len(reasons) > SEGMENT // 500
 
 
 def test_a_torn_last_line_is_left_out_and_the_next_one_is_whole(tmp_path: Path) -> None:

@@ -115,7 +115,9 @@ class Settings(BaseSettings):
     possible, too. A source that is not named: none. Their addresses must lie in `allowed_backends`.
     """
     dns_servers: NameServers = ()
-    """Name servers that backends' names are looked up at; none: those in /etc/resolv.conf."""
+    """Name servers that backends' names are looked up at; none: those in /etc/resolv.conf. No service may
+    claim their addresses.
+    """
     dns_timeout: Annotated[float, PERIOD, Field(ge=0.1, le=30)] = 5.0
     """How long the name servers may take for an answer, `100ms` to `30s`."""
     dns_min_ttl: Annotated[float, PERIOD, Field(ge=1, le=3600)] = 5.0

@@ -14,8 +14,9 @@ import select
 import socket
 import struct
 import threading
+import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from errno import EMSGSIZE, ENOBUFS
 from pathlib import Path
@@ -31,6 +32,9 @@ BACKLOG_BYTES = 8 << 20
 """Records that wait while nobody reads them."""
 WAIT_SECONDS = 0.5
 """A thread that waits for the reader looks so often whether the process ends."""
+AUTHOR_RECORDS, SHARE_SECONDS = 2000, 30.0
+"""Records in so much time that are about one author's declarations. journald drops everything of a service
+that logs more than 10,000 in 30 seconds, whoever caused it (RateLimitBurst of journald.conf(5))."""
 CLOSE_SECONDS = 1.0
 """How long the end of the process waits for the reader."""
 PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
@@ -84,6 +88,43 @@ class StreamFormatter(LineFormatter):
         return f"<{priority(record.levelno)}>{super().format(record)}"
 
 
+class _AuthorShares:
+    """Counts the records about each author, of which it leaves out those beyond a share."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._began = float("-inf")
+
+    def limited(self, record: logging.LogRecord) -> logging.LogRecord | None:
+        """The record; None: it is left out, and one before it said so."""
+        author, now = _author_of(getattr(record, ATTRIBUTE, {})), time.monotonic()
+        if not author:
+            return record
+        if now - self._began >= SHARE_SECONDS:
+            self._began = now
+            self._counts.clear()
+        self._counts[author] += 1
+        if self._counts[author] <= AUTHOR_RECORDS:
+            return record
+        if self._counts[author] > AUTHOR_RECORDS + 1:
+            return None
+        text = "%s: %d log records within %d s: further ones are left out until then"
+        return _warning(text, author, AUTHOR_RECORDS, SHARE_SECONDS)
+
+
+def _author_of(carried: Fields) -> str:
+    """Whose declaration a record is about, or which user's change; empty: nobody's."""
+    unit, cause = (next(iter(carried.get(name, ())), "") for name in ("VIPD_UNIT", "VIPD_CAUSE"))
+    if unit.startswith("etcd:"):
+        return unit.rpartition("/")[0]
+    return unit if unit.startswith("file:") else cause.partition(" (pid ")[0] if unit else ""
+
+
+def _warning(text: str, *arguments: object) -> logging.LogRecord:
+    values = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
+    return logging.makeLogRecord({**values, "args": arguments})
+
+
 class _Entry(NamedTuple):
     """A record as it is sent: to the journal, or without `data` to stderr."""
 
@@ -102,6 +143,7 @@ class StderrHandler(logging.Handler):
         super().__init__()
         self.setFormatter(lines)
         self._lines = lines
+        self._shares = _AuthorShares()
         self._writable = select.poll()
         self._writable.register(STDERR, select.POLLOUT)
         self._changed = threading.Condition()
@@ -115,7 +157,10 @@ class StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record, or leave it to the thread."""
         try:
-            entry = self._entry(record)
+            written = self._shares.limited(record)
+            if written is None:
+                return
+            entry = self._entry(written)
         except Exception:
             self.handleError(record)
             return
@@ -181,9 +226,7 @@ class StderrHandler(logging.Handler):
 
     def _loss(self) -> _Entry:
         number, self._lost = self._lost, 0
-        text = "%d log records are lost: nobody read the log"
-        values = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
-        return self._entry(logging.makeLogRecord({**values, "args": (number,)}))
+        return self._entry(_warning("%d log records are lost: nobody read the log", number))
 
 
 class JournalHandler(StderrHandler):

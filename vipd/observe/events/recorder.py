@@ -225,7 +225,8 @@ class Recorder:
         for line in filter(None, data.split(b"\n")):
             try:
                 found = decode(line)
-                kept[found.group_id] = found
+                if found.group_id not in kept or kept[found.group_id].id <= found.id:
+                    kept[found.group_id] = found
             except ValueError:  # torn by a crash, or by a full disk
                 self._unreadable += 1
         return sorted(kept.values(), key=lambda o: o.id)
