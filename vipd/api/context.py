@@ -112,7 +112,8 @@ class ApiContext:
     ) -> tuple[bool, str]:
         """Wait until the kernel has these services as declared; returns whether it has, and if not, why.
 
-        `changed`: they were just changed, so a new step is required. `units`: those that must be accepted.
+        `changed`: they were just changed, so a new step is required. `units`: those that must be accepted,
+        but for problems of other services of the store.
         """
         reconciler = self.reconciler
         generation = reconciler.request_sync() if changed else reconciler.progress.requested
@@ -120,5 +121,7 @@ class ApiContext:
             return False, reconciler.progress.why_pending(APPLY_TIMEOUT_SECONDS)
         refused = reconciler.progress.quarantined
         faults = [f"{name} is quarantined: {refused[name]}" for name in services if name in refused]
-        faults += [str(problem) for unit in units for problem in reconciler.problems.get(unit, ())]
+        problems = (problem for unit in units for problem in reconciler.problems.get(unit, ()))
+        others = self.store.services.keys() - frozenset(services)
+        faults += [str(problem) for problem in problems if problem.what.partition(": ")[0] not in others]
         return not faults, "; ".join(faults)
