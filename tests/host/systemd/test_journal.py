@@ -91,7 +91,7 @@ def test_of_one_authors_flood_a_share_is_logged_and_all_of_others(journal: Journ
     messages = Counter(entry["MESSAGE"][0] for entry in journal.entries)
     assert messages.pop("loud") == journal_module.AUTHOR_RECORDS
     left_out = (
-        "etcd:/vipd/v1/services/loud: 2000 log records within 30 s: further ones are left out until then"
+        "etcd:/vipd/v1/services/loud/: 2000 log records within 30 s: further ones are left out until then"
     )
     assert messages == {left_out: 1, "quiet": 1, "nobody's": 1}
 

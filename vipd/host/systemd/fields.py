@@ -6,6 +6,7 @@ service. Without a journal they are dropped. A service's or backend's name is in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 
@@ -88,6 +89,17 @@ class Event(StrEnum):
     """A part of vipd fails: a background task, or one that belongs to no unit and no service. The cause is
     its name."""
     TASK_RECOVERED = "task-recovered"
+
+
+_NAMESPACE = re.compile("etcd:.*?/(?:services|backends)/(?:[^/]*/)?")
+
+
+def author_of(unit: str, cause: str) -> str:
+    """Who is responsible for an event with these fields: a namespace in etcd, a file, or a user as
+    `user root`; without a unit the cause alone."""
+    if namespace := _NAMESPACE.match(unit):
+        return namespace[0]
+    return unit if unit.startswith("file:") else cause.partition(" (pid ")[0]
 
 
 def fields(

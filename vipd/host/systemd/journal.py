@@ -22,7 +22,7 @@ from errno import EMSGSIZE, ENOBUFS
 from pathlib import Path
 from typing import NamedTuple
 
-from vipd.host.systemd.fields import ATTRIBUTE, Fields
+from vipd.host.systemd.fields import ATTRIBUTE, Fields, author_of
 from vipd.model.text import one_line
 
 SOCKET = Path("/run/systemd/journal/socket")
@@ -115,9 +115,7 @@ class _AuthorShares:
 def _author_of(carried: Fields) -> str:
     """Whose declaration a record is about, or which user's change; empty: nobody's."""
     unit, cause = (next(iter(carried.get(name, ())), "") for name in ("VIPD_UNIT", "VIPD_CAUSE"))
-    if unit.startswith("etcd:"):
-        return unit.rpartition("/")[0]
-    return unit if unit.startswith("file:") else cause.partition(" (pid ")[0] if unit else ""
+    return author_of(unit, cause) if unit else ""
 
 
 def _warning(text: str, *arguments: object) -> logging.LogRecord:

@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from vipd.host.durable import error_text, move_aside, open_own, read_own, rename_own
+from vipd.host.systemd.fields import author_of
 
 SEGMENT_BYTES = 1 << 20
 MAX_BYTES = 16 * SEGMENT_BYTES
@@ -26,7 +27,7 @@ _MODE = 0o640
 
 _AUTHOR = re.compile(
     rb'"services":\[(?P<service>"[^"]*")?.*?"unit":"(?P<unit>[^"]*)",'
-    rb'"cause":"(?P<cause>.*?)(?: \(pid \d+\)|:\d+)?"'
+    rb'"cause":"(?P<cause>.*?)"'
 )
 
 
@@ -116,15 +117,12 @@ class EventLog:
 
 
 def _author_of(line: bytes) -> object:
-    """Who an event is about: the author of its unit; without one the user or program that caused it, and its
-    first service."""
+    """Who an event is about; without a unit its cause, and its first service."""
     parts = _AUTHOR.search(line)
     if parts is None:
         return None
-    unit = parts["unit"]
-    if unit.startswith(b"etcd:"):
-        return unit.rpartition(b"/")[0]
-    return unit if unit.startswith(b"file:") else (parts["cause"], not unit and parts["service"])
+    unit, author = parts["unit"].decode(), author_of(parts["unit"].decode(), parts["cause"].decode())
+    return author if unit else (author, parts["service"])
 
 
 def _content(path: Path) -> bytes:
