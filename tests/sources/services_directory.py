@@ -35,9 +35,10 @@ class ServicesDirectory:
         aside.write_text(text)
         aside.rename(self.directory / name)
 
-    def step(self) -> set[str]:
+    def step(self, scan: bool = True) -> set[str]:
         """Scan and accept as the reconciler does; the names that serve."""
-        self.source.scan()
+        if scan:
+            self.source.scan()
         merged = merge(self.source.units())
         self.source.save_accepted(merged.chosen)
         return set(merged.services)

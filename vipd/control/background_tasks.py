@@ -20,7 +20,7 @@ from vipd.dataplane.iptables.watch.external_change import ExternalChange, named
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.iptables.watch.stream import ExternalChangeStream
 from vipd.host.systemd.fields import Event, fields
-from vipd.sources.files import FileSource
+from vipd.sources.files import SETTLE_SECONDS, FileSource
 from vipd.sources.store import StoreSource
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,9 @@ POLL_HOST_SECONDS = 5.0
 CONNTRACK_POLL_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 60.0
 MIN_PAUSE_SECONDS = 0.01
+_SETTLES = "scan files again"
+READERS = 3
+"""Authors whose large files are parsed at the same time."""
 GC_QUIET_SECONDS = 1.0
 GC_MAX_DELAY_SECONDS = 10.0
 """Leftovers of changes are deleted after this time, however often changes continue."""
@@ -47,10 +50,62 @@ class HostPoller(Protocol):
 async def watch_files(files: FileSource, reconciler: Reconciler) -> None:
     """Wake the reconciler whenever a file's content has changed, or the directory disappears or reappears;
     for ever."""
-    async for _ in files.changes():
-        faults = files.faults()
-        if await asyncio.to_thread(files.scan) or files.faults() != faults or files.copy_failed:
-            reconciler.request_sync()
+    watcher = _FileWatcher(files, reconciler)
+    try:
+        async for _ in files.changes():
+            await watcher.scan()
+            watcher.begin()
+    finally:
+        watcher.end()
+
+
+class _FileWatcher:
+    """Scans, and does beside that what a scan has left because it takes long."""
+
+    def __init__(self, files: FileSource, reconciler: Reconciler) -> None:
+        self._files, self._reconciler = files, reconciler
+        self._reading = set[str]()
+        """Authors whose files are parsed."""
+        self._tasks = set[asyncio.Task[None]]()
+
+    async def scan(self) -> None:
+        """Scan; the reconciler wakes if anything is new."""
+        files, faults = self._files, self._files.faults()
+        if await asyncio.to_thread(files.scan, False) or files.faults() != faults or files.copy_failed:
+            self._reconciler.request_sync()
+
+    def begin(self) -> None:
+        """Begin what is left, as far as nothing does it. Raises what has ended such work."""
+        ended = {task for task in self._tasks if task.done()}
+        self._tasks -= ended
+        for task in ended:
+            task.result()
+        if self._files.unsettled and not any(task.get_name() == _SETTLES for task in self._tasks):
+            self._tasks.add(asyncio.create_task(self._settle(), name=_SETTLES))
+        for _ in range(min(len(self._waiting()), READERS - len(self._reading))):
+            self._tasks.add(asyncio.create_task(self._read(), name="read large files"))
+
+    def end(self) -> None:
+        """End all of it."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _waiting(self) -> list[str]:
+        return [author for author in self._files.postponed if author not in self._reading]
+
+    async def _settle(self) -> None:
+        while self._files.unsettled:
+            await asyncio.sleep(SETTLE_SECONDS)
+            await self.scan()
+
+    async def _read(self) -> None:
+        while len(self._reading) < READERS and (waiting := self._waiting()):
+            self._reading.add(waiting[0])
+            try:
+                await asyncio.to_thread(self._files.read_postponed, waiting[0])
+            finally:
+                self._reading.discard(waiting[0])
+            await self.scan()
 
 
 async def poll_host(host: HostPoller, reconciler: Reconciler) -> None:

@@ -20,6 +20,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
@@ -88,7 +89,10 @@ NEARLY_ALL_PERCENT = 99.99
 """Above this share of at most ten thousand files lies only that of all."""
 
 LARGE_TEXT = 200_000
-"""Bytes above which parsing is a load: some thousand services."""
+"""Bytes above which parsing is a load: some thousand services. A scan that must not take long parses so much
+of each author's files, and postpones the rest."""
+FILE_COST = 2_000
+"""Bytes that a file counts beside its text."""
 
 MAX_NAME_BYTES = 250
 """Bytes in the name of a copy: while it is written the name is longer by five, and must stay below 256."""
@@ -121,6 +125,15 @@ class _FileVersion:
 _NOTHING = _FileVersion(None, EMPTY_DECLARATION)
 
 
+@dataclass(frozen=True, slots=True)
+class _Postponed:
+    """A text that is still to be parsed."""
+
+    text: Utf8
+    written_by: str
+    author: str
+
+
 class FileSource:
     """The files of one directory. `scan` reads what changed; `changes` yields when to scan."""
 
@@ -137,6 +150,14 @@ class FileSource:
         self._failed: dict[str, float] = {}
         """Files whose reading ended in an internal error, and when, on the monotonic clock."""
         self._scanning, self._keeping = threading.Lock(), threading.Lock()
+        self._postponed: dict[str, _Postponed] = {}
+        """Texts that scans have postponed, by file."""
+        self._parsed: dict[str, _FileVersion] = {}
+        """What has been parsed of them since the last scan."""
+        self._parsed_bytes = Counter[str]()
+        """Of each author's files during a scan."""
+        self._unsettled: dict[str, float] = {}
+        """Files that have just lost services and whose writers may go on, and since when."""
         self._bytes_left = limits.DIRECTORY_BYTES
         self._faults: tuple[str, ...] = ()
         self._keeping_faults: dict[str, str] = {}
@@ -212,8 +233,45 @@ class FileSource:
         """Whether a copy could not be written: the next step retries."""
         return bool(self._keeping_faults)
 
-    def scan(self) -> bool:
-        """Scan the directory; returns whether anything changed. Unchanged files are not read again."""
+    def scan(self, whole: bool = True) -> bool:
+        """Scan the directory; returns whether anything changed. Unchanged files are not read again.
+
+        Not `whole`: what takes long is left, so that nobody's files delay those of others. `read_postponed`
+        parses large texts, and while files are `unsettled` another scan is due soon.
+        """
+        changed = self._scan(whole)
+        if not (whole and self._postponed):
+            return changed
+        for author in self.postponed:
+            self.read_postponed(author)
+        return self._scan(whole) or changed
+
+    @property
+    def postponed(self) -> list[str]:
+        """The authors with texts that are to be parsed, those with the least first."""
+        sizes = Counter[str]()
+        for left in list(self._postponed.values()):
+            sizes[left.author] += len(left.text) + FILE_COST
+        return sorted(sizes, key=lambda author: sizes[author])
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether any file has just lost services, and may be in the middle of being written."""
+        return bool(self._unsettled)
+
+    def read_postponed(self, author: str) -> None:
+        """Parse what scans have left of an author's files; the next scan takes it. It blocks, for seconds and
+        more: call it in a thread, once at a time for each author."""
+        for name, left in list(self._postponed.items()):
+            if left.author == author:
+                version = self._parse(left.text, name, self._read.get(name), left.written_by)
+                with self._scanning:
+                    if name in self._postponed:  # else the file is gone
+                        self._parsed[name] = version
+                    if self._postponed.get(name) is left:
+                        del self._postponed[name]
+
+    def _scan(self, whole: bool) -> bool:
         with self._scanning:
             try:
                 paths, self._faults, directory = self._list()
@@ -221,15 +279,21 @@ class FileSource:
                 return self._directory_unreadable(error)
             before, self._bytes_left = self._read, limits.DIRECTORY_BYTES
             inodes = dict(self._inodes)
-            read = {printable(str(path)): self._read_file(path) for path in paths}
-            self._await_writers([p for p in paths if self._same_inode(p, inodes)], read)
+            self._parsed_bytes.clear()
+            versions = {path: self._read_file(path) for path in paths}
+            read = {printable(str(path)): version for path, version in versions.items() if version}
+            in_place = [path for path in paths if self._same_inode(path, inodes)]
+            if whole:
+                self._await_writers(in_place, read)
+            self._unsettled = {} if whole else self._keep_unsettled(in_place, read)
             # Held before it leaves: what is neither in `_read` nor in `_gone` loses its copy.
             held_before, self._gone = self._gone, {**self._gone, **self._newly_held(read, directory)}
             self._read = read
             self._gone = {path: version for path, version in self._gone.items() if path not in read}
-            for known in (self._signatures, self._inodes):
-                for path in known.keys() - read.keys():
-                    del known[path]
+            listed = {printable(str(path)) for path in paths}
+            for known in (self._signatures, self._inodes, self._postponed, self._parsed):
+                for path in known.keys() - listed:
+                    del known[path]  # type: ignore[attr-defined]
             changed = read != before or self._gone.keys() != held_before.keys()
             if changed:  # never False: `accepted` may have set it concurrently
                 self._stale = True
@@ -426,14 +490,32 @@ class FileSource:
 
     def _await_writers(self, paths: Iterable[Path], read: dict[str, _FileVersion]) -> None:
         """Read files again that have just lost services, until their writers rest."""
+        for _ in range(SETTLE_TRIES):
+            paths = [path for path in paths if self._may_be_written(path, read)]
+            if not paths:
+                break
+            time.sleep(SETTLE_SECONDS)
+            for path in paths:
+                name = printable(str(path))
+                self._bytes_left += len(read[name].text or b"")
+                read[name] = self._read_file(path) or read[name]
+
+    def _keep_unsettled(self, paths: Iterable[Path], read: dict[str, _FileVersion]) -> dict[str, float]:
+        """Keep the known versions of files that have just lost services, until their writers rest; returns
+        since when for each."""
+        now, unsettled = time.monotonic(), dict[str, float]()
         for path in paths:
             name = printable(str(path))
-            for _ in range(SETTLE_TRIES):
-                if not self._has_lost(read[name], name) or not _is_fresh(path):
-                    break
-                time.sleep(SETTLE_SECONDS)
-                self._bytes_left += len(read[name].text or b"")
-                read[name] = self._read_file(path)
+            since = self._unsettled.get(name, now)
+            if now - since < SETTLE_SECONDS * SETTLE_TRIES and self._may_be_written(path, read):
+                unsettled[name], read[name] = since, self._read[name]
+                self._signatures.pop(name, None)
+        return unsettled
+
+    def _may_be_written(self, path: Path, read: Mapping[str, _FileVersion]) -> bool:
+        """Whether a file has lost services just now, so that its writer may not have finished."""
+        name = printable(str(path))
+        return name in read and self._has_lost(read[name], name) and _is_fresh(path)
 
     def _has_lost(self, read: _FileVersion, name: str) -> bool:
         known = self._read.get(name)
@@ -442,10 +524,11 @@ class FileSource:
         has = {service.name for service in read.declaration.services}
         return any(service.name not in has for service in known.declaration.services)
 
-    def _read_file(self, path: Path) -> _FileVersion:
-        """The current state of a file, parsed again only if its text differs."""
+    def _read_file(self, path: Path) -> _FileVersion | None:
+        """The current state of a file, parsed again only if its text differs; while that is postponed the
+        last one, or None."""
         name = printable(str(path))
-        known = self._read.get(name)
+        known = self._parsed.pop(name, None) or self._read.get(name)
         try:
             signature = signature_of(path)
             self._inodes[name] = signature.inode
@@ -464,16 +547,34 @@ class FileSource:
             return _unreadable(internal_problem(error, "reading this file", name), known)
         if wrong is not None:
             return _unreadable(Problem(name, 0, "", f"is not UTF-8 text (byte {wrong})"), known)
+        self._note_signature(name, signature)
+        written_by = f"user {signature.user}" if signature.user else ""
+        for candidate in (known, self._accepted.get(name)):
+            if candidate and candidate.is_of(text, written_by) and not (again and candidate is known):
+                self._postponed.pop(name, None)
+                self._note(name, candidate.declaration)
+                return candidate
+        if self._postpones(name, text, written_by):
+            return known or self._accepted.get(name)
+        return self._parse(text, name, known, written_by)
+
+    def _note_signature(self, name: str, signature: Signature) -> None:
+        """A file with the same signature is not read again, unless it was changed just before it was read."""
         if time.time_ns() - signature.ctime_ns > FRESH_NANOSECONDS:
             self._signatures[name] = signature
         else:
             self._signatures.pop(name, None)
-        written_by = f"user {signature.user}" if signature.user else ""
-        for candidate in (known, self._accepted.get(name)):
-            if candidate and candidate.is_of(text, written_by) and not (again and candidate is known):
-                self._note(name, candidate.declaration)
-                return candidate
-        return self._parse(text, name, known, written_by)
+
+    def _postpones(self, name: str, text: Utf8, written_by: str) -> bool:
+        """Whether a text is to be parsed later, as its author's other texts have taken long in this scan."""
+        author = written_by or name
+        self._parsed_bytes[author] += len(text) + FILE_COST
+        if self._parsed_bytes[author] <= LARGE_TEXT:
+            self._postponed.pop(name, None)
+            return False
+        if name not in self._postponed or self._postponed[name].text != text:
+            self._postponed[name] = _Postponed(text, written_by, author)
+        return True
 
     def _reserve_bytes(self, size: int) -> None:
         """Count a file of this size among those whose text is kept. Raises OSError if they are too large
