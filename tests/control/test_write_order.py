@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from tests.control.reconciling import IsolatedReconciler, run_story
 from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan
 from tests.model.samples import declared, service
-from vipd.control.write_order import LARGE, MAX_SMALL_PER_STEP, MAX_WORK_PER_STEP, WriteOrder
+from vipd.control import write_order
+from vipd.control.write_order import LARGE, MAX_SMALL_PER_STEP, MAX_WORK_PER_STEP, Backlog, WriteOrder
 from vipd.dataplane.base import ApplyError
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import ExternalAddress, Family, Masquerade, Origin, Protocol, Service, ServicePort
@@ -95,6 +97,80 @@ def test_a_part_of_a_load_has_a_share_for_each_author() -> None:
     later = WriteOrder().postponed(changes, lambda _: None, lambda name: name[0])
     assert {key.service[0] for key in later} == {"s"}
     assert len(changes) - len(later) == MAX_SMALL_PER_STEP
+
+
+def test_a_small_change_goes_between_the_parts_of_a_removal_and_each_part_is_small() -> None:
+    load = [service(f"s{n}", f"10.98.{n >> 8}.{n & 255}") for n in range(4 * MAX_SMALL_PER_STEP)]
+
+    async def story(isolated: IsolatedReconciler) -> None:
+        reconciler = isolated.reconciler
+        await isolated.settled(reconciler.request_sync())
+        isolated.dataplane.gate, isolated.dataplane.entered = asyncio.Event(), asyncio.Event()
+        isolated.source.candidate = declared(SMALL)
+        removed = reconciler.request_sync()
+        await isolated.dataplane.entered.wait()
+        other = replace(service("other", "10.96.0.11"), origin=Origin("file", "other.yaml"))
+        isolated.source.candidate = declared(SMALL, other)
+        added = reconciler.request_sync()
+        isolated.dataplane.gate.set()
+        assert await reconciler.wait_synced(added, 60.0, ["other"])
+        assert "other" in isolated.names()
+        assert len(isolated.dataplane.kernel) > len(load) // 4, "parts of the load are still there"
+        assert await reconciler.wait_synced(removed, 60.0)
+        assert isolated.names() == {"small", "other"}
+        assert max(map(len, isolated.dataplane.updates[1:])) <= MAX_SMALL_PER_STEP
+
+    run_story(story, SMALL, *load)
+
+
+def test_the_users_of_the_store_have_a_share_each() -> None:
+    backlog, services = (
+        Backlog(),
+        {f"s{n}": service(f"s{n}", f"10.98.{n >> 8}.{n & 255}") for n in range(9000)},
+    )
+    services["other"] = service("other", "10.96.0.11")
+    users = dict.fromkeys(services, "user ann") | {"other": "user bob"}
+    none = dict[str, Service]().get
+    due = backlog.divide(list(services), none, services.get, lambda each: users[each.name])
+    assert due == ["other"], "who has little comes first, alone"
+    due = backlog.divide([], services.get, services.get)
+    assert len(due) == MAX_SMALL_PER_STEP
+    assert len(backlog.services) == 9000 - MAX_SMALL_PER_STEP
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_frontend_is_ever_missing_or_twice_while_changes_wait(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Services exchange their addresses at random, faster than steps write them."""
+    monkeypatch.setattr(write_order, "MAX_SMALL_PER_STEP", 5)
+    source, backlog = random.Random(seed), Backlog()
+    names = [f"s{n}" for n in range(30)]
+    written: dict[str, Service] = {}
+    wanted: dict[str, Service] = {}
+    for step in range(200):
+        before = dict(wanted)
+        if step < 150 and source.random() < 0.7:
+            addresses = [f"10.96.0.{n}" for n in source.sample(range(40), 40)]
+            for name in source.sample(names, source.choice((1, 2, 10, 30))):
+                taken = {each.addresses[0] for other, each in wanted.items() if other != name}
+                free = [a for a in addresses if a not in taken]
+                if source.random() < 0.3:
+                    wanted.pop(name, None)
+                elif free:
+                    origin = Origin("file", f"{int(name[1:]) % 3}.yaml")
+                    wanted[name] = replace(service(name, free[0]), origin=origin)
+        changed = [n for n in names if before.get(n) != wanted.get(n)]
+        kept = {e.addresses[0] for e in written.values()} & {e.addresses[0] for e in wanted.values()}
+        for name in backlog.divide(changed, written.get, wanted.get):
+            written.pop(name, None)
+            if name in wanted:
+                written[name] = wanted[name]
+        serving = [each.addresses[0] for each in written.values()]
+        assert len(serving) == len(set(serving)), "an address is served twice"
+        assert kept <= set(serving), "an address that stays is missing"
+    assert written == wanted
+    assert not backlog.services
 
 
 def test_at_the_start_all_is_written_at_once() -> None:

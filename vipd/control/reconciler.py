@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from math import inf
 
 from vipd.control.backend_status_tracker import BackendStatusTracker
@@ -35,7 +36,7 @@ from vipd.control.trouble_log import (
     log_readmitted,
     log_recovered,
 )
-from vipd.control.write_order import WriteOrder
+from vipd.control.write_order import Backlog, WriteOrder
 from vipd.dataplane.base import ApplyError, Dataplane
 from vipd.dataplane.conntrack.stale import Destination
 from vipd.declaration.problems import PLEASE_REPORT, Problem, internal_error
@@ -44,6 +45,7 @@ from vipd.host.gc_control import gc_paused
 from vipd.host.observer import Observers
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.backend_status import BackendStatuses
+from vipd.model.claim_limits import CLI
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Service
 from vipd.resolver.resolver import Resolver
@@ -104,7 +106,7 @@ class Reconciler:
         )
         self._flow_resets = FlowResets(dependencies.resets)
         self._dirty = Dirty()
-        self._write_order = WriteOrder()
+        self._write_order, self._backlog = WriteOrder(), Backlog()
         self._programmed_of_postponed: dict[ForwardingKey, Forwarding | None] = {}
         """For forwardings left for a later step: the versions that the dataplane has now."""
         self._policy: SelectionPolicy | None = None
@@ -217,7 +219,7 @@ class Reconciler:
                 self._failed(generation, str(error))
             except Exception as error:
                 self._snapshot.invalidate()
-                self._dirty.declared.update(dict.fromkeys(self.services))
+                self._dirty.declared.update(dict.fromkeys((*self.services, *self._backlog.clear())))
                 self.progress.behind = frozenset(Family)
                 self._failed(generation, f"{internal_error(error, 'reconciling')}; {PLEASE_REPORT}", error)
             self.observers.stepped()
@@ -230,10 +232,10 @@ class Reconciler:
         self._quarantine.begin()
         policy = await self._host.policy()
         merged = await self._snapshot.merge(self._host.claims(), self._host.check_problems)
-        self._dirty.declared.update(dict.fromkeys(merged.dirty))
+        self._dirty.declared.update(dict.fromkeys(await self._due(merged.dirty, policy)))
         self._dirty.statuses.update(merged.taken)
         await self._log_problems(merged)
-        if len(self._dirty.declared) > LARGE:
+        if len(self._dirty.declared) > LARGE or self._backlog.services:
             work.enter_context(gc_paused())
         last_programmed = LastProgrammed(self.services, self.forwardings, self._policy)
         changes = await self._selector.select(policy, self._dirty, last_programmed)
@@ -251,6 +253,27 @@ class Reconciler:
         self._quarantine.release_recovered(changes.attempted)
         self.observers.applied(wrote)
         self._succeeded(generation, began, wrote)
+
+    async def _due(self, changed: Collection[str], policy: SelectionPolicy) -> Collection[str]:
+        """The services to select in this step, of those that have changed now or before."""
+        if not self.progress.applied:  # the first load is not divided
+            return changed
+        if policy != self._policy:  # all services are selected anew
+            return (*changed, *self._backlog.clear())
+        divide = partial(self._backlog.divide, changed, self.services.get, self._declared, self._requester)
+        return await asyncio.to_thread(divide) if len(changed) > LARGE else divide()
+
+    def _requester(self, service: Service) -> str:
+        """Whose share of a step a service's change takes: of the store's, that of the user who changed it."""
+        author = service.origin.author
+        return self.causes.of(service.name) or author if author == CLI else author
+
+    def _declared(self, name: str) -> Service | None:
+        """A service as it is declared now; after an exception, with which the selection deals, as it was."""
+        try:
+            return self._snapshot.service(name)
+        except Exception:
+            return self.services.get(name)
 
     async def _yield_to_loop(self) -> None:
         """Send a heartbeat, and let the event loop run other tasks, between two parts of a step. A part may
@@ -338,7 +361,7 @@ class Reconciler:
     def _record_programmed(self, changes: Changes) -> None:
         before = {name: self.services[name] for name in changes.services if name in self.services}
         after = {name: service for name, service in changes.services.items() if service is not None}
-        causes = self.causes.take()
+        causes = self.causes.take(self._backlog.services)
         if self._policy is not None:  # the log contains only the number of services of the first load
             with self.containment.contain("log", "logging changed services"):
                 log_changes(before, after, [n for n in changes.selected if n in after], causes)
@@ -371,7 +394,11 @@ class Reconciler:
             log_recovered(progress.fault)
         self._take_quarantined()
         progress.succeed(generation)
-        progress.postpone(frozenset(key.service for key in self._programmed_of_postponed), self.clock())
+        self._backlog.stepped((now - began).total_seconds())
+        waiting = frozenset(
+            (*self._backlog.services, *(key.service for key in self._programmed_of_postponed))
+        )
+        progress.postpone(waiting, self.clock())
         if progress.postponed:
             self._requested.set()
 
@@ -386,7 +413,7 @@ class Reconciler:
         )
         self._take_quarantined()
         self.observers.applied(True, families)
-        if self._programmed_of_postponed:
+        if self._programmed_of_postponed or self._backlog.services:
             self._requested.set()
 
     def _families_of(self, service: str) -> frozenset[Family]:

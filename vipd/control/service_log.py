@@ -41,9 +41,14 @@ class Causes:
             if cause not in known and len(known) < MOST_CAUSES:
                 self._noted[name] = (*known, cause)
 
-    def take(self) -> Mapping[str, str]:
-        """The cause of each change noted since the last call, by service."""
-        noted, self._noted = self._noted, {}
+    def of(self, service: str) -> str:
+        """The last requester that is noted for a service, without the process; empty: none is."""
+        return self._noted.get(service, ("",))[-1].partition(" (pid ")[0]
+
+    def take(self, later: Collection[str] = ()) -> Mapping[str, str]:
+        """The cause of each change noted since the last call, by service; those of services that take effect
+        later stay."""
+        noted, self._noted = self._noted, {n: c for n, c in self._noted.items() if n in later}
         return {name: ", ".join(causes) for name, causes in noted.items()}
 
 

@@ -4,11 +4,12 @@ an author for a load of another. Pure."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from vipd.model.forwarding import Forwarding, ForwardingKey
-from vipd.model.service import Protocol
+from vipd.model.service import Frontend, Protocol, Service
 
 LARGE = 1000
 """A forwarding whose `Forwarding.compile_cost` is above this is large: the time of iptables-nft-restore is
@@ -21,6 +22,11 @@ forwarding above it."""
 MAX_SMALL_PER_STEP = 2000
 """Maximum sum of the work of the other forwardings that one step writes, as far as it can divide them."""
 
+MIN_SMALL_PER_STEP = 250
+STEP_SECONDS = 0.5
+"""What a step should take while services wait for their turn."""
+
+GetService = Callable[[str], Service | None]
 ForwardingChanges = Mapping[ForwardingKey, Forwarding | None]
 Before = Callable[[ForwardingKey], Forwarding | None]
 """Returns the forwarding that the dataplane has now for the key of a change."""
@@ -107,6 +113,113 @@ class WriteOrder:
             room -= sum(works[name][:count])
             later += by_author[name][count:]
         return later
+
+
+class Backlog:
+    """Services that have changed, and are selected and written by a later step.
+
+    Of very many that change at once a step takes a share of each author, and none of whoever has more than
+    that, if it has changes of others; the next step takes some then. A change is never separated from another
+    one of the same frontend, before or after.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[str, int]] = {}
+        """By author the services, each with its work."""
+        self._frontends: dict[str, tuple[Frontend, ...]] = {}
+        """Of each waiting service, before and after its change."""
+        self._holders: dict[Frontend, str] = {}
+        """The waiting service that has a frontend."""
+        self._authors: dict[str, str] = {}
+        self._gave_way = False
+        self._most = MAX_SMALL_PER_STEP
+
+    @property
+    def services(self) -> Collection[str]:
+        """Those that wait."""
+        return self._authors.keys()
+
+    def stepped(self, seconds: float) -> None:
+        """A step has taken so long: while services wait, the next ones take more or less work."""
+        if self._authors:
+            factor = min(2.0, max(0.5, STEP_SECONDS / max(seconds, 0.001)))
+            self._most = round(min(MAX_SMALL_PER_STEP, max(MIN_SMALL_PER_STEP, self._most * factor)))
+
+    def clear(self) -> list[str]:
+        """All that wait, which wait no longer."""
+        services = list(self._authors)
+        for name in services:
+            self._leave(name)
+        return services
+
+    def divide(
+        self,
+        changed: Collection[str],
+        before: GetService,
+        after: GetService,
+        author: Callable[[Service], str] = lambda service: service.origin.author,
+    ) -> list[str]:
+        """The services that this step is to select, of those that have changed and those that wait. `before`
+        and `after` return a service as the dataplane has it, and as it is declared."""
+        if not self._authors and len(changed) <= self._most:
+            return list(changed)
+        if not changed:
+            return self._take(False)
+        versions = {name: (before(name), after(name)) for name in changed}
+        fresh = {
+            name: tuple({f for version in two if version for f in version.frontends()})
+            for name, two in versions.items()
+        }
+        count = Counter(frontend for frontends in fresh.values() for frontend in frontends)
+        now = dict[str, None]()
+        for name, frontends in fresh.items():
+            self._leave(name)
+            for holder in {self._holders[f] for f in frontends if f in self._holders}:
+                self._leave(holder)
+                now.update(dict.fromkeys((holder, name)))
+            if any(count[frontend] > 1 for frontend in frontends):
+                now[name] = None
+        for name, frontends in fresh.items():
+            service = versions[name][1] or versions[name][0]
+            if service is None or name in now:
+                now[name] = None
+            else:
+                self._add(name, frontends, author(service))
+        return [*now, *self._take(bool(now))]
+
+    def _add(self, name: str, frontends: tuple[Frontend, ...], author: str) -> None:
+        self._authors[name], self._frontends[name] = author, frontends
+        self._waiting.setdefault(author, {})[name] = max(1, len(frontends))
+        self._holders.update(dict.fromkeys(frontends, name))
+
+    def _leave(self, name: str) -> None:
+        author = self._authors.pop(name, None)
+        if author is not None:
+            waiting = self._waiting[author]
+            del waiting[name]
+            if not waiting:
+                del self._waiting[author]
+            for frontend in self._frontends.pop(name):
+                self._holders.pop(frontend, None)
+
+    def _take(self, others: bool) -> list[str]:
+        """The turn of some; `others`: the step has changes that do not wait."""
+        works = {author: sum(waiting.values()) for author, waiting in self._waiting.items()}
+        order, room, taken = sorted(works, key=lambda author: works[author]), self._most, list[str]()
+        shares = dict[str, int]()
+        for position, author in enumerate(order):
+            shares[author] = min(works[author], max(1, room // (len(order) - position)))
+            room -= shares[author]
+        large = [author for author in order if shares[author] < works[author]]
+        self._gave_way = bool(large) and (others or len(large) < len(order)) and not self._gave_way
+        for author in order:
+            if author in large and self._gave_way:
+                continue
+            names = list(islice(self._waiting[author], shares[author]))
+            taken += names[: _count_within_limit([self._waiting[author][n] for n in names], shares[author])]
+        for name in taken:
+            self._leave(name)
+        return taken
 
 
 def _count_within_limit(works: Sequence[int], limit: int = MAX_WORK_PER_STEP) -> int:
