@@ -293,7 +293,7 @@ class FileSource:
             listed = {printable(str(path)) for path in paths}
             for known in (self._signatures, self._inodes, self._postponed, self._parsed):
                 for path in known.keys() - listed:
-                    del known[path]  # type: ignore[attr-defined]
+                    del known[path]
             changed = read != before or self._gone.keys() != held_before.keys()
             if changed:  # never False: `accepted` may have set it concurrently
                 self._stale = True
