@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 import resource
 from random import Random
 
@@ -16,6 +18,7 @@ from vipd.sources.etcd.errors import EtcdError, TooLargeError
 from vipd.sources.etcd.fields import MAX_BYTES
 from vipd.sources.etcd.lines import Lines
 from vipd.sources.etcd.messages import KeyRange
+from vipd.sources.etcd.watch import Watch
 
 PATIENCE_SECONDS = 60.0
 TIMEOUT = 0.5
@@ -122,6 +125,31 @@ def test_a_stream_that_always_has_more_leaves_the_loop_its_turns() -> None:
         return ticks
 
     assert asyncio.run(run()) > 50
+
+
+def test_of_a_key_that_is_always_written_only_what_has_arrived_last_is_a_batch() -> None:
+    def message(revision: int) -> bytes:
+        header = {"cluster_id": "1", "member_id": "1", "revision": str(revision), "raft_term": "1"}
+        key = base64.b64encode(b"/vipd/v1/services/a").decode()
+        kv = {"key": key, "value": "", "mod_revision": str(revision), "create_revision": "1", "version": "1"}
+        return json.dumps({"result": {"header": header, "events": [{"kv": kv}]}}).encode() + b"\n"
+
+    class Busy(Body):
+        pieces = iter([b"".join(map(message, range(2, 102))), message(102)])
+
+        async def readany(self) -> bytes:
+            return next(self.pieces)
+
+    async def translate(error: BaseException) -> Exception:
+        raise error
+
+    async def run() -> list[tuple[int, int]]:
+        lines = Lines(Busy(), translate)  # type: ignore[arg-type]  # all that it uses of one
+        watch = Watch("http://127.0.0.1:2379", KeyRange.prefix(b"/vipd/v1/"), lines)
+        batches = [await anext(watch) for _ in range(2)]
+        return [(len(batch.events), batch.header.revision) for batch in batches]
+
+    assert asyncio.run(run()) == [(100, 101), (1, 102)]
 
 
 def test_a_line_without_end_is_too_large() -> None:

@@ -10,8 +10,11 @@ from vipd.dataplane.conntrack.entries import TCP_CLOSE, TCP_TIME_WAIT, Entry, So
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, open_socket
 from vipd.dataplane.conntrack.stale import FlowTargets, flow_targets
+from vipd.host.bounded_threads import BoundedThreads
 from vipd.model.forwarding import Forwarding
 
+_threads = BoundedThreads("count flows", 2)
+"""Of their own: hundreds may wait for the end of flows, and ask again and again."""
 CLOSED_STATES = frozenset({TCP_TIME_WAIT, TCP_CLOSE})
 """TCP states of connections that both sides have closed: nothing depends on the backend any more."""
 
@@ -61,4 +64,4 @@ async def _count(wanted: FlowTargets, concerns: Callable[[Entry], bool], connect
                 found.update(e.identity for chunk in table.dump(query) for e in chunk if counts(e))
         return len(found)
 
-    return await asyncio.to_thread(count)
+    return await asyncio.wrap_future(_threads.submit(count))

@@ -81,6 +81,11 @@ class Lines:
             await asyncio.sleep(0)  # reading does not wait while there is something to read
         return self._ready.pop()
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next line has arrived."""
+        return bool(self._ready)
+
     async def _read(self) -> bytes:
         try:
             piece = await self._body.readany()

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from vipd.sources.etcd.connection import Connection
 from vipd.sources.etcd.errors import EndpointError, MalformedAnswerError
 from vipd.sources.etcd.fields import MAX_BYTES
-from vipd.sources.etcd.lines import in_thread_if_large, too_large
+from vipd.sources.etcd.lines import Lines, in_thread_if_large, too_large
 from vipd.sources.etcd.messages import Header, KeyRange, WatchEvent, WatchMessage, read_watch, watch_request
 from vipd.sources.etcd.replies import error_of_cancellation, error_of_stream, read_object
 from vipd.sources.etcd.transport import Headers, in_answer
 
+GATHERED_BYTES = 2**20
+"""Messages that have arrived are gathered up to this size."""
+
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """One message of a watch: events in order of revision, never a part of a revision.
+    """Messages of a watch: events in order of revision, never a part of a revision.
 
     Without events it confirms that everything up to the header's revision has been reported.
     """
@@ -31,7 +34,7 @@ class WatchBatch:
 class Watch:
     """A watch of one range. Iterate; it ends by raising an EtcdError, never by itself."""
 
-    def __init__(self, endpoint: str, keys: KeyRange, lines: AsyncIterator[bytes]) -> None:
+    def __init__(self, endpoint: str, keys: KeyRange, lines: Lines) -> None:
         self.endpoint, self.keys = endpoint, keys
         self._lines = lines
 
@@ -52,7 +55,9 @@ class Watch:
             message, length = await self._message()
             events += message.events
             size += length
-            if not message.fragment:
+            # All that has arrived is one batch: of a key that is always written only the outcome is read.
+            more = self._lines.at_hand and size < GATHERED_BYTES
+            if not message.fragment and not more:
                 return WatchBatch(self.keys, message.header, tuple(events))
             if size > MAX_BYTES:
                 raise in_answer(too_large(), f"watch of {self.keys} at {self.endpoint}")
