@@ -102,6 +102,9 @@ ETCD_FOLDER_BYTES = 16 * MIB
 ETCD_FOLDER_KEYS = 50_000
 """Keys below such a folder: each takes a kilobyte in memory, however small it is."""
 
+ETCD_OVERRIDES_BYTES = 2 * MIB
+"""Of the keys and values of overrides for the fleet: some ten thousand."""
+
 ETCD_KEY_BYTES = 512
 """Bytes of a key in etcd that is kept whole; names of services have 128 at most."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from vipd.host.settings.etcd import EtcdSettings
 from vipd.model import limits
 from vipd.model.service import Backend
 from vipd.sources import removal_guard
+from vipd.sources.etcd.fleet_overrides import FleetOverrides
 from vipd.sources.etcd.keys import KeyWrite, StoreChange
 from vipd.sources.etcd.list_watcher import WatchIntervals
 from vipd.sources.etcd.messages import Header, KeyRange, KeyValue, WatchEvent
@@ -273,6 +276,33 @@ def test_one_registrars_many_keys_keep_nobody_elses_from_being_followed(
             etcd.delete(f"{start}10.244.0.*")
             etcd.put(f"{start}10.244.0.7:80", "")
             await there.until(lambda: len(there.source.registrations.get("bad", ())) == 1, "room again")
+            assert there.source.faults() == ()
+
+    asyncio.run(scene())
+
+
+def test_overrides_beyond_their_budget_stop_nobodys_services(
+    etcd: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ETCD_BYTES", 2 * limits.MIB)
+    monkeypatch.setattr(limits, "ETCD_OVERRIDES_BYTES", limits.MIB)
+
+    def order(number: int) -> str:
+        told = {"backend": f"10.244.{number}.1", "weight": 1, "by": "x", "at": "2026-01-01T00:00:00+00:00"}
+        return json.dumps({**told, "reason": "r" * 15_000})
+
+    etcd.put_all({f"{PREFIX}overrides/addresses/10.244.{n}.1": order(n) for n in range(120)})
+
+    async def scene() -> None:
+        async with following(etcd.urls, tmp_path) as there:
+            overrides = FleetOverrides(lambda: there.source.overrides, lambda: datetime.now(UTC))
+            for word in ("listed", "watched"):
+                etcd.put(key(word), value(len(word)))
+                await there.until(lambda: word in there.names(), word)  # noqa: B023
+                etcd.put_all({f"{PREFIX}overrides/addresses/10.244.{n}.2": order(n) for n in range(120)})
+            await there.until(lambda: len(there.source.overrides) == 240, "all orders")
+            overrides.refresh()
+            assert any("the keys of its folder have more than 1 MiB" in each for each in overrides.faults())
             assert there.source.faults() == ()
 
     asyncio.run(scene())

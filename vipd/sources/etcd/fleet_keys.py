@@ -24,7 +24,7 @@ from vipd.model.override import (
     to_json,
 )
 from vipd.model.service import Backend, Service
-from vipd.sources.etcd.values import Layout, read_registration, read_service_value
+from vipd.sources.etcd.values import REFUSED, Layout, read_registration, read_service_value
 
 MAX_FAULTS = 10
 """Malformed overrides that are named."""
@@ -95,15 +95,32 @@ def override_value(order: Override) -> str:
     return text
 
 
+def read_override(value: str) -> Override | str:
+    """The override in a value below `overrides/`, or why there is none."""
+    if value.startswith(REFUSED):
+        return value.removeprefix(REFUSED)
+    try:
+        return from_json(read_json(value, ETCD_SMALL_VALUE_BYTES))
+    except (MalformedOverrideError, ValueError) as error:
+        return str(error)
+
+
 def read_overrides(values: Mapping[str, str]) -> tuple[dict[OverrideKey, Override], tuple[str, ...]]:
-    """The overrides in these values below `overrides/`, and the problems of others. The name of a key does
-    not matter: of two that set the same part of a target the last one counts."""
+    """As `merged_overrides`, of values that are still to be read."""
+    return merged_overrides({key: read_override(value) for key, value in values.items()})
+
+
+def merged_overrides(
+    read: Mapping[str, Override | str],
+) -> tuple[dict[OverrideKey, Override], tuple[str, ...]]:
+    """The overrides of these keys below `overrides/`, and the problems of others. The name of a key does not
+    matter: of two that set the same part of a target the last one counts."""
     orders, faults = [], []
-    for key, value in sorted(values.items()):
-        try:
-            orders.append(from_json(read_json(value, ETCD_SMALL_VALUE_BYTES)))
-        except (MalformedOverrideError, ValueError) as error:
-            faults.append(f"order {printable(key)} in etcd: {error}; it is left out; hint: delete the key")
+    for key, order in sorted(read.items(), key=lambda item: item[0]):
+        if isinstance(order, str):
+            faults.append(f"order {printable(key)} in etcd: {order}; it is left out; hint: delete the key")
+        else:
+            orders.append(order)
     if len(faults) > MAX_FAULTS:
         faults[MAX_FAULTS:] = [f"{len(faults) - MAX_FAULTS} more orders in etcd are left out"]
     return by_part(orders), tuple(faults)

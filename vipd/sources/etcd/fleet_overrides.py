@@ -7,7 +7,7 @@ from datetime import datetime
 
 from vipd.host.observer import Observer
 from vipd.model.override import Override, OverrideKey, Overrides, expired, next_expiry
-from vipd.sources.etcd.fleet_keys import read_overrides
+from vipd.sources.etcd.fleet_keys import merged_overrides, read_override
 
 
 class FleetOverrides:
@@ -22,7 +22,8 @@ class FleetOverrides:
         """`values` are those below `overrides/`, by the rest of their key. `observer` gets
         `overrides_changed`."""
         self._values, self._clock, self._observer = values, clock, observer or Observer()
-        self._read: dict[str, str] = {}
+        self._read: dict[str, tuple[str, Override | str]] = {}
+        """Each value, and what it says: only what differs is read again."""
         self._stored: dict[OverrideKey, Override] = {}
         self._overrides: dict[OverrideKey, Override] = {}
         self._faults: tuple[str, ...] = ()
@@ -38,10 +39,16 @@ class FleetOverrides:
 
     def refresh(self) -> None:
         """Read the current keys of etcd."""
-        values = dict(self._values())
-        if values != self._read:
-            self._read = values
-            self._stored, self._faults = read_overrides(values)
+        values, before = self._values(), self._read
+        if values.keys() != before.keys() or any(before[key][0] != values[key] for key in values):
+            self._read = {
+                key: before[key]
+                if key in before and before[key][0] == value
+                else (value, read_override(value))
+                for key, value in values.items()
+            }
+            read = {key: order for key, (_, order) in self._read.items()}
+            self._stored, self._faults = merged_overrides(read)
             self.expire_due()
 
     def next_expiry(self) -> datetime | None:

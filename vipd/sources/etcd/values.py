@@ -88,9 +88,9 @@ REFUSED = "\0vipd refuses this value: "
 class FolderBudget:
     """What is kept of keys and values, so that the excess of one folder leaves room for all others.
 
-    A folder is the first one below `services/` or `backends/`. Of a value that is too large, or beyond what
-    the folder may have, the reason is kept instead; of keys beyond their number only a digest, but of the
-    first one.
+    A folder is the first one below `services/` or `backends/`, or `overrides/`. Of a value that is too large,
+    or beyond what the folder may have, the reason is kept instead; of keys beyond their number only a digest,
+    but of the first one.
     """
 
     def __init__(self, layout: Layout, known: Iterable[str] = ()) -> None:
@@ -121,6 +121,8 @@ class FolderBudget:
 
     def folder(self, key: str) -> str:
         """The folder whose budget a key uses; empty: none."""
+        if key.startswith(self._layout.overrides):
+            return self._layout.overrides
         folder = self._layout.folder(key)
         return "" if folder == self._layout.services else folder
 
@@ -148,9 +150,10 @@ class FolderBudget:
                 value = f"{REFUSED}its folder has more than {limits.ETCD_FOLDER_KEYS} keys".encode()
             self._numbers[folder] += 1
             self._left_out.get(folder, set()).discard(_digest(text))
-        if self.sizes[folder] + len(key) + len(value) > limits.ETCD_FOLDER_BYTES:
-            most = limits.ETCD_FOLDER_BYTES >> 20
-            value = f"{REFUSED}the keys of its folder have more than {most} MiB".encode()
+        overrides = folder == self._layout.overrides
+        most = limits.ETCD_OVERRIDES_BYTES if overrides else limits.ETCD_FOLDER_BYTES
+        if self.sizes[folder] + len(key) + len(value) > most:
+            value = f"{REFUSED}the keys of its folder have more than {most >> 20} MiB".encode()
         self.sizes[folder] += len(key) + len(value)
         return kv._replace(key=key, value=value)
 
