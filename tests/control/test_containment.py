@@ -94,10 +94,10 @@ def test_a_file_that_cannot_be_read_for_no_known_reason_holds_up_no_other(
     files = FileSource(tmp_path, tmp_path / "kept")
     real = parse_declaration
 
-    def breaking(text: str, path: str, source: str = "file") -> Declaration:
+    def breaking(text: str, path: str, written_by: str = "") -> Declaration:
         if "bad" in path:
             raise UnexpectedError("boom")
-        return real(text, path, source)
+        return real(text, path, written_by=written_by)
 
     monkeypatch.setattr("vipd.sources.files.parse_declaration", breaking)
     assert files.scan()

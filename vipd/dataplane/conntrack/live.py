@@ -13,8 +13,8 @@ from vipd.dataplane.conntrack.stale import FlowTargets, flow_targets
 from vipd.host.bounded_threads import BoundedThreads
 from vipd.model.forwarding import Forwarding
 
-_threads = BoundedThreads("count flows", 2)
-"""Of their own: hundreds may wait for the end of flows, and ask again and again."""
+_threads = BoundedThreads("count flows", 1)
+"""One of its own: hundreds may wait for the end of flows, and ask again and again."""
 CLOSED_STATES = frozenset({TCP_TIME_WAIT, TCP_CLOSE})
 """TCP states of connections that both sides have closed: nothing depends on the backend any more."""
 
