@@ -14,6 +14,7 @@ from pathlib import Path
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.counting import BackendKey, FlowCounter
+from vipd.host.batches import in_batches
 from vipd.host.durable import error_text, move_aside
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.forwarding import Forwarding
@@ -36,6 +37,8 @@ WRITE_EVERY_SECONDS = 8.0
 `WRITE_TIME_SHARE`."""
 WRITE_TIME_SHARE = 0.01
 EXPIRE_EVERY_SECONDS = 30.0
+ADDED_AT_ONCE = 5000
+"""Backends with new flows: some milliseconds."""
 CLOSE_SECONDS = 3.0
 
 
@@ -108,8 +111,8 @@ class FlowCollector:
                 await self._expire_old()
             self._last_read_at, self._failed = began, True
             # After a failure the next reading includes its counts: the rates are of all that time.
-            flows = await self._counter.take()
-            self.totals.add(flows)
+            async for part in in_batches(await self._counter.take(), ADDED_AT_ONCE):
+                self.totals.add(part)
             refused = self.refusals.add(await self._counter.refused())
             self.totals.changed = self.totals.changed or refused
             self._report_refusals(began)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from vipd.dataplane.counting import BackendKey, RefusedKey
 from vipd.dataplane.iptables.counters.counter_deltas import ChainName, CounterDeltas
@@ -13,6 +13,7 @@ from vipd.dataplane.iptables.counters.messages import Counted, RuleMessages, lim
 from vipd.dataplane.iptables.counters.reading import read_kernel, read_saved_counts
 from vipd.dataplane.iptables.names import ChainId, Names
 from vipd.dataplane.iptables.plan import Change
+from vipd.host.batches import in_slices
 from vipd.model.flow_limits import FlowLimits, Limit
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.frozen import compact_set
@@ -119,15 +120,18 @@ class RuleCounter:
         """The new flows since the last time. Raises ApplyError or OSError."""
         async with self._lock:
             await self._follow_beside()
-            wanted = {family for family, _ in (*self._places, *self._limiting)}
+            wanted = {key.family for key in (*self._chains, *self._limiting.values())}
+            wanted.update(family for family, _ in self._leaving)
             for family in self._families:
                 if family in wanted:
                     await self._read(family)
-            new = self._deltas.take(self._places.__contains__)
             taken: dict[BackendKey, int] = {}
-            for chain, flows in new.items():
-                place = self._places[chain]
-                taken[place] = taken.get(place, 0) + flows
+            grown = self._deltas.grown()
+            async for at in in_slices(range(0, len(grown), ENTERED_AT_ONCE)):
+                part = grown[at : at + ENTERED_AT_ONCE]
+                for chain, flows in self._deltas.take(self._places.__contains__, part).items():
+                    place = self._places[chain]
+                    taken[place] = taken.get(place, 0) + flows
             self._forget_gone()
             return taken
 
@@ -140,7 +144,7 @@ class RuleCounter:
             for (family, chain), key in self._limiting.items()
             for limit in Limit
         }
-        for rule, flows in self._deltas.take(rules.__contains__).items():
+        for rule, flows in self._deltas.take(rules.__contains__, self._deltas.grown()).items():
             found[rules[rule]] = found.get(rules[rule], 0) + flows
         for chain, key in list(self._limiting.items()):
             if key not in self._limits and not any(map(self._deltas.holds, _limit_rules(*chain))):
@@ -170,10 +174,11 @@ class RuleCounter:
     async def _follow_beside(self) -> None:
         """The same beside the event loop: a hash for each endpoint, of which there may be ten thousands."""
         changes = dict(self._changes)
-        self._know(await asyncio.to_thread(self._named, changes))
-        for key, forwarding in changes.items():
-            if self._changes.get(key, forwarding) is forwarding:
-                self._changes.pop(key, None)
+        named = await asyncio.to_thread(self._named, changes)
+        async for key, forwarding in in_slices(changes.items()):
+            if key in self._changes and self._changes[key] is forwarding:  # else `_follow` has come before
+                del self._changes[key]
+                self._know({key: named[key]})
 
     def _named(self, changes: Changes) -> dict[ForwardingKey, dict[ChainName, BackendKey]]:
         """The chains of changed forwardings, and the place that each counts for."""
@@ -210,7 +215,7 @@ class RuleCounter:
             counts = read_saved_counts(await save(), family, self._names)
             self._seconds[family] = time.monotonic() - began
         else:
-            chains = [chain for of, chain in (*self._places, *self._limiting) if of is family]
+            chains = (*self._places, *self._limiting)
             counts, seconds = await asyncio.to_thread(self._read_kernel, family, chains)
             self._seconds[family] = seconds
         # Handles of a table that was deleted since may belong to other rules now.
@@ -221,13 +226,16 @@ class RuleCounter:
                 return
             began = time.thread_time()
             self._deltas.read(counts[at : at + part])
-            if at + part >= len(counts):
-                self._deltas.read_all(family)
             self._seconds[family] += time.thread_time() - began
             await asyncio.sleep(0)
+        known = self._deltas.read_all(family)
+        for at in range(0, len(known), ENTERED_AT_ONCE):
+            self._deltas.drop_unseen(family, known[at : at + ENTERED_AT_ONCE])
+            await asyncio.sleep(0)
 
-    def _read_kernel(self, family: Family, chains: list[str]) -> tuple[list[Counted], float]:
+    def _read_kernel(self, family: Family, known: Sequence[ChainName]) -> tuple[list[Counted], float]:
         began = time.thread_time()
+        chains = [chain for of, chain in known if of is family]
         return read_kernel(family, chains, self._messages), time.thread_time() - began
 
     def _rewritten(self, changes: Collection[Change]) -> list[str]:

@@ -59,17 +59,21 @@ class CounterDeltas:
             if not rule.ended:
                 self._grow(counted, rule)
 
-    def read_all(self, family: Family) -> None:
-        """The readings since the last call covered all rules of the family."""
-        now = self._round[family] = self._round.get(family, 0) + 1
+    def read_all(self, family: Family) -> list[ChainName]:
+        """The readings since the last call covered all rules of the family. Returns the chains for
+        `drop_unseen`."""
+        self._round[family] = self._round.get(family, 0) + 1
         self._ended = 0
+        return list(self._rules)
+
+    def drop_unseen(self, family: Family, chains: Iterable[ChainName]) -> None:
+        """Drop the rules of these chains that were in none of the last complete readings of the family."""
+        now = self._round[family]
         old = [
             chain
-            for chain, rules in self._rules.items()
-            # Nearly all have one rule, which was just seen.
+            for chain in chains
             if chain[0] is family
-            and not (len(rules) == 1 and rules[0].seen == now)
-            and not all(now - rule.seen < KEPT_ROUNDS for rule in rules)
+            and not all(now - rule.seen < KEPT_ROUNDS for rule in self._rules.get(chain, ()))
         ]
         self._keep(old, lambda rule: now - rule.seen < KEPT_ROUNDS)
 
@@ -101,10 +105,18 @@ class CounterDeltas:
         for chain in gone:
             self._rules.pop(chain, None)
 
-    def take(self, known: Callable[[ChainName], bool]) -> dict[ChainName, int]:
-        """Returns the growth in known chains; the rest is kept while it has rules."""
-        taken = {chain: flows for chain, flows in self._new.items() if known(chain)}
-        self._new = {c: flows for c, flows in self._new.items() if c not in taken and self.holds(c)}
+    def grown(self) -> list[ChainName]:
+        """The chains whose counters have grown."""
+        return list(self._new)
+
+    def take(self, known: Callable[[ChainName], bool], grown: Iterable[ChainName]) -> dict[ChainName, int]:
+        """Returns the growth in those of these chains that are known; the rest is kept while it has rules."""
+        taken = {}
+        for chain in grown:
+            if known(chain):
+                taken[chain] = self._new.pop(chain)
+            elif not self.holds(chain):
+                del self._new[chain]
         return taken
 
     def holds(self, chain: ChainName) -> bool:
