@@ -79,7 +79,7 @@ class FakeDataplane:
             else:
                 self._wanted[key] = forwarding
 
-    def host_changed(self, addresses: Collection[str]) -> None:
+    async def host_changed(self, addresses: Collection[str]) -> None:
         """Nothing here depends on the host's addresses."""
 
     async def plan(self) -> FakePlan:

@@ -9,18 +9,22 @@ stretched that."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import sys
 import threading
 import time
 from asyncio import events
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vipd.__main__ import main
 
 TOLD_ABOVE_SECONDS = 0.02
+STANDSTILL = 20.0
+"""No callback may take longer than so many times the yardstick: 50 ms of processor time."""
 _YARDSTICK = {"rows": [{f"key {n}": "v" * 10 for n in range(20)} for _ in range(10)]}
 
 
@@ -53,6 +57,40 @@ def measure(file: Path) -> None:
 
     gc.callbacks.append(collecting)
     events.Handle._run = measured  # type: ignore[method-assign, assignment]
+
+
+def too_long(standstills: Iterable[str]) -> list[str]:
+    """Those lines of the file that are of callbacks that hold up the event loop for too long."""
+
+    def share(line: str) -> float:
+        took, unit, _ = line.split(maxsplit=2)
+        return float(took) / float(unit)
+
+    return [line for line in standstills if share(line) > STANDSTILL]
+
+
+@contextlib.contextmanager
+def standstills(client: str) -> Iterator[list[str]]:
+    """What holds up the event loops of this process meanwhile, and for how many yardsticks; but a task of
+    this name."""
+    found, run = list[str](), events.Handle._run
+
+    def measured(handle: Any) -> None:
+        began = time.thread_time()
+        run(handle)
+        took = time.thread_time() - began
+        long = took > TOLD_ABOVE_SECONDS and described(handle) != client
+        if long and (share := took / yardstick()) > STANDSTILL:
+            found.append(f"{share:.0f} {described(handle)}")
+
+    # As the daemon at its start; else a collection that walks through the tests' own objects counts.
+    gc.collect()
+    gc.freeze()
+    events.Handle._run = measured  # type: ignore[method-assign, assignment]
+    try:
+        yield found
+    finally:
+        events.Handle._run = run  # type: ignore[method-assign]
 
 
 def described(handle: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.broken_declarations import declaration, mistakes
+from tests.faults.instrumented import too_long
 from tests.fleet.network import FleetLab, HostDaemon
 from tests.lab.daemon import UnixConnection
 from vipd.declaration.check_reader import CHECK_KEYS
@@ -21,8 +22,6 @@ BATCH = 60
 """Mistakes that the daemon is given at once, before it is seen to serve others."""
 APPLIED = 20
 """Of them in one request: the services of a request are judged at one go, a millisecond each."""
-STANDSTILL = 20.0
-"""No value of others may hold up the event loop for longer than so many times the yardstick: 50 ms."""
 
 Named = tuple[str, dict[str, Any]]
 
@@ -104,14 +103,7 @@ def others_are_served(daemon: InstrumentedDaemon, number: int, batch: Sequence[N
 def not_held_up(daemon: InstrumentedDaemon) -> None:
     assert "Traceback" not in daemon.log
     assert "internal error" not in daemon.log
-    standstills = daemon.standstills()
-    print(*standstills, sep="\n")
-    assert [line for line in standstills if _share(line) > STANDSTILL] == []
-
-
-def _share(line: str) -> float:
-    took, yardstick, _ = line.split(maxsplit=2)
-    return float(took) / float(yardstick)
+    assert too_long(daemon.standstills()) == []
 
 
 @pytest.mark.nightly

@@ -308,7 +308,7 @@ class Reconciler:
     async def _update_dataplane(self, changes: Changes) -> None:
         """Pass the changes to the dataplane, then record that it has them."""
         if changes.policy != self._policy:
-            self._dataplane.host_changed(changes.policy.host.addresses)
+            await self._dataplane.host_changed(changes.policy.host.addresses)
             self.observers.host_changed(changes.policy.host.addresses)
         self._dirty.in_doubt |= changes.forwardings.keys()
         later: Mapping[ForwardingKey, Forwarding | None] = {}

@@ -70,7 +70,7 @@ class Dataplane(Protocol):
     async def apply(self, plan: DataplanePlan) -> None:
         """Write a plan to the kernel. Raises ApplyError; then some of its steps may have been applied."""
 
-    def host_changed(self, addresses: frozenset[str]) -> None:
+    async def host_changed(self, addresses: frozenset[str]) -> None:
         """Record this host's own addresses, which have changed."""
 
     def invalidate(self, chains: Collection[tuple[Family, ChainId]]) -> None:

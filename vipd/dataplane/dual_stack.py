@@ -74,10 +74,10 @@ class DualStackDataplane(ABC, Generic[F, P]):
             part.desired.update(key, forwarding)
         self.counter.update(changes)
 
-    def host_changed(self, addresses: frozenset[str]) -> None:
+    async def host_changed(self, addresses: frozenset[str]) -> None:
         """Node ports may be limited to some of this host's addresses."""
         for part in self._families.values():
-            part.host_changed(addresses)
+            await part.host_changed(addresses)
 
     def invalidate_all(self) -> None:
         """Trust nothing about the kernel: the next plan reads it."""

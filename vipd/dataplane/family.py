@@ -9,6 +9,7 @@ another program has deleted its last rules, only those backends come back that i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -123,11 +124,13 @@ class FamilyProgrammer(ABC, Generic[D, P]):
                 del self._quarantine[key]
                 self.desired.update(key, forwarding)
 
-    def host_changed(self, addresses: frozenset[str]) -> None:
+    async def host_changed(self, addresses: frozenset[str]) -> None:
         """Node ports may be limited to some of this host's addresses."""
         limited = self._settings.node_addresses(self._family, addresses)
         options: FamilyOptions = self.desired.options
-        self._reconfigure(replace(options, node_port_addresses=limited))
+        if options.node_port_addresses != limited:
+            # In a thread: all forwardings are compiled again.
+            await asyncio.to_thread(self._reconfigure, replace(options, node_port_addresses=limited))
 
     def invalidate_all(self) -> None:
         """Drop the cached state of the kernel, and retry quarantined forwardings; effective with the next

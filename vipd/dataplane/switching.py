@@ -116,7 +116,7 @@ class SwitchableDataplane:
         if name == self.name:
             return False
         new = await self._registry.open(name)
-        new.host_changed(self._host_addresses)
+        await new.host_changed(self._host_addresses)
         async for part in in_batches(dict(self._forwardings)):
             await new.prepare(part)
             new.update(part)
@@ -169,10 +169,10 @@ class SwitchableDataplane:
                 self._families[key.family] += 1
         self._families = +self._families
 
-    def host_changed(self, addresses: frozenset[str]) -> None:
+    async def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
         self._host_addresses = addresses
-        self.current.host_changed(addresses)
+        await self.current.host_changed(addresses)
 
     async def plan(self) -> DataplanePlan:
         """The plan of what must be written now. Raises ApplyError."""

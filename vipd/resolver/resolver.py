@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -107,6 +108,8 @@ class Resolver:
         self._states: dict[Question, NameState] = {}
         self._users: dict[Question, dict[str, frozenset[Family]]] = {}
         """The services that use each question, and their families."""
+        self._families: dict[Question, Counter[Family]] = {}
+        """Number of these services of each family: thousands may use one name."""
         self._followed: dict[str, frozenset[Question]] = {}
         self._authors: dict[str, str] = {}
         """The author of each followed service."""
@@ -166,13 +169,14 @@ class Resolver:
         wanted = frozenset(map(Question.of, declared.names)) if declared else frozenset[Question]()
         before = self._followed.pop(service, frozenset())
         self._authors.pop(service, None)
-        for question in before - wanted:
-            self._users[question].pop(service)
+        for question in before:
+            self._families[question].subtract(self._users[question].pop(service))
         if declared and wanted:
             self._followed[service], self._authors[service] = wanted, declared.origin.author
         families = frozenset(map(family_of, declared.all_addresses())) if declared else frozenset[Family]()
         for question in wanted:
             self._users.setdefault(question, {})[service] = families
+            self._families.setdefault(question, Counter()).update(families)
         for question in before | wanted:
             self._update(question, self._authors.get(service))
 
@@ -186,7 +190,7 @@ class Resolver:
         state = self._states.get(question)
         if state is None:
             self._begin(question)
-        elif not self._families(question) <= self._asked.get(question, frozenset()):
+        elif not self._families_of(question) <= self._asked.get(question, frozenset()):
             self._put(question, replace(state, next_at=self._clock()))
 
     def _assign(self, question: Question, author: str | None) -> None:
@@ -250,7 +254,7 @@ class Resolver:
             del self._asking[question]
 
     def _end(self, question: Question) -> None:
-        for known in (self._users, self._answers, self._saved):
+        for known in (self._users, self._families, self._answers, self._saved):
             known.pop(question, None)
         self._leave_share(question)
         self._stop(question)
@@ -260,8 +264,8 @@ class Resolver:
             if (author := min(authors, key=self._load, default=None)) is not None:
                 self._begin(next(iter(self._shares[author].waiting)))
 
-    def _families(self, question: Question) -> frozenset[Family]:
-        return frozenset[Family]().union(*self._users.get(question, {}).values())
+    def _families_of(self, question: Question) -> frozenset[Family]:
+        return frozenset(+self._families.get(question, Counter[Family]()))
 
     def _put(self, question: Question, state: NameState) -> None:
         self._states[question] = state
@@ -318,7 +322,7 @@ class Resolver:
     async def _ask(self, lookup: _Lookup) -> None:
         """Look up one question, and take over the answer."""
         question = lookup.question
-        families = self._families(question)
+        families = self._families_of(question)
         self._asked[question] = families
         known = self._states.get(question, NameState())
         try:
@@ -333,7 +337,7 @@ class Resolver:
             self._asked.pop(question, None)
             return
         after = self._handle(question, before, result)
-        if not self._families(question) <= families:  # a service of another family came meanwhile
+        if not self._families_of(question) <= families:  # a service of another family came meanwhile
             after = replace(after, next_at=self._clock())
         self.lookups["failed" if after.failures else "answered"] += 1
         self._put(question, after)

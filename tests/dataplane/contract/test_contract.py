@@ -226,8 +226,8 @@ def test_it_says_what_it_is_and_where_a_service_is_found(play: Play) -> None:
             chain, of_endpoints = one.dataplane.chains_of(forwarding)
             assert chain
             assert of_endpoints.keys() == set(forwarding.reachable())
-        one.dataplane.host_changed(frozenset({"192.0.2.1"}))
-        one.dataplane.host_changed(frozenset({"192.0.2.1", "2001:db8::1"}))
+        await one.dataplane.host_changed(frozenset({"192.0.2.1"}))
+        await one.dataplane.host_changed(frozenset({"192.0.2.1", "2001:db8::1"}))
         await as_cold(one)
 
     play(story)

@@ -76,7 +76,7 @@ class Programmed:
         self.dataplane = asyncio.run(
             NftablesDataplane.start(self.settings, self._record, self._run, self._sockets)
         )
-        self.dataplane.host_changed(self.policy.host.addresses)
+        asyncio.run(self.dataplane.host_changed(self.policy.host.addresses))
         self.dataplane.update(dict(self.forwardings))
 
     def declare(self, services: Iterable[Service]) -> None:

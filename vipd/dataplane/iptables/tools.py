@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ async def save(tools: Tools, run: Runner, *, counters: bool = False) -> str:
     finished = await finish([tools.save, *(("-c",) if counters else ())], "", run)
     _check(finished, tools.save)
     try:
-        check_saved(finished.stdout)
+        await asyncio.to_thread(check_saved, finished.stdout)
     except MalformedRulesError as error:
         raise ApplyError(f"{tools.save} is not understood", str(error), "vipd tries again") from None
     return finished.stdout

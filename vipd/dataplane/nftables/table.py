@@ -51,6 +51,9 @@ _REPLIES = (REPLY_SOURCES.name, REPLY_FRONTENDS.name)
 _LEADING = (FRONTENDS.name, NODE_PORTS.name)
 """Holders of the elements that packets meet first."""
 
+CHAINS_AS_ONE = 4
+"""Chains that take as long to assemble as one endpoint takes to compile."""
+
 Numbers = tuple[int, int]
 
 
@@ -138,7 +141,9 @@ class DesiredTable:
     def changes(self) -> int:
         """Number of forwardings that may differ from what was last written, with the work for each."""
         known = (self._forwardings.get(key) or self._committed.get(key) for key in self._dirty)
-        return len(self._dirty) + sum(forwarding.compile_cost() for forwarding in known if forwarding)
+        work = sum(forwarding.compile_cost() for forwarding in known if forwarding)
+        # Services with turns or limits have chains of their own, and one new chain assembles all of them.
+        return len(self._dirty) + work + (0 if self._structure else len(self._chains) // CHAINS_AS_ONE)
 
     def work_of(self, key: ForwardingKey, forwarding: Forwarding | None) -> int:
         """The work for this change: of the forwarding or the one in its place, whichever is larger."""
@@ -170,6 +175,8 @@ class DesiredTable:
         made = DesiredTable(options)
         for key, forwarding in self._forwardings.items():
             made.update(key, forwarding)
+            # Compiled again when it is compared: as one, the fragments of all would be freed at one go.
+            del made._fragments[key]
         made._committed = dict(self._committed)
         return made
 
@@ -258,7 +265,8 @@ class DesiredTable:
         """The difference of one forwarding from what was written."""
         committed = self._committed.get(key)
         before = self._written.get(key) or (self._compile(committed) if committed else Fragment())
-        after = self._fragments[key] if key in self._forwardings else Fragment()
+        wanted = self._forwardings.get(key)
+        after = (self._fragments.get(key) or self._compile(wanted)) if wanted else Fragment()
         step = Step.between((key,), before.elements, after.elements)
         goes_on = step.deleted and after.elements
         return step.with_deferred_deletes() if goes_on and before.kinds() != after.kinds() else step
