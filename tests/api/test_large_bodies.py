@@ -4,26 +4,21 @@ many services come to is decided beside the event loop."""
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import subprocess
 import sys
-import time
-from asyncio import events
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.api.serving import WEB, Api, served
-from tests.faults.instrumented import described, yardstick
+from tests.faults.instrumented import standstills
 from tests.model.samples import many_declared
 from vipd.api import request_bodies
 from vipd.declaration.native import parse_declaration
 from vipd.declaration.operations import RefusedError, spec_of
 
-STANDSTILL = 20.0
-"""No callback may take longer than so many times the yardstick: 50 ms of processor time."""
 MANY = 2000
 CLIENT = "client"
 
@@ -115,20 +110,7 @@ def test_a_body_says_in_parts_what_it_says_as_a_whole(
 def held_up(story: Any) -> list[str]:
     """What held the event loop in a story for too long, and for how many yardsticks; but the client, which
     decodes what it is answered."""
-    found, run = list[str](), events.Handle._run
-
-    def measured(handle: Any) -> None:
-        began = time.thread_time()
-        run(handle)
-        took = time.thread_time() - began
-        if took > 0.02 and described(handle) != CLIENT and (share := took / yardstick()) > STANDSTILL:
-            found.append(f"{share:.0f} {described(handle)}")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events.Handle, "_run", measured)
-        # As the daemon at its start; else a collection that walks through the tests' own objects counts.
-        gc.collect()
-        gc.freeze()
+    with standstills(CLIENT) as found:
         served(story)
     return found
 

@@ -256,7 +256,7 @@ def test_a_body_that_is_not_a_json_object_is_malformed(data: bytes) -> None:
 
 def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_bodies, "SMALL_BODY_BYTES", 1000)
-    monkeypatch.setattr("vipd.api.service_routes.MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(request_bodies, "MAX_BODY_BYTES", 1000)
 
     async def story(api: Api) -> None:
         large = {**WEB, "backends": [f"10.244.1.{n}" for n in range(1, 200)]}

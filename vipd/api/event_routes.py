@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from vipd.api.messages import encoded_json_response, flag_of, route
-from vipd.api.user_quota import UserQuota
+from vipd.api.user_quota import UserQuota, UserTurns
 from vipd.declaration.operations import RefusedError, Services, find
+from vipd.host.batches import in_slices
+from vipd.host.connections.http import CHUNK_BYTES
 from vipd.model.formatting import time_text
 from vipd.model.service import Service
 from vipd.observe.events.event import EventRecord, encode
@@ -79,7 +81,7 @@ class EventRoutes:
 
     def __init__(self, recorder: Recorder | None, services: Callable[[], Services]) -> None:
         self._recorder, self._services = recorder, services
-        self._quota = UserQuota(MAX_FOLLOWERS)
+        self._quota, self._turns = UserQuota(MAX_FOLLOWERS), UserTurns()
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -101,7 +103,8 @@ class EventRoutes:
         def encoded() -> bytes:
             return b", ".join([encode(occurrence).rstrip() for occurrence in wanted.select(recorder.read())])
 
-        return encoded_json_response(b'"events": [%b]' % await asyncio.to_thread(encoded))
+        async with self._turns.turn(request):
+            return encoded_json_response(b'"events": [%b]' % await asyncio.to_thread(encoded))
 
     async def _stream(
         self, request: web.Request, event_filter: EventFilter, recorder: Recorder
@@ -113,10 +116,10 @@ class EventRoutes:
             line = _LineWriter(response)
             try:
                 await line.send({"heartbeat": time_text(datetime.now(UTC)), "last": recorder.last})
-                last = 0
-                for occurrence in event_filter.select(await asyncio.to_thread(recorder.read)):
-                    await line.event(occurrence)
-                    last = occurrence.id
+                async with self._turns.turn(request):
+                    stored, last = await asyncio.to_thread(_stored_lines, recorder, event_filter)
+                async for start in in_slices(range(0, len(stored), CHUNK_BYTES)):
+                    await line.write(stored[start : start + CHUNK_BYTES])
                 # Events from during the read of the ring are both there and in the queue.
                 await _follow(line, follower, event_filter, last)
             except TimeoutError:
@@ -145,15 +148,26 @@ class _LineWriter:
 
     async def event(self, event: EventRecord) -> None:
         """Send an event."""
-        await self._send(b'{"event":' + encode(event).rstrip() + b"}\n")
+        await self.write(_line(event))
 
     async def send(self, value: dict[str, object]) -> None:
         """Send any other value."""
-        await self._send(json.dumps(value).encode() + b"\n")
+        await self.write(json.dumps(value).encode() + b"\n")
 
-    async def _send(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
+        """Send a part of lines that are encoded already."""
         async with asyncio.timeout(STUCK_SECONDS):
             await self._response.write(data)
+
+
+def _line(event: EventRecord) -> bytes:
+    return b'{"event":' + encode(event).rstrip() + b"}\n"
+
+
+def _stored_lines(recorder: Recorder, event_filter: EventFilter) -> tuple[bytes, int]:
+    """The lines of the stored events, and the id of the last one; 0: there is none."""
+    stored = event_filter.select(recorder.read())
+    return b"".join(map(_line, stored)), stored[-1].id if stored else 0
 
 
 async def _follow(

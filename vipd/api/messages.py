@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TypeVar
 
 from aiohttp import web
@@ -14,7 +14,7 @@ from vipd.declaration.bounded_json import Json
 from vipd.declaration.fields import did_you_mean
 from vipd.declaration.operations import RefusedError
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
-from vipd.host.batches import in_batches
+from vipd.host.batches import in_slices
 from vipd.sources.confirmation import MAX_SECONDS
 
 T = TypeVar("T")
@@ -137,19 +137,28 @@ def json_response(value: Json, status: int = 200) -> web.Response:
     return web.json_response({"apiVersion": API_VERSION, **value}, status=status)
 
 
-async def chunked_json_response(
-    name: str, items: Mapping[str, T], row: Callable[[T], Json], before: Json | None = None
-) -> web.Response:
-    """An answer with a list that is built and encoded in parts, so that other tasks of the event loop run.
-    `before`: members that precede it."""
-    head = [f"{json.dumps(member)}: {json.dumps(value)}" for member, value in (before or {}).items()]
-    parts = []
-    async for part in in_batches(items):
-        parts += [json.dumps(row(item)) for item in part.values()]
-    return encoded_json_response(", ".join([*head, f'"{name}": [{", ".join(parts)}]']).encode())
+async def list_body(
+    name: str, items: Iterable[T], row: Callable[[T], Json], before: Json | None = None
+) -> bytes:
+    """The body of an answer with a list, made in slices, so that other tasks of the event loop run. `before`:
+    members that precede it."""
+    members = {"apiVersion": API_VERSION, **(before or {})}
+    # Not a list of texts: as many as there are services would leave their memory in pieces.
+    body = bytearray(f'{json.dumps(members)[:-1]}, "{name}": ['.encode())
+    separator = b""
+    async for item in in_slices(items):
+        body += separator + json.dumps(row(item)).encode()
+        separator = b", "
+    body += b"]}"
+    return bytes(body)
+
+
+def body_response(body: bytes) -> web.Response:
+    """A JSON answer that is encoded already."""
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 def encoded_json_response(members: bytes) -> web.Response:
-    """As `answer`, of members that are encoded already: `"name": value, ...`."""
+    """As `json_response`, of members that are encoded already: `"name": value, ...`."""
     head = f'{{"apiVersion": {json.dumps(API_VERSION)}, '.encode()
-    return web.Response(body=b"%b%b}" % (head, members), content_type="application/json", charset="utf-8")
+    return body_response(b"%b%b}" % (head, members))

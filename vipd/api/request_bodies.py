@@ -46,7 +46,6 @@ INLINE_MAX_BYTES = 2**14
 BODY_SECONDS = 60.0
 """How long a large body may take to arrive."""
 
-_LARGE_BODIES = 2
 _MAX_SHOWN = 200
 _OPENING, _CLOSING = (b"[", b"{"), (b"]", b"}")
 
@@ -57,36 +56,25 @@ _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _LONG_NUMBER = re.compile(rb"[-+.0-9a-zA-Z]{%d}" % (MAX_NUMBER_LENGTH + 1))
 
 
-class BodyReader:
-    """Reads bodies; of large ones only a few at a time, to limit the memory."""
+def is_large(request: web.Request) -> bool:
+    """Whether a body may be larger than that of any request that declares no services."""
+    length = request.content_length
+    return length is None or length > SMALL_BODY_BYTES
 
-    def __init__(self) -> None:
-        self._large = asyncio.Semaphore(_LARGE_BODIES)
 
-    async def read(
-        self, request: web.Request, max_bytes: int, parse: Callable[[Json, Iterator[object] | None], T]
-    ) -> T:
-        """The result of `parse` on a body with a list `services`. Raises RefusedError.
-
-        `parse` is called, in a thread if the body is large, with all other members and an iterator that reads
-        the services on demand; None: there is no such list.
-        """
-        length = request.content_length
-        if length is not None and length <= SMALL_BODY_BYTES:
-            return await _parse_maybe_in_thread(parse, await read_raw(request, max_bytes))
-        async with self._large:
-            try:
-                async with asyncio.timeout(BODY_SECONDS):
-                    raw = await read_raw(request, max_bytes)
-            except TimeoutError:
-                why = f"a large body may take {BODY_SECONDS:.0f} s to come"
-                raise RefusedError("malformed", "the request did not come in time", why) from None
-            return await _parse_maybe_in_thread(parse, raw)
+async def read_large(request: web.Request) -> bytes:
+    """The bytes of a body with services. Raises RefusedError."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await read_raw(request, MAX_BODY_BYTES)
+    except TimeoutError:
+        why = f"a large body may take {BODY_SECONDS:.0f} s to come"
+        raise RefusedError("malformed", "the request did not come in time", why) from None
 
 
 async def body_of(request: web.Request) -> Json:
     """The JSON object of a small request; empty if it has no body. Raises RefusedError."""
-    return await _parse_maybe_in_thread(_whole, await read_raw(request, SMALL_BODY_BYTES))
+    return await parse_body(_whole, await read_raw(request, SMALL_BODY_BYTES))
 
 
 def refuse_unknown_members(body: Json, known: Collection[str], parameters: Collection[str] = ()) -> None:
@@ -125,10 +113,15 @@ def too_large(max_bytes: int) -> RefusedError:
     return RefusedError("too-large", "the request is too large", why, "declare fewer services at once")
 
 
-async def _parse_maybe_in_thread(parse: Callable[[Json, Iterator[object] | None], T], raw: bytes) -> T:
+async def parse_body(parse: Callable[[Json, Iterator[object] | None], T], raw: bytes) -> T:
+    """The result of `parse` on a body with a list `services`. Raises RefusedError.
+
+    `parse` is called, in a thread if the body is large, with all other members and an iterator that reads the
+    services on demand; None: there is no such list.
+    """
     if len(raw) <= INLINE_MAX_BYTES:
         return _parse_body(parse, raw)
-    with gc_paused():
+    with gc_paused(temporary=True):
         return await asyncio.to_thread(_parse_body, parse, raw)
 
 

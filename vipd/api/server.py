@@ -25,6 +25,7 @@ from vipd.api.request_bodies import MAX_BODY_BYTES
 from vipd.api.service_routes import ServiceRoutes, results_view
 from vipd.api.stats_routes import StatsRoutes
 from vipd.control.reload import reload
+from vipd.control.shared_run import SharedAnswers
 from vipd.dataplane.base import ApplyError
 from vipd.declaration.operations import RefusedError
 from vipd.host.containment import Containment
@@ -64,7 +65,8 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
     explaining = ExplainRoutes(reconciler, dataplane, context.announcer)
     app.on_cleanup.append(explaining.end)
     overrides = OverrideRoutes(reconciler, context.overrides, permission, context.wait_applied, context.fleet)
-    services = ServiceRoutes(context, permission, overrides)
+    answers = SharedAnswers(lambda: reconciler.progress.revision)
+    services = ServiceRoutes(context, permission, overrides, answers)
     app.add_routes(
         [
             *_DaemonRoutes(context, permission).routes(),
@@ -77,7 +79,7 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
             ).routes(),
             *events.routes(),
             *explaining.routes(),
-            *StatsRoutes(reconciler, context.flow_stats).routes(),
+            *StatsRoutes(reconciler, context.flow_stats, answers).routes(),
             *FleetRoutes(context.fleet, context.sources, permission, context.wait_applied).routes(),
             *healthz_routes(reconciler),
         ]

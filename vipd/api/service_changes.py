@@ -28,8 +28,8 @@ NEW_OR_CHANGED = ("created", "changed")
 INLINE_MAX_SERVICES = 200
 """Services up to which a decision takes some milliseconds."""
 THREAD_ATTEMPTS = 3
-"""How often a decision is made in a thread. The state has changed each time then, so the last one runs on the
-event loop."""
+"""How often a decision is made in a thread, because the state changes meanwhile. The last one counts: what it
+has not seen is refused by the next step, as it would be if it came right after the decision."""
 
 CheckProblems = Mapping[Check, tuple[str, ...]]
 
@@ -55,17 +55,21 @@ class ServicesSnapshot:
     def services(self) -> dict[str, Service]:
         """Files as last read by a step, etcd and the store as they are now; without backends that registered
         themselves."""
-        changeable = (operations.CLI, "etcd")
-        files = {n: as_declared(s) for n, s in self.running.items() if s.origin.source not in changeable}
+        files = {name: as_declared(service) for name, service in self._in_files()}
         # A key in etcd whose name a file already has does not serve.
         return {**self.fleet, **files, **self.local_store}
 
+    def _in_files(self) -> Iterator[tuple[str, Service]]:
+        changeable = (operations.CLI, "etcd")
+        return ((n, s) for n, s in self.running.items() if s.origin.source not in changeable)
+
     def same(self, other: ServicesSnapshot) -> bool:
-        """Whether nothing has changed in between."""
+        """Whether nothing has changed in between. The step after somebody's change brings `running` nothing
+        that the stores did not have."""
         return (
-            self.running is other.running
-            and self.local_store is other.local_store
+            self.local_store is other.local_store
             and self.fleet == other.fleet
+            and (self.running is other.running or dict(self._in_files()) == dict(other._in_files()))
         )
 
     def __len__(self) -> int:
@@ -83,6 +87,8 @@ class ChangeRequest:
     """The claims that services may make at the time of the request."""
     size: int = 1
     """Number of services that it names."""
+    dry_run: bool = False
+    """Nothing will be stored, so that it may be decided on the services of a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,9 @@ async def decide(
 ) -> Outcome:
     """The outcome of a change. Raises RefusedError.
 
-    When this returns, a new snapshot would equal its basis, so a caller that stores the outcome without
-    awaiting stores a valid result.
+    When this returns, a new snapshot would have the same stored services as its basis if the caller keeps
+    the store from changes, and the same others unless those never rest, so a caller that stores the outcome
+    without awaiting stores a valid result.
 
     Others may change services while the host is queried, so the decision is repeated after each answer. A
     check without an answer counts as one without problems, and is not queried again.
@@ -122,16 +129,16 @@ async def _decide_current(
     request: ChangeRequest, take_snapshot: Callable[[], ServicesSnapshot], check_problems: CheckProblems
 ) -> _Decision:
     """The judgement on the state at the time when this returns. Raises RefusedError."""
-    for _ in range(THREAD_ATTEMPTS):
+    for attempt in range(1, THREAD_ATTEMPTS + 1):
         snapshot = take_snapshot()
         if len(snapshot) + request.size <= INLINE_MAX_SERVICES:
             break
-        with gc_paused():
+        with gc_paused(temporary=True):
             judging = asyncio.ensure_future(
                 asyncio.to_thread(_evaluate, request, snapshot, dict(check_problems))
             )
             await asyncio.wait((judging,))
-        if snapshot.same(take_snapshot()):
+        if request.dry_run or attempt == THREAD_ATTEMPTS or snapshot.same(take_snapshot()):
             return judging.result()
         judging.exception()
     return _evaluate(request, take_snapshot(), check_problems)

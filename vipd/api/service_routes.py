@@ -15,23 +15,36 @@ from vipd.api.context import ApiContext
 from vipd.api.messages import (
     API_VERSION,
     BodyHandler,
+    body_response,
     body_route,
-    chunked_json_response,
     confirm_seconds_of,
     flag_of,
     json_response,
+    list_body,
     route,
     session_of,
 )
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
-from vipd.api.request_bodies import MAX_BODY_BYTES, BodyReader, refuse_unknown_members
+from vipd.api.request_bodies import (
+    SMALL_BODY_BYTES,
+    is_large,
+    parse_body,
+    read_large,
+    read_raw,
+    refuse_unknown_members,
+)
 from vipd.api.service_changes import Change, ChangeRequest, decide
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_confirmation_error, no_etcd_error
+from vipd.api.user_quota import UserTurns
+from vipd.control.address_policy import AddressPolicy
+from vipd.control.shared_run import SharedAnswers
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.listed_backends import as_declared
 from vipd.declaration.operations import Outcome, RefusedError
+from vipd.host.batches import in_slices
+from vipd.host.gc_control import gc_paused, return_freed_memory
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.service import Service
 from vipd.observe.views import service_view
@@ -41,6 +54,13 @@ log = logging.getLogger(__name__)
 
 NAMES_LOGGED = 100
 """Maximum number of services that the log entry of one change names."""
+
+MAX_LARGE_BODIES = 3
+"""Large bodies that are in memory at a time, one of each user."""
+MAX_IN_ETCD = 8
+"""Small changes that wait for etcd at a time, one of each user."""
+FREED_AT_ONCE = 100
+"""Services whose memory is freed in some tenths of a millisecond."""
 
 CHANGE_FLAGS, CHANGE_PARAMETERS = ("dry_run",), ("store", "confirm")
 """Of each change of services."""
@@ -59,9 +79,18 @@ def change_route(
 class ServiceRoutes:
     """Handles requests to `/v1/services`, `/v1/export` and `/v1/apply`."""
 
-    def __init__(self, context: ApiContext, permission: Permission, overrides: OverrideRoutes) -> None:
+    def __init__(
+        self,
+        context: ApiContext,
+        permission: Permission,
+        overrides: OverrideRoutes,
+        answers: SharedAnswers,
+    ) -> None:
         self._context, self._permission, self._overrides = context, permission, overrides
-        self._bodies = BodyReader()
+        self._answers = answers
+        self._turns = {operations.CLI: UserTurns(), "etcd": UserTurns(MAX_IN_ETCD)}
+        """Of small changes, by store. Those of the file are written one at a time anyway."""
+        self._arriving, self._large = UserTurns(MAX_LARGE_BODIES), UserTurns()
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -88,15 +117,17 @@ class ServiceRoutes:
 
     async def services(self, _: web.Request) -> web.Response:
         """Show every service with its current state."""
+        return body_response(await self._answers.body("services", self._services))
+
+    async def _services(self) -> bytes:
         reconciler, dataplane = self._context.reconciler, self._context.dataplane
-        ordered, announced = dict(sorted(reconciler.services.items())), self._context.announced()
-        held = self._context.held()
+        announced, held = self._context.announced(), self._context.held()
 
         def view(service: Service) -> Json:
             here, why = announced.get(service.name, ()), held.get(service.origin.owner, "")
             return service_view(service, reconciler, dataplane, here, why)
 
-        return await chunked_json_response("services", ordered, view)
+        return await list_body("services", _ordered(reconciler.services), view)
 
     async def service(self, request: web.Request) -> web.Response:
         """Show one service, found by name or frontend, with the version of its declaration."""
@@ -113,8 +144,12 @@ class ServiceRoutes:
 
     async def export(self, _: web.Request) -> web.Response:
         """Show every service as it is declared."""
-        ordered = dict(sorted(self._context.reconciler.services.items()))
-        return await chunked_json_response("services", ordered, lambda s: operations.spec_of(as_declared(s)))
+
+        async def declared() -> bytes:
+            ordered = _ordered(self._context.reconciler.services)
+            return await list_body("services", ordered, lambda s: operations.spec_of(as_declared(s)))
+
+        return body_response(await self._answers.body("export", declared))
 
     async def add(self, request: web.Request, body: Json) -> web.Response:
         """Declare a new service."""
@@ -161,28 +196,52 @@ class ServiceRoutes:
 
     async def apply(self, request: web.Request) -> web.Response:
         """Declare many services at once; with `prune`, remove all others of the store."""
-        source = self.store_of(request).source
+        source, wanted = self.store_of(request).source, list[Service]()
 
-        def read(members: Json, services: Iterator[object] | None) -> tuple[list[Service], object]:
+        def read(members: Json, services: Iterator[object] | None) -> object:
             refuse_unknown_members(members, APPLY_MEMBERS, (*CHANGE_FLAGS, *CHANGE_PARAMETERS))
             if members.get("apiVersion", API_VERSION) != API_VERSION:
                 raise RefusedError("malformed", f"apiVersion must be {API_VERSION}")
             given = members.get("services") if services is None else services
-            return operations.parse_services(given, source=source), members.get("prune", False)
+            wanted.extend(operations.parse_services(given, source=source))
+            return members.get("prune", False)
 
-        wanted, prune = await self._bodies.read(request, MAX_BODY_BYTES, read)
-        if not isinstance(prune, bool):
-            raise RefusedError("malformed", "prune must be true or false")
-        change = partial(operations.apply, wanted=wanted, prune=prune)
-        return await self.carry_out(request, change, len(wanted))
+        async with contextlib.AsyncExitStack() as work:
+            if is_large(request):
+                # Whoever sends slowly keeps only himself from computing.
+                await work.enter_async_context(self._arriving.turn(request))
+                raw = await read_large(request)
+                await work.enter_async_context(self._large.turn(request))
+                work.enter_context(gc_paused())
+            else:
+                raw = await read_raw(request, SMALL_BODY_BYTES)
+            try:
+                prune = await parse_body(read, raw)
+                del raw
+                if not isinstance(prune, bool):
+                    raise RefusedError("malformed", "prune must be true or false")
+                change = partial(operations.apply, wanted=wanted, prune=prune)
+                return await self.carry_out(request, change, len(wanted), work=work)
+            finally:
+                # As one, many services would be freed in one go, and no collection must walk them before.
+                async for _ in in_slices(range(0, len(wanted), FREED_AT_ONCE)):
+                    del wanted[-FREED_AT_ONCE:]
+                if is_large(request):
+                    await asyncio.to_thread(return_freed_memory)
 
     async def carry_out(
-        self, request: web.Request, change: Change, size: int = 1, reason: str = ""
+        self,
+        request: web.Request,
+        change: Change,
+        size: int = 1,
+        reason: str = "",
+        work: contextlib.AsyncExitStack | None = None,
     ) -> web.Response:
         """Decide on a change, save it, wait until the kernel has it, and answer. Between decision and write,
         `write_lock` keeps the file store unchanged; etcd rejects the write if its content has changed.
 
-        `size`: number of services that the change names. `reason`: the history has it.
+        `size`: number of services that the change names. `reason`: the history has it. `work`: what a large
+        change holds until it is saved; None: the turn of a small one is taken.
         """
         context, store = self._context, self.store_of(request)
         confirm = confirm_seconds_of(request)
@@ -191,38 +250,52 @@ class ServiceRoutes:
         note = ChangeNote(str(self._permission.peer(request.transport)), reason, confirm)
         await context.refresh_address_policy()
         dry_run = flag_of(request, "dry_run")
-        policy = context.address_policy()
+        asked = ChangeRequest(change, store.source, self._policy(request), size, dry_run)
+        turn = self._turns[store.source].turn(request) if work is None else contextlib.nullcontext()
+        if dry_run:
+            async with turn:
+                store.check(outcome := await self._decide(asked))
+            return await self._outcome(outcome, store.location, "dry run: nothing was changed")
+        if work is not None:  # it takes long, and others may change the store meanwhile
+            await store.prepare(await self._decide(asked))
+        async with turn, store.write_lock:
+            store.check(outcome := await self._decide(asked))
+            if outcome.changed:
+                store.require_confirmed()
+                context.reconciler.causes.note(outcome.results, self._cause(request))
+            saved = await store.save(outcome, note)
+            waits = context.store.confirmation_view() if confirm is not None and outcome.changed else None
+        if work is not None:
+            await work.aclose()
+        if outcome.changed:
+            self._log_stored(outcome, store, request)
+        applied, message = False, saved.error
+        if not message:
+            applied, message = await context.wait_applied(outcome.results, outcome.changed, saved.units)
+        return await self._outcome(outcome, saved.location, message, waits, applied=applied)
+
+    async def _decide(self, asked: ChangeRequest) -> Outcome:
+        return await decide(asked, self._context.services_snapshot, self._context.check_problems)
+
+    async def _outcome(
+        self, outcome: Outcome, stored: str, message: str, waits: Json | None = None, *, applied: bool = False
+    ) -> web.Response:
+        members: Json = {
+            "changed": outcome.changed,
+            "applied": applied,
+            "message": message,
+            "stored": stored,
+            "warnings": await self._warnings(outcome),
+            **({"confirmation": waits} if waits else {}),
+        }
+        return body_response(await list_body("results", outcome.results.items(), result_view, members))
+
+    def _policy(self, request: web.Request) -> AddressPolicy:
+        """The claims that services may make. Raises RefusedError."""
+        policy = self._context.address_policy()
         if session := session_of(request):
             policy = replace(policy, host=policy.host.with_session_protected(*session))
-        applied, message, place = False, "dry run: nothing was changed", store.location
-        waits: Json | bool | None = None
-        async with contextlib.nullcontext() if dry_run else store.write_lock:
-            asked = ChangeRequest(change, store.source, policy, size)
-            outcome = await decide(asked, context.services_snapshot, context.check_problems)
-            store.check(outcome)
-            if not dry_run:
-                if outcome.changed:
-                    store.require_confirmed()
-                    context.reconciler.causes.note(outcome.results, self._cause(request))
-                saved = await store.save(outcome, note)
-                waits = confirm is not None and outcome.changed and context.store.confirmation_view()
-        if not dry_run:
-            if outcome.changed:
-                self._log_stored(outcome, store, request)
-            place, message = saved.location, saved.error
-            if not message:
-                applied, message = await context.wait_applied(outcome.results, outcome.changed, saved.units)
-        return json_response(
-            {
-                "changed": outcome.changed,
-                "applied": applied,
-                "message": message,
-                "stored": place,
-                "results": results_view(outcome.results),
-                "warnings": await self._warnings(outcome),
-                **({"confirmation": waits} if waits else {}),
-            }
-        )
+        return policy
 
     async def _warnings(self, outcome: Outcome) -> Sequence[str]:
         """The warnings about services that a change names and does not remove."""
@@ -251,9 +324,18 @@ class ServiceRoutes:
         log.info("%s by %s", _actions_text(outcome), self._permission.peer(request.transport), extra=extra)
 
 
+def _ordered(services: Mapping[str, Service]) -> list[Service]:
+    return [services[name] for name in sorted(services)]
+
+
 def results_view(actions: Mapping[str, str]) -> list[Json]:
     """The action for each service, such as `unchanged`."""
-    return [{"name": name, "action": action} for name, action in actions.items()]
+    return [result_view(item) for item in actions.items()]
+
+
+def result_view(item: tuple[str, str]) -> Json:
+    """The action for one service."""
+    return {"name": item[0], "action": item[1]}
 
 
 def _actions_text(outcome: Outcome) -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 
 from aiohttp import web
 
-from vipd.api.messages import chunked_json_response, flag_of, json_response, route
+from vipd.api.messages import body_response, flag_of, json_response, list_body, route
 from vipd.api.stats_views import FlowSnapshot, flow_sort_key, flow_view, service_stats_view
 from vipd.api.user_quota import UserQuota
 from vipd.control.reconciler import Reconciler
+from vipd.control.shared_run import SharedAnswers
 from vipd.dataplane.conntrack.entries import flow_state
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.declaration.bounded_json import Json
@@ -39,8 +40,8 @@ FlowFilter = Callable[[Flow], bool]
 class StatsRoutes:
     """Answers `/v1/stats` and `/v1/conntrack`."""
 
-    def __init__(self, reconciler: Reconciler, flow_stats: FlowStats | None) -> None:
-        self._reconciler, self._flow_stats = reconciler, flow_stats
+    def __init__(self, reconciler: Reconciler, flow_stats: FlowStats | None, answers: SharedAnswers) -> None:
+        self._reconciler, self._flow_stats, self._answers = reconciler, flow_stats, answers
         self._quota = UserQuota(MAX_LISTINGS)
 
     def routes(self) -> list[web.RouteDef]:
@@ -53,11 +54,18 @@ class StatsRoutes:
 
     async def stats(self, request: web.Request) -> web.Response:
         """The numbers of all services, or of one; with `backends=0` without those of backends."""
-        numbers, services = self._take_snapshot(), self._reconciler.services
-        wanted = [*services.values()]
+        services, backends = self._reconciler.services, flag_of(request, "backends", default=True)
         if target := request.query.get("service"):
-            wanted = [find(services, target)]
-        backends = flag_of(request, "backends", default=True)
+            service = find(services, target)
+            return body_response(await self._stats_of({service.name: service}, backends))
+        # A number must not be older than its request: it is compared with what was sent before.
+        body = await self._answers.body(
+            ("stats", backends), lambda: self._stats_of(self._reconciler.services, backends), kept=False
+        )
+        return body_response(body)
+
+    async def _stats_of(self, services: Mapping[str, Service], backends: bool) -> bytes:
+        numbers = self._take_snapshot()
         await numbers.refresh()
         views, fault = await _sums(numbers.table)
         table, totals = numbers.table.table(), numbers.collector.totals
@@ -69,10 +77,9 @@ class StatsRoutes:
             refused=numbers.collector.refusals.services(),
         )
         tracked, forwardings = counted.by_service(), self._reconciler.forwardings
-        ordered = {service.name: service for service in sorted(wanted, key=lambda service: service.name)}
-        return await chunked_json_response(
+        return await list_body(
             "services",
-            ordered,
+            [services[name] for name in sorted(services)],
             lambda service: service_stats_view(
                 service,
                 forwardings.get(service.name, ()),

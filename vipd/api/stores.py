@@ -72,6 +72,10 @@ class Store(Protocol):
     def check(self, outcome: Outcome) -> None:
         """Raises RefusedError for a change that this store cannot save."""
 
+    async def prepare(self, outcome: Outcome) -> None:
+        """Do what a large change needs before it can be saved, while others may change the store. Raises
+        StoreError."""
+
     @property
     def write_lock(self) -> AbstractAsyncContextManager[object]:
         """The lock that the API holds from the decision on a change until the change is saved."""
@@ -112,6 +116,10 @@ class HostStore:
 
     def check(self, outcome: Outcome) -> None:
         """Does nothing: the file can hold every service."""
+
+    async def prepare(self, outcome: Outcome) -> None:
+        """Make the texts of the file."""
+        await asyncio.to_thread(self.store.format_ahead, outcome.stored.values())
 
     @property
     def write_lock(self) -> AbstractAsyncContextManager[object]:
@@ -169,6 +177,9 @@ class FleetStore:
     def check(self, outcome: Outcome) -> None:
         """Raises RefusedError for a service without a name."""
         self.store.check(outcome)
+
+    async def prepare(self, outcome: Outcome) -> None:
+        """Does nothing."""
 
     @property
     def write_lock(self) -> AbstractAsyncContextManager[object]:

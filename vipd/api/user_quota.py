@@ -1,11 +1,12 @@
-"""A limit of requests that are served at a time, shared fairly among users."""
+"""Limits on requests that are served at a time, shared fairly among users."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator
 
 from aiohttp import web
 
@@ -39,6 +40,49 @@ class UserQuota:
             self._in_use[uid] -= 1
             if not self._in_use[uid]:
                 del self._in_use[uid]
+
+
+class UserTurns:
+    """Turns for work that keeps a processor busy: at most `limit` at a time, one for each user. Users who
+    wait get them in rotation, so that the requests of one of them delay nobody else's by more than one."""
+
+    def __init__(self, limit: int = 1) -> None:
+        self._limit = limit
+        self._working = set[int]()
+        self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
+        """The requests of each user, the one whose turn is next first."""
+
+    @contextlib.asynccontextmanager
+    async def turn(self, request: web.Request) -> AsyncIterator[None]:
+        """Wait for a turn, and hold it."""
+        uid, granted = _uid_of(request), asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(uid, deque()).append(granted)
+        self._grant()
+        try:
+            await granted
+            yield
+        finally:
+            if granted.done() and not granted.cancelled():
+                self._working.discard(uid)
+                if others := self._waiting.pop(uid, None):
+                    self._waiting[uid] = others  # behind all other users
+            self._grant()
+
+    def _grant(self) -> None:
+        for uid in list(self._waiting):
+            if len(self._working) >= self._limit:
+                return
+            if uid in self._working:
+                continue
+            requests = self._waiting.pop(uid)
+            while requests:
+                granted = requests.popleft()
+                if not granted.cancelled():  # its requester has disconnected
+                    granted.set_result(None)
+                    self._working.add(uid)
+                    break
+            if requests:
+                self._waiting[uid] = requests
 
 
 def _uid_of(request: web.Request) -> int:

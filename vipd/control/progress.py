@@ -73,6 +73,11 @@ class Progress:
         )
 
     @property
+    def revision(self) -> tuple[int, ...]:
+        """Differs after each request and each step, and so after whatever changes services or verdicts."""
+        return self.requested, self.attempted, self.applied, self.failures, self.applies
+
+    @property
     def written(self) -> bool:
         """Whether any step has written all rules of an address family."""
         return bool(self.applied or self.begun)

@@ -48,12 +48,14 @@ class Report:
         """Of the services read, in the units of `vipd.model.limits.declared_size`."""
         self._notes: dict[Note, None] = {}
         self._more_notes = 0
-        self._whole = self
+        self._whole: Report | None = None
+        """That of the file. None: this is it; a report that knew itself would only be freed by a collection.
+        """
 
     def part(self, most: int) -> Report:
         """A report for a part of the file that is judged by itself. Its notes are those of the file."""
         part = Report(self.file, self.accepted, most)
-        part._whole = self
+        part._whole = self._whole or self
         return part
 
     def add(self, line: int, path: str, what: str, hint: str = "") -> None:
@@ -62,7 +64,7 @@ class Report:
 
     def note(self, line: int, text: str) -> None:
         """Add a note, which is no fault."""
-        whole = self._whole
+        whole = self._whole or self
         if len(whole._notes) < limits.NOTES:
             whole._notes[Note(self.file, line, text)] = None
         else:

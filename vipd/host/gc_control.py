@@ -22,8 +22,9 @@ _libc = ctypes.CDLL(None)
 _malloc_trim = getattr(_libc, "malloc_trim", None)
 _mallopt = getattr(_libc, "mallopt", None)
 """Only of glibc."""
-_M_ARENA_MAX = -8
+_M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3
 """Of glibc's malloc.h."""
+_LARGE_BYTES = 256 * 1024
 
 _guard = threading.Lock()
 _pauses = 0
@@ -35,9 +36,10 @@ _excluded = 0
 
 
 @contextmanager
-def gc_paused() -> Iterator[None]:
+def gc_paused(*, temporary: bool = False) -> Iterator[None]:
     """No collection while something large is loaded; afterwards all objects are excluded from later ones, and
-    the memory that the load has freed is returned. In any thread, also in several at a time."""
+    the memory that the load has freed is returned. In any thread, also in several at a time. `temporary`: the
+    caller drops what was loaded within a pause of its own, so that it need not be excluded."""
     global _pauses
     with _guard:
         _pauses += 1
@@ -47,7 +49,7 @@ def gc_paused() -> Iterator[None]:
     finally:
         with _guard:
             _pauses -= 1
-            if gc.get_count()[0] > FREEZE_THRESHOLD:
+            if not temporary and gc.get_count()[0] > FREEZE_THRESHOLD:
                 _freeze()
                 return_freed_memory()
             if not _pauses:
@@ -59,6 +61,9 @@ def use_one_heap() -> None:
     Python's lock keeps threads from allocating at the same time anyway. Call it before they start."""
     if _mallopt is not None:
         _mallopt(_M_ARENA_MAX, 1)
+        # Long answers and bodies get pages of their own, which go back as they are freed. By itself the
+        # library would soon take up to 32 MiB from the heap, where what lies above keeps the pages.
+        _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def return_freed_memory() -> None:

@@ -28,13 +28,13 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
         # One slip leaves so much of the begin or the end as it is.
         and (each[:kept].lower() == text[:kept] or each[-kept:].lower() == text[-kept:])
     )
-    slips = {each: _slips(text, each.lower()) for each in islice(likely, MAX_COMPARED)}
+    slips = {each: _slips(text, each.lower(), most) for each in islice(likely, MAX_COMPARED)}
     least = min(slips.values(), default=most + 1)
     return [each for each, number in slips.items() if number == least <= most][:2]
 
 
-def _slips(one: str, other: str) -> int:
-    """The optimal string alignment distance of two words."""
+def _slips(one: str, other: str, most: int) -> int:
+    """The optimal string alignment distance of two words, or any number beyond `most`."""
     before, row = list[int](), list(range(len(other) + 1))
     for i, letter in enumerate(one, 1):
         before, above, row = row, before, [i]
@@ -43,4 +43,6 @@ def _slips(one: str, other: str) -> int:
             if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
                 steps = min(steps, above[j - 2] + 1)
             row.append(steps)
-    return row[-1]
+        if min(row) > most and min(before) > most:
+            break  # the distance never falls again
+    return max(row[-1], min(row))

@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 STORE_UNIT = "cli"
 COPY_SUFFIX = ".last-good"
+READ_BACK_AT_ONCE = 100
+"""Services."""
 
 _FOREIGN = re.compile(r"[\r\x85\u2028\u2029]|\n(?!  - |    |\Z)")
 """In a file of the store: what is no line of a service."""
@@ -78,6 +80,8 @@ class StoreSource:
         self._copy = path.with_name(path.name + COPY_SUFFIX)
         self._blocks: dict[str, tuple[Service, str]] = {}
         """Each stored service as it was written last, by name."""
+        self._ahead: dict[str, tuple[Service, str]] = {}
+        """Services of a large change that is about to be saved."""
         self._declaration = Declaration()
         self._services: Mapping[str, Service] = {}
         self._unit = Unit(self._declaration, self._declaration)
@@ -142,10 +146,16 @@ class StoreSource:
             f"{what}; {serving}{''.join(hint)}",
         )  # one fault, one problem: they are counted
 
+    def format_ahead(self, services: Iterable[Service]) -> None:
+        """Make the texts of services that are about to be saved: a second for 10,000, in which others may
+        change the store. Call it in a thread, one call at a time. Raises StoreError."""
+        self._ahead = self._blocks_of(services)
+
     def save(self, services: Mapping[str, Service], note: ChangeNote = NO_NOTE) -> None:
         """Replace the stored services, on disk first. Raises StoreError; then nothing has changed.
 
-        It blocks on the disk, and a second for 10,000 services: call it in a thread, one call at a time.
+        It blocks on the disk, and a second for 10,000 services of which there is no text yet: call it in a
+        thread, one call at a time.
         """
         self.save_taken_back()
         self._require_writable()
@@ -165,7 +175,7 @@ class StoreSource:
             raise
         if note.confirm_seconds is not None:
             self._before = {change.name: self._services.get(change.name) for change in changes}
-        self._blocks = blocks
+        self._blocks, self._ahead = blocks, {}
         self._set_declaration(Declaration(tuple(services.values())))
 
     def confirm(self) -> Entry:
@@ -345,15 +355,19 @@ class StoreSource:
         StoreError for one whose text does not parse to exactly that service."""
         blocks, fresh = {}, []
         for service in services:
-            known = self._blocks.get(service.name)
-            if not known or known[0] is not service:
+            written, ahead = self._blocks.get(service.name), self._ahead.get(service.name)
+            known = next((k for k in (written, ahead) if k and k[0] is service), None)
+            if known is None:
                 known = (service, format_service(service).removesuffix("\n"))
                 fresh.append(known)
             blocks[service.name] = known
-        if fresh and not _reads_back(fresh):
-            wrong = next((service.name for service, text in fresh if not _reads_back([(service, text)])), "")
-            what = f"what would be written for {wrong or 'these services'} reads back as something else"
-            raise StoreError(f"{what}; nothing has changed; {PLEASE_REPORT}")
+        # In parts: reading the text of many at once would hold Python's lock for long.
+        for start in range(0, len(fresh), READ_BACK_AT_ONCE):
+            part = fresh[start : start + READ_BACK_AT_ONCE]
+            if not _reads_back(part):
+                wrong = next((s.name for s, text in part if not _reads_back([(s, text)])), "")
+                what = f"what would be written for {wrong or 'these services'} reads back as something else"
+                raise StoreError(f"{what}; nothing has changed; {PLEASE_REPORT}")
         return blocks
 
     def faults(self) -> tuple[str, ...]:

@@ -30,8 +30,10 @@ LARGE = b"x" * (8 * 1024 * 1024)
 
 
 async def answer(request: web.BaseRequest) -> web.Response:
-    """`hello`, a large body at /large; /echo reads the request first."""
+    """`hello`, a large body at /large, the same for all at /shared; /echo reads the request first."""
     if request.path == "/large":
+        return web.Response(body=bytes(bytearray(LARGE)))
+    if request.path == "/shared":
         return web.Response(body=LARGE)
     if request.path == "/echo":
         return web.Response(body=await request.read())

@@ -7,6 +7,7 @@ import contextlib
 import socket
 
 import pytest
+from aiohttp import web
 
 from tests.host.connections.clients import (
     GENEROUS,
@@ -237,6 +238,40 @@ def test_answers_that_nobody_takes_are_bounded_in_memory() -> None:
             assert await status(place, path="/large") == 200
 
     served(story, GENEROUS._replace(unsent=3 * len(LARGE)))
+
+
+def test_an_answer_that_many_share_counts_once() -> None:
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
+        with closing() as clients:
+            await crowd(clients, place, 10, b"GET /shared HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert await status(place, path="/large") == 200
+            assert len(listeners.connections) == 10
+
+    served(story, GENEROUS._replace(unsent=2 * len(LARGE)))
+
+
+def test_many_connections_of_one_source_hold_up_others_no_more_than_one_does() -> None:
+    """Each turn of the event loop begins one of its requests."""
+    begun: list[str] = []
+
+    async def busy(request: web.BaseRequest) -> web.Response:
+        begun.append(request.remote or "")
+        return web.Response(text="done")
+
+    async def story(place: ListenAddress, listeners: Listeners) -> None:
+        listeners._answer = busy
+        with closing() as clients:
+            for _ in range(50):
+                clients.append(await Client(place).connect())
+            other = await Client(place, "::1").connect()
+            clients.append(other)
+            await until(lambda: len(listeners.connections) == 51, "connected")
+            for client in clients:  # in one turn
+                client.socket.send(REQUEST)
+            await other.rest()
+            assert begun.index("::1") < 20, begun
+
+    served(story, GENEROUS, "::")
 
 
 def test_many_at_once_are_answered_though_each_gets_one_answer() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, StreamReader, UnixConnector, web
 
+from tests.faults.instrumented import standstills
 from tests.model.samples import service
 from tests.observe.events.made import Clock, occurrence, recorder
 from vipd.api import event_routes
@@ -219,3 +220,25 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 (what is waited for has no event)
             await asyncio.sleep(0.01)
+
+
+def test_many_stored_events_do_not_hold_the_loop(tmp_path: Path) -> None:
+    """7,000 of them held it for 181 ms."""
+
+    async def story(server: EventServer) -> None:
+        task = asyncio.current_task()
+        assert task
+        task.set_name("client")
+        for number in range(5000):
+            server.record(number, reason=str(number))
+        assert len(await server.reasons("")) == 5000
+        async with server.session.get("http://vipd/v1/events?follow=1") as response:
+            await response.content.readline()
+            lines = [json.loads(await response.content.readline()) for _ in range(5000)]
+            assert [line["event"]["reason"] for line in lines] == [str(number) for number in range(5000)]
+            server.record(5000, reason="later")
+            assert json.loads(await response.content.readline())["event"]["reason"] == "later"
+
+    with standstills("client") as found:
+        run_story(story, tmp_path)
+    assert found == []

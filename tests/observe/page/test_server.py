@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -202,6 +202,39 @@ def test_only_what_came_later_is_told() -> None:
         assert (later["full"], later["gone"]) == (False, ["mail/smtp"])
         assert [s["name"] for s in later["services"]] == ["shop/search"]
         assert (await world.state("other-7"))["full"] is True
+
+    run_story(story)
+
+
+def test_many_viewers_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "TICK_SECONDS", 1.0)
+    made, answer = list[bool](), room._answer
+
+    def noted(head: str, services: Sequence[str], compressed: bool) -> bytes:
+        made.append(compressed)
+        return answer(head, services, compressed)
+
+    monkeypatch.setattr(room, "_answer", noted)
+
+    async def story(world: Watched) -> None:
+        await world.state()
+        made.clear()
+        before = world.board.version
+        states = await asyncio.gather(*(world.state() for _ in range(40)))
+        versions = {state["version"] for state in states}
+        assert len(made) <= len(versions | {before})
+        assert all(len(state["services"]) == len(mixed()) for state in states)
+
+    run_story(story)
+
+
+def test_who_is_far_behind_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So there are few different answers, whatever is asked for."""
+    monkeypatch.setattr(room, "MAX_BEHIND", 1)
+
+    async def story(world: Watched) -> None:
+        first = await world.state()
+        await state_after(world, first, lambda state: state["full"])
 
     run_story(story)
 

@@ -328,8 +328,9 @@ def test_watch_sockets_are_looked_after_by_the_kernel(etcd: Cluster) -> None:
 
     async def scene() -> None:
         async with client_of(etcd) as client, client.watch(ALL, now) as watch:
-            body = watch._lines._body  # type: ignore[attr-defined]
-            opened = body._protocol.transport.get_extra_info("socket")
+            transport = watch._lines._body._protocol.transport
+            assert transport is not None
+            opened = transport.get_extra_info("socket")
             assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) > 0
 

@@ -48,8 +48,8 @@ class Connection(asyncio.Protocol):
         self._head_bytes: int | None = 0
         """Size of the head that is being read; None: none is."""
         self._asks, self._takes, self._life = _Wait(self.end), _Wait(self.end), _Wait(self.end)
-        self.unsent = 0
-        """Bytes of the long answer that is being sent."""
+        self.unsent = b""
+        """The long answer that is being sent. Others may be sent the same one."""
         self._asks.begin(limits.head_seconds)
         if limits.life_seconds is not None:
             self.end_after(limits.life_seconds)
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
 
     def finish(self, request: web.BaseRequest) -> None:
         """A request has its answer."""
-        self._request, self.unsent = None, 0
+        self._request, self.unsent = None, b""
         if self._over:
             return
         if request.content.is_eof():

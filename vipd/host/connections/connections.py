@@ -7,8 +7,9 @@ import contextlib
 import errno
 import logging
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from aiohttp import web
 
@@ -54,6 +55,8 @@ class Connections:
         self._limits, self._source_of, self._refusal = limits, source_of, refusal
         self._open: dict[web.RequestHandler, Connection] = {}
         self._listening: dict[socket.socket, NewHandler] = {}
+        self._taking_turns: dict[ClientSource, deque[asyncio.Future[None]]] = {}
+        """Those that wait for a turn, for each source that has had the present one."""
         self._ending = 0
         self._starting: set[asyncio.Task[object]] = set()
         self._warned = float("-inf")
@@ -94,23 +97,56 @@ class Connections:
             return await handler()
         connection.begin(request)
         try:
+            await self._next_turn(connection.client)
             response = await handler()
             body = long_body(response)
             if body is None:
                 return response
-            connection.unsent = len(body)
-            self._bound_unsent(connection)
+            self.hold(request, body)
             with contextlib.suppress(ConnectionError):  # aiohttp detects this itself, and logs nothing
-                return await send_in_chunks(request, response, body)
+                return await send_in_chunks(
+                    request, response, body, partial(self._next_turn, connection.client)
+                )
             return response
         finally:
             connection.finish(request)
 
-    def _bound_unsent(self, newest: Connection) -> None:
-        """Closes connections that read nothing of long answers while those are too large together."""
-        while sum(each.unsent for each in self._open.values()) > self._limits.unsent:
+    async def _next_turn(self, source: ClientSource) -> None:
+        """Of each source, with each turn of the event loop one request is begun, or some pieces are sent:
+        many connections hold up others no more than one does."""
+        waiting = self._taking_turns.get(source)
+        if waiting is None:  # nobody of this source has had the present turn
+            self._taking_turns[source] = deque()
+            asyncio.get_running_loop().call_soon(self._pass_turn, source)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        await turn
+
+    def _pass_turn(self, source: ClientSource) -> None:
+        waiting = self._taking_turns[source]
+        while waiting:
+            turn = waiting.popleft()
+            if not turn.done():  # else its connection has ended
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._pass_turn, source)
+                return
+        del self._taking_turns[source]
+
+    def hold(self, request: web.BaseRequest, body: bytes) -> None:
+        """A long body is about to be sent to the connection of a request. Closes others that read nothing of
+        theirs while all of them are too large together; one that many get is in memory once."""
+        newest = self._open.get(request.protocol)
+        if newest is None:
+            return
+        newest.unsent = body
+        while self._unsent() > self._limits.unsent:
             if not _end_one(c for c in self._open.values() if c.unsent and c is not newest):
                 break
+
+    def _unsent(self) -> int:
+        bodies = {id(connection.unsent): connection.unsent for connection in self._open.values()}
+        return sum(map(len, bodies.values()))
 
     def ended(self, connection: Connection) -> None:
         """Called by a connection: it no longer counts."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import http_exceptions, web, web_response
 
 CHUNK_BYTES = 64 * 1024
 """A longer body is sent in pieces of this size: little unread data is kept twice."""
+TURN_BYTES = 4 * CHUNK_BYTES
+"""Sent in one turn."""
 
 log = logging.getLogger("vipd.http")
 
@@ -38,9 +41,13 @@ def long_body(response: web.StreamResponse) -> bytes | None:
 
 
 async def send_in_chunks(
-    request: web.BaseRequest, response: web.StreamResponse, body: bytes
+    request: web.BaseRequest,
+    response: web.StreamResponse,
+    body: bytes,
+    next_turn: Callable[[], Awaitable[None]],
 ) -> web.StreamResponse:
-    """Send an answer, each piece of its body after the previous one was read. Raises ConnectionError."""
+    """Send an answer, each piece of its body after the previous one was read, and when it is the client's
+    turn. Raises ConnectionError."""
     sent = web.StreamResponse(status=response.status, reason=response.reason, headers=response.headers)
     sent.content_length = len(body)
     if response.keep_alive is False:
@@ -48,6 +55,8 @@ async def send_in_chunks(
     await sent.prepare(request)
     if request.method != "HEAD":
         for start in range(0, len(body), CHUNK_BYTES):
+            if start % TURN_BYTES == 0:
+                await next_turn()
             await sent.write(body[start : start + CHUNK_BYTES])
     await sent.write_eof()
     return sent

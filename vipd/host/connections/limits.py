@@ -46,8 +46,8 @@ class ConnectionLimits(NamedTuple):
     """Longest life of a connection, unless it is prolonged; None: no limit."""
     privileged: int = 0
     """Connections of the privileged, all together, beside those of others."""
-    unsent: int = 256 * 1024 * 1024
-    """Bytes of answers that clients have not read yet, all together. A single answer may be longer."""
+    unsent: int = 128 * 1024 * 1024
+    """Bytes of different answers that clients have not read yet, all together. A single one may be longer."""
 
     def within(self, descriptors: int) -> ConnectionLimits:
         """The same, or less where all listeners together may use only so many descriptors."""

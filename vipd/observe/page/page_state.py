@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
 from vipd.declaration.bounded_json import Json
+from vipd.host.batches import in_slices
+from vipd.host.gc_control import return_freed_memory
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Service
 from vipd.observe.announcement_views import summary_view
@@ -31,11 +34,11 @@ from vipd.sources.base import Source
 TICK_SECONDS = 1.0
 IDLE_TIMEOUT_SECONDS = 15.0
 """How long the state is still updated after the last request."""
-YIELD_AFTER_SECONDS = 0.01
-"""After so long the loop gets its turn."""
 RECHECK_SECONDS = 0.02
 """Time in each tick for services whose rules are unchanged: to read the results of their checks."""
 WAIT_TIMEOUT_SECONDS = 8.0
+MAX_BEHIND = 30
+"""A viewer that is further behind gets the whole state."""
 MAX_REMOVED = 10_000
 """A viewer that has missed more removals gets the whole state."""
 
@@ -117,6 +120,9 @@ class PageState:
         self._woken = asyncio.Event()
         self._renewed = asyncio.Condition()
         self._renewed_at = 0.0
+        self._answers: dict[tuple[int | None, bool], asyncio.Task[bytes]] = {}
+        """Those of the present version, by the viewer's version (None: everything) and whether they are
+        compressed."""
         self.ended = False
         """Nothing is renewed any more: vipd stops."""
 
@@ -135,6 +141,8 @@ class PageState:
         while True:
             self._woken.clear()
             if monotonic() >= self._requested_until:
+                self._answers = {}
+                return_freed_memory()
                 await self._woken.wait()
             with self._subscribed() as follower:
                 await self._while_requested(follower)
@@ -169,28 +177,39 @@ class PageState:
         """The present version, for `since`."""
         return f"{self._epoch}-{self._version}"
 
-    def changes_since(self, seen: str) -> str:
-        """The changes since a version, as JSON on one line; everything for an unknown version."""
+    async def changes_since(self, seen: str, *, compressed: bool = False) -> tuple[str, bytes]:
+        """The present version, and the changes since another one, as JSON on one line; everything for one
+        that is unknown or long past. All viewers share the answer, which a thread makes."""
         after = self._number(seen)
+        if (making := self._answers.get((after, compressed))) is None:
+            head, services = self._head_since(after), list(self._changed(after or 0))
+            work = asyncio.to_thread(_answer, head, services, compressed)
+            making = self._answers[after, compressed] = asyncio.create_task(work, name="page")
+        version = self.version
+        return version, await asyncio.shield(making)
+
+    def _head_since(self, after: int | None) -> str:
+        """All of an answer before its services."""
         full = after is None
         after = after or 0
-        parts = [f'"version":"{self.version}","full":{json.dumps(full)}']
+        parts = [f'{{"version":"{self.version}","full":{json.dumps(full)}']
         for name in ("daemon", "flows", "conntrack"):
             part: _VersionedJson = getattr(self._parts, name)
             if full or part.version > after:
                 parts.append(f'"{name}":{part.text}')
         if full:
             parts.append(f'"history":{json.dumps(self._history.rates(), separators=(",", ":"))}')
-        changed = ",".join(self._changed(after))
         gone = json.dumps([name for version, name in self._removed if version > after])
         events = ",".join(self._recent.since(0 if full else after).values())
-        parts.append(f'"services":[{changed}],"gone":{gone},"events":[{events}]')
-        return "{" + ",".join(parts) + "}"
+        return ",".join([*parts, f'"gone":{gone},"events":[{events}]'])
 
     def _number(self, seen: str) -> int | None:
+        """The number of a version from which on all changes are known, and for which there is an answer of
+        its own: of those there are few, whatever viewers ask for."""
         epoch, _, number = seen.partition("-")
         known = epoch == self._epoch and number.isascii() and number.isdecimal() and len(number) < 16
-        return int(number) if known and int(number) >= self._oldest else None
+        oldest = max(self._oldest, self._version - MAX_BEHIND)
+        return min(int(number), self._version) if known and int(number) >= oldest else None
 
     def _changed(self, after: int) -> Iterator[str]:
         for entry in reversed(self._entries.values()):
@@ -231,7 +250,8 @@ class PageState:
         if subscription is not None:
             changed.append(await self._recent.take_new(subscription, version))
         async with self._renewed:
-            self._version = version if any(changed) else self._version
+            if any(changed):
+                self._version, self._answers = version, {}
             self._renewed_at = began
             self._renewed.notify_all()
 
@@ -249,16 +269,14 @@ class PageState:
         """Read the services with new rules, and for a limited time those that were not read for longest."""
         reconciler = self._facts.reconciler
         services, quarantined = reconciler.services, reconciler.progress.quarantined
-        changed, began = False, perf_counter()
-        others = deque[str]()
-        for name in tuple(services):
+        changed, others = False, deque[str]()
+        async for name in in_slices(tuple(services)):
             service = services[name]
             known = self._entries.get(name)
             if known is not None and self._same(known, service, quarantined.get(name)):
                 others.append(name)
                 continue
             changed |= self._update_entry(service, quarantined.get(name), version)
-            began = await _yield_to_loop(began)
         return await self._update_some(others, version) or changed
 
     async def _update_some(self, names: deque[str], version: int) -> bool:
@@ -323,8 +341,6 @@ class PageState:
         return self._parts.flows.set(flows, version) or told
 
 
-async def _yield_to_loop(began: float) -> float:
-    if perf_counter() - began < YIELD_AFTER_SECONDS:
-        return began
-    await asyncio.sleep(0)
-    return perf_counter()
+def _answer(head: str, services: Sequence[str], compressed: bool) -> bytes:
+    body = f'{head},"services":[{",".join(services)}]}}'.encode()
+    return zlib.compress(body, 1, 31) if compressed else body

@@ -8,12 +8,12 @@ import asyncio
 import base64
 import hashlib
 import re
-import zlib
 from collections.abc import Collection, Mapping
 from importlib.resources import files
 
 from aiohttp import web
 
+from vipd.host.connections.http import CHUNK_BYTES
 from vipd.host.connections.limits import ConnectionLimits
 from vipd.observe.browsers import NOT_OUR_NAME, foreign_browser
 from vipd.observe.listeners import ListenAddress, Listeners
@@ -79,10 +79,10 @@ class StatusPage:
 
     async def _state(self, request: web.BaseRequest) -> web.Response:
         await self._page_state.wait_fresh()
-        text = self._page_state.changes_since(request.query.get("after", ""))
-        body, headers = text.encode(), dict(HEADERS)
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
-            body = await asyncio.to_thread(zlib.compress, body, 1, 31)
+        seen, headers = request.query.get("after", ""), dict(HEADERS)
+        compressed = "gzip" in request.headers.get("Accept-Encoding", "")
+        _, body = await self._page_state.changes_since(seen, compressed=compressed)
+        if compressed:
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=body, content_type="application/json", headers=headers)
 
@@ -109,16 +109,20 @@ class StatusPage:
     async def _send_changes(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         board, clock = self._page_state, asyncio.get_running_loop().time
         seen = request.headers.get("Last-Event-ID") or request.query.get("after", "")
-        await _send(response, "retry: 2000\n\n")
+        await _send(response, b"retry: 2000\n\n")
         await board.wait_fresh()
         until = clock() + STREAM_SECONDS
         while clock() < until and not board.ended:
             if await board.wait_newer(seen, HEARTBEAT_SECONDS):
-                version, text = board.version, board.changes_since(seen)
-                await _send(response, f"id: {version}\ndata: {text}\n\n")
-                seen = version
+                seen, news = await board.changes_since(seen)
+                self.listener.connections.hold(request, news)
+                await _send(response, f"id: {seen}\ndata: ".encode())
+                for start in range(0, len(news), CHUNK_BYTES):
+                    await _send(response, news[start : start + CHUNK_BYTES])
+                self.listener.connections.hold(request, b"")
+                await _send(response, b"\n\n")
             else:
-                await _send(response, "event: still\ndata:\n\n")
+                await _send(response, b"event: still\ndata:\n\n")
 
 
 def content_policy(html: str) -> str:
@@ -132,9 +136,9 @@ def content_policy(html: str) -> str:
     return f"default-src 'none'; {inline}; {rest}"
 
 
-async def _send(response: web.StreamResponse, text: str) -> None:
+async def _send(response: web.StreamResponse, part: bytes) -> None:
     async with asyncio.timeout(STUCK_SECONDS):
-        await response.write(text.encode())
+        await response.write(part)
 
 
 def _short(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
