@@ -99,12 +99,19 @@ class HealthPorts(Observer):
         answer reports that."""
         self._ports = wanted_health_ports(self._forwardings.values())
         addresses = [a for family in self._families for a in self._addresses(family)] if self._ports else []
+        places = {
+            ListenAddress(address, port): health.service
+            for port, health in self._ports.items()
+            for address in addresses
+        }
+        services = self._reconciler.services
         self.listeners.set_addresses(
+            {place: f"the health port of {service}" for place, service in places.items()},
             {
-                ListenAddress(address, port): f"the health port of {health.service}"
-                for port, health in self._ports.items()
-                for address in addresses
-            }
+                place: services[service].origin.author
+                for place, service in places.items()
+                if service in services
+            },
         )
 
     async def answer(self, request: web.BaseRequest) -> web.Response:

@@ -11,7 +11,9 @@ import errno
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from aiohttp import web
@@ -38,6 +40,11 @@ _HINTS = {
     errno.EMFILE: "fewer health ports or a higher LimitNOFILE, and ",
 }
 
+SHARE = 2
+"""An author of services listens at most on one of so many places that the others leave, as of checks."""
+_BATCH = 50
+"""Places that are opened before others have the event loop."""
+
 RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
@@ -59,6 +66,7 @@ class Listeners:
         self._max_open = room.ports
         self.connections = Connections(limits.within(room.clients))
         self._wanted: Mapping[ListenAddress, str] = {}
+        self._authors: Mapping[ListenAddress, str] = {}
         self._open: dict[ListenAddress, socket.socket] = {}
         self._faults: dict[ListenAddress, str] = {}
         self._woken = asyncio.Event()
@@ -74,10 +82,15 @@ class Listeners:
         """One for each wanted place that could not be opened, and why requests cannot be answered."""
         return (*self._faults.values(), *self._containment.warnings)
 
-    def set_addresses(self, addresses: Mapping[ListenAddress, str]) -> None:
-        """Set the places to keep open, each with its purpose for warnings."""
-        if addresses != self._wanted:
-            self._wanted = dict(addresses)
+    def set_addresses(
+        self,
+        addresses: Mapping[ListenAddress, str],
+        authors: Mapping[ListenAddress, str] = MappingProxyType({}),
+    ) -> None:
+        """Set the places to keep open, each with its purpose for warnings. `authors` are those in whose share
+        they are opened; the first ones, where there are more than it has."""
+        if (addresses, authors) != (self._wanted, self._authors):
+            self._wanted, self._authors = dict(addresses), dict(authors)
             self._woken.set()
 
     async def run(self) -> None:
@@ -86,7 +99,7 @@ class Listeners:
         try:
             while True:
                 self._woken.clear()
-                self._reconcile(server)
+                await self._reconcile(server)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_SECONDS if self._faults else None):
                         await self._woken.wait()
@@ -96,26 +109,48 @@ class Listeners:
             await server.shutdown(timeout=1.0)
             self.connections.end_all()
 
-    def _reconcile(self, server: web.Server) -> None:
+    async def _reconcile(self, server: web.Server) -> None:
         """Open and close. A port that cannot be had is contained here: the others stay open."""
-        wanted, faults = self._wanted, dict[ListenAddress, str]()
+        wanted, authors, faults = self._wanted, self._authors, dict[ListenAddress, str]()
         for place in self._open.keys() - wanted.keys():
             self.connections.stop_listening(self._open.pop(place))
-        for place in wanted.keys() - self._open.keys():
-            try:
-                self._open[place] = self._listen(place, server)
-            except OSError as error:
-                what = f"{wanted[place]} cannot listen on {place}: {os.strerror(error.errno or 0)}"
-                hint = f"{_HINTS.get(error.errno or 0, '')}vipd tries again every {RETRY_SECONDS:.0f} s"
-                faults[place] = f"{what}; hint: {hint}"
-                if place not in self._faults:
-                    log.warning("%s", faults[place])
-            except Exception as error:
-                why = f"{internal_error(error, 'opening it')}; {PLEASE_REPORT}"
-                faults[place] = f"{wanted[place]} cannot listen on {place}: {why}"
-                if self._faults.get(place) != faults[place]:
-                    log.warning("%s", faults[place], exc_info=error)
+        opened = Counter(authors.get(place, "") for place in self._open)
+        beyond: dict[str, list[ListenAddress]] = {}
+        for number, place in enumerate([place for place in wanted if place not in self._open]):
+            if number % _BATCH == _BATCH - 1:
+                await asyncio.sleep(0)
+            author = authors.get(place, "")
+            if author and opened[author] >= (self._max_open - len(self._open) + opened[author]) // SHARE:
+                beyond.setdefault(author, []).append(place)
+            elif fault := self._try(place, wanted[place], server):
+                faults[place] = fault
+            else:
+                opened[author] += 1
+        for author, (place, *others) in beyond.items():
+            what = f"{wanted[place]} cannot listen on {place}, nor can {len(others)} others of {author}"
+            faults[place] = f"{what}: it has {opened[author]} places, its share; hint: use fewer health ports"
+            if place not in self._faults:
+                log.warning("%s", faults[place])
         self._faults = faults
+
+    def _try(self, place: ListenAddress, purpose: str, server: web.Server) -> str:
+        """Open a place; why it cannot be, or nothing."""
+        try:
+            self._open[place] = self._listen(place, server)
+        except OSError as error:
+            what = f"{purpose} cannot listen on {place}: {os.strerror(error.errno or 0)}"
+            hint = f"{_HINTS.get(error.errno or 0, '')}vipd tries again every {RETRY_SECONDS:.0f} s"
+            fault = f"{what}; hint: {hint}"
+            if place not in self._faults:
+                log.warning("%s", fault)
+        except Exception as error:
+            why = f"{internal_error(error, 'opening it')}; {PLEASE_REPORT}"
+            fault = f"{purpose} cannot listen on {place}: {why}"
+            if self._faults.get(place) != fault:
+                log.warning("%s", fault, exc_info=error)
+        else:
+            return ""
+        return fault
 
     async def _answer_once(self, request: web.BaseRequest) -> web.StreamResponse:
         async def once() -> web.StreamResponse:

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from tests.observe.health_ports.asking import ask, free_port, refused, running, taken, until
+from vipd.host.descriptors import DescriptorLimits
 from vipd.observe import listeners as room
 from vipd.observe.listeners import ListenAddress, Listeners
 
@@ -155,5 +156,29 @@ def test_a_connection_ends_after_one_answer() -> None:
         await until(lambda: listeners.open, "open")
         reply = await ask(one)  # reads to the end of the connection
         assert reply.headers["connection"] == "close"
+
+    run_story(story)
+
+
+def test_an_author_has_a_share_of_the_places_and_leaves_some_to_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(room, "raise_limit", lambda: DescriptorLimits(clients=100, ports=8, probes=100))
+    many, one = [place() for _ in range(20)], place()
+    authors = dict.fromkeys(many, "file:/greedy.yaml")
+
+    async def story(listeners: Listeners) -> None:
+        listeners.set_addresses(dict.fromkeys(many, "a port"), authors)
+        await until(lambda: len(listeners.open) == 4, "a share is open")
+        listeners.set_addresses(
+            {**dict.fromkeys(many, "a port"), one: "the other port"}, {**authors, one: "file:/calm.yaml"}
+        )
+        await until(lambda: one in listeners.open, "the other's port is open")
+        assert listeners.open - {one} == set(many[:4]), "the first ones"
+        (warning,) = listeners.warnings
+        assert warning.startswith(
+            f"a port cannot listen on {many[4]}, nor can 15 others of file:/greedy.yaml: "
+        )
+        assert len(caplog.records) == 1
 
     run_story(story)
