@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vipd.host import accounts
+from vipd.host.connections.connections import BACKLOG
 
 SOCKET_MODE = 0o660
-BACKLOG = 1024
-"""Connections that wait to be taken: they cost no descriptors."""
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python has no name for it
 _MAX_BYTES = 1024
 """Limit of Python's getsockopt: 256 groups."""

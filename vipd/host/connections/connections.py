@@ -19,7 +19,9 @@ from vipd.host.connections.limits import ClientOf, ClientSource, ConnectionLimit
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 64
+BACKLOG = 1024
+"""Connections that wait to be taken. They cost no descriptors, and beyond it the kernel drops those of every
+client, who tries again after a second."""
 WARN_SECONDS = 60.0
 """A refusal is logged no more often."""
 
