@@ -278,3 +278,19 @@ def test_one_authors_checks_leave_room_for_anothers_however_many_and_long_they_a
         return pauses_of([60.0, *probers.times(other)])
 
     assert max(simulate(story())) <= 1.1
+
+
+def test_more_checks_than_a_turn_starts_do_not_keep_out_those_of_another_type() -> None:
+    """After a stall thousands of one type are due at once: programs are started in the first turn, too."""
+    many = [replace(target(n % 250), port=1 + n // 250) for n in range(2000)]
+    program = replace(target(1), probe=ExecProbe(command=("/bin/true",)))
+
+    async def story() -> list[str]:
+        probers = Probers()
+        made = scheduler(probers, at_once=5000, part=lambda: 0.0)
+        made.add([*many, program])
+        await asyncio.sleep(0.001)
+        made.stop()
+        return [asked.kind for _, asked in probers.asked]
+
+    assert "exec" in simulate(story())[:64]

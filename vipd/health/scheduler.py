@@ -153,10 +153,14 @@ class Scheduler:
     def _start_some(self) -> None:
         self._turn = None
         began, left = self._loop.time(), MAX_STARTS_PER_TURN
-        for slots in self._slots.values():
-            while left and (job := slots.next()):
-                left -= 1
-                self._start(cast("_Job", job))
+        queues = list(self._slots.values())
+        while left and queues:  # in turn: many checks of one type do not keep out those of another
+            for slots in tuple(queues):
+                if left and (job := slots.next()):
+                    left -= 1
+                    self._start(cast("_Job", job))
+                else:
+                    queues.remove(slots)
         if not left:
             self._rest(self._loop.time() - began)
         # Those that were started have new due times, and perhaps no others wait for the timer.
