@@ -145,7 +145,7 @@ def names_without_an_answer(arena: Arena) -> None:
     arena.file(names("silent", 900))
 
 
-@attack("a backend, and any program that answers at its address", "threads, Python's lock", seconds=8)
+@attack("a name server, and whoever can change its answers", "threads, Python's lock", seconds=8)
 def names_with_answers_of_64_kilobytes(arena: Arena) -> None:
     arena.file(names("huge", 100))
 
@@ -155,7 +155,7 @@ def names_that_change_each_second(arena: Arena) -> None:
     arena.file(names("restless", 400))
 
 
-@attack("a backend, and any program that answers at its address", "addresses of the host")
+@attack("a name server, and whoever can change its answers", "addresses of the host")
 def a_name_that_leads_to_the_host(arena: Arena) -> Callable[[], None]:
     arena.file(service(1, "['dns:own1.foe', 10.244.0.11]"))
 

@@ -366,6 +366,7 @@ NO_SEAM = {
     "vipd.host.gc_control": "guards a counter against threads",
     "vipd.daemon.daemon": "starts what is listed here",
     "vipd.daemon.wiring": "wires what is listed here; its clock is `CLOCKS`",
+    "vipd.host.batches": "measures how long its own work has taken",
     "vipd.host.bounded_threads": "runs the calls of what is listed here",
     "vipd.declaration.yaml_tree": "its `open` is of a YAML collection",
     "vipd.dataplane.switching": "its `open` makes a dataplane",

@@ -240,6 +240,7 @@ NOT_OF_THE_STATE = {
     "vipd.observe.live_trace.legacy": "a kernel setting",
     "vipd.api.peers": "the socket",
     "vipd.daemon.daemon": "the socket",
+    "vipd.host.program_runner": "its own score for when the kernel is out of memory",
     "vipd.daemon.worker_process": "its own score for when the kernel is out of memory",
     "vipd.cli.edit": "a temporary file of its own, made by tempfile",
     "vipd.cli.manual.__main__": "a tool of the build",

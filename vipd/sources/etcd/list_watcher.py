@@ -269,10 +269,10 @@ class ListWatcher:
             if not fresh:
                 return
             last = {_text(short_key(event.kv.key)): event for event in fresh}
-            written = self._shortened({key: event.kv for key, event in last.items() if not event.deleted})
             removed = frozenset(key for key, event in last.items() if event.deleted)
-            for key in removed:
+            for key in removed:  # first: they make room
                 self._budget.remove(key, self._present(key))
+            written = self._shortened({key: event.kv for key, event in last.items() if not event.deleted})
             revision = fresh[-1].kv.mod_revision
             self._check_size(written)
             change = StoreChange(self._keys.cluster, revision, await self._parse_values(written), removed)
