@@ -20,7 +20,8 @@ MAX_WORK_PER_STEP = 5000
 forwarding above it."""
 
 MAX_SMALL_PER_STEP = 2000
-"""Maximum sum of the work of the other forwardings that one step writes, as far as it can divide them."""
+"""Maximum sum of the work of the other forwardings that one step writes, as far as it can divide them. A
+forwarding is 1, and each four endpoints are one more, as measured with iptables."""
 
 MIN_SMALL_PER_STEP = 250
 STEP_SECONDS = 0.5
@@ -90,7 +91,7 @@ class WriteOrder:
         if change is None or change.wanted is not wanted:
             cost = wanted.compile_cost() if wanted else 0
             frontends = tuple({*_frontends(wanted, before(key))})
-            change = _Change(wanted, cost, 1 + cost // 10, frontends)
+            change = _Change(wanted, cost, 1 + cost // 4, frontends)
         return change
 
     def _beyond_shares(
@@ -161,11 +162,11 @@ class Backlog:
     ) -> list[str]:
         """The services that this step is to select, of those that have changed and those that wait. `before`
         and `after` return a service as the dataplane has it, and as it is declared."""
-        if not self._authors and len(changed) <= self._most:
-            return list(changed)
         if not changed:
             return self._take(False)
         versions = {name: (before(name), after(name)) for name in changed}
+        if not self._authors and sum(_work(two) for two in versions.values()) <= self._most:
+            return list(changed)
         fresh = {
             name: tuple({f for version in two if version for f in version.frontends()})
             for name, two in versions.items()
@@ -184,12 +185,12 @@ class Backlog:
             if service is None or name in now:
                 now[name] = None
             else:
-                self._add(name, frontends, author(service))
+                self._add(name, frontends, author(service), _work(versions[name]))
         return [*now, *self._take(bool(now))]
 
-    def _add(self, name: str, frontends: tuple[Frontend, ...], author: str) -> None:
+    def _add(self, name: str, frontends: tuple[Frontend, ...], author: str, work: int) -> None:
         self._authors[name], self._frontends[name] = author, frontends
-        self._waiting.setdefault(author, {})[name] = max(1, len(frontends))
+        self._waiting.setdefault(author, {})[name] = work
         self._holders.update(dict.fromkeys(frontends, name))
 
     def _leave(self, name: str) -> None:
@@ -220,6 +221,14 @@ class Backlog:
         for name in taken:
             self._leave(name)
         return taken
+
+
+def _work(versions: Iterable[Service | None]) -> int:
+    """What it takes to select and write a service that changes from one version to the other. Of a large one
+    the forwardings have turns of their own."""
+    sizes = ((len(s.frontends()), len(s.backends)) for s in versions if s is not None)
+    work = max((frontends + frontends * backends // 4 for frontends, backends in sizes), default=0)
+    return min(LARGE // 4, max(1, work))
 
 
 def _count_within_limit(works: Sequence[int], limit: int = MAX_WORK_PER_STEP) -> int:
