@@ -285,7 +285,7 @@ def test_a_backend_keeps_nobody_from_its_address(names: tuple[str, str], first: 
     assert list(merged.taken) == ["web"]
     assert catalog.backends_at_vips(user.services[0]) == [DNS]
     (warning,) = catalog.warnings()
-    assert warning.startswith(f"{DNS}: virtual IPs of services and addresses of backends of others")
+    assert warning.startswith(f"{DNS}: both a virtual IP and the address of a backend of another service")
     gone = catalog.merge({names[1]: units[names[1]]}, {names[0]})
     assert list(gone.taken) == ["web"]
     assert not list(catalog.warnings())

@@ -181,7 +181,9 @@ def test_a_virtual_ip_is_no_backend(lab: Lab, daemon: Daemon, services: Services
     assert (
         f"{vip.address} also a virtual IP of another service" in daemon.vipctl("describe", "chained").stdout
     )
-    assert any(warning.startswith(f"{vip.address}: virtual IPs") for warning in daemon.status()["warnings"])
+    assert any(
+        warning.startswith(f"{vip.address}: both a virtual IP") for warning in daemon.status()["warnings"]
+    )
     assert daemon.status()["serving"]["services"]["degraded"] == 1
     daemon.vipctl("remove", str(vip))
     daemon.wait_in_sync()

@@ -103,9 +103,9 @@ class Catalog:
             named = ", ".join(nsmallest(MAX_NAMED, taken))
             more = f" and {len(taken) - MAX_NAMED} more" if len(taken) > MAX_NAMED else ""
             yield (
-                f"{named}{more}: virtual IPs of services and addresses of backends of others, which still "
-                "get their packets; but a check of such a backend asks the service of the virtual IP; "
-                "hint: give the services other addresses, or name other backends: vipctl list shows whose"
+                f"{named}{more}: both a virtual IP and the address of a backend of another service, which "
+                "still gets its packets; but its check asks the service of the virtual IP; hint: choose "
+                "another virtual IP, or name another backend: vipctl list shows whose"
             )
 
     def merge(self, units: Units, changed: Collection[str]) -> MergeResult:
