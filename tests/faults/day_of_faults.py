@@ -124,6 +124,10 @@ class Counters:
         """No limits."""
         return {}
 
+    async def collect_garbage(self) -> dict[object, int]:
+        """No rules that are gone."""
+        return {}
+
     def saved_state(self) -> object:
         """Nothing."""
         return {}
