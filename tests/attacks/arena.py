@@ -290,13 +290,13 @@ class Arena:
         """Services of the attacker's that serve before the attack begins, for what grows with them."""
         self.file(
             "".join(
-                f"- {{name: greedy-{n}, address: 10.100.{n >> 8}.{n & 255}, ports: 80, "
+                f"- {{name: load-{n}, address: 10.103.{n >> 8}.{n & 255}, ports: 80, "
                 f"backends: [{self.bad.ipv4}]}}\n"
                 for n in range(number)
             ),
             "greedy-load.yaml",
         )
-        self.wait_for(lambda: bool(self.daemon.endpoints(f"greedy-{number - 1}")))
+        self.wait_for(lambda: bool(self.daemon.endpoints(f"load-{number - 1}")))
 
     def another_file(self, service: str) -> None:
         """Declare one more service of the bystander; it is gone when the attack ends."""

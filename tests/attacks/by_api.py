@@ -40,8 +40,8 @@ def readers_of_the_status_and_differences(arena: Arena) -> None:
     for path in (
         "/v1/status",
         "/v1/diff",
-        "/v1/conntrack?target=greedy-1",
-        "/v1/explain?from=10.10.0.2&target=greedy-1",
+        "/v1/conntrack?target=load-1",
+        "/v1/explain?from=10.10.0.2&target=load-1",
     ):
         arena.reader(path, connections=15)
 
@@ -79,8 +79,8 @@ def half_requests_to_the_socket(arena: Arena) -> None:
 def hundreds_who_wait_for_a_drain(arena: Arena) -> None:
     """`vipctl wait` and `drain --wait` ask again twice a second."""
     arena.load(2_000)
-    arena.reader("/v1/flows?service=greedy-1&backend=10.244.0.12", connections=200, pause=0.5)
-    arena.reader("/v1/services/greedy-1", connections=200, pause=0.5)
+    arena.reader("/v1/flows?service=load-1&backend=10.244.0.12", connections=200, pause=0.5)
+    arena.reader("/v1/services/load-1", connections=200, pause=0.5)
 
 
 # Administrators

@@ -70,7 +70,7 @@ def backends_that_take_connections_and_are_silent(arena: Arena) -> None:
 
 @attack(CLIENT, "connections of health ports", each_time=True, seconds=4)
 def half_requests_to_a_health_port(arena: Arena) -> Callable[[], None]:
-    arena.file(service(1, more=", health_port: 10999"))
+    arena.file(service(60_001, more=", health_port: 10999"), "greedy-port.yaml")
     arena.another_file(
         f"{{name: calm-18, address: {VIP}18, ports: '80:8080', backends: [{arena.good.ipv4}], "
         "health_port: 10991}"

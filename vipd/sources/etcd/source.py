@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from heapq import nsmallest
 from pathlib import Path
 from random import Random
 
@@ -197,10 +198,10 @@ class EtcdSource:
         )
 
     def _held(self) -> str:
-        held = sorted(self._keys.held)
+        held = self._keys.held
         if not held:
             return ""
-        names = ", ".join(map(printable, held[:3])) + (", ..." if len(held) > 3 else "")
+        names = ", ".join(map(printable, nsmallest(3, held))) + (", ..." if len(held) > 3 else "")
         why = f"more than {self._settings.max_removal}% of the services of their folder at once"
         if self._keys.store_replaced:
             why = "the store is another one than before, or an older state of it"
