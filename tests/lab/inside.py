@@ -7,15 +7,35 @@ vipd changes the function that stands for it, and no test.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import contextlib
+import io
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeVar
+from unittest import mock
 
+from aiohttp import ClientSession, UnixConnector
+from yarl import URL
+
+from tests.lab.simulated_time import simulate
 from vipd.cli.main import run
 from vipd.declaration import problems
 from vipd.declaration.conversion.formats import convert_text, format_of
 from vipd.declaration.native import format_declaration, parse_declaration, parse_service, service_to_spec
-from vipd.model.service import Origin, Service
+from vipd.host.facts import HostFacts
+from vipd.model.check_target import CheckTarget
+from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
+from vipd.model.service import Origin, Service, socket_text
+
+T = TypeVar("T")
 
 DATAPLANES = ("iptables", "nftables")
 
@@ -116,3 +136,608 @@ def _declared(declaration: problems.Declaration) -> Declared:
         declaration.served_parts(),
         declaration.understood().services,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer of the API."""
+
+    status: int
+    body: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The kind of error; empty when it is none."""
+        return str(self.body.get("error", {}).get("kind", ""))
+
+
+class Output(NamedTuple):
+    """What a run of vipctl came to."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(slots=True)
+class Kernel:
+    """What the dataplane of `running` writes to, in place of rules. A test may make it fail."""
+
+    rules: dict[ForwardingKey, Forwarding] = field(default_factory=dict)
+    """What is written now."""
+    writes: list[dict[ForwardingKey, Forwarding | None]] = field(default_factory=list)
+    """The changes of each write, in order; None: removed."""
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    """The next writes fail, one each: which program fails, and its words."""
+    refuses: Callable[[Forwarding], str] = lambda forwarding: ""
+    """Why it does not take a forwarding; empty: it does."""
+    unreadable: str = ""
+    """Why its rules cannot be read; empty: they can."""
+    new_flows: dict[tuple[str, str], int] = field(default_factory=dict)
+    """New flows that the next reading of counters finds, by service and backend `address:port`."""
+    refused_flows: dict[str, int] = field(default_factory=dict)
+    """Flows that limits refuse, by service, likewise."""
+    warnings: tuple[str, ...] = ()
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """While it is not set, a write waits; it is set at the beginning."""
+    writing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a write begins."""
+    overlaps: int = 0
+    """Calls that came while a write was under way, which no dataplane allows."""
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def serving(self) -> dict[str, dict[str, int]]:
+        """The backends of each `name address:port/protocol` that get new flows, with their shares."""
+        return {
+            f"{forwarding.key.service} {address}": {
+                str(endpoint): endpoint.weight for endpoint in forwarding.endpoints if endpoint.weight
+            }
+            for forwarding in self.rules.values()
+            for address in _addresses(forwarding)
+        }
+
+    def names(self) -> set[str]:
+        """The services that are written."""
+        return {key.service for key in self.rules}
+
+
+class Backends(dict[str, object]):
+    """What checks find, by a backend's `address:port`, or by its address. True: healthy. A text: unhealthy, and
+    why. A number: healthy, and it reports this weight. None: it cannot be asked. A backend that is not listed
+    is healthy."""
+
+
+class Vipd:
+    """A vipd in this process, as `running` has it: its files and API are real, what lies below is here."""
+
+    def __init__(self, root: Path, **settings: object) -> None:
+        self.root, self.kernel, self.backends = root, Kernel(), Backends()
+        self.names: dict[str, Sequence[str] | str] = {}
+        """What name servers answer: of `dns:NAME` or `srv:NAME` the addresses (of SRV `address:port`), or why
+        there are none."""
+        self.announced: frozenset[str] = frozenset()
+        """The addresses that routes announce."""
+        self.asked = list[str]()
+        """The backends that checks have asked, in order."""
+        self.journal: list[logging.LogRecord] = []
+        self.services_dir, self.state_dir = root / "services.d", root / "state"
+        self.socket = root / "vipd.sock"
+        self.settings: dict[str, object] = {
+            "services_dir": self.services_dir,
+            "state_dir": self.state_dir,
+            "socket": self.socket,
+            "socket_group": "no-such-group",
+            "host_addresses": ["10.10.0.1", "fd00:10::1", "127.0.0.1", "::1"],
+            "node_name": "host-a",
+            **settings,
+        }
+        self.session: ClientSession
+
+    def declare(self, *blocks: str, name: str = "services.yaml") -> None:
+        """Write a file of services; without any: one that declares none. `reload` has it read."""
+        self.services_dir.mkdir(parents=True, exist_ok=True)
+        text = "services:\n" + "".join(blocks) if blocks else "services: []\n"
+        (self.services_dir / name).write_text("apiVersion: vipd/v1\n" + text)
+
+    async def ask(self, method: str, path: str, body: object = None, data: bytes | None = None) -> Answer:
+        """One request to the API; `path` is sent as it stands."""
+        content = {"data": data} if data is not None else {} if body is None else {"json": body}
+        url = URL(f"http://vipd{path}", encoded=True)
+        async with self.session.request(method, url, **content) as response:
+            assert response.content_type == "application/json", await response.text()
+            answer = Answer(response.status, await response.json())
+        assert answer.body["apiVersion"] == "vipd/v1"
+        assert ("error" in answer.body) == (answer.status != 200)
+        return answer
+
+    async def add(self, spec: object) -> Answer:
+        """Add a service."""
+        return await self.ask("POST", "/v1/services", {"service": spec})
+
+    async def reload(self) -> Answer:
+        """Have it read its files; returns once that is written or has failed."""
+        return await self.ask("POST", "/v1/reload")
+
+    async def status(self) -> dict[str, Any]:
+        """What `vipctl status` shows."""
+        return (await self.ask("GET", "/v1/status")).body
+
+    async def service(self, name: str) -> dict[str, Any]:
+        """What `vipctl describe` shows of a service."""
+        answer = await self.ask("GET", f"/v1/services/{name}")
+        assert answer.status == 200, answer
+        return dict(answer.body["service"])
+
+    async def vipctl(self, *arguments: str) -> Output:
+        """Run vipctl against it. One at a time: it prints to sys.stdout."""
+        stdout, stderr = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            code = await asyncio.to_thread(run, ["--socket", str(self.socket), *arguments])
+        return Output(code, stdout.getvalue(), stderr.getvalue())
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Return once a condition holds."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():  # noqa: ASYNC110 (it has no event)
+                await asyncio.sleep(0.01)
+
+    async def until_status(self, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """The first status of which a condition holds."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition(status := await self.status()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return status
+
+
+PATIENCE_SECONDS = 60.0
+"""A step takes milliseconds; a machine that does much else may stand still for seconds."""
+
+
+def running(
+    story: Callable[[Vipd], Awaitable[T]],
+    prepare: Callable[[Vipd], object] = lambda vipd: None,
+    root: Path | None = None,
+    *,
+    simulated: bool = False,
+    **settings: object,
+) -> T:
+    """Run a story beside a vipd in this process. What `prepare` declared is written when the story begins.
+
+    Sources, decisions, API, events, metrics and pages are as in the daemon. Below are doubles: a `Kernel`
+    takes the forwardings, the host has what `settings` say, checks find what `Vipd.backends` says, names what
+    `Vipd.names` says. With the `root` of an earlier story it starts from what that left on disk.
+
+    `simulated`: when all wait the clock leaps, so that every pause has its exact length on any machine, and
+    hours take no time. Then nobody watches the files for changes: `reload`.
+    """
+    directory = contextlib.nullcontext(root) if root else TemporaryDirectory(prefix="vipd-")
+    # Not the test's own directory: a socket's path must be shorter than 108 bytes.
+    with directory as path:
+        vipd = Vipd(Path(path), **settings)
+        vipd.services_dir.mkdir(exist_ok=True)
+        prepare(vipd)
+        lived = _live(vipd, story, simulated)
+        return simulate(lived) if simulated else asyncio.run(lived)
+
+
+async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bool) -> T:
+    from vipd.daemon import daemon
+    from vipd.daemon.loops import loops
+    from vipd.daemon.wiring import wire
+    from vipd.host.observer import Observers
+    from vipd.host.settings.settings import load_settings
+    from vipd.host.systemd.notify import Notifier
+    from vipd.observe.events.log_handler import recording
+    from vipd.observe.monitoring import Monitoring
+
+    journal = _Journal(vipd.journal)
+    settings = load_settings(None, vipd.settings)
+    with contextlib.ExitStack() as stack:
+        for target, double in {**_doubles(vipd), **(_simulated_clocks() if simulated else {})}.items():
+            stack.enter_context(mock.patch(target, double))
+        logging.getLogger("vipd").addHandler(journal)
+        stack.callback(logging.getLogger("vipd").removeHandler, journal)
+        recorder = stack.enter_context(recording(settings.state_dir))
+        parts = await wire(settings, Observers())
+        notify, listeners = daemon._notify_program(settings, recorder), [*daemon.health_listeners(parts)]
+        warnings = daemon._warnings_of(parts, listeners, recorder, Notifier(), notify)
+        monitoring = Monitoring(
+            daemon.monitored(parts, recorder, warnings, notify.counts if notify else None)
+        )
+        listeners += monitoring.listeners
+        context = daemon._api_context(parts, monitoring, recorder, warnings)
+        work: list[asyncio.Task[Any]] = []
+        async with daemon._serving_api(settings, context, monitoring):
+            try:
+                work += [
+                    asyncio.create_task(parts.supervisor.run(name, loop), name=name)
+                    for name, loop in loops(parts, listeners, monitoring, notify).items()
+                    if name not in _LEFT_OUT
+                ]
+                if parts.fleet:
+                    await parts.fleet.wait_for_etcd()
+                await parts.reconciler.wait_synced(parts.reconciler.request_sync(), PATIENCE_SECONDS)
+                async with ClientSession(connector=UnixConnector(str(settings.socket))) as vipd.session:
+                    result = await story(vipd)
+                assert not vipd.kernel.overlaps, "a dataplane was asked while it wrote"
+                for task in work:
+                    assert not task.done(), f"{task.get_name()} has ended"
+                return result
+            finally:
+                await daemon._stop(parts, work)
+
+
+_LEFT_OUT = frozenset(
+    {"watching rules", "watching for replies", "keeping the fast path", "asking backends and name servers"}
+)
+"""Loops that look at the real kernel, or start a process."""
+
+
+class _Journal(logging.Handler):
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__(logging.INFO)
+        self._records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+
+
+def _doubles(vipd: Vipd) -> dict[str, object]:
+    """What stands in the place of what lies below, by where the composition root finds it."""
+    from vipd.control.host import Host
+
+    async def started(name: str, *_: object) -> _Dataplane:
+        return _Dataplane(vipd.kernel, name)
+
+    async def chosen(wanted: str, *_: object) -> str:
+        return wanted if wanted in DATAPLANES else DATAPLANES[0]
+
+    async def no_flows(*_: object) -> object:
+        from vipd.dataplane.conntrack.cleaner import CleanupResult
+
+        return CleanupResult(0, {}, 0.0)
+
+    async def no_live_flows(*_: object) -> dict[object, int]:
+        return {}
+
+    async def finished(*_: object, **__: object) -> object:
+        from vipd.host.process import ProgramResult
+
+        return ProgramResult(0, "", "")
+
+    def table(_: object) -> object:
+        from vipd.observe.flow_stats.traffic import ConntrackTable
+
+        return ConntrackTable(1, 2, accounting=False, events=False)
+
+    def host(settings: Any, record: Any, **named: Any) -> Host:
+        return Host(settings, record, _sysctls(vipd.root / "sys"), **named)
+
+    return {
+        "vipd.daemon.wiring.SwitchableDataplane.start": started,
+        "vipd.daemon.wiring.resolve_dataplane": chosen,
+        "vipd.daemon.wiring.rule_programs": lambda *_: finished,
+        "vipd.daemon.wiring.Host": host,
+        "vipd.control.host.VipRoutes": _Routes,
+        "vipd.control.host.HostChecks": _HostChecks,
+        "vipd.control.host.HostReader": _HostReader,
+        "vipd.daemon.wiring.AnnouncedRoutes": lambda *_: _Announced(vipd),
+        "vipd.daemon.wiring.RemoteLookup": lambda _: _Names(vipd.names),
+        "vipd.dataplane.conntrack.scheduler.clean": no_flows,
+        "vipd.dataplane.conntrack.live_counts._read": no_live_flows,
+        "vipd.observe.flow_stats.traffic.FlowTable.table": table,
+        "vipd.health.checker._probers": lambda *_: dict.fromkeys(_CHECKS, _Checks(vipd)),
+    }
+
+
+_CHECKS = ("tcp", "http", "https", "udp", "dns", "exec")
+_MIDNIGHT = datetime(2027, 1, 15, tzinfo=UTC)
+
+
+def _simulated_clocks() -> dict[str, object]:
+    """One clock in the place of all. Bounded threads do their work at once, for nobody counts them."""
+    from vipd.health.checker import HealthChecker
+    from vipd.resolver.resolver import Resolver
+    from vipd.sources.confirmation import Clocks
+    from vipd.sources.store import StoreSource
+
+    clock = asyncio.get_running_loop().time
+
+    def wall() -> float:
+        return _MIDNIGHT.timestamp() + clock()
+
+    def now() -> datetime:
+        return datetime.fromtimestamp(wall(), UTC)
+
+    async def saves(*_: object, **__: object) -> AsyncIterator[object]:
+        while True:
+            await asyncio.sleep(3600.0)
+            yield set()
+
+    class AtOnce:
+        def __init__(self, target: Callable[[], None], **_: object) -> None:
+            self.start = target
+
+    threads = SimpleNamespace(Thread=AtOnce, Lock=threading.RLock)
+    clocks = Clocks(now, clock, lambda: "boot")
+    return {
+        "time.monotonic": clock,
+        "time.time": wall,
+        "vipd.daemon.wiring.now": now,
+        "vipd.daemon.wiring.HealthChecker": partial(HealthChecker, clock=clock, wall=wall),
+        "vipd.daemon.wiring.Resolver": partial(Resolver, clock=clock, wall=wall),
+        "vipd.daemon.wiring.StoreSource": partial(StoreSource, clocks=clocks),
+        "vipd.host.bounded_threads.threading": threads,
+        "vipd.health.record_file.threading": threads,
+        "watchfiles.awatch": saves,
+    }
+
+
+def _sysctls(root: Path) -> Path:
+    """A directory with the kernel settings of a host on which all is well."""
+    for name, value in {
+        "net/ipv4/ip_forward": "1",
+        "net/ipv6/conf/all/forwarding": "1",
+        "net/ipv6/conf/all/disable_ipv6": "0",
+        "net/netfilter/nf_conntrack_tcp_be_liberal": "1",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(value)
+    return root
+
+
+class _Routes:
+    """Every virtual IP has a route."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def mark_dirty(self, vips: object) -> None:
+        pass
+
+    async def ensure(self, *_: object) -> tuple[str, ...]:
+        return ()
+
+    async def poll(self) -> bool:
+        return False
+
+
+class _HostChecks:
+    """Nothing is wrong with this host."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    async def refresh(self, needs: object) -> bool:
+        return False
+
+    def warnings(self, needs: object) -> tuple[str, ...]:
+        return ()
+
+
+class _HostReader:
+    """Nobody else is on this host."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    async def read(self, own: frozenset[str]) -> HostFacts:
+        return HostFacts(own_addresses=own)
+
+    def faults(self) -> tuple[str, ...]:
+        return ()
+
+
+class _Announced:
+    """Announces to `Vipd.announced`."""
+
+    def __init__(self, vipd: Vipd) -> None:
+        self._vipd = vipd
+
+    async def read(self) -> frozenset[str]:
+        return self._vipd.announced
+
+    async def ensure(self, addresses: frozenset[str]) -> None:
+        self._vipd.announced = frozenset(addresses)
+
+    async def foreign(self) -> int:
+        return 0
+
+
+class _Names:
+    """Answers for names."""
+
+    def __init__(self, names: Mapping[str, Sequence[str] | str]) -> None:
+        self._names = names
+
+    async def __call__(self, question: object, *_: object) -> object:
+        from vipd.resolver.answers import LookupResult, Target
+
+        answer = self._names.get(str(question), "no such name")
+        if isinstance(answer, str):
+            return LookupResult(fault=answer)
+        if not str(question).startswith("srv:"):
+            return LookupResult(tuple(map(Target, answer)), 30.0)
+        places = (address.rpartition(":") for address in answer)
+        return LookupResult(tuple(Target(host, int(port)) for host, _, port in places), 30.0)
+
+
+class _Checks:
+    """Finds what `Vipd.backends` says."""
+
+    def __init__(self, vipd: Vipd) -> None:
+        self._vipd = vipd
+
+    def start(self, target: CheckTarget, done: Callable[[Any], None]) -> asyncio.TimerHandle:
+        from vipd.health.result import ProbeResult, ReportedWeight
+
+        place = socket_text(target.address, target.port)
+        self._vipd.asked.append(place)
+        backends = self._vipd.backends
+        state = backends.get(place, backends.get(target.address, True))
+        if state is None:
+            result = ProbeResult.not_probed("no descriptors")
+        elif isinstance(state, str):
+            result = ProbeResult.failure(state, 0.001)
+        else:
+            weight = None if isinstance(state, bool) else ReportedWeight(int(str(state)))
+            result = ProbeResult.success(0.001, weight)
+        return asyncio.get_running_loop().call_later(0.001, done, result)
+
+
+class _Plan(NamedTuple):
+    changes: dict[ForwardingKey, Forwarding | None]
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def __str__(self) -> str:
+        lines = (
+            f"{'-+'[f is not None]} {key.service_port} {key.protocol}" for key, f in self.changes.items()
+        )
+        return "".join(f"{line}\n" for line in sorted(lines))
+
+
+class _Dataplane:
+    """A dataplane over a `Kernel`."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        self.name, self._kernel = name, kernel
+        self._wanted: dict[ForwardingKey, Forwarding] = {}
+        self._refused: dict[ForwardingKey, str] = {}
+        self._writing = False
+        self.counter = self
+        self.seconds = 0.0
+        self._addresses: frozenset[str] = frozenset()
+
+    async def switch(self, name: str, before_removal: Callable[[], Awaitable[None]] | None = None) -> bool:
+        if name == self.name:
+            return False
+        await self.apply(_Plan(dict(self._wanted)))
+        if before_removal:
+            await before_removal()
+        self.name = name
+        return True
+
+    async def prepare(self, changes: object) -> None:
+        """Nothing takes long here."""
+
+    def update(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        self._look()
+        for key, forwarding in changes.items():
+            self._refused.pop(key, None)
+            if forwarding is None:
+                self._wanted.pop(key, None)
+            else:
+                self._wanted[key] = forwarding
+
+    async def host_changed(self, addresses: frozenset[str]) -> None:
+        self._addresses = addresses
+
+    def host_addresses(self) -> frozenset[str]:
+        return self._addresses
+
+    async def plan(self) -> _Plan:
+        self._look()
+        return await self.difference(await self.survey())
+
+    async def survey(self) -> dict[ForwardingKey, Forwarding]:
+        await asyncio.sleep(0)
+        if self._kernel.unreadable:
+            raise _apply_error("iptables-save", self._kernel.unreadable)
+        return dict(self._kernel.rules)
+
+    async def difference(self, surveyed: Mapping[ForwardingKey, Forwarding]) -> _Plan:
+        wanted = {key: f for key, f in self._wanted.items() if key not in self._refused}
+        wanted |= {key: surveyed[key] for key in self._refused if key in surveyed}
+        keys = [key for key in wanted.keys() | surveyed if wanted.get(key) != surveyed.get(key)]
+        return _Plan({key: wanted.get(key) for key in sorted(keys)})
+
+    async def apply(self, plan: _Plan) -> None:
+        self._look()
+        self._writing = True
+        self._kernel.writing.set()
+        try:
+            await self._kernel.gate.wait()
+            await asyncio.sleep(0)
+            if self._kernel.failures:
+                raise _apply_error(*self._kernel.failures.pop(0))
+            for key, forwarding in plan.changes.items():
+                if forwarding is None:
+                    self._kernel.rules.pop(key, None)
+                elif why := self._kernel.refuses(forwarding):
+                    self._refused[key] = why
+                else:
+                    self._kernel.rules[key] = forwarding
+            if plan.changes:
+                self._kernel.writes.append(dict(plan.changes))
+        finally:
+            self._writing = False
+
+    def retry_quarantined(self, services: Collection[str]) -> None:
+        self._refused = {key: why for key, why in self._refused.items() if key.service not in services}
+
+    def quarantined(self) -> Mapping[ForwardingKey, str]:
+        return self._refused
+
+    def invalidate_all(self) -> None:
+        self._refused.clear()
+
+    def invalidate(self, chains: object) -> None:
+        self.invalidate_all()
+
+    async def collect_garbage(self) -> dict[object, int]:
+        """Nothing is left here for later."""
+        return {}
+
+    def warnings(self) -> tuple[str, ...]:
+        return self._kernel.warnings
+
+    def warnings_of(self, services: Collection[str]) -> tuple[str, ...]:
+        return ()
+
+    def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
+        return f"SVC-{forwarding.key.service_port}", {e: f"SEP-{e}" for e in forwarding.endpoints}
+
+    def versions(self) -> dict[str, str]:
+        return {"ipv4": "fake v1", "ipv6": "fake v1"}
+
+    async def take(self) -> Mapping[object, int]:
+        from vipd.dataplane.counting import BackendKey
+
+        flows, self._kernel.new_flows = self._kernel.new_flows, {}
+        return {
+            BackendKey(forwarding.key, endpoint.address, endpoint.port): number
+            for (service, place), number in flows.items()
+            for forwarding in self._kernel.rules.values()
+            if forwarding.key.service == service
+            for endpoint in (*forwarding.endpoints, *forwarding.without_new_flows)
+            if str(endpoint) == place
+        }
+
+    async def refused(self) -> Mapping[object, int]:
+        return {}
+
+    def saved_state(self) -> object:
+        return {}
+
+    def restore(self, memory: object) -> None:
+        """Nothing is counted twice here."""
+
+    def _look(self) -> None:
+        self._kernel.overlaps += self._writing
+
+
+def _apply_error(program: str, words: str) -> Exception:
+    from vipd.dataplane.base import ApplyError
+
+    return ApplyError(f"{program} failed", words)
+
+
+def _addresses(forwarding: Forwarding) -> Iterable[str]:
+    """`address:port/protocol`, inside and outside."""
+    external = (each.address for each in forwarding.external_addresses)
+    for address in (*forwarding.addresses, *external):
+        yield f"{socket_text(address, forwarding.port)}/{forwarding.key.protocol}"

@@ -1,7 +1,8 @@
 """An event loop with a simulated clock: when every task waits, the clock jumps to the next deadline.
 
-For code that only waits for time. Such a test does not depend on the machine's load and takes only as long as
-its computation.
+For code that waits for time alone, for sockets of this process, or for threads of the loop's executor, while
+which no time passes. Such a test does not depend on the machine's load and takes only as long as its
+computation.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -19,11 +20,28 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.threads = 0
+        """Calls in threads that are under way."""
         super().__init__(_Leaping(self))
 
     def time(self) -> float:
         """Simulated seconds so far."""
         return self.now
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
+        """As the real one; the clock stands still until the call has returned."""
+        future = super().run_in_executor(executor, func, *args)
+        self.threads += 1
+        future.add_done_callback(self._returned)
+        return future
+
+    async def shutdown_default_executor(self, *arguments: Any) -> None:
+        """As the real one, which waits for a thread."""
+        self.threads += 1
+        await super().shutdown_default_executor(*arguments)
+
+    def _returned(self, _: object) -> None:
+        self.threads -= 1
 
 
 class _Leaping(selectors.DefaultSelector):
@@ -34,6 +52,8 @@ class _Leaping(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._loop.threads:
+            return super().select(timeout if timeout == 0 else None)
         assert timeout is not None, "nothing is left to wait for"
         ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
         if not ready:
