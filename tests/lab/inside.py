@@ -204,8 +204,8 @@ class Kernel:
 
 
 class Backends(dict[str, object]):
-    """What checks find, by a backend's `address:port`, or by its address. True: healthy. A text: unhealthy, and
-    why. A number: healthy, and it reports this weight. None: it cannot be asked. A backend that is not listed
+    """What checks find, by a backend's `address:port` or by its address. True: healthy. A text: unhealthy,
+    and why. A number: healthy, and it reports this weight. None: it cannot be asked. One that is not listed
     is healthy."""
 
 
