@@ -19,21 +19,21 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest import mock
-
-from aiohttp import ClientSession, UnixConnector
-from yarl import URL
 
 from tests.lab.simulated_time import simulate
 from vipd.cli.main import run
 from vipd.declaration import problems
-from vipd.declaration.conversion.formats import convert_text, format_of
-from vipd.declaration.native import format_declaration, parse_declaration, parse_service, service_to_spec
+from vipd.declaration.conversion.formats import KUBERNETES, convert_text, format_of
+from vipd.declaration.native import format_declaration, parse_declaration
 from vipd.host.facts import HostFacts
 from vipd.model.check_target import CheckTarget
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.service import Origin, Service, socket_text
+from vipd.model.service import Service, socket_text
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
 
 T = TypeVar("T")
 
@@ -89,30 +89,25 @@ class Declared:
         return all(problem.partial for problem in self.problems)
 
 
-def declare(text: str | bytes, path: str = "a.yaml", *, accepted: bool = False) -> Declared:
-    """What the text of a file declares. `accepted`: an earlier run accepted it."""
+def declare(
+    text: str | bytes,
+    path: str = "a.yaml",
+    *,
+    accepted: bool = False,
+    form: str = "",
+    addresses: Sequence[str] = (),
+) -> Declared:
+    """What the text of a file declares. `accepted`: an earlier run accepted it.
+
+    `form`: the program whose configuration the text is, such as `haproxy`; `auto`: what it looks like.
+    `addresses`: the virtual IPs for what such a program listens for on every address of the host.
+    """
+    if form:
+        text = text if isinstance(text, str) else text.decode()
+        form = format_of(text) if form == "auto" else form
+        if form not in ("", KUBERNETES):
+            return _declared(convert_text(text, path, form, addresses))
     return _declared(parse_declaration(text, path, accepted=accepted))
-
-
-def declare_spec(spec: object, origin: Origin = Origin("cli")) -> Declared:  # noqa: B008 (a value)
-    """What a service of decoded JSON declares, as a request to the API has it."""
-    service, faults = parse_service(spec, origin)
-    return _declared(problems.Declaration((service,) if service else (), faults))
-
-
-def spec_of(service: Service) -> dict[str, object]:
-    """The decoded JSON that declares a service."""
-    return service_to_spec(service)
-
-
-def form_of(text: str) -> str:
-    """The program whose configuration a text is recognised as, such as `haproxy`; empty: none."""
-    return format_of(text)
-
-
-def convert(text: str, *addresses: str, form: str = "") -> Declared:
-    """What another program's configuration becomes; without `form` its format is recognised."""
-    return _declared(convert_text(text, "a", form or format_of(text), addresses))
 
 
 def written(services: Iterable[Service]) -> str:
@@ -243,6 +238,8 @@ class Vipd:
 
     async def ask(self, method: str, path: str, body: object = None, data: bytes | None = None) -> Answer:
         """One request to the API; `path` is sent as it stands."""
+        from yarl import URL
+
         content = {"data": data} if data is not None else {} if body is None else {"json": body}
         url = URL(f"http://vipd{path}", encoded=True)
         async with self.session.request(method, url, **content) as response:
@@ -323,6 +320,8 @@ def running(
 
 
 async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bool) -> T:
+    from aiohttp import ClientSession, UnixConnector
+
     from vipd.daemon import daemon
     from vipd.daemon.loops import loops
     from vipd.daemon.wiring import wire

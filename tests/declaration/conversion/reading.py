@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from tests.lab import inside
 from tests.lab.inside import Declared, declare, written
 from vipd.model.service import Service
 
@@ -12,8 +11,8 @@ from vipd.model.service import Service
 def convert(text: str, *addresses: str, form: str = "") -> Declared:
     """The conversion of a text in the format that it is recognised as. What it prints is read back equal."""
     text = dedent(text).lstrip("\n")
-    assert form in ("", inside.form_of(text))
-    found = inside.convert(text, *addresses)
+    found = declare(text, "a", form="auto", addresses=addresses)
+    assert not form or found == declare(text, "a", form=form, addresses=addresses)
     again = declare(written(found.services), "printed")
     assert (again.services, again.problems) == (found.services, ())
     assert not [each for each in found.problems if each.internal]

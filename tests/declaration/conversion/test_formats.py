@@ -12,7 +12,7 @@ from tests.declaration.conversion.test_haproxy import WEB as HAPROXY
 from tests.declaration.conversion.test_keepalived import WEB as KEEPALIVED
 from tests.declaration.conversion.test_nginx import DNS as NGINX
 from tests.declaration.strategies import PATIENT
-from tests.lab.inside import convert, declare, form_of, written
+from tests.lab.inside import declare, written
 from vipd.model.limits import ALL_PROBLEMS
 
 IPVSADM = "-A -t 10.96.0.10:80 -s wrr -p 60\n-a -t 10.96.0.10:80 -r 10.244.0.11:8080 -m -w 2\n"
@@ -38,7 +38,10 @@ TEXTS = {"ipvsadm": IPVSADM, "keepalived": KEEPALIVED, "haproxy": HAPROXY, "ngin
     ],
 )
 def test_the_format_of_a_text(text: str, form: str) -> None:
-    assert form_of(text) == form
+    recognised = declare(text, form="auto", addresses=["10.96.0.10"])
+    assert recognised == declare(text, form=form, addresses=["10.96.0.10"])
+    others = {*TEXTS, ""} - {form or "", "" if form == "kubernetes" else form}
+    assert recognised not in [declare(text, form=other, addresses=["10.96.0.10"]) for other in others]
 
 
 WORDS = (
@@ -54,7 +57,7 @@ ODD = st.lists(st.tuples(PIECES, st.sampled_from([" ", "\n", ""])).map("".join),
 def test_no_text_is_too_odd(form: str, odd: str, place: int, amid: bool) -> None:
     before, after = TEXTS[form][:place], TEXTS[form][place:]
     text = f"{before}{odd}{after}" if amid else odd
-    found = convert(text, "10.96.0.10", form=form)
+    found = declare(text, form=form, addresses=["10.96.0.10"])
     assert not [each for each in found.problems if each.internal]
     again = declare(written(found.services), "printed")
     assert (again.services, again.problems) == (found.services, ())
@@ -67,8 +70,8 @@ def test_a_long_text_takes_time_in_proportion(form: str, piece: str) -> None:
     def seconds(number: int) -> float:
         text = piece * number
         started = time.thread_time()  # not what else the machine does
-        form_of(text)
-        convert(text, form=form)
+        declare(text, form="auto")
+        declare(text, form=form)
         return time.thread_time() - started
 
     short, long = (min(seconds(number) for _ in range(2)) for number in (5_000, 40_000))
@@ -77,6 +80,6 @@ def test_a_long_text_takes_time_in_proportion(form: str, piece: str) -> None:
 
 def test_further_problems_are_counted() -> None:
     text = "".join(f"-A -f {number} -s rr\n" for number in range(1, ALL_PROBLEMS + 500))
-    found = convert(text, form="ipvsadm")
+    found = declare(text, form="ipvsadm")
     assert len(found.problems) == ALL_PROBLEMS + 1
     assert "and 499 more problems" in found.problems[-1].what

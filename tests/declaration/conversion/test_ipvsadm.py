@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.declaration.conversion.reading import convert, lost, noted, only
 from tests.declaration.strategies import PATIENT, PORTS, VIPS
-from tests.lab import inside
+from tests.lab.inside import declare
 from vipd.model.service import (
     Affinity,
     Backend,
@@ -81,7 +81,7 @@ def ipvs_services(draw: st.DrawFn) -> list[Service]:
 @PATIENT
 @given(ipvs_services())
 def test_what_ipvsadm_saves_of_services_is_these_services(services: list[Service]) -> None:
-    found = inside.convert(saved(services), form="ipvsadm")
+    found = declare(saved(services), form="ipvsadm")
     assert list(found.services) == services
     assert lost(found) == ([] if services else [(0, "")])
 
