@@ -12,8 +12,9 @@ import contextlib
 import io
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -118,6 +119,60 @@ def written(services: Iterable[Service]) -> str:
 def vipctl(arguments: Sequence[str]) -> int:
     """Run vipctl in this process; returns its exit code. It prints to sys.stdout and sys.stderr."""
     return run(arguments)
+
+
+class Verdict(NamedTuple):
+    """What the first answer to a check says of a backend."""
+
+    healthy: bool | None
+    """None: vipd could not ask, and the backend keeps its state."""
+    reason: str
+    """As vipctl prints it, without the number of results in a row."""
+    weight: str
+    """That the backend says: `7`, `50%`; empty: none that is valid."""
+    seconds: float
+    """How long the answer took."""
+    longest_turn: float
+    """Seconds of processor time in which nothing else of vipd had a turn; 0 unless they were measured."""
+
+
+def probed(*services: Service, worker: bool = False, turns: bool = False) -> list[Verdict]:
+    """What one check of the only backend of each service finds, all at the same time. With `worker` a process
+    of its own reads the answers, as in a daemon. `turns`: measure how long the answer holds up the rest."""
+    import asyncio
+
+    from vipd.health.checker import HealthChecker, ProbeOptions
+    from vipd.host.settings.settings import Settings
+    from vipd.host.worker import Worker
+    from vipd.model.check_target import CheckTarget, check_targets
+
+    async def verdict(checker: HealthChecker, target: CheckTarget) -> Verdict:
+        began, longest, worked = time.monotonic(), 0.0, time.thread_time()
+        while (status := checker.status(target)).reason == "not asked yet":
+            await asyncio.sleep(0 if turns else 0.001)
+            longest, worked = max(longest, time.thread_time() - worked), time.thread_time()
+        healthy = None if status.state == "unknown" else status.counts_healthy
+        reason = status.reason.removesuffix("; not asked yet").removesuffix(", 1 of 1")
+        weight = str(status.weight or "") if healthy else ""
+        return Verdict(healthy, reason, weight, time.monotonic() - began, longest if turns else 0.0)
+
+    async def story() -> list[Verdict]:
+        process = Worker() if worker else None
+        checker = HealthChecker(options=ProbeOptions(Settings().check_users, process))
+        tasks = [asyncio.create_task(checker.run()), *([asyncio.create_task(process.run())] if process else [])]
+        targets = []
+        for number, service in enumerate(services):
+            (target,) = check_targets(service).values()
+            targets.append(replace(target, timing=replace(target.timing, rise=1, fall=1)))
+            checker.follow(f"{number} {service.name}", targets[-1:], service.origin.author)
+        try:
+            return list(await asyncio.gather(*(verdict(checker, target) for target in targets)))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    return asyncio.run(story())
 
 
 def _declared(declaration: problems.Declaration) -> Declared:
