@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -532,7 +533,9 @@ def _simulated_clocks() -> dict[str, object]:
         "time.monotonic": clock,
         "time.time": wall,
         "vipd.daemon.wiring.now": now,
-        "vipd.daemon.wiring.HealthChecker": partial(HealthChecker, clock=clock, wall=wall),
+        "vipd.daemon.wiring.HealthChecker": partial(
+            HealthChecker, clock=clock, wall=wall, random=Random(1).random
+        ),
         "vipd.daemon.wiring.Resolver": partial(Resolver, clock=clock, wall=wall),
         "vipd.daemon.wiring.StoreSource": partial(StoreSource, clocks=clocks),
         "vipd.host.bounded_threads.threading": threads,
