@@ -1,33 +1,26 @@
-"""Real servers on loopback that behave in many ways, and one question to a target."""
+"""Real servers on loopback that behave in many ways, and one check of a backend there."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import ssl
-import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from typing import TypeVar, cast
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple, TypeVar, cast
 
-from vipd.health.lag import LoopLag
-from vipd.health.probes.base import CoroutineProber, ProbeFunction, Prober
-from vipd.health.result import ProbeResult
-from vipd.model.check import Probe, Timing
-from vipd.model.check_target import CheckTarget
-from vipd.model.service import Protocol
+from tests.lab.inside import Verdict, declare, probed
+from vipd.model.service import Service
 
-RESET = struct.pack("ii", 1, 0)
 PATIENCE = 120.0
 """Seconds after which a test gives up on a noisy machine."""
 
 T = TypeVar("T")
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-def good_and_reason(result: ProbeResult) -> tuple[bool | None, str]:
-    """What a test of a probe compares."""
-    return result.good, result.reason
 
 
 def run(coroutine: Coroutine[object, object, T]) -> T:
@@ -40,27 +33,78 @@ def run(coroutine: Coroutine[object, object, T]) -> T:
     return asyncio.run(limited())
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what has no event of its own."""
-    while not condition():  # noqa: ASYNC110 (what is waited for has no event)
-        await asyncio.sleep(0.01)
+def checked(type_: str, port: int = 80, address: str = "127.0.0.1", author: str = "a", **keys: object) -> Service:
+    """An author's service of one backend with this check, which has a minute for its answer unless `keys` says
+    less."""
+    check = {"type": type_, "interval": "120s", "timeout": "60s", **keys}
+    service = {
+        "name": "checked",
+        "address": "10.96.0.1",
+        "ports": [{"port": 80, "protocol": "udp" if type_ in ("udp", "dns") else "tcp"}],
+        "backends": [f"192.0.2.1:{port}"],
+        "check": check,
+    }
+    text = json.dumps({"apiVersion": "vipd/v1", "services": [service]})
+    declared = declare(text, f"/etc/vipd/services.d/{author}.yaml")
+    assert not declared.problems, declared.problems
+    (service_,) = declared.services
+    (backend,) = service_.backends
+    # None can be declared on loopback.
+    return replace(service_, backends=(replace(backend, address=address),))
 
 
-def target(port: int, probe: Probe, timeout: float = 60.0, address: str = "127.0.0.1") -> CheckTarget:
-    """Something to ask once."""
-    return CheckTarget(address, port, Protocol.TCP, probe, Timing(interval=PATIENCE, timeout=timeout))
+def verdict(type_: str, port: int = 80, address: str = "127.0.0.1", **keys: object) -> Verdict:
+    """What one check with these keys finds."""
+    return probed(checked(type_, port, address, **keys))[0]
 
 
-async def answer(prober: Prober, asked: CheckTarget) -> ProbeResult:
-    """What one question finds."""
-    future: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
-    prober.start(asked, future.set_result)
-    return await future
+def healthy_and_reason(
+    type_: str, port: int = 80, address: str = "127.0.0.1", **keys: object
+) -> tuple[bool | None, str]:
+    """What a test of a check compares."""
+    return verdict(type_, port, address, **keys)[:2]
 
 
-async def ask_once(ask: ProbeFunction, asked: CheckTarget) -> ProbeResult:
-    """What a probing coroutine finds."""
-    return await answer(CoroutineProber(ask, LoopLag(asyncio.get_running_loop())), asked)
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Of a thread in which servers run beside the test."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True, name="servers").start()
+    return loop
+
+
+@contextlib.contextmanager
+def beside(server: contextlib.AbstractAsyncContextManager[int]) -> Iterator[int]:
+    """The port of a server that runs in a thread of its own."""
+    port = asyncio.run_coroutine_threadsafe(server.__aenter__(), _loop()).result(PATIENCE)
+    try:
+        yield port
+    finally:
+        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), _loop()).result(PATIENCE)
+
+
+def answers(*pieces: bytes, close: bool = False) -> Handler:
+    """Reads a request, and answers with these bytes, some time between them; it stays connected unless it
+    shall close."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for number, piece in enumerate(pieces):
+            await asyncio.sleep(0.02 if number else 0)
+            writer.write(piece)
+            await writer.drain()
+        if close:
+            writer.close()
+            await writer.wait_closed()
+        else:
+            await asyncio.sleep(300)
+
+    return handle
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Accepts a connection, and says nothing."""
+    await asyncio.sleep(300)
 
 
 @contextlib.asynccontextmanager
@@ -137,3 +181,38 @@ def full_backlog() -> Iterator[int]:
             client.setblocking(False)
             client.connect_ex(("127.0.0.1", port))
         yield port
+
+
+class Case(NamedTuple):
+    """A server, a check of it, and what a user sees."""
+
+    handler: Handler
+    seen: str
+    """`good`, or `bad: ` or `not asked: ` and the reason, of which `…` at the end leaves the rest open."""
+    keys: dict[str, object] = {}  # noqa: RUF012 (never changed)
+    tls: ssl.SSLContext | None = None
+
+
+def differing(cases: Mapping[str, Case], *, worker: bool = False, **keys: object) -> dict[str, str]:
+    """What is seen of the cases in which it is another than it should be, all asked at the same time; by
+    TCP, or by HTTP with `keys`."""
+    with contextlib.ExitStack() as stack:
+        services = []
+        for case in cases.values():
+            port = stack.enter_context(beside(tcp_server(case.handler, case.tls)))
+            services.append(checked(port=port, **{"type_": "http", **keys, **case.keys}))
+        verdicts = probed(*services, worker=worker)
+    shown = {name: seen(verdict) for name, verdict in zip(cases, verdicts, strict=True)}
+    return {name: text for name, text in shown.items() if not as_wanted(text, cases[name].seen)}
+
+
+def seen(verdict: Verdict) -> str:
+    """A verdict in the words of a `Case`."""
+    if verdict.healthy:
+        return "good"
+    return f"{'bad' if verdict.healthy is False else 'not asked'}: {verdict.reason}"
+
+
+def as_wanted(text: str, wanted: str) -> bool:
+    """Whether it is what a `Case` wants."""
+    return text.startswith(wanted[:-1]) if wanted.endswith("…") else text == wanted

@@ -8,15 +8,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
-import pytest
-
-from tests.health.servers import PATIENCE, ask_once, run, target, tcp_server
-from vipd.health.probes.base import ProbeFunction
-from vipd.health.probes.dns import probe_dns
-from vipd.health.probes.http import probe_http
-from vipd.health.probes.udp import probe_udp
-from vipd.health.result import ProbeResult
-from vipd.model.check import DnsProbe, HttpProbe, Probe, UdpProbe
+from tests.health.servers import PATIENCE, Case, Handler, checked, differing, healthy_and_reason
+from tests.lab.inside import probed
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -29,12 +22,11 @@ ENDLESS = {
     "extensions": (CHUNKED + b"5;", b"a=b;"),
     "trailers": (CHUNKED + b"0\r\n", b"A: b\r\n"),
 }
+NEVER: dict[str, object] = {"body": "never there"}
 
 
-def asked(
-    begin: bytes, more: bytes, check: HttpProbe, pause: float = 0.0, timeout: float = 60.0
-) -> ProbeResult:
-    """What is found where a server goes on until it is hung up on."""
+def endless(begin: bytes, more: bytes, pause: float = 0.0) -> Handler:
+    """Goes on until it is hung up on, as fast as it can or with pauses."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -46,37 +38,37 @@ def asked(
                 await writer.drain()
                 await asyncio.sleep(pause)
 
-    async def ask() -> ProbeResult:
-        async with tcp_server(serve) as port:
-            return await ask_once(probe_http, target(port, check, timeout))
-
-    return run(ask())
+    return serve
 
 
-@pytest.mark.parametrize(("begin", "more"), ENDLESS.values(), ids=list(ENDLESS))
-def test_an_answer_without_end_is_bad_long_before_the_time_is_up(begin: bytes, more: bytes) -> None:
-    result = asked(begin, more, HttpProbe(body="never there"))
-    assert result.good is False
-    assert "timeout" not in result.reason
+def test_an_answer_without_end_is_bad_long_before_the_time_is_up() -> None:
+    cases = {name: Case(endless(*both), "bad: no HTTP: …", NEVER) for name, both in ENDLESS.items()}
+    mismatch = "bad: status 200, but the body does not match"
+    cases["tiny chunks"] = cases["tiny chunks"]._replace(seen=mismatch)
+    assert differing(cases, worker=True) == {}
 
 
-@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 ", OK + b"A: ", CHUNKED + b"ffff\r\n"])
-def test_a_byte_now_and_then_does_not_prolong_a_check(begin: bytes) -> None:
-    result = asked(begin, b"x", HttpProbe(body="never there"), pause=0.02, timeout=0.5)
-    assert (result.good, result.reason) == (False, "timeout after 0.5 s while waiting for the answer")
+def test_a_byte_now_and_then_does_not_prolong_a_check() -> None:
+    late = "bad: timeout after 0.5 s while waiting for the answer"
+    keys: dict[str, object] = {**NEVER, "timeout": "500ms"}
+    beginnings = {
+        "in the status": b"HTTP/1.1 200 ",
+        "in a field": OK + b"A: ",
+        "in a chunk": CHUNKED + b"ffff\r\n",
+    }
+    cases = {name: Case(endless(begin, b"x", 0.02), late, keys) for name, begin in beginnings.items()}
+    assert differing(cases) == {}
 
 
-@pytest.mark.parametrize(
-    ("begin", "more"),
-    [
-        (b"", b"\x16"),  # the head of a handshake's record
-        (b"\x16\x03\x03\x40\x00\x02\xff\xff\xff", b"\x00"),  # a ServerHello of 16 MB
-        (b"", b"\x14\x03\x03\x00\x01\x01"),  # change cipher spec, again and again
-    ],
-)
-def test_a_handshake_without_end_is_not_waited_for(begin: bytes, more: bytes) -> None:
-    result = asked(begin, more, HttpProbe(tls=True, verify=False), pause=0.02, timeout=0.5)
-    assert result.good is False
+def test_a_handshake_without_end_is_not_waited_for() -> None:
+    keys: dict[str, object] = {"type_": "https", "verify": False, "timeout": "500ms"}
+    handshakes = {
+        "the head of a record": (b"", b"\x16"),
+        "a ServerHello of 16 MB": (b"\x16\x03\x03\x40\x00\x02\xff\xff\xff", b"\x00"),
+        "change cipher spec, again and again": (b"", b"\x14\x03\x03\x00\x01\x01"),
+    }
+    cases = {name: Case(endless(*both, 0.02), "bad: …", keys) for name, both in handshakes.items()}
+    assert differing(cases) == {}
 
 
 @contextlib.contextmanager
@@ -95,46 +87,31 @@ def flooding() -> Iterator[int]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
         server.settimeout(PATIENCE)
-        threads = [threading.Thread(target=serve, args=(server,))]
-        for thread in threads:
-            thread.start()
+        thread = threading.Thread(target=serve, args=(server,))
+        thread.start()
         try:
             yield server.getsockname()[1]
         finally:
             stop.set()
-            for thread in threads:
-                thread.join()
+            thread.join()
 
 
-@pytest.mark.parametrize(
-    ("ask", "check"),
-    [(probe_dns, DnsProbe()), (probe_udp, UdpProbe(send=b"ping", expect=b"pong"))],
-    ids=["dns", "udp"],
-)
-def test_datagrams_without_end_are_bad_and_leave_the_loop_its_turns(ask: ProbeFunction, check: Probe) -> None:
-    async def story(port: int) -> ProbeResult:
-        return await ask_once(ask, target(port, check))
-
+def test_datagrams_without_end_are_bad() -> None:
     with flooding() as port:
-        result = run(story(port))
-    assert result.good is False
-    assert "timeout" not in result.reason
+        others = "more than 100 answers to other queries"
+        assert healthy_and_reason("dns", port) == (False, others)
+    with flooding() as port:
+        healthy, reason = healthy_and_reason("udp", port, send="ping", expect="pong")
+        assert (healthy, reason.partition(" with ")[0]) == (False, "the answer begins")
 
 
-def test_other_datagrams_than_the_answer_never_hold_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the flood was always faster: receiving never waits. The time limit counts all the same."""
-    monkeypatch.setattr("vipd.health.probes.dns.MOST_OTHERS", 10**9)
-
-    async def story(port: int) -> ProbeResult:
-        loop = asyncio.get_running_loop()
-
-        async def receive(_: socket.socket, __: int) -> bytes:
-            return b"\x00" * 12
-
-        monkeypatch.setattr(loop, "sock_recv", receive)
-        return await ask_once(probe_dns, target(port, DnsProbe(), timeout=0.3))
-
-    with flooding() as port, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as once:
-        once.sendto(b"ab", ("127.0.0.1", port))
-        result = run(story(port))
-    assert (result.good, result.reason) == (False, "timeout after 0.3 s with answers to other queries only")
+def test_other_datagrams_than_the_answer_never_hold_the_loop() -> None:
+    """While a hundred of them are read others have their turns, and the time limit of the other check counts."""
+    with flooding() as port, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
+        mute.bind(("127.0.0.1", 0))
+        flooded, silent = probed(
+            checked("dns", port), checked("dns", mute.getsockname()[1], timeout="300ms"), watched=True
+        )
+    assert flooded.healthy is silent.healthy is False
+    assert silent.reason == "timeout after 0.3 s while waiting for the answer"
+    assert flooded.turns > 20

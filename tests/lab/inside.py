@@ -142,13 +142,15 @@ class Verdict(NamedTuple):
     """That the backend says: `7`, `50%`; empty: none that is valid."""
     seconds: float
     """How long the answer took."""
-    longest_turn: float
-    """Seconds of processor time in which nothing else of vipd had a turn; 0 unless they were measured."""
+    turns: int = 0
+    """How often the rest of vipd had its turn meanwhile, if that was watched."""
+    longest_turn: float = 0.0
+    """Seconds of processor time in which it had none."""
 
 
-def probed(*services: Service, worker: bool = False, turns: bool = False) -> list[Verdict]:
+def probed(*services: Service, worker: bool = False, watched: bool = False) -> list[Verdict]:
     """What one check of the only backend of each service finds, all at the same time. With `worker` a process
-    of its own reads the answers, as in a daemon. `turns`: measure how long the answer holds up the rest."""
+    of its own reads the answers, as in a daemon. `watched`: see how the checks hold up the rest of vipd."""
     import asyncio
 
     from vipd.health.checker import HealthChecker, ProbeOptions
@@ -157,14 +159,15 @@ def probed(*services: Service, worker: bool = False, turns: bool = False) -> lis
     from vipd.model.check_target import check_targets
 
     async def verdict(checker: HealthChecker, target: CheckTarget) -> Verdict:
-        began, longest, worked = time.monotonic(), 0.0, time.thread_time()
+        began, turns, longest, worked = time.monotonic(), 0, 0.0, time.thread_time()
         while (status := checker.status(target)).reason == "not asked yet":
-            await asyncio.sleep(0 if turns else 0.001)
+            await asyncio.sleep(0 if watched else 0.001)
+            turns += watched
             longest, worked = max(longest, time.thread_time() - worked), time.thread_time()
         healthy = None if status.state == "unknown" else status.counts_healthy
         reason = status.reason.removesuffix("; not asked yet").removesuffix(", 1 of 1")
         weight = str(status.weight or "") if healthy else ""
-        return Verdict(healthy, reason, weight, time.monotonic() - began, longest if turns else 0.0)
+        return Verdict(healthy, reason, weight, time.monotonic() - began, turns, longest if watched else 0.0)
 
     async def story() -> list[Verdict]:
         process = Worker() if worker else None
