@@ -1,401 +1,330 @@
-"""Programs as probes: real ones, that hang, shout, fork and fail."""
+"""Programs as checks: real ones, that hang, shout, fork, fail and attack each other.
+
+Programs of different authors run as different users: neither reaches the other, whatever the kernel.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import getpass
 import os
 import platform
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.health.servers import PATIENCE, answer, good_and_reason, run, target
+import vipd.host
+from tests.health.servers import PATIENCE, as_wanted, checked, seen
+from tests.lab.inside import Verdict, probed
 from tests.lab.waiting import wait_until
-from vipd.health.probes.exec import ExecProber
-from vipd.health.result import ProbeResult
-from vipd.host import program_runner as keeper
-from vipd.host import unprivileged
-from vipd.host.accounts import CheckUsers
-from vipd.model.check import ExecProbe
+from vipd.model.check_target import check_targets
+from vipd.model.service import Service
 
-ME = getpass.getuser()
+pytestmark = pytest.mark.root
+
 KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
-Program = Callable[[str], str]
+RUNNER = Path(vipd.host.__file__).with_name("program_runner.py")
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
-    """Makes an executable script of some shell lines; the test's own user may run it."""
-
-    def make(lines: str) -> str:
-        path = tmp_path / "check"
-        path.write_text(f"#!/bin/sh\n{lines}\n")
-        path.chmod(0o755)
-        return str(path)
-
-    return make
+def shared() -> Iterator[Path]:
+    """A directory like /tmp."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o1777)
+    yield path
+    shutil.rmtree(path)
 
 
-@pytest.fixture(autouse=True)
-def _as_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests run programs as their own user, which a daemon never does."""
-    monkeypatch.setattr(CheckUsers, "_privileged", lambda *_: "")
+def shell(script: str, author: str = "a", *arguments: str, **keys: object) -> Service:
+    """An author's service whose backend a script checks."""
+    return checked("exec", 8080, author=author, command=["/bin/sh", "-c", script, "sh", *arguments], **keys)
 
 
-def probe(*command: str, user: str = ME, timeout: float = 60.0) -> ProbeResult:
-    async def ask() -> ProbeResult:
-        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
-            return await answer(prober, target(8080, ExecProbe(command=command, user=user), timeout))
-
-    return run(ask())
+def run(script: str, *arguments: str, author: str = "a", **keys: object) -> Verdict:
+    return probed(shell(script, author, *arguments, **keys))[0]
 
 
-def gone(pid: int) -> bool:
-    """Whether a process ends soon; one that nobody reaps yet counts as ended."""
-    for _ in range(1200):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.05)
-    return False
+def output(found: Verdict) -> str:
+    """What a program that is content says."""
+    assert found.healthy, found
+    return found.reason.partition("; ")[2]
 
 
-def wait_for_text(path: Path) -> None:
-    wait_until(lambda: path.exists() and path.read_text(), f"{path} has content")
+def wait_for_text(path: Path, lines: int = 1) -> list[str]:
+    wait_until(lambda: path.exists() and len(path.read_text().split()) >= lines, f"{path} has content")
+    return path.read_text().split()
 
 
-def test_zero_is_good_and_what_it_says_is_kept(program: Program) -> None:
-    result = probe(program("echo; echo all is well; echo more"))
-    assert result.good
-    assert result.reason.endswith("; all is well")
-
-
-def test_another_code_is_bad(program: Program) -> None:
-    assert good_and_reason(probe(program("echo too slow >&2; exit 3"))) == (False, "exit code 3: too slow")
-    assert good_and_reason(probe(program("exit 1"))) == (False, "exit code 1")
-    assert good_and_reason(probe(program("kill -9 $$"))) == (False, "killed by SIGKILL")
-
-
-def test_it_gets_its_arguments_and_nothing_of_a_shell(program: Program) -> None:
-    result = probe(program('printf "%s|" "$@"'), "a b", "$HOME", "; exit 1")
-    assert result.reason.endswith("; a b|$HOME|; exit 1|")
-
-
-@pytest.mark.skipif(KERNEL < (6, 12), reason="Landlock scopes signals since Linux 6.12")
-def test_it_ends_no_other_program_of_its_user(program: Program, tmp_path: Path) -> None:
-    """Not one of another check either, while both run as the same user."""
-    lines = f"echo $$ > {tmp_path}/pid; while [ ! -e {tmp_path}/tried ]; do sleep 0.05; done; exit 0"
-    victim = ExecProbe(command=("/bin/sh", "-c", lines), user=ME)
-    attack = f"sleep 60 & kill $! && ! kill -9 $(cat {tmp_path}/pid) && ! cat /proc/$(cat {tmp_path}/pid)/mem"
-
-    async def story() -> list[ProbeResult]:
-        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
-            other = asyncio.create_task(answer(prober, target(8080, victim, 60.0)))
-            await asyncio.to_thread(wait_for_text, tmp_path / "pid")
-            attacking = ExecProbe(command=(program(attack),), user=ME)
-            tried = await answer(prober, target(8080, attacking, 60.0))
-            (tmp_path / "tried").touch()
-            return [tried, await other]
-
-    tried, other = run(story())
-    assert tried.good, tried.reason
-    assert other.good, other.reason
-
-
-def test_its_environment_is_only_what_is_promised(program: Program, tmp_path: Path) -> None:
-    os.environ["VIPD_SECRET_OF_TEST"] = "x"
-    try:
-        assert probe(program(f"env > {tmp_path}/env; pwd >> {tmp_path}/env")).good
-    finally:
-        del os.environ["VIPD_SECRET_OF_TEST"]
-    lines = set((tmp_path / "env").read_text().splitlines())
-    own = {line for line in lines if line.startswith("VIPD_")}
-    assert own == {"VIPD_ADDRESS=127.0.0.1", "VIPD_PORT=8080", "VIPD_PROTOCOL=tcp"}
-    names = {line.partition("=")[0] for line in lines - own}
-    assert names <= {"PATH", "PWD", "OLDPWD", "SHLVL", "_", "/"}
-
-
-def test_no_descriptor_of_the_daemon_is_open_in_it(tmp_path: Path) -> None:
-    with (tmp_path / "secret").open("w") as file:
-        os.set_inheritable(file.fileno(), True)
-        reading, writing = os.pipe()
-        os.set_inheritable(writing, True)
-        said = probe("/bin/sh", "-c", "cd /proc/$$/fd && readlink 0 2>&1 && echo *").reason
-        listed = probe("/bin/sh", "-c", "cd /proc/$$/fd && echo *").reason
-        os.close(reading)
-        os.close(writing)
-    assert said.endswith("; /dev/null")
-    assert set(listed.rpartition("; ")[2].split()) <= {"0", "1", "2", "3", "10"}, (
-        "from 3 on: of the shell itself"
-    )
-
-
-def test_it_begins_in_the_root_directory_in_a_session_of_its_own(program: Program) -> None:
-    said = probe("/bin/sh", "-c", "echo $(pwd) $(umask) $(cut -d' ' -f6 /proc/$$/stat) $$").reason
-    where, mask, session, pid = said.rpartition("; ")[2].split()
-    assert (where, mask, session) == ("/", "0077", pid)
-
-
-def test_at_the_timeout_all_that_it_started_is_killed(program: Program, tmp_path: Path) -> None:
-    child, command = tmp_path / "child", program(f"sleep 300 & echo $! > {tmp_path}/child; sleep 300")
-    for seconds in (0.7, 5, 30):  # a busy machine may need more until there is a child
-        began = time.monotonic()
-        result = probe(command, timeout=seconds)
-        assert good_and_reason(result) == (False, f"timeout after {seconds:g} s")
-        assert time.monotonic() - began < PATIENCE
-        if child.exists() and child.read_text():
-            break
-    assert gone(int(child.read_text()))
-
-
-def test_children_that_it_leaves_delay_nothing_and_are_killed(program: Program, tmp_path: Path) -> None:
-    began = time.monotonic()
-    result = probe(program(f"sleep 300 & echo $! > {tmp_path}/child; echo fine"))
-    assert result.good
-    assert time.monotonic() - began < PATIENCE
-    assert gone(int((tmp_path / "child").read_text()))
-
-
-def test_a_program_that_closes_its_output_is_waited_for(program: Program) -> None:
-    assert good_and_reason(probe(program("exec >&- 2>&-; sleep 0.3; exit 4"))) == (False, "exit code 4")
-
-
-def test_megabytes_are_thrown_away(program: Program) -> None:
-    result = probe(program("echo first; head -c 20000000 /dev/zero"))
-    assert result.good
-    assert result.reason.endswith("; first")
-    assert len(probe(program("head -c 20000000 /dev/zero | tr '\\0' x")).reason) < 200
-
-
-def test_what_it_says_is_shown_safely(program: Program) -> None:
-    assert good_and_reason(probe(program("printf '\\033[31mred\\a\\377'; exit 1"))) == (
-        False,
-        r"exit code 1: \x1b[31mred\x07�",
-    )
-
-
-def test_what_cannot_be_started_blames_no_backend(tmp_path: Path) -> None:
-    missing = probe("/nonexistent/check")
-    assert good_and_reason(missing) == (
-        None,
-        "cannot be asked: /nonexistent/check: no such file or directory",
-    )
-    plain = tmp_path / "plain"
-    plain.write_text("no program")
-    assert probe(str(plain)).reason == f"cannot be asked: {plain}: permission denied"
-    plain.chmod(0o755)
-    assert probe(str(plain)).reason == f"cannot be asked: {plain}: exec format error"
-    unknown = probe("/bin/true", user="nobody-of-that-name")
-    assert good_and_reason(unknown) == (None, "cannot be asked: there is no user nobody-of-that-name")
-
-
-@pytest.mark.parametrize("user", [ME, pwd.getpwuid(0).pw_name])
-def test_nothing_runs_as_root_or_as_the_daemon(
-    user: str, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the user's number has changed since the declaration was looked at."""
-    monkeypatch.undo()
-    found = good_and_reason(probe(program(f"touch {tmp_path}/ran"), user=user))
-    assert found[0] is None
-    assert f"user {user}: " in found[1]
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("command", [(), ("",), ("/bin/true", "a\0b"), ("/bin/\0",), ("/bin/true", "\ud800")])
-def test_a_malformed_command_is_trouble_alone(command: tuple[str, ...]) -> None:
-    assert probe(*command).good is None
-
-
-def test_a_daemon_that_may_not_change_user_says_so() -> None:
-    program = unprivileged.Program(("/bin/true",), 1.0, user="nobody")
-    told = unprivileged.start_failure(program, PermissionError(1, "Not permitted"))
-    assert told.startswith("vipd may not become nobody; hint: it needs CAP_SETUID, CAP_SETGID and CAP_KILL")
-
-
-@pytest.mark.root
-def test_it_runs_as_its_user_without_any_privilege() -> None:
-    entry = pwd.getpwnam("nobody")
-    script = (
-        "grep -E '^(Uid|Gid|Groups|CapPrm|CapEff|CapAmb|NoNewPrivs):' /proc/self/status | tr '\\t\\n' ' ;'"
-    )
-    said = probe("/bin/sh", "-c", script, user="nobody").reason
-    for wanted in (
-        f"Uid: {' '.join([str(entry.pw_uid)] * 4)};",
-        f"Gid: {' '.join([str(entry.pw_gid)] * 4)};",
-        "Groups: ;",
-        "CapPrm: 0000000000000000;",
-    ):
-        assert wanted in " ".join(said.replace(";", "; ").split()).replace(" ;", " ;"), said
-
-
-@pytest.mark.root
-def test_no_program_gains_or_inherits_a_privilege() -> None:
-    script = "grep -E '^(CapEff|CapAmb|NoNewPrivs):' /proc/self/status | tr -d '\\n\\t '"
-    said = probe("/bin/sh", "-c", script, user="nobody").reason
-    assert said.endswith("; CapEff:0000000000000000CapAmb:0000000000000000NoNewPrivs:1")
-    # Only the threads that start them gave something up.
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    assert "NoNewPrivs:\t0" in status
-
-
-WITHOUT_RIGHTS = """
-import errno, os, runpy, signal
-def kill(pid, number):
-    raise PermissionError(errno.EPERM, "Operation not permitted")
-os.kill = os.killpg = kill
-keeper = runpy.run_path({keeper!r}, run_name="keeper")
-keeper["main"].__globals__["KILLED_SECONDS"] = 0.2
-keeper["main"]()
-"""
-
-
-def test_a_program_that_vipd_may_not_end_holds_up_nobody(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a user of its own without CAP_KILL it may not signal the processes of another one."""
-    command = program(f"echo $$ >> {tmp_path}/pids; exec sleep 300")
-    pids, powerless = tmp_path / "pids", tmp_path / "powerless.py"
-    powerless.write_text(WITHOUT_RIGHTS.format(keeper=keeper.__file__))
-    monkeypatch.setattr(unprivileged, "MAX_UNENDED", 2)
-    monkeypatch.setattr(keeper, "__file__", str(powerless))
-
-    async def ask() -> list[ProbeResult]:
-        found: list[ProbeResult] = []
-        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
-            asked = target(80, ExecProbe(command=(command,), user=ME), 0.3)
-            found += [await answer(prober, asked) for _ in range(3)]
-            for pid in pids.read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
-            found.append(await answer(prober, asked))
-            while " should have ended " in found[-1].reason:
-                await asyncio.sleep(0.05)
-                found[-1] = await answer(prober, asked)
-        os.kill(int(pids.read_text().split()[-1]), signal.SIGKILL)
-        return found
-
-    results = run(ask())
-    assert [result.good for result in results] == [None] * 4
-    assert " cannot be ended; hint: " in results[0].reason
-    assert "2 programs that should have ended run on" in results[2].reason
-    assert " cannot be ended; hint: " in results[3].reason
-
-
-def test_a_child_that_leaves_its_session_ends_with_the_check(program: Program, tmp_path: Path) -> None:
-    """Also one that made itself a child of somebody else, and one that outlives its parent."""
-    child = f"setsid sh -c 'echo $$ >> {tmp_path}/children; exec sleep 300'"
-    for lines in (
-        f"{child} & sleep 0.3; exit 0",
-        f"({child} &); sleep 0.3; exit 0",
-        f"{child} & exec sleep 300",
-    ):
-        result = probe(program(lines), timeout=10 if "exit" in lines else 2)
-        assert result.good is ("exit" in lines)
-    children = (tmp_path / "children").read_text().split()
-    assert len(children) == 3
-    for pid in children:
-        assert not alive(int(pid)), "its end is waited for"
-
-
-def alive(pid: int) -> bool:
+def alive(pid: str) -> bool:
+    """Whether a process runs; one that nobody reaps yet counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-DAEMON = """
-import asyncio, sys
-from tests.health.servers import target
-from vipd.host.accounts import CheckUsers
-from vipd.model.check import ExecProbe
-from vipd.health.probes.exec import ExecProber
-CheckUsers._privileged = lambda *_: ""
-async def main():
-    with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
-        for number in range(3):
-            prober.start(target(80, ExecProbe(command=(sys.argv[1],), user=sys.argv[2])), print)
-        await asyncio.sleep(300)
-asyncio.run(main())
+def test_a_program_is_content_or_says_why_not() -> None:
+    scripts = {
+        "exit 0": "good",
+        "echo too slow >&2; exit 3": "bad: exit code 3: too slow",
+        "exit 1": "bad: exit code 1",
+        "kill -9 $$": "bad: killed by SIGKILL",
+        **{f"kill -{number} $$": "bad: killed by …" for number in (31, 34, 40, 64)},
+        "exec >&- 2>&-; sleep 0.3; exit 4": "bad: exit code 4",
+        "printf '\\033[31mred\\a\\377'; exit 1": "bad: exit code 1: \\x1b[31mred\\x07\N{REPLACEMENT CHARACTER}",
+        "sleep 300": "bad: timeout after 2 s",
+    }
+    checks = [shell(script, timeout="2s" if script == "sleep 300" else "60s") for script in scripts]
+    shown = {script: seen(found) for script, found in zip(scripts, probed(*checks), strict=True)}
+    assert {s: text for s, text in shown.items() if not as_wanted(text, scripts[s])} == {}
+
+
+def test_the_first_line_that_it_says_is_kept() -> None:
+    assert output(run("echo; echo all is well; echo more")) == "all is well"
+    assert output(run("echo first; head -c 20000000 /dev/zero")) == "first"
+    assert len(run("head -c 20000000 /dev/zero | tr '\\0' x").reason) < 200
+
+
+def test_it_gets_its_arguments_and_nothing_of_a_shell() -> None:
+    assert output(run('printf "%s|" "$@"', "a b", "$HOME", "; exit 1")) == "a b|$HOME|; exit 1|"
+
+
+def test_its_environment_is_only_what_is_promised(shared: Path) -> None:
+    os.environ["VIPD_SECRET_OF_TEST"] = "x"
+    try:
+        assert run(f"env > {shared}/env").healthy
+    finally:
+        del os.environ["VIPD_SECRET_OF_TEST"]
+    lines = set((shared / "env").read_text().splitlines())
+    own = {line for line in lines if line.startswith("VIPD_")}
+    assert own == {"VIPD_ADDRESS=127.0.0.1", "VIPD_PORT=8080", "VIPD_PROTOCOL=tcp"}
+    assert {line.partition("=")[0] for line in lines - own} <= {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
+
+
+def test_no_descriptor_of_the_daemon_is_open_in_it(shared: Path) -> None:
+    with (shared / "secret").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        reading, writing = os.pipe()
+        os.set_inheritable(writing, True)
+        said = output(run("cd /proc/$$/fd && readlink 0 2>&1"))
+        listed = output(run("cd /proc/$$/fd && echo *"))
+        os.close(reading)
+        os.close(writing)
+    assert said == "/dev/null"
+    assert set(listed.split()) <= {"0", "1", "2", "3", "10"}, "from 3 on: of the shell itself"
+
+
+def test_it_begins_in_the_root_directory_in_a_session_of_its_own() -> None:
+    said = output(run("echo $(pwd) $(umask) $(cut -d' ' -f6 /proc/$$/stat) $$"))
+    directory, mask, session, pid = said.split()
+    assert (directory, mask, session) == ("/", "0077", pid)
+
+
+def test_all_that_it_started_ends_with_the_check(shared: Path) -> None:
+    """At the timeout and at its own end, also what left its session, or its parent."""
+    pids = shared / "pids"
+    child = f"sh -c 'echo $$ >> {pids}; exec sleep 300'"
+    late = {"timeout": "3s"}
+    checks = (
+        shell(f"{child} & echo fine; sleep 0.5"),
+        shell(f"setsid {child} & sleep 0.5; exit 0"),
+        shell(f"(setsid {child} &); sleep 0.5; exit 0"),
+        shell(f"{child} & sleep 300", **late),
+        shell(f"setsid {child} & exec sleep 300", **late),
+    )
+    began = time.monotonic()
+    shown = [seen(found) for found in probed(*checks)]
+    assert shown == ["good"] * 3 + ["bad: timeout after 3 s"] * 2
+    assert time.monotonic() - began < PATIENCE
+    children = wait_for_text(pids)
+    assert len(children) == 5
+    assert not [pid for pid in children if alive(pid)], "their end is waited for"
+
+
+def test_what_cannot_be_started_blames_no_backend(shared: Path) -> None:
+    plain, empty = shared / "plain", shared / "empty"
+    for path, mode in ((plain, 0o644), (empty, 0o755)):
+        path.write_text("no program")
+        path.chmod(mode)
+    root = pwd.getpwuid(0).pw_name
+    commands = {
+        "/nonexistent/check": "/nonexistent/check: no such file or directory",
+        str(plain): f"{plain}: permission denied",
+        str(empty): f"{empty}: exec format error",
+    }
+    checks = [checked("exec", command=[command]) for command in commands]
+    assert [found[:2] for found in probed(*checks)] == [
+        (None, f"cannot be asked: {reason}") for reason in commands.values()
+    ]
+    unknown = run("exit 0", user="nobody-of-that-name")
+    assert unknown[:2] == (None, "cannot be asked: there is no user nobody-of-that-name")
+    # Also where the user's number has changed since the declaration was looked at.
+    refused = run(f"touch {shared}/ran", user=root)
+    assert refused.healthy is None
+    assert f"user {root}: checks never run as root" in refused.reason
+    assert not (shared / "ran").exists()
+
+
+def test_it_runs_as_its_user_without_any_privilege() -> None:
+    entry = pwd.getpwnam("nobody")
+    none = "0" * 16
+    wanted = {
+        "Uid|Gid|Groups": f"Uid:{' %d' * 4} Gid:{' %d' * 4} Groups:" % (*[entry.pw_uid] * 4, *[entry.pw_gid] * 4),
+        "CapPrm|CapEff|CapAmb": f"CapPrm: {none} CapEff: {none} CapAmb: {none}",
+        "NoNewPrivs": "NoNewPrivs: 1",
+    }
+    for keys, line in wanted.items():
+        assert output(run(f"echo $(grep -E '^({keys}):' /proc/self/status)", user="nobody")) == line
+    # Only the threads that start them gave something up.
+    assert "NoNewPrivs:\t0" in Path("/proc/self/status").read_text(encoding="ascii")
+
+
+AS_ANOTHER_USER = """
+import sys
+from tests.health.test_exec import probed, seen, shell
+limits = range(300, 300 + int(sys.argv[1]))
+for found in probed(*(shell("exec sleep 300", user="nobody", timeout=f"{limit}ms") for limit in limits)):
+    print(seen(found))
 """
 
 
-def test_kill_9_of_vipd_leaves_no_program(program: Program, tmp_path: Path) -> None:
-    command = program(
-        f"setsid sh -c 'echo $$ >> {tmp_path}/pids; exec sleep 300' &\n"
-        f"echo $$ >> {tmp_path}/pids; exec sleep 300"
-    )
-    daemon = subprocess.Popen([sys.executable, "-c", DAEMON, command, ME])
-    pids = tmp_path / "pids"
+def seen_by_daemon(count: int, *rights: str) -> list[str]:
+    """What a vipd that runs as the user `daemon` with these capabilities sees of so many programs that hang."""
+    given = ",".join(f"+{right}" for right in rights) or "-all"
+    argv = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"]
+    argv += [f"--inh-caps={given}", f"--ambient-caps={given}", sys.executable, "-c", AS_ANOTHER_USER, str(count)]
+    with tempfile.TemporaryFile("w+") as file:  # a pipe would stay open as long as the programs
+        subprocess.run(argv, stdout=file, check=True, timeout=PATIENCE)
+        file.seek(0)
+        return file.read().splitlines()
+
+
+def of_nobody() -> set[str]:
+    """Programs that run as the user `nobody`."""
+    listed = subprocess.run(["pgrep", "-u", "nobody", "-x", "sleep"], capture_output=True, text=True, check=False)
+    return set(listed.stdout.split())
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(70, marks=pytest.mark.nightly)])
+def test_a_daemon_that_lacks_rights_says_which(count: int) -> None:
+    """Without CAP_KILL it may not signal the processes of another user; they hold up nobody, and are few."""
+    (lacks,) = seen_by_daemon(1)
+    assert lacks.startswith("not asked: cannot be asked: vipd may not become nobody; hint: it needs CAP_SETUID,")
+    before = of_nobody()
+    texts = seen_by_daemon(count, "setuid", "setgid")
+    for pid in of_nobody() - before:
+        os.kill(int(pid), signal.SIGKILL)
+    told = {text.removeprefix("not asked: cannot be asked: ").partition(";")[0] for text in texts}
+    more = {text for text in told if text.endswith(" programs that should have ended run on")}
+    assert told - more == {"/bin/sh cannot be ended"}
+    assert bool(more) == (count > 64)
+    assert all("hint: give vipd CAP_KILL" in text for text in texts)
+
+
+HANGING = """
+from tests.health.test_exec import probed, shell
+import sys
+child = f"echo $$ >> {sys.argv[1]}; exec sleep 300"
+probed(*(shell(f"setsid sh -c '{child}' & {child}", timeout=f"{100 + n}s") for n in range(3)))
+"""
+
+
+def test_kill_9_of_vipd_leaves_no_program(shared: Path) -> None:
+    vipd_process = subprocess.Popen([sys.executable, "-c", HANGING, str(shared / "pids")])
     try:
-        end = time.monotonic() + PATIENCE / 2
-        while not pids.exists() or len(pids.read_text().split()) < 6:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        pids = wait_for_text(shared / "pids", 6)
     finally:
-        daemon.kill()
-        daemon.wait()
-    assert all(gone(int(pid)) for pid in pids.read_text().split())
+        vipd_process.kill()
+        vipd_process.wait()
+    wait_until(lambda: not any(map(alive, pids)), "all have ended")
 
 
-def test_what_runs_programs_may_be_killed(program: Program, tmp_path: Path) -> None:
-    """Programs that run go on to their end, or their time's; the next one is run by a new process."""
-    command = program("exit 0")
-
-    async def ask() -> list[ProbeResult]:
-        with ExecProber(asyncio.get_running_loop(), CheckUsers()) as prober:
-            asked = target(80, ExecProbe(command=(command,), user=ME))
-            found = [await answer(prober, asked)]
-            process = prober._runners._process
-            assert process is not None
-            process.kill()
-            await asyncio.to_thread(process.wait)
-            return [*found, await answer(prober, asked)]
-
-    assert [result.good for result in run(ask())] == [True, True]
+@pytest.mark.skipif(KERNEL < (6, 12), reason="Landlock scopes signals since Linux 6.12")
+def test_it_ends_no_other_program_of_its_user(shared: Path) -> None:
+    """Not one of another check either, while both run as the same user."""
+    pid = shared / "pid"
+    victim = f"echo $$ > {pid}; until [ -e {shared}/tried ]; do sleep 0.05; done"
+    attack = f"until [ -s {pid} ]; do sleep 0.05; done; sleep 60 & kill $! && ! kill -9 $(cat {pid})"
+    attack += f" && ! cat /proc/$(cat {pid})/mem; code=$?; touch {shared}/tried; exit $code"
+    assert [seen(found) for found in probed(shell(victim), shell(attack))] == ["good", "good"]
 
 
-def test_so_many_run_at_once_and_the_others_wait(program: Program) -> None:
-    command = program("sleep 0.4")
+ATTACK = r"""
+import ctypes, os, resource, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+pid, file = int(open(sys.argv[1]).read()), sys.argv[2]
+libc = ctypes.CDLL(None, use_errno=True)
+def ptrace():
+    if libc.ptrace(16, pid, None, None):  # PTRACE_ATTACH
+        raise OSError(ctypes.get_errno(), "ptrace")
+    libc.waitpid(pid, None, 0x40000000)  # __WALL
+    libc.ptrace(17, pid, None, None)
+for name, attempt in {
+    "kill": lambda: os.kill(pid, 0),
+    "prlimit": lambda: resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0)),
+    "renice": lambda: os.setpriority(os.PRIO_PROCESS, pid, 5),
+    "ptrace": ptrace,
+    "environ": lambda: open(f"/proc/{pid}/environ").read(),
+    "write": lambda: open(file, "a").close(),
+    "remove": lambda: os.unlink(file),
+}.items():
+    try:
+        attempt()
+        print(name, end=" ")
+    except OSError:
+        pass
+print(end=".", flush=True)
+open(sys.argv[3], "w").close()
+"""
 
-    async def ask() -> tuple[list[ProbeResult], float]:
-        with ExecProber(asyncio.get_running_loop(), CheckUsers(), at_once=2) as prober:
-            asked = target(80, ExecProbe(command=(command,), user=ME))
-            began = time.monotonic()
-            results = await asyncio.gather(*(answer(prober, asked) for _ in range(4)))
-            return list(results), time.monotonic() - began
 
-    results, seconds = run(ask())
-    assert all(result.good for result in results)
-    assert seconds >= 0.8
-
-
-def test_a_cancelled_program_is_killed_and_one_in_the_queue_never_starts(
-    program: Program, tmp_path: Path
+@pytest.mark.parametrize(("author", "reaches"), [("attacker", "."), ("victim", "kill prlimit renice")])
+def test_an_authors_program_reaches_its_own_alone(
+    author: str, reaches: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = program(f"echo $$ >> {tmp_path}/pids; exec sleep 300")
+    """Where the kernel knows no such system call as Landlock's, as before Linux 5.13."""
+    source, older = RUNNER.read_text(), tmp_path / "runner.py"
+    older.write_text(source.replace("_LANDLOCK_RESTRICT_SELF = 444, 446", "_LANDLOCK_RESTRICT_SELF = 5000, 5001"))
+    assert older.read_text() != source
+    monkeypatch.setattr("vipd.host.program_runner.__file__", str(older))
+    (shared / "attack.py").write_text(ATTACK)
+    done = shared / "done"
+    victim = f"cd {shared}; touch file; echo $$ > p; chmod 644 p; mv p pid; until [ -e {done} ]; do sleep 0.1; done"
+    command = ["/usr/bin/python3", "-I", f"{shared}/attack.py", f"{shared}/pid", f"{shared}/file", str(done)]
+    _, attacker = probed(shell(victim, "victim"), checked("exec", author=author, command=command))
+    assert output(attacker).startswith(reaches)
 
-    async def ask() -> list[ProbeResult]:
-        told: list[ProbeResult] = []
-        with ExecProber(asyncio.get_running_loop(), CheckUsers(), at_once=1) as prober:
-            asked = target(80, ExecProbe(command=(command,), user=ME))
-            attempts = [prober.start(asked, told.append) for _ in range(2)]
-            await asyncio.to_thread(wait_for_text, tmp_path / "pids")
-            for attempt in attempts:
-                attempt.cancel()
-        await asyncio.sleep(0.05)
-        return told
 
-    assert run(ask()) == []
-    pids = (tmp_path / "pids").read_text().split()
-    assert len(pids) == 1
-    assert gone(int(pids[0]))
+def test_a_program_has_its_environment_its_directory_and_the_groups_files(shared: Path) -> None:
+    """Those of the default user, whose group it has; its number is its author's own."""
+    entry = next(entry for entry in pwd.getpwall() if entry.pw_name in ("vipd-check", "nobody"))
+    secret = shared / "secret"
+    secret.write_text("of the group")
+    os.chown(secret, 0, entry.pw_gid)
+    secret.chmod(0o640)
+    script = f"echo $(cat {secret}) $(id -G) $(id -u)"
+    said = [output(found).rpartition(" ") for found in probed(*(shell(script, f"author {n}") for n in range(5)))]
+    assert [text for text, _, _ in said] == [f"of the group {entry.pw_gid}"] * 5
+    assert len({uid for _, _, uid in said} | {str(entry.pw_uid)}) == 6
+    again = output(run(script, author="author 3")).rpartition(" ")
+    assert again == said[3], "it stays"
+
+
+def test_processes_of_one_author_leave_room_for_those_of_another() -> None:
+    forks = "for n in $(seq 300); do sleep 300 & done; sleep 1"
+    many, other = probed(shell(forks, "many"), shell("sleep 0.5; sleep 0 & sleep 0; exit 0", "other"))
+    assert "ork" in many.reason, "the kernel refuses a fork"
+    assert other.healthy
+    assert run("sleep 0 & sleep 0", author="many").healthy, "what it has left behind has ended"
+
+
+def test_a_program_named_by_two_authors_runs_for_each_and_once_for_one() -> None:
+    one, same, other = (check_targets(shell("exit 0", author)) for author in ("one", "one", "other"))
+    assert one == same != other
