@@ -1,239 +1,199 @@
-"""What only the host can tell about a check."""
+"""What only the host can tell about a check: `vipd --check` says it beforehand, all of it at once."""
 
 from __future__ import annotations
 
 import os
-import pwd
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
-from vipd.health import host_problems as asked
-from vipd.health.probes.tls import MOST_CA_BYTES
-from vipd.host import accounts
-from vipd.host.accounts import CheckUsers
-from vipd.model.check import Check, ExecProbe, HttpProbe, TcpProbe
+pytestmark = pytest.mark.root
+
+PATIENCE = 120.0
+WITH_ACCOUNTS = """
+for file in passwd group nsswitch.conf; do
+    mount --bind "$1/$file" "/etc/$file" || exit 99
+done
+shift
+exec "$@"
+"""
+PASSWD = "root:x:0:0::/:/bin/sh\ndaemon:x:1:1::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n"
+CHECK_USER = "vipd-check:x:500:500::/:/bin/sh\n"
+GROUP = "root:x:0:\ndaemon:x:1:\nnogroup:x:65534:\n"
+MAKE_ONE = "adduser --system --group --no-create-home vipd-check, and leave user out"
+OTHER = "leave user out, for vipd-check"
+
+Check = dict[str, object]
 
 
-def problems_of_program(path: Path | str) -> tuple[str, ...]:
-    found = host_problems(Check(ExecProbe(command=(str(path),), user="nobody")))
-    return tuple(problem for problem in found if not problem.startswith("user"))
+def problems(
+    directory: Path,
+    checks: Mapping[str, Check],
+    passwd: str | None = PASSWD + CHECK_USER,
+    group: str = GROUP,
+    *settings: str,
+    before: Sequence[str] = (),
+) -> dict[str, list[str]]:
+    """The problems of services with these checks, by name, on a host with these accounts; without any the
+    account database does not answer."""
+    services = directory / "services.d"
+    services.mkdir(exist_ok=True)
+    declared = [
+        {"name": name, "address": f"10.96.0.{n}", "ports": [80], "backends": ["10.244.0.1"], "check": check}
+        for n, (name, check) in enumerate(checks.items(), 1)
+    ]
+    (services / "a.yaml").write_text(yaml.safe_dump({"apiVersion": "vipd/v1", "services": declared}))
+    if passwd is None:
+        os.mkfifo(directory / "passwd")
+    else:
+        (directory / "passwd").write_text(passwd)
+    (directory / "group").write_text(group)
+    (directory / "nsswitch.conf").write_text("passwd: files\ngroup: files\n")
+    paths = [f"--services-dir={services}", f"--state-dir={directory / 'state'}", f"--socket={directory / 'sock'}"]
+    argv = ["unshare", "-m", "sh", "-c", WITH_ACCOUNTS, "sh", str(directory)]
+    argv += [*before, sys.executable, "-m", "vipd", "--check", *paths, *settings]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert "Traceback" not in done.stderr
+    shown: dict[str, list[str]] = defaultdict(list)
+    for line in done.stderr.splitlines():
+        place, _, text = line.partition(": ")
+        assert place.startswith(f"{services / 'a.yaml'}:"), done.stderr
+        name, _, what = text.partition(": ")
+        shown[name].append(what)
+    assert done.returncode == bool(shown), done.stderr
+    return dict(shown)
 
 
-def test_a_sound_check_has_none() -> None:
-    assert host_problems(Check()) == ()
-    assert host_problems(Check(TcpProbe())) == ()
-    assert host_problems(Check(HttpProbe(tls=True))) == ()
-    assert problems_of_program("/bin/true") == ()
+def program(*command: str, user: str = "") -> Check:
+    return {"type": "exec", "command": list(command), **({"user": user} if user else {})}
 
 
 def test_a_program_must_be_there_and_executable(tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
+    plain, missing, deep = tmp_path / "plain", tmp_path / "none", "/" + "x/" * 500 + "x"
     plain.write_text("")
-    missing = tmp_path / "none"
-    assert problems_of_program(missing) == (
-        f"{missing}: no such file; hint: install it on this host, or correct the path",
-    )
-    assert problems_of_program(plain) == (f"{plain}: not executable; hint: chmod a+rx {plain}",)
-    assert problems_of_program(tmp_path) == (f"{tmp_path}: not a file; hint: name the program itself",)
+    checks = {
+        "sound": program("/bin/true"),
+        "tcp": {"type": "tcp"},
+        "https": {"type": "https"},
+        "missing": program(str(missing)),
+        "below-a-file": program("/bin/true/x"),
+        "plain": program(str(plain)),
+        "directory": program(str(tmp_path)),
+        "one-word": program(f"{missing} --quick"),
+        "long": program("/" + "x" * 300),
+        "deep": program(deep),
+        "both": program("/none", user="nobody-of-that-name"),
+    }
+    install = "no such file; install it on this host, or correct the path"
+    assert problems(tmp_path, checks) == {
+        "missing": [f"{missing}: {install}"],
+        "below-a-file": [f"/bin/true/x: {install}"],
+        "plain": [f"{plain}: not executable; chmod a+rx {plain}"],
+        "directory": [f"{tmp_path}: not a file; name the program itself"],
+        "one-word": [
+            f"{missing} --quick: no such file; write each word as an item of the list: [{missing}, --quick]"
+        ],
+        "long": [f"/{'x' * 300}: File name too long; its directories must be open to vipd"],
+        "deep": [f"{deep}: {install}"],
+        "both": [
+            f"/none: {install}",
+            "user nobody-of-that-name: there is none; adduser --system nobody-of-that-name, or leave user out",
+        ],
+    }
 
 
-def test_every_problem_is_told_at_once() -> None:
-    found = host_problems(Check(ExecProbe(command=("/none",), user="nobody-of-that-name")))
-    assert [problem.partition(":")[0] for problem in found] == ["/none", "user nobody-of-that-name"]
-
-
-MAKE_ONE = "adduser --system --group --no-create-home vipd-check, and leave user out"
-
-
-def host_problems(check: Check) -> tuple[str, ...]:
-    return asked.host_problems(check, CheckUsers())
-
-
-def of_user(user: str) -> tuple[str, ...]:
-    return host_problems(Check(ExecProbe(command=("/bin/true",), user=user)))
-
-
-def test_a_user_must_exist_and_not_be_root() -> None:
-    assert of_user("root") == (f"user root: checks never run as root; hint: {MAKE_ONE}",)
-
-
-def test_a_user_must_not_be_the_daemons_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whatever name: the API lets that number change services."""
-    monkeypatch.setattr(os, "geteuid", lambda: pwd.getpwnam("daemon").pw_uid)
-    (found,) = of_user("daemon")
-    assert found.startswith("user daemon: vipd itself runs as this user")
-    assert found.endswith(f"; hint: {MAKE_ONE}")
-
-
-class Accounts:
-    """The account database as a test wants it: names of users with uid, gid and further groups."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **users: tuple[int, int, tuple[int, ...]]) -> None:
-        def entry(name: str) -> pwd.struct_passwd:
-            uid, gid, _ = users[name]
-            return pwd.struct_passwd((name, "x", uid, gid, "", "/", "/bin/sh"))
-
-        numbers = {"vipd-admin": 700, "others": 800}
-        members: accounts.CachedLookup[str, frozenset[int]] = accounts.CachedLookup(
-            lambda name: frozenset((users[name][1], *users[name][2]))
-        )
-        monkeypatch.setattr(accounts, "users", accounts.CachedLookup(entry))
-        monkeypatch.setattr(accounts, "memberships", members)
-        monkeypatch.setattr(accounts, "groups", accounts.CachedLookup(lambda name: numbers[name]))
-
-
-@pytest.mark.parametrize(
-    ("account", "why"),
-    [
-        ((0, 100, ()), "checks never run as root"),
-        ((500, 0, ()), "it is in root's group"),
-        ((500, 100, (0,)), "it is in root's group"),
-        ((500, 700, ()), "it is in the group vipd-admin, which the API lets change services"),
-        ((500, 100, (800, 700)), "it is in the group vipd-admin, which the API lets change services"),
-        ((4000, 100, ()), "it owns /state, where vipd keeps what it does"),
-        ((500, 100, (800,)), ""),
-    ],
-)
-@pytest.mark.parametrize("named", [True, False])
-def test_no_user_who_may_change_services_runs_programs(
-    account: tuple[int, int, tuple[int, ...]],
-    why: str,
-    named: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whether the declaration names it, or it is the one for those that name none."""
-    name = "toor" if named else "vipd-check"
-    Accounts(monkeypatch, **{name: account})
-    monkeypatch.setattr(asked, "_may_change_user", lambda: True)
-    os.chown(tmp_path, 4000, -1)
-    checks = CheckUsers("vipd-admin", tmp_path)
-    found = asked.host_problems(Check(ExecProbe(command=("/bin/true",), user=name if named else "")), checks)
-    told = [problem.replace(str(tmp_path), "/state").partition("; hint: ")[0] for problem in found]
-    assert told == ([f"user {name}: {why}"] if why else [])
-
-
-def test_who_runs_a_program_that_names_no_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody, check = (65534, 65534, ()), (500, 500, ())
-    Accounts(monkeypatch, nobody=nobody, **{"vipd-check": check})
-    assert CheckUsers("vipd-admin").account("").pw_name == "vipd-check"
-    assert CheckUsers("vipd-admin").account("nobody").pw_name == "nobody"
-    Accounts(monkeypatch, nobody=nobody)
-    assert CheckUsers("vipd-admin").account("").pw_name == "nobody", "as before there was another one"
-    Accounts(monkeypatch)
-    (found,) = of_user("")
-    assert found.startswith("user vipd-check: there is none; hint: adduser --system")
-
-
-def test_an_unknown_group_admits_nobody_and_one_that_is_not_told_everybody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    Accounts(monkeypatch, web=(500, 500, ()))
-    assert CheckUsers("no-such-group").account("web").pw_uid == 500
-
-    def hangs(_: str) -> int:
-        raise TimeoutError("the account database does not answer")
-
-    monkeypatch.setattr(accounts, "groups", accounts.CachedLookup(hangs))
-    with pytest.raises(TimeoutError):
-        CheckUsers("vipd-admin").account("web")
-
-
-@pytest.mark.parametrize("user", ["0", "1000", "+0", "0x0", "root\n"])
-def test_a_number_names_no_user(user: str) -> None:
-    (found,) = of_user(user)
-    assert ": there is none; hint: " in found
+def test_no_user_who_may_change_services_runs_programs(tmp_path: Path) -> None:
+    """By whatever name, and whatever group gives the right."""
+    users = {
+        "toor": ("0:100", "checks never run as root"),
+        "in-root": ("601:0", "it is in root's group"),
+        "also-root": ("602:100", "it is in root's group"),
+        "admin": ("603:700", "it is in the group vipd-admin, which the API lets change services"),
+        "also-admin": ("604:100", "it is in the group vipd-admin, which the API lets change services"),
+        "owner": ("4000:100", f"it owns {tmp_path / 'state'}, where vipd keeps what it does"),
+        "plain": ("605:100", ""),
+    }
+    (tmp_path / "state").mkdir()
+    os.chown(tmp_path / "state", 4000, -1)
+    passwd = PASSWD + CHECK_USER + "".join(f"{name}:x:{ids}::/:/bin/sh\n" for name, (ids, _) in users.items())
+    group = "root:x:0:also-root\nothers:x:800:also-admin,plain\nvipd-admin:x:700:also-admin\n"
+    checks = {name: program("/bin/true", user=name) for name in ("root", *users)}
+    found = problems(tmp_path, checks, passwd, group, "--set", "socket_group=vipd-admin")
+    assert found == {
+        "root": [f"user root: checks never run as root; {OTHER}"],
+        **{name: [f"user {name}: {why}; {OTHER}"] for name, (_, why) in users.items() if why},
+    }
 
 
 @pytest.mark.parametrize(
-    "check",
+    ("passwd", "told"),
     [
-        Check(ExecProbe()),
-        Check(ExecProbe(command=("",))),
-        Check(ExecProbe(command=("/bin/a\0b",))),
-        Check(ExecProbe(command=("/bin/\ud800",))),
-        Check(ExecProbe(command=("/" + "x" * 5000,))),
-        Check(ExecProbe(command=("/" + "x/" * 5000,))),
-        Check(ExecProbe(command=("/bin/true/x",))),
-        Check(ExecProbe(command=("/bin/true",), user="a\0b")),
-        Check(ExecProbe(command=("/bin/true",), user="\ud800")),
-        Check(ExecProbe(command=(None,))),  # type: ignore[arg-type]
-        Check(ExecProbe(command=None)),  # type: ignore[arg-type]
-        Check(ExecProbe(command=("/bin/true",), user=["x"])),  # type: ignore[arg-type]
-        Check(HttpProbe(tls=True, ca="/a\0b")),
-        Check(HttpProbe(tls=True, ca="/\ud800")),
-        Check(HttpProbe(tls=True, ca="/" + "x" * 5000)),
-        Check(HttpProbe(tls=True, ca=7)),  # type: ignore[arg-type]
-        None,
+        (PASSWD + CHECK_USER, ""),
+        (PASSWD, ""),
+        ("root:x:0:0::/:/bin/sh\n", "user vipd-check: there is none; adduser --system vipd-check, or leave user out"),
+        (PASSWD + "vipd-check:x:0:0::/:/bin/sh\n", f"user vipd-check: checks never run as root; {OTHER}"),
     ],
 )
-def test_nothing_raises_and_what_is_malformed_is_a_problem(check: Check) -> None:
-    found = host_problems(check)
-    assert found
-    assert all("; hint: " in problem for problem in found)
+def test_a_program_that_names_no_user_runs_as_one_of_the_hosts(passwd: str, told: str, tmp_path: Path) -> None:
+    """`nobody` as long as there is none for it."""
+    assert problems(tmp_path, {"a": program("/bin/true")}, passwd) == ({"a": [told]} if told else {})
 
 
-def test_an_error_that_nobody_expects_is_a_problem_and_logged_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails(*_: object) -> None:
-        raise ZeroDivisionError("by chance")
-
-    monkeypatch.setattr("vipd.health.host_problems._user_problems", fails)
-    for _ in range(3):
-        (found,) = of_user("nobody")
-        assert (
-            "internal error while looking at a check: ZeroDivisionError: by chance; hint: please report it"
-            in found
-        )
-    assert len(caplog.records) == 1
-    assert caplog.records[0].exc_info
+def test_an_unknown_group_admits_nobody(tmp_path: Path) -> None:
+    checks = {name: program("/bin/true", user=name) for name in ("daemon", "root")}
+    found = problems(tmp_path, checks, PASSWD, GROUP, "--set", "socket_group=no-such-group")
+    assert found == {"root": [f"user root: checks never run as root; {MAKE_ONE}"]}
 
 
-def test_a_directory_of_accounts_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounts, "LOOKUP_TIMEOUT_SECONDS", 0.1)
-    free = threading.Event()
-    monkeypatch.setattr(accounts, "users", accounts.CachedLookup(lambda _: free.wait(60)))
-    (found,) = of_user("someone")
-    free.set()
-    assert found.startswith("user someone: cannot be looked up: the account database does not answer; hint:")
+def test_a_daemon_without_rights_runs_no_programs() -> None:
+    """Nor one as the user that it is itself: the API lets that change services."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        as_daemon = ("setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", "--inh-caps=-all")
+        checks = {user: program("/bin/true", user=user) for user in ("daemon", "nobody")}
+        found = problems(Path(name), checks, before=as_daemon)
+    lacks = "vipd may not become another user; add the drop-in exec-checks.conf of the package, which gives the"
+    itself = "vipd itself runs as this user, whom its API lets change services"
+    assert {user: [text.partition(" rights")[0] for text in texts] for user, texts in found.items()} == {
+        "daemon": [f"user daemon: {itself}; {OTHER}"],
+        "nobody": [f"user nobody: {lacks}"],
+    }
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "directory", "large", "endless"])
-def test_a_ca_that_is_no_plain_file_neither_hangs_nor_fills_memory(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "ca.pem"
-    match kind:
-        case "fifo":
-            os.mkfifo(path)
-        case "device":
-            path = Path("/dev/zero")
-        case "directory":
-            path.mkdir()
-        case "large":
-            path.write_bytes(b"x" * (MOST_CA_BYTES + 1))
-        case "endless":
-            path = Path("/proc/self/pagemap")
-    found = host_problems(Check(HttpProbe(tls=True, ca=str(path))))
-    assert len(found) == 1
-    assert found[0].startswith(f"ca {path}: ")
+def test_accounts_that_do_not_answer_are_given_up(tmp_path: Path) -> None:
+    checks = {"waits": program("/bin/true", user="someone"), "other": program("/none")}
+    found = problems(tmp_path, checks, None)
+    assert found["waits"] == [
+        "user someone: cannot be looked up: the account database does not answer; see /etc/nsswitch.conf"
+    ]
+    assert found["other"][0].startswith("/none: no such file")
 
 
-def test_threads_may_ask_at_once() -> None:
-    checks = [Check(ExecProbe(command=("/bin/true",), user=f"none-{n % 5}")) for n in range(200)]
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(host_problems, checks))
-    assert {len(problems) for problems in found} == {1}
-
-
-def test_a_ca_file_must_hold_certificates(tmp_path: Path) -> None:
-    empty, none = tmp_path / "empty.pem", tmp_path / "none.pem"
-    empty.write_text("")
-    (found,) = host_problems(Check(HttpProbe(tls=True, ca=str(none))))
-    assert found == f"ca {none}: No such file or directory; hint: name a file that vipd can read"
-    (found,) = host_problems(Check(HttpProbe(tls=True, ca=str(empty))))
-    assert found.startswith(f"ca {empty}: no certificates: ")
-    assert found.endswith("; hint: it must be a PEM file")
-    assert host_problems(Check(HttpProbe(tls=True, verify=False, ca=str(none)))) == ()
+def test_a_ca_must_be_a_plain_file_of_certificates(tmp_path: Path) -> None:
+    """Nothing else hangs, or fills memory."""
+    (tmp_path / "large").write_bytes(b"x" * (1024 * 1024 + 1))
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "fifo")
+    kinds = {
+        "missing": (tmp_path / "none", "No such file or directory; name a file that vipd can read"),
+        "empty": (tmp_path / "empty", "no certificates: TLS failed: no certificate in it; it must be a PEM file"),
+        "fifo": (tmp_path / "fifo", ""),
+        "device": (Path("/dev/zero"), ""),
+        "directory": (tmp_path, ""),
+        "large": (tmp_path / "large", ""),
+        "endless": (Path("/proc/self/pagemap"), ""),
+        "long": (Path("/" + "x" * 300), ""),
+    }
+    checks: dict[str, Check] = {name: {"type": "https", "ca": str(path)} for name, (path, _) in kinds.items()}
+    checks["unused"] = {"type": "https", "verify": False, "ca": str(tmp_path / "none")}
+    found = problems(tmp_path, checks)
+    assert found.keys() == kinds.keys()
+    for name, (path, told) in kinds.items():
+        (text,) = found[name]
+        assert text.startswith(f"ca {path}: {told}"), text
