@@ -2,235 +2,259 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+from random import Random
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
-from vipd.health.flapping import (
-    FLAPPING_CHANGES,
-    MAX_HOLD_SECONDS,
-    NOT_FLAPPING,
-    Flapping,
-    hold_seconds,
-    window,
-)
-from vipd.health.result import ProbeResult, ReportedWeight
-from vipd.health.state import HealthRecord, HealthState, apply_result, reset_streak
-from vipd.model.check import InitialHealth, Timing
+from tests.health.stories import REFUSED, Answering, asked, service, shares, shown, told
+from tests.lab.inside import Vipd, running
 
-GOOD = ProbeResult.success(0.003)
-BAD = ProbeResult.failure("connection refused")
-UNASKED = ProbeResult.not_probed("too many open files")
-TIMING = Timing(interval=5.0, rise=2, fall=3)
-
-timings = st.builds(
-    Timing,
-    interval=st.sampled_from((0.1, 1.0, 5.0, 60.0)),
-    rise=st.integers(1, 5),
-    fall=st.integers(1, 5),
-    start=st.sampled_from(InitialHealth),
-)
-answers = st.lists(st.sampled_from((GOOD, BAD, UNASKED)), max_size=120)
-alternations = st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60).map(
-    lambda rows: [GOOD if good else BAD for good, length in rows for _ in range(length)]
-)
+ONE, TWO = "10.244.0.1", "10.244.0.2"
 
 
-def record_after(
-    results: list[ProbeResult], timing: Timing = TIMING, record: HealthRecord | None = None
-) -> HealthRecord:
-    """The record after these answers, one an interval."""
-    record, now = record or HealthRecord(0.0), 0.0
-    for result in results:
-        now += timing.interval
-        record = apply_result(record, result, timing, now)
-    return record
-
-
-@given(timings, answers | alternations)
-def test_a_verdict_changes_only_after_enough_answers_in_a_row(
-    timing: Timing, results: list[ProbeResult]
-) -> None:
-    record, row = HealthRecord(0.0), []
-    for number, result in enumerate(results):
-        before, record = record, apply_result(record, result, timing, number * timing.interval)
-        row += [result.good] if result.good is not None else []
-        if before.state == record.state:
-            continue
-        needed = timing.rise if record.state is HealthState.HEALTHY else timing.fall
-        assert row[-needed:] == [record.state is HealthState.HEALTHY] * needed
-        assert len(row) >= needed
-
-
-@given(timings, answers | alternations)
-def test_going_down_takes_fall_bad_answers_and_never_more(timing: Timing, results: list[ProbeResult]) -> None:
-    """Whatever was before, flapping included."""
-    record = record_after([*results, *[BAD] * timing.fall], timing)
-    assert record.state is HealthState.UNHEALTHY
-    assert not record.counts_healthy(timing.start)
-
-
-@given(timings, answers | alternations)
-def test_who_answers_well_comes_back_within_the_longest_hold(
-    timing: Timing, results: list[ProbeResult]
-) -> None:
-    record = record_after(results, timing)
-    now = len(results) * timing.interval + max(
-        MAX_HOLD_SECONDS, (timing.rise + timing.fall) * timing.interval
-    )
-    for _ in range(timing.rise):
-        record = apply_result(record, GOOD, timing, now)
-    assert record.state is HealthState.HEALTHY
-
-
-@given(timings, answers)
-def test_not_being_able_to_ask_changes_no_verdict_and_breaks_no_row(
-    timing: Timing, results: list[ProbeResult]
-) -> None:
-    asked = [result for result in results if result.good is not None]
-    one, other = HealthRecord(0.0), HealthRecord(0.0)
-    for now, result in enumerate(asked):
-        one = apply_result(one, result, timing, now)
-        other = apply_result(apply_result(other, UNASKED, timing, now), result, timing, now)
-    assert one == other
-    assert apply_result(one, UNASKED, timing, 1e6).state == one.state
-
-
-def test_reasons_count_the_row() -> None:
-    reasons = []
-    record = record_after([GOOD, GOOD])
-    for result in (BAD, BAD, BAD, BAD, GOOD, GOOD, GOOD):
-        record = apply_result(record, result, TIMING, 100.0)
-        reasons.append(record.reason(100.0))
-    assert reasons == [
-        "connection refused, 1 of 3",
-        "connection refused, 2 of 3",
-        "connection refused, 3 of 3",
-        "connection refused, 3 of 3",
-        "answered in 3.0 ms, 1 of 2",
-        "answered in 3.0 ms",
-        "answered in 3.0 ms",
+def test_a_verdict_takes_a_row_of_answers_which_is_counted() -> None:
+    """Not being able to ask changes no verdict, and breaks no row."""
+    good, answered = True, "answered in 1.0 ms"
+    steps = [
+        (good, "unknown", f"{answered}, 1 of 2", True),
+        (REFUSED, "unknown", f"{REFUSED}, 1 of 3", True),
+        (good, "unknown", f"{answered}, 1 of 2", True),
+        (None, "unknown", f"cannot be asked: no descriptors; {answered}, 1 of 2", True),
+        (good, "healthy", answered, True),
+        (good, "healthy", answered, True),
+        (REFUSED, "healthy", f"{REFUSED}, 1 of 3", True),
+        (REFUSED, "healthy", f"{REFUSED}, 2 of 3", True),
+        (None, "healthy", f"cannot be asked: no descriptors; {REFUSED}, 2 of 3", True),
+        (REFUSED, "unhealthy", f"{REFUSED}, 3 of 3", False),
+        ("status 500", "unhealthy", "status 500, 3 of 3", False),
+        (good, "unhealthy", f"{answered}, 1 of 2", False),
+        (REFUSED, "unhealthy", f"{REFUSED}, 1 of 3", False),
+        (good, "unhealthy", f"{answered}, 1 of 2", False),
+        (good, "healthy", answered, True),
     ]
 
+    async def story(vipd: Vipd) -> None:
+        for number, (answer, health, check, serves) in enumerate(steps):
+            endpoint = await asked(vipd, answer, ONE)
+            assert (endpoint["health"], endpoint["check"]) == (health, check), number
+            assert endpoint["ready"] is serves
+            assert (f"{ONE}:80" in shares(vipd)) is serves
+            warned = f"tcp {ONE}:80 cannot be asked: no descriptors" in (await vipd.status())["warnings"]
+            assert warned is (answer is None)
 
-def test_what_keeps_from_asking_is_told_until_an_answer_comes() -> None:
-    record = record_after([GOOD, GOOD, UNASKED])
-    assert record.reason(20.0) == "cannot be asked: too many open files; answered in 3.0 ms"
-    assert record.state is HealthState.HEALTHY
-    assert "cannot" not in apply_result(record, GOOD, TIMING, 20.0).reason(20.0)
-
-
-def test_until_the_first_verdict_the_check_says_what_it_counts_as() -> None:
-    record = record_after([BAD, GOOD, BAD])
-    assert record.state is HealthState.UNKNOWN
-    assert str(record.state) == "unknown", "the word of the API"
-    assert record.counts_healthy(InitialHealth.HEALTHY)
-    assert not record.counts_healthy(InitialHealth.UNHEALTHY)
-    assert record_after([GOOD, GOOD]).counts_healthy(InitialHealth.UNHEALTHY)
+    running(story, lambda vipd: vipd.declare(service("web", ONE, TWO)), simulated=True)
 
 
-def test_the_first_verdict_is_no_change() -> None:
-    for record in (record_after([GOOD] * 2), record_after([BAD] * 3)):
-        assert (record.changes, record.flapping) == (0, NOT_FLAPPING)
-    assert record_after([BAD] * 3 + [GOOD] * 2 + [BAD] * 3).changes == 2
+def test_until_the_first_verdict_start_says_what_counts() -> None:
+    async def story(vipd: Vipd) -> None:
+        assert vipd.kernel.serving().get("late 10.96.0.2:80/tcp") == {}
+        assert vipd.kernel.serving()["web 10.96.0.1:80/tcp"] == {f"{ONE}:80": 1}
+        await asyncio.sleep(3)
+        assert vipd.kernel.serving()["late 10.96.0.2:80/tcp"] == {f"{TWO}:80": 1}
+
+    blocks = service("web", ONE), service("late", TWO, check="start: unhealthy", number=2)
+    running(story, lambda vipd: vipd.declare(*blocks), simulated=True)
 
 
-def test_slow_start_begins_when_it_serves_having_not_served() -> None:
-    assert record_after([GOOD] * 2).serves_since is None
-    assert record_after([BAD] * 3 + [GOOD] * 2).serves_since == 25.0
-    assert record_after([BAD] * 3 + [GOOD] * 2 + [BAD] * 3).serves_since is None
-    waiting = replace(TIMING, start=InitialHealth.UNHEALTHY)
-    assert record_after([GOOD] * 2, waiting).serves_since == 10.0
+TIMINGS = [(rise, fall) for rise in (1, 2, 5) for fall in (1, 3, 4)]
+BACKENDS = 12
 
 
-def test_the_said_weight_is_that_of_the_last_good_answer() -> None:
-    half = ReportedWeight(50, percent=True)
-    record = record_after([ProbeResult.success(0.1, half), BAD, UNASKED])
-    assert record.weight == half
-    assert apply_result(record, GOOD, TIMING, 20.0).weight is None
+def test_no_row_of_answers_changes_a_verdict_too_early_or_too_late() -> None:
+    """Whatever was before, flapping included; and who answers well returns within the longest hold."""
+    chance = Random(1)
+    rows = {
+        f"10.244.{service_}.{n}:80": [
+            answer
+            for _ in range(60)
+            for answer in [chance.choice((True, True, REFUSED, None))] * chance.choice((1, 1, 2, 3, 12))
+        ][:100]
+        for service_ in range(len(TIMINGS))
+        for n in range(1, BACKENDS + 1)
+    }
+
+    def answer(address: str, number: int) -> object:
+        return rows[address][number] if number < 100 else True
+
+    backends = Answering(answer)
+    states: dict[str, str] = {}
+
+    async def story(vipd: Vipd) -> None:
+        for second in range(100):
+            await asyncio.sleep(1)
+            for number, needed in enumerate(TIMINGS):
+                for address, endpoint in (await shown(vipd, f"s{number}")).items():
+                    judge(address, endpoint["health"], dict(zip(("healthy", "unhealthy"), needed, strict=True)))
+            assert second < 2 or "healthy" in states.values()
+        await asyncio.sleep(610)
+        for number in range(len(TIMINGS)):
+            assert {e["health"] for e in (await shown(vipd, f"s{number}")).values()} == {"healthy"}
+
+    def judge(address: str, state: str, needed: dict[str, int]) -> None:
+        row = [answer is True for answer in backends.given[address] if answer is not None]
+        # What is shown may be older than the last answers by two of them.
+        rows = [row[: len(row) - newer] for newer in range(3)]
+        if state != states.get(address, "unknown"):
+            wanted = [state == "healthy"] * needed[state]
+            assert any(row[-needed[state] :] == wanted for row in rows), (address, row)
+        states[address] = state
+        if all(len(row) >= needed["unhealthy"] and not any(row[-needed["unhealthy"] :]) for row in rows):
+            assert state == "unhealthy", (address, row)
+
+    def prepare(vipd: Vipd) -> None:
+        vipd.backends = backends
+        vipd.declare(
+            *(
+                service(
+                    f"s{n}",
+                    *(f"10.244.{n}.{b}" for b in range(1, BACKENDS + 1)),
+                    check=f"rise: {rise}, fall: {fall}",
+                    number=n + 1,
+                )
+                for n, (rise, fall) in enumerate(TIMINGS)
+            )
+        )
+
+    running(story, prepare, simulated=True)
 
 
-def test_another_check_keeps_the_verdict_and_begins_to_count_anew() -> None:
-    record = reset_streak(record_after([GOOD, GOOD, BAD, BAD]), "another check")
-    assert record.state is HealthState.HEALTHY
-    record = record_after([BAD, BAD], record=record)
-    assert record.state is HealthState.HEALTHY
-    assert apply_result(record, BAD, TIMING, 30.0).state is HealthState.UNHEALTHY
+def test_death_is_noticed_within_fall_intervals() -> None:
+    """However the pauses are shortened."""
+    addresses = [f"10.244.0.{n}" for n in range(1, 31)]
+
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(30)
+        vipd.backends.update(dict.fromkeys(addresses, REFUSED))
+        await asyncio.sleep(0.7)
+        assert len(shares(vipd)) == 30, "three answers take longer"
+        await asyncio.sleep(2.4)
+        assert shares(vipd) == {}
+
+    blocks = service("web", *addresses, check="type: tcp, interval: 1s, timeout: 1s, jitter: 50%")
+    running(story, lambda vipd: vipd.declare(blocks), simulated=True)
 
 
-class Flapper:
-    """A backend that goes down and up as fast as it can."""
+INTERVAL, RISE, FALL = 5.0, 2, 3
+SLOWER = service("web", ONE, TWO, check="type: tcp, interval: 5s, jitter: 0%")
+WINDOW = 6 * (RISE + FALL) * INTERVAL
+LONGEST_HOLD = 600.0
 
-    def __init__(self, timing: Timing) -> None:
-        self.timing, self.record, self.now = timing, HealthRecord(0.0), 0.0
-        self.until(HealthState.HEALTHY, GOOD)
 
-    def until(self, state: HealthState, result: ProbeResult) -> float:
-        """Give one answer until it has that state; the seconds that took."""
-        began = self.now
-        while self.record.state is not state:
-            self.now += self.timing.interval
-            self.record = apply_result(self.record, result, self.timing, self.now)
-        return self.now - began
-
-    def cycle(self) -> float:
-        """Down and up; the seconds it was kept down."""
-        self.until(HealthState.UNHEALTHY, BAD)
-        return self.until(HealthState.HEALTHY, GOOD)
+async def cycle(vipd: Vipd) -> float:
+    """A backend goes down and up as fast as it can; the seconds that it was kept down, in whole intervals."""
+    clock = asyncio.get_running_loop().time
+    vipd.backends[ONE] = REFUSED
+    went = clock()
+    while f"{ONE}:80" in shares(vipd):  # noqa: ASYNC110 (it has no event)
+        await asyncio.sleep(0.2)
+    assert clock() - went <= FALL * INTERVAL + 0.3, "going down is not delayed"
+    vipd.backends[ONE] = True
+    down = clock()
+    while f"{ONE}:80" not in shares(vipd):  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
+    return round((clock() - down) / INTERVAL) * INTERVAL
 
 
 def test_a_flapping_backend_is_held_down_longer_each_time() -> None:
-    flapper = Flapper(TIMING)
-    kept = [flapper.cycle() for _ in range(10)]
-    usual = TIMING.rise * TIMING.interval
-    free = FLAPPING_CHANGES // 2
-    assert kept[: free - 1] == [usual] * (free - 1)
-    held = [seconds for seconds in kept if seconds > usual]
-    assert held[:4] == [25.0, 50.0, 100.0, 200.0]
-    assert max(kept) == MAX_HOLD_SECONDS
-    assert kept[-2:] == [MAX_HOLD_SECONDS] * 2
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(20)
+        kept = [await cycle(vipd) for _ in range(10)]
+        usual = RISE * INTERVAL
+        wanted = [*[usual] * 3, 25.0, 50.0, 100.0, 200.0, 400.0, *[LONGEST_HOLD] * 2]
+        assert kept == pytest.approx(wanted, abs=INTERVAL)
+        # After quiet time it comes back as fast as any: each window without changes takes one level back.
+        await asyncio.sleep(6 * WINDOW)
+        assert await cycle(vipd) == pytest.approx(50.0, abs=INTERVAL)
+        await asyncio.sleep(20 * WINDOW)
+        assert await cycle(vipd) == usual
+
+    running(story, lambda vipd: vipd.declare(SLOWER), simulated=True)
 
 
-def test_the_hold_is_told_and_going_down_is_not_delayed() -> None:
-    flapper = Flapper(TIMING)
-    while not flapper.record.flapping.level:
-        flapper.cycle()
-    assert flapper.until(HealthState.UNHEALTHY, BAD) == TIMING.fall * TIMING.interval
-    flapper.now += 10.0
-    record = apply_result(flapper.record, GOOD, TIMING, flapper.now)
-    changes = len(record.flapping.changes)
-    span = flapper.now - record.flapping.changes[0]
-    left = hold_seconds(2, TIMING) - 10.0
-    wanted = f"flapping: {changes} changes in {span:.0f} s, held down for {left:.0f} s; "
-    assert record.reason(flapper.now) == f"{wanted}answered in 3.0 ms, 1 of 2"
-    assert changes >= FLAPPING_CHANGES
+def test_the_hold_is_told_while_it_lasts() -> None:
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(20)
+        for _ in range(3):
+            await cycle(vipd)
+        for _ in range(FALL):
+            await asked(vipd, REFUSED, ONE)
+        endpoint = await asked(vipd, True, ONE)
+        held = "flapping: 7 changes in 80 s, held down for 20 s; answered in 1.0 ms, 1 of 2"
+        assert (endpoint["health"], endpoint["check"]) == ("unhealthy", held)
+        assert endpoint["reason"] == f"unhealthy: {held}"
+        await asyncio.sleep(25)
+        endpoint = (await shown(vipd))[f"{ONE}:80"]
+        assert (endpoint["health"], endpoint["check"]) == ("healthy", "answered in 1.0 ms")
 
-
-def test_a_healthy_backend_is_not_said_to_be_held_down() -> None:
-    """A hold that is over lasts again by the clock if that was set back before a restart."""
-    held = Flapping((1.0,), level=1, held_until=40.0)
-    assert (
-        HealthRecord(0.0, HealthState.HEALTHY, last_reason="answered", flapping=held).reason(30.0)
-        == "answered"
-    )
-
-
-def test_after_quiet_time_it_comes_back_as_fast_as_any() -> None:
-    flapper = Flapper(TIMING)
-    for _ in range(6):
-        flapper.cycle()
-    level = flapper.record.flapping.level
-    assert level > 1
-    flapper.now += window(TIMING)
-    one_less = flapper.cycle()
-    assert one_less == hold_seconds(level, TIMING)
-    flapper.now += (level + 2) * window(TIMING)
-    assert flapper.cycle() == TIMING.rise * TIMING.interval
+    running(story, lambda vipd: vipd.declare(SLOWER), simulated=True)
 
 
 def test_slow_changes_are_no_flapping() -> None:
-    flapper = Flapper(TIMING)
-    for _ in range(30):
-        flapper.now += window(TIMING) / 2
-        assert flapper.cycle() == TIMING.rise * TIMING.interval
+    async def story(vipd: Vipd) -> None:
+        for _ in range(30):
+            await asyncio.sleep(WINDOW / 2)
+            assert await cycle(vipd) == RISE * INTERVAL
+
+    running(story, lambda vipd: vipd.declare(SLOWER), simulated=True)
+
+
+def test_a_verdict_is_a_line_of_the_log_but_for_the_first_good_one() -> None:
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(5)
+        for answer in (REFUSED, True):
+            vipd.backends[ONE] = answer
+            await asyncio.sleep(5)
+        assert told(vipd, ":80 is ") == [
+            f"tcp {ONE}:80 is unhealthy: {REFUSED}, 3 of 3",
+            f"tcp {ONE}:80 is healthy: answered in 1.0 ms",
+        ]
+        levels = [record.levelname for record in vipd.journal if ":80 is " in record.getMessage()]
+        assert levels == ["WARNING", "INFO"]
+
+    running(story, lambda vipd: vipd.declare(service("web", ONE, TWO)), simulated=True)
+
+
+def test_of_many_verdicts_at_once_most_are_counted() -> None:
+    addresses = [f"10.244.0.{n}" for n in range(1, 101)]
+
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(10)
+        vipd.backends.update(dict.fromkeys(addresses, REFUSED))
+        await asyncio.sleep(20)
+        assert len(told(vipd, "is unhealthy")) == 20
+        assert told(vipd, "of other backends") == [
+            "of other backends, 80 became unhealthy; hint: vipctl list -o wide"
+        ]
+        vipd.backends[addresses[0]] = True
+        await asyncio.sleep(10)
+        assert len(told(vipd, "is healthy")) == 1
+
+    running(story, lambda vipd: vipd.declare(service("web", *addresses)), simulated=True)
+
+
+def test_an_unexpected_fault_with_one_backend_is_its_trouble_alone() -> None:
+    """It is logged once, with its traceback, and shown."""
+
+    def answer(address: str, number: int) -> object:
+        if address == f"{TWO}:80":
+            raise ZeroDivisionError("by chance")
+        return True if number < 5 else REFUSED
+
+    def prepare(vipd: Vipd) -> None:
+        vipd.backends = Answering(answer)
+        vipd.declare(service("web", ONE, TWO))
+
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(4)
+        assert (await shown(vipd))[f"{ONE}:80"]["health"] == "healthy"
+        await asyncio.sleep(20)
+        endpoints = await shown(vipd)
+        trouble = f"internal error while checking tcp {TWO}:80: ZeroDivisionError: by chance; please report it"
+        assert endpoints[f"{ONE}:80"]["health"] == "unhealthy"
+        assert endpoints[f"{TWO}:80"]["health"] == "unknown"
+        assert trouble in endpoints[f"{TWO}:80"]["check"]
+        assert any(trouble in warning for warning in (await vipd.status())["warnings"])
+        assert len([record for record in vipd.journal if record.exc_info]) == 1
+
+    running(story, prepare, simulated=True)

@@ -271,8 +271,8 @@ class Kernel:
 
 class Backends(dict[str, object]):
     """What checks find, by a backend's `address:port` or by its address. True: healthy. A text: unhealthy,
-    and why. A number: healthy, and it reports this weight. None: it cannot be asked. One that is not listed
-    is healthy."""
+    and why. A number: healthy, and it reports this weight. None: it cannot be asked. Ellipsis: it hangs until
+    the time is up. One that is not listed is healthy."""
 
 
 class Vipd:
@@ -369,6 +369,7 @@ def running(
     root: Path | None = None,
     *,
     simulated: bool = False,
+    later: float = 0.0,
     **settings: object,
 ) -> T:
     """Run a story beside a vipd in this process. What `prepare` declared is written when the story begins.
@@ -378,7 +379,8 @@ def running(
     `Vipd.names` says. With the `root` of an earlier story it starts from what that left on disk.
 
     `simulated`: when all wait the clock leaps, so that every pause has its exact length on any machine, and
-    hours take no time. Then nobody watches the files for changes: `reload`.
+    hours take no time. Then nobody watches the files for changes: `reload`. The calendar begins at the same
+    moment each time, or so many seconds `later`.
     """
     directory = contextlib.nullcontext(root) if root else TemporaryDirectory(prefix="vipd-")
     # Not the test's own directory: a socket's path must be shorter than 108 bytes.
@@ -386,11 +388,13 @@ def running(
         vipd = Vipd(Path(path), **settings)
         vipd.services_dir.mkdir(exist_ok=True)
         prepare(vipd)
-        lived = _live(vipd, story, simulated)
+        lived = _live(vipd, story, simulated, later)
         return simulate(lived) if simulated else asyncio.run(lived)
 
 
-async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bool) -> T:
+async def _live(
+    vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bool, later: float
+) -> T:
     from aiohttp import ClientSession, UnixConnector
 
     from vipd.daemon import daemon
@@ -405,7 +409,7 @@ async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bo
     journal = _Journal(vipd.journal)
     settings = load_settings(None, vipd.settings)
     with contextlib.ExitStack() as stack:
-        for target, double in {**_doubles(vipd), **(_simulated_clocks() if simulated else {})}.items():
+        for target, double in {**_doubles(vipd), **(_simulated_clocks(later) if simulated else {})}.items():
             stack.enter_context(mock.patch(target, double))
         logging.getLogger("vipd").addHandler(journal)
         stack.callback(logging.getLogger("vipd").removeHandler, journal)
@@ -506,7 +510,7 @@ _CHECKS = ("tcp", "http", "https", "udp", "dns", "exec")
 _MIDNIGHT = datetime(2027, 1, 15, tzinfo=UTC)
 
 
-def _simulated_clocks() -> dict[str, object]:
+def _simulated_clocks(later: float) -> dict[str, object]:
     """One clock in the place of all. Bounded threads do their work at once, for nobody counts them."""
     from vipd.health.checker import HealthChecker
     from vipd.resolver.resolver import Resolver
@@ -516,7 +520,7 @@ def _simulated_clocks() -> dict[str, object]:
     clock = asyncio.get_running_loop().time
 
     def wall() -> float:
-        return _MIDNIGHT.timestamp() + clock()
+        return _MIDNIGHT.timestamp() + later + clock()
 
     def now() -> datetime:
         return datetime.fromtimestamp(wall(), UTC)
@@ -649,14 +653,18 @@ class _Checks:
         self._vipd.asked.append(place)
         backends = self._vipd.backends
         state = backends.get(place, backends.get(target.address, True))
+        seconds = 0.001
         if state is None:
             result = ProbeResult.not_probed("no descriptors")
+        elif state is ...:
+            seconds = target.timing.timeout
+            result = ProbeResult.timeout(seconds)
         elif isinstance(state, str):
             result = ProbeResult.failure(state, 0.001)
         else:
             weight = None if isinstance(state, bool) else ReportedWeight(int(str(state)))
             result = ProbeResult.success(0.001, weight)
-        return asyncio.get_running_loop().call_later(0.001, done, result)
+        return asyncio.get_running_loop().call_later(seconds, done, result)
 
 
 class _Plan(NamedTuple):
