@@ -657,8 +657,8 @@ class _Checks:
         if state is None:
             result = ProbeResult.not_probed("no descriptors")
         elif state is ...:
-            seconds = target.timing.timeout
-            result = ProbeResult.timeout(seconds)
+            seconds += target.timing.timeout
+            result = ProbeResult.timeout(target.timing.timeout)
         elif isinstance(state, str):
             result = ProbeResult.failure(state, 0.001)
         else:
