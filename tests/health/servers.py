@@ -33,7 +33,9 @@ def run(coroutine: Coroutine[object, object, T]) -> T:
     return asyncio.run(limited())
 
 
-def checked(type_: str, port: int = 80, address: str = "127.0.0.1", author: str = "a", **keys: object) -> Service:
+def checked(
+    type_: str, port: int = 80, address: str = "127.0.0.1", author: str = "a", **keys: object
+) -> Service:
     """An author's service of one backend with this check, which has a minute for its answer unless `keys` says
     less."""
     check = {"type": type_, "interval": "120s", "timeout": "60s", **keys}

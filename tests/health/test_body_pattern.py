@@ -98,7 +98,9 @@ def test_what_cannot_be_asked_is_a_problem_with_a_hint() -> None:
         "((a{30}){30}){30}": "RE2",
         r"\pL\PN[\pM\pS]\pZ": "at most 4",
     }
-    assert {pattern: hint in refusal(pattern) for pattern, hint in hints.items()} == dict.fromkeys(hints, True)
+    assert {pattern: hint in refusal(pattern) for pattern, hint in hints.items()} == dict.fromkeys(
+        hints, True
+    )
     printed = refusal("(?=x)")
     assert printed.startswith("a.yaml:7: services[0].check.body: ")
     assert "is not a regular expression" in printed

@@ -80,7 +80,9 @@ def test_what_is_no_chunk_is_refused() -> None:
         "101 trailers": b"0\r\n" + b"a: b\r\n" * 101,
         "more around a body than body": (b"1;" + b"x" * 4000 + b"\r\nx\r\n") * 150,
     }
-    cases = {name: Case(answers(HEAD + data), "bad: no HTTP: …", {"body": "y"}) for name, data in refused.items()}
+    cases = {
+        name: Case(answers(HEAD + data), "bad: no HTTP: …", {"body": "y"}) for name, data in refused.items()
+    }
     by_bytes = {
         f"{name}, byte by byte": Case(answers(HEAD, *way), "bad: no HTTP: …", {"body": "y"})
         for name, data in refused.items()

@@ -175,7 +175,8 @@ def test_it_runs_as_its_user_without_any_privilege() -> None:
     entry = pwd.getpwnam("nobody")
     none = "0" * 16
     wanted = {
-        "Uid|Gid|Groups": f"Uid:{' %d' * 4} Gid:{' %d' * 4} Groups:" % (*[entry.pw_uid] * 4, *[entry.pw_gid] * 4),
+        "Uid|Gid|Groups": f"Uid:{' %d' * 4} Gid:{' %d' * 4} Groups:"
+        % (*[entry.pw_uid] * 4, *[entry.pw_gid] * 4),
         "CapPrm|CapEff|CapAmb": f"CapPrm: {none} CapEff: {none} CapAmb: {none}",
         "NoNewPrivs": "NoNewPrivs: 1",
     }
@@ -198,7 +199,14 @@ def seen_by_daemon(count: int, *rights: str) -> list[str]:
     """What a vipd that runs as the user `daemon` with these capabilities sees of so many programs that hang."""
     given = ",".join(f"+{right}" for right in rights) or "-all"
     argv = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"]
-    argv += [f"--inh-caps={given}", f"--ambient-caps={given}", sys.executable, "-c", AS_ANOTHER_USER, str(count)]
+    argv += [
+        f"--inh-caps={given}",
+        f"--ambient-caps={given}",
+        sys.executable,
+        "-c",
+        AS_ANOTHER_USER,
+        str(count),
+    ]
     with tempfile.TemporaryFile("w+") as file:  # a pipe would stay open as long as the programs
         subprocess.run(argv, stdout=file, check=True, timeout=PATIENCE)
         file.seek(0)
@@ -207,7 +215,9 @@ def seen_by_daemon(count: int, *rights: str) -> list[str]:
 
 def of_nobody() -> set[str]:
     """Programs that run as the user `nobody`."""
-    listed = subprocess.run(["pgrep", "-u", "nobody", "-x", "sleep"], capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["pgrep", "-u", "nobody", "-x", "sleep"], capture_output=True, text=True, check=False
+    )
     return set(listed.stdout.split())
 
 
@@ -215,7 +225,9 @@ def of_nobody() -> set[str]:
 def test_a_daemon_that_lacks_rights_says_which(count: int) -> None:
     """Without CAP_KILL it may not signal the processes of another user; they hold up nobody, and are few."""
     (lacks,) = seen_by_daemon(1)
-    assert lacks.startswith("not asked: cannot be asked: vipd may not become nobody; hint: it needs CAP_SETUID,")
+    assert lacks.startswith(
+        "not asked: cannot be asked: vipd may not become nobody; hint: it needs CAP_SETUID,"
+    )
     before = of_nobody()
     texts = seen_by_daemon(count, "setuid", "setgid")
     for pid in of_nobody() - before:
@@ -291,7 +303,9 @@ def test_an_authors_program_reaches_its_own_alone(
 ) -> None:
     """Where the kernel knows no such system call as Landlock's, as before Linux 5.13."""
     source, older = RUNNER.read_text(), tmp_path / "runner.py"
-    older.write_text(source.replace("_LANDLOCK_RESTRICT_SELF = 444, 446", "_LANDLOCK_RESTRICT_SELF = 5000, 5001"))
+    older.write_text(
+        source.replace("_LANDLOCK_RESTRICT_SELF = 444, 446", "_LANDLOCK_RESTRICT_SELF = 5000, 5001")
+    )
     assert older.read_text() != source
     monkeypatch.setattr("vipd.host.program_runner.__file__", str(older))
     (shared / "attack.py").write_text(ATTACK)
@@ -310,7 +324,9 @@ def test_a_program_has_its_environment_its_directory_and_the_groups_files(shared
     os.chown(secret, 0, entry.pw_gid)
     secret.chmod(0o640)
     script = f"echo $(cat {secret}) $(id -G) $(id -u)"
-    said = [output(found).rpartition(" ") for found in probed(*(shell(script, f"author {n}") for n in range(5)))]
+    said = [
+        output(found).rpartition(" ") for found in probed(*(shell(script, f"author {n}") for n in range(5)))
+    ]
     assert [text for text, _, _ in said] == [f"of the group {entry.pw_gid}"] * 5
     assert len({uid for _, _, uid in said} | {str(entry.pw_uid)}) == 6
     again = output(run(script, author="author 3")).rpartition(" ")

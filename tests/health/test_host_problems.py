@@ -55,7 +55,11 @@ def problems(
         (directory / "passwd").write_text(passwd)
     (directory / "group").write_text(group)
     (directory / "nsswitch.conf").write_text("passwd: files\ngroup: files\n")
-    paths = [f"--services-dir={services}", f"--state-dir={directory / 'state'}", f"--socket={directory / 'sock'}"]
+    paths = [
+        f"--services-dir={services}",
+        f"--state-dir={directory / 'state'}",
+        f"--socket={directory / 'sock'}",
+    ]
     argv = ["unshare", "-m", "sh", "-c", WITH_ACCOUNTS, "sh", str(directory)]
     argv += [*before, sys.executable, "-m", "vipd", "--check", *paths, *settings]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -136,11 +140,16 @@ def test_no_user_who_may_change_services_runs_programs(tmp_path: Path) -> None:
     [
         (PASSWD + CHECK_USER, ""),
         (PASSWD, ""),
-        ("root:x:0:0::/:/bin/sh\n", "user vipd-check: there is none; adduser --system vipd-check, or leave user out"),
+        (
+            "root:x:0:0::/:/bin/sh\n",
+            "user vipd-check: there is none; adduser --system vipd-check, or leave user out",
+        ),
         (PASSWD + "vipd-check:x:0:0::/:/bin/sh\n", f"user vipd-check: checks never run as root; {OTHER}"),
     ],
 )
-def test_a_program_that_names_no_user_runs_as_one_of_the_hosts(passwd: str, told: str, tmp_path: Path) -> None:
+def test_a_program_that_names_no_user_runs_as_one_of_the_hosts(
+    passwd: str, told: str, tmp_path: Path
+) -> None:
     """`nobody` as long as there is none for it."""
     assert problems(tmp_path, {"a": program("/bin/true")}, passwd) == ({"a": [told]} if told else {})
 
@@ -158,7 +167,9 @@ def test_a_daemon_without_rights_runs_no_programs() -> None:
         as_daemon = ("setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", "--inh-caps=-all")
         checks = {user: program("/bin/true", user=user) for user in ("daemon", "nobody")}
         found = problems(Path(name), checks, before=as_daemon)
-    lacks = "vipd may not become another user; add the drop-in exec-checks.conf of the package, which gives the"
+    lacks = (
+        "vipd may not become another user; add the drop-in exec-checks.conf of the package, which gives the"
+    )
     itself = "vipd itself runs as this user, whom its API lets change services"
     assert {user: [text.partition(" rights")[0] for text in texts] for user, texts in found.items()} == {
         "daemon": [f"user daemon: {itself}; {OTHER}"],
@@ -182,7 +193,10 @@ def test_a_ca_must_be_a_plain_file_of_certificates(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     kinds = {
         "missing": (tmp_path / "none", "No such file or directory; name a file that vipd can read"),
-        "empty": (tmp_path / "empty", "no certificates: TLS failed: no certificate in it; it must be a PEM file"),
+        "empty": (
+            tmp_path / "empty",
+            "no certificates: TLS failed: no certificate in it; it must be a PEM file",
+        ),
         "fifo": (tmp_path / "fifo", ""),
         "device": (Path("/dev/zero"), ""),
         "directory": (tmp_path, ""),

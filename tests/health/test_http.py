@@ -76,9 +76,7 @@ def test_an_answer_is_good_or_bad_for_a_reason() -> None:
         "a part": Case(answers(OK, close=True), "bad: no HTTP: connection closed after b'HTTP/1.1 200…"),
         "an end with LF": only_bare_lf(b"HTTP/1.1 200 OK\nContent-Length: 5\n\nhello"),
         "an end with both": only_bare_lf(b"HTTP/1.1 200 OK\r\nContent-Length: 5\n\r\nhello"),
-        "hints with LF": only_bare_lf(
-            b"HTTP/1.1 103 Early Hints\nLink: x\n\nHTTP/1.1 200 OK\n\nhello"
-        ),
+        "hints with LF": only_bare_lf(b"HTTP/1.1 103 Early Hints\nLink: x\n\nHTTP/1.1 200 OK\n\nhello"),
         "chunks with LF": only_bare_lf(
             b"HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n3\nhel\n2\nlo\n0\n\n"
         ),
@@ -143,7 +141,11 @@ def test_no_redirection_is_followed() -> None:
     async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.append(await reader.readuntil(b"\r\n\r\n"))
         to = b"http://127.0.0.1:%d/elsewhere" % writer.get_extra_info("sockname")[1]
-        head = b"HTTP/1.1 %d Moved\r\nLocation: %s\r\nRefresh: 0; url=%s\r\n" % (codes[len(asked) - 1], to, to)
+        head = b"HTTP/1.1 %d Moved\r\nLocation: %s\r\nRefresh: 0; url=%s\r\n" % (
+            codes[len(asked) - 1],
+            to,
+            to,
+        )
         writer.write(head + b"Content-Length: 0\r\n\r\n")
         writer.close()
 

@@ -88,7 +88,9 @@ def test_what_is_trusted_and_under_which_name(
     if os.geteuid() == 0:
         os.chown(private, NOBODY, NOBODY)
 
-    def case(seen: str, server: Certificate | ssl.SSLContext = good, handler: Handler = WELL, **keys: object) -> Case:
+    def case(
+        seen: str, server: Certificate | ssl.SSLContext = good, handler: Handler = WELL, **keys: object
+    ) -> Case:
         return Case(handler, seen, keys, server.context if isinstance(server, Certificate) else server)
 
     trusted, expired_ca, none = str(good.path), str(expired.path), "/etc/none.pem"
@@ -105,7 +107,9 @@ def test_what_is_trusted_and_under_which_name(
         "unverified": case("good", expired, verify=False, server_name="other.example"),
         "a bad answer": case("bad: status 200", ca=trusted, status=204),
         "no TLS": Case(plain, "bad: TLS failed: wrong version number", {"verify": False}),
-        "no file of certificates": case(f"not asked: cannot be asked: {none}: No such file or directory", ca=none),
+        "no file of certificates": case(
+            f"not asked: cannot be asked: {none}: No such file or directory", ca=none
+        ),
     }
     assert differing(cases, worker=worker, type_="https") == {}
 

@@ -1,293 +1,196 @@
-"""Verdicts outlive a restart, for a while."""
+"""Verdicts outlive changes of checks, restarts and crashes, for a while."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from datetime import UTC, datetime
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.health.servers import PATIENCE, run, until
-from vipd.health.checker import HealthChecker
-from vipd.health.flapping import NOT_FLAPPING, Flapping
-from vipd.health.record_cache import MAX_AGE_SECONDS, RecordCache, SavedRecord, check_id
-from vipd.health.record_file import MIN_SAVE_INTERVAL_SECONDS, RecordFile, decode, encode, load
-from vipd.health.result import ReportedWeight
-from vipd.health.state import HealthRecord, HealthState
-from vipd.health.weights import WeightInputs, weights
-from vipd.model.check import HttpProbe, TcpProbe, Timing
-from vipd.model.check_target import CheckTarget
-from vipd.model.service import Protocol
+from tests.health.stories import REFUSED, asked, service, shares, shown, told
+from tests.lab.inside import Vipd, running
 
-TARGET = CheckTarget("10.0.0.1", 80, Protocol.TCP, TcpProbe(), Timing())
-PLACE = ("10.0.0.1", 80, "tcp")
-RECORD = HealthRecord(
-    900.0,
-    HealthState.UNHEALTHY,
-    last_reason="timeout after 2 s, 3 of 3",
-    changes=7,
-    weight=ReportedWeight(50, True),
-    flapping=Flapping((800.0, 900.0), 2, 1100.0),
-)
+ONE, TWO, PLACE = "10.244.0.1", "10.244.0.2", "10.244.0.1:80"
+WEB = service("web", ONE, TWO)
+LONG = "type: tcp, interval: 60s, timeout: 1s, fall: 9"
+"""Too slow for another verdict in a story of some seconds."""
 
 
-def known(at: float = 1000.0, record: HealthRecord = RECORD, of: CheckTarget = TARGET) -> SavedRecord:
-    return SavedRecord.of(of, ["web"], at, record)
+def declare_web(vipd: Vipd) -> None:
+    vipd.declare(WEB)
 
 
-def as_older_version(data: bytes) -> bytes:
-    """The file as one wrote it that kept one verdict for all checks of a place."""
-    whole = json.loads(data)
-    del whole["checks"]
-    return json.dumps(whole).encode()
+async def one_dies(vipd: Vipd) -> None:
+    """One of the two backends is unhealthy in the end."""
+    await asyncio.sleep(4)
+    vipd.backends[ONE] = REFUSED
+    await asyncio.sleep(6)
+    assert shares(vipd) == {f"{TWO}:80": 1}
 
 
-def test_what_is_written_is_read_by_another_clock() -> None:
-    data = encode([known()], now=1000.0, wall=50_000.0)
-    (found,) = decode(data, now=20.0, wall=50_030.0)
-    assert (found.place, found.at) == (PLACE, -10.0)
-    assert (found.check, found.services) == (check_id(TARGET), ("web",))
-    assert found.record == HealthRecord(
-        -110.0,
-        HealthState.UNHEALTHY,
-        last_reason=RECORD.last_reason,
-        changes=7,
-        weight=RECORD.weight,
-        flapping=Flapping((-210.0, -110.0), 2, 90.0),
-    )
+async def first_health(vipd: Vipd) -> dict[str, str]:
+    """What is known before anybody was asked."""
+    return {place: endpoint["health"] for place, endpoint in (await shown(vipd)).items()}
 
 
-@pytest.mark.parametrize("wall", [50_000.0 + MAX_AGE_SECONDS + 1, 49_000.0])
-def test_nothing_is_trusted_that_is_old_or_from_the_future(wall: float) -> None:
-    data = encode([known()], now=1000.0, wall=50_000.0)
-    assert decode(data, now=1000.0, wall=wall) == []
+def after_restart(root: Path, block: str = WEB, later: float = 20.0, name: str = "web") -> dict[str, str]:
+    """What a vipd knows that starts `later` than the first one did from what that left on disk."""
+
+    async def story(vipd: Vipd) -> dict[str, str]:
+        return {place: endpoint["health"] for place, endpoint in (await shown(vipd, name)).items()}
+
+    return running(story, lambda vipd: vipd.declare(block), root, simulated=True, later=later)
 
 
-def test_each_verdict_has_its_own_age() -> None:
-    data = encode([known(500.0), known(999.0)], now=1000.0, wall=50_000.0)
-    assert len(decode(data, now=0.0, wall=50_000.0 + MAX_AGE_SECONDS - 100)) == 1
+def test_a_changed_check_keeps_the_verdict_and_counts_anew() -> None:
+    async def story(vipd: Vipd) -> None:
+        await one_dies(vipd)
+        vipd.declare(service("web", ONE, TWO, check="rise: 4, fall: 2"))
+        await vipd.reload()
+        one = (await shown(vipd))[PLACE]
+        assert (one["health"], one["check"]) == ("unhealthy", f"as before: {REFUSED}, 3 of 3")
+        for row in range(1, 4):
+            one = await asked(vipd, True, ONE)
+            assert (one["health"], one["check"]) == ("unhealthy", f"answered in 1.0 ms, {row} of 4")
+        assert (await asked(vipd, True, ONE))["health"] == "healthy"
+        await asked(vipd, REFUSED, ONE)
+        vipd.declare(service("web", ONE, TWO, check="rise: 4, fall: 3"))
+        await vipd.reload()
+        for _ in range(2):
+            assert (await asked(vipd, REFUSED, ONE))["health"] == "healthy", "counted anew"
+        assert (await asked(vipd, REFUSED, ONE))["health"] == "unhealthy"
+
+    running(story, declare_web, simulated=True)
 
 
-@given(st.binary(max_size=200))
-def test_what_is_not_ours_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 (json has its own subclass)
-        decode(data, 0.0, 0.0)
+def test_a_check_inherits_from_that_which_it_replaces_in_its_service_alone() -> None:
+    """Of two, it is not known which one."""
+
+    async def story(vipd: Vipd) -> None:
+        vipd.backends[ONE] = REFUSED
+        await asyncio.sleep(10)
+        other = service("other", ONE, check="fall: 9, rise: 2", number=2)
+        vipd.declare(WEB, other)
+        await vipd.reload()
+        assert (await shown(vipd, "other"))[PLACE]["health"] == "unknown", "another check of another service"
+        vipd.declare(service("web", ONE, TWO, check="fall: 9, rise: 4"), other)
+        await vipd.reload()
+        assert (await shown(vipd))[PLACE]["health"] == "unhealthy"
+
+    running(story, declare_web, simulated=True)
 
 
-@given(st.data())
-def test_no_damage_does_worse_than_being_refused(data: st.DataObject) -> None:
-    whole = json.loads(encode([known()], now=1000.0, wall=50_000.0))
-    junk = data.draw(
-        st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=3)
-    )
-    entry = whole[data.draw(st.sampled_from(["verdicts", "checks"]))][0]
-    entry[data.draw(st.integers(0, len(entry) - 1))] = junk
-    try:
-        read = decode(json.dumps(whole).encode(), 1000.0, 50_001.0)
-    except ValueError:
-        return
-    for each in read:
-        each.record.reason(1000.0)
-        datetime.fromtimestamp(each.record.since + 49_000.0, UTC)
+@pytest.mark.parametrize("block", [WEB, service("web", ONE, TWO, check=LONG)], ids=["same", "another"])
+def test_verdicts_outlive_a_restart_and_another_check(block: str, tmp_path: Path) -> None:
+    """A dead backend does not go back to work because vipd was updated."""
+    running(one_dies, declare_web, tmp_path, simulated=True)
+    assert after_restart(tmp_path, block) == {PLACE: "unhealthy", f"{TWO}:80": "healthy"}
 
 
-def test_a_damaged_file_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "health.json").write_bytes(b'{"format": 1, "verd')
-    with caplog.at_level(logging.WARNING):
-        assert load(tmp_path / "health.json", 0.0, 0.0) == []
-    assert "cannot be used" in caplog.text
-    caplog.clear()
-    assert load(tmp_path / "none.json", 0.0, 0.0) == []
-    assert caplog.text == ""
+def test_two_checks_of_one_backend_have_a_verdict_each(tmp_path: Path) -> None:
+    """In whatever order they are declared."""
+    patient = service("patient", ONE, check="fall: 50", number=2)
+
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(4)
+        vipd.backends[ONE] = REFUSED
+        await asyncio.sleep(6)
+
+    running(story, lambda vipd: vipd.declare(WEB, patient), tmp_path, simulated=True)
+    for blocks in ((WEB, patient), (patient, WEB)):
+        root = tmp_path.with_name(f"copy-{blocks[0][:20].strip()}"[-30:].replace(" ", ""))
+        shutil.copytree(tmp_path, root, ignore=shutil.ignore_patterns("vipd.sock"))
+        found = {name: after_restart(root, "".join(blocks), name=name)[PLACE] for name in ("web", "patient")}
+        assert found == {"web": "unhealthy", "patient": "healthy"}
 
 
-def test_saving_fails_with_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    saved = RecordFile(tmp_path / "gone" / "health.json", lambda: 1000.0, lambda: 50_000.0)
-    for _ in range(3):
-        saved.save(lambda: [known()])
-    assert len(caplog.records) == 1
-    assert saved.due
-    (tmp_path / "gone").mkdir()
-    saved.save(lambda: [known()])
-    assert [path.name for path in (tmp_path / "gone").iterdir()] == ["health.json"]
-    assert len(saved.load()) == 1
-    assert not saved.due
+@pytest.mark.parametrize("later", [620.0, -100.0], ids=["old", "of the future"])
+def test_nothing_is_trusted_that_is_old_or_of_the_future(later: float, tmp_path: Path) -> None:
+    running(one_dies, declare_web, tmp_path, simulated=True)
+    assert after_restart(tmp_path, later=later) == {PLACE: "unknown", f"{TWO}:80": "unknown"}
 
 
-def test_a_target_that_left_is_remembered_for_a_while() -> None:
-    memory = RecordCache()
-    memory.put(TARGET, ["web"], RECORD, 1000.0)
-    assert memory.take(TARGET, "web", [TARGET], 1001.0 + MAX_AGE_SECONDS) is None
-    assert memory.take(TARGET, "other", [TARGET], 1000.0 + MAX_AGE_SECONDS) == RECORD
-    memory.put(TARGET, ["web"], RECORD, 1000.0)
-    memory.expire(1001.0 + MAX_AGE_SECONDS)
-    assert list(memory.records()) == []
-    assert not memory._of
+def test_each_verdict_has_its_own_age(tmp_path: Path) -> None:
+    """That of a backend which was left out counts from then."""
+
+    async def story(vipd: Vipd) -> None:
+        await one_dies(vipd)
+        vipd.declare(service("web", TWO))
+        await vipd.reload()
+        await asyncio.sleep(400)
+
+    running(story, declare_web, tmp_path, simulated=True)
+    assert after_restart(tmp_path, later=800.0) == {PLACE: "unknown", f"{TWO}:80": "healthy"}
 
 
-def test_without_a_verdict_there_is_nothing_to_remember() -> None:
-    memory = RecordCache()
-    memory.put(TARGET, ["web"], HealthRecord(0.0), 0.0)
-    assert memory.take(TARGET, "web", [TARGET], 0.0) is None
+def test_a_backend_that_is_left_out_is_remembered_for_a_while() -> None:
+    async def story(vipd: Vipd) -> None:
+        await one_dies(vipd)
+        for seconds, health in ((590, "unhealthy"), (620, "unknown")):
+            vipd.declare(service("web", TWO))
+            await vipd.reload()
+            await asyncio.sleep(seconds)
+            vipd.declare(WEB)
+            await vipd.reload()
+            assert (await shown(vipd))[PLACE]["health"] == health
+
+    running(story, declare_web, simulated=True)
 
 
-GOOD = HealthRecord(900.0, HealthState.HEALTHY, last_reason="answered in 1 ms")
-OK, NOPE, OTHER = (replace(TARGET, probe=HttpProbe(path=path)) for path in ("/ok", "/nope", "/other"))
+def crashed(vipd: Vipd, root: Path) -> None:
+    """What is on disk at this moment, as a crash leaves it."""
+    shutil.copytree(vipd.root, root, ignore=shutil.ignore_patterns("vipd.sock"))
 
 
-@pytest.mark.parametrize("order", [(OK, NOPE), (NOPE, OK)])
-def test_two_checks_of_one_backend_have_a_verdict_each(order: tuple[CheckTarget, CheckTarget]) -> None:
-    """In whatever order they are written, and read."""
-    records = {OK: GOOD, NOPE: RECORD}
-    data = encode([known(1000.0, records[each], each) for each in order], 1000.0, 50_000.0)
-    for asked in (order, order[::-1]):
-        memory = RecordCache()
-        for each in decode(data, 1000.0, 50_000.0):
-            memory.add(each)
-        found = {each: memory.take(each, "any", [each], 1000.0) for each in asked}
-        assert {each: record and record.state for each, record in found.items()} == {
-            OK: HealthState.HEALTHY,
-            NOPE: HealthState.UNHEALTHY,
-        }
-
-
-def test_a_check_takes_over_what_the_one_before_it_found_in_its_service_alone() -> None:
-    memory = RecordCache()
-    memory.add(SavedRecord.of(NOPE, ["shop"], 1000.0, RECORD))
-    assert memory.take(OTHER, "web", [OTHER], 1000.0) is None
-    assert memory.take(OTHER, "shop", [OTHER, NOPE], 1000.0) is None
-    assert memory.take(OTHER, "shop", [OTHER], 1000.0) == RECORD
-    memory.add(SavedRecord.of(OK, ["shop"], 1000.0, GOOD))
-    assert memory.take(OTHER, "shop", [OTHER], 1000.0) is None, "of two it is not known which one it replaces"
-
-
-def test_what_an_older_version_wrote_counts_where_one_check_alone_can_have_found_it() -> None:
-    data = as_older_version(encode([known(of=NOPE)], 1000.0, 50_000.0))
-    doubted: list[CheckTarget] = []
-    memory = RecordCache(doubted.append)
-    for each in decode(data, 1000.0, 50_000.0):
-        memory.add(each)
-    slower = replace(NOPE, timing=Timing(interval=9.0))
-    for asks_alike in (NOPE, slower):
-        found = memory.take(asks_alike, "shop", [asks_alike], 1000.0)
-        assert found is not None
-        assert found.state is HealthState.UNHEALTHY
-    assert memory.take(OK, "web", [OK], 1000.0) is None
-    assert doubted == [NOPE, slower]
-    assert memory.take(NOPE, "shop", [NOPE], 1000.0) is None
-
-
-def test_the_version_before_reads_the_file() -> None:
-    """It is put back over a newer one: entries of 13 fields, of which the last at a place counts for it."""
-    read = json.loads(encode([known(1000.0, GOOD, OK), known(1000.0, RECORD, NOPE)], 1000.0, 50_000.0))
-    assert read["format"] == 1
-    assert [len(entry) for entry in read["verdicts"]] == [13, 13]
-    assert [entry[4] for entry in read["verdicts"]] == ["unhealthy", "healthy"]
-
-
-def saved_in(path: Path) -> list[HealthState]:
-    return [each.record.state for each in load(path, time.monotonic(), time.time())] if path.exists() else []
-
-
-def test_a_bad_verdict_is_written_at_once(tmp_path: Path) -> None:
-    """Also while every thread that others use hangs."""
-    file = tmp_path / "health.json"
-
-    async def story() -> None:
-        release = threading.Event()
-        loop = asyncio.get_running_loop()
-        busy = ThreadPoolExecutor(1)
-        loop.set_default_executor(busy)
-        loop.run_in_executor(None, release.wait)
-        saved = RecordFile(file, time.monotonic, time.time)
-        record = replace(RECORD, since=time.monotonic(), flapping=NOT_FLAPPING)
-        task = asyncio.create_task(saved.run(lambda: lambda: [known(time.monotonic(), record)], PATIENCE))
-        await asyncio.sleep(0.05)
-        saved.mark_changed(bad=False)
-        assert saved.due
+def test_a_crash_forgets_no_bad_verdict_and_good_ones_of_some_seconds(tmp_path: Path) -> None:
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(10)
+        crashed(vipd, tmp_path / "healthy")
+        vipd.backends[ONE] = REFUSED
+        await vipd.until(lambda: PLACE not in shares(vipd))
         await asyncio.sleep(0.2)
-        assert not file.exists(), "what is not urgent waits"
-        saved.mark_changed(bad=True)
-        await until(lambda: saved_in(file) == [HealthState.UNHEALTHY])
-        release.set()
-        task.cancel()
+        crashed(vipd, tmp_path / "bad")
+        vipd.backends[ONE] = True
+        await vipd.until(lambda: PLACE in shares(vipd))
+        await asyncio.sleep(6)
+        crashed(vipd, tmp_path / "again")
 
-    run(story())
-
-
-def test_ten_thousand_bad_verdicts_are_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[int] = []
-    count = 0
-    monkeypatch.setattr(
-        "vipd.health.record_file.save", lambda path, data: written.append(len(decode_all(data)))
-    )
-
-    def decode_all(data: bytes) -> list[SavedRecord]:
-        return decode(data, time.monotonic(), time.time())
-
-    async def story() -> float:
-        nonlocal count
-        saved = RecordFile(tmp_path / "health.json", time.monotonic, time.time)
-        record = replace(RECORD, since=time.monotonic(), flapping=NOT_FLAPPING)
-
-        def now_known() -> list[SavedRecord]:
-            return [
-                known(time.monotonic(), record, replace(TARGET, port=n + 1)) for n in range(min(count, 50))
-            ]
-
-        task = asyncio.create_task(saved.run(lambda: now_known, PATIENCE))
-        began = time.monotonic()
-        for _ in range(10_000):
-            count += 1
-            saved.mark_changed(bad=True)
-            await asyncio.sleep(0)
-        await until(lambda: written[-1:] == [50])  # not while the last one is being written
-        task.cancel()
-        return time.monotonic() - began
-
-    took = run(story())
-    assert 1 <= len(written) <= 2 + took / MIN_SAVE_INTERVAL_SECONDS
-    assert written[-1] == 50
+    running(story, declare_web, simulated=True)
+    found = {name: after_restart(tmp_path / name, later=30.0)[PLACE] for name in ("healthy", "bad", "again")}
+    assert found == {"healthy": "healthy", "bad": "unhealthy", "again": "healthy"}
 
 
-def test_a_save_that_hangs_is_told_and_holds_up_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = threading.Event()
-    monkeypatch.setattr("vipd.health.record_file.save", lambda path, data: release.wait(PATIENCE))
-    monkeypatch.setattr("vipd.health.record_file.HANGS_SECONDS", 0.1)
-    monkeypatch.setattr("vipd.health.record_file.LAST_SECONDS", 0.1)
+def test_crashes_in_a_row_bring_no_dead_backend_back(tmp_path: Path) -> None:
+    """Each of them minutes after the one before, but too soon for another verdict."""
+    (tmp_path / "0").mkdir()
+    running(one_dies, declare_web, tmp_path / "0", simulated=True)
+    slow = service("web", ONE, TWO, check=LONG)
 
-    async def story() -> None:
-        saved = RecordFile(tmp_path / "health.json", time.monotonic, time.time)
-        task = asyncio.create_task(saved.run(lambda: list, PATIENCE))
-        await asyncio.sleep(0)
-        saved.mark_changed(bad=True)
-        await until(lambda: bool(saved.fault))
-        assert "the disk has not answered" in saved.fault
-        task.cancel()
-        saved.save(list)
-        release.set()
+    async def story(vipd: Vipd) -> None:
+        assert (await first_health(vipd))[PLACE] == "unhealthy"
+        await asyncio.sleep(6)
+        crashed(vipd, tmp_path / str(number + 1))
 
-    run(story())
+    for number in range(5):
+        prepare: Callable[[Vipd], None] = lambda vipd: vipd.declare(slow)  # noqa: E731
+        running(story, prepare, tmp_path / str(number), simulated=True, later=300.0 * (number + 1))
 
 
-def test_a_slow_start_goes_on_over_a_restart(tmp_path: Path) -> None:
-    """Begun 40 of its 60 seconds ago, by a clock that began anew."""
-    back = HealthRecord(970.0, HealthState.HEALTHY, changes=2, serves_since=970.0)
-    file = tmp_path / "health.json"
-    file.write_bytes(encode([known(record=back)], now=1000.0, wall=50_000.0))
-    later = HealthChecker(file, clock=lambda: 20.0, wall=lambda: 50_010.0)
-    later.follow("web", [TARGET])
-    since = later.status(TARGET).serves_since
-    assert since == -20.0
-    assert weights([WeightInputs(100, None, since)], 60, 20.0) == ((70,), 22.0)
+def test_many_bad_verdicts_one_by_one_are_few_files() -> None:
+    addresses = [f"10.244.0.{n}" for n in range(1, 201)]
+
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(10)
+        files = set[int]()
+        began = asyncio.get_running_loop().time()
+        vipd.backends.update(dict.fromkeys(addresses, REFUSED))
+        while shares(vipd):
+            files.add((vipd.state_dir / "health.json").stat().st_ino)
+            await asyncio.sleep(0.005)
+        seconds = asyncio.get_running_loop().time() - began
+        assert 1 <= len(files) <= 3 + seconds / 0.1
+        assert len(told(vipd, "is unhealthy")) == 20
+
+    running(story, lambda vipd: vipd.declare(service("web", *addresses)), simulated=True)

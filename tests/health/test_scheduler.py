@@ -163,7 +163,9 @@ def test_programs_that_hang_delay_neither_those_that_do_not_nor_other_checks() -
         assert max(backends.pauses("10.244.9.3:80")) <= 1.1
         late = [text for text in (await vipd.status())["warnings"] if "are all there is room for" in text]
         (trouble,) = late
-        assert trouble.startswith("32 exec checks at once are all there is room for, 24 of which hung before: ")
+        assert trouble.startswith(
+            "32 exec checks at once are all there is room for, 24 of which hung before: "
+        )
         assert " s late; hint: give those that hang a shorter timeout" in trouble
         assert len(told(vipd, "exec checks at once are all there is room for")) == 1, "until it is over"
         vipd.declare(*blocks[1:])
@@ -179,7 +181,10 @@ def test_programs_that_hang_delay_neither_those_that_do_not_nor_other_checks() -
 @pytest.mark.root
 def test_a_program_that_hung_gets_its_turn_beside_many_that_do_not() -> None:
     backends = Answering(lambda address, _: ... if address.startswith("10.244.9.") else True)
-    blocks = [service("good", *addresses(2000), check=HANGS + ", rise: 100"), service("slow", "10.244.9.1", check=HANGS, number=2)]
+    blocks = [
+        service("good", *addresses(2000), check=HANGS + ", rise: 100"),
+        service("slow", "10.244.9.1", check=HANGS, number=2),
+    ]
 
     async def story(vipd: Vipd) -> None:
         await asyncio.sleep(60)
@@ -199,7 +204,9 @@ def test_one_authors_programs_leave_room_for_anothers_however_many_and_long_they
         assert len(backends.times["10.244.9.1:80"]) >= 55
         assert max(backends.pauses("10.244.9.1:80")) <= 1.1
         assert len([times for address, times in backends.times.items() if times]) == 33
-        assert "32 exec checks at once are all there is room for" in "".join((await vipd.status())["warnings"])
+        assert "32 exec checks at once are all there is room for" in "".join(
+            (await vipd.status())["warnings"]
+        )
 
     files = {
         "a": service("hangs", *addresses(100), check=forever),

@@ -85,7 +85,9 @@ def test_no_row_of_answers_changes_a_verdict_too_early_or_too_late() -> None:
             await asyncio.sleep(1)
             for number, needed in enumerate(TIMINGS):
                 for address, endpoint in (await shown(vipd, f"s{number}")).items():
-                    judge(address, endpoint["health"], dict(zip(("healthy", "unhealthy"), needed, strict=True)))
+                    judge(
+                        address, endpoint["health"], dict(zip(("healthy", "unhealthy"), needed, strict=True))
+                    )
             assert second < 2 or "healthy" in states.values()
         await asyncio.sleep(610)
         for number in range(len(TIMINGS)):
@@ -250,7 +252,9 @@ def test_an_unexpected_fault_with_one_backend_is_its_trouble_alone() -> None:
         assert (await shown(vipd))[f"{ONE}:80"]["health"] == "healthy"
         await asyncio.sleep(20)
         endpoints = await shown(vipd)
-        trouble = f"internal error while checking tcp {TWO}:80: ZeroDivisionError: by chance; please report it"
+        trouble = (
+            f"internal error while checking tcp {TWO}:80: ZeroDivisionError: by chance; please report it"
+        )
         assert endpoints[f"{ONE}:80"]["health"] == "unhealthy"
         assert endpoints[f"{TWO}:80"]["health"] == "unknown"
         assert trouble in endpoints[f"{TWO}:80"]["check"]

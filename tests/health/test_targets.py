@@ -6,10 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.declaration.native import parse_declaration
-from vipd.health.checker import HealthChecker
-from vipd.health.state import HealthRecord, HealthState
+from tests.lab.inside import declare
 from vipd.model.check import UNCHECKED, Check, DnsProbe, ExecProbe, HttpProbe, TcpProbe, Timing, UdpProbe
 from vipd.model.check_target import CheckTarget, backends_without_check_port, check_targets
 from vipd.model.service import Backend, Protocol, Service, ServicePort
@@ -88,7 +85,7 @@ services:
       - {{address: 10.244.0.2, ports: {{dns: 5353}}{own}}}
     {check}
 """
-    problems = parse_declaration(text, "x.yaml").problems
+    problems = declare(text, "x.yaml").problems
     if not wanted:
         assert problems == ()
         return
@@ -96,20 +93,6 @@ services:
     assert (problem.line, problem.path) == (8, "services[0].backends[1]")
     assert problem.what == f"the check of 10.244.0.2 {wanted}"
     assert problem.hint == "add port to the check, or give this backend check: none"
-
-
-def test_one_that_registers_itself_unasked_is_a_warning() -> None:
-    """What it registers is not known when the service is declared."""
-    fitness = BackendStatusTracker((), HealthChecker(), lambda: 0.0)
-    odd = tuple(replace(Backend(f"10.0.0.{n}", ports=(("dns", 53),)), registered=True) for n in range(2, 7))
-    other = replace(service(Backend("10.0.0.1")), name="t")
-    fitness.follow({"s": service(Backend("10.0.0.1"), *odd), "t": other})
-    *named, more = fitness.warnings()
-    assert len(named) == 3
-    assert named[0].startswith("s: the check of 10.0.0.2 finds no port, so that it serves unchecked; hint: ")
-    assert more == "2 more backends serve unchecked"
-    fitness.follow({"s": service(Backend("10.0.0.1"))})
-    assert fitness.warnings() == ()
 
 
 def test_a_backend_may_have_its_own_check_or_none() -> None:
@@ -136,18 +119,6 @@ def test_a_last_resort_that_the_services_check_cannot_ask_is_no_problem() -> Non
     assert backends_without_check_port(found) == ()
     own = replace(found, fallback=(replace(odd, check=TCP),))
     assert backends_without_check_port(own) == own.fallback
-
-
-def test_a_dead_last_resort_does_not_serve() -> None:
-    """What declaration.md promises: if they cannot serve either, the flow is refused."""
-    found = Service("s", ("10.96.0.1",), PORTS, (), check=TCP, fallback=(Backend("10.0.0.8"),))
-    (target,) = check_targets(found).values()
-    health = HealthChecker()
-    fitness = BackendStatusTracker((), health, lambda: 0.0)
-    fitness.follow({"s": found})
-    assert fitness.backend_statuses(found)["10.0.0.8"].health == "unknown"
-    health._records[target] = HealthRecord(0.0, HealthState.UNHEALTHY)
-    assert not fitness.backend_statuses(found)["10.0.0.8"].healthy
 
 
 def test_services_share_equal_targets() -> None:

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.health.servers import PATIENCE, beside, checked, closed_port, full_backlog, healthy_and_reason, silent, tcp_server
+from tests.health.servers import (
+    PATIENCE,
+    beside,
+    checked,
+    closed_port,
+    full_backlog,
+    healthy_and_reason,
+    silent,
+    tcp_server,
+)
 from tests.lab.inside import probed
 
 

@@ -50,7 +50,10 @@ def test_a_refusal_is_bad_and_silence_may_be_good() -> None:
         for type_, keys in (("udp", {"send": "x", "expect": "y"}), ("udp", {"send": "x"}), ("dns", {})):
             assert healthy_and_reason(type_, port, **keys) == (False, "connection refused")
     with beside(udp_server(lambda _: [])) as port:
-        assert healthy_and_reason("udp", port, send="x", timeout="300ms") == (True, "not refused within 0.3 s")
+        assert healthy_and_reason("udp", port, send="x", timeout="300ms") == (
+            True,
+            "not refused within 0.3 s",
+        )
 
 
 def record(kind: str, data: bytes, owner: bytes = b"\xc0\x0c") -> bytes:
@@ -147,7 +150,11 @@ def test_records_read_as_in_a_zone_file() -> None:
         reply = answer(alias, record(kind, data), other)
         keys: dict[str, object] = {"query": NAME, "record": kind}
         cases[kind] = (reply, {**keys, "answer": text}, "good")
-        cases[f"{kind}, another"] = (reply, {**keys, "answer": "x"}, f"bad: the answer is other.example.com, {text}")
+        cases[f"{kind}, another"] = (
+            reply,
+            {**keys, "answer": "x"},
+            f"bad: the answer is other.example.com, {text}",
+        )
     spelled = {
         "case and dot": ("NS", records["NS"][0], "NS.Example.Com.", "good"),
         "spelling": ("AAAA", b"\xfd" + bytes(14) + b"\1", "FD00:0:0::1", "good"),

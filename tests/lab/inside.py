@@ -158,16 +158,27 @@ def probed(*services: Service, worker: bool = False, watched: bool = False) -> l
     from vipd.host.worker import Worker
     from vipd.model.check_target import check_targets
 
-    async def verdict(checker: HealthChecker, target: CheckTarget) -> Verdict:
+    async def answers(checker: HealthChecker, targets: list[CheckTarget]) -> list[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        pending = dict(enumerate(targets))
         began, turns, longest, worked = time.monotonic(), 0, 0.0, time.thread_time()
-        while (status := checker.status(target)).reason == "not asked yet":
-            await asyncio.sleep(0 if watched else 0.001)
+        while pending:
+            await asyncio.sleep(0 if watched else min(0.001 * len(pending), 0.2))
             turns += watched
             longest, worked = max(longest, time.thread_time() - worked), time.thread_time()
-        healthy = None if status.state == "unknown" else status.counts_healthy
-        reason = status.reason.removesuffix("; not asked yet").removesuffix(", 1 of 1")
-        weight = str(status.weight or "") if healthy else ""
-        return Verdict(healthy, reason, weight, time.monotonic() - began, turns, longest if watched else 0.0)
+            for number, target in tuple(pending.items()):
+                status = checker.status(target)
+                if status.reason == "not asked yet":
+                    continue
+                healthy = None if status.state == "unknown" else status.counts_healthy
+                reason = status.reason.removesuffix("; not asked yet").removesuffix(", 1 of 1")
+                weight = str(status.weight or "") if healthy else ""
+                seconds = time.monotonic() - began
+                verdicts[number] = Verdict(
+                    healthy, reason, weight, seconds, turns, longest if watched else 0.0
+                )
+                del pending[number]
+        return [verdicts[number] for number in range(len(targets))]
 
     async def story() -> list[Verdict]:
         process = Worker() if worker else None
@@ -182,7 +193,7 @@ def probed(*services: Service, worker: bool = False, watched: bool = False) -> l
             targets.append(replace(target, timing=replace(target.timing, rise=1, fall=1)))
             checker.follow(f"{number} {service.name}", targets[-1:], service.origin.author)
         try:
-            return list(await asyncio.gather(*(verdict(checker, target) for target in targets)))
+            return await answers(checker, targets)
         finally:
             for task in tasks:
                 task.cancel()
@@ -392,9 +403,7 @@ def running(
         return simulate(lived) if simulated else asyncio.run(lived)
 
 
-async def _live(
-    vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bool, later: float
-) -> T:
+async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bool, later: float) -> T:
     from aiohttp import ClientSession, UnixConnector
 
     from vipd.daemon import daemon

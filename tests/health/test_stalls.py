@@ -1,0 +1,163 @@
+"""While vipd's own event loop stands still nobody is condemned; and without checks nothing wakes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.health.servers import PATIENCE, full_backlog, run
+from tests.lab.recording_observer import RecordingObserver
+from tests.lab.simulated_time import simulate
+from vipd.health.checker import SAVE_SECONDS, HealthChecker
+from vipd.health.lag import LoopLag
+from vipd.health.probes.base import Prober
+from vipd.health.probes.tcp import TcpProber
+from vipd.health.result import ProbeResult
+from vipd.health.state import HealthState
+from vipd.model.check import Probe, TcpProbe, Timing
+from vipd.model.check_target import CheckTarget
+from vipd.model.service import Protocol
+
+PROBE = TcpProbe()
+FAST = Timing(interval=0.2, timeout=0.1, rise=2, fall=3)
+
+
+def target(port: int, probe: Probe, timeout: float = 60.0, address: str = "127.0.0.1") -> CheckTarget:
+    """Something to ask once."""
+    return CheckTarget(address, port, Protocol.TCP, probe, Timing(interval=PATIENCE, timeout=timeout))
+
+
+async def answer(prober: Prober, asked: CheckTarget) -> ProbeResult:
+    """What one question finds."""
+    future: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
+    prober.start(asked, future.set_result)
+    return await future
+
+
+@contextlib.contextmanager
+def prober() -> Iterator[TcpProber]:
+    loop = asyncio.get_running_loop()
+    lag = LoopLag(loop)
+    with TcpProber(loop, lag) as made:
+        lag.start()
+        yield made
+        lag.stop()
+
+
+def test_what_is_cancelled_is_not_told_and_closes_its_socket() -> None:
+    async def ask(port: int) -> list[ProbeResult]:
+        told: list[ProbeResult] = []
+        with prober() as made:
+            attempt = made.start(target(port, PROBE, 0.1), told.append)
+            attempt.cancel()
+            attempt.cancel()
+            await asyncio.sleep(0.3)
+        return told
+
+    with full_backlog() as port:
+        assert run(ask(port)) == []
+
+
+def test_silence_while_the_loop_stood_still_is_no_timeout() -> None:
+    """vipd hears nothing while it is busy; the time that a probe has is that in which it listens."""
+
+    async def ask(port: int) -> tuple[ProbeResult, float]:
+        with prober() as made:
+            asked = asyncio.create_task(answer(made, target(port, PROBE, 0.5)))
+            began = time.monotonic()
+            await asyncio.sleep(0.15)
+            time.sleep(1.0)  # noqa: ASYNC251 (the stall is the point)
+            return await asked, time.monotonic() - began
+
+    with full_backlog() as port:
+        result, seconds = run(ask(port))
+    assert result.good is False
+    assert seconds >= 1.3
+
+
+def test_an_answer_that_came_while_the_loop_stood_still_is_heard() -> None:
+    async def ask(port: int) -> ProbeResult:
+        with prober() as made:
+            asked = asyncio.create_task(answer(made, target(port, PROBE, 0.1)))
+            await asyncio.sleep(0)
+            time.sleep(0.4)  # noqa: ASYNC251 (the stall is the point)
+            return await asked
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert run(ask(listener.getsockname()[1])).good
+
+
+@contextlib.asynccontextmanager
+async def running(health: HealthChecker) -> AsyncIterator[HealthChecker]:
+    task = asyncio.create_task(health.run())
+    try:
+        yield health
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+def backend() -> Iterator[CheckTarget]:
+    """One that answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        yield CheckTarget("127.0.0.1", listener.getsockname()[1], Protocol.TCP, PROBE, FAST)
+
+
+def test_a_stalled_loop_condemns_nobody(backend: CheckTarget) -> None:
+    """vipd is busy for longer than the whole row of answers would take."""
+
+    async def story() -> None:
+        observer = RecordingObserver()
+        health = HealthChecker(observer=observer)
+        health.follow("web", [backend])
+        async with running(health):
+            while health.status(backend).state is not HealthState.HEALTHY:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            observer.verdicts.clear()
+            for _ in range(3):
+                time.sleep(1.0)  # noqa: ASYNC251 (the stall is the point)
+                await asyncio.sleep(0.05)
+            assert health.status(backend).state is HealthState.HEALTHY
+            assert observer.verdicts == []
+
+    run(story())
+
+
+def test_without_checks_it_hardly_wakes_the_loop(
+    backend: CheckTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats, next_beat = [], LoopLag._next
+
+    def beat(lag: LoopLag) -> None:
+        beats.append(lag)
+        next_beat(lag)
+
+    monkeypatch.setattr(LoopLag, "_next", beat)
+
+    async def during(seconds: float) -> int:
+        before = len(beats)
+        await asyncio.sleep(seconds)
+        return len(beats) - before
+
+    async def story() -> list[int]:
+        health = HealthChecker(clock=asyncio.get_running_loop().time)
+        async with running(health):
+            counts = [await during(60)]
+            health.follow("web", [backend])
+            counts.append(await during(60))
+            health.follow("web", [])
+            await asyncio.sleep(2 * SAVE_SECONDS)
+            counts.append(await during(60))
+            return counts
+
+    before, meanwhile, after = simulate(story())
+    assert (before, after) == (0, 0)
+    assert meanwhile >= 590
