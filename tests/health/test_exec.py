@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-import vipd.host
+import vipd
 from tests.health.servers import PATIENCE, as_wanted, checked, seen
 from tests.lab.inside import Verdict, probed
 from tests.lab.waiting import wait_until
@@ -29,7 +29,7 @@ from vipd.model.service import Service
 pytestmark = pytest.mark.root
 
 KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
-RUNNER = Path(vipd.host.__file__).with_name("program_runner.py")
+RUNNER = Path(vipd.__file__).with_name("host") / "program_runner.py"
 
 
 @pytest.fixture

@@ -106,6 +106,24 @@ def test_two_checks_of_one_backend_have_a_verdict_each(tmp_path: Path) -> None:
         assert found == {"web": "unhealthy", "patient": "healthy"}
 
 
+def test_of_two_ports_of_a_backend_each_has_its_own(tmp_path: Path) -> None:
+    """One that is new has none, beside one that is known."""
+    ports = [f"{ONE}:{number}" for number in (81, 82)]
+
+    async def story(vipd: Vipd) -> None:
+        vipd.backends[ports[0]] = REFUSED
+        await asyncio.sleep(10)
+
+    def known(name: str, first: list[str], then: str) -> dict[str, str]:
+        (tmp_path / name).mkdir()
+        running(story, lambda vipd: vipd.declare(service("web", *first)), tmp_path / name, simulated=True)
+        return after_restart(tmp_path / name, then)
+
+    changed = service("web", *ports, check=LONG)
+    assert known("both", ports, changed) == {ports[0]: "unhealthy", ports[1]: "healthy"}
+    assert known("one", ports[:1], service("web", *ports)) == {ports[0]: "unhealthy", ports[1]: "unknown"}
+
+
 @pytest.mark.parametrize("later", [620.0, -100.0], ids=["old", "of the future"])
 def test_nothing_is_trusted_that_is_old_or_of_the_future(later: float, tmp_path: Path) -> None:
     running(one_dies, declare_web, tmp_path, simulated=True)
@@ -128,12 +146,14 @@ def test_each_verdict_has_its_own_age(tmp_path: Path) -> None:
 def test_a_backend_that_is_left_out_is_remembered_for_a_while() -> None:
     async def story(vipd: Vipd) -> None:
         await one_dies(vipd)
-        for seconds, health in ((590, "unhealthy"), (620, "unknown")):
+        for seconds, health in ((590, "unhealthy"), (670, "unknown")):
             vipd.declare(service("web", TWO))
             await vipd.reload()
             await asyncio.sleep(seconds)
+            saved = (vipd.state_dir / "health.json").read_bytes()
             vipd.declare(WEB)
             await vipd.reload()
+            assert (ONE.encode() in saved) is (health == "unhealthy")
             assert (await shown(vipd))[PLACE]["health"] == health
 
     running(story, declare_web, simulated=True)

@@ -1,172 +1,130 @@
-"""200 backends that die and return while vipd is killed and started again, at moments that a seed chooses."""
+"""Backends that die and return while vipd is killed and started again, at moments that a seed chooses."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import random
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.health.servers import PATIENCE
-from tests.health.torture import address, targets
-from vipd.health.record_cache import check_id, probe_address
+from tests.dataplane.namespace import Namespace
+from tests.lab.daemon import Daemon
+from tests.lab.node import Node
+from tests.lab.waiting import wait_until
 
-BACKENDS = 200
-ROUNDS = 6
-Verdicts = dict[str, tuple[bool, str, str]]
+pytestmark = pytest.mark.root
+
+BACKENDS = 100
+ROUNDS = 5
+PORT = 9000
+CHECK = "interval: 300ms, timeout: 300ms, rise: 2"
+ADDRESSES = [f"10.244.7.{n}" for n in range(1, BACKENDS + 1)]
+SERVICES = f"""\
+  - {{name: tcp, address: 10.96.7.1, ports: [{PORT}], backends: [{", ".join(ADDRESSES)}],
+     check: {{type: tcp, {CHECK}, fall: 2}}}}
+  - {{name: patient, address: 10.96.7.2, ports: [{PORT}], backends: [{", ".join(ADDRESSES[::10])}],
+     check: {{type: tcp, {CHECK}, fall: 4}}}}
+  - {{name: http, address: 10.96.7.3, ports: [{PORT}], backends: [{", ".join(ADDRESSES[::10])}],
+     check: {{type: http, {CHECK}, fall: 2}}}}
+"""
 
 
-class Backends:
-    """Listeners, of which some are dead."""
+class Servers:
+    """Listeners on a host, of which some are dead. None of them speaks HTTP."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self.alive: dict[int, socket.socket] = {}
-        first = socket.create_server((address(0), 0), backlog=512)
-        self.port = first.getsockname()[1]
-        self.alive[0] = first
-        for number in range(1, BACKENDS):
-            self.revive(number)
-        stack.callback(self.kill_all)
+    def __init__(self, host: Node) -> None:
+        self._host = host
+        self._alive: dict[str, socket.socket] = {}
 
-    def revive(self, number: int) -> None:
-        self.alive[number] = socket.create_server((address(number), self.port), backlog=512)
+    def revive(self, *addresses: str) -> None:
+        with self._host.entered():
+            for address in addresses:
+                self._alive[address] = socket.create_server((address, PORT), backlog=512)
 
-    def kill(self, number: int) -> None:
-        self.alive.pop(number).close()
+    def kill(self, *addresses: str) -> None:
+        for address in addresses:
+            self._alive.pop(address).close()
 
-    def kill_all(self) -> None:
-        for number in tuple(self.alive):
-            self.kill(number)
+    def close(self) -> None:
+        """End all."""
+        self.kill(*self._alive.copy())
 
     def flap(self, chance: random.Random) -> None:
         """Some die, and some of the dead return."""
-        for number in chance.sample(range(BACKENDS), BACKENDS // 5):
-            if number in self.alive:
-                self.kill(number)
-            else:
-                self.revive(number)
+        chosen = set(chance.sample(ADDRESSES, BACKENDS // 5))
+        self.kill(*(alive := chosen & self._alive.keys()))
+        self.revive(*chosen - alive)
+
+    def dead(self) -> set[str]:
+        """What cannot serve, as `service address`."""
+        bad = {address for address in ADDRESSES if address not in self._alive}
+        tcp = {f"{name} {address}" for name, some in SERVED.items() for address in some if address in bad}
+        return tcp | {f"http {address}" for address in ADDRESSES[::10]}
 
 
-class Vipd:
-    """The process; `at_start` is what it says before it has asked anybody."""
-
-    def __init__(self, file: Path, port: int) -> None:
-        argv = [sys.executable, "-m", "tests.health.torture", str(file), str(port), str(BACKENDS)]
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.at_start = self._read()
-
-    def verdicts(self) -> Verdicts:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> Verdicts:
-        assert self._process.stdout is not None
-        found: Verdicts = json.loads(self._process.stdout.readline())
-        return found
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+SERVED = {"tcp": ADDRESSES, "patient": ADDRESSES[::10]}
 
 
-@contextmanager
-def backends() -> Iterator[Backends]:
-    with ExitStack() as stack:
-        yield Backends(stack)
+@pytest.fixture
+def host() -> Iterator[Node]:
+    with Namespace() as made:
+        node = Node(made.name, "host", "", "")
+        node.run("ip", "link", "add", "backends", "type", "bridge")
+        node.run("ip", "link", "set", "backends", "up")
+        node.run("ip", "link", "set", "lo", "up")
+        for address in ADDRESSES:
+            node.run("ip", "address", "add", f"{address}/24", "dev", "backends")
+        yield node
 
 
-def until(condition: Callable[[], list[str]]) -> None:
-    """Wait until nothing is amiss any more."""
-    end = time.monotonic() + PATIENCE
-    while amiss := condition():
-        assert time.monotonic() < end, amiss[:5]
-        time.sleep(0.1)
+def seen(daemon: Daemon) -> dict[str, dict[str, str]]:
+    """The health of each backend and its reason, as `service address`, by the state that it is in."""
+    found: dict[str, dict[str, str]] = {"healthy": {}, "unhealthy": {}, "unknown": {}}
+    for name in ("tcp", "patient", "http"):
+        for forwarding in daemon.get(f"services/{name}")["service"]["forwardings"]:
+            for endpoint in forwarding["endpoints"]:
+                found[endpoint["health"]][f"{name} {endpoint['address']}"] = endpoint["check"]
+    return found
 
 
-def dead(found: Backends) -> set[str]:
-    """Targets that cannot answer well."""
-    names = targets(found.port, BACKENDS)
-    return {n for n in names if n.startswith("http") or int(n.split()[1]) not in found.alive}
-
-
-def wrong(found: Backends, verdicts: Verdicts) -> list[str]:
+def amiss(daemon: Daemon, servers: Servers) -> set[str]:
     """Verdicts that are not what the backends say; one that flapped may be held down for a while."""
-    bad = dead(found)
-    return [
-        f"{name}: {state}, {fit}: {reason}"
-        for name, (fit, state, reason) in verdicts.items()
-        if state != ("unhealthy" if name in bad else "healthy") and (name in bad or "held down" not in reason)
-    ]
-
-
-def unfit(verdicts: Verdicts) -> set[str]:
-    return {name for name, (fit, _, _) in verdicts.items() if not fit}
-
-
-def saved_unfit(file: Path, port: int) -> set[str]:
-    """What the file says of each target, by name."""
-    if not file.exists():
-        return set()
-    read = json.loads(file.read_bytes())
-    both = zip(read["verdicts"], read["checks"], strict=True)
-    bad = {(*entry[:3], check[0]) for entry, check in both if entry[4] == "unhealthy"}
-    asked = targets(port, BACKENDS).items()
-    return {name for name, target in asked if (*probe_address(target), check_id(target)) in bad}
-
-
-class Life:
-    """vipd with its backends, killed and started again."""
-
-    def __init__(self, file: Path, found: Backends) -> None:
-        self._file, self._found = file, found
-        self.vipd = Vipd(file, found.port)
-        self.kills = 0
-
-    def settle(self) -> None:
-        """Verdicts are what the backends say, and the bad ones are on disk."""
-        until(lambda: wrong(self._found, self.vipd.verdicts()))
-        until(lambda: sorted(dead(self._found) - saved_unfit(self._file, self._found.port)))
-
-    def kill(self) -> set[str]:
-        """Kill it and start it again: what it was not to use then."""
-        self.vipd.kill()
-        self.kills += 1
-        saved = saved_unfit(self._file, self._found.port)
-        self.vipd = Vipd(self._file, self._found.port)
-        assert unfit(self.vipd.at_start) == saved
-        return saved
+    found, dead = seen(daemon), servers.dead()
+    held = {place for place, why in found["unhealthy"].items() if "held down" in why}
+    return (found["unhealthy"].keys() - held) ^ (dead - held) | found["unknown"].keys()
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_no_dead_backend_serves_after_a_restart_for_longer_than_its_check_needs(
-    seed: int, tmp_path: Path
+    seed: int, host: Node
 ) -> None:
-    chance = random.Random(seed)
-    with backends() as found:
-        life = Life(tmp_path / "health.json", found)
-        try:
-            for _ in range(ROUNDS):
-                life.settle()
-                assert dead(found) <= life.kill()
-                # In the middle of it: what is on disk counts, the rest is found out anew.
-                found.flap(chance)
-                for _ in range(chance.randrange(3)):
-                    time.sleep(chance.random())
-                    life.kill()
-            life.settle()
-        finally:
-            life.vipd.kill()
-        print(f"{life.kills} kills, {len(found.alive)} of {BACKENDS} backends alive in the end")
+    chance, servers, kills = random.Random(seed), Servers(host), 0
+    servers.revive(*ADDRESSES)
+    with contextlib.closing(servers), Daemon(host, SERVICES) as daemon:
+
+        def settle() -> None:
+            wait_until(lambda: not amiss(daemon, servers), lambda: str(sorted(amiss(daemon, servers))[:5]))
+
+        def kill() -> None:
+            nonlocal kills
+            daemon.kill()
+            daemon.start()
+            kills += 1
+
+        for _ in range(ROUNDS):
+            settle()
+            time.sleep(1)  # a bad verdict is on disk a tenth of a second later
+            dead = servers.dead()
+            kill()
+            first = seen(daemon)["unhealthy"].keys()
+            assert dead <= first, "what was known before the crash"
+            # In the middle of it: what is on disk counts, the rest is found out anew.
+            servers.flap(chance)
+            for _ in range(chance.randrange(3)):
+                time.sleep(chance.random())
+                kill()
+        settle()
+        print(f"{kills} kills")

@@ -157,6 +157,7 @@ def test_records_read_as_in_a_zone_file() -> None:
         )
     spelled = {
         "case and dot": ("NS", records["NS"][0], "NS.Example.Com.", "good"),
+        "case of the record": ("NS", b"\2NS\xc0\x10", "ns.example.com", "good"),
         "spelling": ("AAAA", b"\xfd" + bytes(14) + b"\1", "FD00:0:0::1", "good"),
         "a beginning": ("A", bytes([192, 0, 2, 1]), "192.0.2.11", "bad: the answer is 192.0.2.1"),
     }
