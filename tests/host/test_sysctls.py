@@ -151,4 +151,4 @@ def test_a_record_that_is_damaged_is_kept_aside_and_told(host: Node) -> None:
     record.write_text(DAMAGED[1])
     with daemon:
         warnings = [text for text in daemon.status()["warnings"] if "not known to vipctl cleanup" in text]
-        assert any(f"{RECORD}.damaged-{len(DAMAGED) + 1}" in text for text in warnings)
+        assert any(f"{RECORD}.damaged-" in text for text in warnings), warnings

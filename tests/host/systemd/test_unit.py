@@ -43,7 +43,12 @@ def test_ready_is_told_when_the_rules_are_in_the_kernel_and_not_before(node: Uni
     node.begin()
     wait_until(lambda: node.tools.calls() >= 4, "several tries")
     wait_until(lambda: any(REFUSAL in text for text in told.all("STATUS")), "a status that says why")
-    assert not ready(node)
+    node.signal(signal.SIGHUP)
+    extended, calls = len(told.all("EXTEND_TIMEOUT_USEC")), node.tools.calls()
+    wait_until(lambda: node.tools.calls() >= calls + 2, "further tries")
+    told.catch_up()
+    assert not ready(node), "nor by a reload"
+    assert len(told.all("EXTEND_TIMEOUT_USEC")) == extended, "a start that failed is not prolonged"
     assert VIP not in node.rules()
     node.tools.unset("broken")
     wait_until(lambda: ready(node), "ready")
@@ -51,6 +56,17 @@ def test_ready_is_told_when_the_rules_are_in_the_kernel_and_not_before(node: Uni
     # An event of the host may have asked for another step meanwhile.
     wait_until(lambda: told.all("STATUS")[-1] == IN_SYNC, "in sync in the status")
     assert node.tools.inherited() == "", "what vipd starts must not speak in its name"
+
+
+def test_ready_that_nobody_took_is_told_again() -> None:
+    with unit(WATCHDOG_USEC="1000000") as node:
+        node.declare("dns.yaml", block(VIP, "dns", "10.244.0.5"))
+        (node.root / "notify").rename(node.root / "away")
+        node.begin()
+        node.wait_for(lambda: node.get("status")["state"] == "in-sync")
+        assert node.manager.told == []
+        (node.root / "away").rename(node.root / "notify")
+        wait_until(lambda: ready(node), "ready")
 
 
 @pytest.mark.nightly
