@@ -1,87 +1,37 @@
+"""Settings from files, the environment and the command line: what is wrong is told, all of it, by its line."""
+
 from __future__ import annotations
 
+import contextlib
+import io
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from vipd.host.settings.settings import Settings, load_settings, unknown_environment
-from vipd.host.settings.settings_file import SettingsError, parse_assignments
-from vipd.model.service import Family, Masquerade
+from tests.api.daemon_process import ConfiguredHost, host
+from tests.lab.inside import vipctl
+from tests.model.samples import HEAD, block
 
 
-def problems(*args: object, text: str | None = None, tmp_path: Path | None = None, **kwargs: object) -> str:
-    """The lines of the SettingsError that loading raises."""
-    if text is not None and tmp_path is not None:
-        (tmp_path / "vipd.yaml").write_text(text)
-        args = (tmp_path / "vipd.yaml",)
-    with pytest.raises(SettingsError) as caught:
-        load_settings(*args, **kwargs)  # type: ignore[arg-type]  # as each test says
-    return "\n".join(caught.value.problems)
+def told(directory: Path, text: str | bytes | None, *assignments: str) -> str:
+    """What `vipctl check` says of a file of settings; None: there is none."""
+    (directory / "services.d").mkdir(exist_ok=True)
+    file = directory / "vipd.yaml"
+    file.unlink(missing_ok=True)
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    argv = ["check", str(directory / "services.d"), "--settings", str(file)]
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
+        code = vipctl([*argv, *(word for each in assignments for word in ("--set", each))])
+    said = stderr.getvalue()
+    assert bool(said) == bool(code), said
+    return said.replace(f"{file}:", "FILE:").removesuffix("vipctl: unusable settings\n")
 
 
-def test_environment_wins_over_the_file_and_flags_over_both(tmp_path: Path) -> None:
-    config = tmp_path / "vipd.yaml"
-    config.write_text("log_level: error\nmark_bit: 3\nsocket_group: file\n")
-    settings = load_settings(
-        config, {"log_level": "debug"}, {"VIPD_LOG_LEVEL": "info", "VIPD_MARK_BIT": "4", "LOG_LEVEL": "x"}
-    )
-    assert (settings.log_level, settings.mark_bit, settings.socket_group) == ("debug", 4, "file")
-    assert settings.flow_mark_bit == Settings.model_fields["flow_mark_bit"].default
-
-
-def test_the_process_environment_counts_only_when_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VIPD_LOG_LEVEL", "debug")
-    assert load_settings().log_level == "info"
-
-
-def test_an_empty_environment_variable_means_the_default() -> None:
-    assert load_settings(environment={"VIPD_MARK_BIT": ""}).mark_bit == 14
-
-
-@pytest.mark.parametrize("given", ["10.0.0.0/8,fd00::/8", " 10.0.0.0/8 , fd00::/8 ,"])
-def test_lists_in_the_environment_are_separated_by_commas(given: str) -> None:
-    settings = load_settings(environment={"VIPD_CLUSTER_CIDRS": given})
-    assert settings.cluster_cidrs == ("10.0.0.0/8", "fd00::/8")
-    assert settings.cluster_cidrs_of(Family.IPV6) == ("fd00::/8",)
-
-
-@pytest.mark.parametrize(
-    ("given", "command"),
-    [
-        ("/bin/a", ("/bin/a",)),
-        ("[/bin/a, '-x, y', \"7\"]", ("/bin/a", "-x, y", "7")),
-        ("", ()),
-    ],
-)
-def test_a_command_in_the_environment_is_a_path_or_a_list(given: str, command: tuple[str, ...]) -> None:
-    assert load_settings(environment={"VIPD_NOTIFY": given}).notify == command
-
-
-def test_a_command_is_limited_in_length() -> None:
-    with pytest.raises(SettingsError, match="longer than 4096 characters"):
-        load_settings(flags={"notify": ["/bin/a", "x" * 4096]})
-
-
-def test_lists_in_the_file_are_lists_and_networks_get_their_usual_spelling(tmp_path: Path) -> None:
-    (tmp_path / "c").write_text("cluster_cidrs: [10.0.0.0/8, 'FD00:0::/8']\n")
-    assert load_settings(tmp_path / "c").cluster_cidrs == ("10.0.0.0/8", "fd00::/8")
-
-
-def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
-    text = "colour: red\nmark_bit: 32\nchain_prefix: vipd-long\nservices_dir: etc/x\n"
-    text += "cluster_cidrs: [10.0.0.1/8]\n"
-    told = problems(text=text, tmp_path=tmp_path, flags={"log_level": "loud"})
-    for name in ("colour", "mark_bit", "chain_prefix", "services_dir", "cluster_cidrs", "log_level"):
-        assert name in told
-    assert "absolute" in told
-    assert "unknown setting" in told
-    assert "10.244.0.0/16" in told, "the hint shows what a network looks like"
-    assert str(tmp_path / "vipd.yaml") in told
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+WRONG_VALUES = [
         ("log_level: loud\n", 'log_level: must be one of debug, info, warning, error, not "loud"'),
         (
             "log_level: warn\n",
@@ -111,15 +61,15 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
         ),
         ("markbit: 3\n", "markbit: unknown setting; hint: did you mean mark_bit?"),
         ("weather: fair\n", "weather: unknown setting; hint: man vipd.yaml tells them all"),
-    ],
-)
-def test_wrong_values_are_told_in_our_own_words(tmp_path: Path, text: str, said: str) -> None:
-    assert problems(text=text, tmp_path=tmp_path) == f"{tmp_path}/vipd.yaml:1: {said}"
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_wrong_values_are_told_in_our_own_words(tmp_path: Path) -> None:
+    shown = {text: told(tmp_path, text) for text, _ in WRONG_VALUES}
+    assert shown == {text: f"FILE:1: {said}\n" for text, said in WRONG_VALUES}
+
+
+LINES = [
         (
             "# a\n\nsocket: x\nmark_bit: 99\n",
             [":3: socket: must be an absolute path", ":4: mark_bit: must be"],
@@ -130,31 +80,18 @@ def test_wrong_values_are_told_in_our_own_words(tmp_path: Path, text: str, said:
         ("zone: a\nmetrics_address: [::1]:9090\n", [":2: YAML syntax: ", 'put IPv6 in quotes: "[::1]:9090"']),
         ("mark_bit: 3\nzone: a\nmark_bit: 4\n", [':3: the key "mark_bit" stands twice']),
         ("zone: a\n---\nzone: b\n", [": more than one document; hint: keep one"]),
-    ],
-)
-def test_a_problem_of_the_file_names_its_line(tmp_path: Path, text: str, said: list[str]) -> None:
-    told = problems(text=text, tmp_path=tmp_path)
-    assert "\nin " not in told
-    for words in said:
-        assert f"{tmp_path}/vipd.yaml{words}" in told if words.startswith(":") else words in told
+]
 
 
-def test_what_stands_on_the_command_line_has_no_line() -> None:
-    with pytest.raises(SettingsError) as caught:
-        parse_assignments(["cluster_cidrs=[10.0.0.0/8"])
-    assert caught.value.problems[0].startswith("--set cluster_cidrs=[10.0.0.0/8: YAML syntax: ")
+def test_a_problem_of_the_file_names_its_line(tmp_path: Path) -> None:
+    for text, words in LINES:
+        shown = told(tmp_path, text)
+        assert "\nin " not in shown
+        missing = [each for each in words if (f"FILE{each}" if each.startswith(":") else each) not in shown]
+        assert missing == [], (text, shown)
 
 
-def test_a_fault_of_the_environment_is_not_blamed_on_the_file(tmp_path: Path) -> None:
-    (tmp_path / "vipd.yaml").write_text("log_level: info\n")
-    with pytest.raises(SettingsError) as caught:
-        load_settings(tmp_path / "vipd.yaml", {}, {"VIPD_LOG_LEVEL": "loud"})
-    assert "vipd.yaml" not in caught.value.problems[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+REFUSED = [
         ("log_level: info\nlog_level: debug\n", "twice"),
         ("- a\n", "mapping"),
         ("a: [\n", "vipd.yaml:2: YAML syntax: "),
@@ -165,55 +102,85 @@ def test_a_fault_of_the_environment_is_not_blamed_on_the_file(tmp_path: Path) ->
         ("chain_prefix: VIPDVIPD\n", "chain_prefix"),
         ("chain_prefix: V-D\n", "chain_prefix"),
         ("log_level: !!python/object/apply:os.getcwd []\n", "vipd.yaml:1: the YAML tag"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path, text: str, said: str) -> None:
-    told = problems(text=text, tmp_path=tmp_path)
-    assert said in told
-    assert "vipd.yaml" in told
+    ("[a]: 1\n", ""),
+    ("{a: 1}: 2\n", ""),
+    ("log_level: 2026-13-45\n", ""),
+]
 
 
-@pytest.mark.parametrize(
-    "text", ["[a]: 1\n", "{a: 1}: 2\n", "log_level: 2026-13-45\n"], ids=["list key", "mapping key", "date"]
-)
-def test_odd_yaml_is_refused_and_not_a_crash(tmp_path: Path, text: str) -> None:
-    assert "vipd.yaml" in problems(text=text, tmp_path=tmp_path)
+def test_a_file_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path) -> None:
+    for text, said in REFUSED:
+        shown = told(tmp_path, text)
+        assert said in shown.replace("FILE", "vipd.yaml"), (text, shown)
+        assert "FILE:" in shown
+        assert "Traceback" not in shown
+    assert "No such file" in told(tmp_path, None)
+    assert "UTF-8" in told(tmp_path, b"\xff\xfe")
+    assert told(tmp_path, "# nothing\n") == ""
 
 
-def test_files_that_are_missing_empty_or_not_text(tmp_path: Path) -> None:
-    assert "No such file" in problems(tmp_path / "none.yaml")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    assert "UTF-8" in problems(tmp_path / "bytes")
-    (tmp_path / "empty").write_text("# nothing\n")
-    assert load_settings(tmp_path / "empty") == load_settings()
+def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+    text = "colour: red\nmark_bit: 32\nchain_prefix: vipd-long\nservices_dir: etc/x\n"
+    text += "cluster_cidrs: [10.0.0.1/8]\n"
+    shown = told(tmp_path, text, "log_level=loud")
+    for name in ("colour", "mark_bit", "chain_prefix", "services_dir", "cluster_cidrs", "log_level"):
+        assert name in shown
+    assert "absolute" in shown
+    assert "unknown setting" in shown
+    assert "10.244.0.0/16" in shown, "the hint shows what a network looks like"
 
 
-def test_assignments_are_read_as_in_the_file() -> None:
-    given = ["mark_bit=5", "cluster_cidrs=[10.0.0.0/8]", "accept_forwarded=false", "socket_group= a=b "]
-    settings = load_settings(flags=parse_assignments(given))
-    assert settings.mark_bit == 5
-    assert settings.cluster_cidrs == ("10.0.0.0/8",)
-    assert settings.accept_forwarded is False
-    assert settings.socket_group == "a=b"
+def test_assignments_on_the_command_line_have_no_line(tmp_path: Path) -> None:
+    assert told(tmp_path, "", "mark_bit=5", "cluster_cidrs=[10.0.0.0/8]", "socket_group= a=b ") == ""
+    assert told(tmp_path, "", "cluster_cidrs=[10.0.0.0/8").startswith("--set cluster_cidrs=[10.0.0.0/8: YAML syntax: ")
+    for wrong in ("mark_bit", "a=[", "=5", f"notify=[/bin/a, {'x' * 4096}]"):
+        assert told(tmp_path, "", wrong)
+    assert "longer than 4096 characters" in told(tmp_path, "", f"notify=[/bin/a, {'x' * 4096}]")
 
 
-@pytest.mark.parametrize("given", ["mark_bit", "a=[", "=5"])
-def test_what_is_no_assignment_is_refused_with_its_text(given: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        load_settings(flags=parse_assignments([given]))
-    assert "\n".join(caught.value.problems)
+class WithEnvironment(ConfiguredHost):
+    """A host whose daemon has these variables and flags."""
+
+    environment: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    def argv(self, *arguments: str, module: str = "vipd") -> list[str]:
+        """The command line."""
+        entered = super().argv(*arguments, module=module)
+        return [*entered[:4], "env", *self.environment, *entered[4:], *self.flags]
 
 
-def test_names_under_our_prefix_that_are_no_setting_are_told() -> None:
-    environment = {"VIPD_LOG_LEVEL": "x", "VIPD_LOGLEVEL": "x", "VIPD_": "", "HOME": "/"}
-    assert unknown_environment(environment) == ["VIPD_", "VIPD_LOGLEVEL"]
+@pytest.fixture
+def configured() -> Iterator[WithEnvironment]:
+    with host() as made:
+        (made.root / "other").mkdir()
+        yield WithEnvironment(made.namespace, made.root / "other")
 
 
-def test_masquerade_auto_depends_on_the_cluster_networks_of_the_family() -> None:
-    settings = load_settings(flags={"cluster_cidrs": ["10.0.0.0/8"]})
-    assert settings.masquerade_for(Family.IPV4) is Masquerade.OFF_CLUSTER
-    assert settings.masquerade_for(Family.IPV6) is Masquerade.FORWARDED
-    compatible = load_settings(flags={"compat": "kube-proxy", "cluster_cidrs": ["10.244.0.0/16"]})
-    assert compatible.masquerade_for(Family.IPV4) is Masquerade.OFF_CLUSTER
-    assert compatible.masquerade_for(Family.IPV6) is Masquerade.HAIRPIN
-    assert load_settings(flags={"masquerade": "always"}).masquerade_for(Family.IPV6) is Masquerade.ALWAYS
+@pytest.mark.root
+def test_environment_wins_over_the_file_and_flags_over_both(configured: WithEnvironment) -> None:
+    """Empty means the default, and a name under the prefix that is no setting is told."""
+    configured.settings |= {"log_level": "error", "mark_bit": 3, "node_name": "file"}
+    configured.environment = (
+        *("VIPD_LOG_LEVEL=info", "VIPD_MARK_BIT=4", "VIPD_FLOW_MARK_BIT=", "LOG_LEVEL=x", "VIPD_MARKBIT=5"),
+        "VIPD_CLUSTER_CIDRS= 10.0.0.0/8 , FD00:0::/8 ,",
+        "VIPD_NOTIFY=[/bin/true, '-x, y', \"7\"]",
+    )
+    configured.write("a.yaml", HEAD + block("10.96.0.1", "a", "10.244.0.1"))
+    configured.flags = ("--set", "mark_bit=6")
+    configured.start()
+    settings = configured.get("status")["settings"]
+    configured.end(signal.SIGTERM)
+    assert (settings["log_level"], settings["mark_bit"], settings["node_name"]) == ("info", 6, "file")
+    assert (settings["flow_mark_bit"], settings["cluster_cidrs"]) == (13, ["10.0.0.0/8", "fd00::/8"])
+    assert settings["notify"] == ["/bin/true", "-x, y", "7"]
+    assert "VIPD_MARKBIT" in configured.log()
+
+
+@pytest.mark.root
+def test_a_fault_of_the_environment_is_not_blamed_on_the_file(configured: WithEnvironment) -> None:
+    configured.environment = ("VIPD_LOG_LEVEL=loud", "VIPD_NOTIFY=bin/a")
+    done = configured.vipd("--check")
+    assert done.returncode == 78
+    assert "VIPD_LOG_LEVEL" in done.stderr or "log_level" in done.stderr
+    assert "vipd.yaml" not in done.stderr
