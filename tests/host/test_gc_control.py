@@ -14,7 +14,10 @@ def printed(code: str) -> list[str]:
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
-    return [*done.stdout.splitlines(), *(line for line in done.stderr.splitlines() if line.startswith("Arena "))]
+    return [
+        *done.stdout.splitlines(),
+        *(line for line in done.stderr.splitlines() if line.startswith("Arena ")),
+    ]
 
 
 LOADS = """

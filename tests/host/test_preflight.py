@@ -1,288 +1,158 @@
-"""Why the daemon does not start, in words that are true."""
+"""Why the daemon does not start, in words that are true: real daemons in network namespaces of their own."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
-import re
-import signal
 import socket
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from vipd.host import preflight as start
-from vipd.host.preflight import StartError, locked_inodes, namespace_locks, state_lock
-from vipd.host.settings.settings import Settings
+from tests.dataplane.namespace import Namespace
+from tests.lab.daemon import Daemon
+from tests.lab.node import Node
+
+pytestmark = pytest.mark.root
 
 PREFIX = "STARTT"
-NOBODY = 65534
+RUNTIME = Path("/run/vipd")
 
 
-@pytest.fixture(autouse=True)
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What stands for /run/vipd."""
-    monkeypatch.setattr(start, "RUNTIME_DIR", tmp_path / "run")
-    return tmp_path / "run"
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with namespace() as made:
+        yield made
 
 
-def settings(tmp_path: Path, state: str = "state") -> Settings:
-    return Settings(state_dir=tmp_path / state, chain_prefix=PREFIX)
+@contextlib.contextmanager
+def namespace() -> Iterator[Node]:
+    with Namespace() as made:
+        yield Node(made.name, "host", "", "")
 
 
-def refused(tmp_path: Path, state: str = "state") -> StartError:
-    with pytest.raises(StartError) as raised, state_lock(settings(tmp_path, state)):
-        pass
-    return raised.value
+def lock_of(node: Node) -> Path:
+    """The lock file of a network namespace."""
+    inode = node.run("stat", "-L", "-c", "%i", "/proc/self/ns/net").stdout.strip()
+    return RUNTIME / f"netns-{inode}-{PREFIX}.lock"
 
 
-@contextmanager
-def another(tmp_path: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds a state directory of its own, started by some words."""
-    program = f"""if True:
-        import sys, time
-        from pathlib import Path
-        from vipd.host import preflight as start
-        from vipd.host.settings.settings import Settings
-        start.RUNTIME_DIR = Path({str(tmp_path / "run")!r})
-        with start.state_lock(Settings(state_dir={str(tmp_path / "other")!r}, chain_prefix={PREFIX!r})):
-            print("held", flush=True)
-            time.sleep(600)
-    """
-    argv = [*before, sys.executable, "-c", program]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            yield process
-        finally:
-            process.kill()
+def refusal(daemon: Daemon) -> str:
+    """What a daemon with these settings says that cannot start."""
+    argv = (sys.executable, "-m", "vipd", "--config", str(daemon.config), "--once")
+    done = daemon.host.run(*argv, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
 
 
-def test_another_daemon_is_named_where_there_is_one(tmp_path: Path) -> None:
-    with state_lock(settings(tmp_path)):
-        assert f"another vipd runs on {tmp_path / 'state'} (pid {os.getpid()}); hint: systemctl" in str(
-            refused(tmp_path)
-        )
-    with another(tmp_path) as process:
-        told = str(refused(tmp_path))
+@contextlib.contextmanager
+def configured(node: Node) -> Iterator[Daemon]:
+    """A daemon that is not started."""
+    daemon = Daemon(node, chain_prefix=PREFIX)
+    with daemon._directory:
+        yield daemon
+
+
+def test_another_daemon_is_named_where_there_is_one(node: Node) -> None:
+    with Daemon(node, chain_prefix=PREFIX) as daemon, configured(node) as other:
+        pid = daemon.status()["pid"]
+        state = f"another vipd runs on {daemon.state_dir} (pid {pid}); hint: systemctl status vipd"
+        assert state in refusal(daemon)
+        told = refusal(other)
         assert f"another vipd writes the chains {PREFIX}-*" in told
-        assert f"(pid {process.pid}); hint: stop it" in told
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    with state_lock(settings(tmp_path)):
-        pass
+        assert f"(pid {pid}); hint: stop it" in told
+        daemon.kill()
+        other.start()
+        other.stop()
 
 
-def test_no_local_user_can_hold_what_vipd_needs(tmp_path: Path, runtime: Path) -> None:
+def test_no_local_user_can_hold_what_vipd_needs(node: Node) -> None:
     """Abstract sockets belong to everybody, and so do files that others can open."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
+    with configured(node) as daemon, node.entered(), socket.socket(socket.AF_UNIX) as held:
         held.bind(f"\0vipd/{PREFIX}")
-        with state_lock(settings(tmp_path)):
-            locks = [*runtime.iterdir(), tmp_path / "state/lock"]
-            assert len(locks) == 2
-            assert {path.stat().st_mode & 0o777 for path in locks} == {0o600}
-            assert runtime.stat().st_mode & 0o777 == 0o755, "the API's socket is there, too"
+        daemon.state_dir.mkdir()
+        (daemon.state_dir / "lock").touch(0o640)  # of an older version: open to its group
+        with daemon:
+            for path in (lock_of(node), daemon.state_dir / "lock"):
+                assert path.stat().st_mode & 0o777 == 0o600
+            assert RUNTIME.stat().st_mode & 0o777 == 0o755, "the API's socket is there, too"
 
 
-def test_a_lock_of_an_older_version_is_closed_to_its_group(tmp_path: Path) -> None:
-    path = tmp_path / "state/lock"
-    path.parent.mkdir()
-    path.touch(0o640)
-    with state_lock(settings(tmp_path)):
-        assert path.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.root
-def test_each_network_namespace_has_its_own(tmp_path: Path, runtime: Path) -> None:
-    with another(tmp_path, "unshare", "--net"), state_lock(settings(tmp_path)):
-        assert len(list(runtime.iterdir())) == 2
-        assert list(namespace_locks(runtime, Path("/proc"))) == [PREFIX]
-    assert len(list(runtime.iterdir())) == 1, "the one that was killed is left"
-
-
-@pytest.mark.root
-def test_locks_that_killed_daemons_left_go_and_those_held_stay(tmp_path: Path, runtime: Path) -> None:
-    with contextlib.ExitStack() as kept:
-        with another(tmp_path, "unshare", "--net") as killed:
-            # While it is open, the next namespace does not get the same number.
-            kept.enter_context(Path(f"/proc/{killed.pid}/ns/net").open("rb", buffering=0))
+def test_each_network_namespace_has_its_own_lock_and_those_that_killed_daemons_left_go(node: Node) -> None:
+    with namespace() as second, namespace() as third, Daemon(node, chain_prefix=PREFIX) as daemon:
+        with Daemon(second, chain_prefix=PREFIX) as killed:
+            assert lock_of(second) != lock_of(node)
             killed.kill()
-            killed.wait()
-        (left,) = runtime.iterdir()
-        others = [runtime / "vipd.sock", runtime / "netns-x-V.lock"]
-        for path in others:
-            path.touch()
-        (runtime / "netns-7-LINK.lock").symlink_to(others[1])
-        (runtime / "netns-7-DIR.lock").mkdir()
-        with another(tmp_path, "unshare", "--net"):
-            assert not left.exists(), "each start removes them"
-            (held,) = set(runtime.glob("netns-[0-9]*-STARTT.lock"))
-            others.append(runtime / f"netns-{Path('/proc/self/ns/net').stat().st_ino}-OTHER.lock")
-            others[-1].touch()
-            with state_lock(settings(tmp_path)):
-                assert held.exists()
-                assert all(path.exists() for path in others), "no lock, or of this network namespace"
+        left = lock_of(second)
+        assert left.exists()
+        other = [RUNTIME / "netns-x-V.lock", RUNTIME / "netns-7-LINK.lock", RUNTIME / "netns-7-DIR.lock"]
+        other[0].touch()
+        other[1].symlink_to(other[0])
+        other[2].mkdir()
+        try:
+            with Daemon(third, chain_prefix=PREFIX):
+                assert not left.exists(), "each start removes them"
+                assert lock_of(node).exists(), "it is held"
+                assert all(path.exists() for path in other), "no locks"
+        finally:
+            other[2].rmdir()
+            for path in other[:2]:
+                path.unlink()
+        assert daemon.status()["state"] == "in-sync"
 
 
-def test_a_lock_that_is_exchanged_meanwhile_is_not_removed(
-    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its holder ends, and the next one begins, between its opening and its locking."""
-    flock, old = fcntl.flock, runtime / "netns-7-VIPD.lock"
-    runtime.mkdir(0o755)
-    old.touch()
-
-    def late(descriptor: int, operation: int) -> None:
-        if os.fstat(descriptor).st_ino == old.stat().st_ino:
-            old.unlink()
-            old.write_text("of the next one\n")
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with state_lock(settings(tmp_path)):
-        assert old.read_text() == "of the next one\n"
+def test_a_directory_that_everybody_may_write_to_is_refused(node: Node) -> None:
+    with configured(node) as daemon:
+        daemon.state_dir.mkdir()
+        daemon.state_dir.chmod(0o1777)
+        told = refusal(daemon)
+        assert f"everybody may write to {daemon.state_dir}; hint: chmod o-w {daemon.state_dir}" in told
+        assert told.count("hint:") == 1
 
 
-def test_who_looks_whether_a_lock_is_held_keeps_nobody_from_starting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flock, refusals = fcntl.flock, [1, 1]
-
-    def busy(descriptor: int, operation: int) -> None:
-        if "netns-" in Path(f"/proc/self/fd/{descriptor}").readlink().name and refusals:
-            refusals.pop()
-            raise BlockingIOError
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", busy)
-    with state_lock(settings(tmp_path)):
-        assert not refusals
-
-
-def test_of_very_many_locks_a_start_looks_at_some(
-    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(start, "MAX_STALE_LOCKS", 3)
-    runtime.mkdir(0o755)
-    for number in range(8):
-        (runtime / f"netns-{number}-VIPD.lock").touch()
-    for left in (5, 2, 0):
-        with state_lock(settings(tmp_path)):
-            assert len(list(runtime.glob("*-VIPD.lock"))) == left
-
-
-def test_an_end_at_the_same_moment_leaves_no_two_holders(
-    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file was removed between its opening and its locking."""
-    flock, removed = fcntl.flock, list[Path]()
-
-    def late(descriptor: int, operation: int) -> None:
-        if runtime.exists() and not removed and (found := list(runtime.iterdir())):
-            removed.extend(found)
-            found[0].unlink()
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with state_lock(settings(tmp_path)):
-        assert removed == list(runtime.iterdir())
-        monkeypatch.undo()
-        monkeypatch.setattr(start, "RUNTIME_DIR", runtime)
-        assert "another vipd writes" in str(refused(tmp_path, "other"))
+def test_without_a_directory_that_it_can_write_to_vipd_starts(node: Node) -> None:
+    """As a plain user with CAP_NET_ADMIN, in a namespace of its own, say."""
+    RUNTIME.mkdir(0o755, exist_ok=True)
+    with configured(node) as daemon:
+        daemon.directory.chmod(0o755)
+        daemon.state_dir.mkdir()
+        os.chown(daemon.state_dir, 65534, 65534)
+        plain = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        rights = [f"--{kind}-caps=+net_admin,+net_raw" for kind in ("inh", "ambient")]
+        argv = [*plain, *rights, sys.executable, "-m", "vipd", "--config", str(daemon.config), "--once"]
+        inside = ["ip", "netns", "exec", node.namespace, *argv]
+        done = subprocess.run(inside, capture_output=True, text=True, timeout=120, check=False)
+    assert "a second vipd in this network namespace would not be noticed" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("free", "files", "inodes", "named"),
+    ("options", "warning"),
     [
-        (60 << 20, 100, 10, None),
-        (60 << 20, 0, 0, None),
-        (40 << 20, 100, 10, "the disk is nearly full: 40960 KiB are left for "),
-        (1 << 19, 100, 10, "the disk is full: 512 KiB are left for "),
-        (60 << 20, 100, 0, "the disk is full: 61440 KiB are left for "),
+        ("size=60m", ""),
+        ("size=40m", "the disk is nearly full: "),
+        ("size=512k", "the disk is full: "),
+        ("size=60m,nr_inodes=300", "the disk is full: "),
     ],
 )
-def test_a_full_disk_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, files: int, inodes: int, named: str | None
-) -> None:
-    blocks = free // 4096
-    system = os.statvfs_result((4096, 4096, 2 * blocks, blocks + 99, blocks, files, inodes, inodes, 0, 255))
-    monkeypatch.setattr("vipd.host.preflight.os.statvfs", lambda _: system)
-    found = start.state_faults(tmp_path)
-    assert [text.partition(str(tmp_path))[0] for text in found] == ([named] if named else [])
-    assert all("; hint: see what takes it: du -xh " in text for text in found)
+def test_a_full_disk_is_a_warning(options: str, warning: str, node: Node) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=750,{options}", "state", directory], check=True)
+        try:
+            with Daemon(node, state_dir=directory, chain_prefix=PREFIX) as daemon:
+                for number in range(1000 if "nr_inodes" in options else 0):
+                    with contextlib.suppress(OSError):
+                        Path(directory, f"file{number}").touch()
 
+                def warnings() -> list[str]:
+                    return [text for text in daemon.status()["warnings"] if "the disk is" in text]
 
-def test_a_directory_that_everybody_may_write_to_is_refused(tmp_path: Path, runtime: Path) -> None:
-    for path in (runtime, tmp_path / "state"):
-        path.mkdir(exist_ok=True)
-        path.chmod(0o1777)
-        told = str(refused(tmp_path))
-        assert f"everybody may write to {path}; hint: chmod o-w {path}" in told
-        assert told.count("hint:") == 1
-        path.chmod(0o755)
-
-
-@pytest.mark.root
-def test_without_a_directory_that_it_can_write_to_vipd_starts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a plain user with CAP_NET_ADMIN, in a namespace of its own, say."""
-    for path in (tmp_path, *tmp_path.parents[:3]):  # of pytest, and of each of its workers
-        path.chmod(0o755)
-    (tmp_path / "state").mkdir()
-    os.chown(tmp_path / "state", NOBODY, NOBODY)
-    os.seteuid(NOBODY)
-    try:
-        with state_lock(settings(tmp_path)):
-            assert "a second vipd in this network namespace would not be noticed" in caplog.text
-    finally:
-        os.seteuid(0)
-
-
-def test_other_errors_of_locking_are_what_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_locks(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(fcntl, "flock", no_locks)
-        error = refused(tmp_path)
-    assert "another vipd" not in str(error)
-    assert f"lock cannot be locked: No locks available; hint: {tmp_path / 'state'} must be" in str(error)
-
-    def full(descriptor: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("vipd.host.preflight.os.write", full)
-    with state_lock(settings(tmp_path)):
-        assert "another vipd runs" in str(refused(tmp_path)), "it is held without its pid in it"
-    assert "cannot be written: No space left on device; hint: df" in caplog.text
-
-
-def test_a_lock_for_which_several_wait_is_seen(tmp_path: Path) -> None:
-    """The kernel indents those who wait behind others: as it does for /run/xtables.lock on a busy host."""
-    file = tmp_path / "lock"
-    program = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'w'), int(sys.argv[2]))"
-    with file.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        waiting = []
-        for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_SH):
-            waiting.append(subprocess.Popen([sys.executable, "-c", program, str(file), str(kind)]))
-            while sum(f":{file.stat().st_ino} " in line for line in locks()) <= len(waiting):
-                time.sleep(0.01)
-        assert any(re.match(r"\d+:  +->", line) for line in locks()), "one of them waits behind another"
-        assert file.stat().st_ino in locked_inodes(Path("/proc"))
-    assert [process.wait(30) for process in waiting] == [0, 0, 0]
-
-
-def locks() -> list[str]:
-    return Path("/proc/locks").read_text().splitlines()
+                daemon.wait_until(lambda: bool(warnings()), bool(warning))
+                hint = "; hint: see what takes it: du -xh "
+                assert all(text.startswith(warning) and hint in text for text in warnings())
+        finally:
+            subprocess.run(["umount", "-l", directory], check=True)

@@ -32,35 +32,35 @@ def told(directory: Path, text: str | bytes | None, *assignments: str) -> str:
 
 
 WRONG_VALUES = [
-        ("log_level: loud\n", 'log_level: must be one of debug, info, warning, error, not "loud"'),
-        (
-            "log_level: warn\n",
-            'log_level: must be one of debug, info, warning, error, not "warn"; hint: did you mean warning?',
-        ),
-        ("manage_sysctls: maybe\n", 'manage_sysctls: must be true or false, not "maybe"'),
-        ("mark_bit: often\n", 'mark_bit: must be a whole number, not "often"'),
-        ("mark_bit: 32\n", "mark_bit: must be at most 31, not 32"),
-        ("mark_bit: -1\n", "mark_bit: must be at least 0, not -1"),
-        ("zone: 7\n", "zone: must be text, not 7"),
-        ("zone:\n", "zone: must be text, not nothing"),
-        ("services_dir: [a]\n", "services_dir: must be a path, not a list"),
-        ("cluster_cidrs: 7\n", "cluster_cidrs: must be a list, not 7"),
-        ("chain_prefix: v\n", 'chain_prefix: "v" is not in the form wanted; hint: man vipd.yaml'),
-        (
-            "notify: logger -t vipd\n",
-            "notify: 'logger -t vipd' is one word; hint: write a list, such as [logger, -t, vipd]",
-        ),
-        (
-            "notify: [logger]\n",
-            "notify: 'logger' is no absolute path; hint: vipd uses no shell and searches no PATH",
-        ),
-        ("notify: [/bin/a, 5]\n", "notify: 5 is no text; hint: put it in quotes"),
-        (
-            "notify: {a: b}\n",
-            "notify: must be a list, a program and its arguments; hint: [/usr/local/bin/notify, --short]",
-        ),
-        ("markbit: 3\n", "markbit: unknown setting; hint: did you mean mark_bit?"),
-        ("weather: fair\n", "weather: unknown setting; hint: man vipd.yaml tells them all"),
+    ("log_level: loud\n", 'log_level: must be one of debug, info, warning, error, not "loud"'),
+    (
+        "log_level: warn\n",
+        'log_level: must be one of debug, info, warning, error, not "warn"; hint: did you mean warning?',
+    ),
+    ("manage_sysctls: maybe\n", 'manage_sysctls: must be true or false, not "maybe"'),
+    ("mark_bit: often\n", 'mark_bit: must be a whole number, not "often"'),
+    ("mark_bit: 32\n", "mark_bit: must be at most 31, not 32"),
+    ("mark_bit: -1\n", "mark_bit: must be at least 0, not -1"),
+    ("zone: 7\n", "zone: must be text, not 7"),
+    ("zone:\n", "zone: must be text, not nothing"),
+    ("services_dir: [a]\n", "services_dir: must be a path, not a list"),
+    ("cluster_cidrs: 7\n", "cluster_cidrs: must be a list, not 7"),
+    ("chain_prefix: v\n", 'chain_prefix: "v" is not in the form wanted; hint: man vipd.yaml'),
+    (
+        "notify: logger -t vipd\n",
+        "notify: 'logger -t vipd' is one word; hint: write a list, such as [logger, -t, vipd]",
+    ),
+    (
+        "notify: [logger]\n",
+        "notify: 'logger' is no absolute path; hint: vipd uses no shell and searches no PATH",
+    ),
+    ("notify: [/bin/a, 5]\n", "notify: 5 is no text; hint: put it in quotes"),
+    (
+        "notify: {a: b}\n",
+        "notify: must be a list, a program and its arguments; hint: [/usr/local/bin/notify, --short]",
+    ),
+    ("markbit: 3\n", "markbit: unknown setting; hint: did you mean mark_bit?"),
+    ("weather: fair\n", "weather: unknown setting; hint: man vipd.yaml tells them all"),
 ]
 
 
@@ -70,16 +70,16 @@ def test_wrong_values_are_told_in_our_own_words(tmp_path: Path) -> None:
 
 
 LINES = [
-        (
-            "# a\n\nsocket: x\nmark_bit: 99\n",
-            [":3: socket: must be an absolute path", ":4: mark_bit: must be"],
-        ),
-        ("etcd:\n  endpoints: [https://a:1]\n  colour: red\n", [":3: etcd.colour: unknown setting"]),
-        ("cluster_cidrs:\n  - 10.0.0.0/8\n  - 10.0.0.0/33\n", [":3: cluster_cidrs: "]),
-        ("zone: a\n\tnode: b\n", [":2: YAML syntax: ", "; hint: indent with spaces, not tabs"]),
-        ("zone: a\nmetrics_address: [::1]:9090\n", [":2: YAML syntax: ", 'put IPv6 in quotes: "[::1]:9090"']),
-        ("mark_bit: 3\nzone: a\nmark_bit: 4\n", [':3: the key "mark_bit" stands twice']),
-        ("zone: a\n---\nzone: b\n", [": more than one document; hint: keep one"]),
+    (
+        "# a\n\nsocket: x\nmark_bit: 99\n",
+        [":3: socket: must be an absolute path", ":4: mark_bit: must be"],
+    ),
+    ("etcd:\n  endpoints: [https://a:1]\n  colour: red\n", [":3: etcd.colour: unknown setting"]),
+    ("cluster_cidrs:\n  - 10.0.0.0/8\n  - 10.0.0.0/33\n", [":3: cluster_cidrs: "]),
+    ("zone: a\n\tnode: b\n", [":2: YAML syntax: ", "; hint: indent with spaces, not tabs"]),
+    ("zone: a\nmetrics_address: [::1]:9090\n", [":2: YAML syntax: ", 'put IPv6 in quotes: "[::1]:9090"']),
+    ("mark_bit: 3\nzone: a\nmark_bit: 4\n", [':3: the key "mark_bit" stands twice']),
+    ("zone: a\n---\nzone: b\n", [": more than one document; hint: keep one"]),
 ]
 
 
@@ -92,16 +92,16 @@ def test_a_problem_of_the_file_names_its_line(tmp_path: Path) -> None:
 
 
 REFUSED = [
-        ("log_level: info\nlog_level: debug\n", "twice"),
-        ("- a\n", "mapping"),
-        ("a: [\n", "vipd.yaml:2: YAML syntax: "),
-        ("socket: run/x\n", "absolute"),
-        ("mark_bit: often\n", "mark_bit"),
-        ("masquerade: off-cluster\n", "cluster_cidrs"),
-        ("dataplane: ipvs\n", "dataplane"),
-        ("chain_prefix: VIPDVIPD\n", "chain_prefix"),
-        ("chain_prefix: V-D\n", "chain_prefix"),
-        ("log_level: !!python/object/apply:os.getcwd []\n", "vipd.yaml:1: the YAML tag"),
+    ("log_level: info\nlog_level: debug\n", "twice"),
+    ("- a\n", "mapping"),
+    ("a: [\n", "vipd.yaml:2: YAML syntax: "),
+    ("socket: run/x\n", "absolute"),
+    ("mark_bit: often\n", "mark_bit"),
+    ("masquerade: off-cluster\n", "cluster_cidrs"),
+    ("dataplane: ipvs\n", "dataplane"),
+    ("chain_prefix: VIPDVIPD\n", "chain_prefix"),
+    ("chain_prefix: V-D\n", "chain_prefix"),
+    ("log_level: !!python/object/apply:os.getcwd []\n", "vipd.yaml:1: the YAML tag"),
     ("[a]: 1\n", ""),
     ("{a: 1}: 2\n", ""),
     ("log_level: 2026-13-45\n", ""),
@@ -132,7 +132,9 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
 
 def test_assignments_on_the_command_line_have_no_line(tmp_path: Path) -> None:
     assert told(tmp_path, "", "mark_bit=5", "cluster_cidrs=[10.0.0.0/8]", "socket_group= a=b ") == ""
-    assert told(tmp_path, "", "cluster_cidrs=[10.0.0.0/8").startswith("--set cluster_cidrs=[10.0.0.0/8: YAML syntax: ")
+    assert told(tmp_path, "", "cluster_cidrs=[10.0.0.0/8").startswith(
+        "--set cluster_cidrs=[10.0.0.0/8: YAML syntax: "
+    )
     for wrong in ("mark_bit", "a=[", "=5", f"notify=[/bin/a, {'x' * 4096}]"):
         assert told(tmp_path, "", wrong)
     assert "longer than 4096 characters" in told(tmp_path, "", f"notify=[/bin/a, {'x' * 4096}]")

@@ -97,6 +97,26 @@ def test_vips_come_and_go(lab: Lab) -> None:
         assert state(lab) == before
 
 
+def test_a_vip_goes_with_the_last_of_its_ports(lab: Lab) -> None:
+    """One that moves to another service stays, and outside addresses count, too."""
+    backend = lab.backends[0].ipv4
+
+    def on(name: str, ports: str, more: str = "") -> str:
+        return f"  - {{name: {name}, address: 10.96.0.1, ports: {ports}, backends: [{backend}]{more}}}\n"
+
+    with Daemon(lab.host) as daemon:
+        for services, routed in (
+            (on("a", "[80]") + on("b", "[81]"), ["10.96.0.1"]),
+            (on("b", "[81]"), ["10.96.0.1"]),
+            (on("c", "[82]"), ["10.96.0.1"]),
+            (on("c", "[82]", ", load_balancer_addresses: [198.51.100.1]"), ["10.96.0.1", "198.51.100.1"]),
+            (on("c", "[82]"), ["10.96.0.1"]),
+            ("", []),
+        ):
+            daemon.declare(services)
+            assert routes(lab) == routed, services
+
+
 def test_what_changes_on_the_host_is_noticed(lab: Lab) -> None:
     default_route(lab, "add", 4)
     lab.host.run("iptables-legacy-restore", "--noflush", "-w", text=FOREIGN)

@@ -38,7 +38,9 @@ async def reloaded(vipd: Vipd, *blocks: str) -> list[str]:
 def test_what_is_not_as_before_is_named_with_what_is_different() -> None:
     async def story(vipd: Vipd) -> None:
         path = vipd.services_dir / "services.yaml"
-        assert [line.split(" after")[0] for line in said(vipd) if "in the kernel" in line] == ["1 service in the kernel"]
+        assert [line.split(" after")[0] for line in said(vipd) if "in the kernel" in line] == [
+            "1 service in the kernel"
+        ]
         vipd.declare(DNS, WEB)
         said(vipd)
         await vipd.reload()
@@ -61,7 +63,8 @@ def test_what_is_not_as_before_is_named_with_what_is_different() -> None:
         assert set(fields(changed)["VIPD_BACKEND"]) == {"10.244.0.6", "10.244.0.7", "10.244.0.8"}
         lines = await reloaded(vipd, block("10.96.0.12", "new", "10.244.0.9"))
         assert [line for line in lines if "removed; was" in line] == [
-            f"service {name} removed; was by file {path}:{number}" for name, number in (("dns", 3), ("web", 4))
+            f"service {name} removed; was by file {path}:{number}"
+            for name, number in (("dns", 3), ("web", 4))
         ]
         assert "reloaded: 1 service, 1 created, 2 removed" in "\n".join(lines)
         again = await reloaded(vipd, block("10.96.0.12", "new", "10.244.0.9"))
@@ -90,7 +93,9 @@ def test_a_bulk_is_one_line() -> None:
         ({"a": DNS}, {"dns"}, "problems: 2, of 2 refused files and keys serve 1 in the last good version, "),
     ],
 )
-def test_the_log_says_what_serves_of_what_is_refused(files: dict[str, str], serves: set[str], what: str) -> None:
+def test_the_log_says_what_serves_of_what_is_refused(
+    files: dict[str, str], serves: set[str], what: str
+) -> None:
     """With each problem and its line."""
 
     def prepare(vipd: Vipd) -> None:
