@@ -30,22 +30,39 @@ from vipd.observe.metrics.scrape import LIMITS as METRICS
 from vipd.observe.page.server import LIMITS as PAGE
 
 SOON = 0.3
-HEAD = b"GET /echo HTTP/1.1\r\nHost: x\r\n"
+HEAD, CHUNKED = b"GET /echo HTTP/1.1\r\nHost: x\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
+TO_LARGE = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"", b"GET ", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nX: " + b"y" * 5000],
-    ids=["nothing", "a word", "no end", "a long line"],
-)
-def test_a_request_whose_head_does_not_end_is_not_waited_for(sent: bytes) -> None:
+HEADS = {
+    "nothing": b"",
+    "a word": b"GET ",
+    "no end": REQUEST[:-2],
+    "a long line": REQUEST[:-2] + b"X: " + b"y" * 5000,
+}
+TRICKLES = {
+    "a head": (b"GET / HTTP/1.1\r\n", b"a: b\r\n"),
+    "a body": (HEAD + b"Content-Length: 100000\r\n\r\n", b"x"),
+    "trailers": (HEAD + CHUNKED + b"0\r\n" + b"a: b\r\n" * 1000, b"a: b\r\n" * 10),
+    "chunks": (HEAD + CHUNKED + b"1;" + b"x" * 5000, b"a: b\r\n" * 10),
+}
+
+
+def test_what_does_not_end_is_not_waited_for() -> None:
+    """Whether nothing more comes, or something now and then."""
+
     async def story(place: ListenAddress, listeners: Listeners) -> None:
         with closing() as clients:
-            await crowd(clients, place, 3, sent)
-            await until(lambda: ended(clients) == 3, "all ended")
+            for sent in HEADS.values():
+                await crowd(clients, place, 3, sent)
+            trickling = [await Client(place).connect(begin) for begin, _ in TRICKLES.values()]
+            clients += trickling
+            more = [more for _, more in TRICKLES.values()]
+            await asyncio.gather(*map(trickle, trickling, more))
+            await until(lambda: ended(clients) == len(clients), "all ended")
             await until(lambda: not len(listeners.connections), "none counted")
 
-    served(story, GENEROUS._replace(head_seconds=SOON))
+    served(story, GENEROUS._replace(head_seconds=SOON, body_seconds=SOON))
 
 
 async def trickle(client: Client, data: bytes) -> None:
@@ -55,42 +72,6 @@ async def trickle(client: Client, data: bytes) -> None:
             while not client.ended():
                 await client.send(data)
                 await asyncio.sleep(SOON / 10)
-
-
-def test_a_head_that_trickles_in_is_not_waited_for() -> None:
-    async def story(place: ListenAddress, _: Listeners) -> None:
-        with closing() as clients:
-            client = Client(place)
-            clients.append(client)
-            await client.connect(b"GET / HTTP/1.1\r\n")
-            await trickle(client, b"a: b\r\n")
-
-    served(story, GENEROUS._replace(head_seconds=SOON))
-
-
-def test_a_body_that_trickles_in_is_not_waited_for() -> None:
-    async def story(place: ListenAddress, _: Listeners) -> None:
-        with closing() as clients:
-            client = Client(place)
-            clients.append(client)
-            await client.connect(HEAD + b"Content-Length: 100000\r\n\r\n")
-            await trickle(client, b"x")
-
-    served(story, GENEROUS._replace(body_seconds=SOON))
-
-
-@pytest.mark.parametrize(
-    "more", [b"0\r\n" + b"a: b\r\n" * 1000, b"1;" + b"x" * 5000], ids=["trailers", "chunks"]
-)
-def test_a_body_without_end_is_not_read_for_ever(more: bytes) -> None:
-    async def story(place: ListenAddress, _: Listeners) -> None:
-        with closing() as clients:
-            client = Client(place)
-            clients.append(client)
-            await client.connect(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", more)
-            await trickle(client, b"a: b\r\n" * 10)  # or it is no good request, and refused
-
-    served(story, GENEROUS._replace(body_seconds=SOON, head_seconds=SOON))
 
 
 def test_a_head_without_end_is_refused_before_it_takes_much_memory() -> None:
@@ -121,28 +102,18 @@ async def begun(clients: list[Client]) -> None:
             assert await asyncio.wait_for(loop.sock_recv(client.socket, 1), PATIENCE_SECONDS)
 
 
-def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_does_not_outlive_that() -> None:
+@pytest.mark.parametrize("limit", ["send_seconds", "life_seconds"])
+def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_with_it(limit: str) -> None:
     async def story(place: ListenAddress, listeners: Listeners) -> None:
         with closing() as clients:
-            await crowd(clients, place, 5, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await crowd(clients, place, 5, TO_LARGE)
             await begun(clients)
+            await until(lambda: ended(clients) == 5, "closed")
             await until(lambda: not len(listeners.connections), "all given up")
             await until(lambda: not listeners.connections._ending, "their descriptors are free")
             assert await status(place) == 200
 
-    served(story, GENEROUS._replace(send_seconds=SOON))
-
-
-def test_a_connection_that_nobody_reads_from_does_not_outlive_its_life() -> None:
-    async def story(place: ListenAddress, listeners: Listeners) -> None:
-        with closing() as clients:
-            await crowd(clients, place, 5, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-            await begun(clients)
-            await until(lambda: not len(listeners.connections), "all ended")
-            await until(lambda: not listeners.connections._ending, "their descriptors are free")
-            await until(lambda: ended(clients) == 5, "closed")
-
-    served(story, GENEROUS._replace(life_seconds=SOON))
+    served(story, GENEROUS._replace(**{limit: SOON}))
 
 
 def test_a_slow_reader_gets_its_answer() -> None:
@@ -151,7 +122,7 @@ def test_a_slow_reader_gets_its_answer() -> None:
         loop, got = asyncio.get_running_loop(), 0
         with closing() as clients:
             clients.append(client)
-            await client.connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.connect(TO_LARGE)
             while piece := await loop.sock_recv(client.socket, 1 << 18):
                 got += len(piece)
                 await asyncio.sleep(0.002)
@@ -175,7 +146,7 @@ def test_the_one_that_waits_longest_gives_way_to_a_new_one() -> None:
 FLOODS = {
     "nothing": b"",
     "half a head": b"GET / HTTP/1.1\r\n",
-    "whole, but never reads": b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n",
+    "whole, but never reads": TO_LARGE,
 }
 
 
@@ -220,7 +191,7 @@ def test_who_is_answered_is_never_given_up_for_another() -> None:
         with closing() as clients:
             client = Client(place)
             clients.append(client)
-            await client.connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.connect(TO_LARGE)
             got = len(await loop.sock_recv(client.socket, 1 << 16))
             for _ in range(20):
                 await status(place)
@@ -230,24 +201,17 @@ def test_who_is_answered_is_never_given_up_for_another() -> None:
     served(story, GENEROUS._replace(connections=2))
 
 
-def test_answers_that_nobody_takes_are_bounded_in_memory() -> None:
+@pytest.mark.parametrize(("path", "unsent", "kept"), [("large", 3, 3), ("shared", 2, 10)])
+def test_answers_that_nobody_takes_are_bounded_in_memory(path: str, unsent: int, kept: int) -> None:
+    """One that many share counts once."""
+
     async def story(place: ListenAddress, listeners: Listeners) -> None:
         with closing() as clients:
-            await crowd(clients, place, 10, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-            await until(lambda: len(listeners.connections) == 3, "as many as the memory is for")
+            await crowd(clients, place, 10, TO_LARGE.replace(b"large", path.encode()))
+            await until(lambda: len(listeners.connections) == kept, "as many as the memory is for")
             assert await status(place, path="/large") == 200
 
-    served(story, GENEROUS._replace(unsent=3 * len(LARGE)))
-
-
-def test_an_answer_that_many_share_counts_once() -> None:
-    async def story(place: ListenAddress, listeners: Listeners) -> None:
-        with closing() as clients:
-            await crowd(clients, place, 10, b"GET /shared HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert await status(place, path="/large") == 200
-            assert len(listeners.connections) == 10
-
-    served(story, GENEROUS._replace(unsent=2 * len(LARGE)))
+    served(story, GENEROUS._replace(unsent=unsent * len(LARGE)))
 
 
 def test_many_connections_of_one_source_hold_up_others_no_more_than_one_does() -> None:

@@ -22,7 +22,6 @@ from vipd.host.systemd.fields import Event, fields
 from vipd.host.systemd.journal import (
     JournalHandler,
     StreamFormatter,
-    entry,
     priority,
     stderr_handler,
     stream_is_journal,
@@ -53,11 +52,6 @@ def handler(journal: Journal, tmp_path: Path) -> Iterator[JournalHandler]:
 @pytest.fixture
 def logging_there(handler: JournalHandler) -> None:
     """What `log` is told goes to the journal."""
-
-
-def test_a_plain_value_and_one_of_several_lines() -> None:
-    data = entry([("MESSAGE", "one\ntwo"), ("VIPD_SERVICE", "dns")])
-    assert data == b"MESSAGE\n\x07\0\0\0\0\0\0\0one\ntwo\nVIPD_SERVICE=dns\n"
 
 
 @pytest.mark.usefixtures("logging_there")
@@ -97,29 +91,24 @@ def test_of_one_authors_flood_a_share_is_logged_and_all_of_others(journal: Journ
 
 
 @pytest.mark.usefixtures("logging_there")
-def test_newlines_cannot_forge_a_field(journal: Journal) -> None:
+def test_no_value_forges_a_field_and_all_can_be_printed(journal: Journal) -> None:
     evil = "a\nPRIORITY=0\nVIPD_SERVICE=other\n"
-    log.error("%s", evil, extra=fields(Event.DECLARATION_REFUSED, unit=f"file:/{evil}", service="\n"))
-    wait_until(lambda: journal.entries, "an entry")
-    (found,) = journal.entries
-    shown = evil.replace("\n", "\\n")
-    assert found["MESSAGE"] == [shown]
-    assert found["PRIORITY"] == ["3"]
-    assert found["VIPD_UNIT"] == [f"file:/{shown}"]
-    assert found["VIPD_SERVICE"] == ["\\n"]
-
-
-@pytest.mark.usefixtures("logging_there")
-def test_a_traceback_is_in_the_message(journal: Journal) -> None:
+    odd = os.fsdecode(b"/etc/\xff.yaml")
+    log.error("%s", evil, extra=fields(Event.DECLARATION_REFUSED, unit=f"file:{odd}{evil}", service="\n"))
     try:
         raise ValueError("it is wrong")
     except ValueError:
         log.exception("reconciling failed")
-    wait_until(lambda: journal.entries, "an entry")
-    (text,) = journal.entries[0]["MESSAGE"]
+    wait_until(lambda: len(journal.entries) == 2, "both entries")
+    forged, traced = journal.entries
+    shown = evil.replace("\n", "\\n")
+    assert forged["MESSAGE"] == [shown]
+    assert forged["PRIORITY"] == ["3"]
+    assert forged["VIPD_UNIT"] == [rf"file:/etc/\udcff.yaml{shown}"]
+    assert forged["VIPD_SERVICE"] == ["\\n"]
+    (text,) = traced["MESSAGE"]
     assert text.startswith(r"reconciling failed\nTraceback")
     assert text.endswith("ValueError: it is wrong")
-    assert "\n" not in text
 
 
 @pytest.mark.usefixtures("logging_there")
@@ -131,14 +120,6 @@ def test_what_no_datagram_holds_goes_as_a_sealed_file(journal: Journal) -> None:
     assert journal.entries[0]["MESSAGE"] == [large]
     assert journal.entries[0]["VIPD_SERVICE"] == ["dns"]
     assert journal.entries[1]["MESSAGE"] == ["small"]
-
-
-@pytest.mark.usefixtures("logging_there")
-def test_odd_bytes_of_a_path_can_be_printed(journal: Journal) -> None:
-    odd = os.fsdecode(b"file:/etc/\xff.yaml")
-    log.info("x", extra=fields(Event.DECLARATION_REFUSED, unit=odd))
-    wait_until(lambda: journal.entries, "an entry")
-    assert journal.entries[0]["VIPD_UNIT"] == [r"file:/etc/\udcff.yaml"]
 
 
 def test_without_the_journal_it_goes_to_stderr(
@@ -204,38 +185,25 @@ def test_a_reader_of_stderr_that_stands_still_delays_nobody() -> None:
     assert [int(line[3]) for line in lines] == list(range(5000))
 
 
-@pytest.mark.parametrize(
-    ("level", "number"), [("DEBUG", 7), ("INFO", 6), ("WARNING", 4), ("ERROR", 3), ("CRITICAL", 2)]
-)
-def test_levels_are_priorities(level: str, number: int) -> None:
-    assert priority(getattr(logging, level)) == number
-
-
 def test_the_stream_must_be_the_one_that_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    with path.open("w") as file:
-        found = os.fstat(file.fileno())
-        mine = f"{found.st_dev}:{found.st_ino}"
+    """Without the socket there are priorities, and without systemd the time."""
+    levels = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+    assert {name: priority(getattr(logging, name)) for name in levels} == levels
+    with (tmp_path / "log").open("w") as file:
+        status = os.fstat(file.fileno())
+        mine = f"{status.st_dev}:{status.st_ino}"
         assert stream_is_journal({"JOURNAL_STREAM": mine}, file.fileno())
-        assert not stream_is_journal({"JOURNAL_STREAM": f"{found.st_dev}:1"}, file.fileno())
+        assert not stream_is_journal({"JOURNAL_STREAM": f"{status.st_dev}:1"}, file.fileno())
         assert not stream_is_journal({}, file.fileno())
     assert not stream_is_journal({"JOURNAL_STREAM": mine}, 9999)
-
-
-def test_without_the_socket_there_are_priorities_and_without_systemd_the_time(tmp_path: Path) -> None:
-    found = os.fstat(2)
-    stream = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+    status = os.fstat(2)
+    stream = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
     assert isinstance(stderr_handler(stream, "vipd", tmp_path / "none").formatter, StreamFormatter)
     assert isinstance(stderr_handler({"JOURNAL_STREAM": "1:1"}, "vipd").formatter, StreamFormatter)
     plain = stderr_handler({}, "vipd").formatter
     assert plain is not None
     assert not isinstance(plain, StreamFormatter)
     assert plain.usesTime()
-
-
-def test_the_reader_of_this_test_can_see_a_wrong_length() -> None:
-    with pytest.raises(AssertionError):
-        read_entry(b"MESSAGE\n\x03\0\0\0\0\0\0\0four\n")
 
 
 @pytest.mark.root
