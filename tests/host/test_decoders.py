@@ -25,7 +25,6 @@ from tests.dataplane.conntrack.kernel import made, new_request
 from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
 from tests.dataplane.namespace import Namespace
-from tests.host.test_route_table import link, rule
 from tests.lab.examples import examples
 from tests.observe.flow_stats.test_counting import rule as counted_rule
 from tests.observe.flow_stats.test_volume import end_message
@@ -409,6 +408,20 @@ def test_counters_that_are_garbled(seed: int, monkeypatch: pytest.MonkeyPatch) -
         answering = Answering(answers)
         with bearing(OSError):
             read_kernel(Family.IPV4, ["VIPD-SEP-AAAAAAAAAAAAAAAA"], RuleMessages(NAMES))
+
+
+def link(name: str, index: int, kind: str) -> rtnetlink.Message:
+    """A device as the kernel sends it."""
+    found = {3: name.encode() + b"\0"}
+    found |= {18: netlink.attribute(1, kind.encode() + b"\0")}
+    return rtnetlink.Message(struct.pack("=BxHiII", 0, 1, index, 1, 0), found)
+
+
+def rule() -> rtnetlink.Message:
+    """A policy rule as the kernel sends it."""
+    return rtnetlink.Message(
+        struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 252, 0, 0, 1, 0), {15: struct.pack("=I", 254)}
+    )
 
 
 LINK, RULE = link("vipd0", 3, "bridge"), rule()

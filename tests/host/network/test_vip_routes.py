@@ -117,6 +117,62 @@ def test_a_vip_goes_with_the_last_of_its_ports(lab: Lab) -> None:
             assert routes(lab) == routed, services
 
 
+WAYS = """
+    -4 route add 10.97.0.0/16 dev cluster
+    -4 route add blackhole 10.97.1.0/24
+    -4 route add 10.97.1.2/32 dev cluster
+    -4 route add unreachable 10.97.3.0/24 metric 9
+    -4 route add throw 10.97.4.0/24
+    -6 route add fd00:97::/64 dev cluster metric 1024
+    -6 route add unreachable fd00:97::/64 metric 4294967295
+    -6 route add unreachable fd00:98::/64 metric 1024
+"""
+RULES = {
+    "": "",
+    "from 192.0.2.9": "routed",
+    "fwmark 1": "routed",
+    "iif uplink": "routed",
+    "not from 192.0.2.9": "routed",
+}
+
+
+def test_the_longest_prefix_and_then_the_lowest_metric_of_tables_for_all_packets_decide(lab: Lab) -> None:
+    expected = {
+        "10.97.2.1": "",
+        "10.97.1.1": "routed",
+        "10.97.1.2": "",
+        "10.97.3.1": "routed",
+        "10.97.4.1": "",
+        "10.99.0.1": "routed",
+        "fd00:97::1": "",
+        "fd00:98::1": "routed",
+        "fd00:99:1::1": "routed",
+    }
+    for line in WAYS.strip().splitlines():
+        ip("-n", lab.host.namespace, *line.split())
+    for number, (selector, routed) in enumerate(RULES.items(), 1):
+        ip(
+            "-n",
+            lab.host.namespace,
+            "route",
+            "add",
+            f"10.98.{number}.0/24",
+            "dev",
+            "cluster",
+            "table",
+            f"{1000 + number}",
+        )
+        ip("-n", lab.host.namespace, "rule", "add", *selector.split(), "table", f"{1000 + number}")
+        expected[f"10.98.{number}.1"] = routed
+    expected |= {f"10.95.{number >> 8}.{number & 255}": "routed" for number in range(1, 300)}
+    services = "".join(
+        f"  - {{address: '{vip}', ports: [80], backends: ['{lab.backends[0].address(6 if ':' in vip else 4)}']}}\n"
+        for vip in expected
+    )
+    with Daemon(lab.host, services):
+        assert routes(lab) == sorted(vip for vip, routed in expected.items() if routed)
+
+
 def test_what_changes_on_the_host_is_noticed(lab: Lab) -> None:
     default_route(lab, "add", 4)
     lab.host.run("iptables-legacy-restore", "--noflush", "-w", text=FOREIGN)
