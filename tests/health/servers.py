@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tests.lab.inside import Verdict, declare, probed
 from vipd.model.service import Service
@@ -34,10 +34,10 @@ def run(coroutine: Coroutine[object, object, T]) -> T:
 
 
 def checked(
-    type_: str, port: int = 80, address: str = "127.0.0.1", author: str = "a", **keys: object
+    type_: str, port: int = 80, address: str = "127.0.0.1", author: str = "a", **keys: Any
 ) -> Service:
-    """An author's service of one backend with this check, which has a minute for its answer unless `keys` says
-    less."""
+    """An author's service of one backend with this check, which has a minute for its answer unless `keys`
+    says less."""
     check = {"type": type_, "interval": "120s", "timeout": "60s", **keys}
     service = {
         "name": "checked",
@@ -55,13 +55,13 @@ def checked(
     return replace(service_, backends=(replace(backend, address=address),))
 
 
-def verdict(type_: str, port: int = 80, address: str = "127.0.0.1", **keys: object) -> Verdict:
+def verdict(type_: str, port: int = 80, address: str = "127.0.0.1", **keys: Any) -> Verdict:
     """What one check with these keys finds."""
     return probed(checked(type_, port, address, **keys))[0]
 
 
 def healthy_and_reason(
-    type_: str, port: int = 80, address: str = "127.0.0.1", **keys: object
+    type_: str, port: int = 80, address: str = "127.0.0.1", **keys: Any
 ) -> tuple[bool | None, str]:
     """What a test of a check compares."""
     return verdict(type_, port, address, **keys)[:2]
@@ -191,11 +191,11 @@ class Case(NamedTuple):
     handler: Handler
     seen: str
     """`good`, or `bad: ` or `not asked: ` and the reason, of which `…` at the end leaves the rest open."""
-    keys: dict[str, object] = {}  # noqa: RUF012 (never changed)
+    keys: dict[str, Any] = {}  # noqa: RUF012 (never changed)
     tls: ssl.SSLContext | None = None
 
 
-def differing(cases: Mapping[str, Case], *, worker: bool = False, **keys: object) -> dict[str, str]:
+def differing(cases: Mapping[str, Case], *, worker: bool = False, **keys: Any) -> dict[str, str]:
     """What is seen of the cases in which it is another than it should be, all asked at the same time; by
     TCP, or by HTTP with `keys`."""
     with contextlib.ExitStack() as stack:

@@ -33,7 +33,7 @@ class Answering(Backends):
         self.given: dict[str, list[object]] = defaultdict(list)
         self.times: dict[str, list[float]] = defaultdict(list)
 
-    def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
+    def get(self, key: str, default: object = None) -> object:
         """One question to a backend, of which this gets its `address:port`."""
         if ":" not in key:
             return default

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ def ways(data: bytes) -> list[list[bytes]]:
     return [*halves, [data[n : n + 1] for n in range(len(data))]]
 
 
-def whole(body: bytes) -> dict[str, object]:
+def whole(body: bytes) -> dict[str, Any]:
     """A check that wants exactly this body, and closes nothing itself."""
     return {"body": rf"\A{re.escape(body.decode())}\z"}
 

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from tests.health.servers import PATIENCE, Case, Handler, checked, differing, healthy_and_reason
 from tests.lab.inside import probed
@@ -22,7 +23,7 @@ ENDLESS = {
     "extensions": (CHUNKED + b"5;", b"a=b;"),
     "trailers": (CHUNKED + b"0\r\n", b"A: b\r\n"),
 }
-NEVER: dict[str, object] = {"body": "never there"}
+NEVER: dict[str, Any] = {"body": "never there"}
 
 
 def endless(begin: bytes, more: bytes, pause: float = 0.0) -> Handler:
@@ -50,7 +51,7 @@ def test_an_answer_without_end_is_bad_long_before_the_time_is_up() -> None:
 
 def test_a_byte_now_and_then_does_not_prolong_a_check() -> None:
     late = "bad: timeout after 0.5 s while waiting for the answer"
-    keys: dict[str, object] = {**NEVER, "timeout": "500ms"}
+    keys: dict[str, Any] = {**NEVER, "timeout": "500ms"}
     beginnings = {
         "in the status": b"HTTP/1.1 200 ",
         "in a field": OK + b"A: ",
@@ -61,7 +62,7 @@ def test_a_byte_now_and_then_does_not_prolong_a_check() -> None:
 
 
 def test_a_handshake_without_end_is_not_waited_for() -> None:
-    keys: dict[str, object] = {"type_": "https", "verify": False, "timeout": "500ms"}
+    keys: dict[str, Any] = {"type_": "https", "verify": False, "timeout": "500ms"}
     handshakes = {
         "the head of a record": (b"", b"\x16"),
         "a ServerHello of 16 MB": (b"\x16\x03\x03\x40\x00\x02\xff\xff\xff", b"\x00"),
@@ -106,7 +107,7 @@ def test_datagrams_without_end_are_bad() -> None:
 
 
 def test_other_datagrams_than_the_answer_never_hold_the_loop() -> None:
-    """While a hundred of them are read others have their turns, and the time limit of the other check counts."""
+    """While a hundred of them are read others have their turns, and their time limits count."""
     with flooding() as port, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
         mute.bind(("127.0.0.1", 0))
         flooded, silent = probed(

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,12 +42,12 @@ def shared() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def shell(script: str, author: str = "a", *arguments: str, **keys: object) -> Service:
+def shell(script: str, author: str = "a", *arguments: str, **keys: Any) -> Service:
     """An author's service whose backend a script checks."""
     return checked("exec", 8080, author=author, command=["/bin/sh", "-c", script, "sh", *arguments], **keys)
 
 
-def run(script: str, *arguments: str, author: str = "a", **keys: object) -> Verdict:
+def run(script: str, *arguments: str, author: str = "a", **keys: Any) -> Verdict:
     return probed(shell(script, author, *arguments, **keys))[0]
 
 
@@ -77,7 +78,7 @@ def test_a_program_is_content_or_says_why_not() -> None:
         "kill -9 $$": "bad: killed by SIGKILL",
         **{f"kill -{number} $$": "bad: killed by …" for number in (31, 34, 40, 64)},
         "exec >&- 2>&-; sleep 0.3; exit 4": "bad: exit code 4",
-        "printf '\\033[31mred\\a\\377'; exit 1": "bad: exit code 1: \\x1b[31mred\\x07\N{REPLACEMENT CHARACTER}",
+        "printf '\\033[31mred\\a\\377'; exit 1": "bad: exit code 1: \\x1b[31mred\\x07\ufffd",
         "sleep 300": "bad: timeout after 2 s",
     }
     checks = [shell(script, timeout="2s" if script == "sleep 300" else "60s") for script in scripts]
@@ -196,7 +197,7 @@ for found in probed(*(shell("exec sleep 300", user="nobody", timeout=f"{limit}ms
 
 
 def seen_by_daemon(count: int, *rights: str) -> list[str]:
-    """What a vipd that runs as the user `daemon` with these capabilities sees of so many programs that hang."""
+    """What a vipd that is the user `daemon` with these capabilities sees of so many programs that hang."""
     given = ",".join(f"+{right}" for right in rights) or "-all"
     argv = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"]
     argv += [
@@ -310,7 +311,8 @@ def test_an_authors_program_reaches_its_own_alone(
     monkeypatch.setattr("vipd.host.program_runner.__file__", str(older))
     (shared / "attack.py").write_text(ATTACK)
     done = shared / "done"
-    victim = f"cd {shared}; touch file; echo $$ > p; chmod 644 p; mv p pid; until [ -e {done} ]; do sleep 0.1; done"
+    victim = f"cd {shared}; touch file; echo $$ > p; chmod 644 p; mv p pid"
+    victim += f"; until [ -e {done} ]; do sleep 0.1; done"
     command = ["/usr/bin/python3", "-I", f"{shared}/attack.py", f"{shared}/pid", f"{shared}/file", str(done)]
     _, attacker = probed(shell(victim, "victim"), checked("exec", author=author, command=command))
     assert output(attacker).startswith(reaches)

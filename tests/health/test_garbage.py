@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.lab.inside import Verdict, probed
 NUMBER = 300
 
 
-def asked(type_: str, port: int, **keys: object) -> list[Verdict]:
+def asked(type_: str, port: int, **keys: Any) -> list[Verdict]:
     """What so many checks find; equal ones are asked once."""
     limit = 20_000 if type_ == "http" else 200
     return probed(
@@ -50,7 +51,7 @@ def test_of_an_http_server(body: str) -> None:
 @pytest.mark.parametrize(
     ("type_", "keys"), [("dns", {"query": "example.com"}), ("udp", {"send": "x", "expect": "y"})]
 )
-def test_of_a_udp_server(type_: str, keys: dict[str, object]) -> None:
+def test_of_a_udp_server(type_: str, keys: dict[str, Any]) -> None:
     """For DNS behind the head that makes it an answer to the query, with as many records as it says."""
     source = random.Random(1)
 

@@ -9,6 +9,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,7 +30,7 @@ GROUP = "root:x:0:\ndaemon:x:1:\nnogroup:x:65534:\n"
 MAKE_ONE = "adduser --system --group --no-create-home vipd-check, and leave user out"
 OTHER = "leave user out, for vipd-check"
 
-Check = dict[str, object]
+Check = dict[str, Any]
 
 
 def problems(
@@ -81,7 +82,7 @@ def program(*command: str, user: str = "") -> Check:
 def test_a_program_must_be_there_and_executable(tmp_path: Path) -> None:
     plain, missing, deep = tmp_path / "plain", tmp_path / "none", "/" + "x/" * 500 + "x"
     plain.write_text("")
-    checks = {
+    checks: dict[str, Check] = {
         "sound": program("/bin/true"),
         "tcp": {"type": "tcp"},
         "https": {"type": "https"},
@@ -92,7 +93,7 @@ def test_a_program_must_be_there_and_executable(tmp_path: Path) -> None:
         "one-word": program(f"{missing} --quick"),
         "long": program("/" + "x" * 300),
         "deep": program(deep),
-        "both": program("/none", user="nobody-of-that-name"),
+        "both": program("/none", user="nobody-here"),
     }
     install = "no such file; install it on this host, or correct the path"
     assert problems(tmp_path, checks) == {
@@ -107,7 +108,7 @@ def test_a_program_must_be_there_and_executable(tmp_path: Path) -> None:
         "deep": [f"{deep}: {install}"],
         "both": [
             f"/none: {install}",
-            "user nobody-of-that-name: there is none; adduser --system nobody-of-that-name, or leave user out",
+            "user nobody-here: there is none; adduser --system nobody-here, or leave user out",
         ],
     }
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from typing import Any
 
 from tests.health.servers import (
     PATIENCE,
@@ -29,8 +30,8 @@ MISMATCH = "bad: status 200, but the body does not match"
 HINTS = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
 LONG = OK + b"Content-Length: 10000000\r\n\r\n" + b"x" * 70_000 + b"end"
 FIELDS = b"a: b\r\n"
-ONLY: dict[str, object] = {"status": [204, "250-299"]}
-GREETING: dict[str, object] = {"body": "^hel+o$"}
+ONLY: dict[str, Any] = {"status": [204, "250-299"]}
+GREETING: dict[str, Any] = {"body": "^hel+o$"}
 
 
 def only_bare_lf(raw: bytes) -> Case:

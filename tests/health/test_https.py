@@ -9,6 +9,7 @@ import ssl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_what_is_trusted_and_under_which_name(
         os.chown(private, NOBODY, NOBODY)
 
     def case(
-        seen: str, server: Certificate | ssl.SSLContext = good, handler: Handler = WELL, **keys: object
+        seen: str, server: Certificate | ssl.SSLContext = good, handler: Handler = WELL, **keys: Any
     ) -> Case:
         return Case(handler, seen, keys, server.context if isinstance(server, Certificate) else server)
 

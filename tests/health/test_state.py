@@ -58,62 +58,60 @@ def test_until_the_first_verdict_start_says_what_counts() -> None:
 
 
 TIMINGS = [(rise, fall) for rise in (1, 2, 5) for fall in (1, 3, 4)]
-BACKENDS = 12
+BACKENDS = [[f"10.244.{number}.{n}" for n in range(1, 13)] for number in range(len(TIMINGS))]
+ANSWERS = 100
+
+
+def rows_of_answers(chance: Random) -> list[object]:
+    """Single ones and rows of all kinds."""
+    kinds = (True, True, REFUSED, None)
+    rows = [[chance.choice(kinds)] * chance.choice((1, 1, 2, 3, 12)) for _ in range(60)]
+    return [answer for row in rows for answer in row][:ANSWERS]
+
+
+class Judge:
+    """Sees whether what is shown of backends follows from what they answered."""
+
+    def __init__(self) -> None:
+        chance = Random(1)
+        self._rows = {f"{address}:80": rows_of_answers(chance) for some in BACKENDS for address in some}
+        self._states: dict[str, str] = {}
+        self.backends = Answering(self._answer)
+
+    def _answer(self, address: str, number: int) -> object:
+        return self._rows[address][number] if number < ANSWERS else True
+
+    def see(self, address: str, state: str, rise: int, fall: int) -> None:
+        """What is shown of a backend may be older than its last answers by two of them."""
+        row = [answer is True for answer in self.backends.given[address] if answer is not None]
+        rows = [row[: len(row) - newer] for newer in range(3)]
+        if state != self._states.get(address, "unknown"):
+            wanted = [True] * rise if state == "healthy" else [False] * fall
+            assert any(row[-len(wanted) :] == wanted for row in rows), (address, row)
+        self._states[address] = state
+        if all(len(row) >= fall and not any(row[-fall:]) for row in rows):
+            assert state == "unhealthy", (address, row)
 
 
 def test_no_row_of_answers_changes_a_verdict_too_early_or_too_late() -> None:
     """Whatever was before, flapping included; and who answers well returns within the longest hold."""
-    chance = Random(1)
-    rows = {
-        f"10.244.{service_}.{n}:80": [
-            answer
-            for _ in range(60)
-            for answer in [chance.choice((True, True, REFUSED, None))] * chance.choice((1, 1, 2, 3, 12))
-        ][:100]
-        for service_ in range(len(TIMINGS))
-        for n in range(1, BACKENDS + 1)
-    }
-
-    def answer(address: str, number: int) -> object:
-        return rows[address][number] if number < 100 else True
-
-    backends = Answering(answer)
-    states: dict[str, str] = {}
+    judge = Judge()
 
     async def story(vipd: Vipd) -> None:
-        for second in range(100):
+        for _ in range(ANSWERS):
             await asyncio.sleep(1)
-            for number, needed in enumerate(TIMINGS):
+            for number, (rise, fall) in enumerate(TIMINGS):
                 for address, endpoint in (await shown(vipd, f"s{number}")).items():
-                    judge(
-                        address, endpoint["health"], dict(zip(("healthy", "unhealthy"), needed, strict=True))
-                    )
-            assert second < 2 or "healthy" in states.values()
-        await asyncio.sleep(610)
+                    judge.see(address, endpoint["health"], rise, fall)
+        await asyncio.sleep(LONGEST_HOLD + 10)
         for number in range(len(TIMINGS)):
             assert {e["health"] for e in (await shown(vipd, f"s{number}")).values()} == {"healthy"}
 
-    def judge(address: str, state: str, needed: dict[str, int]) -> None:
-        row = [answer is True for answer in backends.given[address] if answer is not None]
-        # What is shown may be older than the last answers by two of them.
-        rows = [row[: len(row) - newer] for newer in range(3)]
-        if state != states.get(address, "unknown"):
-            wanted = [state == "healthy"] * needed[state]
-            assert any(row[-needed[state] :] == wanted for row in rows), (address, row)
-        states[address] = state
-        if all(len(row) >= needed["unhealthy"] and not any(row[-needed["unhealthy"] :]) for row in rows):
-            assert state == "unhealthy", (address, row)
-
     def prepare(vipd: Vipd) -> None:
-        vipd.backends = backends
+        vipd.backends = judge.backends
         vipd.declare(
             *(
-                service(
-                    f"s{n}",
-                    *(f"10.244.{n}.{b}" for b in range(1, BACKENDS + 1)),
-                    check=f"rise: {rise}, fall: {fall}",
-                    number=n + 1,
-                )
+                service(f"s{n}", *BACKENDS[n], check=f"rise: {rise}, fall: {fall}", number=n + 1)
                 for n, (rise, fall) in enumerate(TIMINGS)
             )
         )

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from tests.health.servers import as_wanted, beside, checked, closed_port, healthy_and_reason, seen, udp_server
 from tests.lab.inside import probed
@@ -16,7 +17,10 @@ QR, TRUNCATED = 0x8180, 0x0200
 TYPES = {"A": 1, "NS": 2, "CNAME": 5, "SOA": 6, "PTR": 12, "MX": 15, "TXT": 16, "AAAA": 28, "SRV": 33}
 
 
-def differing(cases: dict[str, tuple[Reply, dict[str, object], str]], type_: str) -> dict[str, str]:
+Cases = dict[str, tuple[Reply, dict[str, Any], str]]
+
+
+def differing(cases: Cases, type_: str) -> dict[str, str]:
     """What is seen of the cases in which it is another than it should be."""
     with contextlib.ExitStack() as stack:
         checks = [
@@ -32,9 +36,9 @@ def test_a_udp_server_is_good_or_bad() -> None:
     def says(*datagrams: bytes) -> Reply:
         return lambda query: list(datagrams) if query == b"ping" else []
 
-    ping: dict[str, object] = {"send": "ping", "expect": "pong"}
-    short: dict[str, object] = {"send": "ping", "timeout": "500ms"}
-    cases = {
+    ping: dict[str, Any] = {"send": "ping", "expect": "pong"}
+    short: dict[str, Any] = {"send": "ping", "timeout": "500ms"}
+    cases: Cases = {
         "what is expected": (says(b"pong and more"), ping, "good"),
         "anything": (says(b"anything"), {"send": "hex:70696e67", "expect": ""}, "good"),
         "other bytes": (says(b"gnop\0\x1b"), ping, r"bad: the answer begins with b'gnop\x00\x1b'"),
@@ -47,7 +51,11 @@ def test_a_udp_server_is_good_or_bad() -> None:
 
 def test_a_refusal_is_bad_and_silence_may_be_good() -> None:
     with closed_port(socket.SOCK_DGRAM) as port:
-        for type_, keys in (("udp", {"send": "x", "expect": "y"}), ("udp", {"send": "x"}), ("dns", {})):
+        checks: list[tuple[str, dict[str, Any]]] = [
+            ("udp", {"send": "x", "expect": "y"}),
+            ("udp", {"send": "x"}),
+        ]
+        for type_, keys in (*checks, ("dns", {})):
             assert healthy_and_reason(type_, port, **keys) == (False, "connection refused")
     with beside(udp_server(lambda _: [])) as port:
         assert healthy_and_reason("udp", port, send="x", timeout="300ms") == (
@@ -79,14 +87,14 @@ def raw(data: bytes) -> Reply:
 
 
 def test_a_name_server_is_good_or_bad() -> None:
-    seven: dict[str, object] = {"query": NAME, "answer": "192.0.2.7"}
-    eight: dict[str, object] = {"query": NAME, "answer": "192.0.2.8"}
-    name: dict[str, object] = {"query": NAME}
-    short: dict[str, object] = {"query": NAME, "timeout": "500ms"}
+    seven: dict[str, Any] = {"query": NAME, "answer": "192.0.2.7"}
+    eight: dict[str, Any] = {"query": NAME, "answer": "192.0.2.8"}
+    name: dict[str, Any] = {"query": NAME}
+    short: dict[str, Any] = {"query": NAME, "timeout": "500ms"}
     others = "bad: timeout after 0.5 s with answers to other queries only"
     # "www.example.com" is 17 bytes behind the header of 12: a name at 29 points at itself.
     itself = struct.pack("!H", 0xC000 + 12 + 17 + 4)
-    cases = {
+    cases: Cases = {
         "a record": (answer(A), name, "good"),
         "none": (answer(), name, "good"),
         "the root": (answer(), {"record": "NS"}, "good"),
@@ -143,12 +151,12 @@ def test_records_read_as_in_a_zone_file() -> None:
         "SOA": (soa, "ns.example.com root.example.com 1 2 3 4 5"),
     }
     alias = record("CNAME", b"\5other\xc0\x10")
-    cases = {}
+    cases: Cases = {}
     for kind, (data, text) in records.items():
         # Behind an alias, and before a record of another type.
         other = record("TXT", b"\3abc") if kind != "TXT" else record("A", bytes(4))
         reply = answer(alias, record(kind, data), other)
-        keys: dict[str, object] = {"query": NAME, "record": kind}
+        keys: dict[str, Any] = {"query": NAME, "record": kind}
         cases[kind] = (reply, {**keys, "answer": text}, "good")
         cases[f"{kind}, another"] = (
             reply,

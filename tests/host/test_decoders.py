@@ -38,7 +38,6 @@ from vipd.dataplane.conntrack.flow_end import parse_flow_end
 from vipd.dataplane.conntrack.messages import Query
 from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError
 from vipd.dataplane.iptables.counters.messages import RULE_ADDED, RULE_DELETED, RuleMessages
-from vipd.dataplane.iptables.counters.reading import read_kernel
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.debouncer import Debouncer
 from vipd.dataplane.iptables.watch.external_change import OwnershipFilter
@@ -382,32 +381,6 @@ def test_a_flow_table_that_is_garbled(seed: int) -> None:
     for answers in pairwise(mutations(flows(), seed)):
         with Conntrack(cast(socket.socket, Answering(answers))) as table, bearing(ConntrackError):
             list(table.dump(Query(Family.IPV4)))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_counters_that_are_garbled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering = Answering(())
-
-    class Opened:
-        """A socket that is entered."""
-
-        def __enter__(self) -> Opened:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            """As a socket's."""
-
-        def bind(self, _: object) -> None:
-            """As a socket's."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(answering, name)
-
-    monkeypatch.setattr(socket, "socket", lambda *_: Opened())
-    for answers in pairwise(mutations(rules(), seed)):
-        answering = Answering(answers)
-        with bearing(OSError):
-            read_kernel(Family.IPV4, ["VIPD-SEP-AAAAAAAAAAAAAAAA"], RuleMessages(NAMES))
 
 
 def link(name: str, index: int, kind: str) -> rtnetlink.Message:

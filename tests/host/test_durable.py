@@ -36,9 +36,9 @@ def test_content_is_synced_before_the_rename_and_the_directory_after(
         events.append(kind)
         fsync(descriptor)
 
-    def rename(*names: str, **directories: int) -> None:
+    def rename(*names: str, src_dir_fd: int, dst_dir_fd: int) -> None:
         events.append("rename")
-        replace(*names, **directories)
+        replace(*names, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "replace", rename)

@@ -1,4 +1,4 @@
-"""While something large is loaded nothing searches for garbage; memory that it freed goes back to the system."""
+"""While something large is loaded nothing searches for garbage; memory that it freed goes back."""
 
 from __future__ import annotations
 

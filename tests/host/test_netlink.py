@@ -61,29 +61,31 @@ def listed(*answers: bytes | OSError | Received) -> tuple[int, bool]:
             return number, ended.value
 
 
-def test_the_end_is_found_by_itself_and_behind_the_last_messages() -> None:
-    assert listed(RULE + RULE, END) == (2, True)
-    assert listed(RULE, RULE + END, RULE) == (2, True)
+def test_a_listing_ends_where_the_kernel_says() -> None:
+    interrupted = message(0x0A06, INTERRUPTED, 1, bytes(4))
+    forged = (RULE, list[object](), 0, (0, 4711)[::-1])
+    listings: list[tuple[tuple[bytes | OSError | Received, ...], tuple[int, bool]]] = [
+        ((RULE + RULE, END), (2, True)),
+        ((RULE, RULE + END, RULE), (2, True)),
+        # A disturbed one is read to its end, and is not complete.
+        ((RULE, OSError(errno.ENOBUFS, ""), RULE + END), (2, False)),
+        ((RULE, interrupted, RULE + END), (3, False)),
+        # Other senders and earlier requests are passed over.
+        ((forged, message(DONE, 0, 7, bytes(4)), END), (0, True)),
+    ]
+    assert [listed(*answers) for answers, _ in listings] == [wanted for _, wanted in listings]
 
 
-@pytest.mark.parametrize("before", [b"", RULE])
-def test_an_error_ends_it_wherever_it_stands(before: bytes) -> None:
-    with pytest.raises(OSError, match="No such file") as raised:
-        listed(before + REFUSED)
-    assert raised.value.errno == errno.ENOENT
-
-
-@pytest.mark.parametrize("cut", [message(0, 0, 0, b"")[:-1], struct.pack("=IHHII", 0, 20, 0, 1, 0), b"1234"])
-def test_what_is_cut_short_does_not_go_on_for_ever(cut: bytes) -> None:
-    with pytest.raises(MalformedMessageError):
-        listed(RULE + cut)
-
-
-@pytest.mark.parametrize("fault", [OSError(errno.ENOBUFS, ""), message(0x0A06, INTERRUPTED, 1, bytes(4))])
-def test_a_disturbed_listing_is_read_to_its_end_and_is_not_complete(fault: bytes | OSError) -> None:
-    number, complete = listed(RULE, fault, RULE + END)
-    assert number >= 2
-    assert not complete
+def test_an_error_or_what_is_cut_short_ends_it_wherever_it_stands() -> None:
+    for before in (b"", RULE):
+        with pytest.raises(OSError, match="No such file") as raised:
+            listed(before + REFUSED)
+        assert raised.value.errno == errno.ENOENT
+    for cut in (message(0, 0, 0, b"")[:-1], struct.pack("=IHHII", 0, 20, 0, 1, 0), b"1234"):
+        with pytest.raises(MalformedMessageError):
+            listed(RULE + cut)
+    with pytest.raises(OSError, match=f"more than {RECEIVE_BYTES} bytes"):
+        listed((RULE, [], socket.MSG_TRUNC, (0, 0)))
 
 
 class Changing(Answering):
@@ -114,26 +116,10 @@ def whole(*readings: tuple[int, bool], most: int | None = None) -> list[int]:
 def test_a_listing_that_changed_meanwhile_is_read_again() -> None:
     assert whole((3, False)) == [0, 1, 2]
     assert whole((2, True), (1, True), (4, False)) == [0, 1, 2, 3], "nothing is left of what was interrupted"
-
-
-def test_one_that_changes_all_the_time_is_an_error() -> None:
+    assert whole((9, True), most=4) == [0, 1, 2, 3], "of a long one only so many items are read"
     with pytest.raises(OSError, match="changed during each of") as raised:
         whole(*([(3, True)] * ATTEMPTS))
     assert raised.value.errno == errno.EBUSY
-
-
-def test_of_a_long_listing_only_so_many_items_are_read() -> None:
-    assert whole((9, True), most=4) == [0, 1, 2, 3]
-
-
-def test_other_senders_and_earlier_requests_are_passed_over() -> None:
-    forged = (RULE, list[object](), 0, (0, 4711)[::-1])
-    assert listed(forged, message(DONE, 0, 7, bytes(4)), END) == (0, True)
-
-
-def test_what_does_not_fit_is_an_error() -> None:
-    with pytest.raises(OSError, match=f"more than {RECEIVE_BYTES} bytes"):
-        listed((RULE, [], socket.MSG_TRUNC, (0, 0)))
 
 
 def test_a_request_is_acknowledged_or_refused() -> None:

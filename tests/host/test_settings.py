@@ -1,4 +1,4 @@
-"""Settings from files, the environment and the command line: what is wrong is told, all of it, by its line."""
+"""Settings from files, the environment and the command line: all that is wrong is told, by its line."""
 
 from __future__ import annotations
 

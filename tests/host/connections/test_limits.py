@@ -102,8 +102,14 @@ async def begun(clients: list[Client]) -> None:
             assert await asyncio.wait_for(loop.sock_recv(client.socket, 1), PATIENCE_SECONDS)
 
 
-@pytest.mark.parametrize("limit", ["send_seconds", "life_seconds"])
-def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_with_it(limit: str) -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [GENEROUS._replace(send_seconds=SOON), GENEROUS._replace(life_seconds=SOON)],
+    ids=["send", "life"],
+)
+def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_with_it(
+    limits: ConnectionLimits,
+) -> None:
     async def story(place: ListenAddress, listeners: Listeners) -> None:
         with closing() as clients:
             await crowd(clients, place, 5, TO_LARGE)
@@ -113,7 +119,7 @@ def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_with_it(limi
             await until(lambda: not listeners.connections._ending, "their descriptors are free")
             assert await status(place) == 200
 
-    served(story, GENEROUS._replace(**{limit: SOON}))
+    served(story, limits)
 
 
 def test_a_slow_reader_gets_its_answer() -> None:

@@ -165,9 +165,10 @@ def test_the_longest_prefix_and_then_the_lowest_metric_of_tables_for_all_packets
         ip("-n", lab.host.namespace, "rule", "add", *selector.split(), "table", f"{1000 + number}")
         expected[f"10.98.{number}.1"] = routed
     expected |= {f"10.95.{number >> 8}.{number & 255}": "routed" for number in range(1, 300)}
+    backends = {vip: lab.backends[0].address(6 if ":" in vip else 4) for vip in expected}
     services = "".join(
-        f"  - {{address: '{vip}', ports: [80], backends: ['{lab.backends[0].address(6 if ':' in vip else 4)}']}}\n"
-        for vip in expected
+        f"  - {{address: '{vip}', ports: [80], backends: ['{backend}']}}\n"
+        for vip, backend in backends.items()
     )
     with Daemon(lab.host, services):
         assert routes(lab) == sorted(vip for vip, routed in expected.items() if routed)

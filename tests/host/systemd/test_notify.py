@@ -1,4 +1,4 @@
-"""Notifications to the service manager: the protocol. tests/host/systemd/test_unit.py has what is told when."""
+"""Notifications to the service manager: the protocol. test_unit.py has what is told when."""
 
 from __future__ import annotations
 
