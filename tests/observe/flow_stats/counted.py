@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tests.lab.daemon import Daemon
 
 PATIENCE_SECONDS = 60.0
 
+Numbers = tuple[int, ...]
 WEB = """\
 - name: web
   address: [10.96.0.10, "fd00:96::10"]
@@ -22,9 +24,9 @@ def service(daemon: Daemon, name: str = "web") -> dict[str, Any]:
     """One service's numbers, as `GET /v1/stats` has them."""
     answer = daemon.get(f"stats?service={name}")
     assert "services" in answer, answer
-    (found,) = answer["services"]
-    assert sum(backend["new_flows"] for backend in found["backends"]) <= found["new_flows"]
-    return dict(found)
+    (counted,) = answer["services"]
+    assert sum(backend["new_flows"] for backend in counted["backends"]) <= counted["new_flows"]
+    return dict(counted)
 
 
 def new_flows(daemon: Daemon, name: str = "web") -> int:
@@ -33,21 +35,26 @@ def new_flows(daemon: Daemon, name: str = "web") -> int:
 
 def backends(daemon: Daemon, name: str = "web") -> dict[str, int]:
     """New flows by `ENDPOINT/PROTOCOL`, those without any left out."""
-    found = service(daemon, name)["backends"]
-    return {f"{b['endpoint']}/{b['protocol']}": b["new_flows"] for b in found if b["new_flows"]}
+    counted = service(daemon, name)["backends"]
+    return {f"{b['endpoint']}/{b['protocol']}": b["new_flows"] for b in counted if b["new_flows"]}
 
 
 def wait_for(daemon: Daemon, expected: int, name: str = "web") -> None:
     """Until the number is this one; one that is greater is wrong at once."""
-    end, before = time.monotonic() + PATIENCE_SECONDS, 0
-    while (found := new_flows(daemon, name)) != expected:
-        assert before <= found <= expected, f"{found} flows after {before}, expected {expected}"
-        assert time.monotonic() < end, f"{found} flows, not {expected}; the log:\n{daemon.log}"
-        before = found
+    reach(daemon, lambda: (new_flows(daemon, name),), (expected,))
+
+
+def reach(daemon: Daemon, read: Callable[[], Numbers], expected: Numbers) -> None:
+    """Until the numbers are these; greater or falling ones are wrong at once."""
+    end, before = time.monotonic() + PATIENCE_SECONDS, tuple(0 for _ in expected)
+    while (now := read()) != expected:
+        assert all(b <= n <= e for b, n, e in zip(before, now, expected, strict=True)), (now, expected)
+        assert time.monotonic() < end, f"{now}, not {expected}; the log:\n{daemon.log}"
+        before = now
         time.sleep(0.1)
 
 
 def vipctl_json(daemon: Daemon, *arguments: str) -> dict[str, Any]:
     """What vipctl prints with `-o json`."""
-    found: dict[str, Any] = json.loads(daemon.vipctl(*arguments, "-o", "json").stdout)
-    return found
+    counted: dict[str, Any] = json.loads(daemon.vipctl(*arguments, "-o", "json").stdout)
+    return counted
