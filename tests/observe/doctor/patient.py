@@ -40,6 +40,8 @@ class Doctor:
 
     node: Node
     socket: Path
+    apart: bool = False
+    """In a mount namespace of its own."""
     code: int = 0
     """The exit code of the last question."""
     _process: Process | None = field(default=None, repr=False)
@@ -56,13 +58,20 @@ class Doctor:
 
     def run(self, *words: str) -> tuple[int, str]:
         """Exit code and output of a vipctl command line."""
-        if self._process is None:
-            self._process = self.node.start(sys.executable, "-m", "tests.observe.doctor.resident")
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(["--socket", str(self.socket), *words]) + "\n")
-        self._process.stdin.flush()
-        code, text = json.loads(read_line(self._process, PATIENCE_SECONDS))
+        process = self.started()
+        assert process.stdin
+        process.stdin.write(json.dumps(["--socket", str(self.socket), *words]) + "\n")
+        process.stdin.flush()
+        code, text = json.loads(read_line(process, PATIENCE_SECONDS))
         return int(code), str(text)
+
+    def started(self) -> Process:
+        """The process that answers."""
+        if self._process is None:
+            prefix = ("unshare", "--mount") if self.apart else ()
+            argv = (*prefix, sys.executable, "-m", "tests.observe.doctor.resident")
+            self._process = self.node.start(*argv)
+        return self._process
 
     def end(self) -> None:
         """End the process."""
