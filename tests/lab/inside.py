@@ -1203,30 +1203,37 @@ def judged(facts: Mapping[str, Any]) -> tuple[Finding, ...]:
 
 def _fact(kind: Any, value: Any) -> Any:
     """A plain value as the doctor's type has it."""
-    from types import UnionType
-    from typing import get_args, get_origin, get_type_hints
+    from typing import get_type_hints
 
     from vipd.host.settings.settings import Settings, load_settings
     from vipd.observe.doctor.rules import Ruleset
 
-    arguments = get_args(kind)
     if value is None or kind is Any:
         return value
     if kind is Settings:
         return load_settings(flags=value)
-    if kind is Family:
-        return next(family for family in Family if str(family) == value)
     if kind is Ruleset:
         return Ruleset.of(_fact(Family, value["family"]), value["variant"], value["saved"])
-    if get_origin(kind) is UnionType:
-        return _fact(arguments[0], value)
-    if get_origin(kind) is tuple and arguments[-1] is not Ellipsis:
-        return tuple(map(_fact, arguments, value))
-    if get_origin(kind) in (tuple, frozenset):
-        return get_origin(kind)(_fact(arguments[0], each) for each in value)
-    if get_origin(kind) is get_origin(Mapping[str, str]):
-        return {_fact(arguments[0], key): _fact(arguments[1], each) for key, each in value.items()}
     if hasattr(kind, "__dataclass_fields__"):
         kinds = get_type_hints(kind, localns={"Settings": Settings})
         return kind(**{name: _fact(kinds[name], each) for name, each in value.items()})
+    if kind is Family:
+        return next(family for family in Family if str(family) == value)
+    return _facts(kind, value)
+
+
+def _facts(kind: Any, value: Any) -> Any:
+    """A collection of plain values likewise."""
+    from types import UnionType
+    from typing import get_args, get_origin
+
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return _fact(kinds[0], value)
+    if origin is tuple and kinds[-1] is not Ellipsis:
+        return tuple(map(_fact, kinds, value))
+    if origin in (tuple, frozenset):
+        return origin(_fact(kinds[0], each) for each in value)
+    if origin is get_origin(Mapping[str, str]):
+        return {_fact(kinds[0], key): _fact(kinds[1], each) for key, each in value.items()}
     return value

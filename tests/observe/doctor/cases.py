@@ -422,6 +422,10 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         ),
         {},
     ),
+    "an nft chain that drops what it does not know": (
+        well(forward_chains=[nft_chain(policy="drop")]),
+        problem("forward-chains"),
+    ),
     "a client refused by an nft chain": (
         well(forward_chains=[nft_chain([FROM, {"drop": None}])]),
         warning("foreign-refusals"),
