@@ -708,6 +708,13 @@ class _Dataplane:
     def host_addresses(self) -> frozenset[str]:
         return self._addresses
 
+    def options_of(self, family: Family) -> object:
+        """Of the rules that `explain` walks: vipd's defaults."""
+        from vipd.dataplane.iptables.options import RuleOptions
+        from vipd.dataplane.nftables.options import TableOptions
+
+        return (RuleOptions if self.name == "iptables" else TableOptions)(family)
+
     async def plan(self) -> _Plan:
         self._look()
         return await self.difference(await self.survey())
