@@ -76,7 +76,7 @@ class Deceived:
 
     @property
     def _pid(self) -> int:
-        return self.doctor.started().pid
+        return self.doctor.pid
 
     def shell(self, command: str) -> None:
         """Run a command where the doctor is."""

@@ -16,7 +16,8 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.flow import finish
 from tests.lab.topology import Lab
-from tests.observe.doctor.patient import PATIENCE_SECONDS, Doctor, Patient
+from tests.observe.doctor.patient import Doctor, Patient
+from tests.observe.resident import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.root
 
