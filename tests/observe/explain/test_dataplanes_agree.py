@@ -159,7 +159,7 @@ PACKETS = 30
 @given(state(), some_settings, st.integers(0, 2**32))
 def test_any_services(services: tuple[Service, ...], chosen: dict[str, Any], seed: int) -> None:
     """All services together, sources on the host that are backends, closed node ports."""
-    services = tuple(map(sound, services))
+    services = sound(services)
     declared = Declared(
         written(services), {"host_addresses": HOST, "allowed_backends": ["0.0.0.0/0", "::/0"]} | chosen
     )
@@ -168,19 +168,20 @@ def test_any_services(services: tuple[Service, ...], chosen: dict[str, Any], see
         assert contradiction(declared, services, source, target) == ""
 
 
-def sound(service: Service) -> Service:
-    """What of a service a declaration may say: nothing of a family in which it has no address."""
-    own = {family_of(address) for address in service.all_addresses()}
-    external = (
+def sound(services: Iterable[Service]) -> tuple[Service, ...]:
+    """What of services a declaration may say: nothing of a family in which one has no address."""
+    return tuple(service for service in map(_sound, services) if service.all_addresses())
+
+
+def _sound(service: Service) -> Service:
+    external = tuple(
         e
         for e in service.external_addresses
         if not e.allow_from or family_of(e.address) in map(family_of, e.allow_from)
     )
-    return replace(
-        service,
-        backends=tuple(b for b in service.backends if family_of(b.address) in own),
-        external_addresses=tuple(external),
-    )
+    service = replace(service, external_addresses=external)
+    own = {family_of(address) for address in service.all_addresses()}
+    return replace(service, backends=tuple(b for b in service.backends if family_of(b.address) in own))
 
 
 def packets(services: Iterable[Service], family: Family) -> Iterator[tuple[str, str]]:
