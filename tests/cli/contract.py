@@ -18,11 +18,25 @@ from urllib.parse import unquote
 
 from tests.api.serving import DNS, PATIENCE_SECONDS, WEB, Api, served
 from tests.control.reconciling import IsolatedReconciler
-from tests.observe.explain.test_api import Explained
+from tests.dataplane.fake_dataplane import FakeDataplane
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.model.service import Family
 from vipd.observe.events.event import EventRecord, encode
 from vipd.observe.views import status_view
 
 Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Explained(FakeDataplane):
+    """A fake whose rules would be vipd's defaults."""
+
+    def options_of(self, family: Family) -> RuleOptions:
+        return RuleOptions(family)
+
+    def host_addresses(self) -> frozenset[str]:
+        return frozenset({"192.0.2.1"})
+
 
 OPEN = frozenset({"spec", "settings", "quarantined", "before", "after", "actions"})
 """Members whose own keys are no matter of the API: declarations, settings, names and actions."""

@@ -29,8 +29,7 @@ from tests.lab.examples import examples
 from tests.observe.flow_stats.test_counting import rule as counted_rule
 from tests.observe.flow_stats.test_volume import end_message
 from tests.observe.live_trace.recorded import RECORDED
-from tests.observe.rule_tree.made import forwardings
-from tests.observe.rule_tree.test_faults import WEB
+from tests.observe.rule_tree.made import WEB, forwardings
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.entries import Traffic, parse

@@ -7,9 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.topology import Lab, Wiring
+from tests.observe.doctor.deceived import Deceived
 from tests.observe.doctor.patient import Patient, patient_in
 
 NEEDED = ("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", "net.netfilter.nf_conntrack_tcp_be_liberal")
+KEEPING = """
+  - name: keeping
+    address: 10.96.0.17
+    ports: [{port: 80, target: 8080}]
+    backends: [10.244.0.12]
+    affinity: {by: client-ip, timeout: 10m}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +32,12 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
             lab, tmp_path_factory.mktemp("tools"), socket_group="daemon", manage_sysctls=False
         ) as made:
             yield made
+
+
+@pytest.fixture(scope="module")
+def deceived(patient: Patient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deceived]:
+    """A doctor of that host that sees what a test wants it to see."""
+    made = Deceived(patient, tmp_path_factory.mktemp("deceived"))
+    with patient.declared(KEEPING):
+        yield made
+    made.doctor.end()

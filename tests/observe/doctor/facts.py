@@ -1,29 +1,16 @@
-"""Facts of a host that is well, for tests that change one of them."""
+"""A host that is well as facts for `tests.lab.inside.judged`, and how a test says what is different."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from vipd import __version__
-from vipd.host.settings.settings import Settings
-from vipd.model.service import Family, Protocol
-from vipd.observe.doctor.diagnosis import diagnose
-from vipd.observe.doctor.facts import (
-    Daemon,
-    Facts,
-    HostAddress,
-    Kernel,
-    Link,
-    Network,
-    Program,
-    Programs,
-    Route,
-    ServedPort,
-    StateDir,
-)
-from vipd.observe.doctor.finding import Severity
-from vipd.observe.doctor.rules import Ruleset
+import vipd
+from tests.lab.inside import Finding, judged
+
+Facts = dict[str, Any]
+"""Plain values by name. The sections `kernel`, `network`, `daemon`, `programs`, `state`, `announcing` and
+`contacts` are such, too."""
 
 SAVED = """*filter
 :FORWARD DROP [0:0]
@@ -39,11 +26,23 @@ COMMIT
 """
 """A FORWARD policy DROP, which vipd's rules bear."""
 
-WEB = ServedPort(
-    "web", Family.IPV4, Protocol.TCP, 80, ("10.96.0.10",), 30080, (("10.244.0.11", 8080),), affinity=True
-)
-
-KERNEL: dict[str, str] = {
+WEB: Facts = {
+    "service": "web",
+    "family": "ipv4",
+    "protocol": "tcp",
+    "port": 80,
+    "addresses": ["10.96.0.10"],
+    "node_port": 30080,
+    "backends": [("10.244.0.11", 8080)],
+    "affinity": True,
+}
+WEB6 = WEB | {
+    "family": "ipv6",
+    "node_port": None,
+    "addresses": ["fd00:96::10"],
+    "backends": [("fd00:244::11", 8080)],
+}
+SETTINGS = {
     "net/ipv4/ip_forward": "1",
     "net/netfilter/nf_conntrack_tcp_be_liberal": "1",
     "net/netfilter/nf_conntrack_count": "10",
@@ -51,55 +50,71 @@ KERNEL: dict[str, str] = {
     "net/ipv4/conf/all/rp_filter": "0",
     "net/ipv4/conf/eth1/rp_filter": "2",
 }
-STATUS: dict[str, Any] = {
+STATUS = {
     "state": "in-sync",
     "message": "",
-    "version": __version__,
+    "version": vipd.__version__,
     "last_apply": "2024-01-01T00:00:00Z",
     "warnings": [],
 }
-NETWORK = Network(
-    (Link("lo"), Link("eth1")),
-    (HostAddress("127.0.0.1", 8, "lo"), HostAddress("10.244.0.1", 24, "eth1")),
-    {"10.96.0.10": Route("eth1"), "10.244.0.11": Route("eth1")},
-)
-PROGRAMS = Programs(
-    "6.1",
-    (
-        Program(Family.IPV4, "iptables v1.8.9 (nf_tables)", "nft"),
-        Program(Family.IPV6, "ip6tables v1.8.9 (nf_tables)", "nft"),
-    ),
-    "nftables v1.0.6",
-)
+ROUTES = {"10.96.0.10": {"device": "eth1"}, "10.244.0.11": {"device": "eth1"}}
+IPTABLES = [
+    {"family": "ipv4", "text": "iptables v1.8.9 (nf_tables)", "variant": "nft"},
+    {"family": "ipv6", "text": "ip6tables v1.8.9 (nf_tables)", "variant": "nft"},
+]
+WELL: Facts = {
+    "settings": {},
+    "services": [WEB],
+    "programs": {"kernel": "6.1", "iptables": IPTABLES, "nft": "nftables v1.0.6"},
+    "rulesets": [{"family": "ipv4", "variant": "nft", "saved": SAVED}],
+    "kernel": {"settings": SETTINGS, "conntrack": {"drop": 0, "insert_failed": 0}, "affinity_limit": 4095},
+    "network": {
+        "links": [{"name": "lo"}, {"name": "eth1"}],
+        "addresses": [
+            {"address": "127.0.0.1", "length": 8, "device": "lo"},
+            {"address": "10.244.0.1", "length": 24, "device": "eth1"},
+        ],
+        "routes": ROUTES,
+    },
+    "daemon": {"status": STATUS, "prefix_in_use": True, "vipctl": vipd.__version__},
+    "state": {"path": "/var/lib/vipd"},
+}
+"""A host with one service."""
 
 
 def well(**different: Any) -> Facts:
-    """A host with one service, all well but for what is said."""
-    facts: dict[str, Any] = {
-        "settings": Settings(),
-        "services": (WEB,),
-        "programs": PROGRAMS,
-        "rulesets": (Ruleset.of(Family.IPV4, "nft", SAVED),),
-        "kernel": Kernel(KERNEL, {"drop": 0, "insert_failed": 0}, affinity_limit=4095),
-        "network": NETWORK,
-        "daemon": Daemon(STATUS, prefix_in_use=True, vipctl=__version__),
-        "state": StateDir("/var/lib/vipd"),
+    """That host, but for what is said: of a section what is named, of all else the whole value."""
+    return WELL | {
+        name: WELL.get(name, {}) | value if isinstance(value, Mapping) else value
+        for name, value in different.items()
     }
-    return Facts(**(facts | different))
 
 
-def judged(facts: Facts) -> dict[str, str]:
+def sysctl(**settings: int) -> Facts:
+    """Kernel settings, with `__` for each `/`."""
+    return {"settings": SETTINGS | {name.replace("__", "/"): str(value) for name, value in settings.items()}}
+
+
+def counted(**counters: int) -> Facts:
+    """Counters of connection tracking that grew to this while the doctor looked."""
+    return {"conntrack": counters, "conntrack_new": counters, "watched_seconds": 1.0}
+
+
+def status(**different: Any) -> Facts:
+    """The daemon's status, with this in it."""
+    return {"status": STATUS | different}
+
+
+def ruleset(saved: str, family: str = "ipv4", variant: str = "nft") -> Facts:
+    """What iptables-save of a variant printed."""
+    return {"family": family, "variant": variant, "saved": saved}
+
+
+def faults(facts: Facts) -> dict[str, str]:
     """Id -> severity of what is not in order."""
-    findings = diagnose(facts).findings
-    return {f.id: str(f.severity) for f in findings if f.severity is not Severity.OK}
+    return {finding.id: finding.severity for finding in judged(facts) if finding.severity != "ok"}
 
 
-def hold(root: Path, *prefixes: str) -> None:
-    """Have vipds with these prefixes at work in the network namespace of what stands for `/`."""
-    namespace, lines = (root / "proc/self/ns/net").stat().st_ino, []
-    for prefix in prefixes:
-        path = root / f"run/vipd/netns-{namespace}-{prefix}.lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("7\n")
-        lines.append(f"1: FLOCK  ADVISORY  WRITE 7 00:19:{path.stat().st_ino} 0 EOF\n")
-    (root / "proc/locks").write_text("".join(lines))
+def found(facts: Facts, name: str) -> list[Finding]:
+    """The findings of one check."""
+    return [finding for finding in judged(facts) if finding.id == name]

@@ -7,16 +7,16 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.faults.dataplanes import IPTABLES
 from tests.faults.equipment import FailingTools
 from tests.lab.daemon import Daemon
-from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab
+from tests.observe.resident import Resident
 
 SERVICES = """
   - name: web
@@ -29,8 +29,6 @@ SERVICES = """
     backends: [10.244.0.11]
 """
 BINARIES = Path(sys.executable).parent
-PATIENCE_SECONDS = 120.0
-"""For one question: the doctor asks many programs."""
 FINE = ("ok", "unchecked")
 
 
@@ -40,9 +38,13 @@ class Doctor:
 
     node: Node
     socket: Path
+    apart: bool = False
+    """In a mount namespace of its own."""
     code: int = 0
     """The exit code of the last question."""
-    _process: Process | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._vipctl = Resident(self.node, self.apart)
 
     def ask(self, *words: str, target: str = "") -> list[dict[str, Any]]:
         """The findings."""
@@ -56,19 +58,16 @@ class Doctor:
 
     def run(self, *words: str) -> tuple[int, str]:
         """Exit code and output of a vipctl command line."""
-        if self._process is None:
-            self._process = self.node.start(sys.executable, "-m", "tests.observe.doctor.resident")
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(["--socket", str(self.socket), *words]) + "\n")
-        self._process.stdin.flush()
-        code, text = json.loads(read_line(self._process, PATIENCE_SECONDS))
-        return int(code), str(text)
+        return self._vipctl.run("--socket", str(self.socket), *words)[:2]
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._vipctl.started().pid
 
     def end(self) -> None:
         """End the process."""
-        if self._process is not None:
-            finish(self._process)
-            self._process = None
+        self._vipctl.end()
 
 
 @dataclass

@@ -1,111 +1,110 @@
+"""What `vipctl doctor` prints: the worst first, within 80 columns, commands that can be pasted."""
+
 from __future__ import annotations
 
+import json
 import shlex
-import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from tests.observe.doctor.facts import KERNEL, PROGRAMS, STATUS, well
-from vipd.observe.doctor.diagnosis import Diagnosis, diagnose
-from vipd.observe.doctor.facts import Daemon, Facts, Kernel, Programs, StateDir
-from vipd.observe.doctor.finding import problem
-from vipd.observe.doctor.text import folded, lines_of
+from tests.observe.doctor.deceived import Deceived
+from tests.observe.terminal import on_terminal
 
-LOST = {"drop": 7, "insert_failed": 2}
+pytestmark = pytest.mark.root
 
 
-def plain(text: str, colour: str) -> str:
-    return text
+@pytest.fixture(scope="module")
+def ill(deceived: Deceived) -> Iterator[Deceived]:
+    """A host with one problem, two warnings, and what cannot be looked at."""
+    daemon = deceived.patient.daemon
+    assert deceived.doctor.run("add", "10.96.0.20:80/tcp", "10.244.0.11:8080", "--name", "stored")[0] == 0
+    (daemon.state_dir / "services.yaml").write_text("services: [")
+    files = {"sys/netfilter/nf_conntrack_count": "85\n", "sys/netfilter/nf_conntrack_max": "100\n"}
+    with (
+        deceived.files(files | {"recent/ip_list_tot": "100\n"}),
+        deceived.programs({"nft --version": "failing"}),
+    ):
+        yield deceived
 
 
-def coloured(text: str, colour: str) -> str:
-    return f"<{colour}>{text}</>"
+def argv(ill: Deceived, *words: str) -> list[str]:
+    """The command line beside the doctor."""
+    place = f"--target={ill.doctor.pid}"
+    program = (sys.executable, "-m", "vipd.cli.main", "--socket", str(ill.doctor.socket), "doctor")
+    return ["nsenter", "--mount", "--net", place, *program, *words]
 
 
-def ill() -> Facts:
-    """One problem, two warnings, and what a user cannot see."""
-    store = "/var/lib/vipd/services.yaml:1: cannot be read, because somebody has written much into it"
-    return well(
-        state=StateDir("/var/lib/vipd", store_faults=(store,), has_copy=True),
-        kernel=Kernel(KERNEL, LOST, LOST, 1.0, affinity_limit=4095),
-        daemon=Daemon(STATUS, prefix_in_use=True, vipctl=str(STATUS["version"])),
-        programs=Programs("6.1", PROGRAMS.iptables, "", "no such program"),
-    )
+def heads(lines: list[str]) -> list[str]:
+    return [line for line in lines if line and not line.startswith(" ")]
 
 
-def shown(diagnosis: Diagnosis, width: int = 80, **options: bool) -> list[str]:
-    return list(lines_of(diagnosis, plain, width, **options))
+def commands(lines: list[str]) -> list[list[str]]:
+    """The commands of a screen, as a shell reads them."""
+    text = "\n".join(lines).replace("\\\n", " ")
+    return [shlex.split(line.strip()[2:]) for line in text.splitlines() if line.startswith("      # ")]
 
 
-def test_problems_come_first_then_warnings_then_the_sum() -> None:
-    lines = shown(diagnose(ill()))
-    heads = [line for line in lines if line and not line.startswith(" ")]
-    assert heads[:3] == ["Problems", "Warnings", "Not checked"]
-    assert heads[-1].startswith("1 problem, 2 warnings, 1 not checked, ")
-    assert heads[-1].endswith(" in order (--all lists them)")
-    assert "      # cp -p /var/lib/vipd/services.yaml /var/lib/vipd/services.yaml.broken" in lines
+def test_a_host_that_is_well_takes_one_line(deceived: Deceived) -> None:
+    """Before it falls ill."""
+    code, text = deceived.doctor.run("doctor")
+    assert (code, len(text.splitlines())) == (0, 1)
 
 
-def test_what_it_quotes_writes_to_no_terminal_and_fits() -> None:
-    evil = "\x1b[2J\u202e\n  Problems\r\x9b" * 4
-    state = StateDir("/var/lib/vipd", store_faults=(f"/var/lib/vipd/services.yaml:1: {evil}",), has_copy=True)
-    lines = shown(diagnose(well(state=state)), width=80)
-    assert all(line.isprintable() and len(line) <= 80 for line in lines)
-    assert [line for line in lines if line.strip() == "Problems"] == ["Problems"]
-
-
-def test_all_and_quiet() -> None:
-    found = diagnose(ill())
-    assert "In order" in shown(found, everything=True)
-    assert shown(found, everything=True)[-1].endswith("in order")
-    quiet = shown(found, quiet=True)
-    assert quiet[0] == "Problems"
-    assert not any("in order" in line for line in quiet)
-    assert shown(diagnose(well()), quiet=True) == []
-    assert len(shown(diagnose(well()))) == 1
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_it_fits_the_screen(width: int) -> None:
-    """But for a single word that is longer."""
-    for line in shown(diagnose(ill()), width, everything=True):
-        assert len(line) <= min(width, 80) or len(line.split()) <= 3
-
-
-def test_colours_are_the_screens() -> None:
-    text = "\n".join(lines_of(diagnose(ill()), coloured, 80))
-    assert "<red>Problems</>" in text
-    assert "<yellow>Warnings</>" in text
-    assert "\033" not in text
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["a"] * 60,
-        ["with blanks in it that go on for long", "and 'quotes' in it", 'and "others"', "$HOME", "\\"],
-        ["x" * 100, "y", "z" * 100],
-        [""],
-    ],
-)
-def test_a_folded_command_is_the_same_command(arguments: list[str]) -> None:
-    command = f"printf '[%s]' {shlex.join(arguments)}"
-    lines = folded(command, 30)
-    assert len(lines) > 1 or len(command) <= 30
-    ran = [
-        subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True).stdout
-        for text in (command, "\n".join(["\n".join(lines[:1]), *(f"      {line}" for line in lines[1:])]))
+def test_problems_come_first_then_warnings_then_the_sum(ill: Deceived) -> None:
+    code, text = ill.doctor.run("doctor")
+    lines = text.splitlines()
+    found = json.loads(ill.doctor.run("doctor", "-o", "json")[1])["diagnosis"]
+    counts = found["counts"]
+    assert (code, found["healthy"]) == (1, False)
+    assert (counts["problem"], counts["warning"], counts["unchecked"]) == (1, 2, 1)
+    assert len(found["findings"]) == sum(counts.values())
+    assert heads(lines) == [
+        "Problems",
+        "Warnings",
+        "Not checked",
+        f"1 problem, 2 warnings, 1 not checked, {counts['ok']} in order (--all lists them)",
     ]
-    assert ran[0] == ran[1]
+    mend = [command for finding in found["findings"] for command in finding["mend"]]
+    assert commands(lines) == list(map(shlex.split, mend))
+    everything = ill.doctor.run("doctor", "--all")[1].splitlines()
+    assert "In order" in everything
+    assert everything[-1].endswith(" in order")
+    quiet = ill.doctor.run("doctor", "--quiet")[1]
+    assert quiet.startswith("Problems")
+    assert "in order" not in quiet
 
 
-def test_the_view_holds_what_the_screen_shows() -> None:
-    view = diagnose(ill()).view()
-    assert view["healthy"] is False
-    assert view["counts"] == {
-        "problem": 1,
-        "warning": 2,
-        "unchecked": 1,
-        "ok": len(view["findings"]) - 4,  # type: ignore[arg-type]  # a list, as JSON
-    }
-    assert problem("x", "y", "a", "b").fix == ("a", "b")
+def quoted(line: str) -> bool:
+    """Whether it is one word for a shell."""
+    return line.endswith(" \\") and len(shlex.split(line[:-2])) == 1
+
+
+def test_it_fits_any_terminal_and_its_commands_stay_the_same(ill: Deceived) -> None:
+    """But for a single word that is longer. No screen is used beyond 80 columns."""
+    wide = on_terminal(argv(ill, "--all"), 200).splitlines()
+    narrow = on_terminal(argv(ill, "--all"), 40, colours=True)
+    assert "\x1b[31mProblems\x1b[0m" in narrow
+    plain = narrow.replace("\x1b[0m", "")
+    for code in ("1", "2", "31", "32", "33"):
+        plain = plain.replace(f"\x1b[{code}m", "")
+    for lines, width in ((wide, 80), (plain.splitlines(), 40)):
+        assert [
+            line for line in lines if len(line) > width and len(line.split()) > 3 and not quoted(line)
+        ] == []
+    assert commands(plain.splitlines()) == commands(wide)
+    assert any(line.endswith(" \\") for line in plain.splitlines()), "some command is folded"
+
+
+def test_what_it_quotes_writes_to_no_terminal_and_fits(ill: Deceived) -> None:
+    evil = "\x1b[2J\u202e\n  Problems\r\x9b" * 4
+    (ill.patient.daemon.services_dir / "evil.yaml").write_text(
+        f"services:\n  - {{name: {json.dumps(evil)}}}\n"
+    )
+    ill.patient.reload()
+    text = ill.doctor.run("doctor")[1]
+    (ill.patient.daemon.services_dir / "evil.yaml").unlink()
+    assert "evil.yaml" in text
+    assert all(line.isprintable() and len(line) <= 80 for line in text.splitlines())
+    assert [line for line in text.splitlines() if line.strip() == "Problems"] == ["Problems"]

@@ -19,9 +19,8 @@ from typing import Any
 from tests.lab.flow import Process, read_line
 from tests.lab.node import Node
 from tests.lab.topology import UPLINK, Lab, add_addresses, ip
+from tests.observe.explain.asking import Json
 from vipd.model.service import Family, Frontend, family_of, socket_text
-from vipd.observe.explain.explanation import Explanation
-from vipd.observe.simulator import Arrival, PacketVerdict
 
 ROOT = Path(__file__).parents[3]
 NODE = "192.168.100.1"
@@ -122,11 +121,9 @@ class ProbeLab:
         for tool in _RESTORE.values():
             self._lab.host.run(tool, text="*nat\nCOMMIT\n*filter\nCOMMIT\n")
 
-    def probe(
-        self, sender: Sender, to: Frontend, explanation: Explanation, *, pinned: bool = False
-    ) -> FlowOutcomes:
+    def probe(self, sender: Sender, to: Frontend, explanation: Json, *, pinned: bool = False) -> FlowOutcomes:
         """What becomes of as many flows as an explanation needs to be judged by; of two when `pinned`."""
-        told = {(r.endpoint, r.masqueraded) for r in explanation.backends()}
+        told = backends_of(explanation)
         seen = FlowOutcomes(frozenset())
         for flows in (2,) if pinned else bursts(explanation):
             seen |= self.send(sender, to, flows)
@@ -204,22 +201,20 @@ class ProbeLab:
         return process
 
 
-def silence(explanation: Explanation) -> float:
+def silence(explanation: Json) -> float:
     """Seconds that a flow may take that meets no rules, or is dropped: the host answers or refuses what is
     left to it, and is given the time for that."""
-    by_host = (
-        explanation.verdict == PacketVerdict.UNCHANGED and explanation.packet.destination in HOST_ADDRESSES
-    )
+    by_host = explanation["verdict"] == "unchanged" and explanation["packet"]["destination"] in HOST_ADDRESSES
     return PATIENCE if by_host else SILENCE
 
 
-def bursts(explanation: Explanation) -> Iterator[int]:
+def bursts(explanation: Json) -> Iterator[int]:
     """Numbers of flows to make, one burst after the other, until all backends told of were seen.
 
     Together so many that one is missed only once in e to the `CERTAINTY`; the first alone are so many that a
     backend that was not told of hardly stays unseen.
     """
-    shares = [share for share in explanation.trace.shares().values() if share]
+    shares = [backend["share"] for backend in explanation["backends"] if backend["share"]]
     if len(shares) < 2:
         yield 2 if shares else 1
         return
@@ -229,38 +224,39 @@ def bursts(explanation: Explanation) -> Iterator[int]:
         left -= 8 * len(shares)
 
 
-def difference(explanation: Explanation, seen: FlowOutcomes, *, pinned: bool = False) -> str:
+def difference(explanation: Json, seen: FlowOutcomes, *, pinned: bool = False) -> str:
     """How what was seen contradicts an explanation; empty when it does not.
 
     `pinned`: affinity kept all flows at one backend, so that the others need not be seen.
     """
-    told = frozenset((r.endpoint, r.masqueraded) for r in explanation.backends())
-    failures = _failures(explanation)
-    packet = explanation.packet
-    if explanation.verdict == PacketVerdict.UNCHANGED and packet.destination in HOST_ADDRESSES:
-        if packet.port in NODE_PORTS and packet.protocol == "tcp":
-            told, failures = frozenset({(socket_text(packet.destination, packet.port), False)}), frozenset()
+    told, failures, packet = backends_of(explanation), _failures(explanation), explanation["packet"]
+    if explanation["verdict"] == "unchanged" and packet["destination"] in HOST_ADDRESSES:
+        if packet["port"] in NODE_PORTS and packet["protocol"] == "tcp":
+            here = socket_text(packet["destination"], packet["port"])
+            told, failures = frozenset({(here, False)}), frozenset()
         else:
             failures = frozenset({"refused"})
     same = bool(seen.reached) and seen.reached <= told if pinned and told else seen.reached == told
     if same and (seen.failures <= failures if failures else not seen.failures):
         return ""
-    return f"{explanation.summary}\n  told {sorted(told)} or {sorted(failures)}\n  seen {seen}"
+    return f"{explanation['summary']}\n  told {sorted(told)} or {sorted(failures)}\n  seen {seen}"
 
 
-def _failures(explanation: Explanation) -> frozenset[str]:
+def backends_of(explanation: Json) -> frozenset[tuple[str, bool]]:
+    """Each backend that is told of, and whether masqueraded. A share of zero is none."""
+    return frozenset((b["endpoint"], b["masqueraded"]) for b in explanation["backends"])
+
+
+def _failures(explanation: Json) -> frozenset[str]:
     """How flows may fail that meet this verdict."""
-    packet = explanation.packet
-    at_once = ("EPERM",) if packet.protocol == "udp" and packet.arriving is Arrival.LOCAL else ()
-    match explanation.verdict:
-        case PacketVerdict.REJECTED:
-            # A datagram that a rule refuses, or drops, on its way out fails at once.
-            return frozenset({"refused", *at_once})
-        case PacketVerdict.DROPPED:
-            return frozenset({"timeout", *at_once})
-        case PacketVerdict.UNCHANGED:
-            return frozenset({"timeout", "EHOSTUNREACH", "ENETUNREACH"})
-    return frozenset()
+    packet = explanation["packet"]
+    at_once = ("EPERM",) if packet["protocol"] == "udp" and packet["arriving"] == "local" else ()
+    return {
+        # A datagram that a rule refuses, or drops, on its way out fails at once.
+        "rejected": frozenset({"refused", *at_once}),
+        "dropped": frozenset({"timeout", *at_once}),
+        "unchanged": frozenset({"timeout", "EHOSTUNREACH", "ENETUNREACH"}),
+    }.get(explanation["verdict"], frozenset())
 
 
 def _seen(outcomes: Iterable[str], sources: Collection[str]) -> FlowOutcomes:

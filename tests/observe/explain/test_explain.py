@@ -1,257 +1,465 @@
+"""What `vipctl explain` says of a packet, and that it says the same with both dataplanes."""
+
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.render import render
-from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.service import ExternalAddress, Family, Masquerade, Protocol, RejectAction, TrafficPolicy
-from vipd.observe.explain.explanation import Explanation, explain
-from vipd.observe.explain.query import QueryError, ask, parse_source
-from vipd.observe.simulator import Arrival, Host, parse_ruleset, trace
+from tests.lab.inside import DATAPLANES
+from tests.observe.explain.asking import Declared, Json
+from tests.observe.terminal import on_terminal
 
-HOST = ("10.10.0.1", "127.0.0.1", "192.168.100.1", "fd00:10::1", "::1", "fe80::1")
-
-
-def forwarding(name: str, address: str, *endpoints: str, **changes: Any) -> Forwarding:
-    family = Family.IPV6 if ":" in address else Family.IPV4
-    split = (endpoint.partition("@") for endpoint in endpoints)
-    known = tuple(Endpoint(address, 8080, int(weight or 1)) for address, _, weight in split)
-    plain = Forwarding(
-        ForwardingKey(name, "", Protocol.TCP, family),
-        (address,),
-        80,
-        known,
-        Masquerade.FORWARDED,
-        has_endpoints=bool(known),
-    )
-    return replace(plain, **changes)
+HOST = ["10.10.0.1", "127.0.0.1", "192.168.100.1", "fd00:10::1", "::1", "fe80::1"]
+CLIENT, BACKEND = "10.10.0.9", "10.244.1.10"
+WEB: Json = {
+    "name": "web",
+    "address": "10.96.0.20",
+    "ports": [{"port": 80, "protocol": "tcp", "target": 8080}],
+    "backends": [BACKEND, {"address": "10.244.1.11", "weight": 3}],
+}
+SIX = WEB | {"name": "six", "address": "fd00::20", "backends": ["fd00:244::1", "fd00:244::2"]}
+DEAD = WEB | {"name": "dead", "address": "10.96.0.30", "backends": []}
+DEAD_UDP = DEAD | {"ports": ["80/udp"]}
+NODE = WEB | {"ports": [{"port": 80, "protocol": "tcp", "target": 8080, "node_port": 30080}]}
+LIMITED = WEB | {"external_addresses": [{"address": "198.51.100.5", "allow_from": ["203.0.113.0/24"]}]}
+PRIVATE = NODE | {"allow_from": ["203.0.113.0/24"]}
+ELSEWHERE = WEB | {"traffic_policy": {"internal": "local"}}
+HEALTH = NODE | {"traffic_policy": {"external": "local"}, "health_port": 32100}
 
 
-WEB = forwarding("web", "10.96.0.20", "10.244.1.10", "10.244.1.11@3")
+def declared(*services: Json, **settings: object) -> Declared:
+    text = json.dumps({"apiVersion": "vipd/v1", "services": services})
+    return Declared(text, {"host_addresses": HOST, "node_name": "here"} | settings)
 
 
-def explanation_of(source: str, target: str, *forwardings: Forwarding, **options: Any) -> Explanation:
-    question = ask(source, target, forwardings, HOST)
-    chosen = RuleOptions(question.packet.family, **options)
-    return explain(question, forwardings, chosen, HOST)
+def balanced(*backends: tuple[str, float, bool]) -> list[tuple[str, float, bool]]:
+    """Endpoint, share, whether masqueraded."""
+    return list(backends)
 
 
-def test_balanced_and_masqueraded() -> None:
-    found = explanation_of("10.10.0.9", "10.96.0.20:80", WEB)
-    assert found.verdict == "delivered"
-    assert found.summary == "10.10.0.9 -> 10.96.0.20:80/tcp is balanced over 2 backends, masqueraded"
-    assert [(r.endpoint, round(r.share, 6), r.masqueraded) for r in found.backends()] == [
-        ("10.244.1.10:8080", 0.25, True),
-        ("10.244.1.11:8080", 0.75, True),
+IS_WEB = f"{CLIENT} -> 10.96.0.20:80/tcp"
+NOT_ALLOWED = {"verdict": "dropped", "reason": "allowed are 203.0.113.0/24"}
+UNCHANGED = "is left alone: no service has this address and port"
+UNUSED = {"verdict": "rejected", "summary": "is refused: no service has this address and port"}
+ALIAS = "30080 is a node port of web, but not at this address"
+
+CASES: dict[str, tuple[Declared, str, str, Json]] = {
+    "balanced and masqueraded": (
+        declared(WEB),
+        CLIENT,
+        "10.96.0.20:80",
+        {
+            "verdict": "delivered",
+            "summary": f"{IS_WEB} is balanced over 2 backends, masqueraded",
+            "backends": [("10.244.1.10:8080", 0.25, True), ("10.244.1.11:8080", 0.75, True)],
+            "service_port": "web",
+            "reason": "",
+            "hint": "",
+            "notes": [],
+        },
+    ),
+    "one backend that sees the client": (
+        declared(WEB | {"backends": [BACKEND]}),
+        "local",
+        "web",
+        {
+            "summary": "10.10.0.1 -> 10.96.0.20:80/tcp goes to 10.244.1.10:8080, not masqueraded",
+            "notes": ["10.10.0.1 is assumed as the source; --from ADDRESS tells another"],
+            "arriving": "local",
+        },
+    ),
+    "a backend that meets itself": (
+        declared(WEB | {"masquerade": "hairpin"}),
+        BACKEND,
+        "web",
+        {
+            "backends": [("10.244.1.10:8080", 0.25, True), ("10.244.1.11:8080", 0.75, False)],
+            "summary": "masqueraded for some",
+        },
+    ),
+    "IPv6": (
+        declared(SIX),
+        "fd00::9",
+        "six",
+        {"backends": [("[fd00:244::1]:8080", 0.5, True), ("[fd00:244::2]:8080", 0.5, True)]},
+    ),
+    "no backend, TCP": (
+        declared(DEAD),
+        CLIENT,
+        "dead",
+        {
+            "verdict": "rejected",
+            "summary": "is refused: no backend of dead is ready",
+            "reason": "refused by a TCP reset: clients see connection refused",
+            "backends": [],
+        },
+    ),
+    "no backend, UDP": (
+        declared(DEAD_UDP),
+        CLIENT,
+        "10.96.0.30:80/udp",
+        {
+            "verdict": "rejected",
+            "reason": "refused by an ICMP error, port unreachable: clients see connection refused",
+        },
+    ),
+    "no backend, and silence is wanted": (
+        declared(DEAD | {"fallback": "drop"}),
+        CLIENT,
+        "dead",
+        {"verdict": "dropped", "summary": "is dropped: no backend of dead is ready"},
+    ),
+    "no backend on this host": (
+        declared(ELSEWHERE),
+        CLIENT,
+        "web",
+        {"verdict": "dropped", "summary": "is dropped: web has no backends on this host"},
+    ),
+    "a source that may not use an external address": (
+        declared(LIMITED),
+        CLIENT,
+        "198.51.100.5:80",
+        NOT_ALLOWED | {"summary": "is dropped: this source may not use web"},
+    ),
+    "a source that may": (declared(LIMITED), "203.0.113.9", "198.51.100.5:80", {"verdict": "delivered"}),
+    "a source that may, and nobody serves it": (
+        declared(LIMITED | {"traffic_policy": {"external": "local"}}),
+        "203.0.113.9",
+        "198.51.100.5:80",
+        {"summary": "is dropped: web has no backends on this host"},
+    ),
+    **{
+        f"a source that may not use a service: {target}": (
+            declared(PRIVATE),
+            CLIENT,
+            target,
+            NOT_ALLOWED | {"summary": "is dropped: this source may not use web"},
+        )
+        for target in ("web", "10.96.0.20:80", "192.168.100.1:30080")
+    },
+    "one that may": (declared(PRIVATE), "203.0.113.9", "web", {"verdict": "delivered"}),
+    "a port that nobody has": (
+        declared(WEB),
+        CLIENT,
+        "10.96.0.20:81",
+        UNUSED | {"hint": "10.96.0.20 serves 80/tcp"},
+    ),
+    "a protocol that nobody has": (
+        declared(WEB),
+        CLIENT,
+        "10.96.0.20:80/udp",
+        UNUSED | {"hint": "10.96.0.20 serves 80/tcp"},
+    ),
+    "unused ports that are left alone": (
+        declared(WEB, reject_unused_ports=False),
+        CLIENT,
+        "10.96.0.20:81",
+        {"verdict": "unchanged", "summary": UNCHANGED},
+    ),
+    "an address that nobody has": (
+        declared(WEB),
+        CLIENT,
+        "10.96.0.99:80",
+        {"verdict": "unchanged", "summary": UNCHANGED, "hint": "", "backends": []},
+    ),
+    "a node port": (declared(NODE), CLIENT, "192.168.100.1:30080", {"verdict": "delivered"}),
+    "a node port of another protocol": (
+        declared(NODE),
+        CLIENT,
+        "192.168.100.1:30080/udp",
+        {"verdict": "unchanged", "hint": "there is node port 30080/tcp (web)"},
+    ),
+    "a node port elsewhere": (
+        declared(NODE),
+        CLIENT,
+        "10.96.0.99:30080/tcp",
+        {
+            "verdict": "unchanged",
+            "hint": "there is node port 30080/tcp (web), at this host's own addresses",
+        },
+    ),
+    "a node port at 127.0.0.1": (
+        declared(NODE),
+        "local",
+        "127.0.0.1:30080/tcp",
+        {"verdict": "unchanged", "hint": ALIAS},
+    ),
+    "a node port at another of the host's addresses": (
+        declared(NODE, node_port_addresses=["10.10.0.0/24"]),
+        CLIENT,
+        "192.168.100.1:30080",
+        {"verdict": "unchanged", "hint": ALIAS},
+    ),
+    "a health port": (
+        declared(HEALTH),
+        CLIENT,
+        "192.168.100.1:32100",
+        {"summary": "is left to this host: 32100 is the health port of web"},
+    ),
+    "affinity": (
+        declared(WEB | {"affinity": {"by": "client-ip", "timeout": "3h"}}),
+        CLIENT,
+        "web",
+        {"notes": ["a client that connected within 3h keeps its backend; the shares are for others"]},
+    ),
+    "affinity to one backend": (
+        declared(WEB | {"backends": [BACKEND], "affinity": {"by": "client-ip", "timeout": "3h"}}),
+        CLIENT,
+        "web",
+        {"notes": []},
+    ),
+    "a program that is a client of its own port": (
+        declared(WEB),
+        f"{CLIENT}:4000",
+        "web",
+        {"source_port": 4000},
+    ),
+    "an address of this host": (declared(WEB), "10.10.0.1", "web", {"arriving": "local"}),
+    "a program here, and the address that fits": (
+        declared(WEB),
+        "local",
+        "192.168.100.1:1",
+        {"source": "192.168.100.1"},
+    ),
+    "both families, the source's": (
+        declared(WEB | {"address": ["10.96.0.20", "fd00::20"], "backends": [BACKEND, "fd00:244::1"]}),
+        "fd00::9",
+        "web",
+        {"destination": "fd00::20"},
+    ),
+    "both families, from here": (
+        declared(WEB | {"address": ["10.96.0.20", "fd00::20"], "backends": [BACKEND, "fd00:244::1"]}),
+        "local",
+        "web",
+        {"destination": "10.96.0.20"},
+    ),
+    "an IPv6 target, from here": (declared(SIX), "local", "[fd00::20]:80", {"source": "fd00:10::1"}),
+}
+SAME = ("packet", "service_port", "verdict", "summary", "reason", "hint", "notes", "backends")
+
+
+def seen(view: Json, expected: Json) -> Json:
+    """What a view has in the place of what is expected: of sentences the end, of a hint the first part."""
+    flat = view | view["packet"]
+    flat["backends"] = [(b["endpoint"], round(b["share"], 6), b["masqueraded"]) for b in view["backends"]]
+    flat["hint"] = view["hint"].partition(";")[0]
+    found = {name: flat[name] for name in expected}
+    if found.get("summary", "").endswith(expected.get("summary", "")):
+        found |= {"summary": expected["summary"]} if "summary" in expected else {}
+    return found
+
+
+def test_what_is_said_of_a_packet() -> None:
+    wrong: dict[str, Any] = {}
+    for name, (services, source, target, expected) in CASES.items():
+        one, other = (services.explain(source, target, dataplane) for dataplane in DATAPLANES)
+        if (said := seen(one, expected)) != expected:
+            wrong[name] = said
+        if differing := [key for key in SAME if one[key] != other[key]]:
+            wrong[f"{name}, by nftables"] = {key: (one[key], other[key]) for key in differing}
+    assert wrong == {}
+
+
+FAULTS: dict[tuple[str, str], tuple[str, int]] = {
+    ("fd00::9", "web"): ("web has no ipv6 address", 2),
+    ("fd00::9", "10.96.0.20:80"): ("fd00::9 and 10.96.0.20 are of different families", 2),
+    (CLIENT, "nope"): ("no service nope", 3),
+    (CLIENT, "10.96.0.99"): ('"10.96.0.99" has no port', 2),
+    (CLIENT, "10.96.0.20:0"): ("the port 0 is out of range", 2),
+    (CLIENT, "two"): ("two has several ports", 2),
+    (CLIENT, ""): ("no target is given", 2),
+    (f"{CLIENT}@2", "web"): (f"{CLIENT}@2 has a weight", 2),
+    ("", "web"): ("the address is empty", 2),
+    ("here", "web"): ('"here" is a name, not an IP address', 2),
+}
+
+
+def test_questions_without_an_answer() -> None:
+    ports = [{"name": "a", "port": 80}, {"name": "b", "port": 81}]
+    services = declared(WEB, WEB | {"name": "two", "address": "10.96.0.40", "ports": ports})
+    for (source, target), (what, code) in FAULTS.items():
+        ended = services.ask(source, target)
+        assert (ended.code, ended.out) == (code, ""), (source, target)
+        assert what in ended.err
+        assert "hint: " in ended.err or code == 3
+    unknown = declared(SIX, host_addresses=["127.0.0.1", "fd00::1"]).ask("local", "10.96.0.20:80")
+    assert "no address" in unknown.err
+
+
+def test_how_kube_proxys_form_refuses() -> None:
+    found = declared(DEAD, compat="kube-proxy", chain_prefix="KUBE").explain(CLIENT, "dead")
+    assert found["reason"].startswith("refused by an ICMP error")
+    assert "tcp-reset" not in found["outcomes"][0]["rules"][-1]["rule"]
+    found = declared(DEAD).explain(CLIENT, "dead")
+    assert "tcp-reset" in found["outcomes"][0]["rules"][-1]["rule"]
+    assert found["outcomes"][0]["rules"][-1]["chain"] == "VIPD-SERVICES"
+
+
+def test_a_client_s_own_slot_is_told() -> None:
+    services = declared(WEB | {"balance": "source-hash"}, dataplane="nftables")
+    reached = [services.explain(f"10.10.{n}.9", "web", "nftables")["backends"] for n in range(40)]
+    assert {len(backends) for backends in reached} == {1}
+    assert {backend["endpoint"] for (backend,) in reached} == {"10.244.1.10:8080", "10.244.1.11:8080"}
+    found = services.explain(CLIENT, "web", "nftables")
+    words = [rule["meaning"] for rule in found["outcomes"][0]["rules"]]
+    assert any("one of 4093 slots, by the client's address: slot " in text for text in words)
+    assert found["notes"] == ["web gives each client one backend by its address"]
+
+
+def test_other_services_change_nothing() -> None:
+    """Of many services those are compiled that a packet may meet."""
+    some = [
+        WEB
+        | {"name": f"s{n}", "address": f"10.96.{n}.1", "backends": [BACKEND] if n % 3 else []}
+        | {"ports": [{"port": 80, "target": 8080, "node_port": 30000 + n}]}
+        for n in range(40)
     ]
-    assert (found.service_port, found.reason, found.hint, found.notes) == ("web", "", "", ())
-
-
-def test_one_backend_that_sees_the_client() -> None:
-    found = explanation_of("local", "web", forwarding("web", "10.96.0.20", "10.244.1.10"))
-    assert found.summary == "10.10.0.1 -> 10.96.0.20:80/tcp goes to 10.244.1.10:8080, not masqueraded"
-    assert found.packet.arriving is Arrival.LOCAL
-    assert "assumed" in found.notes[0]
-
-
-def test_a_backend_is_masqueraded_only_on_the_way_to_itself() -> None:
-    found = explanation_of("10.244.1.10", "web", replace(WEB, masquerade=Masquerade.HAIRPIN))
-    assert [r.masqueraded for r in found.backends()] == [True, False]
-    assert found.summary.endswith("masqueraded for some")
-
-
-@pytest.mark.parametrize(
-    ("changes", "verdict", "words"),
-    [
-        ({}, "rejected", "is refused: no backend of dead is ready"),
-        ({"refusal": RejectAction.DROP}, "dropped", "is dropped: no backend of dead is ready"),
-        ({"has_endpoints": True}, "dropped", "is dropped: dead has no backends on this host"),
-    ],
-)
-def test_refusals(changes: dict[str, Any], verdict: str, words: str) -> None:
-    found = explanation_of("10.10.0.9", "dead", forwarding("dead", "10.96.0.30", **changes))
-    assert (found.verdict, found.backends()) == (verdict, ())
-    assert found.summary.endswith(words)
-    assert found.reason
-    rules = found.view()["outcomes"][0]["rules"]  # type: ignore[index]
-    assert rules[-1]["chain"] == "VIPD-SERVICES"
-    assert "dead has no" in rules[-1]["meaning"]
-
-
-@pytest.mark.parametrize(
-    ("protocol", "prefix", "words"),
-    [
-        (Protocol.TCP, "VIPD", "refused by a TCP reset"),
-        (Protocol.UDP, "VIPD", "refused by an ICMP error"),
-        (Protocol.TCP, "KUBE", "refused by an ICMP error"),
-    ],
-)
-def test_how_a_client_is_refused_is_told_as_the_rule_does_it(
-    protocol: Protocol, prefix: str, words: str
-) -> None:
-    dead = forwarding("dead", "10.96.0.30")
-    dead = replace(dead, key=dead.key._replace(protocol=protocol))
-    found = explanation_of("10.10.0.9", f"10.96.0.30:80/{protocol}", dead, prefix=prefix)
-    assert found.reason.startswith(words)
-    assert ("tcp-reset" in found.trace.outcomes[0].steps[-1].rule) == ("TCP reset" in words)
-
-
-def test_a_source_that_may_not() -> None:
-    limited = ExternalAddress("198.51.100.5", allow_from=("203.0.113.0/24",))
-    web = replace(WEB, external_addresses=(limited,))
-    found = explanation_of("10.10.0.9", "198.51.100.5:80", web)
-    assert found.summary.endswith("is dropped: this source may not use web")
-    assert found.reason == "allowed are 203.0.113.0/24"
-    assert explanation_of("203.0.113.9", "198.51.100.5:80", web).verdict == "delivered"
-
-
-@pytest.mark.parametrize("target", ["web", "10.96.0.20:80", "192.168.100.1:30080"])
-def test_a_source_that_may_not_use_a_service_at_all(target: str) -> None:
-    web = replace(WEB, node_port=30080, allow_from=("203.0.113.0/24",))
-    found = explanation_of("10.10.0.9", target, web)
-    assert found.summary.endswith("is dropped: this source may not use web")
-    assert found.reason == "allowed are 203.0.113.0/24"
-    assert explanation_of("203.0.113.9", target, web).verdict == "delivered"
-    assert explanation_of("local", target, web).verdict == "dropped"
-    host = replace(web, allow_host_inside=True)
-    if target.startswith("192"):
-        assert explanation_of("192.168.100.1", target, host).verdict == "delivered"
-
-
-@pytest.mark.parametrize(
-    ("target", "hint"),
-    [
-        ("10.96.0.99:80", ""),
-        ("192.168.100.1:30080/udp", "there is node port 30080/tcp (web)"),
-        ("10.96.0.99:30080/tcp", "there is node port 30080/tcp (web), at this host's own addresses"),
-        ("127.0.0.1:30080/tcp", "30080 is a node port of web, but not at this address"),
-    ],
-)
-def test_unchanged_with_a_hint(target: str, hint: str) -> None:
-    found = explanation_of(
-        "local" if target.startswith("127") else "10.10.0.9", target, replace(WEB, node_port=30080)
-    )
-    assert (found.verdict, found.backends()) == ("unchanged", ())
-    assert found.summary.endswith("is left alone: no service has this address and port")
-    assert found.hint.partition(";")[0] == hint
-
-
-@pytest.mark.parametrize("target", ["10.96.0.20:81", "10.96.0.20:80/udp"])
-def test_an_unused_port_of_a_vip_is_refused_with_a_hint(target: str) -> None:
-    found = explanation_of("10.10.0.9", target, WEB)
-    assert (found.verdict, found.backends()) == ("rejected", ())
-    assert found.summary.endswith("is refused: no service has this address and port")
-    assert found.hint.partition(";")[0] == "10.96.0.20 serves 80/tcp"
-    left = explanation_of("10.10.0.9", target, WEB, reject_unused_ports=False)
-    assert left.verdict == "unchanged"
-
-
-def test_node_ports_of_every_address_or_of_some() -> None:
-    web = replace(WEB, node_port=30080)
-    assert explanation_of("10.10.0.9", "192.168.100.1:30080", web).verdict == "delivered"
-    elsewhere = explanation_of("10.10.0.9", "192.168.100.1:30080", web, node_port_addresses=("10.10.0.1",))
-    assert elsewhere.verdict == "unchanged"
-    assert elsewhere.hint.startswith("30080 is a node port of web, but not at this address")
-
-
-def test_a_health_port_is_left_to_the_host() -> None:
-    web = replace(WEB, health_port=32100)
-    found = explanation_of("10.10.0.9", "192.168.100.1:32100", web)
-    assert found.summary.endswith("is left to this host: 32100 is the health port of web")
-
-
-def test_affinity_is_told() -> None:
-    assert "within 3h" in explanation_of("10.10.0.9", "web", replace(WEB, affinity_timeout=10800)).notes[0]
-    one = forwarding("one", "10.96.0.20", "10.244.1.10", affinity_timeout=10800)
-    assert explanation_of("10.10.0.9", "one", one).notes == ()
-
-
-def test_a_backend_that_is_the_address_of_a_dead_service() -> None:
-    """Its refusal meets the translated packet, although it is for another address."""
-    web = replace(WEB, endpoints=(Endpoint("10.96.0.30", 80), Endpoint("10.244.1.10", 80)))
-    found = explanation_of("10.10.0.9", "web", web, forwarding("dead", "10.96.0.30"))
-    assert found.verdict == "mixed"
-    assert [(r.endpoint, r.share) for r in found.backends()] == [("10.244.1.10:80", 0.5)]
-    told_of_dead = "in 50.0% is translated to 10.96.0.30:80, then refused: no backend of dead is ready"
-    assert told_of_dead in found.summary
-
-
-def test_forwardings_left_out_change_nothing() -> None:
-    many = [
-        forwarding(f"s{n}", f"10.96.{n}.1", *(["10.244.1.10"] if n % 3 else []), node_port=30000 + n)
-        for n in range(100)
+    besides = [
+        WEB | {"name": "itself", "address": "10.97.0.2", "backends": ["10.10.0.1", BACKEND]},
+        WEB | {"name": "keeping", "address": "10.97.0.3", "backends": ["10.10.0.1"], "masquerade": "hairpin"},
+        HEALTH | {"name": "nowhere", "address": "10.97.0.1", "ports": [{"port": 80, "node_port": 30200}]},
     ]
-    local = {"external_policy": TrafficPolicy.LOCAL, "has_endpoints": True, "node_port": 30200}
-    every = (*many, WEB, forwarding("nowhere", "10.97.0.1", "10.244.1.11", **local))
-    options = RuleOptions(Family.IPV4)
-    whole = parse_ruleset(render(every, options), Family.IPV4)
-    for source in ("10.10.0.9", "10.10.0.1", "10.244.1.10"):
-        for target in (
-            "web",
-            "s3",
-            "s4",
-            "nowhere",
-            "192.168.100.1:30005",
-            "192.168.100.1:30200",
-            "1.2.3.4:5",
-        ):
-            question = ask(source, target, every, HOST)
-            found = explain(question, every, options, HOST).trace.outcomes
-            full = trace(whole, question.packet, Host(HOST)).outcomes
-            assert [replace(o, steps=()) for o in found] == [replace(o, steps=()) for o in full]
+    targets = {
+        "web": WEB,
+        "s3": some[3],
+        "s4": some[4],
+        "192.168.100.1:30005": some[5],
+        "192.168.100.1:30200": besides[2],
+    }
+    many = declared(WEB, *some, *besides)
+    for target, own in targets.items():
+        alone = declared(own)
+        for source in (CLIENT, "10.10.0.1", BACKEND):
+            for dataplane in DATAPLANES:
+                one, other = (d.explain(source, target, dataplane) for d in (many, alone))
+                for key in ("verdict", "summary", "backends"):
+                    assert one[key] == other[key], (source, target, dataplane)
+    # Whether a program reaches itself is looked up in one set of the table, whatever service it asks.
+    itself = many.explain("10.10.0.1", "itself", "nftables")
+    assert itself["summary"].endswith("is balanced over 2 backends, masqueraded for some")
+
+
+STEPS = [
+    "prerouting: on to dispatch",
+    "dispatch: by address and port: 10.96.0.20:80/tcp of web",
+    "handover: the chain for services of its kind: forwarded-random-4",
+    "forwarded-random-4: marked for masquerade, unless from this host",
+    "forwarded-random-4: on to random-4",
+    "random-4: flow marked as vipd's",
+    "random-4: one of 4 slots at random: 3 of them",
+    "random-4: DNAT to the backend in that slot: 10.244.1.11:8080",
+    "postrouting: on to counting",
+    "counting: flow counted, tcp",
+    "postrouting: this host's address becomes the source",
+]
+
+
+def test_steps_by_the_table() -> None:
+    outcomes = declared(WEB).explain(CLIENT, "web", "nftables")["outcomes"]
+    to_11 = next(o["rules"] for o in outcomes if "1.11" in o["backend"])
+    assert [f"{rule['chain']}: {rule['meaning']}" for rule in to_11] == STEPS
+    assert {rule["table"] for rule in to_11} == {"ip vipd"}
+    first, second, third = (rule["element"] for rule in to_11 if rule["element"])
+    number = first.removeprefix("10.96.0.20 . tcp . 80 : ")
+    assert (second, third) == (
+        f"{number} : jump forwarded-random-4",
+        "10.96.0.20 . tcp . 80 . 0.0.0.1 : 10.244.1.11 . 8080",
+    )
+    assert all('comment "' not in rule["rule"] for rule in to_11)
 
 
 def test_packets_of_no_service_walk_the_rules_that_all_walk() -> None:
-    (outcome,) = explanation_of("10.10.0.9", "1.2.3.4:5", WEB).trace.outcomes
-    assert [step.chain for step in outcome.steps if step.table == "nat"][:2] == [
+    (outcome,) = declared(WEB).explain(CLIENT, "1.2.3.4:5")["outcomes"]
+    assert [r["chain"] for r in outcome["rules"] if r["table"] == "nat"][:2] == [
         "PREROUTING",
         "VIPD-PREROUTING",
     ]
-    assert explanation_of("10.10.0.9", "1.2.3.4:5").trace.outcomes[0].steps == ()
+    assert declared().explain(CLIENT, "1.2.3.4:5")["outcomes"][0]["rules"] == []
 
 
-def test_names_prefer_the_source_s_family() -> None:
-    both = (WEB, forwarding("web", "fd00::20", "fd00:244::1"))
-    assert explanation_of("fd00::9", "web", *both).packet.destination == "fd00::20"
-    assert explanation_of("local", "web", *both).packet.destination == "10.96.0.20"
-    assert explanation_of("local", "[fd00::20]:80", *both).packet.source == "fd00:10::1"
+KINDS: list[Json] = [
+    {"affinity": {"by": "client-ip", "timeout": "10m"}},
+    {"balance": "source-hash"},
+    {"balance": "round-robin", "masquerade": "hairpin"},
+    {"traffic_policy": {"external": "local"}, "affinity": {"by": "client-ip", "timeout": "1m"}},
+    {"masquerade": "off-cluster"},
+    {"allow_from": ["10.10.0.0/16", "203.0.113.7/32"]},
+    {"backends": []},
+    {"backends": [], "fallback": "drop"},
+]
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "what", "unknown"),
-    [
-        ("fd00::9", "web", "web has no ipv6 address", False),
-        ("fd00::9", "10.96.0.20:80", "fd00::9 and 10.96.0.20 are of different families", False),
-        ("10.10.0.9", "nope", "no service nope", True),
-        ("10.10.0.9", "10.96.0.99", '"10.96.0.99" has no port', False),
-        ("10.10.0.9", "10.96.0.20:0", "the port 0 is out of range", False),
-        ("10.10.0.9", "two", "two has several ports", False),
-        ("10.10.0.9", "", "no target is given", False),
-        ("10.10.0.9@2", "web", "10.10.0.9@2 has a weight", False),
-        ("", "web", "the address is empty", False),
-        ("here", "web", '"here" is a name, not an IP address', False),
-    ],
-)
-def test_questions_without_an_answer(source: str, target: str, what: str, unknown: bool) -> None:
-    two = forwarding("two", "10.96.0.40", "10.244.1.10")
-    other = replace(two, key=two.key._replace(port_name="b"), port=81)
-    with pytest.raises(QueryError) as caught:
-        ask(source, target, [WEB, two, other], HOST)
-    assert (caught.value.what, caught.value.unknown) == (what, unknown)
-    assert caught.value.hint
+def test_no_rule_of_the_table_is_left_as_nft_spells_it() -> None:
+    words = (" set ", " . ", "daddr", "saddr", "mark set")
+    external = [{"address": "198.51.100.5", "allow_from": ["10.10.0.0/16"]}]
+    for kind in KINDS:
+        own = {"cluster_cidrs": ["10.244.0.0/16"], "dataplane": "nftables"}
+        services = declared(NODE | {"external_addresses": external} | kind, **own)
+        for source in (CLIENT, BACKEND, "203.0.113.7", "local"):
+            for target in ("web", "198.51.100.5:80", "192.168.100.1:30080", "10.96.0.20:81"):
+                outcomes = services.explain(source, target, "nftables")["outcomes"]
+                told = [rule["meaning"] for outcome in outcomes for rule in outcome["rules"]]
+                assert [text for text in told if any(word in text for word in words)] == []
 
 
-def test_sources() -> None:
-    assert (parse_source("local").address, parse_source("10.0.0.1").port) == ("", None)
-    assert parse_source("[fd00::9]:4000") == parse_source("[fd00:0::9]:4000")
-    assert ask("10.10.0.9:4000", "web", [WEB], HOST).packet.source_port == 4000
-    assert ask("10.10.0.1", "web", [WEB], HOST).packet.arriving is Arrival.LOCAL
-    assert ask("127.0.0.1", "127.0.0.1:1", [WEB], ()).packet.arriving is Arrival.LOCAL
-    assert ask("local", "192.168.100.1:1", [WEB], HOST).packet.source == "192.168.100.1"
-    assert ask("local", "web", [WEB], ["10.10.0.10", "10.10.0.9"]).packet.source == "10.10.0.9"
-    with pytest.raises(QueryError, match="no address"):
-        ask("local", "web", [WEB], ["127.0.0.1", "fd00::1"])
+@pytest.mark.parametrize("dataplane", DATAPLANES)
+def test_long_names_of_chains_fit_the_screen(dataplane: str, tmp_path: Path) -> None:
+    long = HEALTH | {"affinity": {"by": "client-ip", "timeout": "3h"}, "allow_from": ["10.0.0.0/8"]}
+    long |= {"backends": [{"address": f"10.244.1.{n}", "node": "here"} for n in range(1, 30)]}
+    services = declared(long | {"name": "a-service/with-quite-a-long-name"})
+    file = tmp_path / "services.yaml"
+    file.write_text(services.text)
+    argv = [
+        sys.executable,
+        "-m",
+        "vipd.cli.main",
+        "explain",
+        "-f",
+        str(file),
+        *services.words("--dataplane", dataplane),
+    ]
+    said = on_terminal([*argv, "--from", CLIENT, "192.168.100.1:30080"], 80)
+    assert max(map(len, said.splitlines())) <= 80
+    assert "Rules" in said
+
+
+TEXT = """\
+10.10.0.9 -> 10.96.0.10:53/udp is balanced over 2 backends, masqueraded
+
+BACKEND         SHARE%  SOURCE SEEN
+10.244.0.5:53     33.3  this host's
+10.244.2.21:53    66.7  this host's
+
+Rules, after the fork those on the way to 10.244.2.21:53:
+  ip vipd
+    prerouting                on to dispatch
+    dispatch                  by address and port: 10.96.0.10:53/udp of dns
+    handover                  the chain for services of its kind: forwarded-random-3
+    forwarded-random-3        marked for masquerade, unless from this host
+    forwarded-random-3        on to random-3
+    random-3                  flow marked as vipd's
+    random-3            33.3  one of 3 slots at random: slot 0 -> 10.244.0.5:53
+    random-3            66.7  one of 3 slots at random: 2 of them -> 10.244.2.21:53
+    random-3                  DNAT to the backend in that slot: 10.244.2.21:53
+    postrouting               on to counting
+    counting                  flow counted, udp
+    postrouting               this host's address becomes the source
+
+These are vipd's own rules alone; vipctl trace follows a real packet.
+"""
+
+
+def test_the_text_of_a_way_through_the_table() -> None:
+    """Of one through iptables: tests/cli/test_explain.py. The option has the last word over the setting."""
+    dns = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
+    dns |= {"backends": ["10.244.0.5", {"address": "10.244.2.21", "weight": 2}]}
+    for setting, option in (("iptables", "nftables"), ("nftables", "iptables")):
+        services = declared(dns, host_addresses=["192.0.2.1"], dataplane=setting)
+        ended = services.ask(CLIENT, "10.96.0.10:53/udp", option)
+        assert (ended.code, ended.err) == (0, "")
+        assert (ended.out == TEXT) is (option == "nftables")
+        assert ("VIPD-SERVICES" in ended.out) is (option == "iptables")

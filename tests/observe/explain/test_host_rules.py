@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from vipd.dataplane.iptables.options import RuleOptions
+from vipd.dataplane.nftables.options import TableOptions
 from vipd.model.service import Family
 from vipd.observe.explain.host_rules import HostState, merged_rules, unreachable
-from vipd.observe.simulator import Ruleset, Tables, parse_ruleset, parse_tables
+from vipd.observe.explain.rule_words import is_vipd_rule
+from vipd.observe.simulator import Ruleset, Step, Tables, parse_ruleset, parse_tables
 from vipd.observe.simulator.errors import RulesetError
 
 IPTABLES = "*filter\n:FORWARD DROP [0:0]\nCOMMIT\n"
@@ -51,3 +54,19 @@ def test_what_cannot_be_read_is_an_error_that_names_it() -> None:
 def test_backends_without_a_route(backends: list[str], found: list[str]) -> None:
     devices = {"10.0.0.1": "", "fd00::1": "", "10.0.0.2": "eth0", "10.0.0.9": ""}
     assert unreachable(backends, devices) == found
+
+
+@pytest.mark.parametrize(
+    ("step", "iptables", "nftables"),
+    [
+        (Step("nat", "VIPD-SERVICES", "-A VIPD-SERVICES -j VIPD-SVC-X"), True, False),
+        (Step("filter", "INPUT", "-A INPUT -j VIPD-NODE-PORTS"), True, False),
+        (Step("filter", "INPUT", "-A INPUT -j DROP"), False, False),
+        (Step("filter", "FORWARD", "policy DROP"), False, False),
+        (Step("ip vipd", "dispatch", "drop"), False, True),
+        (Step("inet site", "forward", "policy drop"), False, False),
+    ],
+)
+def test_whose_rule_a_step_is(step: Step, iptables: bool, nftables: bool) -> None:
+    found = [is_vipd_rule(step, each) for each in (RuleOptions(Family.IPV4), TableOptions(Family.IPV4))]
+    assert found == [iptables, nftables]

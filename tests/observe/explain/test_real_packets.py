@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
 
+from tests.lab.inside import DATAPLANES
 from tests.lab.topology import Lab, Wiring
 from tests.observe.explain import generated
-from tests.observe.explain.probe_lab import (
-    HOST_ADDRESSES,
-    NODE,
-    ON_B1,
-    OTHER_NODE,
-    SENDERS,
-    ProbeLab,
-    Sender,
-    backend_sender,
-    difference,
-    silence,
-)
-from tests.observe.simulator.cases import CASES, GOLDEN, family_of_case, rules_text
-from vipd.cli.offline import Compilation
-from vipd.dataplane.base import DATAPLANES, DataplaneName
-from vipd.dataplane.iptables.render import render
-from vipd.dataplane.nftables.render import render as render_table
-from vipd.declaration.native import parse_declaration
-from vipd.host.settings.settings import load_settings
-from vipd.model.forwarding import Forwarding
-from vipd.model.service import Affinity, Balance, Family, Frontend, Masquerade, Service, family_of
-from vipd.observe.explain.explanation import Explanation, explain
-from vipd.observe.explain.query import ask
-from vipd.observe.simulator import PacketVerdict
+from tests.observe.explain.asking import CASES, Declared, family_of_case, golden, rules_text
+from tests.observe.explain.probe_lab import SENDERS, ProbeLab, difference, silence
+from tests.observe.explain.probes import families, on_the_host, probes
+from vipd.model.service import Balance, Family, Service, family_of
 
 pytestmark = pytest.mark.root
 
@@ -44,65 +24,20 @@ def probe_lab() -> Iterator[ProbeLab]:
         yield ProbeLab(lab)
 
 
-def compiled(text: str, settings: dict[str, object]) -> tuple[tuple[Service, ...], Compilation]:
-    """The services of a declaration, and what a daemon on the lab's host makes of them."""
-    declared = parse_declaration(text, "declared")
-    assert declared.problems == ()
-    adapted = load_settings(None, {**settings, "host_addresses": sorted(HOST_ADDRESSES)})
-    return declared.services, Compilation.of(declared.services, adapted, HOST_ADDRESSES)
-
-
-def asked(
-    compilation: Compilation, sender: Sender, to: Frontend, dataplane: DataplaneName = "iptables"
-) -> Explanation:
-    """What explain says of a sender and a frontend."""
-    addresses = compilation.host_addresses
-    source = sender.address(family_of(to.address))
-    question = ask(source, str(to), compilation.forwardings, addresses)
-    by_table = dataplane == "nftables"
-    options = (compilation.table_options if by_table else compilation.options)(question.packet.family)
-    return explain(question, compilation.forwardings, options, addresses)
-
-
-def load(probe_lab: ProbeLab, compilation: Compilation, dataplane: DataplaneName) -> None:
-    """Put a compilation's IPv4 rules into the host."""
+def load(probe_lab: ProbeLab, declared: Declared, family: Family, dataplane: str) -> None:
+    """Put the rules of a declaration into the host."""
     if dataplane == "nftables":
-        probe_lab.load_table(render_table(compilation.forwardings, compilation.table_options(Family.IPV4)))
+        probe_lab.load_table(declared.render(family, dataplane))
     else:
-        probe_lab.load(render(compilation.forwardings, compilation.options(Family.IPV4)), Family.IPV4)
-
-
-def targets(service: Service, family: Family) -> Iterator[Frontend]:
-    """Every frontend of a service, its node ports at two addresses of the host, and a port it lacks."""
-    for frontend in service.frontends():
-        if frontend.address:
-            if family_of(frontend.address) is family:
-                yield frontend
-        elif family is Family.IPV4:
-            yield from (frontend._replace(address=address) for address in (NODE, OTHER_NODE))
-    own = [address for address in service.addresses if family_of(address) is family]
-    yield from (Frontend(address, 7, service.ports[0].protocol) for address in own[:1])
-
-
-def senders(service: Service, family: Family) -> list[Sender]:
-    """The usual ones, and the service's backend on b1 if there is one."""
-    own = [b.address for b in service.backends if b.address in ON_B1 and family_of(b.address) is family]
-    return [*SENDERS, *map(backend_sender, own)]
-
-
-def probes(services: Iterable[Service], family: Family) -> Iterator[tuple[Service, Frontend, Sender]]:
-    """Who sends to what."""
-    for service in services:
-        for to in dict.fromkeys(targets(service, family)):
-            yield from ((service, to, sender) for sender in senders(service, family))
+        probe_lab.load(declared.render(family), family)
 
 
 def contradictions(
     probe_lab: ProbeLab,
     services: Iterable[Service],
-    compilation: Compilation,
+    declared: Declared,
     family: Family,
-    dataplane: DataplaneName = "iptables",
+    dataplane: str = "iptables",
 ) -> list[str]:
     """Every packet of every sender whose fate explain does not tell right."""
     found, silent = [], []
@@ -110,8 +45,8 @@ def contradictions(
         if service.balance is Balance.SOURCE_HASH:
             # What is told is of this address alone.
             sender = replace(sender, many=False)
-        explanation = asked(compilation, sender, to, dataplane)
-        if explanation.verdict in (PacketVerdict.DROPPED, PacketVerdict.UNCHANGED):
+        explanation = declared.explain(sender.address(family), str(to), dataplane)
+        if explanation["verdict"] in ("dropped", "unchanged"):
             silent.append((explanation, (sender, to, silence(explanation))))
             continue
         pinned = service.affinity is not None and not (sender.many and family is Family.IPV4)
@@ -125,34 +60,35 @@ def contradictions(
 
 @pytest.mark.parametrize("case", CASES)
 def test_rules_that_kube_proxy_wrote(probe_lab: ProbeLab, case: str) -> None:
-    settings = json.loads((GOLDEN / case / "case.json").read_text())["settings"]
-    services, compilation = compiled((GOLDEN / case / "manifest.json").read_text(), settings)
+    recorded = golden(case)
+    services, declared = on_the_host(recorded.text, dict(recorded.settings))
     if case == "large-cluster":
         # 999 backends would take ten thousands of flows; the other service's rules are terse all the same.
         services = tuple(service for service in services if len(service.backends) < 10)
     family = family_of_case(case)
     probe_lab.load(rules_text(case), family)
-    assert contradictions(probe_lab, services, compilation, family) == []
+    assert contradictions(probe_lab, services, declared, family) == []
 
 
-@pytest.mark.parametrize("seed", generated.NATIVE)
-def test_rules_that_vipd_writes(probe_lab: ProbeLab, seed: int) -> None:
-    services, compilation = compiled(generated.declaration(seed), generated.settings(seed))
-    for family in sorted({f.key.family for f in compilation.forwardings}):
-        here = [s for s in services if family_of(s.addresses[0]) is family]
-        probe_lab.load(render(compilation.forwardings, compilation.options(family)), family)
-        assert contradictions(probe_lab, here, compilation, family) == []
-
-
-@pytest.mark.parametrize("seed", generated.TABLES)
-def test_tables_that_vipd_writes(probe_lab: ProbeLab, seed: int) -> None:
-    settings = {**generated.settings(seed), "dataplane": "nftables"}
-    settings.pop("compat", None)
-    services, compilation = compiled(generated.balanced(seed), settings)
-    for family in sorted({f.key.family for f in compilation.forwardings}):
-        here = [s for s in services if family_of(s.addresses[0]) is family]
-        probe_lab.load_table(render_table(compilation.forwardings, compilation.table_options(family)))
-        assert contradictions(probe_lab, here, compilation, family, "nftables") == []
+@pytest.mark.parametrize(
+    ("dataplane", "seed"),
+    [
+        *(("iptables", seed) for seed in generated.NATIVE),
+        *(("nftables", seed) for seed in generated.TABLES),
+    ],
+)
+def test_rules_that_vipd_writes(probe_lab: ProbeLab, dataplane: str, seed: int) -> None:
+    settings = generated.settings(seed)
+    text = generated.declaration(seed)
+    if dataplane == "nftables":
+        settings = {**settings, "dataplane": dataplane}
+        settings.pop("compat", None)
+        text = generated.balanced(seed)
+    services, declared = on_the_host(text, settings)
+    for family in families(services):
+        here = [service for service in services if family_of(service.addresses[0]) is family]
+        load(probe_lab, declared, family, dataplane)
+        assert contradictions(probe_lab, here, declared, family, dataplane) == []
 
 
 SOUND = """
@@ -163,53 +99,64 @@ services:
     ports: [{port: 80, target: 8080}]
     backends: [10.244.1.10, 10.244.2.11, 10.244.2.12]
 """
-
-
-def without_last(forwarding: Forwarding) -> Forwarding:
-    return replace(forwarding, endpoints=forwarding.endpoints[:-1])
-
-
-def with_another(forwarding: Forwarding) -> Forwarding:
-    another = forwarding.endpoints[0]._replace(address="10.244.2.21")
-    return replace(forwarding, endpoints=(*forwarding.endpoints, another))
-
-
+BACKENDS = "[10.244.1.10, 10.244.2.11, 10.244.2.12]"
 WRONG = {
-    "a backend less": without_last,
-    "a backend more": with_another,
-    "no backend": lambda f: replace(f, endpoints=(), has_endpoints=False),
-    "none on this host": lambda f: replace(f, endpoints=()),
-    "kept sources": lambda f: replace(f, masquerade=Masquerade.HAIRPIN),
-    "hidden sources": lambda f: replace(f, masquerade=Masquerade.ALWAYS),
-    "another port": lambda f: replace(f, port=81),
+    "a backend less": ("backends: [10.244.1.10, ", "backends: ["),
+    "a backend more": (BACKENDS, f"{BACKENDS[:-1]}, 10.244.2.21]"),
+    "no backend": (BACKENDS, "[]"),
+    "none on this host": (BACKENDS, f"{BACKENDS}\n    traffic_policy: {{internal: local}}"),
+    "kept sources": (BACKENDS, f"{BACKENDS}\n    masquerade: hairpin"),
+    "hidden sources": (BACKENDS, f"{BACKENDS}\n    masquerade: always"),
+    "another port": ("port: 80,", "port: 81,"),
 }
 
 
 @pytest.mark.nightly(each_time="iptables")
 @pytest.mark.parametrize("dataplane", DATAPLANES)
-def test_the_comparison_can_fail(probe_lab: ProbeLab, dataplane: DataplaneName) -> None:
-    services, compilation = compiled(SOUND, {})
-    load(probe_lab, compilation, dataplane)
-    assert contradictions(probe_lab, services, compilation, Family.IPV4, dataplane) == []
+def test_the_comparison_can_fail(probe_lab: ProbeLab, dataplane: str) -> None:
+    settings: dict[str, object] = {"node_name": "node1"}
+    services, declared = on_the_host(SOUND, settings)
+    load(probe_lab, declared, Family.IPV4, dataplane)
+    assert contradictions(probe_lab, services, declared, Family.IPV4, dataplane) == []
     unseen = []
-    for fault, wronged in WRONG.items():
-        wrong = replace(compilation, forwardings=tuple(map(wronged, compilation.forwardings)))
-        if not contradictions(probe_lab, services, wrong, Family.IPV4, dataplane):
+    for fault, (right, wrong) in WRONG.items():
+        _, wronged = on_the_host(SOUND.replace(right, wrong), settings)
+        if not contradictions(probe_lab, services, wronged, Family.IPV4, dataplane):
             unseen.append(fault)
     assert unseen == []
 
 
 @pytest.mark.parametrize("dataplane", DATAPLANES)
-def test_pinned_flows_stay_within_what_is_told(probe_lab: ProbeLab, dataplane: DataplaneName) -> None:
-    (service,), _ = compiled(SOUND, {})
-    kept = replace(service, affinity=Affinity())
-    settings = load_settings(None, {"host_addresses": sorted(HOST_ADDRESSES)})
-    compilation = Compilation.of([kept], settings, HOST_ADDRESSES)
-    load(probe_lab, compilation, dataplane)
-    explanation = asked(compilation, SENDERS[1], kept.frontends()[0], dataplane)
+def test_pinned_flows_stay_within_what_is_told(probe_lab: ProbeLab, dataplane: str) -> None:
+    (kept,), declared = on_the_host(f"{SOUND}    affinity: {{by: client-ip}}\n", {})
+    load(probe_lab, declared, Family.IPV4, dataplane)
+    explanation = declared.explain(SENDERS[1].ipv4, str(kept.frontends()[0]), dataplane)
     # The first alone: of flows that begin at the same moment each may choose.
     seen = probe_lab.send(SENDERS[1], kept.frontends()[0], 1)
     seen |= probe_lab.send(SENDERS[1], kept.frontends()[0], 19)
     assert len(seen.reached) == 1
     assert difference(explanation, seen, pinned=True) == ""
-    assert any("keeps its backend" in note for note in explanation.notes)
+    assert any("keeps its backend" in note for note in explanation["notes"])
+
+
+@pytest.mark.parametrize("family", list(Family), ids=str)
+def test_each_client_reaches_the_backend_that_its_address_hashes_to(
+    probe_lab: ProbeLab, family: Family
+) -> None:
+    text = SOUND.replace(BACKENDS, f"{BACKENDS}\n    balance: source-hash")
+    if family is Family.IPV6:
+        text = text.replace("10.96.0.20", '"fd00:96::20"')
+        text = text.replace(BACKENDS, '["fd00:10:244:1::a", "fd00:10:244:2::b"]')
+    (service,), declared = on_the_host(text, {"dataplane": "nftables"})
+    load(probe_lab, declared, family, "nftables")
+    to = service.frontends()[0]
+    clients = [replace(s, many=False) for s in SENDERS]
+    if family is Family.IPV4:
+        clients += [replace(SENDERS[0], ipv4=f"10.11.{n}.{n + 7}", many=False) for n in range(30)]
+    wrong, reached = [], set()
+    for client in clients:
+        explanation = declared.explain(client.address(family), str(to), "nftables")
+        reached |= {backend["endpoint"] for backend in explanation["backends"]}
+        wrong.append(difference(explanation, probe_lab.send(client, to, 2)))
+    assert [text for text in wrong if text] == []
+    assert len(reached) == len(service.backends)

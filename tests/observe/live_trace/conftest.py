@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.dataplane.namespace import Namespace
 from tests.lab.node import Node
+from tests.observe.empty_host import empty_host
 
 LOGGER = "net.netfilter.nf_log.2"
 """Who gets the traces of legacy tables."""
@@ -16,11 +16,8 @@ LOGGER = "net.netfilter.nf_log.2"
 @pytest.fixture(scope="module")
 def host() -> Iterator[Node]:
     """A network namespace with nothing but `lo`."""
-    with Namespace() as namespace:
-        node = Node(namespace.name, "host", "127.0.0.1", "::1")
-        node.run("ip", "link", "set", "lo", "up")
+    with empty_host() as node:
         yield node
-        node.kill()
 
 
 @pytest.fixture

@@ -1,132 +1,146 @@
-"""Every golden case with real packets: the kernel's trace tells what explain says, on every dataplane."""
+"""Every golden case with real packets: the kernel's trace tells what explain says, in the same words."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import pytest
 
-from tests.lab.flow import Process, read_line
-from tests.lab.node import Node
+from tests.cli.fake_daemon import fake_daemon
 from tests.lab.topology import Lab, Wiring
+from tests.observe.explain.asking import CASES, Json, family_of_case, golden, rules_text
 from tests.observe.explain.probe_lab import SILENCE, ProbeLab, Sender
-from tests.observe.explain.test_real_packets import compiled, probes
-from tests.observe.simulator.cases import CASES, GOLDEN, family_of_case, rules_text
-from vipd.cli.offline import Compilation
-from vipd.dataplane.nftables.render import render as render_table
-from vipd.model.service import Family, Frontend, Service, family_of
-from vipd.observe.explain.explanation import explain
-from vipd.observe.explain.query import ask
+from tests.observe.explain.probes import on_the_host, probes
+from tests.observe.live_trace.tracing import Predicting, documents, waiting
+from vipd.model.service import Family, Frontend
 
 pytestmark = pytest.mark.root
 
 DATAPLANES = ("iptables", "legacy", "nftables")
 EMPTY = "*nat\nCOMMIT\n*filter\nCOMMIT\n"
-ANSWER_SECONDS = 90.0
-LONGEST_SECONDS = 280.0
+LONGEST_SECONDS, ANSWER_SECONDS = 280.0, 20.0
 
 
 class Probe(NamedTuple):
     """One packet to send, and what is expected of it."""
 
     sender: Sender
+    source: str
     to: Frontend
-    explanation: dict[str, Any]
+    explanation: Json
+
+
+class Case(NamedTuple):
+    """What is to be loaded and sent."""
+
+    family: Family
+    rules: str
+    prefix: str
+    probes: Sequence[Probe]
+
+
+def case_of(case: str, dataplane: str) -> Case:
+    """A case with the rules that a real kube-proxy wrote, or with vipd's table."""
+    by = "nftables" if dataplane == "nftables" else "iptables"
+    own: dict[str, object] = (
+        {"compat": None, "chain_prefix": None, "dataplane": by} if by == dataplane != "iptables" else {}
+    )
+    recorded = golden(case, **own)
+    services, declared = on_the_host(recorded.text, dict(recorded.settings))
+    # Explaining 999 backends takes seconds; the rules of the other service are terse all the same.
+    services = tuple(service for service in services if len(service.backends) < 10)
+    family = family_of_case(case)
+    rules = declared.render(family, by) if by == "nftables" else rules_text(case)
+    found = {
+        (source, to): Probe(sender, source, to, declared.explain(source, str(to), by))
+        for _, to, sender in probes(services, family)
+        for source in [sender.address(family)]
+    }
+    return Case(family, rules, "VIPD" if own else "KUBE", list(found.values()))
 
 
 class Traced:
     """A lab in which packets are sent, and traced on the host."""
 
-    def __init__(self, lab: Lab) -> None:
-        self._host = lab.host
-        self.probe_lab = ProbeLab(lab)
-        self._follower = self._started(lab.host)
-        self._tools: set[str] = set()
+    def __init__(self, lab: Lab, dataplane: str, daemon: Predicting) -> None:
+        self._host, self._dataplane, self._daemon = lab.host, dataplane, daemon
+        self._probe_lab = ProbeLab(lab)
+        self._tool = ""
 
-    def load(self, dataplane: str, rules: str, family: Family) -> None:
-        """Replace all rules of the host by these."""
-        if "nftables" in self._tools or dataplane == "nftables":
+    def faults(self, case: Case) -> list[str]:
+        """Send each packet; every one that was not traced, or went otherwise than explain says."""
+        self._load(case)
+        self._daemon.prefix = case.prefix
+        self._daemon.predictions = {(p.source, str(p.to)): p.explanation for p in case.probes}
+        by_target: defaultdict[Frontend, list[Probe]] = defaultdict(list)
+        for probe in case.probes:
+            by_target[probe.to].append(probe)
+        # One program alone gets the log of legacy tables.
+        groups = [[to] for to in by_target] if self._dataplane == "legacy" else [list(by_target)]
+        return [fault for group in groups for fault in self._traced({to: by_target[to] for to in group})]
+
+    def _traced(self, by_target: Mapping[Frontend, list[Probe]]) -> Iterator[str]:
+        with ExitStack() as stack:
+            processes = {
+                to: stack.enter_context(
+                    waiting(self._host, self._daemon.socket, "--follow", "-o", "json", str(to))
+                )
+                for to in by_target
+            }
+            every = [probe for of_target in by_target.values() for probe in of_target]
+            self._probe_lab.probe_silent([(probe.sender, probe.to, SILENCE) for probe in every])
+            for to, process in processes.items():
+                left = {probe.source: probe for probe in by_target[to]}
+                for seen in documents(process, ANSWER_SECONDS):
+                    # Some packets are sent again, and traced again.
+                    if probe := left.pop(seen["packet"]["source"], None):
+                        yield from _faults(probe.explanation, seen)
+                    if not left:
+                        break
+                if left:
+                    yield f"{to}: nothing came of {list(left)}"
+
+    def _load(self, case: Case) -> None:
+        """Replace all rules of the host."""
+        if self._dataplane == "nftables":
             self._host.run("nft", "flush", "ruleset")
-        for tool in sorted(self._tools - {"nftables"}):
-            self._host.run(tool, text=EMPTY)
-        self._tools.clear()
-        stem = "iptables" if family is Family.IPV4 else "ip6tables"
-        variant = "-legacy" if dataplane == "legacy" else "-nft"
-        tool = "nftables" if dataplane == "nftables" else f"{stem}{variant}-restore"
-        self._tools.add(tool)
-        if dataplane == "nftables":
-            self._host.run("nft", "-f", "-", text=rules)
+        elif self._tool:
+            self._host.run(self._tool, text=EMPTY)
+        stem = "iptables" if case.family is Family.IPV4 else "ip6tables"
+        self._tool = f"{stem}-{'legacy' if self._dataplane == 'legacy' else 'nft'}-restore"
+        if self._dataplane == "nftables":
+            self._host.run("nft", "-f", "-", text=case.rules)
         else:
-            self._host.run(tool, text=rules)
+            self._host.run(self._tool, text=case.rules)
         self._host.run("conntrack", "-F")
 
-    def faults(self, asked: list[Probe]) -> list[str]:
-        """Send each packet; every one that was not traced, or went otherwise than expected."""
-        assert self._follower.stdin is not None
-        self._follower.stdin.write(json.dumps([self._request(*each) for each in asked]) + "\n")
-        self._follower.stdin.flush()
-        assert read_line(self._follower, ANSWER_SECONDS) == "READY"
-        self.probe_lab.probe_silent([(each.sender, each.to, SILENCE) for each in asked])
-        found = json.loads(read_line(self._follower, ANSWER_SECONDS))
-        return [text for each, seen in zip(asked, found, strict=True) if (text := _fault(each, seen))]
 
-    @staticmethod
-    def _request(sender: Sender, to: Frontend, explanation: dict[str, Any]) -> dict[str, Any]:
-        where = {"destination": to.address, "port": to.port, "protocol": str(to.protocol)}
-        return {**where, "source": sender.address(family_of(to.address)), "explanation": explanation}
-
-    @staticmethod
-    def _started(host: Node) -> Process:
-        return host.start(sys.executable, "-m", "tests.observe.live_trace.follower")
+def _faults(explanation: Json, seen: Json) -> Iterator[str]:
+    """How a trace contradicts an explanation, or says in other words what a rule does."""
+    if not seen["agrees"]:
+        went = f"{seen['verdict']} to {seen['destination']}, masqueraded {seen['masqueraded']}"
+        rules = [f"    {rule['table']} {rule['chain']}: {rule['rule']}" for rule in seen["rules"]]
+        yield "\n".join([f"{explanation['summary']}: {went}; {seen['differences']}", *rules])
+        return
+    words: defaultdict[str, set[str]] = defaultdict(set)
+    for rule in (rule for outcome in explanation["outcomes"] for rule in outcome["rules"]):
+        words[rule["chain"]].add(_plain(rule["meaning"]))
+    for rule in (rule for rule in seen["rules"] if rule["vipd"] and rule["rule"]):
+        chain, does = rule["chain"], _plain(rule["does"])
+        # Which slot it was the kernel does not say.
+        if chain in words and not any(text.startswith(does) for text in words[chain]):
+            yield f"{explanation['summary']}: {chain}: {does!r} is none of {words[chain]}"
 
 
-def _fault(asked: Probe, seen: dict[str, Any] | None) -> str:
-    place = f"{asked.explanation['summary']}:"
-    if seen is None:
-        return f"{place} never came to the rules"
-    if seen["agrees"]:
-        return ""
-    rules = [f"    {rule['table']} {rule['chain']}: {rule['rule']}" for rule in seen["rules"]]
-    went = f"{seen['verdict']} to {seen['destination']}, masqueraded {seen['masqueraded']}"
-    return "\n".join([f"{place} {went}; {seen['differences']}", *rules])
-
-
-def asked(services: Iterable[Service], compilation: Compilation, family: Family, nft: bool) -> list[Probe]:
-    """Every packet that can be sent, each with what explain says of it."""
-    options = (compilation.table_options if nft else compilation.options)(family)
-    found = {}
-    for _, to, sender in probes(services, family):
-        addresses = compilation.host_addresses
-        question = ask(sender.address(family), str(to), compilation.forwardings, addresses)
-        view = explain(question, compilation.forwardings, options, addresses).view()
-        found[sender.address(family), to] = Probe(sender, to, view)
-    return list(found.values())
-
-
-Compiled = tuple[tuple[Service, ...], Compilation]
-
-
-def read(case: str) -> Compiled:
-    """The services of a case, and what they compile to."""
-    settings = json.loads((GOLDEN / case / "case.json").read_text())["settings"]
-    return compiled((GOLDEN / case / "manifest.json").read_text(), settings)
-
-
-def faults_of(traced: Traced, what: Compiled, case: str, dataplane: str) -> list[str]:
-    """Every packet of a case that goes otherwise than explain says."""
-    services, compilation = what
-    if case == "large-cluster":
-        # Explaining 999 backends takes seconds; the rules of the other service are terse all the same.
-        services = tuple(service for service in services if len(service.backends) < 10)
-    family, nft = family_of_case(case), dataplane == "nftables"
-    # The rules of iptables are those that a real kube-proxy wrote.
-    rules = render_table(compilation.forwardings, compilation.table_options(family)) if nft else ""
-    traced.load(dataplane, rules or rules_text(case), family)
-    return traced.faults(asked(services, compilation, family, nft))
+def _plain(text: str) -> str:
+    """Without the braces around a set of one, which the kernel does not print."""
+    return text.replace("{ ", "").replace(" }", "")
 
 
 @pytest.fixture(scope="module")
@@ -136,20 +150,25 @@ def found(request: pytest.FixtureRequest) -> Iterator[Mapping[tuple[str, str], F
     calls = [item.callspec.params for item in mine if hasattr(item, "callspec")]
     wanted = [(params["case"], params["dataplane"]) for params in calls]
     done: dict[tuple[str, str], Future[list[str]]] = {each: Future() for each in wanted}
-    # Not beside the tests: settings are read from the environment, too, in which pytest writes.
-    cases = {case: read(case) for case in dict.fromkeys(case for case, _ in wanted)}
+    # Not beside the tests: what vipctl prints in this process goes to one place.
+    cases = {each: case_of(*each) for each in wanted}
 
     def work(dataplane: str) -> None:
         mine = [each for each in wanted if each[1] == dataplane]
         try:
-            with Lab(Wiring(backends=2, backends_apart=True)) as lab:
-                traced = Traced(lab)
-                for case in mine:
-                    done[case].set_result(faults_of(traced, cases[case[0]], *case))
+            with (
+                TemporaryDirectory(prefix="vipd-") as directory,
+                Lab(Wiring(backends=2, backends_apart=True)) as lab,
+                fake_daemon(Path(directory) / "vipd.sock", Predicting) as daemon,
+            ):
+                assert isinstance(daemon, Predicting)
+                traced = Traced(lab, dataplane, daemon)
+                for each in mine:
+                    done[each].set_result(traced.faults(cases[each]))
         except BaseException as error:  # told by the tests that have no result yet
-            for case in mine:
-                if not done[case].done():
-                    done[case].set_exception(error)
+            for each in mine:
+                if not done[each].done():
+                    done[each].set_exception(error)
 
     with ThreadPoolExecutor(len(DATAPLANES)) as pool:
         for dataplane in dict.fromkeys(name for _, name in wanted):

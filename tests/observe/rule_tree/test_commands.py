@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import pty
+import base64
+import hashlib
 import re
 import shutil
 import signal
@@ -18,7 +18,7 @@ import pytest
 
 from tests.lab import unprivileged
 from tests.observe.rule_tree.daemon_host import KINDS, DaemonHost, started
-from vipd.dataplane.iptables.names import hashed
+from tests.observe.terminal import on_terminal
 
 pytestmark = pytest.mark.root
 
@@ -145,6 +145,23 @@ def test_counters_move_with_packets(daemon_host: DaemonHost) -> None:
 
 
 @IN_TWO
+def test_a_service_that_is_removed_ends_its_flows_by_rules_with_words(daemon_host: DaemonHost) -> None:
+    ending = (
+        "  - {name: ending, address: 10.96.0.40, ports: [80/tcp], backends: [10.244.0.5], on_remove: reset}\n"
+    )
+    host = daemon_host.host
+    host.declare("ending.yaml", ending)
+    assert host.ask("POST", "reload")[0] == 200
+    host.write("ending.yaml", "apiVersion: vipd/v1\nservices: []\n")
+    assert host.ask("POST", "reload")[0] == 200
+    found = daemon_host.rules("--all")
+    trees = (*found["services"], *found["shared"])
+    assert "10.96.0.40" in str(trees), daemon_host.host.rules()
+    shown = [node for tree in trees for node in nodes(tree, "rule")]
+    assert [node["text"] for node in shown if node["text"] == node.get("rule")] == []
+
+
+@IN_TWO
 def test_a_service_without_backends_shows_how_it_is_refused(daemon_host: DaemonHost) -> None:
     tree = daemon_host.rules("empty")["services"][0]
     assert tree["faults"] == []
@@ -181,7 +198,8 @@ def test_a_drawing_of_a_real_service(daemon_host: DaemonHost) -> None:
 @IN_TWO
 def test_a_chain_from_a_log_is_traced_to_its_service(daemon_host: DaemonHost) -> None:
     if daemon_host.dataplane == "nftables":
-        name = "VIPD-SVC-" + hashed("shop/web:http" + "tcp")
+        digest = base64.b32encode(hashlib.sha256(b"shop/web:http" + b"tcp").digest()).decode()
+        name = f"VIPD-SVC-{digest[:16]}"
         assert f"{name} was of shop/web:http; it is not there now" in daemon_host.vipctl(name).stdout
         return
     endpoints = daemon_host.host.get("services/shop%2Fweb")["service"]["forwardings"][0]["endpoints"]
@@ -241,32 +259,6 @@ def test_without_graphviz_the_way_is_told(daemon_host: DaemonHost) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("vipctl: cannot draw: ")
-
-
-def on_terminal(argv: list[str], columns: int) -> str:
-    """What a program prints on a terminal of so many columns."""
-    master, slave = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}
-    process = subprocess.Popen(argv, stdout=slave, stderr=slave, stdin=subprocess.DEVNULL, env=environment)
-    os.close(slave)
-    said = b""
-    try:
-        while part := _read(master):
-            said += part
-        assert process.wait(60) == 0, said.decode()
-    finally:
-        os.close(master)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    return said.decode().replace("\r\n", "\n")
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # the other end is closed
-        return b""
 
 
 @IN_TWO

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.observe.rule_tree.made import forwardings, read, table
-from tests.observe.rule_tree.test_faults import SVC, TEXT, with_first
-from tests.observe.simulator.cases import CASES, family_of_case, rules_text
+from tests.observe.explain.asking import CASES, family_of_case, rules_text
+from tests.observe.rule_tree.made import SVC, TEXT, forwardings, read, table, with_first
 from vipd.host.process import ProgramResult, run
 from vipd.model.service import Backend, Family, Protocol, Service, ServicePort
 from vipd.observe.rule_tree.graph import Graph, graphs_of

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lab.examples import examples
-from tests.observe.rule_tree.made import in_use, read, table
-from tests.observe.rule_tree.test_faults import FOUND, TEXT
-from vipd.dataplane.base import ApplyError
-from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict, NftForward
-from vipd.dataplane.iptables.saved_rules import MalformedRulesError, read_tables
-from vipd.dataplane.iptables.words import target_of
-from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.render import render as render_table
-from vipd.dataplane.nftables.saved_table import rules_by_chain
-from vipd.host.process import ProgramResult, ProgramTimeoutError
+from tests.observe.doctor.cases import nft_chain
+from tests.observe.doctor.facts import faults, ruleset, well
+from tests.observe.empty_host import empty_host
+from tests.observe.resident import Ended, Resident
+from tests.observe.rule_tree.test_damage import BY_TABLE, TEXT
 from vipd.model.service import Family
-from vipd.observe.doctor.rules import Ruleset
-from vipd.observe.live_trace.events import Chain
-from vipd.observe.live_trace.rule_reader import read_rules as read_traced
-from vipd.observe.rule_tree.kernel_rules import KernelRules
-from vipd.observe.rule_tree.nftables_table import TableReading, read_table_rules
-from vipd.observe.rule_tree.read_iptables import read_rules
-from vipd.observe.simulator import parse_ruleset, parse_tables
-from vipd.observe.simulator.errors import RulesetError
 
 LINES = [
     "",
@@ -51,10 +39,19 @@ LINES = [
     "-A PREROUTING -j",
     "-A PREROUTING -g",
     "# Table `nat' is incompatible, use 'nft' tool.",
-    "\x00\x01\x02",
+    "\x01\x02",
     "\N{SNOWMAN}",
 ]
-MUTATIONS = 150
+MUTATIONS = 120
+SCRIPT = """\
+#!/bin/sh
+# Prints what the test has put beside it, for the listing that is asked for.
+case "$*" in *--version*) exec /usr/sbin/{name} "$@" ;; esac
+[ -e {here}/fails ] && {{ cat {here}/fails >&2; exit 4; }}
+cat {here}/{name}
+"""
+
+Rules = Callable[[str, str], Ended]
 
 
 def garbled(text: str, seed: int) -> Iterator[str]:
@@ -77,60 +74,69 @@ def garbled(text: str, seed: int) -> Iterator[str]:
         yield "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_what_iptables_prints(seed: int) -> None:
-    for text in garbled(TEXT, seed):
-        try:
-            forest = KernelRules([read(text)], [], in_use(FOUND))
-        except MalformedRulesError:
-            continue
-        forest.all_trees()
-        forest.find("shop/web")
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of programs."""
+    directory = tmp_path_factory.mktemp("programs")
+    for name in ("iptables-nft-save", "ip6tables-nft-save", "nft"):
+        (directory / name).with_suffix(".text").touch()
+        (directory / name).write_text(SCRIPT.format(name=name, here=directory / "said"))
+        (directory / name).chmod(0o755)
+    (directory / "said").mkdir()
+    return directory
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_what_iptables_prints_for_the_doctor(seed: int) -> None:
-    for text in garbled(TEXT, seed):
-        try:
-            found = Ruleset.of(Family.IPV4, "nft", text)
-        except MalformedRulesError:
-            continue
-        assert found.forward_chain_verdict("VIPD") in ForwardVerdict
-        found.foreign_tables("VIPD")
-        found.vipd_prefixes()
+@pytest.fixture(scope="module")
+def rules(here: Path) -> Iterator[Rules]:
+    """`vipctl rules` on a host with vipd's table, whose programs print what is said."""
+    with empty_host() as node:
+        node.run("nft", "-f", "-", text=BY_TABLE.render(Family.IPV4, "nftables"))
+        vipctl = Resident(node.with_environment(PATH=f"{here}:{os.environ['PATH']}"))
+        listing = node.run("nft", "-a", "-t", "list", "table", "ip", "vipd").stdout
+
+        def said(iptables: str, nft: str) -> Ended:
+            texts = {"iptables-nft-save": iptables, "ip6tables-nft-save": "", "nft": nft or listing}
+            for name, text in texts.items():
+                (here / "said" / name).write_text(text)
+            return vipctl.run("--socket", "/nobody", "rules", "--all", "-o", "json")
+
+        yield said
+        vipctl.end()
 
 
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.root
 @pytest.mark.parametrize("seed", range(2))
-def test_what_is_explained(seed: int, strict: bool) -> None:
+def test_what_programs_print(rules: Rules, seed: int) -> None:
+    assert rules(TEXT, "").code == 0
+    listing = BY_TABLE.render(Family.IPV4, "nftables")
+    for iptables, nft in zip(garbled(TEXT, seed), garbled(listing, seed), strict=True):
+        ended = rules(iptables, nft)
+        assert ended.code in (0, 1), ended.err
+        assert "please report it" not in ended.err, iptables
+
+
+@pytest.mark.root
+def test_programs_that_fail(rules: Rules, here: Path) -> None:
+    (here / "said" / "fails").write_text("another app is currently holding the xtables lock")
+    ended = rules(TEXT, "")
+    (here / "said" / "fails").unlink()
+    assert (ended.code, ended.out) == (1, "")
+    assert "another app is currently holding the xtables lock" in ended.err
+    ended = rules("*nat\n\x01garbage\n-A\n# handle 3\n", "")
+    assert (ended.code, "iptables-nft-save" in ended.err) == (1, True)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_iptables_prints_for_the_doctor(seed: int) -> None:
+    judged = 0
     for text in garbled(TEXT, seed):
         try:
-            parse_ruleset(text, Family.IPV4, strict=strict)
-        except RulesetError:
-            continue
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_what_nft_prints(seed: int) -> None:
-    listing, whole = render_table(FOUND, TableOptions(Family.IPV4)), table(FOUND, Family.IPV4)
-    for text in garbled(listing, seed):
-        reading = TableReading(whole.family, whole.table, read_table_rules(text), whole.elements, {}, {})
-        KernelRules([], [reading], in_use(FOUND, "table ip vipd")).all_trees()
-        try:
-            parse_tables(text, Family.IPV4)
-        except RulesetError:
-            continue
-
-
-@settings(max_examples=examples(200))
-@given(st.text(max_size=60))
-def test_any_line(text: str) -> None:
-    target_of(text)
-    for reading in (read_tables, lambda line: parse_ruleset(line, Family.IPV4)):
-        try:
-            reading(f"*nat\n{text}\nCOMMIT\n")
+            found = faults(well(rulesets=[ruleset(text)]))
         except ValueError:
-            continue
+            continue  # what is no listing is refused when it is read
+        judged += 1
+        assert found.get("forward-policy", "") in ("", "problem", "warning")
+    assert judged > MUTATIONS / 5
 
 
 KEYS = ("match", "left", "right", "accept", "jump", "target", "ct", "key")
@@ -142,54 +148,8 @@ JSON = st.recursive(
 
 
 @settings(max_examples=examples(200))
-@given(st.lists(JSON, max_size=4))
-def test_statements_of_others(expressions: list[object]) -> None:
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), JSON), max_size=4))
+def test_statements_of_others(expressions: list[dict[str, object]]) -> None:
     """What nft prints in JSON is JSON, but its statements may be of any form."""
-    rule: dict[str, object] = {"chain": "forward", "expr": expressions}
-    chains = rules_by_chain([{"chain": {"name": "forward"}}, {"rule": rule}])
-    assert NftForward("inet", "filter", "forward", "drop", chains).forward_verdict(0x2000) in ForwardVerdict
-
-
-FAULTS = {
-    "fails": ProgramResult(4, "", "another app is currently holding the xtables lock"),
-    "prints garbage": ProgramResult(0, "\x00garbage\n-A\n# handle 3\nchain {\n", ""),
-    "prints nothing": ProgramResult(0, "", ""),
-    "prints a number without end": ProgramResult(0, f"rule # handle {'9' * 5000}\n", ""),
-    "is missing": FileNotFoundError("iptables"),
-    "is not executable": PermissionError("iptables"),
-    "hangs": ProgramTimeoutError("iptables", 10.0),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-@pytest.mark.parametrize("family", ["ip", "inet", "legacy"])
-def test_a_trace_whose_rules_cannot_be_read(family: str, fault: ProgramResult | Exception) -> None:
-    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
-        if isinstance(fault, Exception):
-            raise fault
-        version = "iptables v1.8.9 (legacy)" if family == "legacy" else "iptables v1.8.9 (nf_tables)"
-        return ProgramResult(0, version, "") if "--version" in argv else fault
-
-    parsed: list[str] = []
-    chain = Chain(family, "nat", "PREROUTING")
-    found = asyncio.run(read_traced([chain], run, parsed.append))
-    if family != "inet" and fault is FAULTS["prints nothing"]:
-        assert found[chain].rules == {}
-        return
-    assert found == {}
-    assert len(parsed) == 1
-    assert "cannot be read: " in parsed[0]
-
-
-@pytest.mark.parametrize("fault", [f for f in FAULTS.values() if f is not FAULTS["prints nothing"]])
-def test_rules_that_cannot_be_read(fault: ProgramResult | Exception) -> None:
-    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
-        if "--version" in argv:
-            return ProgramResult(0, "iptables v1.8.9 (nf_tables)", "")
-        if isinstance(fault, Exception):
-            raise fault
-        return ProgramResult(fault.exit_code, "*nat\n" + fault.stdout, fault.stderr)
-
-    with pytest.raises(ApplyError) as caught:
-        asyncio.run(read_rules("VIPD", None, run, print))
-    assert caught.value.why
+    found = faults(well(forward_chains=[nft_chain(expressions, policy="drop")]))
+    assert found.get("forward-chains") in (None, "problem", "warning")

@@ -1,0 +1,606 @@
+"""What the doctor makes of facts, most of which a test cannot bring about in a real host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.observe.doctor.facts import (
+    IPTABLES,
+    ROUTES,
+    SAVED,
+    SETTINGS,
+    WEB,
+    WEB6,
+    Facts,
+    counted,
+    ruleset,
+    status,
+    sysctl,
+    well,
+)
+
+
+def problem(*ids: str) -> dict[str, str]:
+    return dict.fromkeys(ids, "problem")
+
+
+def warning(*ids: str) -> dict[str, str]:
+    return dict.fromkeys(ids, "warning")
+
+
+def unchecked(*ids: str) -> dict[str, str]:
+    return dict.fromkeys(ids, "unchecked")
+
+
+OF_RULES = (
+    "rules-readable",
+    "mixed-variants",
+    "rules-twice",
+    "forward-policy",
+    "foreign-refusals",
+    "ufw",
+    "firewalls",
+    "kube-proxy",
+    "other-vipd",
+    "foreign-claims",
+)
+OF_NETWORK = (
+    "network-readable",
+    "vip-owned",
+    "vip-foreign",
+    "vip-in-subnet",
+    "vip-route",
+    "backend-route",
+    "local-backend",
+    "node-port-taken",
+    "rp-filter",
+    "bridge-hairpin",
+    "bridge-replies",
+)
+OF_DAEMON = ("daemon-state", "daemon-warnings", "daemon-version", "quarantined", "name-servers", "names")
+
+
+def feature(name: str) -> Facts:
+    return {"missing_features": [{"family": "ipv4", "name": name, "required": False}]}
+
+
+def address(text: str, device: str = "eth1") -> Facts:
+    local, _, length = text.partition("/")
+    return {"address": local, "length": int(length), "device": device}
+
+
+def routes(**devices: str) -> Facts:
+    """Where virtual IP and backend are reached: by which device; empty: nowhere."""
+    return {
+        "routes": {
+            {"vip": "10.96.0.10", "backend": "10.244.0.11"}[k]: {"device": v} for k, v in devices.items()
+        }
+    }
+
+
+def names(*faults: tuple[str, bool]) -> Facts:
+    """The daemon's names: why each fails, and whether an earlier answer serves."""
+    listed = [
+        {"name": f"dns:n{n}.internal", "fault": why, "serves": ok} for n, (why, ok) in enumerate(faults)
+    ]
+    return status(names={"names": 5, "failing": len(listed), "held": 0, "lookups": {}, "faults": listed})
+
+
+def listener(protocol: str, place: str, port: int, **more: Any) -> Facts:
+    return {"protocol": protocol, "address": place, "port": port, **more}
+
+
+def snat(flows: int, backends: int = 1) -> Facts:
+    return {"snat": {("tcp", "10.244.0.1", f"10.244.0.{11 + n}:8080"): flows for n in range(backends)}}
+
+
+JUMP = '-A FORWARD -m comment --comment "vipd translated flows" -j VIPD-FORWARD'
+
+
+def forward(rules: str, chains: str = "") -> Facts:
+    """These rules in FORWARD, in the place of vipd's jump."""
+    return well(rulesets=[ruleset(SAVED.replace(JUMP, f"{chains}{rules}"))])
+
+
+def nft_chain(*rules: list[dict[str, Any]], policy: str = "accept", more: Any = ()) -> Facts:
+    """A chain of nft at the hook forward, in a table with another chain `more`."""
+    chains = {"forward": rules, "more": more}
+    return {"family": "inet", "table": "site", "name": "forward", "policy": policy, "chains": chains}
+
+
+DROPS = "*filter\n:FORWARD DROP [0:0]\nCOMMIT\n"
+CANARY = "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n"
+LEFT = """*nat
+:PREROUTING ACCEPT [0:0]
+:{0}-SERVICES - [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -m comment --comment "vipd services" -j {0}-SERVICES
+-A PREROUTING -d 10.96.0.10/32 -j DNAT --to-destination 10.0.0.1
+COMMIT
+"""
+FROM = {
+    "match": {"op": "==", "left": {"payload": {"protocol": "ip", "field": "saddr"}}, "right": "10.10.0.9"}
+}
+OTHERS = {
+    "10.96.0.1": "the default gateway",
+    "10.96.0.7": "a neighbour on eth1",
+    "10.96.0.0": "the address of the network 10.96.0.0/16",
+    "10.96.255.255": "the broadcast address of 10.96.0.0/16",
+    "10.96.0.9": "the next hop to 198.18.0.0/15",
+}
+NEAR = {"addresses": [address("10.96.0.2/16")], "foreign_addresses": OTHERS}
+BRIDGE = [
+    {"name": "eth1", "kind": "bridge"},
+    {"name": "p1", "kind": "veth", "master": "eth1", "hairpin": False},
+    {"name": "nic", "master": "eth1", "hairpin": False},
+]
+BRIDGED = {"settings": SETTINGS | {"net/bridge/bridge-nf-call-iptables": "1"}}
+FACING = [address("192.0.2.1/24", "eth0"), address("10.244.0.1/24")]
+NEIGHBOURS = sysctl(net__ipv4__neigh__default__gc_thresh3=1024)
+NO_IPV6 = sysctl(net__ipv6__conf__all__disable_ipv6=1, net__ipv6__conf__all__forwarding=1)
+ROUTES6 = {"routes": ROUTES | {"fd00:96::10": {}, "fd00:244::11": {}}}
+ANNOUNCING = {
+    "routes": 2,
+    "table": 86,
+    "addresses": ["203.0.113.10", "2001:db8::10"],
+    "names": ["vipd"],
+    "importers": ["bird"],
+}
+
+
+def links(**mtu: int) -> list[Facts]:
+    return [{"name": name, "mtu": size} for name, size in mtu.items()]
+
+
+def policy_rule(device: str) -> Facts:
+    """A rule that sends some packets for the backend to a device."""
+    rule = {
+        "text": "from 192.0.2.0/24 lookup 100",
+        "priority": 100,
+        "routes": {"10.244.0.11": {"device": device}},
+    }
+    return well(network={"policy_rules": [rule]})
+
+
+CASES: dict[str, tuple[Facts, dict[str, str]]] = {
+    "all is well": (well(), {}),
+    # The daemon, its settings, its files
+    "settings that cannot be used": (well(settings_faults=["loud: unknown"]), problem("settings")),
+    "an older daemon": (well(daemon=status(version="0.0.1")), warning("daemon-version")),
+    "a daemon that failed": (well(daemon=status(state="failed")), problem("daemon-state")),
+    "a daemon that takes long": (well(daemon=status(state="pending")), warning("daemon-state")),
+    "a warning of the daemon": (
+        well(daemon=status(warnings=["health port 1 is taken"])),
+        warning("daemon-warnings"),
+    ),
+    "a warning that a check tells better": (
+        well(daemon=status(warnings=["affinity of web: each backend's list remembers 100 clients"])),
+        {},
+    ),
+    "a daemon that does not let us in": (
+        well(daemon={"status": {}, "fault": "permission denied"}),
+        warning("daemon-running") | unchecked(*OF_DAEMON),
+    ),
+    "a daemon that fares badly": (
+        well(
+            daemon=status(state="failed", quarantined={"web": "no"}, warnings=["x"]),
+            socket={"path": "/s", "mode": 0o666, "group": "x", "wanted_group": "y"},
+            refused=["a.yaml:1: bad"],
+        ),
+        problem("daemon-state", "refused-declarations", "quarantined")
+        | warning("daemon-warnings", "socket-permissions"),
+    ),
+    "no daemon": (
+        well(daemon={"status": {}, "fault": "no such file", "prefix_in_use": False}),
+        warning("daemon-running"),
+    ),
+    "no daemon, and no rules": (
+        well(
+            daemon={"status": {}, "fault": "no such file", "prefix_in_use": False},
+            rulesets=[],
+            kernel=sysctl(net__ipv4__ip_forward=0),
+        ),
+        problem("daemon-running"),
+    ),
+    "a socket of root, and no group": (
+        well(socket={"path": "/s", "mode": 0o660, "group": "root", "wanted_group": ""}),
+        {},
+    ),
+    "no state directory": (well(state={"exists": False}), problem("state-dir")),
+    "a locked state directory": (well(state={"writable": False}), problem("state-dir")),
+    "a read-only state directory, open to all, without room": (
+        well(state={"read_only": True, "mode": 0o777, "free": 0}),
+        problem("state-dir", "state-dir-space"),
+    ),
+    "a state directory open to all": (well(state={"mode": 0o777}), problem("state-dir")),
+    "a disk that is nearly full": (well(state={"free": 2 << 20}), warning("state-dir-space")),
+    "a full disk": (well(state={"free": 4096}), problem("state-dir-space")),
+    "no inodes": (well(state={"free_inodes": 0}), problem("state-dir-space")),
+    "a broken store": (well(state={"store_faults": ["line 1"]}), problem("store")),
+    "a broken store with a copy": (
+        well(state={"store_faults": ["line 1"], "has_copy": True}),
+        problem("store"),
+    ),
+    "a broken history": (well(state={"history_fault": "/s/history.jsonl: cannot be read"}), problem("store")),
+    # Names
+    "name servers that are silent, while earlier answers serve": (
+        well(daemon=names(("no answer within 5 s from 10.0.0.53", True))),
+        warning("name-servers"),
+    ),
+    "a name without any answer": (
+        well(daemon=names(("10.0.0.53 cannot be reached: No route", False), ("NXDOMAIN", True))),
+        problem("name-servers") | warning("names"),
+    ),
+    "a name that does not exist": (
+        well(daemon=names(("the name does not exist (NXDOMAIN)", False))),
+        problem("names"),
+    ),
+    # Connection tracking
+    "a table of flows that is 79% full": (well(kernel=sysctl(net__netfilter__nf_conntrack_count=799)), {}),
+    "a table of flows that is 80% full": (
+        well(kernel=sysctl(net__netfilter__nf_conntrack_count=800)),
+        warning("conntrack-room"),
+    ),
+    "a table of flows that is 95% full": (
+        well(kernel=sysctl(net__netfilter__nf_conntrack_count=950)),
+        problem("conntrack-room"),
+    ),
+    "dropped packets": (well(kernel=counted(drop=1)), warning("conntrack-drops")),
+    "early drops": (well(kernel=counted(early_drop=3)), warning("conntrack-drops")),
+    "lost races": (well(kernel=counted(insert_failed=2)), warning("conntrack-races")),
+    "drops and lost races of last year": (
+        well(kernel=counted(drop=5, early_drop=9, insert_failed=2) | {"conntrack_new": {}}),
+        {},
+    ),
+    "counters that cannot be read": (
+        well(kernel={"counters_fault": "no counters"}),
+        unchecked("conntrack-drops", "conntrack-races"),
+    ),
+    "a kernel that cannot list flows": (
+        well(kernel={"conntrack_fault": "cannot read: Invalid argument"}),
+        problem("conntrack-netlink"),
+    ),
+    "few source ports left": (well(kernel=snat(52_000)), warning("snat-ports")),
+    "no source ports left": (well(kernel=snat(64_000)), problem("snat-ports")),
+    "many source ports, of several backends": (well(kernel=snat(50_000, backends=9)), {}),
+    "a flow table that cannot be listed": (well(kernel={"snat": None}), unchecked("snat-ports")),
+    "short affinity lists": (well(kernel={"affinity_limit": 100}), warning("affinity-limit")),
+    "short lists that nobody uses": (
+        well(kernel={"affinity_limit": 100}, services=[WEB | {"affinity": False}]),
+        {},
+    ),
+    # Settings of the kernel, neighbours, clock
+    "no forwarding, and vipd is not to set it": (
+        well(settings={"manage_sysctls": False}, kernel=sysctl(net__ipv4__ip_forward=0)),
+        problem("ip-forward"),
+    ),
+    "a router by advertisements that does not forward IPv6": (
+        well(
+            services=[WEB, WEB6],
+            network={
+                "routes": ROUTES | {"fd00:96::10": {"device": "eth1"}, "fd00:244::11": {"device": "eth1"}}
+            },
+            kernel=sysctl(
+                net__ipv6__conf__all__forwarding=0,
+                net__ipv6__conf__eth1__accept_ra=1,
+                net__netfilter__nf_conntrack_tcp_be_liberal=0,
+            ),
+        ),
+        problem("ip-forward") | warning("tcp-be-liberal"),
+    ),
+    "rp_filter for all devices": (
+        well(kernel=sysctl(net__ipv4__conf__all__rp_filter=1, net__ipv4__conf__eth1__rp_filter=0)),
+        warning("rp-filter"),
+    ),
+    "a loose rp_filter under a strict one for all": (
+        well(kernel=sysctl(net__ipv4__conf__all__rp_filter=1)),
+        {},
+    ),
+    "no IPv6 at all": (
+        well(services=[WEB, WEB6], kernel=NO_IPV6, network=ROUTES6),
+        problem("ipv6-disabled"),
+    ),
+    "IPv6 on one device alone": (
+        well(
+            services=[WEB, WEB6],
+            network=ROUTES6,
+            kernel={"settings": NO_IPV6["settings"] | {"net/ipv6/conf/eth1/disable_ipv6": "0"}},
+        ),
+        problem("backend-route"),
+    ),
+    "a table of neighbours with room": (well(kernel=NEIGHBOURS | {"neighbours": 818}), {}),
+    "a table of neighbours that is nearly full": (
+        well(kernel=NEIGHBOURS | {"neighbours": 820}),
+        warning("neighbour-table"),
+    ),
+    "a table of neighbours that was full": (
+        well(kernel=NEIGHBOURS | {"neighbours": 3, "neighbours_refused": 1}),
+        problem("neighbour-table"),
+    ),
+    "more backends in a connected network than neighbours": (
+        well(
+            services=[WEB | {"backends": [(f"10.244.0.{n}", 80) for n in range(2, 12)]}],
+            kernel=sysctl(net__ipv4__neigh__default__gc_thresh3=12),
+            network={"routes": ROUTES | {f"10.244.0.{n}": {"device": "eth1"} for n in range(12)}},
+        ),
+        warning("neighbour-table"),
+    ),
+    "no clock": (well(kernel={"clock_synchronised": False}), warning("clock")),
+    # Bridges
+    "a bridge without hairpin": (
+        well(kernel=BRIDGED, network={"links": BRIDGE}),
+        warning("bridge-hairpin"),
+    ),
+    "a bridge whose answers pass the rules": (
+        well(services=[WEB | {"masquerade": "hairpin"}], network={"links": BRIDGE}),
+        warning("bridge-replies"),
+    ),
+    # Programs
+    "no iptables": (
+        well(
+            programs={"iptables": [{"family": "ipv4", "text": "", "fault": "no such program", "fix": "apt"}]}
+        ),
+        problem("iptables"),
+    ),
+    "no ip6tables, and no need of it": (
+        well(programs={"iptables": [IPTABLES[0], {"family": "ipv6", "text": ""}]}),
+        {},
+    ),
+    "no nft": (
+        well(programs={"nft": ""}, nft_fault="nft is needed to list them"),
+        unchecked("nft", "forward-chains", "foreign-refusals", "flow-offload", "rules-twice", "firewalls"),
+    ),
+    "no xt_recent, with affinity": (well(programs=feature("affinity")), problem("kernel-features")),
+    "no xt_REDIRECT": (well(programs=feature("ping")), warning("kernel-features")),
+    "no feature that the doctor has heard of": (
+        well(programs=feature("new_thing")),
+        warning("kernel-features"),
+    ),
+    "no namespaces to try rules in": (
+        well(programs={"probe_fault": "Operation not permitted"}),
+        unchecked("kernel-features"),
+    ),
+    # Rules of others
+    "rules that could not be read": (
+        well(rulesets=[], rules_fault="iptables-save failed"),
+        unchecked(*OF_RULES, "tcp-be-liberal", "vip-route"),
+    ),
+    "rules of others, and of other vipds": (
+        well(
+            rulesets=[
+                ruleset(SAVED),
+                ruleset(LEFT.format("VIPD") + DROPS, variant="legacy"),
+                ruleset(LEFT.format("OLD"), "ipv6"),
+            ],
+            tables=["ipv4", "ipv6"],
+        ),
+        problem("rules-twice", "forward-policy", "other-vipd")
+        | warning("mixed-variants", "foreign-claims", "kube-proxy"),
+    ),
+    "a table of the other dataplane": (well(tables=["ipv4"]), problem("rules-twice")),
+    "chains of the other dataplane": (well(dataplane="nftables", tables=["ipv4"]), problem("rules-twice")),
+    "nftables, all well, lists and iptables being no matter": (
+        well(
+            dataplane="nftables",
+            tables=["ipv4"],
+            rulesets=[],
+            kernel={"affinity_limit": 100},
+            programs={"iptables": [{"family": "ipv4", "text": "", "fault": "none"}]},
+        ),
+        {},
+    ),
+    "nftables beside a FORWARD policy DROP": (
+        well(dataplane="nftables", tables=["ipv4"], rulesets=[ruleset(DROPS)]),
+        problem("forward-policy"),
+    ),
+    "no rules yet, policy DROP": (well(rulesets=[ruleset(DROPS)]), {}),
+    "accept_forwarded off, policy DROP": (
+        well(
+            settings={"accept_forwarded": False}, rulesets=[ruleset(SAVED.replace("-j ACCEPT", "-j RETURN"))]
+        ),
+        problem("forward-policy"),
+    ),
+    **{
+        f"policy DROP in the table {table}": (
+            well(rulesets=[ruleset(f"{SAVED}*{table}\n:FORWARD DROP [0:0]\nCOMMIT\n")]),
+            problem("forward-policy"),
+        )
+        for table in ("mangle", "security")
+    },
+    "a client refused before vipd's accept": (
+        forward(f"-A FORWARD -s 10.10.0.9/32 -j DROP\n{JUMP}"),
+        warning("foreign-refusals"),
+    ),
+    "a client refused behind vipd's accept": (
+        forward(f"{JUMP}\n-A FORWARD -s 10.10.0.9/32 -j DROP"),
+        warning("foreign-refusals"),
+    ),
+    "a backend of nobody's, packets of no flow, and another port refused": (
+        forward(
+            "-A FORWARD -d 10.244.0.99/32 -j DROP\n-A FORWARD -p tcp -m tcp --dport 443 -j DROP\n"
+            f"-A FORWARD -m conntrack --ctstate INVALID -j DROP\n{JUMP}\n-A FORWARD -j REJECT"
+        ),
+        {},
+    ),
+    "an nft chain that drops what it does not know": (
+        well(forward_chains=[nft_chain(policy="drop")]),
+        problem("forward-chains"),
+    ),
+    "a client refused by an nft chain": (
+        well(forward_chains=[nft_chain([FROM, {"drop": None}])]),
+        warning("foreign-refusals"),
+    ),
+    "a port denied by ufw": (
+        forward(JUMP, ":ufw-user-input - [0:0]\n-A ufw-user-input -p tcp --dport 80 -j DROP\n"),
+        warning("ufw"),
+    ),
+    "ufw beside services": (forward(JUMP, ":ufw-user-input - [0:0]\n"), {}),
+    "flows in a flowtable": (well(flowtables=["inet filter f"]), warning("flow-offload")),
+    "vipd's own flowtable": (well(flowtables=["inet vipd-fast-path flows"]), {}),
+    "a fast path that this host cannot have": (
+        well(daemon=status(fast_path={"active": False, "reason": "no module", "devices": []})),
+        warning("fast-path"),
+    ),
+    "a kube-proxy at work": (
+        well(rulesets=[ruleset(SAVED), ruleset(CANARY, "ipv6")], programs_running=["kube-proxy"]),
+        warning("kube-proxy"),
+    ),
+    "a kube-proxy under our prefix": (
+        well(settings={"chain_prefix": "KUBE"}, rulesets=[ruleset(CANARY + SAVED.replace("VIPD", "KUBE"))]),
+        problem("kube-proxy"),
+    ),
+    "our own rules under the prefix KUBE": (
+        well(settings={"chain_prefix": "KUBE"}, rulesets=[ruleset(SAVED.replace("VIPD", "KUBE"))]),
+        {},
+    ),
+    "IPVS for a virtual IP": (
+        well(kernel={"ipvs": ["10.96.0.10:80/tcp", "10.96.0.9:80/tcp"]}),
+        warning("ipvs"),
+    ),
+    "IPVS for other addresses": (well(kernel={"ipvs": ["10.96.0.10:80/udp", "FWM 7"]}), {}),
+    # Addresses and ports
+    "addresses of others": (
+        well(network=NEAR, services=[WEB | {"service": f"s{vip}", "addresses": [vip]} for vip in OTHERS]),
+        problem("vip-foreign"),
+    ),
+    "an address of a backend": (
+        well(
+            network=NEAR,
+            services=[WEB | {"addresses": ["10.96.0.50"]}, WEB | {"backends": [("10.96.0.50", 1)]}],
+        ),
+        problem("vip-foreign") | warning("vip-in-subnet"),
+    ),
+    "a virtual IP in the network of a device": (
+        well(network={"addresses": [address("10.96.0.1/16")]}),
+        warning("vip-in-subnet"),
+    ),
+    "a virtual IP in a tunnel's network": (
+        well(
+            network={
+                "links": [{"name": "eth1", "uses_neighbour_discovery": False}],
+                "addresses": [address("10.96.0.1/16"), address("10.96.0.2/32", "eth0")],
+            }
+        ),
+        {},
+    ),
+    "a virtual IP that a device has": (
+        well(network={"addresses": [address("10.96.0.10/16")]}),
+        problem("vip-owned"),
+    ),
+    "a virtual IP that may be the host's": (
+        well(settings={"compat": "kube-proxy"}, network={"addresses": [address("10.96.0.10/32", "lo")]}),
+        {},
+    ),
+    "a node port that others listen on": (
+        well(
+            network={
+                "listeners": [
+                    listener("tcp", "0.0.0.0", 30080, program="sshd", pid=7, unit="ssh.service"),
+                    listener("tcp", "::", 30080, program="x", pid=8),
+                ]
+            }
+        ),
+        warning("node-port-taken"),
+    ),
+    "listeners on another address, and of another protocol": (
+        well(
+            network={
+                "listeners": [listener("tcp", "127.0.0.1", 30081), listener("udp", "0.0.0.0", 30080)],
+            }
+        ),
+        {},
+    ),
+    "no route to a virtual IP": (well(network=routes(vip="", backend="eth1")), problem("vip-route")),
+    # Announcing
+    "announced by BIRD": (well(announcing=ANNOUNCING), {}),
+    "nothing announced yet": (well(announcing=ANNOUNCING | {"addresses": [], "importers": []}), {}),
+    "routing daemons that cannot be seen": (well(announcing=ANNOUNCING | {"importers": None}), {}),
+    "nobody announces": (well(announcing=ANNOUNCING | {"importers": []}), problem("announce-import")),
+    "FRR does not import": (
+        well(announcing=ANNOUNCING | {"importers": ["zebra"]}),
+        problem("announce-import"),
+    ),
+    "FRR imports": (well(announcing=ANNOUNCING | {"importers": ["zebra"], "in_main": ["203.0.113.10"]}), {}),
+    "a table with another name": (
+        well(announcing=ANNOUNCING | {"names": ["lab", "vipd"]}),
+        warning("announce-table"),
+    ),
+    "routes of others in the table": (
+        well(announcing=ANNOUNCING | {"foreign": ["default"]}),
+        warning("announce-table"),
+    ),
+    "packets looked up in the table": (
+        well(announcing=ANNOUNCING | {"looked_up": True}),
+        warning("announce-table"),
+    ),
+    "the last host": (well(announcing=ANNOUNCING | {"kept": ["203.0.113.10"]}), problem("announce-kept")),
+    # Ways to backends
+    "no route to a backend": (well(network=routes(vip="eth1", backend="")), problem("backend-route")),
+    "a device that is down": (
+        well(network={"links": [{"name": "eth1", "up": False}]}),
+        problem("backend-route"),
+    ),
+    "a backend here, and nobody listens": (
+        well(network={"routes": ROUTES | {"10.244.0.11": {"device": "lo", "local": True}}}),
+        warning("local-backend"),
+    ),
+    "backends that do not answer": (
+        well(
+            services=[
+                WEB | {"backends": [*WEB["backends"], ("10.244.0.12", 8080)], "new_flows": WEB["backends"]}
+            ],
+            network={"routes": ROUTES | {"10.244.0.12": {"device": "eth1"}}},
+            contacts={
+                "results": {("tcp", "10.244.0.11", 8080): "connection refused"},
+                "unresolved": {"10.244.0.12": "FAILED"},
+            },
+        ),
+        problem("backend-contact", "backend-neighbour"),
+    ),
+    "more backends than are connected to": (well(contacts={"left_out": 3}), unchecked("backend-contact")),
+    "no program ip": (
+        well(network={"links": [], "addresses": [], "routes": {}, "fault": "no ip"}),
+        unchecked(*OF_NETWORK, "backend-mtu", "backend-policy-route", "neighbour-table"),
+    ),
+    "a smaller MTU on the way to a backend": (
+        well(network={"links": links(lo=65536, eth0=1500, eth1=1400), "addresses": FACING}),
+        warning("backend-mtu"),
+    ),
+    "a route with a smaller MTU": (
+        well(
+            network={
+                "links": links(eth0=1500, eth1=1500),
+                "addresses": FACING,
+                "routes": ROUTES | {"10.244.0.11": {"device": "eth1", "mtu": 1400}},
+            }
+        ),
+        warning("backend-mtu"),
+    ),
+    "larger packets towards backends than from clients": (
+        well(network={"links": links(eth0=1500, eth1=9000), "addresses": FACING[:1]}),
+        {},
+    ),
+    "a bridge of containers beside the way": (
+        well(
+            network={
+                "links": [{"name": "docker0", "kind": "bridge", "mtu": 1500}, *links(eth1=1450)],
+                "addresses": [address("172.17.0.1/16", "docker0"), FACING[1]],
+            }
+        ),
+        {},
+    ),
+    "a port with a smaller MTU than its bridge": (
+        well(
+            network={
+                "links": [
+                    {"name": "eth1", "kind": "bridge", "mtu": 1500},
+                    {"name": "p1", "master": "eth1", "mtu": 1400},
+                ]
+            }
+        ),
+        problem("backend-mtu"),
+    ),
+    "a rule that sends some packets elsewhere": (policy_rule("eth7"), warning("backend-policy-route")),
+    "a rule that refuses some packets": (policy_rule(""), warning("backend-policy-route")),
+    "a rule that changes nothing": (policy_rule("eth1"), {}),
+}
