@@ -180,6 +180,10 @@ class Cluster:
         """Write a key; the revision of that."""
         return _revision(self.post("/v3/kv/put", {"key": _b(key), "value": _b(value)}, url))
 
+    def put_bytes(self, key: bytes, value: bytes) -> None:
+        """Write a key of any bytes."""
+        self.post("/v3/kv/put", {"key": b64encode(key).decode(), "value": b64encode(value).decode()})
+
     def create(self, key: str, value: str, url: str = "") -> None:
         """Write a key unless it is there, so that doing it again does nothing. Raises OSError."""
         absent = {"key": _b(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
