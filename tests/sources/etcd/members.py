@@ -12,10 +12,11 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.lab.held_ports import held_ports
 from tests.lab.waiting import wait_until
@@ -115,6 +116,21 @@ class Member:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+class KeyValue(NamedTuple):
+    """A key as it is stored."""
+
+    value: str
+    revision: int
+    """That of its last write."""
+    lease: str
+    """Empty: it has none."""
+
+    @classmethod
+    def of(cls, kv: dict[str, str]) -> KeyValue:
+        """From the gateway's JSON."""
+        return cls(b64decode(kv.get("value", "")).decode(), int(kv["mod_revision"]), kv.get("lease", ""))
+
+
 class Cluster:
     """Members of one cluster, and a plain way to write to it that shares no code with vipd."""
 
@@ -189,6 +205,17 @@ class Cluster:
         absent = {"key": _b(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
         put = {"request_put": {"key": _b(key), "value": _b(value)}}
         self.post_once("/v3/kv/txn", {"compare": [absent], "success": [put]}, url)
+
+    def read(self, key: str, revision: int = 0) -> KeyValue | None:
+        """A key as it is stored; None: it is not there."""
+        answer = self.post("/v3/kv/range", {"key": _b(key), "revision": str(revision)})
+        found = answer.get("kvs", [])
+        assert isinstance(found, list)
+        return KeyValue.of(found[0]) if found else None
+
+    def lease_seconds(self, lease: str) -> int:
+        """Seconds that a lease has left; -1: it is over."""
+        return int(str(self.post("/v3/lease/timetolive", {"ID": lease}).get("TTL", 0)))
 
     def put_all(self, values: dict[str, str]) -> int:
         """Write many keys, 100 in a transaction; the last revision."""

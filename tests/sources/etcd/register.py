@@ -32,6 +32,11 @@ class Registering:
         """Wait until it has said something."""
         wait_until(lambda: words in self.said, lambda: f"{words!r} not said: {self.said!r}")
 
+    def peak_memory(self) -> int:
+        """The most memory that it has had, in bytes."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
     def kill(self) -> None:
         """End it as a crash would."""
         self._process.kill()

@@ -104,9 +104,18 @@ def beside() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
     try:
         yield lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(60)
     finally:
+        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def _cancel_all() -> None:
+    """End what still runs in this loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextmanager

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import yaml
+
 from tests.lab.held_ports import held_ports
 from tests.sources.etcd.following import Follower, follow, key, value
 from tests.sources.etcd.gateway import gateway
 from tests.sources.etcd.members import Cluster, cluster
-from tests.sources.etcd.register import BACKEND, all_say, registering
+from tests.sources.etcd.register import BACKEND, Registering, registering
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -119,36 +121,51 @@ ENDLESS = {
 }
 
 
+@contextmanager
+def asking(directory: Path, urls: Sequence[str], timeout: str = "500ms") -> Iterator[Registering]:
+    """A `vipctl register` that asks these endpoints one after the other."""
+    config = directory / "vipd.yaml"
+    config.write_text(yaml.safe_dump({"etcd": {"endpoints": list(urls), "timeout": timeout}}))
+    (directory / "log").mkdir()
+    with registering(directory / "log", "--config", str(config)) as process:
+        yield process
+
+
 def test_a_server_that_is_no_etcd_for_us_is_named(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
+    gateway_off = "with its JSON gateway off; hint: start etcd with --enable-grpc-gateway"
     with (
         ExitStack() as stack,
         cluster(tmp_path / "off", 1, ["--enable-grpc-gateway=false"]) as off,
         socket.create_server(("127.0.0.1", 0)) as silent,
         held_ports(1) as (closed,),
     ):
-        off_hint = "with its JSON gateway off; hint: start etcd with --enable-grpc-gateway"
-        cases: dict[str, tuple[Sequence[str], str]] = {
-            "gateway off": (("--endpoint", off.urls[0]), off_hint),
-            "a port for peers": (("--endpoint", off.members[0].peer), "is no etcd client port"),
-            "refused": (("--endpoint", f"http://127.0.0.1:{closed}"), "cannot connect: Connection refused"),
-            "silent": (("--endpoint", f"http://127.0.0.1:{silent.getsockname()[1]}"), "no answer within 5 s"),
+        words = {
+            off.urls[0]: gateway_off,
+            off.members[0].peer: gateway_off,
+            f"http://127.0.0.1:{closed}": "cannot connect: Connection refused",
+            f"http://127.0.0.1:{silent.getsockname()[1]}": "no answer within 5 s",
+            **{stack.enter_context(server(serve)): fault for serve, fault in NO_ETCD.values()},
         }
-        for case, (serve, words) in NO_ETCD.items():
-            cases[case] = (("--endpoint", stack.enter_context(server(serve))), words)
-        all_say(tmp_path / "log", cases)
+        with asking(tmp_path, list(words), "5s") as process:
+            process.until_said("\n")
+            said = process.said
+    reasons = {url: said.partition(url)[2].partition("; http://")[0] for url in words}
+    assert {url: reasons[url] for url, fault in words.items() if fault not in reasons[url]} == {}
 
 
-def test_an_answer_that_is_nonsense_or_has_no_end_is_a_fault_that_names_the_endpoint(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
+def test_answers_that_are_nonsense_or_have_no_end_are_faults_of_their_endpoints(tmp_path: Path) -> None:
+    """In bounded time and memory."""
     with ExitStack() as stack:
-        serving = {**{str(body[:30]): saying(body) for body in NONSENSE}}
-        serving |= {name: endless(*parts) for name, parts in ENDLESS.items()}
-        urls = {case: stack.enter_context(server(serve)) for case, serve in serving.items()}
-        # One after the other by one process each would take long, and all at once much memory.
-        for part in range(0, len(urls), 8):
-            cases = {case: (("--endpoint", urls[case]), urls[case]) for case in list(urls)[part : part + 8]}
-            all_say(tmp_path / "log", cases)
+        serving = [*map(saying, NONSENSE), *(endless(*parts) for parts in ENDLESS.values())]
+        urls = [stack.enter_context(server(serve)) for serve in serving]
+        with asking(tmp_path, urls) as process:
+            process.until_said("\n")
+            said, memory = process.said, process.peak_memory()
+    assert [url for url in urls if not re.search(rf"{url}:? [^;]{{5}}", said)] == []
+    assert sorted(urls, key=said.index) != urls, "every host asks them in an order of its own"
+    assert "Traceback" not in said
+    assert "internal error" not in said
+    assert memory < 300 * 2**20
 
 
 def test_what_goes_wrong_with_an_answer_is_over_with_the_next_good_one(etcd: Cluster, tmp_path: Path) -> None:
