@@ -184,13 +184,32 @@ class Cluster:
                     raise
                 time.sleep(0.05)
 
-    def post_once(self, path: str, body: dict[str, object], url: str = "") -> dict[str, object]:
+    def post_once(
+        self, path: str, body: dict[str, object], url: str = "", token: str = ""
+    ) -> dict[str, object]:
         """One request, to the first member unless told otherwise. Raises OSError."""
         request = urllib.request.Request((url or self.urls[0]) + path, json.dumps(body).encode())  # noqa: S310
+        if token:
+            request.add_header("Authorization", token)
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
             found = json.loads(answer.read())
             assert isinstance(found, dict)
             return found
+
+    def token(self, user: str, password: str) -> str:
+        """What a user who logs in gets."""
+        return str(self.post("/v3/auth/authenticate", {"name": user, "password": password})["token"])
+
+    def allowed(self, path: str, body: dict[str, object], token: str = "") -> bool:
+        """Whether etcd does what somebody asks for. Raises OSError for any other reason than permissions."""
+        try:
+            self.post_once(path, body, token=token)
+        except urllib.error.HTTPError as error:
+            said = error.read().decode()
+            if "permission denied" in said or "user name is empty" in said:
+                return False
+            raise
+        return True
 
     def put(self, key: str, value: str, url: str = "") -> int:
         """Write a key; the revision of that."""

@@ -17,7 +17,7 @@ BACKEND = "10.0.0.5:80"
 class Registering:
     """One that runs until the end of the test."""
 
-    def __init__(self, log: Path, options: Sequence[str], service: str = "web", backend: str = BACKEND) -> None:
+    def __init__(self, log: Path, options: Sequence[str], service: str, backend: str) -> None:
         self._log = log
         command = [sys.executable, "-m", "vipd.cli.main", "register", service, backend, *options]
         with log.open("wb") as file:
@@ -49,9 +49,11 @@ class Registering:
 
 
 @contextmanager
-def registering(directory: Path, *options: str, backend: str = BACKEND) -> Iterator[Registering]:
+def registering(
+    directory: Path, *options: str, service: str = "web", backend: str = BACKEND
+) -> Iterator[Registering]:
     """One `vipctl register web 10.0.0.5:80` with these options, killed at the end."""
-    made = Registering(directory / f"register-{len(list(directory.iterdir()))}", options, backend=backend)
+    made = Registering(directory / f"register-{len(list(directory.iterdir()))}", options, service, backend)
     try:
         yield made
     finally:
