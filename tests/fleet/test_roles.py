@@ -146,7 +146,11 @@ def test_the_users_can_do_their_work(guarded: tuple[Cluster, Path], tmp_path: Pa
         await host.until_well()
         options = ("--endpoint", etcd.urls[0], "--user", SERVER, "--password-file")
         with registering(
-            tmp_path, *options, str(directory / f"{SERVER}-password"), service="shop/web", backend="10.244.0.12"
+            tmp_path,
+            *options,
+            str(directory / f"{SERVER}-password"),
+            service="shop/web",
+            backend="10.244.0.12",
         ) as process:
             await host.until(lambda: len(host.serving()["shop/web"]) == 2, "the registered backend")
             assert process.stop() == 0

@@ -95,7 +95,12 @@ def test_everything_can_be_said_and_little_need_be() -> None:
         return dict((await vipd.status())["settings"])
 
     settings = running(shown, **EVERYTHING)
-    etcd = {"endpoints": [URL, "https://[fd00::1]:2379"], "timeout": 0.5, "max_removal": 30, "report_interval": 5}
+    etcd = {
+        "endpoints": [URL, "https://[fd00::1]:2379"],
+        "timeout": 0.5,
+        "max_removal": 30,
+        "report_interval": 5,
+    }
     assert settings["store"] == "etcd"
     assert settings["etcd"] == {**EVERYTHING["etcd"], **etcd}  # type: ignore[dict-item]
     little = running(shown, etcd=f"{{endpoints: '{URL}, {URL}2'}}")

@@ -106,7 +106,11 @@ NOT_REGISTERED = {
         )
     },
 }
-GOOD_CHECKS = ("{check: {type: dns, query: example.com}}", "{check: {type: http, method: HEAD}}", "{check: tcp}")
+GOOD_CHECKS = (
+    "{check: {type: dns, query: example.com}}",
+    "{check: {type: http, method: HEAD}}",
+    "{check: tcp}",
+)
 
 
 def test_a_registration_brings_no_work_for_the_host_and_no_address_that_is_none(etcd: Cluster) -> None:

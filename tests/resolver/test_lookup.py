@@ -70,7 +70,11 @@ ANSWERS: dict[str, tuple[bool, list[str], str]] = {
     "dns:unknown.internal": (True, [], "the name does not exist (NXDOMAIN)"),
     "dns:empty.internal": (False, [], "the name has no A records"),
     "dns:b.internal": (True, ["10.0.0.12"], ""),
-    "srv:_http._tcp.internal": (True, ["10.0.0.11:8081", "10.0.0.12:8082", "[fd00::11]:8081"], "gone.internal"),
+    "srv:_http._tcp.internal": (
+        True,
+        ["10.0.0.11:8081", "10.0.0.12:8082", "[fd00::11]:8081"],
+        "gone.internal",
+    ),
 }
 """For a name, whether the service has both families: the addresses, and the fault."""
 
@@ -89,12 +93,17 @@ def test_the_answers_of_a_real_name_server_serve(node: Node, tmp_path: Path) -> 
                     name: seen
                     for name, seen in found.items()
                     if sorted(seen["addresses"]) != sorted(ANSWERS[name][1])  # type: ignore[call-overload]
-                    or (ANSWERS[name][2] not in str(seen["fault"]) or bool(seen["fault"]) != bool(ANSWERS[name][2]))
+                    or (
+                        ANSWERS[name][2] not in str(seen["fault"])
+                        or bool(seen["fault"]) != bool(ANSWERS[name][2])
+                    )
                 }
 
             host.wait_until(differing, {}, 30)
             assert view(host, 0)["ttl"] == 77
-            endpoints = {e["endpoint"]: e["reason"] for f in host.service("s7")["forwardings"] for e in f["endpoints"]}
+            endpoints = {
+                e["endpoint"]: e["reason"] for f in host.service("s7")["forwardings"] for e in f["endpoints"]
+            }
             assert endpoints["10.0.0.12:8082"] == "backup, waiting"
     finally:
         server.die()
@@ -143,7 +152,9 @@ def test_what_is_no_answer_to_the_question_is_a_fault_in_time(node: Node, server
         host.wait_until(asked, True)
         assert time.monotonic() - began < 60
         assert {case: seen for case, seen in found.items() if seen["addresses"]} == {}
-        assert {case: found[case] for case, (_, words) in WRONG.items() if words not in str(found[case]["fault"])} == {}
+        assert {
+            case: found[case] for case, (_, words) in WRONG.items() if words not in str(found[case]["fault"])
+        } == {}
         asked_once = server.asked["silent.internal"]
         host.wait_until(lambda: server.asked["silent.internal"] > asked_once, True)  # it is asked again
 
@@ -182,7 +193,10 @@ def test_odd_srv_records(node: Node, server: DnsServer) -> None:
 
 def test_lookups_of_one_author_that_hang_delay_no_others(node: Node, server: DnsServer) -> None:
     hanging = [f"hang{n}.internal" for n in range(100)]
-    server.replies = {**{name: (lambda query: None) for name in hanging}, "a.internal": of_type(A=answering("A", "10.0.0.1"))}
+    server.replies = {
+        **{name: (lambda query: None) for name in hanging},
+        "a.internal": of_type(A=answering("A", "10.0.0.1")),
+    }
     names = ", ".join(f"dns:{name}" for name in hanging)
     with Host(
         node,

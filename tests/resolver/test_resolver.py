@@ -22,10 +22,7 @@ def service(name: str, *names: str, address: str = "10.96.0.1") -> str:
 def serving(vipd: Vipd, name: str) -> set[str]:
     """The backends of a service."""
     return {
-        backend
-        for at, shares in vipd.kernel.serving().items()
-        if at.split()[0] == name
-        for backend in shares
+        backend for at, shares in vipd.kernel.serving().items() if at.split()[0] == name for backend in shares
     }
 
 
@@ -71,7 +68,9 @@ def test_a_service_of_another_family_has_the_name_looked_up_for_both() -> None:
         await asyncio.sleep(1)
         assert serving(vipd, "a") == {"10.0.0.1:80"}
         vipd.declare(
-            service("a", "web.internal"), service("b", "web.internal", address="fd00:96::1"), name="services.yaml"
+            service("a", "web.internal"),
+            service("b", "web.internal", address="fd00:96::1"),
+            name="services.yaml",
         )
         await vipd.reload()
         await asyncio.sleep(1)
@@ -118,7 +117,9 @@ def test_beyond_the_limit_names_wait_until_others_leave() -> None:
     async def story(vipd: Vipd) -> None:
         await asyncio.sleep(1)
         assert [bool(serving(vipd, name)) for name in "abc"] == [True, True, False]
-        assert "1 names are not looked up, because there are too many" in str((await vipd.status())["warnings"])
+        assert "1 names are not looked up, because there are too many" in str(
+            (await vipd.status())["warnings"]
+        )
         assert "dns_max_names" in (await names_of(vipd, "c"))["fault"]
         vipd.declare(*declared[1:])
         await vipd.reload()

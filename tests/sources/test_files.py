@@ -102,7 +102,9 @@ def test_a_file_that_was_never_good_serves_nothing(host: Host) -> None:
     assert host.problems() == [], "an empty one declares nothing, and takes nothing away"
 
 
-@pytest.mark.parametrize(("target", "problem"), [("a.yaml", "Too many levels"), ("nowhere", "cannot be read")])
+@pytest.mark.parametrize(
+    ("target", "problem"), [("a.yaml", "Too many levels"), ("nowhere", "cannot be read")]
+)
 def test_a_file_that_cannot_be_read_keeps_its_last_good_version(
     host: Host, target: str, problem: str
 ) -> None:
@@ -189,7 +191,9 @@ def test_the_files_of_a_user_share_a_limit_and_each_of_roots_has_its_own(node: N
     with Host(node, node_ports_per_author=2) as host:
         for number, (name, user) in enumerate({"a": 1234, "b": 1234, "c": 0, "d": 0}.items()):
             ports = f"ports: [{{port: 80, node_port: {31000 + 2 * number}}}, {{port: 81, node_port: {31001 + 2 * number}}}]"
-            path = host.put(f"{name}.yaml", f"{HEAD}  - {{name: {name}, address: 10.96.1.{number}, {ports}}}\n")
+            path = host.put(
+                f"{name}.yaml", f"{HEAD}  - {{name: {name}, address: 10.96.1.{number}, {ports}}}\n"
+            )
             chown(path, user)
         for _ in range(2):
             assert host.step() == {"a", "c", "d"}

@@ -41,7 +41,9 @@ def pair(host: Host) -> Host:
 def test_a_file_that_says_nothing_more_is_held_also_over_a_restart(host: Host) -> None:
     every = {f"{letter}{number}" for letter in "ab" for number in range(len(BLANKS))}
     for number in range(len(BLANKS)):
-        two = (block(f"10.96.{n}.{number}", f"{letter}{number}", "10.244.0.5") for n, letter in enumerate("ab"))
+        two = (
+            block(f"10.96.{n}.{number}", f"{letter}{number}", "10.244.0.5") for n, letter in enumerate("ab")
+        )
         host.put(f"{number}.yaml", HEAD + "".join(two))
     assert host.step() == every
     for number, text in enumerate(BLANKS):

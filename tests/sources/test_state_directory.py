@@ -45,6 +45,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "pipe": _replace(os.mkfifo),
     "unreadable": _replace(lambda path: path.symlink_to(path.name)),
 }
+
+
 def _live(host: Host) -> None:
     """Have vipd write every file that it may write."""
     host.put("a.yaml", GOOD)
@@ -94,7 +96,9 @@ def _memory(host: Host) -> dict[str, object]:
     }
 
 
-def test_vipd_says_which_file_it_cannot_use_or_needs_it_not_and_loses_no_byte(node: Node, lived: Path) -> None:
+def test_vipd_says_which_file_it_cannot_use_or_needs_it_not_and_loses_no_byte(
+    node: Node, lived: Path
+) -> None:
     """One file after the other, each in the directory as it was."""
     silent, lost = list[str](), list[str]()
     with Host(node) as host:

@@ -152,7 +152,14 @@ def test_what_is_accepted_outlives_a_crash_at_any_moment(host: Host) -> None:
             with contextlib.suppress(OSError, HTTPException):
                 for n in range(200):
                     name = f"s{attempt}-{n}"
-                    if host.ask("POST", "services", {"service": {**A, "name": name, "address": f"10.96.{attempt}.{n}"}})[0] == 200:
+                    if (
+                        host.ask(
+                            "POST",
+                            "services",
+                            {"service": {**A, "name": name, "address": f"10.96.{attempt}.{n}"}},
+                        )[0]
+                        == 200
+                    ):
                         accepted.add(name)
                     running.set()
 

@@ -103,7 +103,9 @@ def test_a_host_outlives_its_tokens(guarded: Cluster, tmp_path: Path) -> None:
         await asyncio.sleep(TOKEN_SECONDS + 1.2)
         etcdctl(guarded.urls[0], *ROOT, "put", key("b"), value(2))
         await host.until(lambda: "b" in host.names(), "a change after the token's end")
-        specs = [{"name": f"n{n}", "address": f"10.96.1.{n}", "ports": [80], "backends": []} for n in range(5)]
+        specs = [
+            {"name": f"n{n}", "address": f"10.96.1.{n}", "ports": [80], "backends": []} for n in range(5)
+        ]
         answers = await asyncio.gather(
             *(host.vipd.ask("POST", "/v1/services?store=etcd", {"service": spec}) for spec in specs)
         )
@@ -182,7 +184,10 @@ def test_each_fault_of_tls_has_a_name(
                 "all is well": (options(url, certificates, "named"), "registered"),
                 "no client certificate": (options(url, certificates), "demands a client certificate"),
                 "another CA's": (options(url, certificates, "other"), "refuses our client certificate"),
-                "unknown CA": (options(url, certificates, "named", "other"), "hint: name the CA's file in ca"),
+                "unknown CA": (
+                    options(url, certificates, "named", "other"),
+                    "hint: name the CA's file in ca",
+                ),
                 "http to https": (("--endpoint", url.replace("https", "http")), "hint: write https://"),
                 "https to http": (
                     options(plain.replace("http", "https"), certificates),
@@ -224,7 +229,10 @@ def test_a_common_name_with_authentication_on(
     all_say(
         tmp_path / "log",
         {
-            "a name": (options(secure.urls[0], certificates, "named"), "hint: issue the certificate without CN"),
+            "a name": (
+                options(secure.urls[0], certificates, "named"),
+                "hint: issue the certificate without CN",
+            ),
             "none": (
                 (*nameless, "--user", "root", "--password-file", str(login["password_file"])),
                 "registered",

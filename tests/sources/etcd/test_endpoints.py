@@ -108,7 +108,12 @@ NO_ETCD = {
 }
 NONSENSE = (
     *(b"", b"null", b'["ID"]', b"7", b"{", b"\xff\xfe\x00", b'{"header": "\xff"}', b"[" * 100_000, b"{}"),
-    *(b'{"result":' * 100_000, b"<html>it works</html>", b'{"error": null}', b'{"error": ["x"], "code": "x"}'),
+    *(
+        b'{"result":' * 100_000,
+        b"<html>it works</html>",
+        b'{"error": null}',
+        b'{"error": ["x"], "code": "x"}',
+    ),
     *(b'{"ID": null}', b'{"ID": "x"}', b'{"ID": -1}', b'{"ID": {"a": [{}]}}', b'{"ID": "7", "TTL": "x"}'),
 )
 ENDLESS = {

@@ -155,7 +155,9 @@ def test_the_kernel_looks_after_the_sockets_of_watches(etcd: Cluster) -> None:
     async def story(host: Follower) -> None:
         await host.until_well()
         port = etcd.urls[0].rpartition(":")[2]
-        shown = subprocess.run(["ss", "-tnoH", f"dport = :{port}"], capture_output=True, text=True, check=True)
+        shown = subprocess.run(
+            ["ss", "-tnoH", f"dport = :{port}"], capture_output=True, text=True, check=True
+        )
         assert shown.stdout.count("timer:(keepalive") >= 3, shown.stdout
 
     follow(etcd.urls, story)

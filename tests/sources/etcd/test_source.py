@@ -28,7 +28,12 @@ def test_what_is_written_serves_and_what_is_deleted_does_not(etcd: Cluster) -> N
         await host.until(lambda: host.names() == {"shop/web"}, "a deleted key")
         await host.until_well()
         state = await host.etcd()
-        assert (state["endpoint"], state["keys"], state["rejected"], state["held"]) == (etcd.urls[0], 1, [], [])
+        assert (state["endpoint"], state["keys"], state["rejected"], state["held"]) == (
+            etcd.urls[0],
+            1,
+            [],
+            [],
+        )
         assert state["lag"] is not None
 
     follow(etcd.urls, story)
@@ -261,7 +266,9 @@ def test_one_registrars_excess_stops_nobody_elses_services(
     async def story(host: Follower) -> None:
         await host.until(lambda: host.names() == {"s001", "s002"}, "listed")
         for n in range(3):
-            etcd.put_all({f"{start}/large/10.244.1.{m}:80": "y" * 16_000 for m in range(100 * n, 100 * n + 80)})
+            etcd.put_all(
+                {f"{start}/large/10.244.1.{m}:80": "y" * 16_000 for m in range(100 * n, 100 * n + 80)}
+            )
             etcd.put_all({f"{start}/many/10.244.{n + 1}.{m}:80": "" for m in range(250)})
             etcd.put(f"{start}/many/{n}{'k' * 600_000}", "")
             etcd.put(key(f"w{n}"), value(10 + n))
