@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.lab.inside import Vipd
 from tests.sources.etcd.following import Follower, follow, key
 from tests.sources.etcd.members import Cluster
 
 NAME, SPARE = "web.internal", "sorry.internal"
 WEB = f"address: 10.96.7.1\nports: 80/tcp\nbackends: [dns:{NAME}:8080]\nfallback: dns:{SPARE}:8080\n"
-ALLOWED: dict[str, object] = {"allowed_names": {"etcd": ["internal"]}}
+ALLOWED: dict[str, Any] = {"allowed_names": {"etcd": ["internal"]}}
 
 
 def test_a_service_of_etcd_has_the_names_that_the_settings_allow(etcd: Cluster) -> None:

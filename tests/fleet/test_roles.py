@@ -7,6 +7,7 @@ import subprocess
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_the_users_can_do_their_work(guarded: tuple[Cluster, Path], tmp_path: Pa
     etcd, directory = guarded
     etcdctl(etcd.urls[0], *ROOT_USER, "del", "--prefix", "/vipd/v1/")
 
-    def login(user: str) -> dict[str, object]:
+    def login(user: str) -> dict[str, Any]:
         return {"user": user, "password_file": str(directory / f"{user}-password")}
 
     async def administer(host: Follower) -> None:

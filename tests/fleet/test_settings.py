@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.lab.inside import Vipd, running
 from tests.lab.node import Node
-from tests.sources.host import namespace
 from tests.sources.etcd.register import registering
+from tests.sources.host import namespace
 
 URL = "http://10.0.0.1:2379"
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "store": "etcd",
     "etcd": {
         "endpoints": [URL, "https://[fd00::1]:2379"],
@@ -53,8 +54,12 @@ BAD: dict[str, tuple[object, tuple[str, ...]]] = {
     ),
     "every value": (
         {
-            **{"endpoints": ["10.0.0.1:2379"], "prefix": "/", "user": "u", "cert": "/c"},
-            **{"timeout": "2m", "max_removal": 101},
+            "endpoints": ["10.0.0.1:2379"],
+            "prefix": "/",
+            "user": "u",
+            "cert": "/c",
+            "timeout": "2m",
+            "max_removal": 101,
         },
         ("endpoints", "prefix", "user and", "cert and", "timeout", "max_removal"),
     ),
@@ -102,7 +107,7 @@ def test_everything_can_be_said_and_little_need_be() -> None:
         "report_interval": 5,
     }
     assert settings["store"] == "etcd"
-    assert settings["etcd"] == {**EVERYTHING["etcd"], **etcd}  # type: ignore[dict-item]
+    assert settings["etcd"] == {**EVERYTHING["etcd"], **etcd}
     little = running(shown, etcd=f"{{endpoints: '{URL}, {URL}2'}}")
     assert little["store"] == "file"
     found = little["etcd"]

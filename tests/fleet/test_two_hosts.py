@@ -369,16 +369,19 @@ def test_what_vipctl_changed_in_etcd_is_known_and_can_be_taken_back(
 
 def test_a_single_step_obeys_what_etcd_has_just_said(lab: FleetLab) -> None:
     """`vipd --once` waits for its answer, orders of the fleet too."""
-    lab.put("services/once", "address: 10.96.0.81\nports: 80\nbackends: [10.244.7.11, 10.244.7.12]\n")
+    once = "address: 10.96.0.81\nports: 80\nbackends: [10.244.7.11, 10.244.7.12]\n"
     order = {"service": "once", "backend": "10.244.7.11", "admin": "draining", "by": "x"}
-    lab.put("overrides/once", json.dumps({**order, "at": "2026-01-01T00:00:00+00:00"}))
-    daemon = lab.daemon(lab.hosts[2])
-    lab.hosts[2].run(sys.executable, "-m", "vipd", "--config", str(daemon.config), "--once")
-    rules = lab.hosts[2].run("iptables-save", "-t", "nat").stdout
-    assert [f"--to-destination 10.244.7.{n}:80" in rules for n in (11, 12)] == [False, True]
-    daemon.cleanup()
-    lab.delete("overrides/once")
-    lab.delete("services/once")
+    host = lab.hosts[2]
+    with lab.daemon(host) as daemon:
+        daemon.stop()
+        lab.put("services/once", once)
+        lab.put("overrides/once", json.dumps({**order, "at": "2026-01-01T00:00:00+00:00"}))
+        host.run(sys.executable, "-m", "vipd", "--config", str(daemon.config), "--once")
+        rules = host.run("iptables-save", "-t", "nat").stdout
+        assert [f"--to-destination 10.244.7.{n}:80" in rules for n in (11, 12)] == [False, True]
+        lab.delete("overrides/once")
+        lab.delete("services/once")
+        daemon.cleanup()
 
 
 def test_without_etcd_what_is_known_serves_across_a_restart(lab: FleetLab) -> None:

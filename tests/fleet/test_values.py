@@ -97,14 +97,14 @@ NOT_REGISTERED = {
         "check.body: a registered backend's check wants plain text",
     ),
     "10.244.0.14:80": ("{check: {type: exec, command: [/bin/true]}}", "checks that run programs"),
-    **{
-        address: ("", "")
-        for address in (
+    **dict.fromkeys(
+        (
             *("127.0.0.1:80", "[::1]:80", "224.0.0.1:80", "0.0.0.0:80", "[::]:80", "[fe80::1]:80"),
             *("[ff02::1]:80", "255.255.255.255:80", "[::ffff:169.254.169.254]:80", "0177.0.0.1:80"),
             *("2130706433", "nonsense"),
-        )
-    },
+        ),
+        ("", ""),
+    ),
 }
 GOOD_CHECKS = (
     "{check: {type: dns, query: example.com}}",

@@ -12,6 +12,7 @@ import dns.exception
 import dns.flags
 import dns.message
 import dns.rcode
+import dns.rdatatype
 import dns.rrset
 
 Message = dns.message.Message
@@ -36,7 +37,7 @@ def of_type(**replies: Reply) -> Reply:
 
     def reply(query: Message) -> bytes | None:
         kind = dns.rdatatype.to_text(query.question[0].rdtype)
-        return replies.get(kind, lambda asked: dns.message.make_response(asked).to_wire())(query)
+        return replies[kind](query) if kind in replies else dns.message.make_response(query).to_wire()
 
     return reply
 
@@ -81,7 +82,7 @@ class DnsServer:
         self.replies: dict[str, Reply] = {}
         """By name, without the final dot."""
         self.by_tcp: dict[str, tuple[Reply, int]] = {}
-        """Names whose answer by UDP is truncated, with that by TCP, and in parts of how many bytes it comes."""
+        """Names whose answer by UDP is truncated: the one by TCP, and in parts of how many bytes it comes."""
         self.asked: Counter[str] = Counter()
         """How often each name was asked for."""
         self._listening, self._udp = listening, udp
@@ -122,18 +123,20 @@ class DnsServer:
 @contextmanager
 def dns_server() -> Iterator[DnsServer]:
     """One on a free port of the namespace of this thread."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-            udp.bind(listening.getsockname())
-            made = DnsServer(listening, udp)
-            threads = [threading.Thread(target=serve) for serve in (made.serve_udp, made.serve_tcp)]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+    ):
+        udp.bind(listening.getsockname())
+        made = DnsServer(listening, udp)
+        threads = [threading.Thread(target=serve) for serve in (made.serve_udp, made.serve_tcp)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield made
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                udp.shutdown(socket.SHUT_RDWR)
             for thread in threads:
-                thread.start()
-            try:
-                yield made
-            finally:
-                listening.shutdown(socket.SHUT_RDWR)
-                with suppress(OSError):
-                    udp.shutdown(socket.SHUT_RDWR)
-                for thread in threads:
-                    thread.join()
+                thread.join()

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
+from tests.lab.node import Node
 from tests.model.samples import HEAD, block
 from tests.sources.host import BAD, GONE, GOOD, OTHER, Host, chown, link_swap
-from tests.lab.node import Node
 
 pytestmark = pytest.mark.root
 
@@ -190,11 +190,9 @@ def test_the_files_of_a_user_share_a_limit_and_each_of_roots_has_its_own(node: N
     """However many files a user has, also after a restart. Here an author may have two node ports."""
     with Host(node, node_ports_per_author=2) as host:
         for number, (name, user) in enumerate({"a": 1234, "b": 1234, "c": 0, "d": 0}.items()):
-            ports = f"ports: [{{port: 80, node_port: {31000 + 2 * number}}}, {{port: 81, node_port: {31001 + 2 * number}}}]"
-            path = host.put(
-                f"{name}.yaml", f"{HEAD}  - {{name: {name}, address: 10.96.1.{number}, {ports}}}\n"
-            )
-            chown(path, user)
+            two = [f"{{port: {80 + n}, node_port: {31000 + 2 * number + n}}}" for n in range(2)]
+            text = f"  - {{name: {name}, address: 10.96.1.{number}, ports: [{', '.join(two)}]}}\n"
+            chown(host.put(f"{name}.yaml", HEAD + text), user)
         for _ in range(2):
             assert host.step() == {"a", "c", "d"}
             (problem,) = host.problems()

@@ -1,4 +1,4 @@
-"""Any file of the state directory may be damaged or something else: vipd says so, serves, and loses no byte."""
+"""Any file of the state directory may be damaged or something else: vipd says so, and serves."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _memory(host: Host) -> dict[str, object]:
     }
 
 
-def test_vipd_says_which_file_it_cannot_use_or_needs_it_not_and_loses_no_byte(
+def test_vipd_says_which_file_it_cannot_use_unless_it_misses_nothing_and_loses_no_byte(
     node: Node, lived: Path
 ) -> None:
     """One file after the other, each in the directory as it was."""

@@ -1,4 +1,4 @@
-"""What vipctl stores: it is there after a crash, whatever a service says, and a fault of the disk loses none."""
+"""What vipctl stores is there after a crash, whatever a service says, and a full disk loses none of it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def test_every_service_of_the_language_and_its_history_survive_a_restart() -> No
                 differing.append((after, service))
         assert differing == []
 
-    allowing = {"announce_addresses": ["10.96.0.0/24", "fd00::/64"], "exec_checks": "anywhere"}
+    allowing: dict[str, Any] = {
+        "announce_addresses": ["10.96.0.0/24", "fd00::/64"],
+        "exec_checks": "anywhere",
+    }
     with TemporaryDirectory(prefix="vipd-") as directory:
         running(store_all, root=Path(directory), dataplane="nftables", **allowing)
         assert len(stored) > len(declared) / 3

@@ -33,8 +33,8 @@ def follow(
     root: Path | None = None,
     *,
     prepare: Callable[[Vipd], object] = lambda vipd: None,
-    settings: dict[str, object] | None = None,
-    **etcd: object,
+    settings: dict[str, Any] | None = None,
+    **etcd: Any,
 ) -> T:
     """Run a story beside a vipd that follows these endpoints. `etcd`: more keys of that setting. With the
     `root` of an earlier story it is that vipd, started again."""

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-def as_user(directory: Path, user: str, password: str = "") -> dict[str, object]:
+def as_user(directory: Path, user: str, password: str = "") -> dict[str, Any]:
     """The settings of a user, whose password is in a file."""
     file = directory / user
     file.write_text(f"{password or user + 'pw'}\n")

@@ -1,4 +1,4 @@
-"""Endpoints that are no etcd for us, that say nonsense or never end: each is named, in time and bounded memory."""
+"""Endpoints that are no etcd for us, that say nonsense or never end: each is named, in bounded time."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -151,14 +152,18 @@ def test_a_watch_that_has_fallen_silent_is_noticed(etcd: Cluster) -> None:
         follow((cable.url,), story)
 
 
+def sockets_to(port: str) -> str:
+    """The connections to a port, with their timers."""
+    command = ["ss", "-tnoH", f"dport = :{port}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_the_kernel_looks_after_the_sockets_of_watches(etcd: Cluster) -> None:
     async def story(host: Follower) -> None:
         await host.until_well()
         port = etcd.urls[0].rpartition(":")[2]
-        shown = subprocess.run(
-            ["ss", "-tnoH", f"dport = :{port}"], capture_output=True, text=True, check=True
-        )
-        assert shown.stdout.count("timer:(keepalive") >= 3, shown.stdout
+        shown = await asyncio.to_thread(sockets_to, port)
+        assert shown.count("timer:(keepalive") >= 3, shown
 
     follow(etcd.urls, story)
 

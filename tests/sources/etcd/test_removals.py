@@ -6,8 +6,6 @@ import random
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.sources.etcd.following import PREFIX, Follower, follow, key, value, values
 from tests.sources.etcd.members import Cluster, cluster
 from tests.sources.etcd.relay import relay
