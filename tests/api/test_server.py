@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
 from typing import Any
@@ -222,10 +223,10 @@ def test_a_change_is_admitted_like_a_new_service() -> None:
 
 def test_a_body_that_is_too_large_is_refused() -> None:
     async def story(vipd: Vipd) -> None:
-        large = b'{"service": "' + b"x" * (40 << 20) + b'"}'
-        for path in ("/v1/services", "/v1/apply"):
-            answer = await vipd.ask("POST", path, data=large)
-            assert (answer.status, answer.kind) == (413, "too-large")
+        for path, mebibytes in (("services", 2), ("apply", 49)):
+            large = io.BytesIO(b'{"service": "' + b"x" * (mebibytes << 20) + b'"}')
+            async with vipd.session.post(f"http://vipd/v1/{path}", data=large) as response:
+                assert (response.status, (await response.json())["error"]["kind"]) == (413, "too-large")
         assert actions(await vipd.add(WEB)) == {"web": "created"}
 
     running(story)
@@ -312,7 +313,6 @@ def test_a_reload_with_problems_tells_them_and_keeps_serving() -> None:
 def test_a_broken_store_is_kept_and_changes_are_refused_with_a_hint() -> None:
     def prepare(vipd: Vipd) -> None:
         file_owned(vipd)
-        vipd.state_dir.mkdir()
         (vipd.state_dir / "services.yaml").write_text("nonsense")
 
     async def story(vipd: Vipd) -> None:
@@ -384,8 +384,6 @@ def test_a_weight_for_a_files_backend_is_an_order() -> None:
 def test_requests_that_fail_are_logged_once_and_named_until_one_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A directory in the place of the store's new version is nothing that vipd expects."""
-
     async def story(vipd: Vipd) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(json, "loads", lambda *_, **__: {}["nobody expects it"])

@@ -382,6 +382,7 @@ def running(
     with directory as path:
         vipd = Vipd(Path(path), **settings)
         vipd.services_dir.mkdir(exist_ok=True)
+        vipd.state_dir.mkdir(exist_ok=True)
         prepare(vipd)
         lived = _live(vipd, story, simulated)
         return simulate(lived) if simulated else asyncio.run(lived)
