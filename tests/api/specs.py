@@ -1,6 +1,15 @@
-"""Services for requests to the API, and what their answers come to."""
+"""Services for requests to the API, what their answers come to, and every request that there is."""
 
 from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from tests.lab.inside import Answer, Vipd, declare
 
@@ -16,6 +25,7 @@ WEB: dict[str, object] = {
     "ports": ["80/tcp"],
     "backends": ["10.244.0.7"],
 }
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 
 
 def actions(answer: Answer) -> dict[str, str]:
@@ -32,3 +42,41 @@ def stored(vipd: Vipd) -> set[str]:
     declared = declare(path.read_bytes(), str(path))
     assert not declared.problems, "the store's own file is always a good declaration"
     return {service.name for service in declared.services}
+
+
+def routes() -> list[tuple[str, str]]:
+    """Method and path of every request, such as `/v1/services/TARGET`: docs/api.md has all, which
+    tests/docs/test_reference.py sees to."""
+    rows = re.findall(r"^\| `([A-Z]+) (/[^?` ]+)", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) > 30
+    return rows
+
+
+_AS_NOBODY = """
+import json, os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+answers = []
+for method, path, body in json.load(sys.stdin):
+    data = b"" if body is None else json.dumps(body).encode()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(sys.argv[1])
+        head = f"{method} {path} HTTP/1.0\\r\\nHost: vipd\\r\\nContent-Length: {len(data)}\\r\\n\\r\\n"
+        client.sendall(head.encode() + data)
+        text = b""
+        while part := client.recv(65536):
+            text += part
+    head, _, body = text.partition(b"\\r\\n\\r\\n")
+    answers.append([int(head.split()[1]), json.loads(body)])
+print(json.dumps(answers))
+"""
+
+
+async def asked_as_nobody(vipd: Vipd, requests: Sequence[tuple[str, str, Any]]) -> list[Answer]:
+    """Requests of a user without rights, to whom the socket is open. Needs root."""
+    vipd.root.chmod(0o755)
+    vipd.socket.chmod(0o666)
+    argv = [sys.executable, "-I", "-S", "-c", _AS_NOBODY, str(vipd.socket)]
+    done = await asyncio.to_thread(
+        subprocess.run, argv, input=json.dumps(requests), capture_output=True, text=True, check=True
+    )
+    return [Answer(status, body) for status, body in json.loads(done.stdout)]
