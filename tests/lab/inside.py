@@ -769,7 +769,7 @@ class _Dataplane:
         return ()
 
     def chains_of(self, forwarding: Forwarding) -> tuple[str, Mapping[Endpoint, str]]:
-        return f"SVC-{forwarding.key.service_port}", {e: f"SEP-{e}" for e in forwarding.endpoints}
+        return f"SVC-{forwarding.key.service_port}", {e: f"SEP-{e}" for e in forwarding.reachable()}
 
     def versions(self) -> dict[str, str]:
         return {"ipv4": "fake v1", "ipv6": "fake v1"}
