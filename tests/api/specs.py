@@ -52,15 +52,16 @@ def routes() -> list[tuple[str, str]]:
     return rows
 
 
-_AS_NOBODY = """
+_AS_USER = """
 import json, os, socket, sys
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
+path, uid, gid, groups, requests = json.load(sys.stdin)
+os.setgroups(groups); os.setgid(gid); os.setuid(uid)
 answers = []
-for method, path, body in json.load(sys.stdin):
+for method, what, body in requests:
     data = b"" if body is None else json.dumps(body).encode()
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(sys.argv[1])
-        head = f"{method} {path} HTTP/1.0\\r\\nHost: vipd\\r\\nContent-Length: {len(data)}\\r\\n\\r\\n"
+        client.connect(path)
+        head = f"{method} {what} HTTP/1.0\\r\\nHost: vipd\\r\\nContent-Length: {len(data)}\\r\\n\\r\\n"
         client.sendall(head.encode() + data)
         text = b""
         while part := client.recv(65536):
@@ -69,14 +70,22 @@ for method, path, body in json.load(sys.stdin):
     answers.append([int(head.split()[1]), json.loads(body)])
 print(json.dumps(answers))
 """
+NOBODY = 65534
 
 
-async def asked_as_nobody(vipd: Vipd, requests: Sequence[tuple[str, str, Any]]) -> list[Answer]:
-    """Requests of a user without rights, to whom the socket is open. Needs root."""
+async def asked_as(
+    vipd: Vipd,
+    *requests: tuple[str, str, Any],
+    uid: int = NOBODY,
+    gid: int = NOBODY,
+    groups: Sequence[int] = (),
+) -> list[Answer]:
+    """Requests of a process of a user, to whom the socket is open. Needs root."""
     vipd.root.chmod(0o755)
     vipd.socket.chmod(0o666)
-    argv = [sys.executable, "-I", "-S", "-c", _AS_NOBODY, str(vipd.socket)]
+    asked = json.dumps([str(vipd.socket), uid, gid, list(groups), requests])
+    argv = [sys.executable, "-I", "-S", "-c", _AS_USER]
     done = await asyncio.to_thread(
-        subprocess.run, argv, input=json.dumps(requests), capture_output=True, text=True, check=True
+        subprocess.run, argv, input=asked, capture_output=True, text=True, check=True
     )
     return [Answer(status, body) for status, body in json.loads(done.stdout)]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.api.specs import DNS, WEB, actions, asked_as_nobody, stored
+from tests.api.specs import DNS, WEB, actions, asked_as, stored
 from tests.lab.inside import Answer, Vipd, running
 from tests.model.samples import block
 
@@ -219,14 +219,9 @@ def test_a_rollback_takes_back_at_once_what_is_not_confirmed(revision: int | Non
 def test_readers_may_see_the_history_and_not_confirm() -> None:
     async def story(vipd: Vipd) -> None:
         await apply(vipd, WEB, query="?confirm=60")
-        answers = await asked_as_nobody(
-            vipd,
-            [
-                ("GET", "/v1/history", None),
-                ("GET", "/v1/history/1", None),
-                ("POST", "/v1/confirm", None),
-                ("POST", "/v1/rollback", {}),
-            ],
+        changes = [("POST", "/v1/confirm", None), ("POST", "/v1/rollback", {})]
+        answers = await asked_as(
+            vipd, ("GET", "/v1/history", None), ("GET", "/v1/history/1", None), *changes
         )
         assert [answer.status for answer in answers] == [200, 200, 403, 403]
         assert (await vipd.status())["confirmation"]["revision"] == 1
