@@ -114,7 +114,9 @@ def test_a_write_that_fails_shows_at_once_and_until_one_works() -> None:
 def test_a_refused_service_is_named_and_no_reason_to_restart_vipd() -> None:
     async def story(vipd: Vipd) -> None:
         vipd.kernel.refuses = lambda forwarding: "no such match" if forwarding.key.service != "dns" else ""
-        await vipd.ask("POST", "/v1/apply", {"services": [WEB, {**WEB, "name": "api", "address": "10.96.0.12"}]})
+        await vipd.ask(
+            "POST", "/v1/apply", {"services": [WEB, {**WEB, "name": "api", "address": "10.96.0.12"}]}
+        )
         assert await health(vipd) == (200, "degraded", "quarantined: api, web")
 
     running(story, one_service)

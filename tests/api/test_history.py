@@ -186,7 +186,9 @@ def test_what_nobody_confirms_is_taken_back_in_time_whatever_the_disk(fault: str
         events = (await vipd.ask("GET", "/v1/events")).body["events"]
         (back,) = [each for each in events if each["event"] == "change-taken-back"]
         assert (back["level"], back["cause"]) == ("warning", "time limit")
-        assert any("taking back unconfirmed changes" in warning for warning in (await vipd.status())["warnings"]) is bool(fault)
+        assert any(
+            "taking back unconfirmed changes" in warning for warning in (await vipd.status())["warnings"]
+        ) is bool(fault)
         if fault:
             assert (await vipd.add({**WEB, "name": "late", "address": "10.96.0.12"})).kind == "internal"
             assert vipd.kernel.names() == {"web"}
@@ -202,7 +204,10 @@ def test_a_rollback_takes_back_at_once_what_is_not_confirmed(revision: int | Non
         assert (await rollback(vipd, 0)).kind == "conflict", "another revision is another change"
         assert (await rollback(vipd, revision, "?confirm=60")).kind == "invalid"
         assert actions(await rollback(vipd, revision, "?dry_run=1"))
-        assert actions(await rollback(vipd, revision)) == {"web": "changed", "kube-system/kube-dns": "removed"}
+        assert actions(await rollback(vipd, revision)) == {
+            "web": "changed",
+            "kube-system/kube-dns": "removed",
+        }
         assert await held(vipd) == {"web": ["10.244.0.7"]}
         assert stored(vipd) == {"web"}
         assert await newest(vipd) == "takes back 2: before it was confirmed"
@@ -220,9 +225,7 @@ def test_readers_may_see_the_history_and_not_confirm() -> None:
     async def story(vipd: Vipd) -> None:
         await apply(vipd, WEB, query="?confirm=60")
         changes = [("POST", "/v1/confirm", None), ("POST", "/v1/rollback", {})]
-        answers = await asked_as(
-            vipd, ("GET", "/v1/history", None), ("GET", "/v1/history/1", None), *changes
-        )
+        answers = await asked_as(vipd, ("GET", "/v1/history", None), ("GET", "/v1/history/1", None), *changes)
         assert [answer.status for answer in answers] == [200, 200, 403, 403]
         assert (await vipd.status())["confirmation"]["revision"] == 1
 

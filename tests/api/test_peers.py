@@ -28,17 +28,14 @@ def members() -> int:
 
 def test_the_socket_has_its_mode_whatever_the_umask_and_its_folders_are_made() -> None:
     async def story(vipd: Vipd) -> None:
-        for path in (vipd.socket, vipd.root / "run" / "deep"):
-            assert path.exists()
-        socket_stat = Path(str(vipd.settings["socket"])).stat()
-        assert stat.S_ISSOCK(socket_stat.st_mode)
-        assert stat.S_IMODE(socket_stat.st_mode) == 0o660
-        assert (socket_stat.st_uid, socket_stat.st_gid) == (os.geteuid(), os.getegid())
+        status = vipd.socket.stat()
+        assert stat.S_ISSOCK(status.st_mode)
+        assert stat.S_IMODE(status.st_mode) == 0o660
+        assert (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
         assert os.umask(0) == 0, "the process's own umask is put back"
 
     def deep(vipd: Vipd) -> None:
-        vipd.socket = vipd.root / "run" / "deep" / "vipd.sock"
-        vipd.settings["socket"] = vipd.socket
+        vipd.settings["socket"] = vipd.socket = vipd.root / "run" / "deep" / "vipd.sock"
 
     before = os.umask(0)
     try:
@@ -83,7 +80,12 @@ def test_root_and_the_members_of_the_group_may_change_and_others_may_read() -> N
         "by one of very many": (NOBODY, NOBODY, (*range(100_000, 105_000), members()), True),
         "with very many others": (NOBODY, NOBODY, range(100_000, 105_000), False),
         **{
-            f"by the last of {count}": (NOBODY, NOBODY, (*range(100_000 - count + 1, 100_000), members()), True)
+            f"by the last of {count}": (
+                NOBODY,
+                NOBODY,
+                (*range(100_000 - count + 1, 100_000), members()),
+                True,
+            )
             for count in (1, 3, 256, 257)
         },
     }
@@ -101,7 +103,9 @@ def test_root_and_the_members_of_the_group_may_change_and_others_may_read() -> N
             found[name] = changing.status == 200
         return found
 
-    assert running(story, socket_group=GROUP, admin_group=GROUP) == {name: may for name, (*_, may) in users.items()}
+    assert running(story, socket_group=GROUP, admin_group=GROUP) == {
+        name: may for name, (*_, may) in users.items()
+    }
 
 
 @pytest.mark.root
@@ -164,7 +168,9 @@ def test_every_change_is_refused_to_a_reader() -> None:
         changes = [(method, path, {}) for method, path in paths if method != "GET"]
         assert {method for method, *_ in changes} == {"POST", "PATCH", "DELETE"}
         answers = await asked_as(vipd, *changes)
-        passed = [change for change, answer in zip(changes, answers, strict=True) if answer.kind != "forbidden"]
+        passed = [
+            change for change, answer in zip(changes, answers, strict=True) if answer.kind != "forbidden"
+        ]
         assert passed == []
         assert [a.status for a in await asked_as(vipd, ("GET", "/v1/services", None))] == [200]
 

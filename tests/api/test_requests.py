@@ -22,7 +22,7 @@ def test_no_route_takes_a_parameter_or_a_member_that_it_does_not_have() -> None:
         await vipd.add(WEB)
         before = await state(vipd)
         for method, path in routes():
-            path = path.replace("TARGET", "web").replace("BACKEND", "10.244.0.7").replace("REVISION", "1")  # noqa: PLW2901
+            path = path.replace("TARGET", "web").replace("BACKEND", "10.244.0.7").replace("REVISION", "1")
             for query, body, what in (
                 ("?nonsense=1", None, "unknown parameter nonsense"),
                 ("", b'{"nonsense": 1}', 'unknown member "nonsense"'),
