@@ -240,6 +240,12 @@ class Kernel:
     """New flows that the next reading of counters finds, by service and backend `address:port`."""
     refused_flows: dict[str, int] = field(default_factory=dict)
     """Flows that limits refuse, by service, likewise."""
+    live_flows: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Flows that have not ended, by service and backend `address:port`."""
+    flow_readings: int = 0
+    """How often these were read."""
+    reading_seconds: float = 0.0
+    """How long that took each time."""
     warnings: tuple[str, ...] = ()
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, a write waits; it is set at the beginning."""
@@ -467,8 +473,22 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
 
         return CleanupResult(0, {}, 0.0)
 
-    async def no_live_flows(*_: object) -> dict[object, int]:
-        return {}
+    def live_flows(keys: Mapping[object, ForwardingKey], *_: object) -> object:
+        from vipd.dataplane.conntrack.live_counts import LiveCounts
+        from vipd.dataplane.counting import BackendKey
+
+        kernel, asked = vipd.kernel, set(keys.values())
+        kernel.flow_readings += 1
+        flows = {
+            BackendKey(f.key, endpoint.address, endpoint.port): kernel.live_flows[
+                f.key.service, str(endpoint)
+            ]
+            for f in kernel.rules.values()
+            if f.key in asked
+            for endpoint in (*f.reachable(), *f.without_new_flows)
+            if (f.key.service, str(endpoint)) in kernel.live_flows
+        }
+        return LiveCounts(flows, kernel.reading_seconds)
 
     async def finished(*_: object, **__: object) -> object:
         from vipd.host.process import ProgramResult
@@ -494,7 +514,8 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
         "vipd.daemon.wiring.AnnouncedRoutes": lambda *_: _Announced(vipd),
         "vipd.daemon.wiring.RemoteLookup": lambda _: _Names(vipd.names),
         "vipd.dataplane.conntrack.scheduler.clean": no_flows,
-        "vipd.dataplane.conntrack.live_counts._read": no_live_flows,
+        "vipd.control.connection_balancer.TRACKED": vipd.root / "tracked",
+        "vipd.dataplane.conntrack.live_counts._read": live_flows,
         "vipd.observe.flow_stats.traffic.FlowTable.table": table,
         "vipd.health.checker._probers": lambda *_: dict.fromkeys(_CHECKS, _Checks(vipd)),
     }
