@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.api.specs import WEB
+from tests.api.specs import WEB, stored
 from tests.lab.inside import Vipd, running
 from tests.model.samples import block
 
@@ -47,7 +47,7 @@ def test_a_hundred_changes_during_a_write_cost_one_more_write() -> None:
         for number in range(60):
             spec = {**WEB, "name": f"w{number}", "address": f"10.96.1.{number}"}
             adding.append(asyncio.create_task(vipd.add(spec)))
-            await asyncio.sleep(0.01)
+        await vipd.until(lambda: len(stored(vipd)) == 61)
         assert not any(task.done() for task in adding)
         assert (await vipd.status())["state"] == "pending"
         vipd.kernel.gate.set()
