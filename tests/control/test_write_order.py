@@ -50,6 +50,12 @@ async def applied(task: asyncio.Task[Any]) -> bool:
 
 def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -> None:
     async def story(vipd: Vipd) -> None:
+        def hold_after_new(forwarding: Forwarding) -> str:
+            if forwarding.key.service == "new":
+                vipd.kernel.gate.clear()
+            return ""
+
+        vipd.kernel.refuses = hold_after_new
         adding, new = await during_a_write(vipd, vipd.add(large(3)), vipd.add(NEW))
         assert await applied(new)
         assert "new" in vipd.kernel.names()
