@@ -211,10 +211,10 @@ def test_whatever_is_saved_nothing_serves_twice_and_a_restart_comes_to_the_same(
         declared: dict[str, str] = {}
         for _ in range(12):
             await saved(vipd, random, declared)
-        return served(vipd), await problems(vipd)
+        return served(vipd), set(await problems(vipd))
 
     async def restarted(vipd: Vipd) -> object:
-        return served(vipd), await problems(vipd)
+        return served(vipd), set(await problems(vipd))
 
     with tempfile.TemporaryDirectory(prefix="vipd-") as directory:
         before = running(story, root=Path(directory))
