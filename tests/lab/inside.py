@@ -26,6 +26,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest import mock
 
+from tests.faults.simulated_etcd import SimulatedEtcd
 from tests.lab.simulated_time import simulate
 from vipd.cli.main import run
 from vipd.declaration import problems
@@ -286,6 +287,11 @@ class Vipd:
         self.names: dict[str, Sequence[str] | str] = {}
         """What name servers answer: of `dns:NAME` or `srv:NAME` the addresses (of SRV `address:port`), or why
         there are none."""
+        self.etcd = SimulatedEtcd()
+        """What `running` follows if its settings name an `etcd`: an endpoint of any name."""
+        self.facts: dict[str, Any] = {}
+        """What this host has besides its addresses: `gateways` and `neighbours`, each with its device,
+        `sockets` (protocol, address, port, owner, protected), and so on."""
         self.announced: frozenset[str] = frozenset()
         """The addresses that routes announce."""
         self.asked = list[str]()
@@ -458,7 +464,7 @@ class _Journal(logging.Handler):
         self._records.append(record)
 
 
-def _doubles(vipd: Vipd) -> dict[str, object]:
+def _doubles(vipd: Vipd) -> dict[str, object]:  # noqa: C901 (one after the other)
     """What stands in the place of what lies below, by where the composition root finds it."""
     from vipd.control.host import Host
 
@@ -503,6 +509,12 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
     def host(settings: Any, record: Any, **named: Any) -> Host:
         return Host(settings, record, _sysctls(vipd.root / "sys"), **named)
 
+    async def opened(_: object) -> object:
+        return vipd.etcd
+
+    async def not_diagnosed(_: object, error: object, outcome: object, *__: object) -> object:
+        return outcome
+
     return {
         "vipd.daemon.wiring.SwitchableDataplane.start": started,
         "vipd.daemon.wiring.resolve_dataplane": chosen,
@@ -510,13 +522,15 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
         "vipd.daemon.wiring.Host": host,
         "vipd.control.host.VipRoutes": _Routes,
         "vipd.control.host.HostChecks": _HostChecks,
-        "vipd.control.host.HostReader": _HostReader,
+        "vipd.control.host.HostReader": lambda *_: _HostReader(vipd.facts),
         "vipd.daemon.wiring.AnnouncedRoutes": lambda *_: _Announced(vipd),
         "vipd.daemon.wiring.RemoteLookup": lambda _: _Names(vipd.names),
         "vipd.dataplane.conntrack.scheduler.clean": no_flows,
         "vipd.control.connection_balancer.TRACKED": vipd.root / "tracked",
         "vipd.dataplane.conntrack.live_counts._read": live_flows,
         "vipd.observe.flow_stats.traffic.FlowTable.table": table,
+        "vipd.sources.etcd.transport.Transport._open": opened,
+        "vipd.sources.etcd.transport.diagnose": not_diagnosed,
         "vipd.health.checker._probers": lambda *_: dict.fromkeys(_CHECKS, _Checks(vipd)),
     }
 
@@ -555,6 +569,7 @@ def _simulated_clocks() -> dict[str, object]:
         "time.monotonic": clock,
         "time.time": wall,
         "vipd.daemon.wiring.now": now,
+        "vipd.control.host.monotonic": clock,
         "vipd.daemon.wiring.HealthChecker": partial(
             HealthChecker, clock=clock, wall=wall, random=Random(1).random
         ),
@@ -609,13 +624,19 @@ class _HostChecks:
 
 
 class _HostReader:
-    """Nobody else is on this host."""
+    """What else is on this host, as `Vipd.facts` says."""
 
-    def __init__(self, *_: object) -> None:
-        pass
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
 
     async def read(self, own: frozenset[str]) -> HostFacts:
-        return HostFacts(own_addresses=own)
+        from vipd.host.facts import LocalSocket
+        from vipd.model.service import Protocol
+
+        facts = {"own_addresses": own, **self._facts}
+        sockets = [LocalSocket(Protocol(protocol), *rest) for protocol, *rest in facts.pop("sockets", ())]
+        protected = tuple(socket for socket in sockets if socket.protected)
+        return HostFacts(**facts, sockets=tuple(sockets), protected_sockets=protected)
 
     def faults(self) -> tuple[str, ...]:
         return ()
