@@ -1,4 +1,4 @@
-"""A change costs what has changed, and next to nothing for what exists beside it: counted in calls, for seconds
+"""A change costs what has changed, and next to nothing for what exists beside it: counted in calls, for time
 would measure the machine. And what a load keeps in memory is bounded."""
 
 from __future__ import annotations
