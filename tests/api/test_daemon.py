@@ -14,7 +14,7 @@ import pytest
 
 from tests.api.daemon_process import PATIENCE_SECONDS, ConfiguredHost, host
 from tests.model.samples import block
-from vipd.declaration.native import parse_declaration
+from tests.lab.inside import declare
 
 pytestmark = pytest.mark.root
 
@@ -243,7 +243,7 @@ def test_what_was_answered_survives_any_kill(node: ConfiguredHost) -> None:
         assert not client.is_alive()
         store = node.state_dir / "services.yaml"
         if store.exists():
-            found = parse_declaration(store.read_text(), str(store), source="cli")
+            found = declare(store.read_text(), str(store))
             assert found.ok, f"seed {seed}: {found.problems}"
             missing = set(acknowledged) - {s.name for s in found.services}
             assert not missing, f"seed {seed}: {missing}"

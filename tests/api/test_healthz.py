@@ -1,266 +1,162 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+import contextlib
 from pathlib import Path
 
-import pytest
+from tests.api.specs import WEB
+from tests.lab.held_ports import hold
+from tests.lab.inside import Vipd, running, vipctl
+from tests.model.samples import block
+from vipd.model.forwarding import Forwarding
 
-from tests.api.serving import Api
-from tests.api.serving import served as served_api
-from tests.control.reconciling import DNS, WEB, IsolatedReconciler, looping
-from tests.dataplane.fake_dataplane import broken_tool
-from tests.model.samples import declared
-from tests.observe.health_ports.asking import PATIENCE_SECONDS, ask, free_port, running, until
-from vipd.api.healthz import healthz_listener, healthz_view
-from vipd.control import reconciler
-from vipd.control.progress import Progress, healthy
-from vipd.control.reconciler import Reconciler
-from vipd.host.settings.settings import Settings, load_settings
-from vipd.host.settings.settings_file import SettingsError
-from vipd.observe.listeners import ListenAddress
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
+WELL = (200, "in-sync", "")
 
 
-def at(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
+async def health(vipd: Vipd, path: str = "/healthz") -> tuple[int, str, str]:
+    async with vipd.session.get(f"http://vipd{path}") as response:
+        body = await response.json()
+    return response.status, body["state"], body["message"].partition("; hint: ")[0]
 
 
-def in_sync() -> Progress:
-    """A progress whose only wish, of second 0, was fulfilled in second 1."""
-    progress = Progress()
-    progress.request(at(0))
-    progress.succeed(progress.begin())
-    progress.last_apply = at(1)
-    return progress
+def one_service(vipd: Vipd) -> None:
+    vipd.declare(block("10.96.0.10", "dns", "10.244.0.5"))
 
 
-def test_idle_is_healthy_for_ever() -> None:
-    assert healthy(in_sync(), at(10**8)) == (True, "")
+def test_vipd_is_well_while_nothing_is_to_be_done() -> None:
+    async def story(vipd: Vipd) -> None:
+        assert await health(vipd) == await health(vipd, "/livez") == WELL
+        await asyncio.sleep(3600)
+        assert await health(vipd) == WELL
+        async with vipd.session.get("http://vipd/healthz") as response:
+            body = await response.json()
+        assert (body["lastUpdated"], body["currentTime"]) == ("2027-01-15T00:00:00Z", "2027-01-15T01:00:00Z")
+
+    running(story, one_service, simulated=True)
 
 
-def test_starting_is_healthy_for_a_minute() -> None:
-    progress = Progress()
-    assert healthy(progress, at(0))[0], "nobody has asked for a step yet"
-    progress.request(at(0))
-    progress.begin()
-    assert healthy(progress, at(60)) == (True, "")
-    well, message = healthy(progress, at(61))
-    assert not well
-    assert message.startswith("no rules are in the kernel since the start after 61 s; hint: ")
+def test_a_first_write_that_hangs_shows_after_a_minute() -> None:
+    def hang(vipd: Vipd) -> None:
+        one_service(vipd)
+        vipd.kernel.gate.clear()
+
+    async def story(vipd: Vipd) -> None:
+        assert await health(vipd) == (200, "starting", "")
+        await asyncio.sleep(1)
+        unwell = (503, "starting", "no rules are in the kernel since the start after 61 s")
+        assert await health(vipd) == await health(vipd, "/livez") == unwell
+        vipd.kernel.gate.set()
+        await vipd.until_status(lambda status: status["state"] == "in-sync")
+        assert await health(vipd) == WELL
+
+    running(story, hang, simulated=True)
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_change_older_than_a_minute_is_overdue_begun_or_not(begun: bool) -> None:
-    progress = in_sync()
-    progress.request(at(100))
-    if begun:
-        progress.begin()
-    progress.request(at(150))
-    assert healthy(progress, at(160))[0]
-    well, message = healthy(progress, at(170))
-    assert not well
-    assert message.startswith("a change is not in the kernel after 70 s; hint: ")
+def test_a_change_that_hangs_shows_after_a_minute_though_others_are_wished_for_meanwhile() -> None:
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(1000)
+        vipd.kernel.gate.clear()
+        changes = []
+        for number in range(4):
+            spec = {**WEB, "name": f"w{number}", "address": f"10.96.1.{number}"}
+            changes.append(asyncio.create_task(vipd.add(spec)))
+            await asyncio.sleep(20)
+            assert await health(vipd) == (200, "pending", "") or number == 3
+        assert await health(vipd) == (503, "pending", "a change is not in the kernel after 80 s")
+        vipd.kernel.gate.set()
+        await asyncio.gather(*changes)
+        assert await health(vipd) == WELL
+
+    running(story, one_service, simulated=True)
 
 
-def test_the_age_is_that_of_the_oldest_wish_left_after_a_step() -> None:
-    progress = in_sync()
-    progress.request(at(100))
-    wish = progress.begin()
-    progress.request(at(140))
-    progress.request(at(150))
-    progress.succeed(wish)
-    assert healthy(progress, at(200))[0]
-    assert not healthy(progress, at(201))[0]
-    progress.succeed(progress.begin())
-    assert healthy(progress, at(10**6))[0]
+def test_the_age_is_that_of_the_oldest_change_that_waits() -> None:
+    async def story(vipd: Vipd) -> None:
+        def hold_the_next(_: Forwarding) -> str:
+            vipd.kernel.gate.clear()
+            return ""
+
+        changes = []
+        vipd.kernel.gate.clear()
+        for number in (1, 2):
+            spec = {**WEB, "name": f"w{number}", "address": f"10.96.1.{number}"}
+            changes.append(asyncio.create_task(vipd.add(spec)))
+            await asyncio.sleep(40)
+        vipd.kernel.refuses = hold_the_next
+        vipd.kernel.gate.set()
+        await vipd.until(lambda: vipd.kernel.names() == {"dns", "w1"})
+        await asyncio.sleep(15)
+        assert await health(vipd) == (200, "pending", ""), "95 s after the first one"
+        await asyncio.sleep(15)
+        assert (await health(vipd))[0] == 503
+        vipd.kernel.gate.set()
+        await asyncio.gather(*changes)
+        assert await health(vipd) == WELL
+
+    running(story, one_service, simulated=True)
 
 
-def test_a_fault_counts_at_once_and_until_a_step_has_worked() -> None:
-    progress = in_sync()
-    progress.request(at(100))
-    progress.begin()
-    progress.fault = "it said no"
-    assert healthy(progress, at(101)) == (False, "it said no")
-    wish = progress.begin()  # a new try
-    assert healthy(progress, at(102)) == (False, "it said no")
-    progress.succeed(wish)
-    assert healthy(progress, at(103)) == (True, "")
-
-
-def test_a_wish_that_a_failed_step_took_up_grows_old_all_the_same() -> None:
-    progress = in_sync()
-    progress.request(at(100))
-    progress.begin()
-    progress.begin()
-    assert not healthy(progress, at(161))[0]
-
-
-def test_the_view() -> None:
-    progress = in_sync()
-    assert healthz_view(progress, at(3600)) == (
-        200,
-        {
-            "lastUpdated": "2026-01-01T00:00:01Z",
-            "currentTime": "2026-01-01T01:00:00Z",
-            "state": "in-sync",
-            "message": "",
-        },
-    )
-    progress.quarantined = {"web": "no such match", "dns": "no such match"}
-    status, view = healthz_view(progress, at(3600))
-    assert (status, view["state"]) == (200, "degraded"), "a restart would not mend it"
-    assert str(view["message"]).startswith("quarantined: dns, web; hint: ")
-    progress.fault = "it said no"
-    status, view = healthz_view(progress, at(3600))
-    assert (status, view["state"], view["message"]) == (503, "failed", "it said no")
-    assert healthz_view(Progress(), at(0))[1]["lastUpdated"] is None
-
-
-class Probed:
-    """A isolated whose clock is set by hand, with /healthz over TCP."""
-
-    def __init__(self) -> None:
-        self.now = START
-        self.isolated = IsolatedReconciler(DNS)
-        self.isolated.reconciler = Reconciler(
-            (self.isolated.source,), self.isolated.dataplane, self.isolated.host, lambda: self.now
-        )
-        self.place = ListenAddress("127.0.0.1", free_port())
-        self.listeners = healthz_listener(self.isolated.reconciler, self.place)
-
-    async def status(self, path: str = "/healthz") -> int:
-        return (await ask(self.place, path)).status
-
-    def later(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
-
-
-def probed(story: Callable[[Probed], Awaitable[None]]) -> None:
-    """Run a story with the loop and the listener at work."""
-
-    async def run() -> None:
-        room = Probed()
-        async with looping(room.isolated), running(room.listeners):
-            await until(lambda: room.listeners.open, "open")
-            await story(room)
-
-    asyncio.run(asyncio.wait_for(run(), 200))
-
-
-def test_a_hung_first_step_shows_after_a_minute() -> None:
-    async def story(room: Probed) -> None:
-        room.isolated.dataplane.gate = asyncio.Event()
-        wish = room.isolated.reconciler.request_sync()
-        await until(lambda: room.isolated.dataplane.applying, "hanging")
-        room.later(59)
-        assert await room.status() == 200
-        room.later(2)
-        reply = await ask(room.place, "/healthz")
-        assert (reply.status, reply.json["state"]) == (503, "starting")
-        assert await room.status("/livez") == 503
-        room.isolated.dataplane.gate.set()
-        assert await room.isolated.reconciler.wait_synced(wish, PATIENCE_SECONDS)
-        assert await room.status() == 200
-
-    probed(story)
-
-
-def test_a_hung_change_shows_after_a_minute_though_others_are_wished_for_meanwhile() -> None:
-    async def story(room: Probed) -> None:
-        assert await room.isolated.reconciler.wait_synced(
-            room.isolated.reconciler.request_sync(), PATIENCE_SECONDS
-        )
-        room.later(3600)
-        assert await room.status() == 200, "idle"
-        room.isolated.dataplane.gate = asyncio.Event()
-        room.isolated.source.candidate = declared(DNS, WEB)
-        room.isolated.reconciler.request_sync()
-        await until(lambda: room.isolated.dataplane.applying, "hanging")
+def test_a_write_that_fails_shows_at_once_and_until_one_works() -> None:
+    async def story(vipd: Vipd) -> None:
+        vipd.kernel.failures = [("iptables-restore", "it said no")] * 100
+        await vipd.add(WEB)
         for _ in range(3):
-            room.later(20)
-            room.isolated.reconciler.request_sync()
-        assert await room.status() == 200
-        room.later(1)
-        reply = await ask(room.place, "/healthz")
-        assert (reply.status, reply.json["state"]) == (503, "pending")
-        room.isolated.dataplane.gate.set()
-        assert await room.isolated.reconciler.wait_synced(
-            room.isolated.reconciler.request_sync(), PATIENCE_SECONDS
+            status, state, message = await health(vipd)
+            assert (status, state, "it said no" in message) == (503, "failed", True)
+            await asyncio.sleep(50)
+        vipd.kernel.failures.clear()
+        await vipd.until_status(lambda status: status["state"] == "in-sync")
+        assert await health(vipd) == WELL
+
+    running(story, one_service, simulated=True)
+
+
+def test_a_refused_service_is_named_and_no_reason_to_restart_vipd() -> None:
+    async def story(vipd: Vipd) -> None:
+        vipd.kernel.refuses = lambda forwarding: "no such match" if forwarding.key.service != "dns" else ""
+        await vipd.ask(
+            "POST", "/v1/apply", {"services": [WEB, {**WEB, "name": "api", "address": "10.96.0.12"}]}
         )
-        assert await room.status() == 200
+        assert await health(vipd) == (200, "degraded", "quarantined: api, web")
 
-    probed(story)
-
-
-def test_a_failed_step_shows_until_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconciler, "FIRST_RETRY_SECONDS", 0.2)
-
-    async def story(room: Probed) -> None:
-        room.isolated.dataplane.failures = [broken_tool() for _ in range(1000)]
-        wish = room.isolated.reconciler.request_sync()
-        assert not await room.isolated.reconciler.wait_synced(wish, PATIENCE_SECONDS)
-        reply = await ask(room.place, "/healthz")
-        assert (reply.status, reply.json["state"]) == (503, "failed")
-        assert "it said no" in str(reply.json["message"])
-        room.isolated.dataplane.failures.clear()
-        await room.isolated.fulfilled(wish)
-        assert await room.status() == 200
-
-    probed(story)
+    running(story, one_service)
 
 
 def test_the_tcp_address_answers_health_and_nothing_else() -> None:
-    async def story(room: Probed) -> None:
-        await room.isolated.reconciler.wait_synced(room.isolated.reconciler.request_sync(), PATIENCE_SECONDS)
-        reply = await ask(room.place, "/livez?verbose")
-        assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
-        head = await ask(room.place, "/healthz", "HEAD")
-        assert (head.status, head.body) == (200, b"")
-        assert (await ask(room.place, "/healthz", "POST")).status == 405
-        for path in ("/", "/v1/status", "/v1/services", "/healthz/"):
-            assert await room.status(path) == 404
+    with contextlib.ExitStack() as stack:
+        place = f"127.0.0.1:{hold(stack)}"
 
-    probed(story)
+        async def story(vipd: Vipd) -> None:
+            from aiohttp import ClientSession, TCPConnector
 
+            async with ClientSession(connector=TCPConnector()) as client:
 
-def test_the_apis_socket_answers_too() -> None:
-    async def story(api: Api) -> None:
-        async with api.session.get("http://vipd/healthz") as answer:
-            assert (answer.status, (await answer.json())["state"]) == (200, "in-sync")
-        api.dataplane.failures = [broken_tool() for _ in range(1000)]
-        await api.add({"address": "10.96.0.10", "ports": ["53/udp"], "backends": ["10.244.0.5"]})
-        for path in ("/healthz", "/livez"):
-            async with api.session.get(f"http://vipd{path}") as answer:
-                assert (answer.status, (await answer.json())["state"]) == (503, "failed")
+                async def asked(path: str, method: str = "GET") -> tuple[int, str, bytes]:
+                    async with client.request(method, f"http://{place}{path}") as response:
+                        return response.status, response.content_type, await response.read()
 
-    served_api(story)
+                assert (await asked("/livez?verbose"))[:2] == (200, "application/json")
+                assert await asked("/healthz", "HEAD") == (200, "application/json", b"")
+                assert (await asked("/healthz", "POST"))[0] == 405
+                for path in ("/", "/v1/status", "/v1/services", "/healthz/"):
+                    assert (await asked(path))[0] == 404, path
+
+        running(story, one_service, health_address=place)
 
 
-@pytest.mark.parametrize(
-    ("given", "place"),
-    [
-        ("127.0.0.1:10256", ("127.0.0.1", 10256)),
-        ("0.0.0.0:80", ("0.0.0.0", 80)),
-        ("[::1]:10256", ("::1", 10256)),
-        ("[FD00:0::1]:1", ("fd00::1", 1)),
-    ],
-)
-def test_health_address(given: str, place: tuple[str, int]) -> None:
-    assert load_settings(environment={"VIPD_HEALTH_ADDRESS": given}).health_socket_address() == place
+PLACES = {
+    **dict.fromkeys(("127.0.0.1:10256", "0.0.0.0:80", "'[::1]:10256'", "'[FD00:0::1]:1'"), 0),
+    **dict.fromkeys(("10256", "127.0.0.1", "':10256'", "localhost:10256", "'::1:10256'", "127.0.0.1:0"), 2),
+    **dict.fromkeys(("1.2.3.4:5/udp", "''"), 2),
+}
+"""What may stand there, and the exit code of vipctl."""
 
 
-def test_health_address_is_off_unless_set() -> None:
-    assert Settings().health_socket_address() is None
-
-
-@pytest.mark.parametrize(
-    "given",
-    ["10256", "127.0.0.1", ":10256", "localhost:10256", "::1:10256", "127.0.0.1:0", "1.2.3.4:5/udp", ""],
-)
-def test_what_is_no_health_address_is_refused(given: str, tmp_path: Path) -> None:
-    (tmp_path / "vipd.yaml").write_text(f"health_address: '{given}'\n")
-    with pytest.raises(SettingsError, match="health_address"):
-        load_settings(tmp_path / "vipd.yaml")
+def test_a_health_address_is_an_address_with_a_port(tmp_path: Path) -> None:
+    codes = {}
+    (tmp_path / "services.yaml").write_text("apiVersion: vipd/v1\nservices: []\n")
+    for place in PLACES:
+        (tmp_path / "vipd.yaml").write_text(f"health_address: {place}\n")
+        settings = ["--settings", str(tmp_path / "vipd.yaml")]
+        codes[place] = vipctl(["check", str(tmp_path / "services.yaml"), *settings])
+    assert codes == PLACES

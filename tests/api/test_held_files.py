@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.api.daemon_process import host
-from tests.api.serving import Api, served
+from tests.lab.inside import Vipd, running
 from tests.model.samples import block
 
 DNS = block("10.96.0.10", "dns", "10.244.0.5")
@@ -16,33 +16,32 @@ WEB = block("10.96.0.11", "web", "10.244.0.6")
 
 
 def test_what_is_held_is_shown_and_let_go_of() -> None:
-    async def story(api: Api) -> None:
-        nothing = await api.ask("POST", "/v1/accept-removal")
+    async def story(vipd: Vipd) -> None:
+        nothing = await vipd.ask("POST", "/v1/accept-removal")
         assert (nothing.body["changed"], nothing.body["keys"], nothing.body["files"]) == (False, [], [])
-        (api.services_dir / "dns.yaml").write_text("")
-        assert (await api.ask("POST", "/v1/reload")).status == 422, "it says that not all could be taken"
-        (source, *_) = (await api.ask("GET", "/v1/status")).body["sources"]
+        path = vipd.services_dir / "dns.yaml"
+        path.write_text("")
+        assert (await vipd.reload()).status == 422, "it says that not all could be taken"
+        (source, *_) = (await vipd.status())["sources"]
         (refused,) = source["refused"]
         assert refused["serves"] == "the last good version of the file serves on"
         assert "vipctl accept-removal" in refused["problems"][0]
-        services = {s["name"]: s["status"] for s in (await api.ask("GET", "/v1/services")).body["services"]}
+        services = {s["name"]: s["status"] for s in (await vipd.ask("GET", "/v1/services")).body["services"]}
         assert services["dns"]["message"].startswith("held: its file is empty")
         assert "held" not in services["web"]["message"]
-        one = await api.ask("GET", "/v1/services/dns")
-        assert one.body["service"]["status"] == services["dns"]
-        path = str(api.services_dir / "dns.yaml")
-        dry = await api.ask("POST", "/v1/accept-removal?dry_run=1")
-        assert (dry.body["changed"], dry.body["files"]) == (True, [path])
-        assert set(api.reconciler.services) == {"dns", "web"}
-        done = await api.ask("POST", "/v1/accept-removal")
-        assert (done.body["changed"], done.body["applied"], done.body["files"]) == (True, True, [path])
-        assert set(api.reconciler.services) == {"web"}
+        assert (await vipd.service("dns"))["status"] == services["dns"]
+        dry = await vipd.ask("POST", "/v1/accept-removal?dry_run=1")
+        assert (dry.body["changed"], dry.body["files"]) == (True, [str(path)])
+        assert vipd.kernel.names() == {"dns", "web"}
+        done = await vipd.ask("POST", "/v1/accept-removal")
+        assert (done.body["changed"], done.body["applied"], done.body["files"]) == (True, True, [str(path)])
+        assert vipd.kernel.names() == {"web"}
 
-    def prepare(api: Api) -> None:
-        api.declare("dns.yaml", DNS)
-        api.declare("web.yaml", WEB)
+    def prepare(vipd: Vipd) -> None:
+        vipd.declare(DNS, name="dns.yaml")
+        vipd.declare(WEB, name="web.yaml")
 
-    served(story, prepare)
+    running(story, prepare)
 
 
 @pytest.mark.root

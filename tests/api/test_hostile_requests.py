@@ -8,28 +8,20 @@ import copy
 import functools
 import gzip
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from aiohttp import ClientConnectionError, web
+from aiohttp import ClientConnectionError
 from yarl import URL
 
-from tests.api.serving import DNS, PATIENCE_SECONDS, WEB, Api, served
+from tests.api.specs import DNS, WEB, routes
 from tests.lab.examples import some
-from vipd.api import override_routes, server
-from vipd.api.context import ApiContext
-from vipd.model.check import Check
+from tests.lab.inside import PATIENCE_SECONDS, Vipd, running
 
-UNKEPT = {
-    "nothing is counted",
-    "no metrics are kept",
-    "no events are kept",
-    "connection tracking is not read",
-}
-"""What the served API of the tests is without."""
+MAY_FAIL = {"connection tracking is not read"}
+"""What a vipd in this process is without."""
 
 DIGITS = "9" * 5000
 WORDS = (
@@ -146,10 +138,10 @@ ORDER = {
 }
 BODIES: dict[str, Any] = {
     "POST /v1/services": {"service": FULL},
-    "PATCH /v1/services/{target}": {"service": {"ports": ["80"], "check": "tcp", "name": "web"}},
-    "POST /v1/services/{target}/backends": {"backends": [{"address": "10.244.0.9", "weight": 2}]},
-    "DELETE /v1/services/{target}/backends": {"backends": ["10.244.0.7"]},
-    "PATCH /v1/services/{target}/backends/{backend}": {"weight": 2},
+    "PATCH /v1/services/TARGET": {"service": {"ports": ["80"], "check": "tcp", "name": "web"}},
+    "POST /v1/services/TARGET/backends": {"backends": [{"address": "10.244.0.9", "weight": 2}]},
+    "DELETE /v1/services/TARGET/backends": {"backends": ["10.244.0.7"]},
+    "PATCH /v1/services/TARGET/backends/BACKEND": {"weight": 2},
     "POST /v1/rollback": {"revision": 0},
     "POST /v1/apply": {"services": [FULL], "prune": False},
     "POST /v1/overrides": ORDER,
@@ -158,7 +150,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/maintenance": {"reason": "kernel update", "for": 60},
 }
 BODILESS = {
-    "DELETE /v1/services/{target}",
+    "DELETE /v1/services/TARGET",
     "POST /v1/accept-removal",
     "DELETE /v1/maintenance",
     "POST /v1/reload",
@@ -207,17 +199,6 @@ PARAMETERS: tuple[str, ...] = (
 PARAMETERS += ("follow", "backends", "dry_run", "store", "fleet", "address")
 
 
-def routes(app: web.Application) -> list[str]:
-    """`METHOD /path` of every request that the API knows."""
-    found = {
-        f"{route.method} {resource.canonical}"
-        for resource in app.router.resources()
-        for route in resource
-        if route.method != "HEAD"
-    }
-    return sorted(found)
-
-
 def broken(value: Any) -> Iterator[Any]:
     """The value with each of its parts left out, or replaced by each of the hostile ones."""
     yield from VALUES
@@ -233,31 +214,12 @@ def broken(value: Any) -> Iterator[Any]:
         yield value * 50
 
 
-@pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every route of the API, as it is served."""
-    found: list[str] = []
-    made = server.application
-
-    def note(*arguments: Any) -> web.Application:
-        app = made(*arguments)
-        found[:] = routes(app)
-        return app
-
-    async def no_flows(*_: object) -> int:
-        return 0
-
-    monkeypatch.setattr("tests.api.serving.application", note)
-    monkeypatch.setattr(override_routes, "live_flows", no_flows)
-    return found
-
-
-async def asked(api: Api, method: str, path: str, data: bytes | None = None, **headers: str) -> None:
+async def asked(vipd: Vipd, method: str, path: str, data: bytes | None = None, **headers: str) -> None:
     """Any answer but a fault will do."""
     url = server_url(path)
-    async with api.session.request(method, url, data=data, headers=headers) as response:
+    async with vipd.session.request(method, url, data=data, headers=headers) as response:
         text = await response.text()
-        if response.status >= 500 and json.loads(text)["error"]["what"] not in UNKEPT:
+        if response.status >= 500 and json.loads(text)["error"]["what"] not in MAY_FAIL:
             pytest.fail(f"{method} {path[:200]} {(data or b'')[:300]!r}: {response.status} {text[:400]}")
 
 
@@ -270,16 +232,16 @@ def encoded(word: str) -> str:
 
 
 def place(path: str, target: str = "web", backend: str = "10.244.0.7") -> str:
-    return path.replace("{target}", encoded(target)).replace("{backend}", encoded(backend))
+    return path.replace("TARGET", encoded(target)).replace("BACKEND", encoded(backend))
 
 
-async def ready(api: Api) -> None:
+async def ready(vipd: Vipd) -> None:
     for spec in (DNS, WEB):
-        assert (await api.add(spec)).status == 200
+        assert (await vipd.add(spec)).status == 200
 
 
 async def raw(
-    api: Api, method: str, path: str, headers: Sequence[tuple[str, str]], data: bytes = b""
+    vipd: Vipd, method: str, path: str, headers: Sequence[tuple[str, str]], data: bytes = b""
 ) -> bytes:
     """What the server answers to these very bytes, over a connection of its own."""
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
@@ -287,7 +249,7 @@ async def raw(
     lines += ["Host: vipd"] if "host" not in named else []
     framed = named & {"content-length", "transfer-encoding"}
     lines += [] if framed else [f"Content-Length: {len(data)}"]
-    reader, writer = await asyncio.open_unix_connection(str(api.socket))
+    reader, writer = await asyncio.open_unix_connection(str(vipd.socket))
     try:
         head = "\r\n".join([*lines, "Connection: close", "", ""]).encode(errors="surrogateescape")
         writer.write(head + data)
@@ -307,49 +269,47 @@ def faultless(answer: bytes, asked: tuple[object, ...]) -> None:
         if asked[0] == "HEAD":
             return  # it says no more; GET says why
         with contextlib.suppress(ValueError, KeyError):
-            if json.loads(body)["error"]["what"] in UNKEPT:
+            if json.loads(body)["error"]["what"] in MAY_FAIL:
                 return
         pytest.fail(f"{asked!r:.300}: {answer[:400]!r}")
     assert b"aiohttp" not in head, head
     assert b"Python" not in head, head
 
 
-def test_every_change_is_tried_with_broken_bodies(known: list[str]) -> None:
-    """A route that is new is one of these, or says that it reads no body."""
-
-    async def story(_: Api) -> None:
-        changes = {route for route in known if not route.startswith("GET ")}
-        assert changes == BODIES.keys() | BODILESS, "a new route needs a body here"
-
-    served(story)
+def test_every_change_is_tried_with_broken_bodies() -> None:
+    """A request that is new is one of these, or says that it reads no body."""
+    changes = {f"{method} {path}" for method, path in routes() if method != "GET"}
+    assert changes == BODIES.keys() | BODILESS, "a new request needs a body here"
 
 
 QUERY = "?dry_run=1&target=web&from=10.0.0.1"
 
 
-def test_every_route_with_every_method(known: list[str]) -> None:
-    async def story(api: Api) -> None:
-        await ready(api)
-        for path in sorted({route.split()[1] for route in known}):
+def test_every_route_with_every_method() -> None:
+    async def story(vipd: Vipd) -> None:
+        await ready(vipd)
+        for path in sorted({path for _, path in routes()}):
             for method in METHODS:
                 for data in (b"", b"{}", b"[" * 1000):
-                    answer = await raw(api, method, place(path) + QUERY, (), data)
+                    answer = await raw(vipd, method, place(path) + QUERY, (), data)
                     faultless(answer, (method, path))
-        assert (await api.ask("GET", "/v1/status")).status == 200
+        assert (await vipd.ask("GET", "/v1/status")).status == 200
 
-    served(story)
+    running(story)
 
 
-def test_every_route_with_hostile_headers(known: list[str]) -> None:
-    async def story(api: Api) -> None:
-        await ready(api)
-        for method, path in (route.split() for route in known):
+def test_every_route_with_hostile_headers() -> None:
+    async def story(vipd: Vipd) -> None:
+        await ready(vipd)
+        for method, path in routes():
             data = json.dumps(BODIES.get(f"{method} {path}", {})).encode()
             for header in some(HEADERS, (method, path)):
-                faultless(await raw(api, method, place(path) + QUERY, [header], data), (method, path, header))
-        assert (await api.ask("GET", "/v1/status")).status == 200
+                faultless(
+                    await raw(vipd, method, place(path) + QUERY, [header], data), (method, path, header)
+                )
+        assert (await vipd.ask("GET", "/v1/status")).status == 200
 
-    served(story)
+    running(story)
 
 
 @functools.cache
@@ -359,28 +319,27 @@ def bomb() -> bytes:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "deflate", "br", "x", "identity, gzip"])
-def test_no_body_is_decompressed(known: list[str], coding: str) -> None:
-    async def story(api: Api) -> None:
-        for method, path in (route.split() for route in known):
+def test_no_body_is_decompressed(coding: str) -> None:
+    async def story(vipd: Vipd) -> None:
+        for method, path in routes():
             header, data = ("Content-Encoding", coding), bomb() if method != "GET" else b""
-            answer = await raw(api, method, place(path) + QUERY, [header], data)
+            answer = await raw(vipd, method, place(path) + QUERY, [header], data)
             head, _, body = answer.partition(b"\r\n\r\n")
             assert head.split()[1] == b"415", (method, path, head)
             assert json.loads(body)["error"]["kind"] == "encoded"
-        assert (await api.ask("GET", "/v1/status")).status == 200
-        plain = await raw(api, "GET", "/v1/version", [("Content-Encoding", "identity")])
+        assert (await vipd.ask("GET", "/v1/status")).status == 200
+        plain = await raw(vipd, "GET", "/v1/version", [("Content-Encoding", "identity")])
         assert plain.split()[1] == b"200"
 
-    served(story)
+    running(story)
 
 
 @pytest.mark.slow
-def test_every_route_and_parameter_with_hostile_words(known: list[str]) -> None:
-    async def story(api: Api) -> None:
-        await ready(api)
-        assert len(known) > 20
-        for method, path in (route.split() for route in known):
-            assert (await api.ask("GET", "/v1/services/web")).status == 200, "nothing was changed so far"
+def test_every_route_and_parameter_with_hostile_words() -> None:
+    async def story(vipd: Vipd) -> None:
+        await ready(vipd)
+        for method, path in routes():
+            assert (await vipd.ask("GET", "/v1/services/web")).status == 200, "nothing was changed so far"
             quiet = path.startswith(("/metrics", "/healthz", "/livez"))
             for word in WORDS if not quiet else ():
                 for parameter in some(PARAMETERS, (method, path, word), fewer=2):
@@ -388,105 +347,72 @@ def test_every_route_and_parameter_with_hostile_words(known: list[str]) -> None:
                         continue  # it would be done
                     if len(word) < 4000 or parameter in ("limit", "after", "client", "target"):
                         end = "&dry_run=1" if method != "GET" and parameter != "dry_run" else ""
-                        await asked(api, method, f"{place(path)}?{parameter}={encoded(word)}&target=web{end}")
-                if "{" in path:
-                    await asked(api, method, place(path, target=word[:3000]) + "?dry_run=1")
-                    await asked(api, method, place(path, backend=word[:3000]) + "?dry_run=1")
-        assert (await api.ask("GET", "/v1/status")).status == 200
+                        await asked(
+                            vipd, method, f"{place(path)}?{parameter}={encoded(word)}&target=web{end}"
+                        )
+                if path != place(path):
+                    await asked(vipd, method, place(path, target=word[:3000]) + "?dry_run=1")
+                    await asked(vipd, method, place(path, backend=word[:3000]) + "?dry_run=1")
+        assert (await vipd.ask("GET", "/v1/status")).status == 200
 
-    served(story)
+    running(story)
 
 
 @pytest.mark.parametrize("route", BODIES)
-def test_every_part_of_a_body_broken(route: str, known: list[str]) -> None:
-    async def story(api: Api) -> None:
-        await ready(api)
-        assert route in known
+def test_every_part_of_a_body_broken(route: str) -> None:
+    async def story(vipd: Vipd) -> None:
+        await ready(vipd)
         method, path = route.split()
         for body in some(list(broken(copy.deepcopy(BODIES[route]))), route, fewer=2):
             data = json.dumps(body).encode()
-            await asked(api, method, place(path) + "?dry_run=1", data)
-        assert (await api.ask("GET", "/v1/status")).status == 200
+            await asked(vipd, method, place(path) + "?dry_run=1", data)
+        assert (await vipd.ask("GET", "/v1/status")).status == 200
 
-    served(story)
+    running(story)
 
 
-def test_bodies_that_are_no_json(known: list[str]) -> None:
-    async def story(api: Api) -> None:
-        await ready(api)
-        for method, path in (route.split() for route in known):
+def test_bodies_that_are_no_json() -> None:
+    async def story(vipd: Vipd) -> None:
+        await ready(vipd)
+        for method, path in routes():
             for data in RAW if method != "GET" else ():
-                await asked(api, method, place(path) + "?dry_run=1", data)
+                await asked(vipd, method, place(path) + "?dry_run=1", data)
             for kind in (
                 "application/json; charset=none-such",
                 "text/x; charset=zip",
                 "x; charset=\x85",
                 "x",
             ):
-                await asked(api, method, place(path) + "?dry_run=1", b"{}", **{"Content-Type": kind})
+                await asked(vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Type": kind})
             for coding in ("gzip", "deflate", "br", "x"):
                 # The server may close a connection on which it cannot find the next request.
                 with contextlib.suppress(ClientConnectionError):
                     await asked(
-                        api, method, place(path) + "?dry_run=1", b"{}", **{"Content-Encoding": coding}
+                        vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Encoding": coding}
                     )
-        assert (await api.ask("GET", "/v1/status")).status == 200
+        assert (await vipd.ask("GET", "/v1/status")).status == 200
 
-    served(story)
+    running(story)
 
 
-def test_a_check_that_lacks_something_reaches_no_question_to_the_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is known to be wrong is a problem by itself; the host is asked about sound checks only."""
-    seen: list[object] = []
-
-    async def ask(checks: Collection[Check]) -> Mapping[Check, tuple[str, ...]]:
-        seen.extend(checks)
-        return {}
-
-    made = server.application
-
-    def with_questions(found: ApiContext, permission: Any) -> web.Application:
-        return made(replace(found, check_problems=ask), permission)
-
-    monkeypatch.setattr("tests.api.serving.application", with_questions)
-
-    async def story(api: Api) -> None:
+def test_a_check_that_lacks_something_is_a_problem_by_itself() -> None:
+    async def story(vipd: Vipd) -> None:
         checks: tuple[object, ...] = (
-            {"type": "exec"},
-            {"type": "exec", "command": None},
-            {"type": "exec", "command": []},
-            {"type": "exec", "command": [""]},
-            {"type": "exec", "command": "check"},
-            {"type": "exec", "command": [1.5]},
-            {"type": "exec", "command": ["/bin/\x00"]},
-            {"type": "exec", "command": ["/bin/true"], "user": "a b"},
-            {"type": "exec", "command": ["/bin/true"], "user": None},
-            {"type": "https", "ca": "x"},
-            {"type": "https", "ca": "/\x00"},
-            {"type": "udp"},
-            {"type": None},
-            {"type": {}},
-            {},
-            [],
-            5,
+            *(
+                {"type": "exec", "command": command}
+                for command in (None, [], [""], "check", [1.5], ["/bin/\x00"])
+            ),
+            *({"type": "exec", "command": ["/bin/true"], "user": user} for user in ("a b", None)),
+            *({"type": "https", "ca": ca} for ca in ("x", "/\x00")),
+            *({"type": kind} for kind in ("exec", "udp", None, {})),
+            *({}, [], 5),
         )
         for check in checks:
-            for spec in (
-                {**WEB, "check": check},
-                {**WEB, "backends": [{"address": "10.0.0.1", "check": check}]},
-            ):
-                for method, path, body in (
-                    ("POST", "/v1/services", {"service": spec}),
-                    ("POST", "/v1/apply", {"services": [spec]}),
-                ):
-                    answer = await api.ask(method, path, body)
+            own = [{"address": "10.0.0.1", "check": check}]
+            for spec in ({**WEB, "check": check}, {**WEB, "backends": own}):
+                for path, body in (("services", {"service": spec}), ("apply", {"services": [spec]})):
+                    answer = await vipd.ask("POST", f"/v1/{path}", body)
                     assert (answer.status, answer.kind) == (422, "invalid"), check
                     assert answer.body["error"]["problems"], check
-        assert seen == []
-        # Nor is it asked twice, whether it answered or not.
-        assert (await api.add({**WEB, "check": {"type": "exec", "command": ["/bin/true"]}})).status == 200
-        assert len(seen) == 1
 
-    served(story)
+    running(story)

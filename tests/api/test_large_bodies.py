@@ -1,23 +1,22 @@
-"""Whatever a body holds, reading it takes bounded memory, and a thread of its own when it is large; and what
-many services come to is decided beside the event loop."""
+"""Whatever a body holds, reading it takes bounded memory and holds up nobody; and what many services come to
+is decided beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
+import yaml
 
-from tests.api.serving import WEB, Api, served
+from tests.api.specs import WEB, stored
 from tests.faults.instrumented import standstills
+from tests.lab.inside import Vipd, running
 from tests.model.samples import many_declared
-from vipd.api import request_bodies
-from vipd.declaration.native import parse_declaration
-from vipd.declaration.operations import RefusedError, spec_of
 
 MANY = 2000
 CLIENT = "client"
@@ -48,127 +47,128 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "half a surrogate pair": lambda: b'{"services":[{"name":"\\ud800"}]}',
 }
 """Made when asked for: together they are 150 MB."""
-REFUSED = [name for name in HOSTILE if name != "nothing"]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_hostile_body_is_refused(name: str) -> None:
-    with pytest.raises(RefusedError) as caught:
-        request_bodies._parse_body(lambda members, services: list(services or ()), HOSTILE[name]())
-    assert caught.value.kind in ("malformed", "too-large")
+async def posted(vipd: Vipd, body: bytes) -> tuple[int, str]:
+    async with vipd.session.post("http://vipd/v1/apply", data=io.BytesIO(body)) as response:
+        answer = await response.json()
+    return response.status, str(answer.get("error", {}).get("kind", ""))
 
 
-MEMORY = """
-import resource, sys
-from tests.api.test_large_bodies import HOSTILE
-from vipd.api import request_bodies
-from vipd.declaration.operations import RefusedError, parse_services
-resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-raw = HOSTILE[sys.argv[1]]()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-try:
-    request_bodies._parse_body(lambda members, services: parse_services(services), raw)
-except RefusedError:
-    pass
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
+def test_a_hostile_body_is_refused() -> None:
+    async def story(vipd: Vipd) -> None:
+        answers = {name: await posted(vipd, made()) for name, made in HOSTILE.items()}
+        refusals = ((400, "malformed"), (413, "too-large"), (422, "invalid"))
+        assert {name: answer for name, answer in answers.items() if answer not in refusals} == {}
+        assert (await vipd.add(WEB)).status == 200
+
+    running(story)
+
+
+def added_memory(name: str) -> None:
+    """Print how many KiB reading a body adds to the most that this process has had, beside the body."""
+    import resource
+
+    async def story(vipd: Vipd) -> None:
+        body = io.BytesIO(HOSTILE[name]())
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        async with vipd.session.post("http://vipd/v1/apply", data=body) as response:
+            assert response.status >= 400
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(after - before - 2 * len(body.getbuffer()) // 1024)
+
+    running(story)
 
 
 @pytest.mark.nightly(each_time="numbers")
 @pytest.mark.parametrize("name", ["empty services", "numbers", "lists", "brackets", "digits", "a text"])
 def test_a_hostile_body_takes_little_memory(name: str) -> None:
-    argv = [sys.executable, "-c", MEMORY, name]
-    found = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert int(found.stdout) < 64 << 10
+    code = f"from tests.api.test_large_bodies import added_memory; added_memory({name!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64 << 10
 
 
-@pytest.mark.parametrize("part", [1, 100, request_bodies.CHUNK_BYTES])
-@pytest.mark.parametrize("space", ["", " ", "\n\t"])
-def test_a_body_says_in_parts_what_it_says_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch, part: int, space: str
-) -> None:
-    monkeypatch.setattr(request_bodies, "CHUNK_BYTES", part)
-    items = [
-        WEB,
-        1,
-        "a,]",
-        [],
-        {},
-        None,
-        [{"services": ["x"]}],
-        {"a": 'q"\\', "é": "\U0001f600"},
-        True,
-        -1.5e3,
-    ]
-    for services in ([], items[:1], items, items[1:2], items * 20):
-        whole = {"services": services, "prune": True, "other": {"services": [1]}}
-        raw = json.dumps(whole, separators=(f"{space},{space}", f"{space}:{space}")).encode()
-        members, found = request_bodies._parse_body(lambda members, read: (members, list(read or ())), raw)
-        assert {**members, "services": found} == whole
-
-
-def held_up(story: Any) -> list[str]:
+def held_up(story: Callable[[Vipd], Awaitable[None]]) -> list[str]:
     """What held the event loop in a story for too long, and for how many yardsticks; but the client, which
     decodes what it is answered."""
     with standstills(CLIENT) as found:
-        served(story)
+        running(story)
     return found
 
 
 @pytest.fixture(scope="module")
 def many() -> list[dict[str, object]]:
-    declared = parse_declaration(many_declared(MANY, 5), "many.yaml").services
-    return [spec_of(service) for service in declared]
-
-
-def name_of(spec: dict[str, object]) -> str:
-    return str(spec["name"])
+    return list(yaml.safe_load(many_declared(MANY, 5))["services"])
 
 
 def test_many_services_at_once_do_not_hold_the_loop(many: list[dict[str, object]]) -> None:
     """They took half a second for 2,000 to judge, and another one to store."""
     body = json.dumps({"services": many}).encode()
 
-    async def story(api: Api) -> None:
+    async def apply(vipd: Vipd, query: str = "") -> set[str]:
+        async with vipd.session.post(f"http://vipd/v1/apply{query}", data=io.BytesIO(body)) as response:
+            answer = await response.json()
+        assert response.status == 200, answer
+        assert answer["applied"] or query
+        assert len(answer["results"]) == MANY
+        return {each["action"] for each in answer["results"]}
+
+    async def story(vipd: Vipd) -> None:
         task = asyncio.current_task()
         assert task
         task.set_name(CLIENT)
-        answer = await api.ask("POST", "/v1/apply?dry_run=1", data=body)
-        assert [each["action"] for each in answer.body["results"]] == ["created"] * MANY
-        answer = await api.ask("POST", "/v1/apply", data=body)
-        assert answer.status == 200
-        assert answer.body["applied"]
-        assert len(api.store.services) == MANY
-        assert len((await api.ask("GET", "/v1/services")).body["services"]) == MANY
-        assert (await api.ask("GET", "/v1/export")).body["services"] == sorted(many, key=name_of)
-        assert (await api.add({**WEB, "address": "10.250.0.1"})).status == 200
-        answer = await api.ask("POST", "/v1/apply", data=body)
-        assert {each["action"] for each in answer.body["results"]} == {"unchanged"}
-        answer = await api.ask("POST", "/v1/apply", {"services": [], "prune": True})
+        assert await apply(vipd, "?dry_run=1") == {"created"}
+        assert await apply(vipd) == {"created"}
+        assert (
+            len(vipd.kernel.names()) == len((await vipd.ask("GET", "/v1/services")).body["services"]) == MANY
+        )
+        exported = (await vipd.ask("GET", "/v1/export")).body["services"]
+        declared = {spec["name"]: spec["backends"] for spec in many}
+        assert {spec["name"]: spec["backends"] for spec in exported} == declared
+        assert (await vipd.add({**WEB, "address": "10.250.0.1"})).status == 200
+        assert await apply(vipd) == {"unchanged"}
+        answer = await vipd.ask("POST", "/v1/apply", {"services": [], "prune": True})
         assert len(answer.body["results"]) == MANY + 1
-        assert api.store.services == {}
+        assert stored(vipd) == vipd.kernel.names() == set()
 
     assert held_up(story) == []
 
 
+@pytest.mark.parametrize("space", ["", " ", "\n\t"])
+def test_a_body_that_is_read_in_parts_says_the_same(space: str) -> None:
+    """However it is spaced, and whatever its texts hold."""
+    check = {"type": "dns", "port": 53, "answer": 'q"\\, ]}[{ "services": [é\U0001f600'}
+    specs = [{**WEB, "name": f"w{n}", "address": f"10.96.1.{n}", "check": check} for n in range(200)]
+    whole = {"prune": True, "services": specs}
+    raw = json.dumps(whole, separators=(f"{space},{space}", f"{space}:{space}")).encode()
+
+    async def story(vipd: Vipd) -> None:
+        assert await posted(vipd, raw) == (200, "")
+        exported = (await vipd.ask("GET", "/v1/export")).body["services"]
+        assert {spec["name"]: spec["check"]["answer"] for spec in exported} == {
+            spec["name"]: check["answer"] for spec in specs
+        }
+
+    running(story)
+
+
 def test_a_change_that_comes_while_many_are_judged_is_not_lost(many: list[dict[str, object]]) -> None:
-    async def story(api: Api) -> None:
-        large = asyncio.create_task(api.ask("POST", "/v1/apply", {"services": many}))
+    async def story(vipd: Vipd) -> None:
+        large = asyncio.create_task(posted(vipd, json.dumps({"services": many}).encode()))
         small = [
-            asyncio.create_task(api.add({**WEB, "name": f"w{n}", "address": f"10.250.0.{n}"}))
+            asyncio.create_task(vipd.add({**WEB, "name": f"w{n}", "address": f"10.250.0.{n}"}))
             for n in range(1, 6)
         ]
-        answers = [await task for task in (large, *small)]
-        assert [answer.status for answer in answers] == [200] * 6
-        assert len(api.stored()) == MANY + 5
+        assert [(await task).status for task in small] == [200] * 5
+        assert await large == (200, "")
+        assert len(stored(vipd)) == len(vipd.kernel.names()) == MANY + 5
 
-    served(story)
+    running(story)
 
 
-def test_many_problems_end_the_reading(many: list[dict[str, object]]) -> None:
-    async def story(api: Api) -> None:
-        answer = await api.ask("POST", "/v1/apply", {"services": [{}] * 5000})
-        assert answer.status == 422
-        assert len(answer.body["error"]["problems"]) == 1000
+def test_many_problems_end_the_reading() -> None:
+    async def story(vipd: Vipd) -> None:
+        answer = await vipd.ask("POST", "/v1/apply", {"services": [{}] * 5000})
+        assert (answer.status, len(answer.body["error"]["problems"])) == (422, 1000)
 
-    served(story)
+    running(story)

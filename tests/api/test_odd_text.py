@@ -3,72 +3,57 @@
 from __future__ import annotations
 
 import json
-from unittest.mock import patch
+from pathlib import Path
 
-import pytest
+from tests.api.specs import WEB
+from tests.lab.inside import Vipd, running
 
-from tests.api.serving import WEB, Api, served
-from vipd.model.service import Service
-from vipd.sources.store import COPY_SUFFIX, StoreSource
-
-
-def web(body: str) -> dict[str, object]:
-    return {**WEB, "check": {"type": "http", "body": body}}
-
-
-@pytest.mark.parametrize("body", ["\U0001f600", "\U0010ffff", "\u202e\x1b\x85\u2028", "\ufeff\uffff", "~"])
-def test_a_check_of_any_characters_is_there_after_a_restart(body: str) -> None:
-    async def story(api: Api) -> None:
-        assert (await api.add(web(body))).status == 200
-        before = dict(api.store.services)
-        for path in (api.store_path, api.store_path.with_name(api.store_path.name + COPY_SUFFIX)):
-            again = StoreSource(path)
-            again.load()
-            assert again.faults() == ()
-            assert dict(again.services) == before
-
-    served(story)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"service": "\\ud800"}',
-        b'{"service": "\xed\xa0\x80"}',
-        '{"service": "\ud800"}'.encode("utf-16", "surrogatepass"),
-        b'{"\xed\xa0\x80": 1}',
-        b'{"service": "\xff"}',
-    ],
+ODD = ("\U0001f600", "\U0010ffff", "\u202e\x1b\x85\u2028", "\ufeff\uffff", "~")
+NO_TEXT = (
+    b'{"service": "\\ud800"}',
+    b'{"service": "\xed\xa0\x80"}',
+    '{"service": "\ud800"}'.encode("utf-16", "surrogatepass"),
+    b'{"\xed\xa0\x80": 1}',
+    b'{"service": "\xff"}',
 )
-@pytest.mark.parametrize("path", ["/v1/services", "/v1/apply"])
-def test_half_of_a_surrogate_pair_is_no_text_however_it_is_written(path: str, body: bytes) -> None:
-    async def story(api: Api) -> None:
-        answer = await api.ask("POST", path, data=body)
-        assert answer.status == 400
-        assert "not JSON" in answer.body["error"]["what"]
 
-    served(story)
+
+def web(number: int, text: str) -> dict[str, object]:
+    check = {"type": "http", "body": text}
+    return {**WEB, "name": f"w{number}", "address": f"10.96.1.{number}", "check": check}
+
+
+def test_a_check_of_any_characters_is_there_after_a_restart(tmp_path: Path) -> None:
+    async def add(vipd: Vipd) -> object:
+        for number, text in enumerate(ODD):
+            assert (await vipd.add(web(number, text))).status == 200
+        return (await vipd.ask("GET", "/v1/export")).body
+
+    async def read(vipd: Vipd) -> object:
+        exported = (await vipd.ask("GET", "/v1/export")).body
+        assert [spec["check"]["body"] for spec in exported["services"]] == list(ODD)
+        return exported
+
+    before = running(add, root=tmp_path)
+    assert running(read, root=tmp_path) == before
+    store = tmp_path / "state" / "services.yaml"
+    store.write_text("broken")  # then its copy counts
+    assert running(read, root=tmp_path) == before
+
+
+def test_half_of_a_surrogate_pair_is_no_text_however_it_is_written() -> None:
+    async def story(vipd: Vipd) -> None:
+        for path in ("/v1/services", "/v1/apply"):
+            for body in NO_TEXT:
+                answer = await vipd.ask("POST", path, data=body)
+                assert (answer.status, "not JSON" in answer.body["error"]["what"]) == (400, True), body
+
+    running(story)
 
 
 def test_json_with_a_byte_order_mark_is_read() -> None:
-    async def story(api: Api) -> None:
+    async def story(vipd: Vipd) -> None:
         body = json.dumps({"service": WEB}).encode("utf-8-sig")
-        assert (await api.ask("POST", "/v1/services", data=body)).status == 200
+        assert (await vipd.ask("POST", "/v1/services", data=body)).status == 200
 
-    served(story)
-
-
-def test_what_cannot_be_written_fails_that_request_alone() -> None:
-    async def story(api: Api) -> None:
-        def wrong(service: Service) -> str:
-            return f"  - name: {service.name}\n    address: 10.96.9.9\n    ports: [9/tcp]\n"
-
-        with patch("vipd.sources.store.format_service", wrong):
-            answer = await api.add(WEB)
-        assert answer.status == 500
-        assert "reads back as something else; nothing has changed" in answer.body["error"]["what"]
-        assert api.stored() == set()
-        assert (await api.add(WEB)).status == 200
-        assert api.stored() == {"web"}
-
-    served(story)
+    running(story)

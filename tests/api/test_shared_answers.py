@@ -4,160 +4,96 @@ else's small changes."""
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-import threading
-from datetime import UTC, datetime
-from types import SimpleNamespace
-from typing import Any, cast
+import time
+from functools import cache
 
-import pytest
-from aiohttp import web
-
-from tests.api.serving import WEB, Api, served
+from tests.api.specs import WEB, stored
 from tests.faults.instrumented import standstills
+from tests.lab.inside import Vipd, running
 from tests.model.samples import many_declared
-from vipd.api import request_bodies, service_changes, service_routes, user_quota
-from vipd.api.stats_routes import StatsRoutes
-from vipd.control.selection import SelectionPolicy, select_backends
-from vipd.control.shared_run import SharedAnswers
-from vipd.dataplane.counting import BackendKey
-from vipd.declaration.native import parse_declaration
-from vipd.declaration.operations import spec_of
-from vipd.model.service import Family, Masquerade
-from vipd.observe.flow_stats.refusals import Refusals
-from vipd.observe.flow_stats.totals import FlowTotals
-from vipd.observe.flow_stats.traffic import ConntrackTable, TrackedFlows, TrackedSnapshot
-from vipd.observe.views import service_view
 
-READERS = 40
+READERS, FEW, MANY = 40, 300, 2000
 
 
-def specs(number: int) -> list[dict[str, object]]:
-    declared = parse_declaration(many_declared(number, 2), "many.yaml").services
-    return [spec_of(service) for service in declared]
+def many(vipd: Vipd, number: int = MANY) -> None:
+    (vipd.services_dir / "many.yaml").write_text(many_declared(number, 3))
 
 
-def test_many_readers_cost_one_answer_which_is_never_of_an_earlier_state(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown = list[str]()
+@cache
+def body(number: int) -> bytes:
+    """A change of so many services, of a large body."""
+    spec = {**WEB, "backends": [f"10.128.0.{n}" for n in range(1, 6)]}
+    specs = [{**spec, "name": f"s{n}", "address": f"10.97.{n >> 8}.{n & 255}"} for n in range(number)]
+    return json.dumps({"services": specs}).encode()
 
-    def noted(service: Any, *rest: Any) -> Any:
-        shown.append(service.name)
-        return service_view(service, *rest)
 
-    monkeypatch.setattr(service_routes, "service_view", noted)
+def test_many_readers_cost_one_answer_which_is_never_of_an_earlier_state() -> None:
+    async def services(vipd: Vipd) -> int:
+        async with vipd.session.get("http://vipd/v1/services") as response:
+            return (await response.read()).count(b'"owner"')
 
-    async def story(api: Api) -> None:
-        assert (await api.ask("POST", "/v1/apply", {"services": specs(30)})).status == 200
-        for number in (31, 32):
+    async def story(vipd: Vipd) -> None:
+        for number in range(1, 3):
             added = {**WEB, "name": f"w{number}", "address": f"10.250.0.{number}"}
-            assert (await api.add(added)).status == 200
-            shown.clear()
-            answers = await asyncio.gather(*(api.ask("GET", "/v1/services") for _ in range(READERS)))
-            assert {len(answer.body["services"]) for answer in answers} == {number}
-            assert len(shown) <= 2 * number
-            export = await api.ask("GET", "/v1/export")
-            assert added["name"] in [spec["name"] for spec in export.body["services"]]
-        assert (await api.ask("DELETE", "/v1/services/w31")).status == 200
-        assert len((await api.ask("GET", "/v1/export")).body["services"]) == 31
+            assert (await vipd.add(added)).status == 200
+            began = time.thread_time()
+            assert await services(vipd) == FEW + number
+            alone, began = time.thread_time() - began, time.thread_time()
+            assert (await vipd.add({**added, "backends": []})).status == 409
+            await vipd.ask("PATCH", f"/v1/services/w{number}", {"service": {"backends": ["10.244.0.1"]}})
+            began = time.thread_time()
+            counts = await asyncio.gather(*(services(vipd) for _ in range(READERS)))
+            assert set(counts) == {FEW + number}
+            assert time.thread_time() - began < READERS / 2 * alone
+            exported = (await vipd.ask("GET", "/v1/export")).body["services"]
+            assert added["name"] in [spec["name"] for spec in exported]
+        assert (await vipd.ask("DELETE", "/v1/services/w1")).status == 200
+        assert await services(vipd) == FEW + 1
 
-    served(story)
-
-
-def test_large_changes_go_one_by_one_in_turn_between_users_and_small_ones_past_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(request_bodies, "SMALL_BODY_BYTES", 1000)
-    monkeypatch.setattr(user_quota, "_uid_of", lambda request: int(request.query.get("confirm", "0")))
-    monkeypatch.setattr(service_routes, "confirm_seconds_of", lambda request: None)
-    evaluate, entered, end = service_changes._evaluate, list[int](), threading.Event()
-
-    def slow(request: Any, *rest: Any) -> Any:
-        if request.size > 1:
-            entered.append(request.size)
-            assert end.wait(60)
-        return evaluate(request, *rest)
-
-    monkeypatch.setattr(service_changes, "_evaluate", slow)
-
-    async def story(api: Api) -> None:
-        tasks = []
-        for user, number in ((1, 300), (1, 301), (1, 302), (2, 303)):
-            path = f"/v1/apply?dry_run=1&confirm={user}"
-            asked = asyncio.create_task(api.ask("POST", path, {"services": specs(number)}))
-            tasks.append(asked)
-            await api.until(lambda: api.begun == len(tasks))
-        await api.until(lambda: entered)
-        for dry_run in ("?dry_run=1", ""):
-            small = {"service": {**WEB, "address": "10.250.0.1"}}
-            assert (await api.ask("POST", f"/v1/services{dry_run}", small)).status == 200
-        assert entered == [300], "the others wait for their turn"
-        end.set()
-        assert [(await task).status for task in tasks] == [200] * 4
-        assert entered == [300, 303, 301, 302]
-
-    served(story)
+    running(story, lambda vipd: many(vipd, FEW))
 
 
-def test_a_large_change_is_prepared_while_others_change_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_bodies, "SMALL_BODY_BYTES", 1000)
+def test_small_changes_pass_large_ones() -> None:
+    numbers = (MANY - 2, MANY - 1, MANY)
+    assert all(map(body, numbers)), "made before the time that counts"
 
-    async def story(api: Api) -> None:
-        ahead, begun, end = api.store.format_ahead, threading.Event(), threading.Event()
+    async def story(vipd: Vipd) -> None:
+        done = []
 
-        def slow(services: Any) -> None:
-            ahead(services)
-            begun.set()
-            assert end.wait(60)
+        async def large(number: int, query: str) -> None:
+            url = f"http://vipd/v1/apply{query}"
+            async with vipd.session.post(url, data=io.BytesIO(body(number))) as response:
+                assert response.status == 200
+            done.append(number)
 
-        monkeypatch.setattr(api.store, "format_ahead", slow)
-        large = asyncio.create_task(api.ask("POST", "/v1/apply", {"services": specs(30)}))
-        await api.until(begun.is_set)
-        assert (await api.add({**WEB, "address": "10.250.0.1"})).body["applied"] is True
-        end.set()
-        answer = await large
-        assert (answer.status, answer.body["applied"]) == (200, True)
-        assert len(api.stored()) == 31
+        tasks = [asyncio.create_task(large(number, "?dry_run=1")) for number in numbers[:2]]
+        tasks.append(asyncio.create_task(large(numbers[2], "")))
+        await asyncio.sleep(0.05)
+        assert (await vipd.add({**WEB, "address": "10.250.0.1"})).body["applied"] is True
+        assert len(done) < 3
+        await asyncio.gather(*tasks)
+        assert len(stored(vipd)) == len(vipd.kernel.names()) == MANY + 1
 
-    served(story)
+    running(story)
 
 
 def test_numbers_of_many_services_do_not_hold_the_loop() -> None:
     """In one piece they held it for 283 ms at 10,000 services."""
-    services = {s.name: s for s in parse_declaration(many_declared(2000, 3), "many.yaml").services}
-    policy = SelectionPolicy(dict.fromkeys(Family, Masquerade.HAIRPIN))
-    forwardings = {name: select_backends(s, policy) for name, s in services.items()}
-    keys = [
-        BackendKey(f.key, e.address, e.port)
-        for each in forwardings.values()
-        for f in each
-        for e in f.reachable()
-    ]
-    totals = FlowTotals()
-    totals.add(dict.fromkeys(keys, 7))
-    now = datetime.now(UTC)
 
-    async def done() -> None:
-        """Nothing is to be read."""
+    async def story(vipd: Vipd) -> None:
+        task = asyncio.current_task()
+        assert task
+        task.set_name("client")
+        vipd.kernel.new_flows = {("bench/web-7", "10.128.0.32:8080"): 7}
+        answers = [asyncio.create_task(vipd.ask("GET", "/v1/stats"), name="client") for _ in range(2)]
+        for answer in await asyncio.gather(*answers):
+            assert len(answer.body["services"]) == MANY
 
-    async def sums() -> TrackedSnapshot:
-        return TrackedSnapshot(now, {key: TrackedFlows(1) for key in keys})
+    async def loaded(vipd: Vipd) -> None:
+        with standstills("client") as found:
+            await story(vipd)
+        assert found == []
 
-    table = SimpleNamespace(sums=sums, table=lambda: ConntrackTable(1, 2, accounting=True))
-    collector = SimpleNamespace(totals=totals, refusals=Refusals(), read_at=now)
-    traffic = SimpleNamespace(uncounted=lambda _: None)
-    numbers = SimpleNamespace(table=table, collector=collector, traffic=traffic, refresh=done)
-    reconciler = SimpleNamespace(services=services, forwardings=forwardings, backend_statuses=lambda _: {})
-    routes = StatsRoutes(cast("Any", reconciler), cast("Any", numbers), SharedAnswers(lambda: 0))
-
-    async def story() -> tuple[web.Response, ...]:
-        request = cast("Any", SimpleNamespace(query={}))
-        return tuple(await asyncio.gather(routes.stats(request), routes.stats(request)))
-
-    with standstills("") as found:
-        first, _ = asyncio.run(story())
-    assert found == []
-    assert isinstance(first.body, bytes)
-    views = json.loads(first.body)["services"]
-    assert [view["new_flows"] for view in views] == [21] * 2000
+    running(loaded, many)

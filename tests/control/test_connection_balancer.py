@@ -1,332 +1,252 @@
-"""Live flows lower the shares of busy backends, on the way that checks and slow start take."""
+"""Live flows lower the shares of busy backends, and a backend with its maximum of flows gets no more."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
-from dataclasses import replace
-from types import MappingProxyType
 
-import pytest
+from tests.lab.inside import Vipd, running
+from vipd.model.forwarding import ForwardingKey
 
-from tests.dataplane.conntrack.fake_table import FakeTable
-from tests.dataplane.conntrack.kernel import ESTABLISHED, made
-from tests.lab.simulated_time import simulate
-from vipd.control import connection_balancer
-from vipd.control.announcements import why_unserved
-from vipd.control.backend_status_tracker import BackendStatusTracker
-from vipd.control.connection_balancer import REPORT_EVERY_SECONDS, ConnectionBalancer
-from vipd.control.selection import SelectionPolicy, select_backends
-from vipd.control.service_status import service_status
-from vipd.dataplane.conntrack.entries import TCP_TIME_WAIT
-from vipd.dataplane.conntrack.live_counts import LiveCounts, live_counts
-from vipd.dataplane.counting import BackendKey
-from vipd.host.systemd.fields import ATTRIBUTE
-from vipd.model.backend_status import AdminState, BackendStatus, BackendStatuses
-from vipd.model.forwarding import Forwarding, ForwardingKey
-from vipd.model.service import Backend, Balance, Family, Masquerade, Protocol, Service, ServicePort
-
-POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
-PORTS = (ServicePort(80, Protocol.TCP), ServicePort(443, Protocol.TCP))
-WEB = Service(
-    "web", ("10.96.0.10",), PORTS, (Backend(A), Backend(B), Backend(C)), balance=Balance.LEAST_CONNECTIONS
-)
+LEAST = f"balance: least-connections, backends: [{A}, {B}, {C}]"
+LIMITED = f"backends: [{{address: {A}, max_connections: 100}}, {B}, {C}]"
 
 
-class Programmed:
-    """A reconciler that selects at once, and a table whose flows the test sets."""
-
-    def __init__(self, service: Service = WEB, statuses: BackendStatuses = MappingProxyType({})) -> None:
-        self.tracker = BackendStatusTracker()
-        self.services, self.statuses = {service.name: service}, statuses
-        self.tracker.follow({service.name: service})
-        self.forwardings: dict[str, tuple[Forwarding, ...]] = {}
-        self.host_addresses = frozenset({"10.10.0.1"})
-        self.flows: dict[tuple[str, int], int] = {}
-        self.syncs = self.reads = 0
-        self.waited: list[int] = []
-        self.seconds = 0.0
-        self._select()
-
-    def _select(self) -> None:
-        for name, service in self.services.items():
-            found = {**self.tracker.backend_statuses(service), **self.statuses}
-            self.forwardings[name] = select_backends(service, POLICY, found)
-
-    def request_sync(self) -> int:
-        self.syncs += 1
-        self._select()
-        return self.syncs
-
-    async def wait_synced(
-        self, generation: int, timeout: float, services: Collection[str] | None = None
-    ) -> bool:
-        self.waited.append(generation)
-        return True
-
-    async def count(self, forwardings: Iterable[Forwarding], own: Collection[str]) -> LiveCounts:
-        self.reads += 1
-        found = {
-            BackendKey(f.key, address, port): number
-            for f in forwardings
-            for (address, port), number in self.flows.items()
-            if f.port == port
-        }
-        return LiveCounts(found, self.seconds)
-
-    def shares(self) -> dict[str, float]:
-        endpoints = self.forwardings["web"][0].endpoints
-        total = sum(each.weight for each in endpoints)
-        return {each.address: each.weight / total for each in endpoints}
+def web(keys: str) -> str:
+    return f"  - {{name: web, address: 10.96.0.10, ports: [80, 443], {keys}}}\n"
 
 
-def steps(programmed: Programmed, number: int, balancer: ConnectionBalancer | None = None) -> None:
-    before = connection_balancer.STEP_SECONDS, connection_balancer.LOOK_SECONDS
-    connection_balancer.STEP_SECONDS = connection_balancer.LOOK_SECONDS = 0.0
-    balancer = balancer or ConnectionBalancer(programmed, programmed.tracker, programmed.count)
+def flows(vipd: Vipd, **numbers: int) -> None:
+    """The live flows of each backend, at its port 80: `a=5`."""
+    vipd.kernel.live_flows = {("web", f"10.0.0.{'abc'.index(n) + 1}:80"): k for n, k in numbers.items()}
 
-    async def run() -> None:
-        for _ in range(number):
-            await balancer.run(asyncio.Event())
 
-    try:
-        asyncio.run(run())
-    finally:
-        connection_balancer.STEP_SECONDS, connection_balancer.LOOK_SECONDS = before
+def shares(vipd: Vipd) -> dict[str, float]:
+    """The share of new flows of each backend, in the rules of port 80."""
+    rules = vipd.kernel.serving()["web 10.96.0.10:80/tcp"]
+    return {place.removesuffix(":80"): weight / sum(rules.values()) for place, weight in rules.items()}
+
+
+def reason(service: dict[str, object], address: str) -> str:
+    forwarding = service["forwardings"][0]  # type: ignore[index]
+    (found,) = [e["reason"] for e in forwarding["endpoints"] if e["address"] == address]
+    return str(found)
+
+
+def balanced(story: object, keys: str = LEAST, **settings: object) -> None:
+    running(story, lambda vipd: vipd.declare(web(keys)), simulated=True, **settings)  # type: ignore[arg-type]
 
 
 def test_the_flows_of_all_ports_lower_a_share_and_the_reason_says_so() -> None:
-    programmed = Programmed()
-    programmed.flows = {(A, 80): 400, (A, 443): 400, (B, 80): 100, (C, 443): 100}
-    steps(programmed, 10)
-    shares = programmed.shares()
-    assert 0 < shares[A] < 0.05
-    assert shares[B] == shares[C]
-    assert "of its weight, for its live flows" in programmed.tracker.backend_statuses(WEB)[A].reason
-    assert programmed.tracker.backend_statuses(WEB)[A].shown_weight == 1
+    async def story(vipd: Vipd) -> None:
+        flows(vipd, a=400, b=100)
+        vipd.kernel.live_flows |= {("web", f"{A}:443"): 400, ("web", f"{C}:443"): 100}
+        await asyncio.sleep(15)
+        found = shares(vipd)
+        assert 0 < found[A] < 0.05
+        assert found[B] == found[C]
+        service = await vipd.service("web")
+        assert "of its weight, for its live flows" in reason(service, A)
+        (shown,) = [e["weight"] for e in service["forwardings"][0]["endpoints"] if e["address"] == A]
+        assert shown == 1, "as declared"
+
+    balanced(story)
 
 
 def test_weights_are_respected_and_what_balances_is_not_written_again() -> None:
-    weighted = replace(WEB, backends=(Backend(A, weight=3), Backend(B), Backend(C, weight=0)))
-    programmed = Programmed(weighted)
-    programmed.flows = {(A, 80): 300, (B, 80): 100}
-    steps(programmed, 10)
-    assert programmed.shares() == {A: 0.75, B: 0.25}
-    assert programmed.syncs == 0
+    async def story(vipd: Vipd) -> None:
+        flows(vipd, a=300, b=100)
+        writes = len(vipd.kernel.writes)
+        await asyncio.sleep(15)
+        assert shares(vipd) == {A: 0.75, B: 0.25}
+        assert len(vipd.kernel.writes) == writes
+
+    weighted = f"[{{address: {A}, weight: 3}}, {B}, {{address: {C}, weight: 0}}]"
+    balanced(story, f"balance: least-connections, backends: {weighted}")
 
 
 def test_a_constant_load_is_written_a_few_times_and_then_not_again() -> None:
-    programmed = Programmed()
-    programmed.flows = {(A, 80): 300, (B, 80): 100, (C, 80): 100}
-    balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
-    steps(programmed, 60, balancer)
-    written = programmed.syncs
-    assert 0 < written < 10
-    steps(programmed, 20, balancer)
-    assert programmed.syncs == written
+    async def story(vipd: Vipd) -> None:
+        flows(vipd, a=300, b=100, c=100)
+        before = len(vipd.kernel.writes)
+        await asyncio.sleep(60)
+        written = len(vipd.kernel.writes)
+        assert 0 < written - before < 10
+        await asyncio.sleep(20)
+        assert len(vipd.kernel.writes) == written
+
+    balanced(story)
 
 
-def test_each_reading_waits_for_the_rules_of_the_one_before() -> None:
-    programmed = Programmed()
-    programmed.flows = {(A, 80): 800}
-    steps(programmed, 3)
-    assert programmed.waited == [*range(1, programmed.syncs + 1)] != []
+def test_no_reading_comes_before_the_rules_of_the_one_before_are_written() -> None:
+    async def story(vipd: Vipd) -> None:
+        vipd.kernel.gate.clear()
+        vipd.kernel.writing.clear()
+        flows(vipd, a=800)
+        await vipd.kernel.writing.wait()
+        readings = vipd.kernel.flow_readings
+        await asyncio.sleep(20)
+        assert vipd.kernel.flow_readings == readings
+        vipd.kernel.gate.set()
+        await asyncio.sleep(20)
+        assert vipd.kernel.flow_readings > readings
+
+    balanced(story)
 
 
 def test_a_table_that_takes_long_to_read_is_read_seldom() -> None:
-    async def reads_in_a_minute(seconds: float) -> int:
-        programmed = Programmed()
-        programmed.seconds = seconds
-        balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
-        loop = asyncio.get_running_loop()
-        while loop.time() < 59.5:
-            await balancer.run(asyncio.Event())
-        return programmed.reads
+    def readings(seconds: float, keys: str) -> int:
+        async def story(vipd: Vipd) -> int:
+            vipd.kernel.reading_seconds = seconds
+            await asyncio.sleep(60)
+            before = vipd.kernel.flow_readings
+            await asyncio.sleep(60)
+            return vipd.kernel.flow_readings - before
 
-    assert simulate(reads_in_a_minute(0.0)) == 60
-    assert simulate(reads_in_a_minute(0.5)) == 6, "10 s apart: a twentieth of the time"
+        return running(story, lambda vipd: vipd.declare(web(keys)), simulated=True)
+
+    assert 59 <= readings(0.0, LEAST) <= 61
+    assert 5 <= readings(0.5, LEAST) <= 7, "10 s apart: a twentieth of the time"
+    assert readings(0.0, f"backends: [{A}]") == 0, "no service needs them"
 
 
 def test_a_draining_backend_takes_no_part() -> None:
-    programmed = Programmed(statuses={A: BackendStatus(admin=AdminState.DRAINING)})
-    programmed.flows = {(A, 80): 5000, (B, 80): 100, (C, 80): 100}
-    steps(programmed, 5)
-    assert programmed.shares() == {B: 0.5, C: 0.5}
-    assert programmed.syncs == 0
+    async def story(vipd: Vipd) -> None:
+        order = {"service": "web", "backend": A, "admin": "draining"}
+        await vipd.ask("POST", "/v1/overrides", order)
+        flows(vipd, a=5000, b=100, c=100)
+        writes = len(vipd.kernel.writes)
+        await asyncio.sleep(10)
+        assert shares(vipd) == {B: 0.5, C: 0.5}
+        assert len(vipd.kernel.writes) == writes
+
+    balanced(story)
 
 
 def test_a_service_that_balances_otherwise_again_has_its_weights_back() -> None:
-    programmed = Programmed()
-    programmed.flows = {(A, 80): 800}
-    balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
-    steps(programmed, 5, balancer)
-    assert programmed.shares()[A] < 0.1
-    other = replace(WEB, balance=Balance.RANDOM)
-    programmed.services = {"web": other}
-    programmed.tracker.follow(programmed.services)
-    steps(programmed, 1, balancer)
-    assert programmed.shares() == dict.fromkeys((A, B, C), 1 / 3)
+    async def story(vipd: Vipd) -> None:
+        flows(vipd, a=800)
+        await asyncio.sleep(10)
+        assert shares(vipd)[A] < 0.1
+        vipd.declare(web(LEAST.replace("least-connections", "random")))
+        await vipd.reload()
+        await asyncio.sleep(2)
+        assert shares(vipd) == dict.fromkeys((A, B, C), 1 / 3)
+
+    balanced(story)
 
 
-def test_without_such_services_the_table_is_not_read() -> None:
-    programmed = Programmed(replace(WEB, balance=Balance.RANDOM))
-    woken = asyncio.Event()
-
-    async def run() -> None:
-        balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
-        waiting = asyncio.create_task(balancer.run(woken))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        woken.set()
-        await waiting
-
-    asyncio.run(run())
-    assert programmed.reads == 0
+def lines(vipd: Vipd) -> list[str]:
+    return [r.getMessage() for r in vipd.journal if "gets no new flows" in r.getMessage()]
 
 
-def test_closed_flows_and_those_of_others_do_not_count() -> None:
-    (f, _) = select_backends(WEB, POLICY)
-    vip, here = ("10.96.0.10", 80), ("10.10.0.2", 40000)
-    table = FakeTable(
-        [
-            made(here, vip, (A, 80), protocol=Protocol.TCP, tcp_state=ESTABLISHED),
-            made(("10.10.0.2", 40001), vip, (A, 80), protocol=Protocol.TCP, tcp_state=TCP_TIME_WAIT),
-            made(("10.10.0.2", 40002), vip, (B, 80), protocol=Protocol.TCP, tcp_state=ESTABLISHED),
-            made(
-                ("10.10.0.2", 40003),
-                ("10.96.0.11", 80),
-                (B, 80),
-                protocol=Protocol.TCP,
-                tcp_state=ESTABLISHED,
-            ),
-            made(("10.10.0.2", 40004), (A, 80), (A, 80), protocol=Protocol.TCP, tcp_state=ESTABLISHED),
-        ]
-    )
-    key = ForwardingKey("web", "80", Protocol.TCP, Family.IPV4)
-    found = asyncio.run(live_counts([f], (), table.connect)).flows
-    assert found == {BackendKey(key, A, 80): 1, BackendKey(key, B, 80): 1}
+def test_a_backend_with_its_maximum_of_flows_gets_none_until_a_twentieth_has_ended() -> None:
+    async def story(vipd: Vipd) -> None:
+        async def serving(https: int = 0, **numbers: int) -> set[str]:
+            flows(vipd, **numbers)
+            vipd.kernel.live_flows["web", f"{A}:443"] = https
+            await asyncio.sleep(2.5)
+            return set(shares(vipd))
+
+        assert await serving(a=50, https=49, b=5000) == {A, B, C}
+        assert await serving(a=50, https=50) == {B, C}
+        first = next(f for f in vipd.kernel.rules.values() if f.port == 80)
+        assert first.without_new_flows[0].address == A, "its flows go on"
+        assert reason(await vipd.service("web"), A) == "full: it has its 100 connections"
+        assert await serving(a=96) == {B, C}
+        assert await serving(a=95) == {A, B, C}
+        assert await serving(a=100) == {B, C}
+        assert lines(vipd) == [f"web: {A} has its 100 connections, and gets no new flows"], "once in a while"
+        vipd.declare(web(f"backends: [{A}, {B}, {C}]"))
+        await vipd.reload()
+        await asyncio.sleep(2)
+        assert set(shares(vipd)) == {A, B, C}, "it has no maximum any more"
+
+    balanced(story, LIMITED)
 
 
-LIMITED = replace(
-    WEB, balance=Balance.RANDOM, backends=(Backend(A, max_connections=100), Backend(B), Backend(C))
-)
+def test_only_backends_that_have_just_become_full_are_logged() -> None:
+    async def story(vipd: Vipd) -> None:
+        flows(vipd, a=1)
+        await asyncio.sleep(601)
+        flows(vipd, a=1, b=1, c=1)
+        await asyncio.sleep(2)
+        first, second = lines(vipd)
+        assert first == f"web: {A} has its 1 connection, and gets no new flows"
+        assert A not in second
+        events = (await vipd.ask("GET", "/v1/events")).body["events"]
+        full = [each for each in events if each.get("cause") == "max_connections"]
+        assert [each["backends"] for each in full] == [[A], [B, C]]
+        assert full[1]["reason"] == f"{B} has its 1 connection, {C} has its 1 connection"
 
-
-def test_a_backend_with_its_maximum_of_flows_gets_none_until_a_twentieth_has_ended(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    programmed = Programmed(LIMITED)
-    balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
-    programmed.flows = {(A, 80): 50, (A, 443): 49, (B, 80): 5000}
-    steps(programmed, 1, balancer)
-    assert programmed.shares() == dict.fromkeys((A, B, C), 1 / 3)
-    programmed.flows = {(A, 80): 50, (A, 443): 50}
-    steps(programmed, 2, balancer)
-    assert programmed.shares() == dict.fromkeys((B, C), 1 / 2)
-    assert programmed.forwardings["web"][0].without_new_flows[0].address == A, "its flows go on"
-    assert programmed.tracker.backend_statuses(LIMITED)[A].reason == "full: it has its 100 connections"
-    programmed.flows = {(A, 80): 96}
-    steps(programmed, 1, balancer)
-    assert A not in programmed.shares()
-    programmed.flows = {(A, 80): 95}
-    steps(programmed, 1, balancer)
-    assert A in programmed.shares()
-    assert programmed.syncs == 2
-    programmed.flows = {(A, 80): 100}
-    steps(programmed, 1, balancer)
-    assert [record.message for record in caplog.records] == [
-        f"web: {A} has its 100 connections, and gets no new flows"
-    ], "at most once in ten minutes"
+    most = ", ".join(f"{{address: {address}, max_connections: 1}}" for address in (A, B, C))
+    balanced(story, f"backends: [{most}]")
 
 
 def test_a_burst_goes_little_above_a_maximum_and_rules_are_written_once_or_twice_a_second() -> None:
     """120 flows in a second to a backend that takes 20. Then single flows end and begin all the time."""
-    programmed = Programmed(replace(LIMITED, backends=(Backend(A, max_connections=20), Backend(B))))
 
-    async def story() -> tuple[int, int]:
-        balancer = ConnectionBalancer(
-            programmed, programmed.tracker, programmed.count, lambda: 1000 + sum(programmed.flows.values())
-        )
-        running = asyncio.create_task(forever(balancer))
-        most = 0
+    async def story(vipd: Vipd) -> None:
+        def have(number: int) -> None:
+            flows(vipd, a=number)
+            (vipd.root / "tracked").write_text(str(1000 + number))
+
+        have(0)
+        await asyncio.sleep(5)
+        kernel, most = vipd.kernel, 0
+        writes = len(kernel.writes)
         for _ in range(120):
-            if A in programmed.shares():
-                programmed.flows[A, 80] = most = programmed.flows.get((A, 80), 0) + 1
+            if A in shares(vipd):
+                most += 1
+                have(most)
             await asyncio.sleep(1 / 120)
-        reads = programmed.reads
+        assert 20 <= most <= 20 + 13
+        readings = kernel.flow_readings
         for number in range(100):
-            programmed.flows[A, 80] = 19 if number % 2 else 20
+            have(19 if number % 2 else 20)
             await asyncio.sleep(0.1)
-        assert programmed.reads - reads <= 60
-        reads = programmed.reads
-        programmed.flows[A, 80] = 3
+        assert kernel.flow_readings - readings <= 60
+        readings = kernel.flow_readings
+        have(3)
         await asyncio.sleep(10)
-        assert programmed.reads - reads <= 12, "while little comes the table is read once a second"
-        running.cancel()
-        return most, programmed.syncs
+        assert kernel.flow_readings - readings <= 12, "while little comes the table is read once a second"
+        assert len(kernel.writes) - writes <= 24
 
-    most, syncs = simulate(story())
-    assert 20 <= most <= 20 + 13
-    assert syncs <= 24
+    balanced(story, f"backends: [{{address: {A}, max_connections: 20}}, {B}]")
 
 
-async def forever(balancer: ConnectionBalancer) -> None:
-    while True:
-        await balancer.run(asyncio.Event())
+def test_while_all_are_full_flows_are_refused_and_the_address_stays_announced() -> None:
+    async def story(vipd: Vipd) -> None:
+        flows(vipd, a=1, b=2)
+        await asyncio.sleep(3)
+        key = next(key for key in vipd.kernel.rules if key.port_name == "80")
+        rules = vipd.kernel.rules[ForwardingKey(*key)]
+        assert (rules.endpoints, rules.has_endpoints) == ((), False), "nor does an unhealthy one serve"
+        assert vipd.announced == {"203.0.113.10"}
+        service = await vipd.service("web")
+        assert (service["status"]["state"], service["status"]["message"].rpartition("; ")[2]) == (
+            "no-backends",
+            "1 unhealthy, 2 full",
+        )
+        assert service["announced"][0]["announced"]
 
+    check = "check: {type: tcp, start: unhealthy}"
+    for fallback in ("reject", "keep"):
+        full = f"[{{address: {A}, max_connections: 1}}, {{address: {B}, max_connections: 2}}"
+        keys = f"external_addresses: [203.0.113.10], announce: routes, fallback: {fallback}, "
 
-def test_only_backends_that_have_just_become_full_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    backends = (Backend(A, max_connections=1), Backend(B, max_connections=1), Backend(C, max_connections=1))
-    programmed = Programmed(replace(LIMITED, backends=backends))
+        def prepare(vipd: Vipd, keys: str = f"{keys}backends: {full}, {{address: {C}, {check}}}]") -> None:
+            vipd.backends[C] = "dead"
+            vipd.declare(web(keys))
 
-    async def run() -> None:
-        balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
-        for flows in ({(A, 80): 1}, {(A, 80): 1, (B, 80): 1, (C, 80): 1}):
-            programmed.flows = flows
-            await balancer.run(asyncio.Event())
-            await asyncio.sleep(REPORT_EVERY_SECONDS)
-
-    simulate(run())
-    first, second = (getattr(record, ATTRIBUTE) for record in caplog.records)
-    assert caplog.records[0].message == f"web: {A} has its 1 connection, and gets no new flows"
-    assert (first["VIPD_BACKEND"], first["VIPD_CAUSE"]) == ((A,), ("max_connections",))
-    assert first["VIPD_REASON"] == ("it has its 1 connection",)
-    assert second["VIPD_BACKEND"] == (B, C)
-    assert second["VIPD_REASON"] == (f"{B} has its 1 connection, {C} has its 1 connection",)
-
-
-def test_a_service_without_limits_any_more_has_its_backends_back() -> None:
-    programmed = Programmed(LIMITED)
-    balancer = ConnectionBalancer(programmed, programmed.tracker, programmed.count)
-    programmed.flows = {(A, 80): 100}
-    steps(programmed, 1, balancer)
-    assert A not in programmed.shares()
-    programmed.services = {"web": replace(WEB, balance=Balance.RANDOM)}
-    programmed.tracker.follow(programmed.services)
-    steps(programmed, 1, balancer)
-    assert A in programmed.shares()
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_while_all_are_full_flows_are_refused_and_the_address_stays_announced(*, keeps: bool) -> None:
-    backends = (Backend(A, max_connections=1), Backend(B, max_connections=2), Backend(C))
-    service = replace(LIMITED, backends=backends, keeps_unhealthy=keeps)
-    programmed = Programmed(service, {C: BackendStatus(healthy=False)})
-    programmed.flows = {(A, 80): 1, (B, 80): 2}
-    steps(programmed, 1)
-    (first, _) = programmed.forwardings["web"]
-    assert (first.endpoints, first.has_endpoints) == ((), False), "nor does an unhealthy one serve"
-    assert why_unserved([(first, False)]) is None
-    told = service_status(
-        service, programmed.forwardings["web"], programmed.tracker.backend_statuses(service)
-    )
-    assert (told.state, told.message.rpartition("; ")[2]) == ("no-backends", "2 full")
+        running(story, prepare, simulated=True, announce_addresses=["203.0.113.0/24"])
 
 
 def test_backups_serve_while_the_others_are_full() -> None:
-    backends = (Backend(A, max_connections=1), Backend(B, backup=True, max_connections=7))
-    programmed = Programmed(replace(LIMITED, backends=backends))
-    programmed.flows = {(A, 80): 1}
-    steps(programmed, 1)
-    assert programmed.shares() == {B: 1.0}
+    async def story(vipd: Vipd) -> None:
+        flows(vipd, a=1)
+        await asyncio.sleep(3)
+        assert shares(vipd) == {B: 1.0}
+
+    limited = f"{{address: {A}, max_connections: 1}}"
+    balanced(story, f"backends: [{limited}, {{address: {B}, backup: true, max_connections: 7}}]")

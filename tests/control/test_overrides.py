@@ -3,84 +3,252 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
-import os
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.recording_observer import RecordingObserver
-from tests.lab.simulated_time import simulate
-from tests.model.samples import service
-from vipd.control.background_tasks import MAX_PAUSE_SECONDS, expire_overrides
-from vipd.control.override_requests import overrides_to_clear, parse_override
-from vipd.control.reconciler import Reconciler
-from vipd.declaration.operations import RefusedError
-from vipd.model.backend_status import AdminState
-from vipd.model.override import (
-    MAX_TEXT,
-    MalformedOverrideError,
-    Override,
-    OverrideKey,
-    OverridePart,
-    OverrideTarget,
-    by_part,
-    effective_override,
-    expired,
-    from_json,
-    merge_parts,
-    to_document,
-    to_json,
-)
-from vipd.model.service import Backend
+from tests.lab.inside import Answer, Vipd, running
+from tests.model.samples import block
+from vipd.model.override import MAX_TEXT, MalformedOverrideError, from_json, to_json
 from vipd.model.text import is_encodable
-from vipd.sources.override_store import OverrideStore
-from vipd.sources.store import StoreError
 
-NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-HOUR = timedelta(hours=1)
-DNS = service("dns", "10.96.0.10", "", 1, "10.244.0.5", "10.244.0.6")
-WEB = service("web", "10.96.0.11", "", 1, "10.244.0.5")
-SERVICES = {"dns": DNS, "web": WEB}
-DRAIN = Override(OverrideTarget("dns", "10.244.0.5"), "uid 0", NOW, AdminState.DRAINING)
-FIRST = Backend("10.244.0.5")
-STATE, WEIGHT = (OverrideKey(DRAIN.target, part) for part in OverridePart)
-EVERYWHERE = OverrideTarget("", "10.244.0.5")
+ETCD = {"endpoints": ["http://etcd:2379"]}
+FIRST: dict[str, Any] = {"service": "dns", "backend": "10.244.0.5"}
+Json = dict[str, Any]
 
-LINES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5).filter(str.isprintable)
 
-ENDS = st.none() | st.integers(1, 3).map(lambda hours: NOW + hours * HOUR)
-WEIGHTS = st.none() | st.integers(0, 65535)
-OVERRIDES = st.builds(
-    Override,
-    st.sampled_from([OverrideTarget("dns", "10.244.0.5"), OverrideTarget("", "fd00::5")]),
-    LINES,
-    st.just(NOW),
-    st.sampled_from(AdminState),
-    st.none() | st.integers(0, 65535),
-    LINES,
-    st.none() | st.just(NOW + timedelta(hours=1)),
-    st.none() | st.just(NOW + timedelta(minutes=1)),
+def declared(vipd: Vipd) -> None:
+    vipd.declare(
+        block("10.96.0.10", "dns", "10.244.0.5", "10.244.0.6", "fd00::5").replace(
+            "10.96.0.10", "[10.96.0.10, 'fd00:96::10']"
+        ),
+        block("10.96.0.11", "web", "10.244.0.5"),
+        "  - {name: api, address: 10.96.0.12, ports: [53/udp], backends: [10.244.0.2:8080, 10.244.0.3:1, "
+        "10.244.0.3:2], fallback: {backends: ['10.244.9.9:53']}}\n",
+    )
+
+
+async def order(vipd: Vipd, body: Json, *, fleet: bool = False) -> Answer:
+    return await vipd.ask("POST", f"/v1/overrides?fleet={int(fleet)}", body)
+
+
+async def resume(vipd: Vipd, body: Json, *, fleet: bool = False) -> Answer:
+    return await vipd.ask("DELETE", f"/v1/overrides?fleet={int(fleet)}", body)
+
+
+async def listed(vipd: Vipd) -> list[Json]:
+    return list((await vipd.ask("GET", "/v1/overrides")).body["overrides"])
+
+
+def serving(vipd: Vipd, service: str = "dns") -> dict[str, int]:
+    (found,) = [rules for place, rules in vipd.kernel.serving().items() if place.startswith(f"{service} 10.")]
+    return {backend.rpartition(":")[0]: weight for backend, weight in found.items()}
+
+
+def test_the_severest_order_and_the_nearest_weight_win() -> None:
+    async def story(vipd: Vipd) -> None:
+        await order(vipd, {"address": "10.244.0.5", "weight": 7})
+        assert serving(vipd) == {"10.244.0.5": 7, "10.244.0.6": 1}
+        assert serving(vipd, "web") == {"10.244.0.5": 7}
+        await order(vipd, {**FIRST, "weight": 2})
+        assert serving(vipd)["10.244.0.5"] == 2
+        assert serving(vipd, "web") == {"10.244.0.5": 7}
+        await order(vipd, {**FIRST, "admin": "draining"})
+        await order(vipd, {"address": "10.244.0.5", "admin": "disabled"})
+        dns = next(f for key, f in vipd.kernel.rules.items() if key.service == "dns")
+        assert [e.address for e in dns.unavailable] == ["10.244.0.5"]
+
+    running(story, declared)
+
+
+@pytest.mark.parametrize("timed_first", [True, False])
+def test_a_permanent_part_outlives_a_timed_one_in_either_order(timed_first: bool) -> None:
+    async def story(vipd: Vipd) -> None:
+        state, weight = {"admin": "draining"}, {"weight": 5}
+        for timed, kept in ((state, weight), (weight, state)):
+            parts: list[Json] = [{**timed, "for": 3600}, kept]
+            for part in parts if timed_first else parts[::-1]:
+                await order(vipd, {**FIRST, **part})
+            await asyncio.sleep(3599)
+            assert len(await listed(vipd)) == 2
+            await asyncio.sleep(2)
+            (left,) = await listed(vipd)
+            assert left.items() >= kept.items()
+            await resume(vipd, FIRST)
+            assert await listed(vipd) == []
+
+    running(story, declared, simulated=True)
+
+
+WRONG: tuple[tuple[Json, str], ...] = (
+    ({"service": "dns", "backend": "10.244.9.9", "admin": "draining"}, "not-found"),
+    ({"service": "dns", "backend": "10.244.0.6:54", "admin": "draining"}, "not-found"),
+    ({"service": "nope", "backend": "10.244.0.5", "admin": "draining"}, "not-found"),
+    ({"service": "api", "backend": "10.244.9.9:53", "admin": "draining"}, "invalid"),
+    ({"address": "10.244.8.9", "admin": "draining"}, "not-found"),
+    ({"address": "nonsense", "admin": "draining"}, "invalid"),
+    (FIRST, "malformed"),
+    ({"service": "dns", "admin": "draining"}, "malformed"),
+    ({**FIRST, "admin": "active"}, "invalid"),
+    ({**FIRST, "weight": 65536}, "invalid"),
+    ({**FIRST, "admin": "draining", "for": 0}, "invalid"),
+    ({**FIRST, "admin": "draining", "reason": "a\nb"}, "invalid"),
+    ({**FIRST, "admin": "disabled", "pins": 5}, "malformed"),
 )
 
 
-@given(OVERRIDES)
-def test_what_is_stored_is_read_back(override: Override) -> None:
-    assert from_json(json.loads(json.dumps(to_json(override)))) == override
+def test_an_order_is_about_what_there_is() -> None:
+    async def story(vipd: Vipd) -> None:
+        everywhere = await order(vipd, {"address": "10.244.0.5", "admin": "draining", "for": 60})
+        assert [b["service"] for b in everywhere.body["backends"]] == ["dns", "web"]
+        for words in (
+            {"service": "10.96.0.10:53/udp", "backend": "10.244.0.6"},
+            {"service": "dns", "backend": "10.244.0.6:53"},
+        ):
+            named = (await order(vipd, {**words, "weight": 0})).body["override"]
+            assert (named["service"], named["backend"]) == ("dns", "10.244.0.6"), "as describe shows it"
+        answers = [await order(vipd, body) for body, _ in WRONG]
+        kinds = [(body, answer.kind) for (body, _), answer in zip(WRONG, answers, strict=True)]
+        assert [row for row in kinds if row not in WRONG] == []
+        assert answers[1].body["error"]["hint"] == "did you mean 10.244.0.6?"
+        assert "whose backends take no orders" in str(answers[3].body)
+        for words in ({"service": "dns", "backend": "10.244.0.9"}, {"address": "10.244.0.9"}):
+            assert (await resume(vipd, words)).kind == "not-found"
+        nothing = await resume(vipd, {"service": "api", "backend": "10.244.0.2"})
+        assert (nothing.status, nothing.body["changed"]) == (200, False)
+
+    running(story, declared)
 
 
-@given(OVERRIDES, st.text(st.characters(), max_size=2000), st.text(st.characters(), max_size=5))
-def test_what_somebody_else_has_stored_is_one_line_and_then_stays_so(
-    override: Override, reason: str, by: str
-) -> None:
-    stored = {**to_json(override), "reason": reason, "by": by}
+KNOWN: tuple[tuple[str, str, str], ...] = (
+    ("dns", "10.244.0.5:53", "10.244.0.5:53"),
+    ("dns", "10.244.0.9:53", "10.244.0.9:53"),
+    ("api", "10.244.0.2", "10.244.0.2"),
+    ("api", "10.244.0.3", "10.244.0.3"),
+    ("10.96.0.10:53/udp", "10.244.0.5", "10.244.0.5"),
+    ("10.96.0.10:53/udp", "10.244.0.9", "10.244.0.9"),
+    ("dns", "fd00::5", "FD00:0::5"),
+    ("dns", "web-1", "web-1"),
+    ("old", "10.244.0.5", "10.244.0.5"),
+    ("", "fd00::5", "FD00:0::5"),
+)
+"""Orders that an earlier run was given, of what has a port now, has lost it, has become several, or whose
+service has got a name; and the words that take each back."""
+
+
+def test_an_order_is_taken_back_by_the_words_that_list_it_whatever_has_become_of_its_backend() -> None:
+    def kept(vipd: Vipd) -> None:
+        declared(vipd)
+        orders = [
+            {"service": s, "backend": b, "by": "x", "at": "2026-01-01T00:00:00+00:00", "admin": "draining"}
+            for s, b, _ in (*KNOWN, ("dns", "10.244.0.6", ""), ("", "10.244.0.5", ""))
+        ]
+        (vipd.state_dir / "overrides.json").write_text(json.dumps({"overrides": orders}))
+
+    async def story(vipd: Vipd) -> None:
+        for service, backend, word in KNOWN:
+            words = {"service": service, "backend": word} if service else {"address": word}
+            gone = [(o["service"], o["backend"]) for o in (await resume(vipd, words)).body["overrides"]]
+            assert (service, backend) in gone, words
+        assert {(o["service"], o["backend"]) for o in await listed(vipd)} >= {("dns", "10.244.0.6")}
+
+    running(story, kept)
+
+
+def test_orders_survive_a_restart_and_what_was_taken_back_does_not_return(tmp_path: Path) -> None:
+    async def before(vipd: Vipd) -> list[Json]:
+        await order(vipd, {**FIRST, "admin": "draining", "for": 3600, "reason": "disk"})
+        await order(vipd, {"address": "10.244.0.6", "weight": 3})
+        await order(vipd, {"service": "web", "backend": "10.244.0.5", "weight": 0})
+        await resume(vipd, {"service": "web", "backend": "10.244.0.5"})
+        return await listed(vipd)
+
+    orders = running(before, declared, tmp_path)
+    assert len(orders) == 2
+    assert running(listed, root=tmp_path) == orders
+
+
+def test_orders_end_in_time_without_a_disk_and_then_stay_so(tmp_path: Path) -> None:
+    async def story(vipd: Vipd) -> None:
+        await order(vipd, {**FIRST, "admin": "draining", "for": 60})
+        await order(vipd, {**FIRST, "weight": 5})
+        path = vipd.state_dir / "overrides.json"
+        path.rename(vipd.state_dir / "kept")
+        path.mkdir()
+        await asyncio.sleep(62)
+        assert serving(vipd) == {"10.244.0.5": 5, "10.244.0.6": 1}
+        assert (await resume(vipd, FIRST)).status == 500, "what has no end is taken back on disk first"
+        assert serving(vipd)["10.244.0.5"] == 5
+        await asyncio.sleep(600)
+        lines = [record.getMessage() for record in vipd.journal]
+        assert sum("saving ended overrides fails" in line for line in lines) == 1
+        assert any("saving ended overrides" in warning for warning in (await vipd.status())["warnings"])
+        path.rmdir()
+        await asyncio.sleep(90)
+        assert "draining" not in path.read_text()
+        assert not any("overrides" in warning for warning in (await vipd.status())["warnings"])
+
+    running(story, declared, tmp_path, simulated=True)
+
+
+def test_a_file_that_cannot_be_read_is_left_alone() -> None:
+    good = {**FIRST, "by": "x", "at": "2026-01-01T00:00:00+00:00", "admin": "draining"}
+    for text, drained in ((json.dumps({"overrides": [good, {"admin": "perhaps"}]}), True), ("{", False)):
+
+        def damage(vipd: Vipd, text: str = text) -> None:
+            declared(vipd)
+            (vipd.state_dir / "overrides.json").write_text(text)
+
+        async def story(vipd: Vipd, text: str = text, drained: bool = drained) -> None:
+            assert ("10.244.0.5" not in serving(vipd)) is drained
+            assert any("overrides.json" in record.getMessage() for record in vipd.journal)
+            assert (await order(vipd, {"address": "10.244.0.6", "weight": 3})).status == 500
+            assert (vipd.state_dir / "overrides.json").read_text() == text
+
+        running(story, damage)
+
+
+@pytest.mark.parametrize("fleet", [True, False])
+def test_a_resume_of_what_has_left_the_declaration_says_where_it_worked(fleet: bool) -> None:
+    async def story(vipd: Vipd) -> None:
+        await order(vipd, {**FIRST, "admin": "draining"}, fleet=fleet)
+        vipd.declare()
+        await vipd.reload()
+        other = (await resume(vipd, FIRST, fleet=not fleet)).body
+        assert (other["changed"], len(other["elsewhere"])) == (False, 1)
+        done = (await resume(vipd, FIRST, fleet=fleet)).body
+        assert (done["changed"], done["elsewhere"], len(done["overrides"])) == (True, [], 1)
+        assert await listed(vipd) == []
+
+    running(story, declared, simulated=True, etcd=ETCD)
+
+
+def test_an_order_for_the_fleet_ends_by_this_hosts_clock_while_etcd_is_away() -> None:
+    async def story(vipd: Vipd) -> None:
+        await order(vipd, {**FIRST, "admin": "draining", "for": 60}, fleet=True)
+        await order(vipd, {**FIRST, "weight": 5}, fleet=True)
+        vipd.etcd.away = True
+        await asyncio.sleep(50)
+        assert "10.244.0.5" not in serving(vipd)
+        await asyncio.sleep(12)
+        assert serving(vipd)["10.244.0.5"] == 5
+        refused = await order(vipd, {**FIRST, "admin": "disabled"}, fleet=True)
+        assert refused.status != 200, "who cannot be told"
+        assert (await order(vipd, {**FIRST, "admin": "disabled"})).status == 200
+
+    running(story, declared, simulated=True, etcd=ETCD)
+
+
+ORDER = to_json(from_json({**FIRST, "by": "x", "at": "2026-01-01T00:00:00+00:00", "admin": "draining"}))
+
+
+@given(st.text(st.characters(), max_size=2000), st.text(st.characters(), max_size=5))
+def test_what_somebody_else_has_stored_is_one_line_and_then_stays_so(reason: str, by: str) -> None:
+    stored = {**ORDER, "reason": reason, "by": by}
     if not all(map(is_encodable, (reason, by))):
         with pytest.raises(MalformedOverrideError, match="must be text"):
             from_json(stored)
@@ -88,321 +256,3 @@ def test_what_somebody_else_has_stored_is_one_line_and_then_stays_so(
     found = from_json(stored)
     assert all(text.isprintable() and len(text) <= MAX_TEXT for text in (found.reason, found.by))
     assert from_json(json.loads(json.dumps(to_json(found)))) == found
-
-
-def test_orders_that_would_read_back_as_others_are_not_stored(tmp_path: Path) -> None:
-    path = tmp_path / "overrides.json"
-    store = OverrideStore(path, lambda: NOW)
-    store.put(DRAIN)
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match="read back as others"):
-        store.put(replace(DRAIN, reason="\x1b[2J"))
-    assert path.read_bytes() == before
-    assert store.overrides == DRAIN.parts()
-
-
-def test_the_severest_order_and_the_nearest_weight_win() -> None:
-    everywhere = Override(OverrideTarget("", "10.244.0.5"), "uid 0", NOW, AdminState.DISABLED, 7)
-    found = effective_override(DNS, FIRST, [DRAIN, everywhere])
-    assert (found.admin, found.weight) == (AdminState.DISABLED, 7)
-    weighted = replace(DRAIN, weight=2)
-    assert effective_override(DNS, FIRST, [weighted, everywhere]).weight == 2
-    assert effective_override(WEB, FIRST, [weighted]).admin is AdminState.ACTIVE
-    assert effective_override(DNS, Backend("10.244.0.6"), [weighted, everywhere]).sources == ()
-
-
-def test_pins_last_as_long_as_every_drain_lets_them() -> None:
-    pins = replace(DRAIN, pins_until=NOW + timedelta(minutes=1))
-    assert effective_override(DNS, FIRST, [pins]).keeps_affinity
-    assert not effective_override(
-        DNS, FIRST, [pins, replace(DRAIN, target=OverrideTarget("", "10.244.0.5"))]
-    ).keeps_affinity
-
-
-def test_time_ends_orders_and_pins() -> None:
-    brief = replace(DRAIN, until=NOW + timedelta(hours=1), pins_until=NOW + timedelta(minutes=1))
-    known = brief.parts()
-    assert expired(known, NOW) == {}
-    assert expired(known, NOW + timedelta(minutes=1)) == {STATE: replace(brief, pins_until=None)}
-    assert expired(known, NOW + timedelta(hours=1)) == {STATE: None}
-
-
-@pytest.mark.parametrize("first", ["state", "weight"])
-def test_a_permanent_part_outlives_a_timed_one_in_either_order(tmp_path: Path, first: str) -> None:
-    now, path = [NOW], tmp_path / "overrides.json"
-    for state_until, weight_until in ((NOW + HOUR, None), (None, NOW + HOUR)):
-        state = replace(DRAIN, until=state_until)
-        weight = Override(DRAIN.target, "uid 1", NOW, weight=5, reason="small", until=weight_until)
-        now[0], store = NOW, OverrideStore(path, lambda: now[0])
-        for each in (state, weight) if first == "state" else (weight, state):
-            store.put(each)
-        store.load()
-        assert store.overrides == {STATE: state, WEIGHT: weight}
-        now[0] += HOUR
-        store.expire_due()
-        assert list(store.overrides.values()) == [weight if state_until else state]
-        store.clear(DRAIN.target)
-        assert not store.overrides
-
-
-PARTS = st.builds(
-    lambda state, weight: {**state.parts(), **weight.parts()},
-    st.builds(replace, st.just(DRAIN), reason=LINES, until=ENDS, pins_until=ENDS),
-    st.builds(
-        replace, st.just(DRAIN), reason=LINES, until=ENDS, admin=st.just(AdminState.ACTIVE), weight=WEIGHTS
-    ),
-)
-
-
-@given(PARTS)
-def test_an_older_version_reads_what_is_stored_and_no_order_lasts_longer_there(
-    parts: dict[OverrideKey, Override],
-) -> None:
-    document = json.loads(json.dumps(to_document(parts)))
-    (old,) = [from_json(item) for item in document["overrides"]]
-    state, weight = parts.get(STATE), parts.get(WEIGHT)
-    if state:
-        assert (old.admin, old.until, old.reason) == (state.admin, state.until, state.reason)
-    if weight and old.weight is not None:
-        assert old.weight == weight.weight
-        assert weight.until is None or (old.until is not None and old.until <= weight.until)
-    assert by_part(map(from_json, (*document["overrides"], *document.get("weights", ())))) == parts
-
-
-def test_parts_that_were_given_at_once_are_one_order(tmp_path: Path) -> None:
-    both = replace(DRAIN, weight=3, until=NOW + HOUR, pins_until=NOW + timedelta(minutes=1))
-    assert merge_parts(both.parts()) == [both]
-    assert to_document(both.parts()) == {"overrides": [to_json(both)]}
-    other = replace(both, weight=4, at=NOW + HOUR)
-    assert merge_parts({**both.parts(), WEIGHT: other.parts()[WEIGHT]}) == [
-        both.parts()[STATE],
-        other.parts()[WEIGHT],
-    ]
-
-
-@pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EROFS])
-def test_an_end_in_time_needs_no_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: int
-) -> None:
-    def refuse(path: Path, data: bytes) -> None:
-        raise OSError(kind, os.strerror(kind))
-
-    now, observer = [NOW], RecordingObserver()
-    store = OverrideStore(tmp_path / "overrides.json", lambda: now[0], observer)
-    store.put(replace(DRAIN, until=NOW + HOUR), Override(DRAIN.target, "uid 0", NOW, weight=5))
-    observer.overrides.clear()
-    now[0] += HOUR
-    with monkeypatch.context() as patch:
-        patch.setattr("vipd.sources.override_store.write_durably", refuse)
-        with caplog.at_level("INFO"):
-            store.expire_due()
-            store.expire_due()
-        assert list(store.overrides) == [WEIGHT]
-        assert observer.overrides == [{DRAIN.target}]
-        assert len(caplog.records) == 1
-        assert store.unsaved
-        assert store.next_expiry() is None
-        with pytest.raises(StoreError, match="cannot be written"):
-            store.save_expired()
-        with pytest.raises(StoreError):
-            store.clear(DRAIN.target)
-        assert list(store.overrides) == [WEIGHT], "what has no end is taken back on disk first"
-        again = OverrideStore(tmp_path / "overrides.json", lambda: now[0])
-        again.load()
-        assert list(again.overrides) == [WEIGHT], "it has ended, whatever the file says"
-    store.save_expired()
-    assert "draining" not in (tmp_path / "overrides.json").read_text()
-
-
-def test_an_order_of_a_faulty_file_ends_in_time_and_the_file_stays(tmp_path: Path) -> None:
-    now, path = [NOW], tmp_path / "overrides.json"
-    items = [to_json(replace(DRAIN, until=NOW + HOUR)), {"admin": "perhaps"}]
-    path.write_text(text := json.dumps({"overrides": items}))
-    store = OverrideStore(path, lambda: now[0])
-    store.load()
-    assert list(store.overrides) == [STATE]
-    now[0] += HOUR
-    store.expire_due()
-    assert store.overrides == {}
-    assert not store.unsaved, "else it would be tried for ever"
-    store.save_expired()
-    assert path.read_text() == text
-    path.write_text(json.dumps({"overrides": [items[0], to_json(replace(DRAIN, target=EVERYWHERE))]}))
-    store.reload()
-    assert list(store.overrides) == [OverrideKey(EVERYWHERE, OverridePart.STATE)]
-
-
-def test_an_order_is_about_what_there_is() -> None:
-    found = parse_override(SERVICES, {"address": "10.244.0.5", "admin": "draining", "for": 60}, "uid 0", NOW)
-    assert [s.name for s, _ in found.backends] == ["dns", "web"]
-    assert found.override.until == NOW + timedelta(minutes=1)
-    by_frontend = parse_override(
-        SERVICES, {"service": "10.96.0.10:53/udp", "backend": "10.244.0.6", "weight": 0}, "x", NOW
-    )
-    assert by_frontend.override.target == OverrideTarget("dns", "10.244.0.6")
-
-
-def test_a_backend_is_found_by_the_port_that_describe_shows() -> None:
-    """It has no port of its own: describe shows it with that of the service, or its target."""
-    request = {"service": "dns", "backend": "10.244.0.6:53", "admin": "draining"}
-    assert parse_override(SERVICES, request, "x", NOW).override.target == OverrideTarget("dns", "10.244.0.6")
-    with pytest.raises(RefusedError) as refused:
-        parse_override(SERVICES, {**request, "backend": "10.244.0.6:54"}, "x", NOW)
-    assert refused.value.hint == "did you mean 10.244.0.6?"
-
-
-def test_a_backend_of_the_fallback_takes_no_orders() -> None:
-    services = {"dns": replace(DNS, fallback=(Backend("10.244.9.9", 53),))}
-    with pytest.raises(RefusedError, match="is of the fallback, whose backends take no orders"):
-        parse_override(
-            services, {"service": "dns", "backend": "10.244.9.9:53", "admin": "draining"}, "x", NOW
-        )
-
-
-@pytest.mark.parametrize(
-    ("request_", "kind"),
-    [
-        ({"service": "dns", "backend": "10.244.9.9", "admin": "draining"}, "not-found"),
-        ({"service": "nope", "backend": "10.244.0.5", "admin": "draining"}, "not-found"),
-        ({"address": "10.244.9.9", "admin": "draining"}, "not-found"),
-        ({"address": "nonsense", "admin": "draining"}, "invalid"),
-        ({"service": "dns", "backend": "10.244.0.5"}, "malformed"),
-        ({"service": "dns", "admin": "draining"}, "malformed"),
-        ({"service": "dns", "backend": "10.244.0.5", "admin": "active"}, "invalid"),
-        ({"service": "dns", "backend": "10.244.0.5", "weight": 65536}, "invalid"),
-        ({"service": "dns", "backend": "10.244.0.5", "admin": "draining", "for": 0}, "invalid"),
-        ({"service": "dns", "backend": "10.244.0.5", "admin": "draining", "reason": "a\nb"}, "invalid"),
-        ({"service": "dns", "backend": "10.244.0.5", "admin": "disabled", "pins": 5}, "malformed"),
-    ],
-)
-def test_wrong_orders_are_refused(request_: dict[str, object], kind: str) -> None:
-    with pytest.raises(RefusedError) as refused:
-        parse_override(SERVICES, request_, "uid 0", NOW)
-    assert refused.value.kind == kind
-
-
-def test_an_order_can_be_taken_back_when_its_backend_is_gone() -> None:
-    gone = OverrideTarget("old", "10.244.0.5")
-    assert overrides_to_clear(SERVICES, {"service": "old", "backend": "10.244.0.5"}, {gone}) == (
-        frozenset({gone}),
-        (),
-    )
-    assert overrides_to_clear({}, {"address": "10.244.0.5"}, {EVERYWHERE}) == (frozenset({EVERYWHERE}), ())
-
-
-@pytest.mark.parametrize(
-    ("known", "word"),
-    [
-        (OverrideTarget("dns", "10.244.0.5:53"), "10.244.0.5:53"),
-        (OverrideTarget("dns", "10.244.0.9:53"), "10.244.0.9:53"),
-        (OverrideTarget("api", "10.244.0.2"), "10.244.0.2"),
-        (OverrideTarget("api", "10.244.0.3"), "10.244.0.3"),
-        (OverrideTarget("10.96.0.10:53/udp", "10.244.0.5"), "10.244.0.5"),
-        (OverrideTarget("10.96.0.10:53/udp", "10.244.0.9"), "10.244.0.9"),
-        (OverrideTarget("dns", "fd00::5"), "FD00:0::5"),
-        (OverrideTarget("dns", "web-1"), "web-1"),
-        (OverrideTarget("", "fd00::5"), "FD00:0::5"),
-    ],
-)
-def test_an_order_is_taken_back_by_the_words_that_list_it(known: OverrideTarget, word: str) -> None:
-    """Its backend has a port now, has lost it, has become several, or its service has got a name."""
-    api = replace(
-        service("api", "10.96.0.12", "", 1),
-        backends=(Backend("10.244.0.2", 8080), Backend("10.244.0.3", 1), Backend("10.244.0.3", 2)),
-    )
-    request = {"service": known.service, "backend": word} if known.service else {"address": word}
-    others = {OverrideTarget("dns", "10.244.0.6"), EVERYWHERE}
-    assert overrides_to_clear({**SERVICES, "api": api}, request, {known, *others})[0] == {known}
-
-
-def test_words_that_name_neither_order_nor_backend_are_refused() -> None:
-    request = {"service": "dns", "backend": "10.244.0.9"}
-    for asked in (request, {"address": "10.244.0.9"}, {"service": "x", "backend": "y"}):
-        with pytest.raises(RefusedError) as refused:
-            overrides_to_clear(SERVICES, asked, {DRAIN.target})
-        assert refused.value.kind == "not-found"
-    assert (
-        overrides_to_clear(SERVICES, {"service": "dns", "backend": "10.244.0.6"}, {DRAIN.target})[0]
-        == frozenset()
-    )
-
-
-def test_orders_survive_a_restart_and_end_on_time(tmp_path: Path) -> None:
-    now, path = [NOW], tmp_path / "state" / "overrides.json"
-    observer = RecordingObserver()
-    store = OverrideStore(path, lambda: now[0], observer)
-    store.load()
-    store.put(
-        replace(DRAIN, until=NOW + timedelta(hours=1)), replace(DRAIN, target=OverrideTarget("", "10.0.0.9"))
-    )
-    again = OverrideStore(path, lambda: now[0])
-    again.load()
-    assert again.overrides == store.overrides
-    assert again.faults() == ()
-    assert again.next_expiry() == NOW + timedelta(hours=1)
-    now[0] += timedelta(hours=1)
-    again.expire_due()
-    assert {key.target for key in again.overrides} == {OverrideTarget("", "10.0.0.9")}
-    store.clear(OverrideTarget("", "10.0.0.9"))
-    assert observer.overrides == [
-        {DRAIN.target, OverrideTarget("", "10.0.0.9")},
-        {OverrideTarget("", "10.0.0.9")},
-    ]
-    again.load()
-    assert again.overrides == {}, "what was taken back does not return"
-
-
-@pytest.mark.parametrize("step", [2 * HOUR, -2 * HOUR])
-def test_an_override_ends_by_the_wall_clock_which_may_be_set(tmp_path: Path, step: timedelta) -> None:
-    """Set forward: it ends as soon as that is noticed. Set back: it lasts longer, and once over stays so."""
-    path, synced = tmp_path / "overrides.json", list[datetime]()
-
-    async def story() -> None:
-        loop, offset = asyncio.get_running_loop(), [timedelta()]
-
-        def now() -> datetime:
-            return NOW + timedelta(seconds=loop.time()) + offset[0]
-
-        store, changed = OverrideStore(path, now), asyncio.Event()
-        store.put(replace(DRAIN, until=now() + HOUR))
-        reconciler = cast(Reconciler, SimpleNamespace(clock=now, request_sync=lambda: synced.append(now())))
-
-        async def loops() -> None:
-            while True:
-                await expire_overrides(store, reconciler, changed)
-
-        expiring = asyncio.create_task(loops())
-        await asyncio.sleep(600)
-        offset[0] = step
-        await asyncio.sleep(2 * MAX_PAUSE_SECONDS)
-        assert bool(store.overrides) is (step < timedelta())
-        await asyncio.sleep(3 * 3600)
-        assert not store.overrides
-        assert len(synced) == 1
-        store.save_expired()
-        offset[0] -= 10 * HOUR
-        again = OverrideStore(path, now)
-        again.load()
-        await asyncio.sleep(2 * MAX_PAUSE_SECONDS)
-        assert not store.overrides
-        assert not again.overrides, "nor does it return with a restart"
-        expiring.cancel()
-
-    simulate(story())
-
-
-def test_a_file_that_cannot_be_read_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "overrides.json"
-    good, bad = to_json(DRAIN), to_json(DRAIN) | {"admin": "perhaps"}
-    path.write_text(text := json.dumps({"overrides": [good, bad]}))
-    store = OverrideStore(path, lambda: NOW)
-    store.load()
-    assert set(store.overrides) == {STATE}
-    assert "override 1" in store.faults()[0]
-    with pytest.raises(StoreError, match="override 1"):
-        store.put(DRAIN)
-    assert path.read_text() == text
-    path.write_text("{")
-    store.load()
-    assert store.overrides == {}
-    assert "cannot be read" in store.faults()[0]

@@ -1,158 +1,115 @@
-"""What the reconciler does when a step fails."""
+"""What vipd does when the kernel takes no rules, or not those of one service."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
 
-from tests.control.reconciling import DNS, WEB, IsolatedReconciler, run_story_simulated
-from tests.dataplane.fake_dataplane import FakeDataplane, broken_tool
-from tests.model.samples import declared, service
-from vipd.model.service import Family
+from tests.lab.inside import Vipd, running
+from tests.model.samples import block
+from vipd.model.forwarding import Forwarding
 
-ENDLESS = 1000
-"""So many failures that no retry comes through before a test lets it."""
-
-
-def test_settled_is_false_after_a_failure_and_after_the_time_is_up() -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        clock = asyncio.get_running_loop().time
-        isolated.dataplane.gate = asyncio.Event()
-        wish, began = isolated.reconciler.request_sync(), clock()
-        assert not await isolated.reconciler.wait_synced(wish, 0.1)
-        assert clock() - began == pytest.approx(0.1)
-        isolated.dataplane.failures = [broken_tool() for _ in range(ENDLESS)]
-        isolated.dataplane.gate.set()
-        assert not await isolated.settled(wish)
-        assert isolated.reconciler.progress.state == "failed"
-        assert "it said no" in isolated.reconciler.progress.fault
-        assert "look at its words" in isolated.reconciler.progress.fault
-
-    run_story_simulated(story, DNS)
+DNS, WEB = block("10.96.0.10", "dns", "10.244.0.5"), block("10.96.0.11", "web", "10.244.0.6")
+BROKEN = ("iptables-restore", "it said no")
 
 
-def test_failures_are_tried_again_and_the_recovery_is_told() -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        isolated.dataplane.failures = [broken_tool() for _ in range(4)]
-        wish = isolated.reconciler.request_sync()
-        await isolated.fulfilled(wish)
-        assert isolated.names() == {"dns"}
-        assert isolated.reconciler.progress.state == "in-sync"
-        assert isolated.reconciler.progress.failures == 4
-        assert isolated.reconciler.progress.fault == ""
-
-    run_story_simulated(story, DNS)
+async def changed(vipd: Vipd, *blocks: str) -> None:
+    vipd.declare(*blocks)
+    await vipd.reload()
 
 
-def test_the_pauses_between_tries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments: list[float] = []
-    applied = FakeDataplane.apply
-
-    async def timed(self: FakeDataplane, plan: object) -> None:
-        moments.append(asyncio.get_running_loop().time())
-        await applied(self, plan)  # type: ignore[arg-type]  # as it came
-
-    monkeypatch.setattr(FakeDataplane, "apply", timed)
-
-    async def story(isolated: IsolatedReconciler) -> None:
-        isolated.dataplane.failures = [broken_tool() for _ in range(8)]
-        isolated.reconciler.request_sync()
-        while len(moments) < 9:  # noqa: ASYNC110 (what is waited for has no event)
-            await asyncio.sleep(1)
-        assert isolated.names() == {"dns"}
-
-    run_story_simulated(story, DNS)
-    pauses = [later - earlier for earlier, later in pairwise(moments)]
-    assert pauses == pytest.approx([0.5, 1, 2, 4, 8, 16, 30, 30])
+async def moments(vipd: Vipd, number: int) -> list[float]:
+    """When the next failures have happened."""
+    clock, seen = asyncio.get_running_loop().time, list[float]()
+    left = len(vipd.kernel.failures)
+    while len(seen) < number:
+        await asyncio.sleep(0.01)
+        if len(vipd.kernel.failures) < left:
+            left = len(vipd.kernel.failures)
+            seen.append(clock())
+    return seen
 
 
-def test_a_crash_in_a_step_is_a_failure_and_does_not_end_the_loop(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        isolated.dataplane.plan_failures = [ZeroDivisionError("oops") for _ in range(ENDLESS)]
-        wish = isolated.reconciler.request_sync()
-        assert not await isolated.settled(wish)
-        assert "ZeroDivisionError: oops" in isolated.reconciler.progress.fault
-        isolated.dataplane.plan_failures.clear()
-        await isolated.fulfilled(wish)
-        assert isolated.names() == {"dns"}
+def test_the_pauses_between_tries_grow_to_a_limit_and_the_recovery_is_told() -> None:
+    async def story(vipd: Vipd) -> None:
+        vipd.kernel.failures = [BROKEN] * 8
+        vipd.declare(DNS, WEB)
+        reload = asyncio.create_task(vipd.reload())
+        failed = await moments(vipd, 8)
+        pauses = [later - earlier for earlier, later in pairwise(failed)]
+        assert pauses == pytest.approx([0.5, 1, 2, 4, 8, 16, 30], abs=0.1)
+        assert "it said no" in str((await reload).body)
+        status = await vipd.status()
+        assert (status["state"], status["apply_failures"]) == ("failed", 8)
+        assert "iptables-restore failed: it said no" in status["message"]
+        await asyncio.sleep(30.5)
+        status = await vipd.status()
+        assert (status["state"], status["message"], vipd.kernel.names()) == ("in-sync", "", {"dns", "web"})
+        assert any("again" in record.getMessage() for record in vipd.journal)
 
-    with caplog.at_level(logging.ERROR):
-        run_story_simulated(story, DNS)
-    assert "Traceback" in caplog.text
-
-
-def test_a_crash_before_the_plan_loses_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        taken = FakeDataplane.update
-        crashes = [RuntimeError("oops")]
-
-        def crashing(self: FakeDataplane, changes: Mapping[object, object]) -> None:
-            if crashes:
-                raise crashes.pop()
-            taken(self, changes)  # type: ignore[arg-type]  # as it came
-
-        monkeypatch.setattr(FakeDataplane, "update", crashing)
-        wish = isolated.reconciler.request_sync()
-        await isolated.fulfilled(wish)
-        assert isolated.names() == {"dns"}, "in sync is told, but the service is not in the kernel"
-
-    run_story_simulated(story, DNS)
+    running(story, lambda vipd: vipd.declare(DNS), simulated=True)
 
 
-def test_a_host_that_cannot_be_read_is_a_failure_that_is_tried_again() -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        isolated.host.failures = [OSError(105, "No buffer space available") for _ in range(ENDLESS)]
-        wish = isolated.reconciler.request_sync()
-        assert not await isolated.settled(wish)
-        assert "No buffer space" in isolated.reconciler.progress.fault
-        isolated.host.failures.clear()
-        await isolated.fulfilled(wish)
-        assert isolated.names() == {"dns"}
+def test_rules_that_cannot_be_read_are_a_failure_that_is_tried_again() -> None:
+    async def story(vipd: Vipd) -> None:
+        vipd.kernel.unreadable = "No buffer space available"
+        await changed(vipd, DNS, WEB)
+        assert "No buffer space" in (await vipd.status())["message"]
+        vipd.kernel.unreadable = ""
+        await asyncio.sleep(35)
+        assert vipd.kernel.names() == {"dns", "web"}
 
-    run_story_simulated(story, DNS)
-
-
-def test_a_quarantine_ends_by_itself_when_its_reason_has_ended() -> None:
-    """Tried with growing pauses, up to a minute; nobody has to change or reload anything."""
-
-    async def story(isolated: IsolatedReconciler) -> None:
-        dataplane = isolated.dataplane
-        dataplane.refuses = lambda forwarding: "no" if forwarding.key.service == "dns" else ""
-        assert await isolated.settled(isolated.reconciler.request_sync())
-        assert isolated.names() == {"web"}
-        await asyncio.sleep(20)
-        assert 4 <= dataplane.events.count("apply") <= 8, "with growing pauses"
-        assert set(isolated.reconciler.progress.quarantined) == {"dns"}
-        dataplane.refuses = lambda forwarding: ""
-        await asyncio.sleep(32)
-        assert not isolated.reconciler.progress.quarantined
-        assert isolated.names() == {"dns", "web"}
-        applied = dataplane.events.count("apply")
-        await asyncio.sleep(60)
-        assert dataplane.events.count("apply") == applied
-
-    run_story_simulated(story, DNS, WEB)
+    running(story, lambda vipd: vipd.declare(DNS), simulated=True)
 
 
-def test_a_change_of_the_family_that_is_written_is_there_though_the_step_failed() -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        six = service("six", "fd00:96::10")
-        isolated.source.candidate = declared(DNS, six)
-        failures = [broken_tool() for _ in range(3)]
-        for failure in failures:
-            failure.families = frozenset({Family.IPV6})
-        isolated.dataplane.failures = list(failures)
-        wish, reconciler = isolated.reconciler.request_sync(), isolated.reconciler
-        assert await reconciler.wait_synced(wish, 60.0, ["dns"])
-        assert reconciler.progress.state == "failed"
-        assert reconciler.progress.is_pending("six", [Family.IPV6])
-        assert not reconciler.progress.is_pending("dns", [Family.IPV4])
-        assert not await reconciler.wait_synced(wish, 0.0, ["six"])
-        await isolated.fulfilled(wish)
-        assert reconciler.progress.state == "in-sync"
+def test_a_refused_service_keeps_its_last_good_rules_until_it_says_something_else() -> None:
+    bad = block("10.96.0.11", "web", "10.244.9.9")
 
-    run_story_simulated(story)
+    def refuses(forwarding: Forwarding) -> str:
+        return "no" if any(e.address == "10.244.9.9" for e in forwarding.endpoints) else ""
+
+    async def story(vipd: Vipd) -> None:
+        before = vipd.kernel.serving()
+        vipd.kernel.refuses = refuses
+        await changed(vipd, DNS, bad)
+        assert vipd.kernel.serving() == before
+        assert (await vipd.status())["state"] == "degraded"
+        view = (await vipd.service("web"))["status"]
+        assert (view["state"], "no" in view["message"]) == ("quarantined", True)
+        await changed(vipd, block("10.96.0.10", "dns", "10.244.0.9"), bad)
+        assert vipd.kernel.serving() == before | {"dns 10.96.0.10:53/udp": {"10.244.0.9:53": 1}}
+        await changed(vipd, DNS, WEB)
+        assert (await vipd.status())["state"] == "in-sync", "another version is tried at once"
+
+    running(story, lambda vipd: vipd.declare(DNS, WEB))
+
+
+def test_a_refused_service_is_tried_again_with_growing_pauses_up_to_a_minute() -> None:
+    async def story(vipd: Vipd) -> None:
+        tries = list[float]()
+
+        def refuses(forwarding: Forwarding) -> str:
+            if forwarding.key.service == "web":
+                tries.append(asyncio.get_running_loop().time())
+                return "no"
+            return ""
+
+        vipd.kernel.refuses = refuses
+        await changed(vipd, DNS, WEB)
+        await asyncio.sleep(300)
+        assert vipd.kernel.names() == {"dns"}
+        pauses = [later - earlier for earlier, later in pairwise(tries)]
+        assert pauses == sorted(pauses)
+        assert pauses[0] < 2
+        assert pauses[-1] == pytest.approx(60, abs=1)
+        assert sum("web is quarantined" in record.getMessage() for record in vipd.journal) == 1
+        vipd.kernel.refuses = lambda forwarding: ""
+        await asyncio.sleep(61)
+        assert vipd.kernel.names() == {"dns", "web"}, "nobody has to change or reload anything"
+        writes = len(vipd.kernel.writes)
+        await asyncio.sleep(120)
+        assert len(vipd.kernel.writes) == writes
+
+    running(story, lambda vipd: vipd.declare(DNS), simulated=True)

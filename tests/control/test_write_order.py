@@ -1,298 +1,190 @@
-"""Small changes are written before large ones, which follow, and nothing that moves is parted."""
+"""Small changes are written before large ones, which follow in parts, and nothing that moves is parted."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from dataclasses import replace
+from typing import Any
 
-import pytest
+from tests.api.specs import WEB
+from tests.lab.inside import Vipd, running
+from tests.model.samples import block
+from vipd.model.forwarding import Forwarding
 
-from tests.control.reconciling import IsolatedReconciler, run_story
-from tests.dataplane.fake_dataplane import FakeDataplane, FakePlan
-from tests.model.samples import declared, service
-from vipd.control import write_order
-from vipd.control.write_order import LARGE, MAX_SMALL_PER_STEP, MAX_WORK_PER_STEP, Backlog, WriteOrder
-from vipd.dataplane.base import ApplyError
-from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.service import ExternalAddress, Family, Masquerade, Origin, Protocol, Service, ServicePort
-
-SMALL = service("small", "10.96.0.10")
+SMALL = block("10.96.0.10", "small", "10.244.0.5")
+NEW: dict[str, Any] = {**WEB, "name": "new", "address": "10.96.0.11"}
+PART, STEP = 2000, 5000
+"""Services, and backends, that one write takes of a load."""
 
 
-def backends(count: int) -> list[str]:
-    return [f"10.{100 + (n >> 16)}.{n >> 8 & 255}.{n & 255}" for n in range(count)]
+def large(ports: int, address: str = "10.96.0.20", name: str = "large") -> dict[str, Any]:
+    """A service each of whose ports takes a write of its own."""
+    backends = [f"10.{100 + (n >> 16)}.{n >> 8 & 255}.{n & 255}" for n in range(STEP)]
+    named = [{"port": 80 + n, "name": f"p{n}"} for n in range(ports)]
+    return {"name": name, "address": address, "ports": named, "backends": backends}
 
 
-def large(ports: int, count: int = MAX_WORK_PER_STEP, address: str = "10.96.0.20") -> Service:
-    """A service each of whose ports takes a step of its own."""
-    named = tuple(ServicePort(80 + n, Protocol.TCP, name=f"p{n}") for n in range(ports))
-    return replace(service("large", address, "", 1, *backends(count)), ports=named)
+def load(number: int) -> list[str]:
+    return [block(f"10.98.{n >> 8}.{n & 255}", f"s{n}", "10.244.0.5") for n in range(number)]
 
 
-def forwarding(name: str, address: str, count: int = 1, port: int = 80) -> Forwarding:
-    key = ForwardingKey(name, "", Protocol.TCP, Family.IPV4)
-    return Forwarding(
-        key, (address,), port, tuple(Endpoint(a, 80) for a in backends(count)), Masquerade.HAIRPIN
-    )
+def writes(vipd: Vipd) -> list[set[str]]:
+    """The services of each write after the first one."""
+    return [{key.service for key in write} for write in vipd.kernel.writes[1:]]
+
+
+async def during_a_write(vipd: Vipd, first: Any, second: Any) -> tuple[Any, Any]:
+    """Begin the second once the first is being written; both as tasks."""
+    vipd.kernel.gate.clear()
+    vipd.kernel.writing.clear()
+    tasks = [asyncio.create_task(first)]
+    await vipd.kernel.writing.wait()
+    tasks.append(asyncio.create_task(second))
+    await asyncio.sleep(0.3)
+    vipd.kernel.gate.set()
+    return tasks[0], tasks[1]
+
+
+async def applied(task: asyncio.Task[Any]) -> bool:
+    return bool((await task).body["applied"])
 
 
 def test_what_is_small_is_in_the_kernel_while_what_is_large_is_being_written() -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        reconciler = isolated.reconciler
-        await isolated.settled(reconciler.request_sync())
-        isolated.dataplane.gate, isolated.dataplane.entered = asyncio.Event(), asyncio.Event()
-        isolated.source.candidate = declared(SMALL, large(3))
-        applied = reconciler.request_sync()
-        await isolated.dataplane.entered.wait()  # the first of the three ports
-        isolated.source.candidate = declared(SMALL, service("new", "10.96.0.11"), large(3))
-        added = reconciler.request_sync()
-        isolated.dataplane.gate.set()
-        assert await reconciler.wait_synced(added, 60.0, ["new"])
-        assert "new" in isolated.names()
-        assert reconciler.progress.postponed == {"large"}
-        assert reconciler.progress.state == "pending"
-        assert [reconciler.progress.is_pending(name) for name in ("small", "new", "large")] == [
-            False,
-            False,
-            True,
-        ]
-        assert len(isolated.dataplane.kernel) == 3, "two small ones and a part of the large one"
-        assert await reconciler.wait_synced(applied, 60.0, ["large"])
-        assert len(isolated.dataplane.kernel) == 5
-        assert await reconciler.wait_synced(added, 60.0), "of all services"
-        assert not reconciler.progress.postponed
-        assert reconciler.progress.state == "in-sync"
-        assert isolated.dataplane.updates[1:] == [{"large"}, {"new"}, {"large"}, {"large"}]
+    async def story(vipd: Vipd) -> None:
+        held = list[bool]()
 
-    run_story(story, SMALL)
+        def hold_after_new(forwarding: Forwarding) -> str:
+            if forwarding.key.service == "new" and not held:
+                held.append(True)
+                vipd.kernel.gate.clear()
+            return ""
+
+        vipd.kernel.refuses = hold_after_new
+        adding, new = await during_a_write(vipd, vipd.add(large(3)), vipd.add(NEW))
+        assert await applied(new)
+        assert "new" in vipd.kernel.names()
+        assert not adding.done()
+        states = [(await vipd.service(name))["status"]["state"] for name in ("large", "new", "small")]
+        assert states == ["pending", "unchecked", "unchecked"]
+        vipd.kernel.gate.set()
+        assert await applied(adding)
+        assert (await vipd.status())["state"] == "in-sync"
+        assert writes(vipd) == [{"large"}, {"new"}, {"large"}, {"large"}]
+
+    running(story, lambda vipd: vipd.declare(SMALL))
 
 
-def test_a_small_change_is_written_between_the_parts_of_another_author_s_load() -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        reconciler = isolated.reconciler
-        await isolated.settled(reconciler.request_sync())
-        isolated.dataplane.gate, isolated.dataplane.entered = asyncio.Event(), asyncio.Event()
-        load = [service(f"s{n}", f"10.98.{n >> 8}.{n & 255}") for n in range(5 * MAX_SMALL_PER_STEP)]
-        isolated.source.candidate = declared(SMALL, *load)
-        applied = reconciler.request_sync()
-        await isolated.dataplane.entered.wait()
-        other = replace(service("other", "10.96.0.11"), origin=Origin("file", "other.yaml"))
-        isolated.source.candidate = declared(SMALL, *load, other)
-        added = reconciler.request_sync()
-        isolated.dataplane.gate.set()
-        assert await reconciler.wait_synced(added, 60.0, ["other"])
-        assert "other" in isolated.names()
-        assert len(isolated.dataplane.kernel) < len(load), "parts of the load are not written"
-        assert await reconciler.wait_synced(applied, 60.0)
-        assert len(isolated.dataplane.kernel) == len(load) + 2
+def test_a_small_change_of_another_author_is_written_between_the_parts_of_a_load() -> None:
+    async def story(vipd: Vipd) -> None:
+        vipd.declare(*load(2 * PART + 500), name="load.yaml")
+        loading, new = await during_a_write(vipd, vipd.reload(), vipd.add(NEW))
+        assert await applied(new)
+        assert len(vipd.kernel.rules) < 2 * PART, "parts of the load are not written"
+        assert await applied(loading)
+        assert len(vipd.kernel.rules) == 2 * PART + 502
+        assert max(map(len, writes(vipd))) <= PART
 
-    run_story(story, SMALL)
+        vipd.kernel.writes.clear()
+        vipd.declare(name="load.yaml")
+        (vipd.services_dir / "load.yaml").unlink()
+        removing, changed = await during_a_write(
+            vipd,
+            vipd.reload(),
+            vipd.ask("PATCH", "/v1/services/new", {"service": {"backends": ["10.244.0.9"]}}),
+        )
+        assert await applied(changed)
+        assert len(vipd.kernel.rules) > PART // 4, "parts of the load are still there"
+        assert await applied(removing)
+        assert vipd.kernel.names() == {"small", "new"}
+        assert max(map(len, vipd.kernel.writes)) <= PART
 
-
-def test_a_part_of_a_load_has_a_share_for_each_author() -> None:
-    heavy = [forwarding(f"s{n}", f"10.98.{n >> 8}.{n & 255}") for n in range(2 * MAX_SMALL_PER_STEP)]
-    light = [forwarding(f"t{n}", f"10.97.{n >> 8}.{n & 255}") for n in range(MAX_SMALL_PER_STEP // 3)]
-    changes = {each.key: each for each in (*heavy, *light)}
-    later = WriteOrder().postponed(changes, lambda _: None, lambda name: name[0])
-    assert {key.service[0] for key in later} == {"s"}
-    assert len(changes) - len(later) == MAX_SMALL_PER_STEP
-
-
-def test_a_small_change_goes_between_the_parts_of_a_removal_and_each_part_is_small() -> None:
-    load = [service(f"s{n}", f"10.98.{n >> 8}.{n & 255}") for n in range(4 * MAX_SMALL_PER_STEP)]
-
-    async def story(isolated: IsolatedReconciler) -> None:
-        reconciler = isolated.reconciler
-        await isolated.settled(reconciler.request_sync())
-        isolated.dataplane.gate, isolated.dataplane.entered = asyncio.Event(), asyncio.Event()
-        isolated.source.candidate = declared(SMALL)
-        removed = reconciler.request_sync()
-        await isolated.dataplane.entered.wait()
-        other = replace(service("other", "10.96.0.11"), origin=Origin("file", "other.yaml"))
-        isolated.source.candidate = declared(SMALL, other)
-        added = reconciler.request_sync()
-        isolated.dataplane.gate.set()
-        assert await reconciler.wait_synced(added, 60.0, ["other"])
-        assert "other" in isolated.names()
-        assert len(isolated.dataplane.kernel) > len(load) // 4, "parts of the load are still there"
-        assert await reconciler.wait_synced(removed, 60.0)
-        assert isolated.names() == {"small", "other"}
-        assert max(map(len, isolated.dataplane.updates[1:])) <= MAX_SMALL_PER_STEP
-
-    run_story(story, SMALL, *load)
-
-
-def test_the_users_of_the_store_have_a_share_each() -> None:
-    backlog, services = (
-        Backlog(),
-        {f"s{n}": service(f"s{n}", f"10.98.{n >> 8}.{n & 255}") for n in range(9000)},
-    )
-    services["other"] = service("other", "10.96.0.11")
-    users = dict.fromkeys(services, "user ann") | {"other": "user bob"}
-    none = dict[str, Service]().get
-    due = backlog.divide(list(services), none, services.get, lambda each: users[each.name])
-    assert due == ["other"], "who has little comes first, alone"
-    due = backlog.divide([], services.get, services.get)
-    assert len(due) == MAX_SMALL_PER_STEP
-    assert len(backlog.services) == 9000 - MAX_SMALL_PER_STEP
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_no_frontend_is_ever_missing_or_twice_while_changes_wait(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Services exchange their addresses at random, faster than steps write them."""
-    monkeypatch.setattr(write_order, "MAX_SMALL_PER_STEP", 5)
-    source, backlog = random.Random(seed), Backlog()
-    names = [f"s{n}" for n in range(30)]
-    written: dict[str, Service] = {}
-    wanted: dict[str, Service] = {}
-    for step in range(200):
-        before = dict(wanted)
-        if step < 150 and source.random() < 0.7:
-            addresses = [f"10.96.0.{n}" for n in source.sample(range(40), 40)]
-            for name in source.sample(names, source.choice((1, 2, 10, 30))):
-                taken = {each.addresses[0] for other, each in wanted.items() if other != name}
-                free = [a for a in addresses if a not in taken]
-                if source.random() < 0.3:
-                    wanted.pop(name, None)
-                elif free:
-                    origin = Origin("file", f"{int(name[1:]) % 3}.yaml")
-                    wanted[name] = replace(service(name, free[0]), origin=origin)
-        changed = [n for n in names if before.get(n) != wanted.get(n)]
-        kept = {e.addresses[0] for e in written.values()} & {e.addresses[0] for e in wanted.values()}
-        for name in backlog.divide(changed, written.get, wanted.get):
-            written.pop(name, None)
-            if name in wanted:
-                written[name] = wanted[name]
-        serving = [each.addresses[0] for each in written.values()]
-        assert len(serving) == len(set(serving)), "an address is served twice"
-        assert kept <= set(serving), "an address that stays is missing"
-    assert written == wanted
-    assert not backlog.services
+    running(story, lambda vipd: vipd.declare(SMALL, name="small.yaml"))
 
 
 def test_at_the_start_all_is_written_at_once() -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        assert await isolated.settled(isolated.reconciler.request_sync())
-        assert isolated.dataplane.events.count("apply") == 1
-        assert len(isolated.dataplane.kernel) == 4
+    def prepare(vipd: Vipd) -> None:
+        vipd.declare(SMALL, *load(PART + 1))
 
-    run_story(story, SMALL, large(3))
+    async def story(vipd: Vipd) -> None:
+        assert (len(vipd.kernel.writes), len(vipd.kernel.rules)) == (1, PART + 2)
+
+    running(story, prepare)
 
 
-@pytest.mark.slow
-def test_small_changes_without_end_do_not_keep_large_ones_out() -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        await isolated.settled(isolated.reconciler.request_sync())
-        for n in range(1, 8):
-            isolated.source.candidate = declared(
-                service("small", "10.96.0.10", "", 1, f"10.244.0.{n}"), large(3)
-            )
-            isolated.reconciler.request_sync()
-            await isolated.reconciler.step()
-        assert len(isolated.dataplane.kernel) == 4
+def test_small_and_large_changes_without_end_keep_no_large_one_out() -> None:
+    async def story(vipd: Vipd) -> None:
+        waiting = asyncio.create_task(vipd.add(large(3)))
+        for number in range(1, 30):
+            spec = large(1, "10.96.0.30", "other") if number % 2 else NEW
+            spec = {**spec, "backends": [*spec["backends"][1:], f"10.250.0.{number}"]}
+            await vipd.ask("POST", "/v1/apply", {"services": [spec]})
+            if waiting.done():
+                break
+        assert number < 20
+        assert await applied(waiting)
 
-    run_story(story, SMALL)
+    running(story, lambda vipd: vipd.declare(SMALL))
 
 
 def test_a_large_service_that_goes_before_it_is_written_leaves_nothing() -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        await isolated.settled(isolated.reconciler.request_sync())
-        isolated.dataplane.gate, isolated.dataplane.entered = asyncio.Event(), asyncio.Event()
-        isolated.source.candidate = declared(SMALL, large(3))
-        isolated.reconciler.request_sync()
-        await isolated.dataplane.entered.wait()
-        isolated.source.candidate = declared(SMALL)
-        gone = isolated.reconciler.request_sync()
-        isolated.dataplane.gate.set()
-        assert await isolated.settled(gone)
-        assert isolated.names() == {"small"}
-        assert isolated.reconciler.progress.state == "in-sync"
+    async def story(vipd: Vipd) -> None:
+        adding, removing = await during_a_write(
+            vipd, vipd.add(large(3)), vipd.ask("DELETE", "/v1/services/large")
+        )
+        assert await applied(removing)
+        await adding
+        assert vipd.kernel.names() == {"small"}
+        assert (await vipd.status())["state"] == "in-sync"
 
-    run_story(story, SMALL)
+    running(story, lambda vipd: vipd.declare(SMALL))
 
 
 def test_a_large_service_that_cannot_be_written_is_not_thought_to_be() -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        await isolated.settled(isolated.reconciler.request_sync())
-        isolated.source.candidate = declared(service("small", "10.96.0.10", "", 1, "10.244.0.6"), large(2))
-        isolated.dataplane.gate, isolated.dataplane.entered = asyncio.Event(), asyncio.Event()
-        wish = isolated.reconciler.request_sync()
-        await isolated.dataplane.entered.wait()
-        isolated.dataplane.failures += [ApplyError("it", "fails")] * 2
-        isolated.dataplane.gate.set()
-        assert not await isolated.reconciler.wait_synced(wish, 60.0, ["large"])
-        assert isolated.reconciler.progress.state == "failed"
-        await isolated.fulfilled(isolated.reconciler.request_sync())
-        assert len(isolated.dataplane.kernel) == 3
+    async def story(vipd: Vipd) -> None:
+        vipd.kernel.failures = [("iptables-restore", "it fails")] * 2
+        added = await vipd.add(large(2))
+        assert (added.body["applied"], "it fails" in added.body["message"]) == (False, True)
+        assert (await vipd.service("large"))["status"]["state"] == "pending"
+        await vipd.until_status(lambda status: status["state"] == "in-sync")
+        assert len(vipd.kernel.rules) == 3
 
-    run_story(story, SMALL)
+    running(story, lambda vipd: vipd.declare(SMALL))
 
 
-@pytest.mark.parametrize("fails", [1, 2])
-def test_a_part_that_raises_is_held_and_what_was_there_stays(
-    fails: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def story(isolated: IsolatedReconciler) -> None:
-        await isolated.settled(isolated.reconciler.request_sync())
-        known = dict(isolated.dataplane.kernel)
-        apply = FakeDataplane.apply
+def test_a_part_that_is_refused_is_held_and_what_was_there_stays() -> None:
+    async def story(vipd: Vipd) -> None:
+        known = dict(vipd.kernel.rules)
+        vipd.kernel.refuses = lambda forwarding: "no" if forwarding.key.port_name == "p1" else ""
+        await vipd.add(large(3))
+        status = await vipd.service("large")
+        assert status["status"]["state"] == "quarantined"
+        assert {key: f for key, f in vipd.kernel.rules.items() if key.service != "large"} == known
+        assert {key.port_name for key in vipd.kernel.rules} == {"", "p0", "p2"}
 
-        async def failing(dataplane: FakeDataplane, plan: FakePlan) -> None:
-            if len([key for key in plan.wanted if key.service == "large"]) >= fails:
-                raise IndexError("nobody expected this")
-            await apply(dataplane, plan)
-
-        monkeypatch.setattr(FakeDataplane, "apply", failing)
-        isolated.source.candidate = declared(SMALL, large(2))
-        await isolated.settled(isolated.reconciler.request_sync())
-        assert "large" in isolated.reconciler.progress.quarantined
-        kept = {key: f for key, f in isolated.dataplane.kernel.items() if key.service != "large"}
-        assert kept == known
-        assert len(isolated.dataplane.kernel) == len(known) + fails - 1
-
-    run_story(story, SMALL)
+    running(story, lambda vipd: vipd.declare(SMALL))
 
 
-def test_a_frontend_that_moves_is_written_in_one_step() -> None:
-    old, new = forwarding("old", "10.96.0.20"), forwarding("new", "10.96.0.20", LARGE + 1)
-    other = forwarding("other", "10.96.0.21")
-    before = {old.key: old, new.key: None, other.key: None}
-    changes = {old.key: None, new.key: new, other.key: other}
-    assert not WriteOrder().postponed(changes, before.get)
-    elsewhere = replace(new, addresses=("10.96.0.22",))
-    assert WriteOrder().postponed({**changes, new.key: elsewhere}, before.get) == {new.key: None}
-    as_external = replace(elsewhere, external_addresses=(ExternalAddress("10.96.0.20"),))
-    assert not WriteOrder().postponed({**changes, new.key: as_external}, before.get)
-    on_node = replace(elsewhere, node_port=30000)
-    moved_port = {**before, old.key: replace(old, node_port=30000)}
-    assert not WriteOrder().postponed({**changes, new.key: on_node}, moved_port.get)
+def test_an_address_that_moves_is_never_missing_nor_served_twice() -> None:
+    """Whatever its old and its new service are, and whatever else waits."""
 
+    async def story(vipd: Vipd) -> None:
+        def watch(_: Forwarding) -> str:
+            addresses = [a for f in vipd.kernel.rules.values() if f.port == 80 for a in f.addresses]
+            twice.extend(a for a in addresses if addresses.count(a) > 1)
+            return ""
 
-def test_what_a_large_one_gives_up_is_taken_in_the_same_step() -> None:
-    had = forwarding("large", "10.96.0.20", LARGE + 1)
-    now = replace(had, addresses=("10.96.0.21",))
-    taker = forwarding("taker", "10.96.0.20")
-    assert not WriteOrder().postponed({had.key: now, taker.key: taker}, {had.key: had}.get)
+        twice = list[str]()
+        moving = [{**large(1), "name": "one"}, large(1, "10.96.0.21", "two"), {**WEB, "name": "three"}]
+        await vipd.ask("POST", "/v1/apply", {"services": moving})
+        vipd.kernel.refuses = watch
+        for turn in (1, 2, 1):
+            addresses = [spec["address"] for spec in moving]
+            turned = addresses[turn:] + addresses[:turn]
+            moving = [{**spec, "address": to} for spec, to in zip(moving, turned, strict=True)]
+            vipd.kernel.writes.clear()
+            body = {"services": [*moving, large(2, "10.96.0.40", f"waits{turn}")]}
+            assert (await vipd.ask("POST", "/v1/apply", body)).body["applied"]
+            (write,) = [w for w in vipd.kernel.writes if any(k.service in ("one", "two", "three") for k in w)]
+            assert {key.service for key in write} >= {"one", "two", "three"}
+            await vipd.ask("DELETE", f"/v1/services/waits{turn}")
 
-
-def test_large_changes_without_end_do_not_keep_another_large_one_out() -> None:
-    """What waits comes last among the changes of a step, and is written first."""
-    waiting, *busy = [forwarding(f"s{n}", f"10.96.1.{n}", MAX_WORK_PER_STEP) for n in range(3)]
-    order = WriteOrder()
-    later = order.postponed({each.key: each for each in (*busy, waiting)}, lambda _: None)
-    assert waiting.key in later
-    for _ in range(2):
-        changes = {each.key: each for each in (*busy, waiting) if each in busy or each.key in later}
-        later = order.postponed(changes, lambda _: None)
-    assert waiting.key not in later
-
-
-def test_several_large_ones_share_a_step_up_to_a_limit() -> None:
-    many = [forwarding(f"s{n}", f"10.96.1.{n}", MAX_WORK_PER_STEP // 2) for n in range(5)]
-    changes = {each.key: each for each in many}
-    order = WriteOrder()
-    assert list(order.postponed(changes, lambda _: None)) == [each.key for each in many[2:]]
-    assert not order.postponed({many[0].key: many[0]}, lambda _: None)
+    running(story, lambda vipd: vipd.declare(SMALL))

@@ -20,6 +20,8 @@ class SimulatedEtcd:
 
     def __init__(self) -> None:
         self.revision = 1
+        self.away = False
+        """Nobody answers while it is set."""
         self.kvs: dict[bytes, Json] = {}
         self._leases: dict[str, tuple[int, float]] = {}
         """Seconds that each is granted for, and when it ends."""
@@ -28,6 +30,8 @@ class SimulatedEtcd:
 
     def post(self, url: str, data: bytes, **_: object) -> Response:
         """What aiohttp's session would come back with."""
+        if self.away:
+            raise ConnectionRefusedError(111, "Connection refused")
         self._expire()
         path, asked = "/" + url.split("/", 3)[3], json.loads(data)
         if path == "/v3/watch":
@@ -51,6 +55,10 @@ class SimulatedEtcd:
         }
         self.kvs[name] = {**kv, **({"lease": lease} if lease else {})}
         self._send_event(name, {"kv": self.kvs[name]})
+
+    def delete(self, key: str) -> None:
+        """Delete a key, as somebody else does."""
+        self._delete(key.encode())
 
     def _header(self) -> Json:
         return {"cluster_id": "11", "member_id": "12", "revision": str(self.revision)}
@@ -94,7 +102,21 @@ class SimulatedEtcd:
         return {name: value for name, value in found.items() if value not in ([], False, "0")}
 
     def _kv_txn(self, asked: Json) -> tuple[int, Json]:
-        responses = [{"response_range": self._found(each["request_range"])} for each in asked["success"]]
+        for condition in asked.get("compare", ()):
+            revision = self.kvs.get(b64decode(condition["key"]), {}).get("mod_revision", "0")
+            if revision != str(condition.get("mod_revision", 0)):
+                return 200, {"header": self._header(), "responses": []}
+        responses = []
+        for operation in asked["success"]:
+            if wanted := operation.get("request_range"):
+                responses.append({"response_range": self._found(wanted)})
+            elif put := operation.get("request_put"):
+                self._kv_put(put)
+                responses.append({"response_put": {}})
+            else:
+                for name in [n for n in self.kvs if _holds(operation["request_delete_range"], n)]:
+                    self._delete(name)
+                responses.append({"response_delete_range": {}})
         return 200, {"header": self._header(), "succeeded": True, "responses": responses}
 
     def _kv_put(self, asked: Json) -> tuple[int, Json]:

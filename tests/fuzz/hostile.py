@@ -106,7 +106,7 @@ class Hostile:
         method, path = route.split()
         if self.random.random() < 0.05:
             method = self.random.choice(METHODS)
-        for part in ("{target}", "{backend}"):
+        for part in ("TARGET", "BACKEND"):
             path = path.replace(part, self._quoted(self.random.choice(("fuzz", "10.244.0.7", self.word()))))
         names = [name for name in PARAMETERS if name != "follow"]
         chosen = self.random.sample(names, self.random.choice((0, 0, 1, 2)))

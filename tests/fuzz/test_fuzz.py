@@ -15,21 +15,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from unittest.mock import patch
 from urllib.error import HTTPError
 
 import pytest
-from aiohttp import web
 
-from tests.api import serving
-from tests.api.test_hostile_requests import routes
+from tests.api.specs import routes
 from tests.faults.test_broken_declarations import InstrumentedDaemon
 from tests.fleet.network import HUB, FleetLab
 from tests.fuzz.hostile import Hostile
 from tests.lab.daemon import UnixConnection
-from vipd.api.context import ApiContext
-from vipd.api.peers import Permission
-from vipd.api.server import application
 from vipd.sources.store import StoreSource
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -244,23 +238,6 @@ def _resident(daemon: InstrumentedDaemon) -> int:
     return next(int(line.split()[1]) * 1024 for line in daemon.memory() if line.startswith("VmRSS"))
 
 
-def every_route() -> list[str]:
-    """Every request of the API, as it is served."""
-    found: list[str] = []
-
-    def note(served: ApiContext, permission: Permission) -> web.Application:
-        app = application(served, permission)
-        found[:] = routes(app)
-        return app
-
-    async def nothing(_: object) -> None:
-        """The routes are known now."""
-
-    with patch("tests.api.serving.application", note):
-        serving.served(nothing)
-    return found
-
-
 @pytest.fixture
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetLab]:
     with FleetLab(tmp_path_factory.mktemp("fuzz"), 1) as made:
@@ -269,7 +246,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetLab]:
 
 @pytest.mark.timeout(SECONDS * 3 + 300)
 def test_nothing_that_others_write_brings_it_down(lab: FleetLab, capsys: pytest.CaptureFixture[str]) -> None:
-    hostile = Hostile(SEED, every_route())
+    hostile = Hostile(SEED, [f"{method} {path}" for method, path in routes()])
     settings = {
         "node_name": "h1",
         "etcd": {"endpoints": list(lab.etcd.urls), "timeout": "20s"},

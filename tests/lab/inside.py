@@ -26,6 +26,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest import mock
 
+from tests.faults.simulated_etcd import SimulatedEtcd
 from tests.lab.simulated_time import simulate
 from vipd.cli.main import run
 from vipd.declaration import problems
@@ -254,6 +255,12 @@ class Kernel:
     """New flows that the next reading of counters finds, by service and backend `address:port`."""
     refused_flows: dict[str, int] = field(default_factory=dict)
     """Flows that limits refuse, by service, likewise."""
+    live_flows: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Flows that have not ended, by service and backend `address:port`."""
+    flow_readings: int = 0
+    """How often these were read."""
+    reading_seconds: float = 0.0
+    """How long that took each time."""
     warnings: tuple[str, ...] = ()
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, a write waits; it is set at the beginning."""
@@ -294,6 +301,11 @@ class Vipd:
         self.names: dict[str, Sequence[str] | str] = {}
         """What name servers answer: of `dns:NAME` or `srv:NAME` the addresses (of SRV `address:port`), or why
         there are none."""
+        self.etcd = SimulatedEtcd()
+        """What `running` follows if its settings name an `etcd`: an endpoint of any name."""
+        self.facts: dict[str, Any] = {}
+        """What this host has besides its addresses: `gateways` and `neighbours`, each with its device,
+        `sockets` (protocol, address, port, owner, protected), and so on."""
         self.announced: frozenset[str] = frozenset()
         """The addresses that routes announce."""
         self.asked = list[str]()
@@ -398,6 +410,7 @@ def running(
     with directory as path:
         vipd = Vipd(Path(path), **settings)
         vipd.services_dir.mkdir(exist_ok=True)
+        vipd.state_dir.mkdir(exist_ok=True)
         prepare(vipd)
         lived = _live(vipd, story, simulated, later)
         return simulate(lived) if simulated else asyncio.run(lived)
@@ -467,7 +480,7 @@ class _Journal(logging.Handler):
         self._records.append(record)
 
 
-def _doubles(vipd: Vipd) -> dict[str, object]:
+def _doubles(vipd: Vipd) -> dict[str, object]:  # noqa: C901 (one after the other)
     """What stands in the place of what lies below, by where the composition root finds it."""
     from vipd.control.host import Host
 
@@ -482,8 +495,22 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
 
         return CleanupResult(0, {}, 0.0)
 
-    async def no_live_flows(*_: object) -> dict[object, int]:
-        return {}
+    def live_flows(keys: Mapping[object, ForwardingKey], *_: object) -> object:
+        from vipd.dataplane.conntrack.live_counts import LiveCounts
+        from vipd.dataplane.counting import BackendKey
+
+        kernel, asked = vipd.kernel, set(keys.values())
+        kernel.flow_readings += 1
+        flows = {
+            BackendKey(f.key, endpoint.address, endpoint.port): kernel.live_flows[
+                f.key.service, str(endpoint)
+            ]
+            for f in kernel.rules.values()
+            if f.key in asked
+            for endpoint in (*f.reachable(), *f.without_new_flows)
+            if (f.key.service, str(endpoint)) in kernel.live_flows
+        }
+        return LiveCounts(flows, kernel.reading_seconds)
 
     async def finished(*_: object, **__: object) -> object:
         from vipd.host.process import ProgramResult
@@ -498,6 +525,12 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
     def host(settings: Any, record: Any, **named: Any) -> Host:
         return Host(settings, record, _sysctls(vipd.root / "sys"), **named)
 
+    async def opened(_: object) -> object:
+        return vipd.etcd
+
+    async def not_diagnosed(_: object, error: object, outcome: object, *__: object) -> object:
+        return outcome
+
     return {
         "vipd.daemon.wiring.SwitchableDataplane.start": started,
         "vipd.daemon.wiring.resolve_dataplane": chosen,
@@ -505,12 +538,15 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
         "vipd.daemon.wiring.Host": host,
         "vipd.control.host.VipRoutes": _Routes,
         "vipd.control.host.HostChecks": _HostChecks,
-        "vipd.control.host.HostReader": _HostReader,
+        "vipd.control.host.HostReader": lambda *_: _HostReader(vipd.facts),
         "vipd.daemon.wiring.AnnouncedRoutes": lambda *_: _Announced(vipd),
         "vipd.daemon.wiring.RemoteLookup": lambda _: _Names(vipd.names),
         "vipd.dataplane.conntrack.scheduler.clean": no_flows,
-        "vipd.dataplane.conntrack.live_counts._read": no_live_flows,
+        "vipd.control.connection_balancer.TRACKED": vipd.root / "tracked",
+        "vipd.dataplane.conntrack.live_counts._read": live_flows,
         "vipd.observe.flow_stats.traffic.FlowTable.table": table,
+        "vipd.sources.etcd.transport.Transport._open": opened,
+        "vipd.sources.etcd.transport.diagnose": not_diagnosed,
         "vipd.health.checker._probers": lambda *_: dict.fromkeys(_CHECKS, _Checks(vipd)),
     }
 
@@ -549,6 +585,7 @@ def _simulated_clocks(later: float) -> dict[str, object]:
         "time.monotonic": clock,
         "time.time": wall,
         "vipd.daemon.wiring.now": now,
+        "vipd.control.host.monotonic": clock,
         "vipd.daemon.wiring.HealthChecker": partial(
             HealthChecker, clock=clock, wall=wall, random=Random(1).random
         ),
@@ -603,13 +640,19 @@ class _HostChecks:
 
 
 class _HostReader:
-    """Nobody else is on this host."""
+    """What else is on this host, as `Vipd.facts` says."""
 
-    def __init__(self, *_: object) -> None:
-        pass
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
 
     async def read(self, own: frozenset[str]) -> HostFacts:
-        return HostFacts(own_addresses=own)
+        from vipd.host.facts import LocalSocket
+        from vipd.model.service import Protocol
+
+        facts = {"own_addresses": own, **self._facts}
+        sockets = [LocalSocket(Protocol(protocol), *rest) for protocol, *rest in facts.pop("sockets", ())]
+        protected = tuple(socket for socket in sockets if socket.protected)
+        return HostFacts(**facts, sockets=tuple(sockets), protected_sockets=protected)
 
     def faults(self) -> tuple[str, ...]:
         return ()

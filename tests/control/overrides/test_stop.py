@@ -2,75 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
 from tests.api.daemon_process import PATIENCE_SECONDS, ConfiguredHost, host
-from tests.api.serving import DNS, WEB, Answer, Api, served
+from tests.api.specs import DNS, WEB
 from tests.host.systemd.manager import Tools
 
+pytestmark = pytest.mark.root
+
 PLACE = {"service": "web", "backend": "10.244.0.7"}
+OTHER = {**WEB, "name": "other", "address": "10.96.0.12"}
 WAITING: tuple[tuple[str, str, object], ...] = (
-    ("POST", "/v1/services", {"service": DNS}),
-    ("PATCH", "/v1/services/web", {"service": {"backends": ["10.244.0.8"]}}),
-    ("DELETE", "/v1/services/web", None),
-    ("POST", "/v1/services/web/backends", {"backends": ["10.244.0.8"]}),
-    ("DELETE", "/v1/services/web/backends", {"backends": ["10.244.0.7"]}),
-    ("PATCH", "/v1/services/web/backends/10.244.0.7", {"weight": 7}),
-    ("POST", "/v1/apply", {"services": [WEB, DNS]}),
-    ("POST", "/v1/overrides", {**PLACE, "admin": "draining"}),
-    ("DELETE", "/v1/overrides", {"all": True}),
+    ("POST", "services", {"service": DNS}),
+    ("PATCH", "services/web", {"service": {"affinity": "client-ip"}}),
+    ("DELETE", "services/other", None),
+    ("POST", "services/web/backends", {"backends": ["10.244.0.8"]}),
+    ("PATCH", "services/web/backends/10.244.0.7", {"weight": 7}),
+    ("POST", "apply", {"services": [{**WEB, "name": "third", "address": "10.96.0.13"}]}),
+    ("POST", "overrides", {**PLACE, "admin": "draining"}),
+    ("POST", "reload", None),
 )
-
-
-@pytest.mark.parametrize(("method", "path", "body"), WAITING, ids=lambda part: str(part)[:40])
-def test_a_write_that_waits_is_answered_when_vipd_stops(method: str, path: str, body: object) -> None:
-    async def story(api: Api) -> None:
-        await api.add(WEB)
-        if path == "/v1/overrides" and method == "DELETE":
-            await api.ask("POST", path, {"address": "10.244.0.7", "weight": 2})
-        api.dataplane.gate = asyncio.Event()
-        api.dataplane.entered.clear()
-        asked: asyncio.Task[Answer] = asyncio.create_task(api.ask(method, path, body))
-        await api.until(api.dataplane.entered.is_set)
-        assert not asked.done()
-        await api.reconciler.stop_waiting()
-        answered = await asked
-        assert answered.status == 200
-        assert (answered.body["changed"], answered.body["applied"]) == (True, False)
-        assert "vipd is stopping" in answered.body["message"]
-        late = await api.add({**WEB, "name": "late", "address": "10.96.0.12"})
-        assert late.body["applied"] is False, "nor does a later one wait"
-        assert (await api.ask("DELETE", "/v1/overrides", {"all": True})).body["applied"] is False
-        flows = await api.ask("GET", "/v1/flows?service=web&backend=10.244.0.7")
-        assert flows.kind == "busy", "what the kernel has does not follow orders any more"
-        api.dataplane.gate.set()
-
-    served(story)
-
-
-def test_a_reload_that_waits_is_answered_when_vipd_stops() -> None:
-    async def story(api: Api) -> None:
-        await api.add(WEB)
-        api.dataplane.gate = asyncio.Event()
-        api.dataplane.entered.clear()
-        adding = asyncio.create_task(api.add(DNS))
-        await api.until(api.dataplane.entered.is_set)
-        begun = api.begun
-        asked = asyncio.create_task(api.ask("POST", "/v1/reload"))
-        await api.until(lambda: api.begun > begun)
-        await api.reconciler.stop_waiting()
-        assert "vipd is stopping" in (await asked).body["message"]
-        assert "vipd is stopping" in (await adding).body["message"]
-        api.dataplane.gate.set()
-
-    served(story)
 
 
 @contextmanager
@@ -85,7 +43,23 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ConfiguredHost, T
         yield node, tools
 
 
-@pytest.mark.root
+def test_whoever_waits_for_a_write_is_answered_when_vipd_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hanging(monkeypatch) as (node, tools), ThreadPoolExecutor(len(WAITING)) as pool:
+        assert node.ask("POST", "services", {"service": OTHER})[1]["applied"]
+        before = tools.calls()
+        tools.set("hanging")
+        asked = [pool.submit(node.ask, *request) for request in WAITING]
+        node.wait_for(lambda: tools.calls() > before)
+        node.wait_for(lambda: "third" in (node.state_dir / "services.yaml").read_text())
+        assert not any(answer.done() for answer in asked)
+        assert node.end(signal.SIGTERM) == 0
+        for request, answer in zip(WAITING, asked, strict=True):
+            status, body = answer.result(PATIENCE_SECONDS)
+            assert (status, body["applied"]) == (200, False), (request, body)
+            assert "vipd is stopping" in body["message"], request
+        tools.unset("hanging")
+
+
 def test_vipctl_add_is_answered_at_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     with hanging(monkeypatch) as (node, tools):
         before = tools.calls()
@@ -112,7 +86,6 @@ def test_vipctl_add_is_answered_at_sigterm(monkeypatch: pytest.MonkeyPatch) -> N
         assert "new" in node.names()
 
 
-@pytest.mark.root
 def test_a_drain_that_waits_goes_on_across_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     with hanging(monkeypatch) as (node, tools):
         before = tools.calls()
