@@ -1,14 +1,18 @@
-"""A real, empty network namespace whose iptables programs are run through the seam that vipd uses."""
+"""A real, empty network namespace, and programs and sockets in one."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from types import TracebackType
+from typing import TypeVar
 
+from tests.lab.inside import ProgramResult, run_inside
 from tests.lab.namespace_names import new_prefix
-from vipd.host.process import ProgramResult
-from vipd.host.process import run as run_process
+
+T = TypeVar("T")
 
 
 class Namespace:
@@ -28,7 +32,29 @@ class Namespace:
 
     async def run(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """Run a program inside. FileNotFoundError when there is none."""
-        finished = await run_process(["ip", "netns", "exec", self.name, *argv], stdin)
-        if finished.exit_code == 255 and "No such file" in finished.stderr:
-            raise FileNotFoundError(argv[0])
-        return finished
+        return await run_inside(self.name, argv, stdin)
+
+    def do(self, *argv: str, text: str | None = None) -> str:
+        """What a program prints that another administrator runs inside. CalledProcessError when it fails."""
+        command = ["ip", "netns", "exec", self.name, *argv]
+        return subprocess.run(command, input=text, text=True, check=True, stdout=subprocess.PIPE).stdout
+
+
+def inside(namespace: Namespace | str, make: Callable[[], T]) -> T:
+    """What `make` returns when called in the namespace, in a thread that ends with the call: a socket
+    stays in the namespace where its thread was."""
+    from pyroute2 import netns
+
+    made: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            netns.setns(namespace if isinstance(namespace, str) else namespace.name)
+            made.set_result(make())
+        except BaseException as error:  # handed to the caller
+            made.set_exception(error)
+
+    thread = threading.Thread(target=work, name="namespace")
+    thread.start()
+    thread.join()
+    return made.result()

@@ -12,14 +12,17 @@ import contextlib
 import io
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest import mock
 
 from aiohttp import ClientSession, UnixConnector
@@ -31,9 +34,17 @@ from vipd.declaration import problems
 from vipd.declaration.conversion.formats import convert_text, format_of
 from vipd.declaration.native import format_declaration, parse_declaration, parse_service, service_to_spec
 from vipd.host.facts import HostFacts
+from vipd.host.process import ProgramResult as ProgramResult
+from vipd.host.process import Runner as Runner
 from vipd.model.check_target import CheckTarget
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.service import Origin, Service, socket_text
+from vipd.model.service import Family, Origin, Protocol, Service, family_of, socket_text
+
+if TYPE_CHECKING:
+    import socket
+
+    from vipd.dataplane.base import Dataplane
+    from vipd.host.settings.settings import Settings
 
 T = TypeVar("T")
 
@@ -741,3 +752,356 @@ def _addresses(forwarding: Forwarding) -> Iterable[str]:
     external = (each.address for each in forwarding.external_addresses)
     for address in (*forwarding.addresses, *external):
         yield f"{socket_text(address, forwarding.port)}/{forwarding.key.protocol}"
+
+
+def compiled(
+    services: Iterable[Service | Forwarding],
+    dataplane: str = "iptables",
+    family: Family = Family.IPV4,
+    *,
+    own: Iterable[str] = (),
+    **settings: object,
+) -> str:
+    """What iptables-restore or nft would be given for these services on a fresh host with `own` addresses."""
+    from vipd.dataplane.iptables.options import RuleOptions
+    from vipd.dataplane.iptables.render import render as render_rules
+    from vipd.dataplane.nftables.options import TableOptions
+    from vipd.dataplane.nftables.render import render as render_table
+
+    valid, addresses = _settings(settings), frozenset(own)
+    wanted = _forwardings(services, valid, addresses).values()
+    if dataplane == "nftables":
+        return render_table(wanted, TableOptions.of(valid, family, addresses))
+    return render_rules(wanted, RuleOptions.of(valid, family, random_fully=True, host_addresses=addresses))
+
+
+class NotWrittenError(Exception):
+    """vipd could not read or write the kernel's rules; its text is what the log and status say."""
+
+
+async def run_inside(
+    namespace: str,
+    argv: Sequence[str],
+    stdin: str,
+    started: Callable[[int], AbstractContextManager[object]] = nullcontext,
+) -> ProgramResult:
+    """Run a program in a network namespace. FileNotFoundError when there is none. `ip netns exec` becomes
+    that program, so that its pid is the one of which `started` is told."""
+    from vipd.host.process import run as run_program
+
+    finished = await run_program(["ip", "netns", "exec", namespace, *argv], stdin, started)
+    if finished.exit_code == 255 and "No such file" in finished.stderr:
+        raise FileNotFoundError(argv[0])
+    return finished
+
+
+class Heard(NamedTuple):
+    """One report of changes that other programs made to vipd's rules."""
+
+    text: str
+    """`iptables-nft (pid 812): rule deleted in ipv4 nat PREROUTING`."""
+    parts: frozenset[str]
+    """What may have changed: `ipv4 nat PREROUTING`, or `ipv4` for everything of a family."""
+
+
+def synced(
+    dataplane: str, where: Runner | str, state_dir: Path, *, own: Iterable[str] = (), **options: Any
+) -> Synced:
+    """A dataplane that has just started: over the programs of a fake kernel, or in a network namespace.
+
+    `own`: this host's addresses. `through` wraps how programs are run, to disturb them; without `netlink`
+    they write everything. All other options are settings.
+    """
+    return Synced(dataplane, where, state_dir, frozenset(own), **options)
+
+
+class Synced:
+    """A dataplane and the services that it was last told, as the daemon drives it."""
+
+    def __init__(
+        self,
+        name: str,
+        where: Runner | str,
+        state_dir: Path,
+        own: frozenset[str],
+        *,
+        through: Callable[[Runner], Runner] = lambda run: run,
+        netlink: bool = True,
+        **settings: object,
+    ) -> None:
+        from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
+
+        self.settings, self.own = _settings({"state_dir": state_dir, **settings}), own
+        self._name, self._where, self._netlink = name, where, netlink
+        self._run, self._own_processes = through(self._run_program), OwnProcesses(time.monotonic)
+        self._wanted: dict[ForwardingKey, Forwarding] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process: it remembers nothing of the kernel, and is told the same services."""
+
+        async def start() -> Dataplane:
+            from vipd.dataplane.iptables.driver import IptablesDataplane
+            from vipd.dataplane.nftables.driver import NftablesDataplane
+            from vipd.host.host_changes import HostChanges
+            from vipd.host.netlink_socket import Sockets
+
+            record = HostChanges(self.settings.state_dir)
+            if self._name == "iptables":
+                return await IptablesDataplane.start(self.settings, record, self._run)
+            sockets = Sockets(self._open_reading, self._open_writing)
+            return await NftablesDataplane.start(self.settings, record, self._run, sockets)
+
+        self._dataplane = asyncio.run(start())
+        asyncio.run(self._dataplane.host_changed(self.own))
+        self._dataplane.update(dict(self._wanted))
+
+    def declare(self, services: Iterable[Service | Forwarding]) -> None:
+        """Tell it what differs from the services before. Writes nothing."""
+        new = _forwardings(services, self.settings, self.own)
+        changes: dict[ForwardingKey, Forwarding | None] = dict.fromkeys(self._wanted.keys() - new.keys())
+        changes.update({key: f for key, f in new.items() if self._wanted.get(key) != f})
+        asyncio.run(self._dataplane.prepare(changes))
+        self._dataplane.update(changes)
+        self._wanted = new
+
+    def pending(self) -> str:
+        """What must be written now, as lines with + and -; empty: nothing."""
+        return str(asyncio.run(self._dataplane.plan()))
+
+    def step(self, *, tidy: bool = True) -> str:
+        """Write what must be written, and clear away what is left over; returns what was. NotWrittenError."""
+        return asyncio.run(self._step(tidy))
+
+    def become(self, *services: Service | Forwarding) -> str:
+        """These are all services now, and are written; returns what was. NotWrittenError."""
+        self.declare(services)
+        return self.step()
+
+    def doubt(self, *parts: str) -> None:
+        """Other programs may have changed these parts, named as in `Heard`; none: everything."""
+        from vipd.dataplane.iptables.names import ChainId
+
+        families, chains = {str(family): family for family in Family}, []
+        for part in parts:
+            family, *chain = part.split(" ")
+            if chain:
+                chains.append((families[family], ChainId(" ".join(chain[:-1]), chain[-1])))
+        if len(chains) < len(parts) or not parts:
+            self._dataplane.invalidate_all()
+        else:
+            self._dataplane.invalidate(chains)
+
+    def drift(self) -> str:
+        """How the kernel, read anew, differs from what is wanted. Changes nothing, nor what is known."""
+
+        async def compare() -> str:
+            return str(await self._dataplane.difference(await self._dataplane.survey()))
+
+        return asyncio.run(compare())
+
+    def refused(self) -> dict[str, str]:
+        """The services that the kernel refuses, and its reasons."""
+        return {key.service: why for key, why in self._dataplane.quarantined().items()}
+
+    def retry(self, *services: str) -> None:
+        """Try these once more that the kernel refused, with the next step."""
+        self._dataplane.retry_quarantined(services)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What this host lacks, and what that means."""
+        return self._dataplane.warnings()
+
+    def versions(self) -> dict[str, str]:
+        """The tools in use, by family, as they name themselves."""
+        return self._dataplane.versions()
+
+    def host_changed(self, *own: str) -> None:
+        """This host has other addresses."""
+        self.own = frozenset(own)
+        asyncio.run(self._dataplane.host_changed(self.own))
+
+    def names(self) -> set[str]:
+        """The kernel's names by which users find the services and their backends."""
+        found = set()
+        for forwarding in self._wanted.values():
+            chain, backends = self._dataplane.chains_of(forwarding)
+            assert backends.keys() == set(forwarding.reachable())
+            found |= {chain, *backends.values()}
+        return found - {""}
+
+    def flows(self, *, garbage: bool = False) -> Counter[tuple[str, Protocol, Family, str]]:
+        """New flows since the last call, by service, protocol, family and backend; with `garbage`, those
+        whose counts the kernel need not keep any more."""
+        counter = self._dataplane.counter
+        taken = asyncio.run(counter.collect_garbage() if garbage else counter.take())
+        found = Counter[tuple[str, Protocol, Family, str]]()
+        for place, number in taken.items():
+            found[place.key.service, place.key.protocol, place.key.family, place.address] += number
+        return found
+
+    def heard(
+        self, work: Callable[[], object], least: int = 0, *, events: bool = True, silence: float = 0.8
+    ) -> list[Heard]:
+        """What is reported of others while `work` is done, and until nothing more is for `silence` seconds.
+        Not before `least` reports: AssertionError after a minute. Without `events` the kernel tells none."""
+
+        async def listen() -> list[Heard]:
+            found: list[Heard] = []
+            async with self._watch(events) as watch:
+                await asyncio.to_thread(work)
+                while True:
+                    patience = silence if len(found) >= least else 60.0
+                    try:
+                        change = await asyncio.wait_for(anext(watch), patience)
+                    except TimeoutError:
+                        assert len(found) >= least, f"nothing more was reported than {found}"
+                        return found
+                    parts = {f"{family} {chain.table} {chain.name}" for family, chain in change.chains}
+                    whole = {str(family) for family in change.families} if change.everything else set()
+                    found.append(Heard(str(change), frozenset(whole or parts)))
+
+        return asyncio.run(listen())
+
+    async def _step(self, tidy: bool) -> str:
+        from vipd.dataplane.base import ApplyError
+
+        try:
+            if plan := await self._dataplane.plan():
+                await self._dataplane.apply(plan)
+            if tidy:
+                await self._dataplane.collect_garbage()
+        except ApplyError as error:
+            raise NotWrittenError(str(error)) from error
+        return str(plan)
+
+    def _watch(self, events: bool) -> Any:
+        from vipd.dataplane.iptables.names import Names
+        from vipd.dataplane.iptables.watch.events import open_socket
+        from vipd.dataplane.iptables.watch.legacy_tables import LegacyTables
+        from vipd.dataplane.iptables.watch.stream import WatchOptions
+        from vipd.dataplane.iptables.watch.watcher import RuleWatch
+        from vipd.dataplane.nftables.watch import TableWatch
+
+        def open_events() -> socket.socket:
+            if not events:
+                raise PermissionError(1, "Operation not permitted")
+            opened: socket.socket = self._inside(open_socket)
+            return opened
+
+        def open_tables(family: Family) -> LegacyTables:
+            opened: LegacyTables = self._inside(lambda: LegacyTables(family))
+            return opened
+
+        names, options = Names(self.settings.chain_prefix), WatchOptions(self._own_processes)
+        if self._name == "nftables":
+            return TableWatch(names, options, open_events)
+        watched = self._dataplane.watched()  # type: ignore[attr-defined]
+        return RuleWatch(watched, names, options, open_events=open_events, open_tables=open_tables)
+
+    async def _run_program(self, argv: Sequence[str], stdin: str) -> ProgramResult:
+        if not isinstance(self._where, str):
+            return await self._where(argv, stdin)
+        return await run_inside(self._where, argv, stdin, self._own_processes.running)
+
+    def _inside(self, opening: Callable[[], Any]) -> Any:
+        if not isinstance(self._where, str):
+            raise OSError("a fake kernel has no sockets")
+        from tests.dataplane.namespace import inside
+
+        return inside(self._where, opening)
+
+    def _open_reading(self) -> socket.socket:
+        from vipd.host.netlink_socket import open_netlink
+
+        opened: socket.socket = self._inside(open_netlink)
+        return opened
+
+    def _open_writing(self) -> socket.socket:
+        if not self._netlink:
+            raise OSError("nothing is written by netlink")
+        opened = self._open_reading()
+        self._own_processes.add_socket(opened.getsockname()[0])
+        return opened
+
+
+class Flow(NamedTuple):
+    """A tracked flow."""
+
+    to: tuple[str, int]
+    """Where its client sends: an address and a port."""
+    answered_by: tuple[str, int] | None = None
+    """None: it is not translated, so that whoever has that address answers."""
+    protocol: Protocol = Protocol.UDP
+    replied: bool = False
+    """Packets went both ways."""
+    tcp_state: int = 0
+    """The kernel's number."""
+    answers_to: tuple[str, int] | None = None
+    """None: the client itself; else the flow is masqueraded."""
+    reply_first: bool = False
+    """This host saw a reply first: the flow is another host's."""
+    client: str = ""
+
+
+def stale(
+    before: Iterable[Service | Forwarding],
+    after: Iterable[Service | Forwarding],
+    flows: Iterable[Flow],
+    own: Iterable[str] = (),
+) -> dict[Flow, str]:
+    """The flows that must end once the rules of the services before have become those after, each with the
+    reason."""
+    from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
+    from vipd.dataplane.conntrack.stale import stale_reason
+
+    addresses = frozenset(own)
+    old, new = (_forwardings(services, _settings({}), addresses) for services in (before, after))
+    keeper = ConntrackScheduler(lambda: 0.0)
+    keeper.host_changed(addresses)
+    for changes in (old, {**dict.fromkeys(old.keys() - new.keys()), **new}):
+        keeper.services_changed(changes)
+        keeper.applied(wrote=True)
+    wanted, found = keeper.flow_targets, dict[Flow, str]()
+    for flow in flows:
+        entry = _entry(flow)
+        if reason := stale_reason(entry, wanted):
+            assert any(query.fits(entry) for query in wanted.queries()), f"{flow} would never be read"
+            found[flow] = str(reason)
+    return found
+
+
+def _entry(flow: Flow) -> Any:
+    from vipd.dataplane.conntrack.entries import SEEN_REPLY, SOURCE_TRANSLATED, Entry
+
+    family = family_of(flow.to[0])
+    client = (flow.client or ("10.10.0.2" if family is Family.IPV4 else "fd00:10::2"), 40000)
+    ends = (client, flow.to, flow.answered_by or flow.to, flow.answers_to or client)
+    if flow.reply_first:
+        ends = (ends[2], ends[3], ends[0], ends[1])
+    status = 8 | SEEN_REPLY * flow.replied | SOURCE_TRANSLATED * flow.reply_first
+    return Entry(family, flow.protocol, *ends, status, flow.tcp_state, 600, 0, b"")
+
+
+def _settings(values: Mapping[str, object]) -> Settings:
+    from vipd.host.settings.settings import Settings
+
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+def _forwardings(
+    services: Iterable[Service | Forwarding], settings: Settings, own: frozenset[str]
+) -> dict[ForwardingKey, Forwarding]:
+    from vipd.control.selection import SelectionPolicy, select_backends
+
+    policy = SelectionPolicy.of(settings, own)
+    return {
+        forwarding.key: forwarding
+        for each in services
+        for forwarding in ((each,) if isinstance(each, Forwarding) else select_backends(each, policy))
+    }
+
+
+def forwardings(services: Iterable[Service], own: Iterable[str] = (), **settings: object) -> list[Forwarding]:
+    """What services come to on a host with these addresses: the dataplane is told these."""
+    return list(_forwardings(services, _settings(settings), frozenset(own)).values())
