@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import io
 import logging
+import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -18,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -938,7 +940,8 @@ def synced(
     """A dataplane that has just started: over the programs of a fake kernel, or in a network namespace.
 
     `own`: this host's addresses. `through` wraps how programs are run, to disturb them; without `netlink`
-    they write everything. All other options are settings.
+    they write everything. `batch`: services or elements above which a load counts as large, and is split. All
+    other options are settings.
     """
     return Synced(dataplane, where, state_dir, frozenset(own), **options)
 
@@ -955,14 +958,17 @@ class Synced:
         *,
         through: Callable[[Runner], Runner] = lambda run: run,
         netlink: bool = True,
+        batch: int = 0,
         **settings: object,
     ) -> None:
         from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 
         self.settings, self.own = _settings({"state_dir": state_dir, **settings}), own
-        self._name, self._where, self._netlink = name, where, netlink
+        self._name, self._where, self._netlink, self._batch = name, where, netlink, batch
         self._run, self._own_processes = through(self._run_program), OwnProcesses(time.monotonic)
         self._wanted: dict[ForwardingKey, Forwarding] = {}
+        self.netlink_refusals: list[int] = []
+        """The error numbers with which the kernel refused what was written by netlink."""
         self.restart()
 
     def restart(self) -> None:
@@ -986,12 +992,31 @@ class Synced:
 
     def declare(self, services: Iterable[Service | Forwarding]) -> None:
         """Tell it what differs from the services before. Writes nothing."""
-        new = _forwardings(services, self.settings, self.own)
-        changes: dict[ForwardingKey, Forwarding | None] = dict.fromkeys(self._wanted.keys() - new.keys())
-        changes.update({key: f for key, f in new.items() if self._wanted.get(key) != f})
-        asyncio.run(self._dataplane.prepare(changes))
-        self._dataplane.update(changes)
-        self._wanted = new
+        asyncio.run(self._declare(self._changes(services)))
+
+    def busy(self, services: Iterable[Service | Forwarding]) -> tuple[float, float]:
+        """The CPU seconds that the event loop is busy at a stretch while these are declared and a step is
+        planned, at most; and those that it takes in all."""
+        changes, longest = self._changes(services), 0.0
+
+        async def ticking() -> None:
+            nonlocal longest
+            while True:
+                before = time.thread_time()
+                await asyncio.sleep(0)
+                longest = max(longest, time.thread_time() - before)
+
+        async def work() -> None:
+            ticks = asyncio.create_task(ticking())
+            await asyncio.sleep(0)
+            await self._declare(changes)
+            await self._dataplane.plan()
+            await asyncio.sleep(0)
+            ticks.cancel()
+
+        began = time.process_time()
+        asyncio.run(work())
+        return longest, time.process_time() - began
 
     def pending(self) -> str:
         """What must be written now, as lines with + and -; empty: nothing."""
@@ -1091,17 +1116,39 @@ class Synced:
 
         return asyncio.run(listen())
 
+    def _changes(self, services: Iterable[Service | Forwarding]) -> dict[ForwardingKey, Forwarding | None]:
+        new = _forwardings(services, self.settings, self.own)
+        changes: dict[ForwardingKey, Forwarding | None] = dict.fromkeys(self._wanted.keys() - new.keys())
+        changes.update({key: f for key, f in new.items() if self._wanted.get(key) != f})
+        self._wanted = new
+        return changes
+
+    async def _declare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        await self._dataplane.prepare(changes)
+        self._dataplane.update(changes)
+
     async def _step(self, tidy: bool) -> str:
         from vipd.dataplane.base import ApplyError
 
         try:
-            if plan := await self._dataplane.plan():
-                await self._dataplane.apply(plan)
-            if tidy:
-                await self._dataplane.collect_garbage()
+            with self._small_batches():
+                if plan := await self._dataplane.plan():
+                    await self._dataplane.apply(plan)
+                if tidy:
+                    await self._dataplane.collect_garbage()
         except ApplyError as error:
             raise NotWrittenError(str(error)) from error
         return str(plan)
+
+    def _small_batches(self) -> AbstractContextManager[object]:
+        from vipd.dataplane.iptables.restore_text import Batches
+
+        if not self._batch:
+            return nullcontext()
+        if self._name == "nftables":
+            return mock.patch("vipd.dataplane.nftables.plan.BATCH_ELEMENTS", self._batch)
+        small = Batches(self._batch, 2000, 1)
+        return mock.patch("vipd.dataplane.iptables.restore_text.NFT_BATCHES", small)
 
     def _watch(self, events: bool) -> Any:
         from vipd.dataplane.iptables.names import Names
@@ -1150,7 +1197,23 @@ class Synced:
             raise OSError("nothing is written by netlink")
         opened = self._open_reading()
         self._own_processes.add_socket(opened.getsockname()[0])
-        return opened
+        return _Noting(opened, self.netlink_refusals)
+
+
+class _Noting(socket.socket):
+    """Notes the error numbers of the kernel's answers."""
+
+    def __init__(self, opened: socket.socket, refusals: list[int]) -> None:
+        super().__init__(fileno=opened.detach())
+        self._refusals = refusals
+
+    def recvmsg(self, *arguments: Any) -> Any:
+        """Receive, and note."""
+        received = super().recvmsg(*arguments)
+        kind, error = struct.unpack_from("=4xH10xi", received[0])
+        if kind == 2 and error:
+            self._refusals.append(-error)
+        return received
 
 
 class Flow(NamedTuple):
@@ -1214,7 +1277,14 @@ def _entry(flow: Flow) -> Any:
 def _settings(values: Mapping[str, object]) -> Settings:
     from vipd.host.settings.settings import Settings
 
-    return Settings(**values)  # type: ignore[arg-type]
+    return Settings(**values) if values else _default_settings()  # type: ignore[arg-type]
+
+
+@lru_cache
+def _default_settings() -> Settings:
+    from vipd.host.settings.settings import Settings
+
+    return Settings()
 
 
 def _forwardings(
@@ -1233,77 +1303,3 @@ def _forwardings(
 def forwardings(services: Iterable[Service], own: Iterable[str] = (), **settings: object) -> list[Forwarding]:
     """What services come to on a host with these addresses: the dataplane is told these."""
     return list(_forwardings(services, _settings(settings), frozenset(own)).values())
-
-
-class Finding(NamedTuple):
-    """What the doctor says of one thing."""
-
-    id: str
-    severity: str
-    """`problem`, `warning`, `unchecked` or `ok`."""
-    title: str
-    cause: str
-    hint: str
-    mend: tuple[str, ...]
-    """Commands for a root shell."""
-
-
-def judged(facts: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """What the doctor says of a host of which this is known, the worst first.
-
-    Facts are plain values by name, nested as in `tests/observe/doctor/facts.py`: a family is `ipv4` or
-    `ipv6`; rules are what iptables-save printed, chains of nft what its JSON says; a name that ends with
-    `fault` says why something is not known.
-    """
-    from vipd.observe.doctor.diagnosis import diagnose
-    from vipd.observe.doctor.facts import Facts
-
-    return tuple(
-        Finding(
-            finding.id,
-            str(finding.severity),
-            finding.result.title,
-            finding.result.cause,
-            finding.result.hint,
-            finding.result.fix,
-        )
-        for finding in diagnose(_fact(Facts, facts)).findings
-    )
-
-
-def _fact(kind: Any, value: Any) -> Any:
-    """A plain value as the doctor's type has it."""
-    from typing import get_type_hints
-
-    from vipd.host.settings.settings import Settings, load_settings
-    from vipd.observe.doctor.rules import Ruleset
-
-    if value is None or kind is Any:
-        return value
-    if kind is Settings:
-        return load_settings(flags=value)
-    if kind is Ruleset:
-        return Ruleset.of(_fact(Family, value["family"]), value["variant"], value["saved"])
-    if hasattr(kind, "__dataclass_fields__"):
-        kinds = get_type_hints(kind, localns={"Settings": Settings})
-        return kind(**{name: _fact(kinds[name], each) for name, each in value.items()})
-    if kind is Family:
-        return next(family for family in Family if str(family) == value)
-    return _facts(kind, value)
-
-
-def _facts(kind: Any, value: Any) -> Any:
-    """A collection of plain values likewise."""
-    from types import UnionType
-    from typing import get_args, get_origin
-
-    origin, kinds = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return _fact(kinds[0], value)
-    if origin is tuple and kinds[-1] is not Ellipsis:
-        return tuple(map(_fact, kinds, value))
-    if origin in (tuple, frozenset):
-        return origin(_fact(kinds[0], each) for each in value)
-    if origin is get_origin(Mapping[str, str]):
-        return {_fact(kinds[0], key): _fact(kinds[1], each) for key, each in value.items()}
-    return value
