@@ -1,15 +1,17 @@
-"""A text says the same however it is saved, and whatever its file said before."""
+"""A text says the same whether read as text or bytes, and whatever its file said before."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lab.examples import examples
-from tests.lab.inside import Declared, declare
+from tests.lab.inside import Declared, Vipd, declare, running, written
 from tests.model.samples import HEAD, many_declared
 
 WEB = """  - name: web/shop
@@ -111,3 +113,69 @@ def test_bytes_of_an_edited_file_say_what_their_text_says(
         assert contents(declare(made.encode(), accepted=accepted)) == contents(
             declare(made, accepted=accepted)
         )
+
+
+LISTS = "# All\napiVersion: vipd/v1\ndefaults: {affinity: client-ip}\nservices:\n"
+SERVICE = """  - name: web-{0}
+    address: 10.96.0.{0}
+    ports:
+      - {{name: http, port: 80}}
+    backends: [10.244.0.{0}]  # the old one
+"""
+EIGHT = LISTS + "".join(SERVICE.format(number) for number in range(1, 9))
+REPLACED = [
+    ("10.244.0.5]", "10.244.0.5, 10.244.9.9]"),
+    ("web-2\n", "web-2\n    on_remove: reset\n"),
+    ("web-6\n", "web-6\n    afinity: none\n"),
+    ("    afinity: none\n", ""),
+    ("10.96.0.5\n", "10.96.0.1\n"),
+    (
+        "10.96.0.1\n    ports:\n      - {name: http, port: 80}\n    backends: [10.244.0.5, ",
+        "10.96.0.5\n    ports: 80\n    backends: [",
+    ),
+    ("10.244.0.3]", "10.96.0.7]"),
+    ("10.96.0.7]", "10.244.0.3]"),
+    ("address: 10.96.0.3", "address: 10.244.0.7"),
+    ("address: 10.244.0.7", "address: 10.96.0.3"),
+    ("  - name: web-4", '  - name: "web-40\n  - name: web-4'),
+    ('  - name: "web-40\n', ""),
+    ("  - name: web-4", SERVICE.format(40).replace("\n", "\n  ").rstrip(" ") + "  - name: web-4"),
+    ("services:\n", "services:\n" + SERVICE.format(41)),
+    ("  - name: web-7", "defaults: {affinity: none}\n  - name: web-7"),
+    ("defaults: {affinity: client-ip}\n", ""),
+    ("defaults: {affinity: none}\n", ""),
+    ("  - name: web-8", "---\napiVersion: vipd/v1\nservices:\n  - name: web-8"),
+    ("# the old one\n---\n", "# the old one\n...\n---\n"),
+    ("  - name: web-1\n", "  - name: &a web-1\n"),
+    ("# All", "\t# All"),
+    ("\t# All", "# All\n\n"),
+    (EIGHT[-40:], ""),
+]
+
+
+def specs(declared: Declared) -> Any:
+    return yaml.safe_load(written(declared.services))["services"]
+
+
+def test_an_edited_file_says_what_it_says_to_who_never_saw_it_before() -> None:
+    """What vipd has of a file after each of many edits, against the text alone."""
+
+    async def story(vipd: Vipd) -> None:
+        text, file = EIGHT, vipd.services_dir / "many.yaml"
+        for old, new in (("", ""), *REPLACED):
+            assert old in text, old
+            text = text.replace(old, new, 1)
+            file.write_text(text)
+            answer = await vipd.reload()
+            alone = declare(text, str(file))
+            problems = answer.body["error"]["problems"] if answer.status == 422 else []
+            assert problems == [str(problem) for problem in alone.problems], (old, new)
+            views = (await vipd.ask("GET", "/v1/services")).body["services"]
+            if alone.ok:
+                served = {view["name"]: (view["origin"]["line"], view["spec"]) for view in views}
+                assert served == {
+                    service.name: (service.origin.line, spec)
+                    for service, spec in zip(alone.services, specs(alone), strict=True)
+                }, (old, new)
+
+    running(story)
