@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from typing import Any
 
 import yaml
@@ -296,7 +295,7 @@ def test_every_verb_names_backends_alike() -> None:
                 if isinstance(each, dict) and "backup" in each
             )
             assert {key: spec[key] for key in ("address", "weight", "backup", "max_connections")} == {
-                **{"address": backend.partition(":")[0], "weight": 3, "backup": True, "max_connections": 9}
+                "address": backend.partition(":")[0], "weight": 3, "backup": True, "max_connections": 9
             }
             assert "changed web" in (await say(f"remove-backend web {backend}")).stdout
             assert len((await exported(vipd))[0]["backends"]) == 1
