@@ -68,7 +68,7 @@ LONGEST = (
     "tests/fuzz",
     "tests/torture",
     "tests/control/overrides",
-    "tests/limits/test_files",
+    "tests/limits/test_long_files",
     "tests/api",
     "tests/observe",
     "tests/host",

@@ -15,15 +15,12 @@ from tests.declaration.manifests import (
     read,
     service,
 )
-from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.model import limits
 from vipd.model.service import (
     Affinity,
     Backend,
     BackendState,
     ExternalAddress,
-    Family,
-    Masquerade,
     Protocol,
     Service,
     ServicePort,
@@ -40,15 +37,15 @@ def named(port: int, name: str) -> Json:
     return {"name": name, "port": port}
 
 
-def test_selection_reaches_backends_by_their_ports_of_the_names() -> None:
+def test_backends_are_reached_at_their_ports_of_the_names() -> None:
     slices = [
         endpoint_slice("10.244.0.1", "10.244.0.2", ports=[named(8080, "http"), named(8443, "https")]),
         endpoint_slice("10.244.0.3", ports=[named(9090, "http")]),
     ]
     found = only(service(ports=TWO_PORTS), *slices)
-    modes = {Family.IPV4: Masquerade.ALWAYS, Family.IPV6: Masquerade.ALWAYS}
     reached = {
-        f.key.port_name: list(map(str, f.endpoints)) for f in select_backends(found, SelectionPolicy(modes))
+        port.name: [f"{b.address}:{b.port_for(port)}" for b in found.backends if b.port_for(port)]
+        for port in found.ports
     }
     assert reached == {
         "http": ["10.244.0.1:8080", "10.244.0.2:8080", "10.244.0.3:9090"],

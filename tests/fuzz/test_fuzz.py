@@ -24,7 +24,7 @@ from tests.faults.test_broken_declarations import InstrumentedDaemon
 from tests.fleet.network import HUB, FleetLab
 from tests.fuzz.hostile import Hostile
 from tests.lab.daemon import UnixConnection
-from vipd.sources.store import StoreSource
+from tests.lab.inside import declare
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -198,11 +198,12 @@ class Fuzz:
         status, said = self._daemon.post("/v1/services?store=file", {"service": spec})
         assert (status, said.get("applied")) == (200, True), said
         self._daemon.vipctl("--store", "file", "remove", "others")
-        stored = StoreSource(self._daemon.state_dir / "services.yaml")
-        stored.load()
-        assert stored.faults() == ()
+        stored = declare((self._daemon.state_dir / "services.yaml").read_text())
+        assert stored.problems == ()
         owners = {view["name"]: view["owner"] for view in self._daemon.get("services")["services"]}
-        assert {name for name, owner in owners.items() if owner == "cli"} == set(stored.services)
+        assert {name for name, owner in owners.items() if owner == "cli"} == {
+            service.name for service in stored.services
+        }
         self.memory = max(self.memory, _resident(self._daemon))
         assert self.memory <= MOST_MEMORY, self._daemon.memory()
 

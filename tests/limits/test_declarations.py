@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from vipd.declaration.incremental import parse_incrementally
-from vipd.declaration.native import parse_declaration, parse_service
-from vipd.declaration.problems import Declaration, ProblemList
-from vipd.declaration.yaml_tree import read_tree
+from tests.lab.inside import declare
+from tests.model.samples import HEAD
 from vipd.model import limits
-from vipd.model.service import Origin
-
-HEAD = "apiVersion: vipd/v1\nservices:\n"
-
-
-def parse(text: str) -> Declaration:
-    return parse_declaration(text, "a.yaml")
 
 
 def listed(items: object) -> str:
@@ -115,7 +107,7 @@ def test_what_is_at_a_limit_is_read_and_one_more_is_a_problem(
 ) -> None:
     name, most, text, wanted = CASES[case]
     monkeypatch.setattr(limits, name, most)
-    at_limit, beyond = parse(text(most)), parse(text(most + 1))
+    at_limit, beyond = declare(text(most)), declare(text(most + 1))
     about = [str(problem) for problem in at_limit.problems]
     # A name of so many letters, and a list instead of a mapping, are wrong for other reasons.
     assert not any("the most" in each or "more than" in each for each in about), about
@@ -125,22 +117,18 @@ def test_what_is_at_a_limit_is_read_and_one_more_is_a_problem(
     assert problem.hint
 
 
-@pytest.mark.parametrize("source", ["file", "cli", "etcd", "accepted", "request"])
-def test_a_product_is_refused_before_it_is_multiplied_out(source: str) -> None:
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_product_is_refused_before_it_is_multiplied_out(accepted: bool) -> None:
     """3,000 ports times 3,000 backends in 108 kB kept the loop for two minutes."""
     began = time.thread_time()
-    if source == "request":
-        spec = {"address": "10.96.0.1", "ports": [*range(1, 3001)], "name": "a"}
-        spec["backends"] = [{"address": f"172.16.{i >> 8}.{i & 255}", "port": 80} for i in range(3000)]
-        found, problems = parse_service(spec, Origin("cli"))
-        assert found is None
-    else:
-        text = HEAD + service(3000, 3000) + service(number=1)
-        kind, accepted = ("file", True) if source == "accepted" else (source, False)
-        declaration = parse_declaration(text, "a.yaml", kind, accepted=accepted)
-        problems = declaration.problems
-        assert [each.name for each in declaration.services] == ["s1"]
-    assert "3000 ports and 3000 backends make 9000000 endpoints" in problems[0].what
+    found = declare(HEAD + service(3000, 3000) + service(number=1), accepted=accepted)
+    assert [each.name for each in found.services] == ["s1"]
+    spec = {"address": "10.96.0.1", "ports": [*range(1, 3001)], "name": "a"}
+    spec["backends"] = [{"address": f"172.16.{i >> 8}.{i & 255}", "port": 80} for i in range(3000)]
+    request = declare(json.dumps({"apiVersion": "vipd/v1", "services": [spec]}), accepted=accepted)
+    assert not request.services
+    for problems in (found.problems, request.problems):
+        assert "3000 ports and 3000 backends make 9000000 endpoints" in problems[0].what
     assert time.thread_time() - began < 20
 
 
@@ -148,7 +136,7 @@ def test_twins_among_many_ports_are_not_compared_before_the_product_is_known() -
     text = HEAD + service(3000, backends=2, fallback="reject")
     twins = listed(["172.16.0.1"] * 3000)
     text = HEAD + service(3000, 0).replace("backends: []", f"backends: {twins}")
-    assert "9000000 endpoints" in parse(text).problems[0].what
+    assert "9000000 endpoints" in declare(text).problems[0].what
 
 
 def test_backends_of_defaults_are_not_copied_into_every_service_for_ever(
@@ -157,7 +145,7 @@ def test_backends_of_defaults_are_not_copied_into_every_service_for_ever(
     """1,000 services with 9,000 backends that one list in `defaults` names are nine million."""
     monkeypatch.setattr(limits, "MAX_UNIT_SIZE", 150_000)
     head = f"apiVersion: vipd/v1\ndefaults:\n  fallback: {fallback(9000)}\nservices:\n"
-    found = parse(head + "".join(service(number=i % 100).replace("s", f"x{i}-", 1) for i in range(1000)))
+    found = declare(head + "".join(service(number=i % 100).replace("s", f"x{i}-", 1) for i in range(1000)))
     assert "more than 150000 endpoints" in str(found.problems)
     assert len(found.services) < 20
 
@@ -167,51 +155,40 @@ def test_one_name_for_many_ports_of_many_servers_is_no_product_either() -> None:
     text = of_kubernetes(2000).replace(
         "ports: [{name: a, port: 80}, {name: b, port: 81}]\nendp", f"ports: {ports}\nendp"
     )
-    assert "its endpoints reach 4000000 ports" in str(parse(text).problems)
+    assert "its endpoints reach 4000000 ports" in str(declare(text).problems)
 
 
 @pytest.mark.slow
 def test_five_thousand_backends_and_ten_thousand_services_are_below_every_limit() -> None:
-    assert parse(HEAD + service(backends=5000)).ok
+    assert declare(HEAD + service(backends=5000)).ok
     one = service(backends=5)
     many = "".join(
         one.replace("s0", f"s{i}", 1).replace("10.96.0.0", f"10.{i >> 8}.{i & 255}.1") for i in range(10_000)
     )
-    assert parse(HEAD + many).ok
+    assert declare(HEAD + many).ok
     assert limits.MAX_UNIT_SIZE > 100_000 * (5 + 1)
     assert limits.SERVICES > 100_000
 
 
-def test_a_file_that_grows_past_a_limit_is_not_read_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_UNIT_SIZE", 4)
-    before = HEAD + service(number=0) + service(number=1)
-    known = parse(before)
-    assert known.ok
-    after = before.replace("[172.16.0.0]", "[172.16.0.0, 172.16.0.1]", 1)
-    assert parse_incrementally(after, "a.yaml", before, known).problems == parse(after).problems != ()
-
-
 def test_values_of_a_file_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "YAML_VALUES", 20_000)
-    assert not read_tree("- 1\n" * 19_000, "a").problems
-    (problem,) = read_tree("- 1\n" * 60_000, "a").problems
-    assert "more than 20000 values" in problem.what
+    assert "20000 values" not in str(declare("- 1\n" * 19_000).problems)
+    assert "more than 20000 values" in declare("- 1\n" * 60_000).problems[0].what
 
 
 @pytest.mark.parametrize("text", ["a: '{}'", "a: {}", "a: |\n  {}", "a:\n# {}\n  b", '{{"{}": 1}}', "&{} a"])
 def test_a_value_is_not_read_on_for_ever(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "YAML_VALUE_BYTES", 100_000)
     # Between what is read at once and what the parser asks for are some ten thousand bytes.
-    fine = read_tree(text.format("x" * 60_000), "a").problems
+    fine = declare(text.format("x" * 60_000)).problems
     assert not any("more than 100000 bytes" in each.what for each in fine)
-    found = read_tree(text.format("x" * 300_000), "a")
-    assert ["more than 100000 bytes" in each.what for each in found.problems] in ([True], [False])
-    assert found.problems, "a syntax error, where a key or an anchor cannot be as long"
-    assert not found.documents
+    found = declare(text.format("x" * 300_000))
+    assert len(found.problems) == 1, "a syntax error, where a key or an anchor cannot be as long"
+    assert not found.services
 
 
 def test_problems_of_a_file_are_counted() -> None:
-    found = parse("apiVersion: vipd/v1\n" + "".join(f"key{i}: 1\n" for i in range(412)))
+    found = declare("apiVersion: vipd/v1\n" + "".join(f"key{i}: 1\n" for i in range(412)))
     assert len(found.problems) == limits.PROBLEMS + 1
     assert str(found.problems[-1]) == "a.yaml:101: and 312 more problems; mend those that are named first"
     assert found.problems[0].hint
@@ -219,17 +196,9 @@ def test_problems_of_a_file_are_counted() -> None:
 
 def test_conflicts_are_counted_without_their_words() -> None:
     text = HEAD + "".join(service(number=0) for _ in range(1 + 200))
-    found = parse(text)
+    found = declare(text)
     assert found.problems[-1].what.startswith("and ")
     assert len(found.problems) == limits.PROBLEMS + 1
-
-
-def test_lists_of_problems_add_up() -> None:
-    inner = ProblemList(parse("".join(f"- {i}\n" for i in range(3))).problems)
-    inner.count(5)
-    outer = ProblemList(most=1)
-    outer.extend(inner.by_line())
-    assert [each.what for each in outer.by_line()][1:] == ["and 5 more problems"]
 
 
 def test_the_documentation_tells_the_limits() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from vipd.declaration.problems import Declaration, Problem
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model.service import Backend, Origin, Protocol, Service, ServicePort
-from vipd.observe.bench.declared import PORT, TARGET, many_services
 
 HEAD = "apiVersion: vipd/v1\nservices:\n"
 
@@ -39,14 +38,20 @@ def block(address: str, name: str = "", *backends: str) -> str:
 
 
 def many_declared(count: int, backends: int = 5) -> str:
-    """The services that `vipctl bench` measures with, as a vipd/v1 document."""
-    return HEAD + "".join(map(_benched, many_services(count, backends)))
+    """Services with one TCP port each and backends of their own, as a vipd/v1 document."""
+    return HEAD + "".join(_one_of_many(index, backends) for index in range(count))
 
 
-def _benched(made: Service) -> str:
+def _one_of_many(index: int, backends: int) -> str:
+    servers = ", ".join(_numbered(10, 128, index * backends + n) for n in range(backends))
     return (
-        f"  - name: {made.name}\n"
-        f"    address: {made.addresses[0]}\n"
-        f"    ports: [{{name: http, port: {PORT}, protocol: tcp, target: {TARGET}}}]\n"
-        f"    backends: [{', '.join(backend.address for backend in made.backends)}]\n"
+        f"  - name: bench/web-{index}\n"
+        f"    address: {_numbered(10, 96, index)}\n"
+        f"    ports: [{{name: http, port: 80, protocol: tcp, target: 8080}}]\n"
+        f"    backends: [{servers}]\n"
     )
+
+
+def _numbered(first: int, second: int, number: int) -> str:
+    high, low = divmod(number, 250)
+    return f"{first}.{second + high // 256}.{high % 256}.{low + 1}"

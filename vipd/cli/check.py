@@ -91,7 +91,7 @@ def _program_notes(services: Iterable[Service]) -> Iterable[Note]:
     for service in services:
         own = (backend.check for backend in (*service.backends, *service.fallback))
         for check in (service.check, *own):
-            if check is not None and isinstance(check.probe, ExecProbe):
+            if check is not None and isinstance(check.probe, ExecProbe) and check.probe.command:
                 first.setdefault(check.probe.command[0], service)
     found = (
         Note(service.origin.path, service.origin.line, f"{service.name}: {problem.replace('; hint: ', '; ')}")

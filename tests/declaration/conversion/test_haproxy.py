@@ -118,9 +118,9 @@ def test_the_same_check_of_all_servers_is_that_of_the_service() -> None:
             Timing(2, 2, 2, 3),
         ),
         (
-            "option httpchk GET /\n    http-check expect string a.b(c)",
+            "option httpchk GET /\n    http-check expect string a.b(c){2}\\\\d",
             "check",
-            HttpProbe(body=r"a\.b\(c\)"),
+            HttpProbe(body=r"a\.b\(c\)\{2}\\d"),
             Timing(2, 2, 2, 3),
         ),
     ],
@@ -133,15 +133,6 @@ def test_the_times_of_a_check_that_has_its_own() -> None:
     times = "timeout connect 1s\n    timeout check 3s"
     assert check_of(times, "check inter 10s").timing.timeout == 1
     assert check_of(f"{times}\n    option httpchk GET /", "check inter 10s").timing.timeout == 4
-
-
-def test_a_body_that_is_expected_matches_itself() -> None:
-    from vipd.declaration.body_pattern import body_pattern
-
-    probe = check_of("option httpchk GET /\n    http-check expect string a.b(c){2}\\\\d", "check").probe
-    assert isinstance(probe, HttpProbe)
-    assert body_pattern(probe.body).matches(rb"x a.b(c){2}\d y")
-    assert not body_pattern(probe.body).matches(rb"x aXb(c){2}\d y")
 
 
 def test_states_and_the_address_of_clients() -> None:
@@ -312,10 +303,25 @@ def test_a_frontend_without_its_backend_is_left_out() -> None:
     assert (found.services, lost(found)) == ((), [(1, "frontend f"), (3, "default_backend other")])
 
 
-def test_a_line_with_a_variable_is_not_read() -> None:
-    found = convert(listen('balance "${ALGORITHM}"'))
-    assert [(each.line, "variable" in each.what) for each in found.problems] == [(3, True)]
+@pytest.mark.parametrize(
+    ("line", "problems"),
+    [
+        ('balance "${ALGORITHM}"', [(3, True)]),
+        ("acl a path '$HOST'", [(3, False)]),
+        (r'acl a path "\$HOST"', [(3, False)]),
+        ("# balance $ALGORITHM", []),
+        (r"""log a\ b 'c # $d' "" # $e""", []),
+    ],
+)
+def test_a_line_with_a_variable_is_not_read(line: str, problems: list[tuple[int, bool]]) -> None:
+    found = convert(listen(line))
+    assert [(each.line, "variable" in each.what) for each in found.problems] == problems
     assert found.services[0].balance is Balance.ROUND_ROBIN
+
+
+def test_quotes_and_backslashes_make_one_word() -> None:
+    found = convert(listen(r"""ser"ver" b\2 '10.244.0.12':"8080" # weight 3"""))
+    assert only(found).backends == (Backend("10.244.0.12"), Backend("10.244.0.11"))
 
 
 def test_the_limit_of_a_server_is_its_max_connections() -> None:
