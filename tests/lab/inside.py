@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest import mock
 
-from tests.faults.simulated_etcd import SimulatedEtcd
+from tests.lab.simulated_etcd import SimulatedEtcd
 from tests.lab.simulated_time import simulate
 from vipd.cli.main import run
 from vipd.declaration import problems

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.mutants import Mutant, mutate
+from tests.mutation.mutants import Mutant
+from tests.mutation.seams import Seam
 from tests.mutation.targets import ROOT, Target
 
 LIBRARIES = ("aiohttp.web", "hypothesis", "prometheus_client", "pydantic_settings", "re2", "yaml")
@@ -36,7 +37,7 @@ NOT_RUN = 99
 """Exit code when pytest did not get to run."""
 _OPTIONS = (
     *("-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-profile=no-shrinking"),
-    *("-m", "not root and not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
 )
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
 
@@ -56,7 +57,7 @@ class Job:
     """Tests to run against one mutant, or none."""
 
     target: Target
-    mutant: Mutant | None
+    mutant: Mutant | Seam | None
     limit: float
     """Seconds."""
     outcome: Outcome = Outcome.BROKEN
@@ -84,10 +85,12 @@ class _Copy:
         if job.mutant:
             file = self.path / job.mutant.path
             self._original = file.rename(file.with_suffix(".original"))
-            file.write_text(mutate(self._original.read_text(), job.mutant.name))
+            # Else this mutant, of the same size and second, would be run as the one before it.
+            for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
+                compiled.unlink()
+            file.write_text(job.mutant.changed(self._original.read_text()))
         fork = multiprocessing.get_context("fork")
-        # No bytecode of a mutant: the next one, of the same size and second, would be run from it.
-        self.process = fork.Process(target=_run_tests, args=(self.path, job.target.tests, job.mutant is None))
+        self.process = fork.Process(target=_run_tests, args=(self.path, job.target))
         self.process.start()
 
     def stop(self) -> None:
@@ -107,7 +110,7 @@ class _Copy:
             self.process.join()
         self.stop()
         if self._original:
-            # With its old time: what Python compiled of it is right again.
+            # With its old time: what Python compiled of the mutant is not taken for it.
             self._original.rename(self._original.with_suffix(".py"))
             self._original = None
         job.seconds = time.monotonic() - self.started
@@ -166,10 +169,11 @@ def _done(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
                 yield copy.finish(late=True)
 
 
-def _run_tests(tree: Path, tests: Sequence[str], bytecode: bool) -> None:
-    """In a process of its own. `bytecode`: whether Python may write what it has compiled."""
+def _run_tests(tree: Path, target: Target) -> None:
+    """In a process of its own."""
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    if target.marks:  # daemons and etcd need more address space
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     os.chdir(tree)
     with Path("output").open("wb") as output:
         os.dup2(output.fileno(), 1)
@@ -179,12 +183,9 @@ def _run_tests(tree: Path, tests: Sequence[str], bytecode: bool) -> None:
         del sys.modules[name]
     sys.path.insert(0, str(tree))
     os.environ["PYTHONPATH"] = str(tree)
-    sys.dont_write_bytecode = not bytecode
-    if not bytecode:
-        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     code = NOT_RUN
     try:
-        code = int(pytest.main([*_OPTIONS, *tests]))
+        code = int(pytest.main([*_OPTIONS, "-m", target.marks, *target.tests]))
     except BaseException:
         traceback.print_exc()
     finally:
