@@ -1303,3 +1303,77 @@ def _forwardings(
 def forwardings(services: Iterable[Service], own: Iterable[str] = (), **settings: object) -> list[Forwarding]:
     """What services come to on a host with these addresses: the dataplane is told these."""
     return list(_forwardings(services, _settings(settings), frozenset(own)).values())
+
+
+class Finding(NamedTuple):
+    """What the doctor says of one thing."""
+
+    id: str
+    severity: str
+    """`problem`, `warning`, `unchecked` or `ok`."""
+    title: str
+    cause: str
+    hint: str
+    mend: tuple[str, ...]
+    """Commands for a root shell."""
+
+
+def judged(facts: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """What the doctor says of a host of which this is known, the worst first.
+
+    Facts are plain values by name, nested as in `tests/observe/doctor/facts.py`: a family is `ipv4` or
+    `ipv6`; rules are what iptables-save printed, chains of nft what its JSON says; a name that ends with
+    `fault` says why something is not known.
+    """
+    from vipd.observe.doctor.diagnosis import diagnose
+    from vipd.observe.doctor.facts import Facts
+
+    return tuple(
+        Finding(
+            finding.id,
+            str(finding.severity),
+            finding.result.title,
+            finding.result.cause,
+            finding.result.hint,
+            finding.result.fix,
+        )
+        for finding in diagnose(_fact(Facts, facts)).findings
+    )
+
+
+def _fact(kind: Any, value: Any) -> Any:
+    """A plain value as the doctor's type has it."""
+    from typing import get_type_hints
+
+    from vipd.host.settings.settings import Settings, load_settings
+    from vipd.observe.doctor.rules import Ruleset
+
+    if value is None or kind is Any:
+        return value
+    if kind is Settings:
+        return load_settings(flags=value)
+    if kind is Ruleset:
+        return Ruleset.of(_fact(Family, value["family"]), value["variant"], value["saved"])
+    if hasattr(kind, "__dataclass_fields__"):
+        kinds = get_type_hints(kind, localns={"Settings": Settings})
+        return kind(**{name: _fact(kinds[name], each) for name, each in value.items()})
+    if kind is Family:
+        return next(family for family in Family if str(family) == value)
+    return _facts(kind, value)
+
+
+def _facts(kind: Any, value: Any) -> Any:
+    """A collection of plain values likewise."""
+    from types import UnionType
+    from typing import get_args, get_origin
+
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return _fact(kinds[0], value)
+    if origin is tuple and kinds[-1] is not Ellipsis:
+        return tuple(map(_fact, kinds, value))
+    if origin in (tuple, frozenset):
+        return origin(_fact(kinds[0], each) for each in value)
+    if origin is get_origin(Mapping[str, str]):
+        return {_fact(kinds[0], key): _fact(kinds[1], each) for key, each in value.items()}
+    return value
