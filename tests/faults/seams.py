@@ -352,9 +352,9 @@ ELSEWHERE = {
         "vipd.host.settings.settings_file",
         "vipd.host.settings.etcd",
     ),
-    "tests/observe/metrics/test_scrape.py": ("vipd.observe.browsers",),
+    "tests/observe/test_who_may_ask.py": ("vipd.observe.browsers",),
     "tests/api/test_healthz.py": ("vipd.api.healthz",),
-    "tests/observe/page/test_server.py": ("vipd.observe.page.page_state", "vipd.observe.page.server"),
+    "tests/observe/page/test_page.py": ("vipd.observe.page.page_state", "vipd.observe.page.server"),
     "tests/host/systemd/test_journal.py": ("vipd.host.systemd.journal",),
 }
 """Modules whose meeting with the outside is made to fail by other tests, by the file of those: what asks the

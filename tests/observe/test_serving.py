@@ -2,69 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
 
-from tests.observe.health_ports.asking import ask, free_port, running, until
-from tests.observe.metrics.test_exposition import names, scraped, value
-from tests.observe.page.examples import DRAINED, HEALTHY, TCP, UNHEALTHY
-from tests.observe.page.watched import Watched, watched
-from vipd.api.healthz import healthz_listener
-from vipd.cli.output import Screen
-from vipd.cli.status import _lines
-from vipd.model.service import Backend, BackendState, Service, ServicePort
-from vipd.observe.listeners import ListenAddress
-from vipd.observe.views import ADDRESSES_SHOWN, NAMES_SHOWN, status_view
+from tests.lab.inside import Vipd, running
+from tests.observe.asking import names, value
+from tests.observe.watching import QUICK, block, free_address, get, listening, scrape, state
 
 DEAD, ALIVE = "10.244.0.5", "10.244.0.6"
-ABOUT = {"version": "", "pid": 1, "started": "2026-01-01T00:00:00Z", "settings": {}, "warnings": ()}
+CHECK = f"check: {QUICK}"
+ON_HOST = [block(f"s{n:02}", n, f"'{DEAD}:{8000 + n}'", ALIVE, more=CHECK) for n in range(1, 11)]
+TWELVE = [*ON_HOST, block("s11", 11, ALIVE, more=CHECK), block("s12", 12, ALIVE, more=CHECK)]
+"""Ten of them have a backend on a host that will die; each at another port."""
 
 
-def service(number: int, *backends: Backend) -> Service:
-    return Service(f"s{number:02}", (f"10.96.0.{number}",), (ServicePort(80, TCP),), backends)
-
-
-def twelve() -> list[Service]:
-    """Ten of them have a backend on a host that will die; each at another port."""
-    on_host = [service(n, Backend(DEAD, 8000 + n), Backend(ALIVE)) for n in range(1, 11)]
-    return [*on_host, service(11, Backend(ALIVE)), service(12, Backend(ALIVE))]
-
-
-def status_of(world: Watched) -> dict[str, Any]:
-    view: dict[str, Any] = json.loads(
-        json.dumps(status_view(world.reconciler, world.dataplane, [world.source], ABOUT))
-    )
-    return view
-
-
-def text_of(status: dict[str, Any]) -> list[str]:
-    return list(_lines(status, Screen(None, colour=False)))
-
-
-def told(services: Iterable[Service], story: Callable[[Watched], Awaitable[None]]) -> None:
-    """Run a story over these services."""
-
-    async def run() -> None:
-        async with watched(list(services)) as world:
-            await story(world)
-
-    asyncio.run(asyncio.wait_for(run(), 200))
-
-
-async def check_all(world: Watched) -> None:
-    """Each backend passes a check."""
-    for declared in world.reconciler.services.values():
-        for backend in declared.backends:
-            world.judges.stand(declared.name, str(backend), HEALTHY)
-    await world.step()
+async def screen(vipd: Vipd) -> list[str]:
+    return (await vipd.vipctl("status")).stdout.splitlines()
 
 
 def test_a_dead_host_is_one_line_with_its_services_and_the_kernel_is_in_sync() -> None:
-    async def story(world: Watched) -> None:
-        await check_all(world)
-        assert status_of(world)["serving"] == {
+    async def story(vipd: Vipd) -> None:
+        status = await vipd.until_status(lambda status: status["serving"]["state"] == "ok")
+        assert status["serving"] == {
             "state": "ok",
             "message": "",
             "services": {"ok": 12, "unchecked": 0, "degraded": 0, "no-backends": 0, "quarantined": 0},
@@ -72,10 +30,8 @@ def test_a_dead_host_is_one_line_with_its_services_and_the_kernel_is_in_sync() -
             "unhealthy_addresses": 0,
             "others": [],
         }
-        for number in range(1, 11):
-            world.judges.stand(f"s{number:02}", f"{DEAD}:{8000 + number}", UNHEALTHY)
-        await world.step()
-        status = status_of(world)
+        vipd.backends[DEAD] = "connection refused"
+        status = await vipd.until_status(lambda status: status["serving"]["services"]["degraded"] == 10)
         assert status["state"] == "in-sync"
         serving = status["serving"]
         assert (serving["state"], serving["message"]) == ("degraded", "10 degraded of 12 services")
@@ -83,96 +39,102 @@ def test_a_dead_host_is_one_line_with_its_services_and_the_kernel_is_in_sync() -
         assert (host["address"], host["services"]) == (DEAD, 10)
         assert sorted(host["names"]) == [f"s{number:02}" for number in range(1, 11)]
         assert serving["others"] == []
-        assert len([line for line in text_of(status) if DEAD in line]) == 1
-        assert (await world.state())["daemon"]["serving"] == serving
-        for number in range(1, 11):
-            world.judges.stand(f"s{number:02}", f"{DEAD}:{8000 + number}", HEALTHY)
-        await world.step()
-        assert status_of(world)["serving"]["state"] == "ok"
+        assert len([line for line in await screen(vipd) if DEAD in line]) == 1
+        assert (await state(vipd))["daemon"]["serving"] == serving
+        del vipd.backends[DEAD]
+        await vipd.until_status(lambda status: status["serving"]["state"] == "ok")
 
-    told(twelve(), story)
+    running(story, lambda vipd: vipd.declare(*TWELVE), status_page=free_address())
 
 
 def test_what_nobody_asked_is_unchecked_and_no_fault() -> None:
-    async def story(world: Watched) -> None:
-        status = status_of(world)
+    async def story(vipd: Vipd) -> None:
+        status = await vipd.status()
         assert (status["backends"], status["ready"], status["unchecked"]) == (22, 22, 22)
         assert status["serving"]["state"] == "unchecked"
         assert status["serving"]["message"] == "12 unchecked of 12 services"
-        assert "Backends     22 of 22 ready, 22 unchecked" in text_of(status)
-        state = await world.state()
-        endpoints = [e for s in state["services"] for f in s["forwardings"] for e in f["endpoints"]]
+        text = await screen(vipd)
+        assert "Backends     22 of 22 ready, 22 unchecked" in text
+        assert not [line for line in text if "healthy" in line or " ok" in line]
+        services = (await state(vipd))["services"]
+        endpoints = [e for s in services for f in s["forwardings"] for e in f["endpoints"]]
         assert {endpoint["health"] for endpoint in endpoints} == {"unchecked"}
-        assert {s["state"] for s in state["services"]} == {"unchecked"}
-        assert not [line for line in text_of(status) if "healthy" in line or " ok" in line]
-        found = await scraped(world)
-        assert "vipd_backend_up" not in names(found), "nothing is known of any"
-        assert value(found, "vipd_services_by_state", state="unchecked") == 12
+        assert {service["state"] for service in services} == {"unchecked"}
+        series = await scrape(vipd)
+        assert "vipd_backend_up" not in names(series), "nothing is known of any"
+        assert value(series, "vipd_services_by_state", state="unchecked") == 12
         first = {"service": "s11", "backend": f"{ALIVE}:80", "protocol": "tcp"}
-        assert value(found, "vipd_backend_health", health="unchecked", **first) == 1
+        assert value(series, "vipd_backend_health", health="unchecked", **first) == 1
 
-    told(twelve(), story)
+    unchecked = [text.replace(f", {CHECK}", "") for text in TWELVE]
+    running(story, lambda vipd: vipd.declare(*unchecked), status_page=free_address())
 
 
 def test_what_is_no_matter_of_a_check_is_told_by_its_services() -> None:
-    down = service(1, Backend(DEAD, state=BackendState.DOWN), Backend(ALIVE))
+    declared = [
+        block("s01", 1, f"{{address: {DEAD}, state: down}}", ALIVE),
+        block("s02", 2, "10.244.0.7", more=CHECK),
+        block("s03", 3),
+        block("s04", 4, "10.244.0.8"),
+        block("s05", 5, ALIVE),
+    ]
 
-    async def story(world: Watched) -> None:
-        world.judges.stand("s02", ALIVE, UNHEALTHY)
-        world.judges.stand("s04", ALIVE, DRAINED)
-        await world.step()
-        serving = status_of(world)["serving"]
+    async def story(vipd: Vipd) -> None:
+        vipd.backends["10.244.0.7"] = "connection refused"
+        drain = {"service": "s04", "backend": "10.244.0.8", "admin": "draining"}
+        assert (await vipd.ask("POST", "/v1/overrides", drain)).status == 200
+        status = await vipd.until_status(lambda status: status["serving"]["services"]["no-backends"] == 3)
+        serving = status["serving"]
         assert serving["services"] == {
-            "ok": 0, "unchecked": 0, "degraded": 1, "no-backends": 3, "quarantined": 0
+            "ok": 0, "unchecked": 1, "degraded": 1, "no-backends": 3, "quarantined": 0
         }  # fmt: skip
-        assert [each["names"] for each in serving["unhealthy"]] == [["s02"]]
+        assert [host["names"] for host in serving["unhealthy"]] == [["s02"]]
         assert serving["others"] == [
             {"state": "degraded", "services": 1, "names": ["s01"]},
             {"state": "no-backends", "services": 2, "names": ["s03", "s04"]},
         ]
-        world.reconciler.progress.quarantined = {"s03": "no module"}
-        serving = status_of(world)["serving"]
-        assert serving["services"] | {"no-backends": 2, "quarantined": 1} == serving["services"]
-        await world.declare([down])
-        assert status_of(world)["serving"]["unhealthy"] == []
+        vipd.kernel.refuses = lambda forwarding: "no module" if forwarding.key.service == "new" else ""
+        vipd.declare(*declared[:1], block("new", 9, ALIVE))
+        await vipd.reload()
+        serving = (await vipd.status())["serving"]
+        assert (serving["services"]["quarantined"], serving["unhealthy"]) == (1, [])
 
-    told([down, service(2, Backend(ALIVE)), service(3), service(4, Backend(ALIVE))], story)
+    running(story, lambda vipd: vipd.declare(*declared))
 
 
 def test_names_and_addresses_are_bounded() -> None:
-    many = [service(n, Backend(DEAD), Backend(f"10.245.0.{n}")) for n in range(1, ADDRESSES_SHOWN + 20)]
+    """Twenty addresses, and ten services of each."""
+    many = [block(f"s{n:02}", n, DEAD, f"10.245.0.{n}", more=CHECK) for n in range(1, 40)]
 
-    async def story(world: Watched) -> None:
-        for declared in many:
-            for backend in declared.backends:
-                world.judges.stand(declared.name, str(backend), UNHEALTHY)
-        await world.step()
-        serving = status_of(world)["serving"]
-        assert (len(serving["unhealthy"]), serving["unhealthy_addresses"]) == (ADDRESSES_SHOWN, len(many) + 1)
+    async def story(vipd: Vipd) -> None:
+        serving = (await vipd.until_status(lambda s: s["serving"]["unhealthy_addresses"] == 40))["serving"]
+        assert len(serving["unhealthy"]) == 20
         first, *others = serving["unhealthy"]
-        assert (first["address"], first["services"], len(first["names"])) == (DEAD, len(many), NAMES_SHOWN)
+        assert (first["address"], first["services"], len(first["names"])) == (DEAD, 39, 10)
         assert {other["services"] for other in others} == {1}
-        (line,) = [line for line in text_of(status_of(world)) if DEAD in line]
-        assert f" and {len(many) - NAMES_SHOWN} more)" in line
+        (line,) = [line for line in await screen(vipd) if DEAD in line]
+        assert " and 29 more)" in line
 
-    told(many, story)
+    def prepare(vipd: Vipd) -> None:
+        vipd.declare(*many)
+        vipd.backends |= dict.fromkeys([DEAD, *(f"10.245.0.{n}" for n in range(1, 40))], "refused")
+
+    running(story, prepare)
 
 
 def test_healthz_says_both_and_keeps_its_status() -> None:
-    async def story(world: Watched) -> None:
-        world.judges.stand("s11", ALIVE, UNHEALTHY)
-        await world.step()
-        place = ListenAddress("127.0.0.1", free_port())
-        listeners = healthz_listener(world.reconciler, place)
-        async with running(listeners):
-            await until(lambda: listeners.open, "open")
-            answer = await ask(place, "/healthz")
-        document = json.loads(answer.body)
+    declared = [block("s01", 1, DEAD, more=CHECK), block("s02", 2, ALIVE)]
+
+    async def story(vipd: Vipd) -> None:
+        vipd.backends[DEAD] = "connection refused"
+        await vipd.until_status(lambda status: status["serving"]["services"]["no-backends"])
+        answer = await get(f"{await listening(vipd, 'health_address')}healthz")
+        document = json.loads(answer.text)
         assert (answer.status, document["state"]) == (200, "in-sync")
         assert document["serving"] == {
             "state": "degraded",
-            "message": "1 without backends, 11 unchecked of 12 services",
-            "services": {"ok": 0, "unchecked": 11, "degraded": 0, "no-backends": 1, "quarantined": 0},
+            "message": "1 without backends, 1 unchecked of 2 services",
+            "services": {"ok": 0, "unchecked": 1, "degraded": 0, "no-backends": 1, "quarantined": 0},
         }
 
-    told(twelve(), story)
+    running(story, lambda vipd: vipd.declare(*declared), health_address=free_address())

@@ -6,17 +6,15 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.docs.markdown import rows
-from tests.observe.metrics.test_exposition import NO_PROMTOOL, PROMTOOL
-from vipd.observe.metrics.catalogue import METRIC_FAMILIES
+from tests.docs.markdown import ROOT
+from tests.observe.metrics.test_metrics import NO_PROMTOOL, PROMTOOL, documented
 
-ROOT = Path(__file__).parents[3]
+METRICS = documented()
 DASHBOARD = ROOT / "examples" / "grafana-dashboard.json"
 ALERTS = ROOT / "examples" / "prometheus-alerts.yaml"
 
@@ -49,26 +47,24 @@ def expressions() -> Iterator[str]:
 
 
 def family(name: str) -> str:
-    return re.sub(r"_(bucket|count|sum)$", "", name) if name not in METRIC_FAMILIES else name
+    return re.sub(r"_(bucket|count|sum)$", "", name) if name not in METRICS else name
 
 
 def test_every_metric_that_is_asked_for_is_there() -> None:
     asked = {name for text in expressions() for name in _METRIC.findall(text)}
     assert len(asked) > 15
-    assert {
-        name for name in asked if family(name) not in METRIC_FAMILIES and name not in _OF_PROCESS
-    } == set()
+    assert {name for name in asked if family(name) not in METRICS and name not in _OF_PROCESS} == set()
 
 
 def test_every_label_that_is_asked_for_is_there() -> None:
     for text in expressions():
         for name, selector in _LABELS.findall(text):
             asked = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector)) - {"instance", "job"}
-            assert asked <= {*METRIC_FAMILIES[family(name)].labels, "le"}, (name, asked)
+            assert asked <= {*METRICS[family(name)][1], "le"}, (name, asked)
 
 
 def test_counters_are_only_asked_for_their_growth() -> None:
-    counters = {name for name, found in METRIC_FAMILIES.items() if found.kind == "counter"}
+    counters = {name for name, (kind, _) in METRICS.items() if kind == "counter"}
     for text in expressions():
         for name in set(_METRIC.findall(text)) & counters:
             assert re.search(rf"(rate|increase)\({name}", text), text
@@ -103,12 +99,3 @@ def test_prometheus_takes_the_alerts() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(rules())} rules found" in done.stdout
-
-
-def test_the_page_lists_the_metrics_and_no_others() -> None:
-    listed = {
-        name: (kind, set(re.findall(r"`(\w+)`", labels)))
-        for cell, kind, labels, *_ in rows(ROOT / "docs" / "operations.md", "Metrics")
-        for name in re.findall(r"`(vipd_\w+)`", cell)
-    }
-    assert listed == {name: (found.kind, set(found.labels)) for name, found in METRIC_FAMILIES.items()}

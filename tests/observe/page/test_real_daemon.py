@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
-from tests.observe.page.browser import PROGRAM, browser
+from tests.observe.asking import PATIENCE_SECONDS, scrape, value
+from tests.observe.page.browser import PROGRAM, Browser, browser
 
 pytestmark = pytest.mark.root
 
@@ -22,30 +22,48 @@ DECLARATION = """
     ports: [80/tcp]
     backends: [10.244.0.11, 10.244.0.12]
     check: {type: tcp, interval: 2s, timeout: 2s, rise: 1, fall: 2}
+  - {name: shop/limited, address: 10.96.0.20, ports: 80, backends: [10.244.0.12], limits: {new_per_client: 1}}
 """
-ROW = "document.querySelector('tr.row')?.textContent"
+WEB = {"service": "shop/web"}
+GREY = "getComputedStyle(document.querySelector('main')).filter"
 
 
-def sample(metrics: str, name: str) -> float:
-    """The value of a series; AssertionError when it is not there."""
-    (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", metrics, re.MULTILINE)
-    return float(value)
+def row(service: str) -> str:
+    """An expression: the row of a service, as text."""
+    rows = "[...document.querySelectorAll('tr.row')]"
+    return f"({rows}.find(row => row.textContent.includes({service!r}))?.textContent || '')"
 
 
-def scrape(lab: Lab) -> str:
-    """What Prometheus would get."""
-    return lab.host.run("curl", "-sf", "--compressed", "http://127.0.0.1:9253/metrics").stdout
+def text(name: str) -> str:
+    """An expression: the text of the element of this id."""
+    return f"document.getElementById({name!r}).textContent"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab() as made:
+        made.serve_everywhere(80)
+        made.host.sysctl("net.netfilter.nf_conntrack_acct", 1)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def vipd(lab: Lab) -> Iterator[Daemon]:
+    with Daemon(lab.host, DECLARATION, metrics_address=9253, status_page=9254) as daemon:
+        yield daemon
 
 
 @contextlib.asynccontextmanager
-async def sending(lab: Lab) -> AsyncIterator[None]:
-    """Meanwhile connections are made all the time, 400 at least, and each is answered."""
+async def sending(lab: Lab, to: str, *, answered: bool = True) -> AsyncIterator[None]:
+    """Meanwhile connections are made all the time, 400 at least."""
     over = threading.Event()
 
     def send() -> None:
-        lab.client.send("10.96.0.10", 80, count=400).all_answered()
-        while not over.is_set():
-            lab.client.send("10.96.0.10", 80, count=100).all_answered()
+        for number in range(1000):
+            result = lab.client.send(to, 80, count=100)
+            assert not (answered and result.failures), result
+            if over.is_set() and number > 3:
+                return
 
     work = asyncio.create_task(asyncio.to_thread(send))
     try:
@@ -55,44 +73,102 @@ async def sending(lab: Lab) -> AsyncIterator[None]:
         await work
 
 
-@pytest.mark.skipif(PROGRAM is None, reason="no chromium here; hint: apt-get install chromium")
-def test_traffic_a_drain_and_a_dead_backend_are_seen_live() -> None:
-    async def story(lab: Lab, vipd: Daemon) -> None:
+def seen(lab: Lab, story: object) -> None:
+    async def watched() -> None:
         async with browser(prefix=tuple(lab.host.inside(()))) as tab:
             await tab.size(1360, 900)
             await tab.open("http://127.0.0.1:9254/")
-            await tab.until(f"({ROW} || '').includes('2 of 2')")
-            await tab.until("document.getElementById('link').textContent === 'live'")
-            async with sending(lab):
-                await tab.until("parseFloat(document.getElementById('n-rate').textContent) > 0")
-                await tab.until("parseFloat(document.getElementById('n-out').textContent) > 0")
+            await tab.until(f"{row('shop/web')}.includes('2 of 2')")
+            await tab.until(f"{text('link')} === 'live'")
+            await story(tab)  # type: ignore[operator]
 
-            await asyncio.to_thread(vipd.vipctl, "drain", "shop/web/10.244.0.12", "--reason", "kernel update")
-            await tab.until(f"{ROW}.includes('1 of 2')")
-            await tab.value("document.querySelector('.open').click()")
-            await tab.until("document.querySelector('.backends').textContent.includes('kernel update')")
-            await tab.until("document.getElementById('events').textContent.includes('override given')")
-            lab.backends[0].kill()
-            await tab.until(f"{ROW}.includes('Degraded') || {ROW}.includes('No backends')")
-            await tab.picture("real-daemon")
-            assert tab.faults == []
+    asyncio.run(asyncio.wait_for(watched(), 240))
 
-    with Lab() as lab:
-        lab.serve_everywhere(80)
-        lab.host.sysctl("net.netfilter.nf_conntrack_acct", 1)
-        with Daemon(lab.host, DECLARATION, metrics_address=9253, status_page=9254) as vipd:
-            asyncio.run(asyncio.wait_for(story(lab, vipd), 240))
-            metrics = scrape(lab)
-            first, second = (f'service="shop/web",backend="10.244.0.1{n}:80",protocol="tcp"' for n in (1, 2))
-            assert sample(metrics, 'vipd_service_new_flows_total{service="shop/web"}') >= 400
-            # A connection has five packets from the client at least, of 40 bytes at least.
-            assert sample(metrics, 'vipd_service_received_packets_total{service="shop/web"}') >= 400 * 5
-            assert sample(metrics, f"vipd_backend_received_bytes_total{{{first}}}") > 100 * 5 * 40
-            assert sample(metrics, 'vipd_check_duration_seconds_count{type="tcp"}') > 0
-            assert sample(metrics, f"vipd_backend_admin_state{{{second}}}") == 1
-            assert sample(metrics, f"vipd_backend_weight{{{second}}}") == 0
-            assert sample(metrics, f"vipd_backend_up{{{first}}}") == 0
-            assert sample(metrics, f"vipd_backend_up{{{second}}}") == 1
-            assert sample(metrics, "vipd_applies_total") >= 2
-            lab.host.run("iptables", "-t", "nat", "-F", "VIPD-SERVICES")
-            vipd.wait_until(lambda: sample(scrape(lab), "vipd_drift_repairs_total") >= 1, True, 60.0)
+
+@pytest.mark.skipif(PROGRAM is None, reason="no chromium here; hint: apt-get install chromium")
+def test_a_daemon_that_has_died_is_not_shown_as_in_sync_and_refused_flows_are(lab: Lab, vipd: Daemon) -> None:
+    async def story(tab: Browser) -> None:
+        assert await tab.value(GREY) == "none"
+        green = await tab.value("document.getElementById('state').className")
+        await asyncio.to_thread(vipd.kill)
+        await tab.until(f"/^Not connected since .*\\d/.test({text('state')})")
+        assert await tab.value("document.getElementById('state').className") != green
+        assert "grayscale" in await tab.value(GREY)
+        assert "as it was" in await tab.value(text("said"))
+        assert await tab.value("document.title.startsWith('not connected')")
+        up = await tab.value(text("up"))
+        await tab.until(f"Date.now() > {await tab.value('Date.now()')} + 2500")
+        assert await tab.value(text("up")) == up, "nobody knows how long it has been up"
+        await asyncio.to_thread(vipd.write, "  - {name: new, address: 10.96.0.30, ports: 80}\n", "new.yaml")
+        await asyncio.to_thread(vipd.start)
+        await tab.until(f"{text('state')} === 'In sync' && {text('link')} === 'live'")
+        assert await tab.value(GREY) == "none"
+        await tab.until(f"{row('new')} && {row('shop/web')}")
+        tab.faults.clear()  # the browser tells of each try to connect
+
+        async with sending(lab, "10.96.0.20", answered=False):
+            await tab.until(f"/refuses [0-9]+.*[/]s/.test({row('shop/limited')})")
+            await tab.value(
+                "[...document.querySelectorAll('.open')].find(o => /limited/.test(o.textContent)).click()"
+            )
+            told = "[...document.querySelectorAll('.inner > .warn')].map(each => each.textContent).join()"
+            await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client, now [0-9]+/.test({told})")
+        await tab.until(f"!/refuses/.test({row('shop/limited')})")
+        await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client$/.test({told})")
+        assert tab.faults == []
+
+    seen(lab, story)
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="no chromium here; hint: apt-get install chromium")
+def test_traffic_a_drain_and_a_dead_backend_are_seen_live(lab: Lab, vipd: Daemon) -> None:
+    async def story(tab: Browser) -> None:
+        async with sending(lab, "10.96.0.10"):
+            await tab.until(f"parseFloat({text('n-rate')}) > 0")
+            await tab.until(f"parseFloat({text('n-out')}) > 0")
+        await asyncio.to_thread(vipd.vipctl, "drain", "shop/web/10.244.0.12", "--reason", "kernel update")
+        await tab.until(f"{row('shop/web')}.includes('1 of 2')")
+        await tab.value(
+            "[...document.querySelectorAll('.open')].find(o => /web/.test(o.textContent)).click()"
+        )
+        await tab.until("document.querySelector('.backends').textContent.includes('kernel update')")
+        await tab.until(f"{text('events')}.includes('override given')")
+        lab.backends[0].kill()
+        await tab.until(f"/Degraded|No backends/.test({row('shop/web')})")
+        await tab.picture("real-daemon")
+        assert tab.faults == []
+
+    seen(lab, story)
+    metrics = scrape(lab.host)
+    first, second = ({**WEB, "backend": f"10.244.0.1{n}:80", "protocol": "tcp"} for n in (1, 2))
+    assert value(metrics, "vipd_service_new_flows_total", **WEB) >= 400
+    # A connection has five packets from the client at least, of 40 bytes at least.
+    assert value(metrics, "vipd_service_received_packets_total", **WEB) >= 400 * 5
+    assert value(metrics, "vipd_backend_received_bytes_total", **first) > 100 * 5 * 40
+    assert value(metrics, "vipd_check_duration_seconds_count", type="tcp") > 0
+    for name, number in {"admin_state": 1, "weight": 0, "up": 1}.items():
+        assert value(metrics, f"vipd_backend_{name}", **second) == number
+    assert value(metrics, "vipd_backend_up", **first) == 0
+    assert value(metrics, "vipd_applies_total") >= 2
+    lab.host.run("iptables", "-t", "nat", "-F", "VIPD-SERVICES")
+    repairs = lambda: value(scrape(lab.host), "vipd_drift_repairs_total") >= 1  # noqa: E731
+    vipd.wait_until(repairs, True, PATIENCE_SECONDS)
+
+
+def test_what_metrics_say_of_traffic_is_what_the_api_says(lab: Lab, vipd: Daemon) -> None:
+    lab.host.run("conntrack", "-F")
+    vipd.wait_until(lambda: vipd.get("stats?service=shop/web")["services"][0]["flows"], 0, PATIENCE_SECONDS)
+    metrics, service = scrape(lab.host), vipd.get("stats?service=shop/web")["services"][0]
+    assert value(metrics, "vipd_service_flows", **WEB) == 0
+    for name, key in (("received", "in"), ("sent", "out")):
+        for unit in ("bytes", "packets"):
+            assert value(metrics, f"vipd_service_{name}_{unit}_total", **WEB) == service[f"{unit}_{key}"]
+        for backend in service["backends"]:
+            labels = {**WEB, "backend": backend["endpoint"], "protocol": "tcp"}
+            assert value(metrics, f"vipd_backend_{name}_bytes_total", **labels) == backend[f"bytes_{key}"]
+    assert value(metrics, "vipd_traffic_lost_flows_total") == 0
+    assert value(metrics, "vipd_conntrack_max") == vipd.get("stats")["conntrack"]["max"]
+    lab.host.sysctl("net.netfilter.nf_conntrack_acct", 0)
+    uncounted = {name for name, _ in scrape(lab.host)}
+    assert "vipd_service_flows" in uncounted
+    assert not {name for name in uncounted if name.startswith("vipd_") and "_bytes" in name}
