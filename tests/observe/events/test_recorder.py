@@ -1,227 +1,271 @@
-"""What repeats itself is told as one, and followers hear of everything else."""
+"""What repeats itself is one event, and what is kept on disk is bounded, fair to authors, and whole."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import os
+import resource
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.observe.events.made import Clock, occurrence, recorder
-from vipd.host.systemd.fields import Event, fields
-from vipd.observe.events.dedup import MAX_DURATION, MAX_SEPARATE, WINDOW, Deduplicator
-from vipd.observe.events.event import MAX_TEXT_LENGTH, EventRecord, decode, encode
-from vipd.observe.events.log_handler import recording
-from vipd.observe.events.recorder import Recorder, Subscription
+from vipd.observe.events.dedup import Deduplicator
+from vipd.observe.events.event import EventRecord
+from vipd.observe.events.event_log import EventLog
+from vipd.observe.events.recorder import Recorder
 
-log = logging.getLogger("vipd.test_recorder")
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SEGMENT = 64 << 10
+SEPARATE = 5
+"""So many equal events of a kind that somebody intends, or that changes a state, are told singly."""
+WEB = {"services": ("web",), "backends": ("10.0.0.1:80",), "cause": "check tcp"}
+
+
+class Clock:
+    """Seconds since 1970 that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = START.timestamp()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def event(second: float = 0, kind: str = "backend-health", **more: Any) -> EventRecord:
+    """An event so many seconds after the start."""
+    return EventRecord(id=0, at=START + timedelta(seconds=second), event=kind, **more)
+
+
+def recording(
+    directory: Path, story: Callable[[Recorder, Clock], Awaitable[None]], clock: Clock | None = None
+) -> None:
+    """One life of a daemon."""
+    clock = clock or Clock()
+
+    async def live() -> None:
+        recorder = Recorder(EventLog(directory, SEGMENT), asyncio.get_running_loop(), clock)
+        try:
+            await story(recorder, clock)
+        finally:
+            recorder.close()
+
+    asyncio.run(asyncio.wait_for(live(), 120))
+
+
+def record(directory: Path, *events: EventRecord, clock: Clock | None = None) -> None:
+    async def story(recorder: Recorder, _: Clock) -> None:
+        for each in events:
+            recorder.record(each)
+
+    recording(directory, story, clock)
+
+
+def kept(directory: Path) -> list[EventRecord]:
+    """What a daemon that starts now has."""
+    events: list[EventRecord] = []
+
+    async def story(recorder: Recorder, _: Clock) -> None:
+        events.extend(recorder.read())
+
+    recording(directory, story)
+    return events
+
+
+def reasons(directory: Path) -> list[str]:
+    return [each.reason for each in kept(directory)]
+
+
+def numbered(number: int) -> EventRecord:
+    return event(number, services=(f"s{number}",), unit="file:/a.yaml", reason=f"number {number}")
+
+
+def counts(*events: EventRecord) -> list[int]:
+    """How many events each stands for, as it is told."""
+    deduplicator = Deduplicator()
+    return [deduplicator.deduplicate(replace(each, id=n + 1)).count for n, each in enumerate(events)]
+
 
 REPAIRED = "rules-repaired"
+HOUR = range(200, 200 + 3720, 30)
+REPEATED = {
+    "a failure and the recovery from it are two events each time": (
+        [
+            event(n, reason=f"{'un' * (n % 2)}healthy: {n} of 3", level=("info", "warning")[n % 2], **WEB)
+            for n in range(4)
+        ],
+        [1, 1, 1, 1],
+    ),
+    "only numbers may differ": (
+        [event(n, REPAIRED, reason=r) for n, r in enumerate(["3 of nat", "4 of nat", "3 of filter"])],
+        [1, 2, 1],
+    ),
+    "intended changes are told singly until they are many, whatever the pid": (
+        [event(n, "service-changed", services=("web",), cause=f"user root (pid {n})") for n in range(8)],
+        [1] * SEPARATE + [2, 3, 4],
+    ),
+    "those of another user are others": (
+        [
+            *(event(n, "service-changed", cause="user root (pid 1)") for n in range(SEPARATE + 1)),
+            event(9, "service-changed", cause="user ann (pid 1)"),
+        ],
+        [1] * SEPARATE + [2, 1],
+    ),
+    "a repetition ends with a pause of more than a minute": (
+        [event(n, REPAIRED) for n in (0, 60, 121)],
+        [1, 2, 1],
+    ),
+    "and after an hour": (
+        [event(n, REPAIRED) for n in HOUR],
+        [*range(1, 122), *range(1, len(HOUR) - 120)],
+    ),
+}
 
 
-def run_story(story: Callable[[Recorder, Clock], Awaitable[None]], directory: Path) -> None:
-    """Run a story beside a recorder."""
-
-    async def run() -> None:
-        clock = Clock()
-        made = recorder(directory, clock)
-        try:
-            await story(made, clock)
-        finally:
-            made.close()
-
-    asyncio.run(asyncio.wait_for(run(), 120))
+def test_what_is_told_as_one() -> None:
+    assert {what: counts(*events) for what, (events, _) in REPEATED.items()} == {
+        what: wanted for what, (_, wanted) in REPEATED.items()
+    }
 
 
-def is_over(follower: Subscription) -> bool:
-    """Whether there is nothing more to read."""
-    return follower.finished
+def test_a_flapping_backend_is_a_bounded_number_of_events_that_say_how_it_is_now(tmp_path: Path) -> None:
+    def flap(number: int) -> str:
+        return "unhealthy: refused" if number % 2 else "healthy: connected"
 
-
-def flap(number: int) -> dict[str, Any]:
-    """What differs between one change of a flapping backend and the next."""
-    return {"reason": "unhealthy: refused" if number % 2 else "healthy: connected", "cause": "check tcp"}
-
-
-def test_a_flapping_backend_is_a_bounded_number_of_events_that_say_how_often_and_how_it_is_now(
-    tmp_path: Path,
-) -> None:
-    async def story(made: Recorder, clock: Clock) -> None:
+    async def story(recorder: Recorder, clock: Clock) -> None:
         for number in range(1, 18):
             clock.now += 2
-            made.record(occurrence(2 * number, services=("web",), backends=("10.0.0.1:80",), **flap(number)))
-        made.record(occurrence(40, services=("web",), backends=("10.0.0.2:80",), **flap(1)))
-        *mine, other = made.read()
-        assert [(one.count, one.reason) for one in mine[-2:]] == [
-            (8 - MAX_SEPARATE + 1, "healthy: connected"),
-            (9 - MAX_SEPARATE + 1, "unhealthy: refused"),
-        ]
-        assert (sum(one.count for one in mine), other.count) == (17, 1)
-        assert mine[-1].since == occurrence(2 * (2 * MAX_SEPARATE - 1)).at
-        assert mine[-1].at == occurrence(34).at
+            recorder.record(event(2 * number, reason=flap(number), **WEB))
+        recorder.record(event(40, **{**WEB, "backends": ("10.0.0.2:80",)}))
+        *mine, other = recorder.read()
+        assert [(each.count, each.reason) for each in mine[-2:]] == [(4, flap(0)), (5, flap(1))]
+        assert (sum(each.count for each in mine), other.count) == (17, 1)
+        assert (mine[-1].since, mine[-1].at) == (event(2 * (2 * SEPARATE - 1)).at, event(34).at)
 
-    run_story(story, tmp_path)
+    recording(tmp_path, story)
 
 
-def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(tmp_path: Path) -> None:
-    async def story(made: Recorder, clock: Clock) -> None:
-        with made.subscribe() as follower:
+@pytest.mark.parametrize("back", [0, -86400], ids=["steady clock", "clock set back"])
+def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(
+    back: int, tmp_path: Path
+) -> None:
+    async def story(recorder: Recorder, clock: Clock) -> None:
+        with recorder.subscribe() as follower:
+            recorder.record(event(0, REPAIRED, reason="the same"))
+            clock.now += back
             for number in range(1000):
                 clock.now += 0.001
-                made.record(occurrence(number / 1000, REPAIRED, services=("web",), **flap(1)))
+                recorder.record(event(back + number / 1000, REPAIRED, reason="the same"))
             clock.now += 5
             told: list[EventRecord] = []
             while not told or told[-1].count < 1000:
-                found = await follower.next(60)
-                assert found is not None
-                told.append(found)
-        assert len(told) <= 4
-        assert len({each.group_id for each in told}) == 1
+                news = await follower.next(60)
+                assert news is not None
+                told.append(news)
+        assert len(told) <= 5
         assert [each.id for each in told] == sorted({each.id for each in told})
+        assert all(each.since is None or each.since <= each.at for each in told)
+        assert [each.count for each in recorder.read()][-1] >= 1000
 
-    run_story(story, tmp_path)
-
-
-def test_a_failure_and_the_recovery_from_it_are_two_events(tmp_path: Path) -> None:
-    async def story(made: Recorder, clock: Clock) -> None:
-        web: dict[str, Any] = {"services": ("web",), "backends": ("10.0.0.1:80",), "cause": "check tcp"}
-        made.record(occurrence(0, reason="unhealthy: refused, 3 of 3", level="warning", **web))
-        made.record(occurrence(6, reason="healthy: connected in 3 ms", **web))
-        made.record(occurrence(20, reason="unhealthy: refused, 3 of 3", level="warning", **web))
-        made.record(occurrence(26, reason="healthy: connected in 7 ms", **web))
-        assert [(one.count, one.reason.partition(":")[0]) for one in made.read()] == [
-            (1, "unhealthy"),
-            (1, "healthy"),
-            (1, "unhealthy"),
-            (1, "healthy"),
-        ]
-
-    run_story(story, tmp_path)
+    recording(tmp_path, story)
 
 
-def test_only_equal_events_are_told_as_one_but_for_numbers() -> None:
-    folds = Deduplicator()
-    counts = [
-        folds.deduplicate(occurrence(number, REPAIRED, reason=reason)).count
-        for number, reason in enumerate(["3 rules of nat", "4 rules of nat", "3 rules of filter"])
-    ]
-    assert counts == [1, 2, 1]
+def test_twenty_thousand_events_stay_within_the_bound_and_the_newest_are_kept(tmp_path: Path) -> None:
+    record(tmp_path, *map(numbered, range(20_000)))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * SEGMENT
+    found = reasons(tmp_path)
+    assert len(found) > SEGMENT // 500
+    assert found == [f"number {n}" for n in range(20_000 - len(found), 20_000)]
 
 
-def test_a_clock_that_is_set_back_holds_nothing_up(tmp_path: Path) -> None:
-    async def story(made: Recorder, clock: Clock) -> None:
-        with made.subscribe() as follower:
-            for back in (0, -86400):
-                clock.now += back
-                for number in range(100):
-                    clock.now += 1
-                    made.record(occurrence(back + number, REPAIRED, reason="the same"))
-            clock.now += 5
-            told: list[EventRecord] = []
-            while not told or told[-1].at < occurrence(-86400 + 99).at or told[-1].count < 100:
-                found = await follower.next(60)
-                assert found is not None
-                told.append(found)
-            assert all(each.since is None or each.since <= each.at for each in told)
-            assert [each.id for each in told] == sorted({each.id for each in told})
-        assert [each.count for each in made.read()] == [100, 100]
+@pytest.mark.parametrize(
+    ("mine", "others"),
+    [
+        ({"unit": "file:/a.yaml", "cause": "file /a.yaml:{}"}, {"unit": "file:/b.yaml"}),
+        ({"unit": "etcd:/vipd/v1/services/a/s{}"}, {"unit": "etcd:/vipd/v1/services/b/s"}),
+        ({"unit": "cli", "cause": "user ann (pid {})"}, {"unit": "cli", "cause": "user bob (pid 7)"}),
+    ],
+    ids=["files", "folders of etcd", "users"],
+)
+def test_however_many_events_one_author_causes_the_newest_of_another_stay(
+    mine: dict[str, str], others: dict[str, str], tmp_path: Path
+) -> None:
+    def flood(number: int) -> EventRecord:
+        author = {key: text.format(number) for key, text in mine.items()}
+        return event(3 + number, services=(f"a{number}",), reason=f"flood {number}", **author)
 
-    run_story(story, tmp_path)
-
-
-def test_intended_changes_are_told_singly_until_they_are_many() -> None:
-    folds = Deduplicator()
-    changes = [
-        occurrence(n, "service-changed", services=("web",), cause=f"user root (pid {n})") for n in range(20)
-    ]
-    counts = [folds.deduplicate(replace(each, id=n + 1)).count for n, each in enumerate(changes)]
-    assert counts[:MAX_SEPARATE] == [1] * MAX_SEPARATE
-    assert counts[MAX_SEPARATE:] == list(range(2, 22 - MAX_SEPARATE))
-    by_other = occurrence(20, "service-changed", services=("web",), cause="user alice (pid 7)")
-    assert folds.deduplicate(by_other).count == 1
+    few = [event(n, services=("b",), reason=f"few {n}", **others) for n in range(3)]
+    record(tmp_path, *few, *map(flood, range(5000)))
+    found = reasons(tmp_path)
+    assert (found[:3], found[-1]) == (["few 0", "few 1", "few 2"], "flood 4999")
+    assert len(found) > SEGMENT // 500
 
 
-def test_repetition_ends_with_a_pause_and_after_an_hour() -> None:
-    folds = Deduplicator()
-    assert folds.deduplicate(occurrence(0, REPAIRED)).count == 1
-    assert folds.deduplicate(occurrence(WINDOW.total_seconds(), REPAIRED)).count == 2
-    assert folds.deduplicate(occurrence(2 * WINDOW.total_seconds() + 1, REPAIRED)).count == 1
-    steps = range(200, 200 + int(MAX_DURATION.total_seconds()) + 120, 30)
-    assert [n for n in steps if folds.deduplicate(occurrence(n, REPAIRED)).count == 1][1:] == [200 + 3630]
+RUBBISH = (b"\0" * 4096, b'{"id": 5}\n', b"[]\n", b"\xff\xfe\n", b'{"id": "x', b"7\n", b"[" * 100_000)
 
 
-def test_a_follower_that_does_not_read_costs_a_bounded_queue_and_others_nothing(tmp_path: Path) -> None:
-    async def story(made: Recorder, clock: Clock) -> None:
-        with made.subscribe(Subscription(10)) as idle, made.subscribe() as reader:
-            for number in range(2000):
-                made.record(occurrence(number, services=(f"s{number}",), reason=str(number)))
-                found = await reader.next(60)
-                assert found is not None
-                assert found.reason == str(number)
-            assert idle.overflowed
-            assert not is_over(idle)
-            assert [(await idle.next(0)) is not None for _ in range(11)] == [True] * 10 + [False]
-            assert is_over(idle)
-        assert made.subscriptions == 0
-
-    run_story(story, tmp_path)
+def test_rubbish_between_and_a_torn_last_line_are_left_out_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    record(tmp_path, numbered(0))
+    (file,) = tmp_path.iterdir()
+    for number, rubbish in enumerate(RUBBISH, 1):
+        with file.open("ab") as appended:
+            appended.write(rubbish)
+        record(tmp_path, numbered(number))
+    wanted = [f"number {n}" for n in range(len(RUBBISH) + 1)]
+    assert reasons(tmp_path) == wanted
+    os.truncate(file, file.stat().st_size - 7)
+    assert reasons(tmp_path) == wanted[:-1]
+    record(tmp_path, numbered(99))
+    assert reasons(tmp_path) == [*wanted[:-1], "number 99"]
 
 
-def test_a_follower_waits_and_is_woken_by_the_end() -> None:
-    async def story() -> None:
-        follower = Subscription()
-        waiting = asyncio.ensure_future(follower.next(60))
+def test_ids_grow_over_restarts_also_when_the_clock_goes_back_or_the_ring_is_lost(tmp_path: Path) -> None:
+    clock = Clock()
+    record(tmp_path, numbered(1), numbered(2), clock=clock)
+    clock.now -= 3600
+    record(tmp_path, numbered(3), clock=clock)
+    ids = [each.id for each in kept(tmp_path)]
+    assert len(ids) == 3
+    assert ids == sorted(set(ids))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    clock.now += 7200
+    record(tmp_path, numbered(4), clock=clock)
+    assert kept(tmp_path)[0].id > ids[-1]
+
+
+def test_a_disk_that_takes_nothing_is_told_once_and_used_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = tmp_path / "later"
+
+    async def story(recorder: Recorder, _: Clock) -> None:
+        recorder.record(numbered(1))
+        recorder.record(numbered(2))
         await asyncio.sleep(0)
-        follower.end()
-        assert await waiting is None
-        assert follower.finished
+        later.mkdir()
+        recorder.record(numbered(3))
 
-    asyncio.run(story())
-
-
-def test_the_log_is_where_events_come_from_whatever_its_level(tmp_path: Path) -> None:
-    root = logging.getLogger()
-    before = root.level
-
-    async def story() -> None:
-        with recording(tmp_path) as made:
-            more = fields(
-                Event.SERVICE_ADDED, service="dns", unit="cli", cause="user root (pid 1)", reason="1"
-            )
-            log.info("service dns added", extra=more)
-            log.info("not an event")
-            log.info("a step on the way", extra=fields(Event.RULES_APPLIED))
-            log.error("it is\n\x1b[31mred", extra=fields(Event.APPLY_FAILED))
-            log.error("long", extra=fields(Event.APPLY_FAILED, cause="x", reason="y" * 5000))
-            await asyncio.to_thread(log.warning, "of a thread", extra=fields(Event.BACKEND_HEALTH))
-            added, failed, long, threaded = made.read()
-        log.info("after the end", extra=fields(Event.STOPPED))
-        assert (added.event, added.services, added.cause, added.reason, added.level) == (
-            "service-added",
-            ("dns",),
-            "user root (pid 1)",
-            "1",
-            "info",
-        )
-        assert (failed.reason, failed.level) == (r"it is \x1b[31mred", "error")
-        assert len(long.reason) == MAX_TEXT_LENGTH
-        assert (threaded.reason, threaded.level) == ("of a thread", "warning")
-        assert [decode(encode(each)) for each in (added, failed)] == [
-            replace(each, first=each.id, since=each.at) for each in (added, failed)
-        ]
-
-    root.setLevel(logging.ERROR)
-    try:
-        asyncio.run(story())
-    finally:
-        root.setLevel(before)
+    recording(later, story)
+    (message,) = caplog.messages
+    assert "events cannot be kept" in message
+    assert reasons(later) == ["number 3"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b"null", b'"x"', b"[1]", b"[" * 100_000])
-def test_what_is_no_event_is_refused(damage: bytes) -> None:
-    with pytest.raises(ValueError, match=r"no event|Expecting"):
-        decode(damage)
+def test_a_line_that_found_no_room_does_not_spoil_the_next(tmp_path: Path) -> None:
+    async def story(recorder: Recorder, _: Clock) -> None:
+        recorder.record(numbered(1))
+        (file,) = tmp_path.iterdir()  # noqa: ASYNC240 (nothing else runs)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 4, hard))
+        try:
+            recorder.record(numbered(2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        recorder.record(numbered(3))
+
+    recording(tmp_path, story)
+    assert reasons(tmp_path) == ["number 1", "number 3"]
