@@ -7,16 +7,22 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.daemon import Daemon
+from tests.lab.inside import DATAPLANES
 from tests.lab.topology import Lab
 from tests.observe.flow_stats.counted import PATIENCE_SECONDS, WEB, backends, new_flows, service, wait_for
 
 pytestmark = pytest.mark.root
 
+NODE_PORT = 30080
+OTHER = WEB.replace("name: web", "name: other")
 
-@pytest.fixture(scope="module")
-def resident(lab: Lab) -> Iterator[Daemon]:
-    with Daemon(lab.host, WEB) as made:
+
+@pytest.fixture(scope="module", params=DATAPLANES)
+def resident(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    with Daemon(lab.host, WEB, dataplane=request.param) as made:
         yield made
+        made.stop()
+        made.cleanup()
 
 
 @pytest.fixture
@@ -53,17 +59,60 @@ def test_a_backend_that_lived_between_two_readings_is_counted(lab: Lab, daemon: 
     daemon.vipctl("remove", "brief")
 
 
-def rules(lab: Lab) -> str:
-    return lab.host.run("iptables-save", "-t", "nat").stdout
+def test_a_node_port_counts_at_any_address(lab: Lab, daemon: Daemon) -> None:
+    ports = f"[{{port: 80, node_port: {NODE_PORT}}}]"
+    daemon.declare(f"{WEB}- {{name: outer, address: 10.96.0.20, ports: {ports}, backends: [10.244.0.11]}}\n")
+    for address, port in (("10.10.0.1", NODE_PORT), ("10.244.0.1", NODE_PORT), ("10.96.0.20", 80)):
+        lab.client.send(address, port, count=3).all_answered()
+    wait_for(daemon, 9, "outer")
+
+
+def test_who_takes_over_a_frontend_begins_at_zero(lab: Lab, daemon: Daemon) -> None:
+    before = new_flows(daemon)
+    lab.client.send("10.96.0.10", 80, count=5).all_answered()
+    wait_for(daemon, before + 5)
+    daemon.declare(OTHER)
+    lab.client.send("10.96.0.10", 80, count=3).all_answered()
+    wait_for(daemon, 3, "other")
+    daemon.declare(WEB)
+    wait_for(daemon, before + 5)
+
+
+def test_flows_while_no_daemon_runs_count_and_a_damaged_file_means_what_the_kernel_has(
+    lab: Lab, daemon: Daemon
+) -> None:
+    before = new_flows(daemon)
+    daemon.stop()
+    lab.client.send("10.96.0.10", 80, count=5).all_answered()
+    daemon.start()
+    wait_for(daemon, before + 5)
+    daemon.stop()
+    (saved,) = daemon.state_dir.glob("counters.json")
+    for damage in ("", "[]", "{", '{"services": 3}', '{"services": {"web": {"former": 1}}}'):
+        saved.write_text(damage)
+        said = daemon.log.count(f"{saved} cannot be read")
+        daemon.start()
+        assert daemon.log.count(f"{saved} cannot be read") == said + 1, damage
+        lab.client.send("10.96.0.10", 80, count=2).all_answered()
+        daemon.wait_until(lambda: new_flows(daemon) >= 2, True, PATIENCE_SECONDS)
+        daemon.stop()
+        assert '"web"' in saved.read_text()
+    daemon.start()
 
 
 def test_rules_that_others_flush_have_counted(lab: Lab, daemon: Daemon) -> None:
-    before = new_flows(daemon)
+    before, tells = new_flows(daemon), daemon.status()["dataplane"]["name"] == "iptables"
     lab.client.send("10.96.0.10", 80, count=15).all_answered()
+    if not tells:  # the kernel tells the last count of a rule that ends, and not that of an element
+        wait_for(daemon, before + 15)
     written = daemon.status()["applies"]
     lab.host.run("nft", "flush", "ruleset")
     daemon.wait_until(lambda: daemon.status()["applies"] > written, True, PATIENCE_SECONDS)
-    daemon.wait_until(lambda: "-d 10.96.0.10/32" in rules(lab), True, PATIENCE_SECONDS)
+    daemon.wait_until(lambda: "10.96.0.10" in rules(lab), True, PATIENCE_SECONDS)
     daemon.wait_in_sync()
     lab.client.send("10.96.0.10", 80, count=4).all_answered()
     wait_for(daemon, before + 19)
+
+
+def rules(lab: Lab) -> str:
+    return lab.host.run("nft", "list", "ruleset").stdout
