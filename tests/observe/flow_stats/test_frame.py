@@ -1,4 +1,4 @@
-"""What `vipctl top` shows, line by line, and what its keys do."""
+"""What `vipctl top` shows, line by line, what its keys do, and rates between two answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vipd.cli.top_frame import CHOSEN, State, batch, frame, press
+from vipd.model.formatting import per_second, size
 
 KEYS = ["UP", "DOWN", "PAGEUP", "PAGEDOWN", "HOME", "END", "ENTER", "ESC", "BACKSPACE", *"srbqPMNTIOKYF/x2"]
 
@@ -18,11 +19,18 @@ def service(name: str, new: int, flows: int, **more: Any) -> dict[str, Any]:
     return {"name": name, "new_flows": new, "flows": flows, **traffic, **more}
 
 
-def answer(second: int, *services: dict[str, Any], accounting: bool = False) -> dict[str, Any]:
-    at = f"2026-01-01T00:00:{second:02d}.000Z"
-    conntrack = {"at": at, "entries": 7, "max": 262144, "accounting": accounting, "fault": ""}
-    hint = "" if accounting else "sysctl -w net.netfilter.nf_conntrack_acct=1"
-    traffic = {"counted": accounting, "why": "", "hint": hint, "lost_flows": 0}
+def backend(address: str, new: int = 0, **more: Any) -> dict[str, Any]:
+    named = {"endpoint": f"{address}:80", "protocol": "tcp", "port_name": "", "family": "ipv4", "gone": False}
+    return service("", new, 1) | named | more
+
+
+def answer(second: int, *services: dict[str, Any], tracked: int | None = None) -> dict[str, Any]:
+    """What `GET /v1/stats` says; `tracked`: when connection tracking was read."""
+    at, read = (f"2026-01-01T00:00:{n:02d}.000Z" for n in (second, second if tracked is None else tracked))
+    counted = any(row["bytes_in"] is not None for row in services)
+    conntrack = {"at": read, "entries": 7, "max": 262144, "accounting": counted, "fault": ""}
+    hint = "" if counted else "sysctl -w net.netfilter.nf_conntrack_acct=1"
+    traffic = {"counted": counted, "why": "", "hint": hint, "lost_flows": 0}
     return {"at": at, "conntrack": conntrack, "traffic": traffic, "services": list(services)}
 
 
@@ -35,113 +43,112 @@ def state() -> State:
     return state
 
 
-def shown(state: State, height: int = 24) -> list[str]:
+def names(state: State, height: int = 24) -> str:
     """The names in order."""
-    return [line.text.split()[0] for line in frame(state, 80, height)[3:-1] if line.text]
+    return " ".join(line.text.split()[0] for line in frame(state, 80, height)[3:-1] if line.text)
 
 
-def test_keys_sort(state: State) -> None:
-    assert shown(state) == ["b", "c", "a"]
-    found = {}
-    for key in "MNTP":
+def cells(state: State) -> list[dict[str, str]]:
+    """The rows by the titles of their columns."""
+    titles, *rows = (line.text.replace(" b/s", "_b/s").split() for line in frame(state, 80, 24)[2:-1])
+    return [dict(zip(titles, row, strict=True)) for row in rows if row]
+
+
+def presses(state: State, *keys: str) -> None:
+    for key in keys:
         press(state, key)
-        found[key] = "".join(shown(state))
-    assert found == {"M": "cba", "N": "abc", "T": "abc", "P": "bca"}
+
+
+def test_keys_sort_filter_and_quit(state: State) -> None:
+    assert names(state) == "b c a"
+    for key, order in {"M": "c b a", "N": "a b c", "T": "a b c", "P": "b c a"}.items():
+        press(state, key)
+        assert names(state) == order, key
     press(state, "r")
-    assert shown(state) == ["a", "c", "b"]
+    assert names(state) == "a c b"
     press(state, "s")
     assert "sorted by FLOWS, reversed" in frame(state, 80, 24)[1].text
-
-
-def test_flows_over_a_limit_have_a_column_where_a_service_has_limits(state: State) -> None:
-    assert "REF/S" not in frame(state, 80, 24)[2].text
-    full = {"connections": 10, "new_per_second": 5}
-    state.take(answer(2, service("a", 100, 1), service("b", 60, 2, refused=full)))
-    state.take(answer(4, service("a", 100, 1), service("b", 60, 2, refused=full | {"connections": 30})))
-    titles, *rows = (line.text.split() for line in frame(state, 80, 24)[2:5])
-    at = titles.index("REF/S")
-    assert {row[0]: row[at] for row in rows} == {"a": "-", "b": "10"}
-    press(state, "F")
-    assert shown(state) == ["b", "a"]
-    press(state, "ENTER")
-    state.take(answer(5, service("b", 60, 2, refused=full, backends=[])))
-    assert "REF/S" not in frame(state, 80, 24)[2].text
-
-
-def test_a_filter_is_typed_kept_and_cleared(state: State) -> None:
-    for key in ["/", "q", "BACKSPACE", "B"]:
-        press(state, key)
+    presses(state, "r", "P", "/", "q", "BACKSPACE", "B")
     assert frame(state, 80, 24)[1].text == "filter: B_"
-    assert shown(state) == ["b"]
+    assert names(state) == "b"
     press(state, "ENTER")
     assert (state.quitting, state.filter) == (False, "B")
     press(state, "ESC")
-    assert shown(state) == ["b", "c", "a"]
+    assert len(names(state)) == 5
     press(state, "q")
     assert state.quitting
 
 
 def test_arrows_choose_and_scroll_and_enter_looks_closer(state: State) -> None:
     state.take(answer(2, *(service(f"s{n:03d}", n, n) for n in range(100))))
-    press(state, "N")
-    press(state, "HOME")
-    assert shown(state, 14)[0] == "s000"
+    presses(state, "N", "HOME")
+    assert names(state, 14).startswith("s000")
     press(state, "END")
-    lines = frame(state, 80, 14)
-    assert [line.text.split()[0] for line in lines if line.style == CHOSEN] == ["s099"]
-    assert shown(state, 14)[-1] == "s099"
+    assert [line.text.split()[0] for line in frame(state, 80, 14) if line.style == CHOSEN] == ["s099"]
+    assert names(state, 14).endswith("s099")
     press(state, "PAGEUP")
     frame(state, 80, 14)
     assert state.chosen == ("s089",)
     press(state, "ENTER")
     assert state.focus == "s089"
-    backend = service(
-        "", 3, 1, endpoint="10.0.0.1:80", protocol="tcp", port_name="", family="ipv4", gone=True
-    )
-    state.take(answer(3, service("s089", 3, 1, backends=[backend])))
-    lines = frame(state, 80, 24)
-    assert "1 backend of s089" in lines[0].text
-    assert shown(state) == ["10.0.0.1:80/tcp+"]
+    state.take(answer(3, service("s089", 3, 1, backends=[backend("10.0.0.1", 3, gone=True)])))
+    assert "1 backend of s089" in frame(state, 80, 24)[0].text
+    assert names(state) == "10.0.0.1:80/tcp+"
     press(state, "ESC")
     assert (state.focus, state.chosen) == ("", ("s089",))
 
 
-def test_traffic_is_shown_where_it_is_counted(state: State) -> None:
-    assert "IN/S" not in frame(state, 80, 24)[2].text
+def test_rates_are_of_the_time_between_two_readings_of_the_same_kind() -> None:
+    state = State()
+    seen = []
+    for second, tracked, new, size_in in (
+        (0, 0, 10, 1000),
+        (2, 0, 30, 1000),
+        (2, 4, 99, 3000),
+        (3, 5, 30, 100),
+        (4, 6, 30, 100),
+    ):
+        state.take(answer(second, service("web", new, 1, bytes=size_in), tracked=tracked))
+        (row,) = cells(state)
+        seen.append((row["NEW/S"], row["IN/S"]))
+    assert seen == [("-", "-"), ("10", "-"), ("10", "500"), ("0", "0"), ("0", "0")]
+
+
+def test_columns_that_are_there_where_there_is_anything_to_show(state: State) -> None:
+    assert not {"IN/S", "REF/S"} & cells(state)[0].keys()
     assert "nf_conntrack_acct=1" in frame(state, 80, 24)[1].text
-    state.take(answer(2, service("a", 0, 0, bytes=0), accounting=True))
-    state.take(answer(4, service("a", 0, 0, bytes=4096), accounting=True))
-    lines = frame(state, 80, 24)
-    assert lines[2].text.split() == ["SERVICE", "READY", "NEW/S", "NEW", "FLOWS", "IN/S", "OUT/S", "PKT/S"]
-    assert lines[3].text.split() == ["a", "-", "0", "0", "0", "2.0K", "2.0K", "4.1K"]
+    full = {"connections": 10, "new_per_second": 5}
+    state.take(answer(2, service("a", 100, 1), service("b", 60, 2, refused=full)))
+    state.take(answer(4, service("a", 100, 1), service("b", 60, 2, refused=full | {"connections": 30})))
+    assert {row["SERVICE"]: row["REF/S"] for row in cells(state)} == {"a": "-", "b": "10"}
+    press(state, "F")
+    assert names(state) == "b a"
+    press(state, "ENTER")
+    state.take(answer(5, service("b", 60, 2, refused=full, backends=[])))
+    assert "REF/S" not in frame(state, 80, 24)[2].text
+    press(state, "ESC")
+    state.take(answer(6, service("a", 0, 0, bytes=0)))
+    state.take(answer(8, service("a", 0, 0, bytes=4096)))
+    assert [list(row.values()) for row in cells(state)] == [["a", "-", "0", "0", "0", "2.0K", "2.0K", "4.1K"]]
     press(state, "b")
-    lines = frame(state, 80, 24)
-    assert " IN b/s OUT b/s " in lines[2].text
-    assert lines[3].text.split()[5:7] == ["16K", "16K"]
-    assert all(len(line.text) <= 80 for line in lines)
+    (row,) = cells(state)
+    assert (row["IN_b/s"], row["OUT_b/s"]) == ("16K", "16K")
+    assert all(len(line.text) <= 80 for line in frame(state, 80, 24))
 
 
 def test_readiness_is_shown_and_sorted_by_what_is_missing(state: State) -> None:
-    state.take(
-        answer(
-            2,
-            service("all", 0, 0, ready=2, declared=2),
-            service("one-down", 0, 0, ready=4, declared=5),
-            service("all-down", 0, 0, ready=0, declared=3),
-        )
-    )
+    ready = {"all": (2, 2), "one-down": (4, 5), "all-down": (0, 3)}
+    state.take(answer(2, *(service(n, 0, 0, ready=r, declared=d) for n, (r, d) in ready.items())))
     press(state, "Y")
-    rows = [line.text.split()[:2] for line in frame(state, 80, 24)[3:6]]
-    assert rows == [["all-down", "0/3"], ["one-down", "4/5"], ["all", "2/2"]]
-    backends = [
-        service("", 0, 0, endpoint=f"10.0.0.{n}:80", protocol="tcp", port_name="", family="ipv4", gone=False)
-        | {"ready": n == 1}
-        for n in (1, 2)
-    ]
+    rows = [(row["SERVICE"], row["READY"]) for row in cells(state)]
+    assert rows == [("all-down", "0/3"), ("one-down", "4/5"), ("all", "2/2")]
     state.focus_on("all")
+    backends = [backend(f"10.0.0.{n}", ready=n == 1) for n in (1, 2)]
     state.take(answer(3, service("all", 0, 0, ready=1, declared=2, backends=backends)))
-    rows = [line.text.split()[:2] for line in frame(state, 80, 24)[3:5]]
-    assert rows == [["10.0.0.2:80/tcp", "no"], ["10.0.0.1:80/tcp", "yes"]]
+    assert [list(row.values())[:2] for row in cells(state)] == [
+        ["10.0.0.2:80/tcp", "no"],
+        ["10.0.0.1:80/tcp", "yes"],
+    ]
 
 
 def test_text_for_a_file_has_all_rows_and_whole_names(state: State) -> None:
@@ -151,6 +158,14 @@ def test_text_for_a_file_has_all_rows_and_whole_names(state: State) -> None:
     assert lines[0].endswith("; 2026-01-01T00:00:02.000Z")
     assert lines[3].startswith("a-name-that-is-long-099 ")
     assert max(map(len, batch(state, 40).splitlines()[2:])) <= 40
+
+
+def test_numbers_are_short() -> None:
+    sizes = {0: "0", 999: "999", 1000: "1.0K", 1024: "1.0K", 10 * 1024: "10K", 1023 * 1024: "1.0M"}
+    sizes |= {5 * 2**30: "5.0G", 2**70: "1048576P"}
+    assert {number: size(number) for number in sizes} == sizes
+    rates = {0: "0", 0.04: "0.0", 0.5: "0.5", 9.94: "9.9", 9.96: "10", 1520: "1520"}
+    assert {number: per_second(number) for number in rates} == rates
 
 
 @given(

@@ -1,8 +1,7 @@
-"""Rates of bytes on the status page: over some readings, since those of open flows come in bursts."""
+"""Rates on the status page, of counts that were read at known times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from vipd.dataplane.conntrack.entries import Traffic
@@ -13,119 +12,85 @@ from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import ConntrackTable
 from vipd.observe.metrics.flows import FlowReading
-from vipd.observe.page.history import AVERAGED_SECONDS, FlowHistory
+from vipd.observe.page.history import FlowHistory
 
 PLACE = BackendKey(ForwardingKey("web", "", Protocol.TCP, Family.IPV4), "10.0.0.1", 80)
 START = datetime(2026, 1, 1, tzinfo=UTC)
+NOTHING = [0, 0, {}, 0, 0]
+
+
+class Page:
+    """One service, of which a test says what it has counted."""
+
+    def __init__(self) -> None:
+        self.history, self.totals = FlowHistory(), FlowTotals()
+
+    def read(self, second: float, new: int = 0, bytes_in: int = 0, **reading: object) -> list[object]:
+        """The latest rates after so many more flows and bytes, five times as many out."""
+        self.totals.add({PLACE: new})
+        if bytes_in:
+            self.totals.add_ended({PLACE: Traffic(1, bytes_in, 1, 5 * bytes_in)})
+        at, table = START + timedelta(seconds=second), ConntrackTable(1, 2, accounting=True)
+        options: dict[str, object] = {"traffic": True, **reading}
+        self.history.add_reading(FlowReading(at, self.totals, table, **options), ["web"])  # type: ignore[arg-type]
+        latest = self.history.latest.get("web", NOTHING)
+        assert isinstance(latest, list)
+        return latest
+
+    def speed(self, second: float, bytes_in: int = 0, **reading: object) -> list[object]:
+        return self.read(second, 0, bytes_in, **reading)[3:]
 
 
 def test_bytes_a_second_are_averaged_and_end_with_the_traffic() -> None:
-    history, totals = FlowHistory(), FlowTotals()
-
-    def look(second: int, *, traffic: bool = True) -> list[object]:
-        reading = FlowReading(
-            START + timedelta(seconds=second), totals, ConntrackTable(1, 2, accounting=True), traffic=traffic
-        )
-        history.add_reading(reading, ["web"])
-        found = history.latest.get("web", [])
-        assert isinstance(found, list)
-        return found[3:]
-
-    totals.add_ended({PLACE: Traffic(1, 1000, 1, 9000)})
-    assert look(0) == [], "what was before is no rate"
-    totals.add_ended({PLACE: Traffic(1, 600, 1, 3000)})
-    assert look(1) == [600, 3000]
-    assert look(2) == [300, 1500]
-    assert look(3, traffic=False) == []
-    assert look(4) == []
-    totals.add_ended({PLACE: Traffic(1, 600, 1, 3000)})
-    assert look(5) == [600, 3000]
-    assert [look(second) for second in range(6, 8 + int(AVERAGED_SECONDS))][-1] == []
+    page = Page()
+    assert page.speed(0, 1000) == [0, 0], "what was before is no rate"
+    assert [page.speed(1, 600), page.speed(2), page.speed(3, traffic=False), page.speed(4)] == [
+        [600, 3000],
+        [300, 1500],
+        [0, 0],
+        [0, 0],
+    ]
+    assert page.speed(5, 600) == [600, 3000]
+    assert [page.speed(second) for second in range(6, 14)][-1] == [0, 0]
 
 
 def test_the_first_bytes_of_a_service_that_was_there_are_a_rate() -> None:
-    history, totals = FlowHistory(), FlowTotals()
-    history.add_reading(
-        FlowReading(START, totals, ConntrackTable(1, 2, accounting=True), traffic=True), ["web"]
-    )
-    totals.add_ended({PLACE: Traffic(1, 600, 1, 3000)})
-    second = START + timedelta(seconds=2)
-    history.add_reading(
-        FlowReading(second, totals, ConntrackTable(1, 2, accounting=True), traffic=True), ["web"]
-    )
-    assert history.latest["web"][3:] == [300, 1500]  # type: ignore[index]
+    page = Page()
+    page.speed(0)
+    assert page.speed(2, 600) == [300, 1500]
 
 
 def test_constant_traffic_is_a_constant_rate_however_seldom_open_flows_are_read() -> None:
-    history, totals = FlowHistory(), FlowTotals()
-    shown = set()
+    page, shown = Page(), []
     for second in range(60):
         read = second - second % 10  # the table is large: its flows are read every ten seconds
-        if read == second:
-            totals.add_ended({PLACE: Traffic(10, 6000, 10, 30000)})
-        at, read_at = START + timedelta(seconds=second), START + timedelta(seconds=read)
-        table = ConntrackTable(1, 2, accounting=True)
-        history.add_reading(FlowReading(at, totals, table, traffic=True, traffic_at=read_at), ["web"])
-        if second >= 20:
-            shown.add(tuple(history.latest["web"][3:]))  # type: ignore[index]
-    assert shown == {(600, 3000)}
+        rate = page.speed(second, 6000 * (read == second), traffic_at=START + timedelta(seconds=read))
+        shown += [rate] if second >= 20 else []
+    assert {tuple(rate) for rate in shown} == {(600, 3000)}
 
 
 def test_a_clock_that_is_set_back_makes_no_rate_negative_and_none_a_spike() -> None:
-    history, totals = FlowHistory(), FlowTotals()
-    at = START
+    page, at = Page(), 0.0
+    rates = []
     for number in range(40):
-        at += timedelta(hours=-5) if number == 20 else timedelta(seconds=1)
-        totals.add({PLACE: 10})
-        totals.add_ended({PLACE: Traffic(1, 600, 1, 3000)})
-        history.add_reading(
-            FlowReading(at, totals, ConntrackTable(1, 2, accounting=True), traffic=True), ["web"]
-        )
-        latest = history.latest.get("web", [0, 0, {}, 0, 0])
-        assert isinstance(latest, list)
-        rate, _, backends, *traffic = latest
-        wanted = [0, 0] if number in (0, 20) else [600, 3000]
-        assert (rate, traffic) == (0 if number in (0, 20) else 10, wanted), number
-        assert set(backends.values()) <= {10}
-
-
-def test_many_services_that_go_cost_no_more_each_than_one() -> None:
-    """Counted in looks at places, not in time: what is kept of another service is not looked at."""
-    history, totals = FlowHistory(), FlowTotals()
-    names = [f"s{number}" for number in range(500)]
-    places = {name: PLACE._replace(key=PLACE.key._replace(service=name)) for name in names}
-    for second in range(2):
-        totals.add(dict.fromkeys(places.values(), 1))
-        history.add_reading(
-            FlowReading(START + timedelta(seconds=second), totals, ConntrackTable(1, 2, accounting=True)),
-            names,
-        )
-    assert len(history._backend_flows) == 500
-
-    class Unseen(dict[str, dict[BackendKey, int]]):
-        def __iter__(self) -> Iterator[str]:
-            raise AssertionError("all are looked at")
-
-    history._backend_flows = Unseen(history._backend_flows)
-    for name in names:
-        history.forget(name)
-    assert len(history._backend_flows) == 0
+        at += -5 * 3600.0 if number == 20 else 1.0
+        rates.append(page.read(at, 10, 600))
+    backends = {"web/tcp/10.0.0.1:80": 10.0}
+    assert [number for number, rate in enumerate(rates) if rate != [10.0, 0, backends, 600, 3000]] == [0, 20]
+    assert rates[0] == rates[20] == NOTHING
 
 
 def test_refused_flows_are_totals_and_rates_by_limit() -> None:
-    history = FlowHistory()
+    page = Page()
 
-    def look(second: int, **refused: int) -> object:
-        counts = {Limit(name): flows for name, flows in refused.items()}
-        at, table = START + timedelta(seconds=second), ConntrackTable(1, 2, accounting=True)
-        history.add_reading(FlowReading(at, FlowTotals(), table, refused={"web": counts}), ["web"])
-        return history.refused
+    def refused(second: int, **flows: int) -> object:
+        counts = {Limit(name): number for name, number in flows.items()}
+        page.read(second, refused={"web": counts})
+        return page.history.refused
 
-    assert look(0, connections=0, new_per_client=7) == {"web": {"new_per_client": [7, 0.0]}}
-    assert look(2, connections=4, new_per_client=17) == {
-        "web": {"connections": [4, 2.0], "new_per_client": [17, 5.0]}
-    }
-    assert look(3, connections=4, new_per_client=17) == {
-        "web": {"connections": [4, 0.0], "new_per_client": [17, 0.0]}
-    }
-    assert look(4) == {}
+    assert refused(0, connections=0, new_per_client=7) == {"web": {"new_per_client": [7, 0.0]}}
+    told = {"connections": [4, 2.0], "new_per_client": [17, 5.0]}
+    assert refused(2, connections=4, new_per_client=17) == {"web": told}
+    told = {"connections": [4, 0.0], "new_per_client": [17, 0.0]}
+    assert refused(3, connections=4, new_per_client=17) == {"web": told}
+    assert refused(4) == {}
