@@ -10,12 +10,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
-from tests.bench import balance, control, ipvs_guest, programming, whole_daemon
+from tests.bench import balance, control, ipvs_guest, path, programming, whole_daemon
 from tests.bench.extent import FULL, QUICK, SMOKE, Extent
 from tests.bench.progress import say
 from tests.bench.record import Record
@@ -42,13 +39,20 @@ ON_REQUEST = "ipvs"
 Measure = Callable[[Extent], Iterable[Measurement]]
 
 
-def groups() -> dict[str, Measure]:
-    """Every group by its name, in the order in which they run."""
-    found: dict[str, Measure] = {"programming": programming.measure}
-    if find_spec("tests.bench.path") is not None:
-        found["path"] = partial(_path, import_module("tests.bench.path").measure)
-    found |= {"control": control.measure, "daemon": whole_daemon.measure, "balance": balance.measure}
-    return found | {ON_REQUEST: ipvs_guest.measure}
+def _path(extent: Extent) -> Iterator[Measurement]:
+    """The packet path, which has tests of its own: a smoke test leaves it out."""
+    return iter(()) if extent is SMOKE else path.measure(quick=extent is not FULL)
+
+
+GROUPS: dict[str, Measure] = {
+    "programming": programming.measure,
+    "path": _path,
+    "control": control.measure,
+    "daemon": whole_daemon.measure,
+    "balance": balance.measure,
+    ON_REQUEST: ipvs_guest.measure,
+}
+"""Every group by its name, in the order in which they run."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -59,9 +63,8 @@ def main(argv: list[str] | None = None) -> None:
     extent = EXTENTS[arguments.extent]
     out = arguments.out or (PICTURES if extent is FULL else QUICK_OUT)
     record = Record(out / RESULTS)
-    known = groups()
-    for name in arguments.only or (name for name in known if name != ON_REQUEST):
-        run_group(record, name, known[name], extent)
+    for name in arguments.only or (name for name in GROUPS if name != ON_REQUEST):
+        run_group(record, name, GROUPS[name], extent)
     if out == PICTURES:
         publish(record)
     else:
@@ -83,11 +86,6 @@ def run_group(record: Record, name: str, measure: Measure, extent: Extent) -> No
         print(f"  {row.what:<52} {row.subject:<30} {services:>8}  {figures(row)}", flush=True)
 
 
-def _path(measure: Callable[..., Iterator[Measurement]], extent: Extent) -> Iterator[Measurement]:
-    """The packet path, which has tests of its own: a smoke test leaves it out."""
-    return iter(()) if extent is SMOKE else measure(quick=extent is not FULL)
-
-
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tests/bench/run.sh", description="Measure vipd and what it is compared with."
@@ -102,7 +100,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.set_defaults(extent=QUICK.name)
     only = "one group alone, the others' results staying as they are; repeatable"
-    parser.add_argument("--only", action="append", choices=tuple(groups()), metavar="GROUP", help=only)
+    parser.add_argument("--only", action="append", choices=tuple(GROUPS), metavar="GROUP", help=only)
     where = "where results.json goes; default: docs/performance for --full, else dist/bench"
     parser.add_argument("--out", type=Path, metavar="DIR", help=where)
     return parser.parse_args(argv)

@@ -16,7 +16,7 @@ from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId, Rules
 from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.ruleset import Ruleset
+from vipd.dataplane.iptables.ruleset import DesiredChains, Ruleset
 from vipd.host.process import run
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding
@@ -36,120 +36,116 @@ CLUSTER = ("10.128.0.0/9",)
 """Where the backends of the declared services are."""
 
 
-class OneRestore:
-    """kube-proxy's rules in one restore. A change writes what its partial sync does: all chains that services
-    share, and those of the service."""
+class Tool:
+    """A program that is given text: once for everything, and once for a change, as kube-proxy's partial sync
+    is. It leaves nothing that would have to be collected later."""
 
-    def __init__(self, variant: Variant) -> None:
-        self._variant = variant
-        self._ruleset = Ruleset(RuleOptions(Family.IPV4, prefix="KUBE", kube_proxy=True, dispatch="flat"))
+    argv: Sequence[str]
+
+    def __init__(self) -> None:
+        self.services: dict[str, Service] = {}
         self._text = ""
+
+    def whole(self, services: Sequence[Service]) -> str:
+        """The text of everything."""
+        raise NotImplementedError
+
+    def changed(self, before: Service, after: Service) -> str:
+        """The text of a change."""
+        raise NotImplementedError
+
+    async def counts(self) -> dict[str, int]:
+        """What is in the kernel."""
+        return {}
 
     def prepare(self, services: Sequence[Service]) -> None:
         """Make the text of everything."""
-        for forwarding in _forwardings(services):
-            self._ruleset.update(forwarding.key, forwarding)
-        wanted = self._ruleset.whole({})
-        leaves = {chain: rules for group in wanted.service_chains for chain, rules in group.items()}
-        self._text = _restore_text({**leaves, **wanted.shared}, wanted.jumps)
-        self._ruleset.mark_clean()
-
-    async def load(self, meter: Meter) -> None:
-        """One restore."""
-        await self._write(meter)
+        self.services = {service.name: service for service in services}
+        self._text = self.whole(services)
 
     def prepare_change(self, service: Service) -> None:
         """Make the text of the change."""
-        for forwarding in _forwardings([service]):
-            self._ruleset.update(forwarding.key, forwarding)
-        wanted = self._ruleset.dirty()
-        leaves = {chain: rules for group in wanted.service_chains for chain, rules in group.items()}
-        self._text = _restore_text({**leaves, **wanted.shared}, {})
-        self._ruleset.mark_clean()
+        self._text = self.changed(self.services[service.name], service)
+        self.services[service.name] = service
 
-    async def change(self, meter: Meter) -> None:
-        """One restore."""
-        await self._write(meter)
+    async def load(self, meter: Meter) -> None:
+        """One run."""
+        finished = await meter.run(self.argv, self._text)
+        if finished.exit_code:
+            raise ApplyError(f"{self.argv[0]} failed", finished.stderr.strip())
+
+    change = load
 
     async def collect_garbage(self) -> None:
-        """Nothing: old chains of endpoints stay, as kube-proxy leaves them for later where there are many."""
+        """Nothing is left, or it stays as kube-proxy leaves old chains where there are many."""
+
+
+class OneRestore(Tool):
+    """kube-proxy's rules in one restore. A change writes all chains that services share, and those of the
+    service."""
+
+    def __init__(self, variant: Variant) -> None:
+        super().__init__()
+        self._variant = variant
+        self.argv = [f"iptables-{variant}-restore", "-w", "5", "--noflush", "--counters"]
+        self._ruleset = Ruleset(RuleOptions(Family.IPV4, prefix="KUBE", kube_proxy=True, dispatch="flat"))
+
+    def whole(self, services: Sequence[Service]) -> str:
+        """All chains and jumps."""
+        self._update(services)
+        return self._restore(self._ruleset.whole({}), jumps=True)
+
+    def changed(self, before: Service, after: Service) -> str:
+        """The chains of one service, and those of all."""
+        self._update([after])
+        return self._restore(self._ruleset.dirty(), jumps=False)
 
     async def counts(self) -> dict[str, int]:
         """What iptables-save lists."""
         return await count_iptables(self._variant, run)
 
-    async def _write(self, meter: Meter) -> None:
-        await _run(
-            meter, [f"iptables-{self._variant}-restore", "-w", "5", "--noflush", "--counters"], self._text
-        )
+    def _update(self, services: Sequence[Service]) -> None:
+        for forwarding in _forwardings(services):
+            self._ruleset.update(forwarding.key, forwarding)
+
+    def _restore(self, wanted: DesiredChains, *, jumps: bool) -> str:
+        leaves = {chain: rules for group in wanted.service_chains for chain, rules in group.items()}
+        self._ruleset.mark_clean()
+        return _restore_text({**leaves, **wanted.shared}, wanted.jumps if jumps else {})
 
 
-class OneTransaction:
-    """kube-proxy's nftables table in one transaction of nft. A change writes what its partial sync does."""
+class OneTransaction(Tool):
+    """kube-proxy's nftables table in one transaction of nft. An endpoint has no chain."""
 
-    def __init__(self) -> None:
-        self._services: dict[str, Service] = {}
-        self._text = ""
+    argv = ("nft", "-f", "-")
 
-    def prepare(self, services: Sequence[Service]) -> None:
-        """Make the text of everything."""
-        self._services = {service.name: service for service in services}
-        self._text = whole_table(services, CLUSTER)
+    def whole(self, services: Sequence[Service]) -> str:
+        """The table."""
+        return whole_table(services, CLUSTER)
 
-    async def load(self, meter: Meter) -> None:
-        """One transaction."""
-        await _run(meter, ["nft", "-f", "-"], self._text)
-
-    def prepare_change(self, service: Service) -> None:
-        """Make the text of the change."""
-        self._text = changed_service(self._services[service.name], service)
-        self._services[service.name] = service
-
-    async def change(self, meter: Meter) -> None:
-        """One transaction."""
-        await _run(meter, ["nft", "-f", "-"], self._text)
-
-    async def collect_garbage(self) -> None:
-        """Nothing: an endpoint has no chain."""
+    def changed(self, before: Service, after: Service) -> str:
+        """Rules and elements that differ."""
+        return changed_service(before, after)
 
     async def counts(self) -> dict[str, int]:
         """What nft lists."""
         return await count_nft(run)
 
 
-class OneIpvsadm:
-    """IPVS by one run of ipvsadm. A change adds the new backend and deletes the old one."""
+class OneIpvsadm(Tool):
+    """IPVS by one run of ipvsadm. It has neither chains nor rules."""
 
-    def __init__(self) -> None:
-        self._services: dict[str, Service] = {}
-        self._text = ""
+    argv = ("ipvsadm", "--restore")
 
-    def prepare(self, services: Sequence[Service]) -> None:
-        """Make the text of everything."""
-        self._services = {service.name: service for service in services}
-        self._text = ipvs_rules.all_services(services)
-        # IPVS asks the routes what a backend's address is; there are none before the first address.
+    def whole(self, services: Sequence[Service]) -> str:
+        """Every virtual server. IPVS asks the routes what a backend's address is; there are none before the
+        first address."""
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True, timeout=60)
+        return ipvs_rules.all_services(services)
 
-    async def load(self, meter: Meter) -> None:
-        """One run."""
-        await _run(meter, ["ipvsadm", "--restore"], self._text)
-
-    def prepare_change(self, service: Service) -> None:
-        """Make the text of the change."""
-        self._text = ipvs_rules.changed_service(self._services[service.name], service)
-        self._services[service.name] = service
-
-    async def change(self, meter: Meter) -> None:
-        """One run."""
-        await _run(meter, ["ipvsadm", "--restore"], self._text)
-
-    async def collect_garbage(self) -> None:
-        """Nothing: no virtual server is left."""
-
-    async def counts(self) -> dict[str, int]:
-        """It has neither chains nor rules."""
-        return {}
+    def changed(self, before: Service, after: Service) -> str:
+        """The new backend, and then the old one."""
+        return ipvs_rules.changed_service(before, after)
 
 
 def comparator(name: str, directory: Path) -> Subject:
@@ -157,12 +153,6 @@ def comparator(name: str, directory: Path) -> Subject:
     if name == IPVS:
         return OneIpvsadm()
     return OneTransaction() if name == KUBE_PROXY_NFT else OneRestore(RESTORES[name])
-
-
-async def _run(meter: Meter, argv: Sequence[str], text: str) -> None:
-    finished = await meter.run(argv, text)
-    if finished.exit_code:
-        raise ApplyError(f"{argv[0]} failed", finished.stderr.strip())
 
 
 def _forwardings(services: Sequence[Service]) -> list[Forwarding]:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.extent import Extent
+from tests.bench.prober import Seen
 from tests.bench.progress import say
 from tests.bench.results import Measurement
+from tests.bench.whole_daemon import SUBJECTS
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.topology import Lab, Wiring
@@ -26,10 +28,6 @@ PATIENCE = 30.0
 QUIET = 0.5
 KEPT_VIP = "10.100.0.1"
 CHECK = "{type: tcp, interval: 1s, timeout: 500ms, fall: 2, rise: 1}"
-SUBJECTS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("vipd iptables-nft", {"dataplane": "iptables", "iptables_variant": "nft"}),
-    ("vipd nftables", {"dataplane": "nftables"}),
-)
 FLUSHES = {
     "vipd iptables-nft": ("iptables-nft", "-t", "nat", "-F"),
     "vipd nftables": ("nft", "delete", "table", "ip", "vipd"),
@@ -43,17 +41,6 @@ REFUSING = """table ip refusing {
 }
 """
 """What no rule has translated is refused at once, where the client would else wait."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the prober saw: times of the monotonic clock."""
-
-    first_success: float | None
-    first_failure: float | None
-    last_failure: float | None
-    recovered: float | None
-    tries: int
 
 
 class Prober:

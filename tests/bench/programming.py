@@ -59,7 +59,6 @@ def _size(extent: Extent, services: int, subjects: Sequence[str]) -> Iterator[Me
 
 
 def outcome_of(trial: Trial) -> Outcome:
-    """Carry out a trial by the worker that has its subject; a failure is the outcome's problem."""
     """What came of a trial, by whichever worker has its subject; a failure is its problem."""
     try:
         return run_trial(

@@ -131,12 +131,20 @@ def _machine(record: Record) -> list[str]:
     return table(["group", "extent", "system", "machine", "load average before", "programs"], body)
 
 
-def _by_size(what: str) -> Callable[[Record], list[str]]:
+def _pivot(
+    group: str, down: str, across: str, corner: str, what: str = "", **titles: str
+) -> Callable[[Record], list[str]]:
+    """What a group measured, or one thing of it."""
+
     def made(record: Record) -> list[str]:
-        rows = [row for row in record.rows("programming") if row.what == what]
-        return pivot(rows, "subject", "services", corner="S =") if rows else []
+        rows = [row for row in record.rows(group) if what in ("", row.what)]
+        return pivot(rows, down, across, corner=corner, **titles) if rows else []
 
     return made
+
+
+def _by_size(what: str) -> Callable[[Record], list[str]]:
+    return _pivot("programming", "subject", "services", "S =", what)
 
 
 def _costs(wanted: Sequence[tuple[str, str]]) -> Callable[[Record], list[str]]:
@@ -198,12 +206,8 @@ def _soak(record: Record) -> list[str]:
 def _path(what: str) -> Callable[[Record], list[str]]:
     """One thing about the path, by subject and number of services."""
 
-    def made(record: Record) -> list[str]:
-        rows = [row for row in record.rows("path") if row.what == what]
-        lines = pivot(rows, "subject", "services", corner=what, across_title="S = {}") if rows else []
-        return [line.replace("| S =  |", "| no services |") for line in lines]
-
-    return made
+    made = _pivot("path", "subject", "services", what, what, across_title="S = {}")
+    return lambda record: [line.replace("| S =  |", "| no services |") for line in made(record)]
 
 
 def _kept(record: Record) -> list[str]:
@@ -244,11 +248,6 @@ def _to_ours(row: Measurement | None, ours: Measurement | None) -> str:
     return f"{median(ratios):.2f} ×{spread}"
 
 
-def _balance(record: Record) -> list[str]:
-    rows = record.rows("balance")
-    return pivot(rows, "what", "subject", corner="one slow backend of four") if rows else []
-
-
 def _picture(plot: Plot) -> Callable[[Record], list[str]]:
     def made(_: Record) -> list[str]:
         shown = f"![{plot.title}]({PICTURES.name}/{plot.file})"
@@ -277,7 +276,7 @@ TABLES: dict[str, Callable[[Record], list[str]]] = {
     "path-latency": _path("connect to answer, p50"),
     "path-no-vip": _path("connections, no VIP, part of direct"),
     "path-kept": _kept,
-    "balance": _balance,
+    "balance": _pivot("balance", "what", "subject", "one slow backend of four"),
     "ipvs": _ipvs,
     "comparison": compared,
     **{f"plot-{plot.file.removesuffix('.svg')}": _picture(plot) for plot in PLOTS},

@@ -19,9 +19,7 @@ if [ ! -e $policy ]; then
     trap 'rm -f $policy' EXIT
 fi
 install_packages etcd:etcd-server etcdctl:etcd-client unshare:util-linux nsenter:util-linux
-if [ -e "$project/tests/bench/path/prepare.sh" ]; then
-    bash "$project/tests/bench/path/prepare.sh"
-fi
+bash "$project/tests/bench/path/prepare.sh"
 make_venv dev
 if ! "$venv/bin/python" -c 'import matplotlib' 2>/dev/null; then
     step "Installing matplotlib for the plots"

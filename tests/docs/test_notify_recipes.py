@@ -12,17 +12,22 @@ from pathlib import Path
 import pytest
 
 from tests.docs.markdown import ROOT
-from tests.observe.events.made import occurrence
-from vipd.observe.events.event import encode
 
-EVENT = occurrence(
-    event="backend-health",
-    level="warning",
-    services=("shop/web",),
-    backends=("10.244.0.11:8080",),
-    reason='unhealthy: status 500 "no \\ way"',
-    cause="check http",
-)
+EVENT = {
+    "id": 1767225600000000,
+    "time": "2026-01-01T00:00:00.000Z",
+    "event": "backend-health",
+    "level": "warning",
+    "services": ["shop/web"],
+    "backends": ["10.244.0.11:8080"],
+    "unit": "",
+    "cause": "check http",
+    "reason": 'unhealthy: status 500 "no \\ way"',
+    "count": 1,
+    "first": 1767225600000000,
+    "since": "2026-01-01T00:00:00.000Z",
+}
+LINE = f"{json.dumps(EVENT)}\n"
 CURL = '#!/bin/sh\necho "$*" > "$OUT/arguments"\ncat > "$OUT/body"\n'
 
 pytestmark = pytest.mark.skipif(not shutil.which("jq"), reason="no jq here; hint: apt install jq")
@@ -49,7 +54,7 @@ def sent(recipe: str, directory: Path, level: str = "warning", event: str = "bac
     }
     done = subprocess.run(
         [directory / "notify"],
-        input=encode(EVENT),
+        input=LINE.encode(),
         env=environment,
         capture_output=True,
         check=True,
@@ -75,7 +80,7 @@ def test_mail(tmp_path: Path) -> None:
 
 
 def test_a_webhook_gets_the_event_as_it_is(tmp_path: Path) -> None:
-    assert sent(recipes()[1], tmp_path) == encode(EVENT).decode()
+    assert sent(recipes()[1], tmp_path) == LINE
 
 
 def test_a_chat_gets_one_line(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ DOCUMENTS = {"metrics_address": ("metrics",), "status_page": ("", "state", "stre
 SETTINGS = tuple(DOCUMENTS)
 
 
-def addresses() -> dict[str, object]:
+def addresses() -> dict[str, Any]:
     return {name: free_address() for name in SETTINGS}
 
 

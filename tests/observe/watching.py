@@ -38,7 +38,8 @@ async def get(url: str, method: str = "GET", **headers: str) -> Reply:
 
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with ClientSession() as session, session.request(method, url, headers=named) as reply:
-        return Reply(reply.status, dict(reply.headers), await reply.text())
+        endless = reply.content_type == "text/event-stream"
+        return Reply(reply.status, dict(reply.headers), "" if endless else await reply.text())
 
 
 async def listening(vipd: Vipd, setting: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,11 +12,12 @@ from statistics import quantiles
 from typing import NamedTuple
 
 from tests.bench.extent import SMOKE, Extent
+from tests.bench.path.proxies import run_haproxy
 from tests.bench.progress import say
 from tests.bench.results import Measurement
 from tests.lab.daemon import Daemon
 from tests.lab.flow import finish, read_line
-from tests.lab.topology import Lab, Wiring, ip
+from tests.lab.topology import Lab, Wiring
 
 GROUP = "balance"
 VIP, PORT, SERVED = "10.96.0.10", 80, 8080
@@ -29,7 +29,6 @@ SKIPPED = 5.0
 """Seconds at first that do not count: least connections has to find out."""
 SECONDS = 25.0
 ROUNDS = 3
-START_SECONDS = 30.0
 
 
 class Seen(NamedTuple):
@@ -62,29 +61,10 @@ def by_haproxy(balance: str) -> Balanced:
     """The service by HAProxy in tcp mode."""
 
     def start(lab: Lab, stack: ExitStack) -> None:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vipd-bench-")))
-        lines = [
-            "global",
-            "  maxconn 4000",
-            "defaults",
-            "  mode tcp",
-            "  timeout connect 5s",
-            "  timeout client 90s",
-            "  timeout server 90s",
-            f"  balance {balance}",
-            "listen vip",
-            f"  bind {VIP}:{PORT}",
-            *(f"  server {backend.name} {backend.ipv4}:{SERVED}" for backend in lab.backends),
-        ]
-        config = root / "haproxy.cfg"
-        config.write_text("\n".join([*lines, ""]))
-        ip("-n", lab.host.namespace, "route", "add", "local", VIP, "dev", "lo")
-        process = lab.host.start("haproxy", "-db", "-q", "-f", str(config))
-        end = time.monotonic() + START_SECONDS
-        while f"{VIP}:{PORT} " not in lab.host.run("ss", "-Hltn").stdout:
-            assert process.poll() is None, f"haproxy ended with exit code {process.returncode}"
-            assert time.monotonic() < end, "haproxy does not listen"
-            time.sleep(0.1)
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vipd-bench-")))
+        servers = [f"  server {backend.name} {backend.ipv4}:{SERVED}" for backend in lab.backends]
+        listen = [f"listen vip\n  bind {VIP}:{PORT}\n  balance {balance}", *servers]
+        run_haproxy(lab.host, directory, ["  maxconn 4000"], listen, f"{VIP}:{PORT}", f"{VIP}/32")
 
     return start
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from tests.bench.path.programs import PORTS, PROCESSES
 from tests.bench.path.rules import BACKENDS, VIPS, filler_backends, vip
 from tests.lab.node import Node
 from tests.lab.topology import ip
+from tests.lab.waiting import wait_until
 
 START_SECONDS = 120.0
 NGINX_STREAM = "/usr/lib/nginx/modules/ngx_stream_module.so"
@@ -17,23 +17,22 @@ NGINX_STREAM = "/usr/lib/nginx/modules/ngx_stream_module.so"
 
 def start_haproxy(host: Node, services: int, directory: Path) -> None:
     """HAProxy in tcp mode, a thread for each core; returns once it listens."""
-    lines = [
-        "global",
-        f"  nbthread {PROCESSES}",
-        "  maxconn 2000",
-        "defaults",
-        "  mode tcp",
-        "  timeout connect 5s",
-        "  timeout client 60s",
-        "  timeout server 60s",
-        "  balance roundrobin",
-    ]
+    lines = []
     for index, port, backends in _listeners(services):
-        lines += [f"listen s{index}-{port}", f"  bind {vip(index)}:{port}"]
+        lines += [f"listen s{index}-{port}", f"  bind {vip(index)}:{port}", "  balance roundrobin"]
         lines += [f"  server b{n} {address}:{port}" for n, address in enumerate(backends)]
+    options = [f"  nbthread {PROCESSES}", "  maxconn 2000"]
+    run_haproxy(host, directory, options, lines, f"{vip(services - 1)}:{PORTS.throughput}", VIPS)
+
+
+def run_haproxy(
+    host: Node, directory: Path, options: list[str], listeners: list[str], last: str, vips: str
+) -> None:
+    """HAProxy in tcp mode; returns once it listens at the last place."""
+    timeouts = ("  timeout connect 5s", "  timeout client 90s", "  timeout server 90s")
     config = directory / "haproxy.cfg"
-    config.write_text("\n".join([*lines, ""]))
-    _start(host, services, "haproxy", "-db", "-q", "-f", str(config))
+    config.write_text("\n".join(["global", *options, "defaults", "  mode tcp", *timeouts, *listeners, ""]))
+    _start(host, last, vips, "haproxy", "-db", "-q", "-f", str(config))
 
 
 def start_nginx(host: Node, services: int, directory: Path) -> None:
@@ -55,7 +54,8 @@ def start_nginx(host: Node, services: int, directory: Path) -> None:
         lines += _nginx_server(index, PORTS.udp_echo, BACKENDS, " udp reuseport")
     config = directory / "nginx.conf"
     config.write_text("\n".join([*lines, "}", ""]))
-    _start(host, services, "nginx", "-p", str(directory), "-c", str(config), "-e", f"{directory}/nginx.log")
+    last = f"{vip(services - 1)}:{PORTS.throughput}"
+    _start(host, last, VIPS, "nginx", "-p", str(directory), "-c", str(config), "-e", f"{directory}/nginx.log")
 
 
 def _nginx_server(index: int, port: int, backends: tuple[str, ...], how: str) -> Iterator[str]:
@@ -71,11 +71,12 @@ def _listeners(services: int) -> Iterator[tuple[int, int, tuple[str, ...]]]:
             yield index, port, BACKENDS if real else filler_backends(index)
 
 
-def _start(host: Node, services: int, *argv: str) -> None:
-    ip("-n", host.namespace, "route", "add", "local", VIPS, "dev", "lo")
+def _start(host: Node, last: str, vips: str, *argv: str) -> None:
+    ip("-n", host.namespace, "route", "add", "local", vips, "dev", "lo")
     process = host.start(*argv)
-    end, listening = time.monotonic() + START_SECONDS, f"{vip(services - 1)}:{PORTS.throughput} "
-    while listening not in host.run("ss", "-Hltn", f"sport = :{PORTS.throughput}").stdout:
+
+    def listens() -> bool:
         assert process.poll() is None, f"{argv[0]} ended with exit code {process.returncode}"
-        assert time.monotonic() < end, f"{argv[0]} does not listen after {START_SECONDS:.0f} s"
-        time.sleep(0.1)
+        return f"{last} " in host.run("ss", "-Hltn", f"sport = :{last.rpartition(':')[2]}").stdout
+
+    wait_until(listens, f"{argv[0]} does not listen", START_SECONDS)

@@ -22,7 +22,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 SEGMENT = 64 << 10
 SEPARATE = 5
 """So many equal events of a kind that somebody intends, or that changes a state, are told singly."""
-WEB = {"services": ("web",), "backends": ("10.0.0.1:80",), "cause": "check tcp"}
+WEB: dict[str, Any] = {"services": ("web",), "backends": ("10.0.0.1:80",), "cause": "check tcp"}
 
 
 class Clock:

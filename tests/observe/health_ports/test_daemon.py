@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,10 @@ def service(name: str, number: int, backends: str, *more: str, port: int = PORT)
 
 def health(vipd: Daemon, address: str = "10.1.2.3", port: int = PORT, method: str = "GET") -> Answer:
     return ask(vipd.host, f"http://{address}:{port}/", method)
+
+
+def status(vipd: Daemon, address: str = "10.1.2.3", port: int = PORT) -> int:
+    return health(vipd, address, port).status
 
 
 def wait_for(vipd: Daemon, status: int, endpoints: int, port: int = PORT) -> None:
@@ -176,7 +181,7 @@ def test_ports_follow_the_services(vipd: Daemon) -> None:
     )
     vipd.declare("")
     for port in (PORT + 9, OTHER_PORT):
-        vipd.wait_until(lambda port=port: health(vipd, port=port).status, CLOSED, PATIENCE_SECONDS)
+        vipd.wait_until(partial(status, vipd, port=port), CLOSED, PATIENCE_SECONDS)
 
 
 def test_503_while_vipd_cannot_write_and_200_when_it_can_again(vipd: Daemon, tools: Path) -> None:
@@ -245,8 +250,8 @@ def test_addresses_that_are_named_and_a_health_address_that_cannot_be_had() -> N
             (warning,) = daemon.status()["warnings"]
             assert "health_address cannot listen on 192.0.2.77:8080: Cannot assign" in warning
             assert "ss -ltnp" not in warning
-            for address, status in {"10.1.2.3": 200, "[fd00:1::3]": 200, "127.0.0.1": CLOSED}.items():
-                daemon.wait_until(lambda a=address: health(daemon, a).status, status, PATIENCE_SECONDS)
+            for address, wanted in {"10.1.2.3": 200, "[fd00:1::3]": 200, "127.0.0.1": CLOSED}.items():
+                daemon.wait_until(partial(status, daemon, address), wanted, PATIENCE_SECONDS)
             daemon.stop()
             assert health(daemon).status == CLOSED
 

@@ -263,11 +263,13 @@ def test_only_writes_have_a_duration_and_only_good_steps_are_a_success() -> None
         count, success = await seen()
         assert (count, success > later) == (writes + 1, True)
         vipd.declare(CHECKOUT, CACHE.replace("ports", "prots"), name="broken.yaml")
+        await asyncio.sleep(1)
         assert (await vipd.reload()).status != 200
         assert await seen() == (writes + 1, success), "a declaration has a problem"
         (vipd.services_dir / "broken.yaml").unlink()
         vipd.kernel.failures = 9 * [("iptables-restore", "broken")]
         vipd.declare(CHECKOUT)
+        await asyncio.sleep(1)
         await vipd.reload()
         assert await seen() == (writes + 1, success), "the kernel does not take it"
 
