@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -226,3 +227,28 @@ def test_an_event_is_kept_whatever_the_level_of_the_log_and_what_it_says_is_harm
         assert r"it is \x1b[31mredyyy" in failed["reason"]
 
     running(story, log_level="error")
+
+
+RUBBISH = (b"\0" * 4096, b'{"id": 5}\n', b"[]\n", b"\xff\xfe\n", b'{"id": "x', b"7\n", b"[" * 100_000)
+
+
+def test_rubbish_between_and_a_torn_last_line_are_left_out_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    def file() -> Path:
+        return next(tmp_path.rglob("events.jsonl"))
+
+    async def life(vipd: Vipd) -> list[int]:
+        await refuse(vipd, [len(list(vipd.services_dir.iterdir()))])
+        return [event["id"] for event in await events(vipd)]
+
+    kept = running(life, lambda vipd: vipd.declare(CHANGING), tmp_path)
+    for rubbish in RUBBISH:
+        with file().open("ab") as appended:
+            appended.write(rubbish)
+        later = running(life, root=tmp_path)
+        assert later[: len(kept)] == kept
+        assert later == sorted(set(later))
+        kept = later
+    os.truncate(file(), file().stat().st_size - 7)
+    later = running(life, root=tmp_path)
+    assert later[: len(kept) - 1] == kept[:-1]
+    assert kept[-1] not in later

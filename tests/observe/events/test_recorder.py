@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -204,24 +203,6 @@ def test_however_many_events_one_author_causes_the_newest_of_another_stay(
     assert len(found) > SEGMENT // 500
 
 
-RUBBISH = (b"\0" * 4096, b'{"id": 5}\n', b"[]\n", b"\xff\xfe\n", b'{"id": "x', b"7\n", b"[" * 100_000)
-
-
-def test_rubbish_between_and_a_torn_last_line_are_left_out_and_the_next_one_is_whole(tmp_path: Path) -> None:
-    record(tmp_path, numbered(0))
-    (file,) = tmp_path.iterdir()
-    for number, rubbish in enumerate(RUBBISH, 1):
-        with file.open("ab") as appended:
-            appended.write(rubbish)
-        record(tmp_path, numbered(number))
-    wanted = [f"number {n}" for n in range(len(RUBBISH) + 1)]
-    assert reasons(tmp_path) == wanted
-    os.truncate(file, file.stat().st_size - 7)
-    assert reasons(tmp_path) == wanted[:-1]
-    record(tmp_path, numbered(99))
-    assert reasons(tmp_path) == [*wanted[:-1], "number 99"]
-
-
 def test_ids_grow_over_restarts_also_when_the_clock_goes_back_or_the_ring_is_lost(tmp_path: Path) -> None:
     clock = Clock()
     record(tmp_path, numbered(1), numbered(2), clock=clock)
@@ -246,8 +227,10 @@ def test_a_disk_that_takes_nothing_is_told_once_and_used_again(
         recorder.record(numbered(1))
         recorder.record(numbered(2))
         await asyncio.sleep(0)
+        assert len(recorder.warnings) == 1
         later.mkdir()
         recorder.record(numbered(3))
+        assert recorder.warnings == ()
 
     recording(later, story)
     (message,) = caplog.messages
