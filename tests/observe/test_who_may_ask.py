@@ -103,20 +103,20 @@ def test_a_port_alone_is_on_loopback_and_what_is_no_place_is_refused(tmp_path: P
     ip("netns", "add", node.namespace)
     try:
         ip("-n", node.namespace, "link", "set", "lo", "up")
-        for place, listener in PLACES.items():
-            metrics = place.replace("9254", "9253")
-            with Daemon(node, status_page=place, metrics_address=metrics) as daemon:
+        for address, listener in PLACES.items():
+            metrics = address.replace("9254", "9253")
+            with Daemon(node, status_page=address, metrics_address=metrics) as daemon:
                 wanted = {listener, listener.replace("9254", "9253")}
                 daemon.wait_until(lambda: opened(node), wanted)
         with Daemon(node):
             assert opened(node) == set(), "both are off unless set"
-        for place in NO_PLACES:
-            config.write_text("".join(f'{setting}: "{place}"\n' for setting in SETTINGS))
+        for address in NO_PLACES:
+            config.write_text("".join(f'{setting}: "{address}"\n' for setting in SETTINGS))
             argv = (sys.executable, "-m", "vipd", "--check", "--config", str(config))
             done = node.run(*argv, check=False)
-            assert done.returncode != 0, place
+            assert done.returncode != 0, address
             assert [setting for setting in SETTINGS if setting in done.stderr] == list(SETTINGS), (
-                place,
+                address,
                 done,
             )
     finally:

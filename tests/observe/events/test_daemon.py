@@ -35,9 +35,9 @@ class Story:
 
     def new(self) -> list[Json]:
         """The events since the last look."""
-        found: list[Json] = self.node.get(f"events?after={self.last}")["events"]
-        self.last = max((event["id"] for event in found), default=self.last)
-        return found
+        events: list[Json] = self.node.get(f"events?after={self.last}")["events"]
+        self.last = max((event["id"] for event in events), default=self.last)
+        return events
 
     def makes(self, act: Callable[[], object], *expected: str) -> list[Json]:
         """What an act leads to: these events, in any order, and no others. In the order expected."""
@@ -47,10 +47,10 @@ class Story:
         path = f"events?after={after}"
         self.node.wait_for(lambda: len(self.node.get(path)["events"]) >= len(expected))
         self.node.wait_for(lambda: self.node.get("status")["state"] != "pending")
-        found = self.new()
-        assert sorted(event["event"] for event in found) == sorted(expected), found
-        assert all(event["count"] == 1 for event in found), found
-        return sorted(found, key=lambda event: expected.index(event["event"]))
+        events = self.new()
+        assert sorted(event["event"] for event in events) == sorted(expected), events
+        assert all(event["count"] == 1 for event in events), events
+        return sorted(events, key=lambda event: expected.index(event["event"]))
 
     def file(self, name: str) -> Path:
         return self.node.services_dir / name
@@ -118,16 +118,16 @@ def test_vipctl_is_named_with_its_user_and_pid(story: Story) -> None:
 def test_orders_given_taken_back_and_ended(story: Story) -> None:
     about = {"service": "web", "backend": "10.244.0.11"}
     order = {**about, "admin": "draining", "reason": "kernel update"}
-    (given,) = story.makes(lambda: story.ask("POST", "overrides", order), "override-given")
-    assert (given["services"], given["backends"], given["cause"]) == (["web"], ["10.244.0.11"], ME)
-    assert given["reason"] == "draining (kernel update)"
+    (begun,) = story.makes(lambda: story.ask("POST", "overrides", order), "override-given")
+    assert (begun["services"], begun["backends"], begun["cause"]) == (["web"], ["10.244.0.11"], ME)
+    assert begun["reason"] == "draining (kernel update)"
     (back,) = story.makes(lambda: story.ask("DELETE", "overrides", about), "override-taken-back")
     assert (back["cause"], back["reason"]) == (ME, "was draining (kernel update)")
     short = {"address": "10.244.0.12", "weight": 3, "for": 1}
-    given, ended = story.makes(
+    begun, ended = story.makes(
         lambda: story.ask("POST", "overrides", short), "override-given", "override-ended"
     )
-    assert (given["services"], given["backends"]) == (["web"], ["10.244.0.12"])
+    assert (begun["services"], begun["backends"]) == (["web"], ["10.244.0.12"])
     assert ended["cause"] == "time limit"
     assert ended["reason"].startswith("was weight 3 until ")
 
@@ -314,9 +314,9 @@ def test_vipctl_shows_them_and_describe_ends_with_those_of_the_service(story: St
     assert "override-given        web/10.244.0.11: disabled; by " + ME in shown[-1]
     described = story.vipctl("describe", "web").stdout.splitlines()
     at = described.index("Events")
-    told = [line.split()[1] for line in described[at + 1 :]]
+    kinds = [line.split()[1] for line in described[at + 1 :]]
     # Those of its file and of its backends' addresses belong to it, too.
-    assert told == [
+    assert kinds == [
         "override-given",
         "override-ended",
         "declaration-refused",

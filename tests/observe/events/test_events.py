@@ -171,8 +171,8 @@ def test_a_follower_that_never_reads_is_let_go_and_others_miss_nothing() -> None
                 for first in range(0, 1000, 250):
                     numbers = range(first, first + 250)
                     await refuse(vipd, numbers)
-                    told = [await next_event(response.content) for _ in (*numbers, "reloaded")]
-                    assert numbers_of(told) == list(numbers)
+                    news = [await next_event(response.content) for _ in (*numbers, "reloaded")]
+                    assert numbers_of(news) == list(numbers)
                     await asyncio.sleep(20)
                 assert any("has taken nothing for 30 s" in record.getMessage() for record in vipd.journal)
                 await vipd.reload()
@@ -205,13 +205,13 @@ def test_many_stored_events_do_not_hold_the_loop() -> None:
         asyncio.current_task().set_name("client")  # type: ignore[union-attr]
         for size in range(20, 24):
             await refuse(vipd, range(1000), size)
-        with standstills("client") as found:
+        with standstills("client") as held_up:
             number = len(await events(vipd))
             assert number > 4000
             async with vipd.session.get("http://vipd/v1/events?follow=1") as response:
                 for _ in range(number):
                     await next_event(response.content)
-        assert found == []
+        assert held_up == []
 
     running(story, lambda vipd: vipd.declare(CHANGING))
 

@@ -90,6 +90,7 @@ def test_each_event_is_passed_on_in_order_as_the_api_has_it_as_a_user_without_ri
     node.wait_for(lambda: script.seen()[-1]["event"] == "declaration-refused")
     assert script.seen() == node.get("events")["events"]
     (node.services_dir / "odd.yaml").unlink()
+    node.wait_for(lambda: script.seen()[-1]["event"] == "declaration-accepted")
     environment = script.read("environment").splitlines()
     assert environment[0] == "service-added info lb1 --an argument"
     assert environment[3] == "declaration-refused error lb1 --an argument"

@@ -57,8 +57,8 @@ def recording(
 
 def record(directory: Path, *events: EventRecord, clock: Clock | None = None) -> None:
     async def story(recorder: Recorder, _: Clock) -> None:
-        for each in events:
-            recorder.record(each)
+        for one in events:
+            recorder.record(one)
 
     recording(directory, story, clock)
 
@@ -75,7 +75,7 @@ def kept(directory: Path) -> list[EventRecord]:
 
 
 def reasons(directory: Path) -> list[str]:
-    return [each.reason for each in kept(directory)]
+    return [one.reason for one in kept(directory)]
 
 
 def numbered(number: int) -> EventRecord:
@@ -85,7 +85,7 @@ def numbered(number: int) -> EventRecord:
 def counts(*events: EventRecord) -> list[int]:
     """How many events each stands for, as it is told."""
     deduplicator = Deduplicator()
-    return [deduplicator.deduplicate(replace(each, id=n + 1)).count for n, each in enumerate(events)]
+    return [deduplicator.deduplicate(replace(one, id=n + 1)).count for n, one in enumerate(events)]
 
 
 REPAIRED = "rules-repaired"
@@ -125,8 +125,8 @@ REPEATED = {
 
 
 def test_what_is_told_as_one() -> None:
-    assert {what: counts(*events) for what, (events, _) in REPEATED.items()} == {
-        what: wanted for what, (_, wanted) in REPEATED.items()
+    assert {fact: counts(*events) for fact, (events, _) in REPEATED.items()} == {
+        fact: wanted for fact, (_, wanted) in REPEATED.items()
     }
 
 
@@ -140,8 +140,8 @@ def test_a_flapping_backend_is_a_bounded_number_of_events_that_say_how_it_is_now
             recorder.record(event(2 * number, reason=flap(number), **WEB))
         recorder.record(event(40, **{**WEB, "backends": ("10.0.0.2:80",)}))
         *mine, other = recorder.read()
-        assert [(each.count, each.reason) for each in mine[-2:]] == [(4, flap(0)), (5, flap(1))]
-        assert (sum(each.count for each in mine), other.count) == (17, 1)
+        assert [(one.count, one.reason) for one in mine[-2:]] == [(4, flap(0)), (5, flap(1))]
+        assert (sum(one.count for one in mine), other.count) == (17, 1)
         assert (mine[-1].since, mine[-1].at) == (event(2 * (2 * SEPARATE - 1)).at, event(34).at)
 
     recording(tmp_path, story)
@@ -159,15 +159,15 @@ def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(
                 clock.now += 0.001
                 recorder.record(event(back + number / 1000, REPAIRED, reason="the same"))
             clock.now += 5
-            told: list[EventRecord] = []
-            while not told or told[-1].count < 1000:
+            reported: list[EventRecord] = []
+            while not reported or reported[-1].count < 1000:
                 news = await follower.next(60)
                 assert news is not None
-                told.append(news)
-        assert len(told) <= 5
-        assert [each.id for each in told] == sorted({each.id for each in told})
-        assert all(each.since is None or each.since <= each.at for each in told)
-        assert [each.count for each in recorder.read()][-1] >= 1000
+                reported.append(news)
+        assert len(reported) <= 5
+        assert [one.id for one in reported] == sorted({one.id for one in reported})
+        assert all(one.since is None or one.since <= one.at for one in reported)
+        assert [one.count for one in recorder.read()][-1] >= 1000
 
     recording(tmp_path, story)
 
@@ -175,9 +175,9 @@ def test_news_of_what_repeats_itself_are_paced_and_the_last_is_told_in_the_end(
 def test_twenty_thousand_events_stay_within_the_bound_and_the_newest_are_kept(tmp_path: Path) -> None:
     record(tmp_path, *map(numbered, range(20_000)))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * SEGMENT
-    found = reasons(tmp_path)
-    assert len(found) > SEGMENT // 500
-    assert found == [f"number {n}" for n in range(20_000 - len(found), 20_000)]
+    newest = reasons(tmp_path)
+    assert len(newest) > SEGMENT // 500
+    assert newest == [f"number {n}" for n in range(20_000 - len(newest), 20_000)]
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_however_many_events_one_author_causes_the_newest_of_another_stay(
 
     few = [event(n, services=("b",), reason=f"few {n}", **others) for n in range(3)]
     record(tmp_path, *few, *map(flood, range(5000)))
-    found = reasons(tmp_path)
-    assert (found[:3], found[-1]) == (["few 0", "few 1", "few 2"], "flood 4999")
-    assert len(found) > SEGMENT // 500
+    newest = reasons(tmp_path)
+    assert (newest[:3], newest[-1]) == (["few 0", "few 1", "few 2"], "flood 4999")
+    assert len(newest) > SEGMENT // 500
 
 
 def test_ids_grow_over_restarts_also_when_the_clock_goes_back_or_the_ring_is_lost(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_ids_grow_over_restarts_also_when_the_clock_goes_back_or_the_ring_is_los
     record(tmp_path, numbered(1), numbered(2), clock=clock)
     clock.now -= 3600
     record(tmp_path, numbered(3), clock=clock)
-    ids = [each.id for each in kept(tmp_path)]
+    ids = [one.id for one in kept(tmp_path)]
     assert len(ids) == 3
     assert ids == sorted(set(ids))
     for path in tmp_path.iterdir():

@@ -22,9 +22,9 @@ def service(daemon: Daemon, name: str = "web") -> dict[str, Any]:
     """One service's numbers, as `GET /v1/stats` has them."""
     answer = daemon.get(f"stats?service={name}")
     assert "services" in answer, answer
-    (found,) = answer["services"]
-    assert sum(backend["new_flows"] for backend in found["backends"]) <= found["new_flows"]
-    return dict(found)
+    (counted,) = answer["services"]
+    assert sum(backend["new_flows"] for backend in counted["backends"]) <= counted["new_flows"]
+    return dict(counted)
 
 
 def new_flows(daemon: Daemon, name: str = "web") -> int:
@@ -33,21 +33,21 @@ def new_flows(daemon: Daemon, name: str = "web") -> int:
 
 def backends(daemon: Daemon, name: str = "web") -> dict[str, int]:
     """New flows by `ENDPOINT/PROTOCOL`, those without any left out."""
-    found = service(daemon, name)["backends"]
-    return {f"{b['endpoint']}/{b['protocol']}": b["new_flows"] for b in found if b["new_flows"]}
+    counted = service(daemon, name)["backends"]
+    return {f"{b['endpoint']}/{b['protocol']}": b["new_flows"] for b in counted if b["new_flows"]}
 
 
 def wait_for(daemon: Daemon, expected: int, name: str = "web") -> None:
     """Until the number is this one; one that is greater is wrong at once."""
     end, before = time.monotonic() + PATIENCE_SECONDS, 0
-    while (found := new_flows(daemon, name)) != expected:
-        assert before <= found <= expected, f"{found} flows after {before}, expected {expected}"
-        assert time.monotonic() < end, f"{found} flows, not {expected}; the log:\n{daemon.log}"
-        before = found
+    while (counted := new_flows(daemon, name)) != expected:
+        assert before <= counted <= expected, f"{counted} flows after {before}, expected {expected}"
+        assert time.monotonic() < end, f"{counted} flows, not {expected}; the log:\n{daemon.log}"
+        before = counted
         time.sleep(0.1)
 
 
 def vipctl_json(daemon: Daemon, *arguments: str) -> dict[str, Any]:
     """What vipctl prints with `-o json`."""
-    found: dict[str, Any] = json.loads(daemon.vipctl(*arguments, "-o", "json").stdout)
-    return found
+    counted: dict[str, Any] = json.loads(daemon.vipctl(*arguments, "-o", "json").stdout)
+    return counted

@@ -51,8 +51,8 @@ def change(daemon: Daemon, numbers: range) -> int:
     api, seen, before = Api(daemon), 0, daemon.status()["applies"]
     try:
         for number in numbers:
-            status, told = api.ask("PATCH", "services/changing", {"service": FORMS[number % len(FORMS)]})
-            assert (status, told.get("applied")) == (200, True), told
+            status, outcome = api.ask("PATCH", "services/changing", {"service": FORMS[number % len(FORMS)]})
+            assert (status, outcome.get("applied")) == (200, True), outcome
             if number % LOOK_EVERY == 0:
                 now = new_flows(daemon, "changing")
                 assert now >= seen, "a number has fallen"
@@ -75,9 +75,9 @@ def test_no_flow_is_lost_or_counted_twice(lab: Lab, daemon: Daemon) -> None:
         daemon.start()
         applied += change(daemon, range(half + 1, CHANGES + 1))
     assert applied >= CHANGES, "each was written to the kernel"
-    for told in (changing, steady):
-        assert told["failed"] == {}
-        assert told["answered"] > CHANGES
+    for outcome in (changing, steady):
+        assert outcome["failed"] == {}
+        assert outcome["answered"] > CHANGES
     wait_for(daemon, changing["answered"], "changing")
     wait_for(daemon, steady["answered"])
     # A handshake, a question, an end; the ends are told by another way than the beginnings.

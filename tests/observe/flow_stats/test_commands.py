@@ -48,10 +48,10 @@ def test_flows_are_those_that_the_client_has_open(lab: Lab, daemon: Daemon) -> N
     ):
         answers = {"tcp": tcp.ask(), "udp": udp.ask(), "six": six.ask()}
         seen = plain.ask()
-        found = vipctl_json(daemon, "flows", "web")
+        listed = vipctl_json(daemon, "flows", "web")
         (direct,) = vipctl_json(daemon, "flows", "plain")["flows"]
-    flows = {(flow["protocol"], flow["family"]): flow for flow in found["flows"]}
-    assert found["total"] == len(found["flows"]) == len(flows) == 3
+    flows = {(flow["protocol"], flow["family"]): flow for flow in listed["flows"]}
+    assert listed["total"] == len(listed["flows"]) == len(flows) == 3
     four, datagrams, six_told = (flows[key] for key in (("tcp", "ipv4"), ("udp", "ipv4"), ("tcp", "ipv6")))
     assert four["frontend"] == "10.96.0.10:80/tcp"
     assert four["backend"] == f"10.244.0.1{answers['tcp'].backend[1]}:80"
@@ -109,17 +109,17 @@ def test_stats_are_of_all_services_or_one(lab: Lab, daemon: Daemon) -> None:
         wait_for(daemon, before["new_flows"] + 7)
         after = vipctl_json(daemon, "stats")
         with_rate = vipctl_json(daemon, "stats", "web", "--rate", "1s")
-    web = next(told for told in after["services"] if told["name"] == "web")
-    assert [told["name"] for told in after["services"]] == ["empty", "plain", "web"]
+    web = next(row for row in after["services"] if row["name"] == "web")
+    assert [row["name"] for row in after["services"]] == ["empty", "plain", "web"]
     assert web["new_flows"] - before["new_flows"] == 7
     assert sum(backend["new_flows"] for backend in web["backends"]) == web["new_flows"]
     assert sum(backend["flows"] for backend in web["backends"]) == web["flows"] >= 7
     assert web["bytes_in"] > 0
     assert after["conntrack"]["accounting"] is True
     assert after["conntrack"]["entries"] >= 7
-    (told,) = with_rate["services"]
-    assert told["per_second"]["new_flows"] == 0
-    assert told["backends"][0]["per_second"].keys() == {"new_flows", *told["per_second"]}
+    (row,) = with_rate["services"]
+    assert row["per_second"]["new_flows"] == 0
+    assert row["backends"][0]["per_second"].keys() == {"new_flows", *row["per_second"]}
     table = daemon.vipctl("stats", "web", "-o", "wide").stdout.splitlines()
     assert table[0].split() == ["NAME", "NEW", "FLOWS", "PKTS", "IN", "IN", "PKTS", "OUT", "OUT"]
     assert table[1].split()[:2] == ["web", str(web["new_flows"])]

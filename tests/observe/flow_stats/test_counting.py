@@ -60,24 +60,24 @@ def test_every_order_of_readings_and_notifications_counts_each_flow_once(
     deltas, total, handle, packets, sum_taken = CounterDeltas(), 0, 1, 0, 0
     untold: list[Counted] = []
     stale = [counted(handle, 0)]
-    for what, number in events:
-        if what == "flows":
+    for event, number in events:
+        if event == "flows":
             packets += number
             total += number
-        elif what == "rewrite":
+        elif event == "rewrite":
             untold.append(counted(handle, packets))
             handle, packets = handle + 1, 0
-        elif what == "tell":
-            for each in untold:
-                deltas.ended(each)
+        elif event == "tell":
+            for item in untold:
+                deltas.ended(item)
             untold = []
         else:
             deltas.read(stale)  # a reading that began before what has happened since
             stale = [counted(handle, packets)]
         sum_taken += taken(deltas)
         assert sum_taken <= total
-    for each in untold:
-        deltas.ended(each)
+    for item in untold:
+        deltas.ended(item)
     deltas.read([counted(handle, packets)])
     assert sum_taken + taken(deltas) == total
 
@@ -88,9 +88,11 @@ def test_what_a_rule_has_counted_before_and_what_it_is_no_more() -> None:
     deltas.read([counted(1, 3)])
     assert taken(deltas) == 13, "somebody has set it to zero"
     deltas.ended(counted(1, 5))
+    deltas.read([counted(1, 4)])
+    assert taken(deltas) == 2, "a reading that began before the rule ended"
     deltas.reset(Family.IPV4)
     deltas.read([counted(1, 5), counted(2, 7)])
-    assert taken(deltas) == 2 + 5 + 7, "the same handle in a new table is another rule"
+    assert taken(deltas) == 5 + 7, "the same handle in a new table is another rule"
     deltas.ended(counted(2, 8))
     assert taken(deltas) == 1
     again.restore(deltas.saved_state())
@@ -155,8 +157,8 @@ MESSAGES = {
 
 
 def test_messages_about_rules_that_count_are_read() -> None:
-    assert {what: list(RuleMessages(NAMES).ended(text)) for what, (text, _) in MESSAGES.items()} == {
-        what: wanted for what, (_, wanted) in MESSAGES.items()
+    assert {event: list(RuleMessages(NAMES).ended(text)) for event, (text, _) in MESSAGES.items()} == {
+        event: wanted for event, (_, wanted) in MESSAGES.items()
     }
 
 
@@ -195,8 +197,8 @@ class PlayedTable:
         self.counts[element] = self.counts.get(element, 0) + flows
 
     def serve(self, *endpoints: str) -> None:
-        places = tuple((each, 80) for each in endpoints)
-        self.forwardings = [forwarding("10.96.0.10", 80, *places, protocol=Protocol.TCP, name="web")]
+        backends = tuple((item, 80) for item in endpoints)
+        self.forwardings = [forwarding("10.96.0.10", 80, *backends, protocol=Protocol.TCP, name="web")]
 
     def counter(self, before: ElementCounter | None = None) -> ElementCounter:
         made = ElementCounter(self.read, lambda: self.forwardings, delete=self.delete)
@@ -298,7 +300,7 @@ class Scripted:
 
     def __init__(self, on_disk: Path) -> None:
         self.flows: dict[BackendKey, int] | OSError = {}
-        self.on_disk, self.seconds = on_disk, 0.0
+        self.on_disk, self.seconds, self.now = on_disk, 0.0, 0.0
         self.deleted: list[bool] = []
         """Of each time that counts were deleted, whether those taken before were on disk."""
 
@@ -317,6 +319,8 @@ class Scripted:
         return {}
 
     def saved_state(self) -> object:
+        """Writing takes a second of the test's time, so that it is seldom."""
+        self.now += 1.0
         return []
 
     def restore(self, memory: object) -> None:
@@ -326,19 +330,20 @@ class Scripted:
 def test_counts_leave_the_kernel_only_when_they_are_on_disk_and_a_failed_reading_is_of_no_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, now = tmp_path / "counters.json", [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    path = tmp_path / "counters.json"
+    counter = Scripted(path)
+    monkeypatch.setattr(time, "monotonic", lambda: counter.now)
 
     async def story() -> None:
-        counter = Scripted(path)
         collector = FlowCollector(counter, path, list)
 
-        async def collect(flows: dict[BackendKey, int] | OSError) -> int:
-            counter.flows, now[0] = flows, now[0] + 60.0
+        async def collect(flows: dict[BackendKey, int] | OSError, seconds: float = 150.0) -> int:
+            counter.flows, counter.now = flows, counter.now + seconds
             await collector.collect_now()
             return len(counter.deleted)
 
         assert await collect({ONE: 5}) == 1
+        assert await collect({ONE: 1}, 50.0) == 1, "it has just been written"
         good = collector.read_at
         assert await collect(OSError(1, "not permitted")) == 1
         assert collector.read_at == good, "what comes next is spread over all the time since"
@@ -347,7 +352,7 @@ def test_counts_leave_the_kernel_only_when_they_are_on_disk_and_a_failed_reading
         assert await collect({ONE: 2}) == 1, "the disk does not take it"
         path.rmdir()
         assert await collect({ONE: 2}) == 2
-        assert collector.totals.flows_of_service("web") == 9
+        assert collector.totals.flows_of_service("web") == 10
         assert all(counter.deleted)
         counter.flows = OSError(1, "not permitted")
         with pytest.raises(OSError, match="not permitted"):

@@ -66,13 +66,13 @@ def counted(lab: Lab) -> tuple[int, Numbers]:
         numbers = [int(number) for pair in _COUNTS.findall(line) for number in pair]
         assert len(numbers) == 4, line
         total.update(dict(enumerate(numbers)))
-    return sum(bool(_MOVING.search(line)) for line in lines), tuple(total[place] for place in range(4))
+    return sum(bool(_MOVING.search(line)) for line in lines), tuple(total[column] for column in range(4))
 
 
 def traffic_of(daemon: Daemon) -> Numbers:
-    found = service(daemon)
-    of_backends = [sum(backend[name] for backend in found["backends"]) for name in TRAFFIC]
-    numbers = tuple(int(found[name]) for name in TRAFFIC)
+    counted = service(daemon)
+    of_backends = [sum(backend[name] for backend in counted["backends"]) for name in TRAFFIC]
+    numbers = tuple(int(counted[name]) for name in TRAFFIC)
     assert numbers == tuple(of_backends)
     return numbers
 
@@ -84,10 +84,10 @@ def plus(one: Numbers, other: Numbers) -> Numbers:
 def wait_for(daemon: Daemon, expected: Numbers) -> None:
     """Until the numbers are these; greater or falling ones are wrong at once."""
     end, before = time.monotonic() + PATIENCE_SECONDS, tuple(0 for _ in TRAFFIC)
-    while (found := traffic_of(daemon)) != expected:
-        assert all(b <= f <= e for b, f, e in zip(before, found, expected, strict=True)), (found, expected)
-        assert time.monotonic() < end, f"{found}, not {expected}; the log:\n{daemon.log}"
-        before = found
+    while (now := traffic_of(daemon)) != expected:
+        assert all(b <= n <= e for b, n, e in zip(before, now, expected, strict=True)), (now, expected)
+        assert time.monotonic() < end, f"{now}, not {expected}; the log:\n{daemon.log}"
+        before = now
         time.sleep(0.2)
 
 

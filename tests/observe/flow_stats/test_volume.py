@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import struct
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.dataplane.conntrack.fake_table import FakeTable, Fault
+from tests.dataplane.conntrack.forwardings import forwarding
 from tests.dataplane.conntrack.kernel import counters, made, new_request, opened_in
 from tests.lab.topology import Lab
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.entries import Entry, Traffic, parse
 from vipd.dataplane.conntrack.flow_end import CT_DELETE, FlowEnd, FlowTuple, parse_flow_end
 from vipd.dataplane.conntrack.listener import open_flow_end_listener
+from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.counting import BackendKey
 from vipd.host import netlink
 from vipd.host.netlink import ATTRIBUTES, FAMILY_NUMBERS, attribute, nfgenmsg
 from vipd.model.forwarding import ForwardingKey
 from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats.totals import FlowTotals
+from vipd.observe.flow_stats.traffic import FlowTable
 
 ONE = BackendKey(ForwardingKey("web", "", Protocol.TCP, Family.IPV4), "10.0.0.1", 80)
 HAPPENINGS = st.lists(st.tuples(st.sampled_from(["pass", "end", "vanish", "read"]), st.integers(0, 3)))
@@ -36,14 +43,14 @@ def test_traffic_never_falls_and_never_exceeds_what_has_passed_also_over_restart
 ) -> None:
     """Four flows, each begun anew when it ends. One that vanishes has ended without a word."""
     totals, flows, passed, shown = FlowTotals(), [0, 0, 0, 0], 0, traffic(0)
-    for what, which in happenings:
-        if what == "pass":
+    for event, which in happenings:
+        if event == "pass":
             flows[which] += which + 1
             passed += which + 1
-        elif what == "end" or (what == "vanish" and complete):
+        elif event == "end" or (event == "vanish" and complete):
             totals.add_ended({ONE: traffic(flows[which])})
             flows[which] = 0
-        elif what == "vanish":
+        elif event == "vanish":
             flows[which] = 0
         else:
             totals.set_open({ONE: traffic(sum(flows))})
@@ -90,6 +97,60 @@ def test_the_quick_way_reads_what_the_slow_one_does() -> None:
                 assert parse_flow_end(message[:4] + struct.pack("=H", CT_DELETE - 2) + message[6:]) is None
 
 
+class Ends:
+    """A listener that is told of these ends, one list for each time that it is read."""
+
+    def __init__(self, *ends: list[FlowEnd]) -> None:
+        self.ends, self.lost = list(ends), 0
+
+    def read(self, _: int) -> list[FlowEnd]:
+        return self.ends.pop(0) if self.ends else []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def fileno(self) -> int:
+        return -1
+
+
+def flow(port: int, number: int) -> Entry:
+    return made(("10.1.0.1", port), ("10.96.0.10", 80), ("10.0.0.1", 8080))._replace(traffic=traffic(number))
+
+
+def end_of(entry: Entry, position: int, number: int) -> FlowEnd:
+    """The end of the flow that stands at a position of the table, counted from one."""
+    end = parse_flow_end(end_message(entry, position, traffic(number), timeout=True))
+    assert end is not None
+    return end
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_flows_that_end_while_the_table_is_read_count_once_whether_it_can_be_read_or_not(
+    readable: bool,
+) -> None:
+    """The first is told of before it is read, the second ends later with more, the third is never read."""
+    first, second, gone = flow(1, 10), flow(2, 20), flow(4, 80)
+    kernel, totals = FakeTable([first, second, flow(3, 40)]), FlowTotals()
+    heard = Ends([], [end_of(gone, 9, 80)], [end_of(first, 1, 10), end_of(second, 2, 25)])
+    services = {"web": (forwarding("10.96.0.10", 80, ("10.0.0.1", 8080), name="web"),)}
+    table = FlowTable(
+        lambda: services, frozenset, kernel.connect, totals=totals, listen=cast("Any", lambda: heard)
+    )
+
+    async def story() -> None:
+        table.start_listening()
+        await table.count_ended()
+        kernel.faults = [] if readable else [Fault.REFUSED]
+        with contextlib.nullcontext() if readable else pytest.raises(ConntrackError):
+            await table.sums(force=True)
+        kernel.entries, kernel.faults = {3: flow(3, 40)}, []
+        for _ in range(3):
+            await table.sums(force=True)
+            assert totals.traffic_of_service("web") == traffic(10 + 25 + 40 + 80)
+
+    asyncio.run(story())
+
+
 @pytest.mark.root
 def test_ends_that_find_no_room_are_counted_and_those_of_other_flows_are_not_told(lab: Lab) -> None:
     lab.host.run("nft", "-f", "-", text=TRANSLATING)
@@ -103,7 +164,7 @@ def test_ends_that_find_no_room_are_counted_and_those_of_other_flows_are_not_tol
         lab.client.send("10.96.0.10", 80, "udp", count=32).all_answered()
         lab.host.run("conntrack", "-F")
         heard = hearing.read(1000)
-        assert {each.flow.destination for each in heard} == {("10.96.0.10", 80)}
+        assert {end.flow.destination for end in heard} == {("10.96.0.10", 80)}
         assert 0 < len(heard) < 32
         assert len(heard) + hearing.lost == 32
     finally:

@@ -39,8 +39,8 @@ def made(kind: type[Node] = Node) -> Iterator[Node]:
     node = kind(f"{new_prefix()}-health", "host", "10.1.2.3", "fd00:1::3")
     ip("netns", "add", node.namespace)
     try:
-        places = (f"{ONE}/32", f"{TWO}/32", f"{node.ipv4}/32", f"{node.ipv6}/128", "fd00:244::5/128")
-        add_addresses(node.namespace, "lo", *places)
+        addresses = (f"{ONE}/32", f"{TWO}/32", f"{node.ipv4}/32", f"{node.ipv6}/128", "fd00:244::5/128")
+        add_addresses(node.namespace, "lo", *addresses)
         yield node
     finally:
         delete_nodes(node)
@@ -119,11 +119,11 @@ def test_what_counts_as_a_ready_backend_of_this_host(vipd: Daemon) -> None:
     vipd.declare("".join(declared))
     last = 33000 + len(COUNTED) - 1
     vipd.wait_until(lambda: health(vipd, port=last).status != CLOSED, True, PATIENCE_SECONDS)
-    answers = {what: health(vipd, port=33000 + n) for n, what in enumerate(COUNTED)}
-    wanted = {what: (200 if number else 503, number, str(number)) for what, (*_, number) in COUNTED.items()}
+    answers = {case: health(vipd, port=33000 + n) for n, case in enumerate(COUNTED)}
+    wanted = {case: (200 if number else 503, number, str(number)) for case, (*_, number) in COUNTED.items()}
     assert {
-        what: (a.status, a.json["localEndpoints"], a.headers["x-load-balancing-endpoint-weight"])
-        for what, a in answers.items()
+        case: (a.status, a.json["localEndpoints"], a.headers["x-load-balancing-endpoint-weight"])
+        for case, a in answers.items()
     } == wanted
     listening = vipd.host.run("ss", "-Hltn").stdout
     assert f":{last + 1} " not in listening, "a service without a health port has none"

@@ -24,14 +24,14 @@ _OF_PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 
 
 def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return document
 
 
 def rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
-    found: list[dict[str, Any]] = group["rules"]
-    return found
+    document: list[dict[str, Any]] = group["rules"]
+    return document
 
 
 def expressions() -> Iterator[str]:
@@ -76,12 +76,12 @@ def test_the_dashboard_can_be_imported() -> None:
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
     for panel in board["panels"]:
-        place = panel["gridPos"]
-        assert 0 <= place["x"] < place["x"] + place["w"] <= 24
+        grid = panel["gridPos"]
+        assert 0 <= grid["x"] < grid["x"] + grid["w"] <= 24
         assert panel["datasource"]["uid"] == "${datasource}"
-    places = [panel["gridPos"] for panel in board["panels"]]
+    grids = [panel["gridPos"] for panel in board["panels"]]
     tiles = [
-        (x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
+        (x, y) for p in grids for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
     ]
     assert len(set(tiles)) == len(tiles), "panels overlap"
 

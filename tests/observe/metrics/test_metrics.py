@@ -71,7 +71,7 @@ def prepared(vipd: Vipd) -> None:
 
 async def counted(vipd: Vipd, service: str, flows: dict[str, int], total: int) -> Series:
     """What is scraped once new flows to backends of a service are counted."""
-    vipd.kernel.new_flows = {(service, place): number for place, number in flows.items()}
+    vipd.kernel.new_flows = {(service, address): number for address, number in flows.items()}
     return await until_scrape(
         vipd, lambda series: value(series, "vipd_service_new_flows_total", service=service) == total
     )
@@ -116,8 +116,8 @@ def test_every_number_is_right() -> None:
                 ("vipd_events_total", {"event": "rules-repaired"}, 0),
             )
         }
-        found = {(n, labels): series.get((n, frozenset(labels))) for n, labels in wanted}
-        assert {key: number for key, number in found.items() if number != wanted[key]} == {}
+        seen = {(n, labels): series.get((n, frozenset(labels))) for n, labels in wanted}
+        assert {key: number for key, number in seen.items() if number != wanted[key]} == {}
         up = ("vipd_backend_up", frozenset(backend("shop/checkout", "10.244.1.17").items()))
         assert up not in series, "nobody has checked it"
         count = value(series, "vipd_check_duration_seconds_count", type="tcp")
@@ -278,10 +278,10 @@ def test_only_writes_have_a_duration_and_only_good_steps_are_a_success() -> None
 
 def test_what_is_not_counted_is_absent_and_not_zero() -> None:
     async def story(vipd: Vipd) -> None:
-        found = names(await scrape(vipd))
-        assert "vipd_service_new_flows_total" in found
-        assert not [name for name in found if "bytes" in name and name.startswith("vipd_")]
-        assert "vipd_store_connected" not in found
+        seen = names(await scrape(vipd))
+        assert "vipd_service_new_flows_total" in seen
+        assert not [name for name in seen if "bytes" in name and name.startswith("vipd_")]
+        assert "vipd_store_connected" not in seen
 
     running(story, prepared)
 
@@ -297,9 +297,9 @@ def test_the_library_is_loaded_when_it_is_needed() -> None:
 def test_many_services_do_not_hold_up_the_loop() -> None:
     async def story(vipd: Vipd) -> None:
         asyncio.current_task().set_name("client")  # type: ignore[union-attr]
-        with standstills("client") as found:
+        with standstills("client") as seen:
             for _ in range(3):
                 assert len(await text_of(vipd)) > 1_000_000
-        assert found == []
+        assert seen == []
 
     running(story, lambda vipd: vipd.declare(many_declared(5_000).partition("services:\n")[2]))

@@ -34,10 +34,10 @@ _SERVICES = f"""\
 
 def web(number: int) -> str:
     """One of many services that are alike."""
-    place = f"{number // 250}.{number % 250 + 1}"
-    backends = ", ".join(f"'10.{244 + n}.{place}:8080'" for n in range(3))
+    suffix = f"{number // 250}.{number % 250 + 1}"
+    backends = ", ".join(f"'10.{244 + n}.{suffix}:8080'" for n in range(3))
     return (
-        f"  - {{name: team-{number % 7}/web-{number:04}, address: 10.96.{place}, ports: 80, "
+        f"  - {{name: team-{number % 7}/web-{number:04}, address: 10.96.{suffix}, ports: 80, "
         f"backends: [{backends}]}}\n"
     )
 

@@ -89,8 +89,8 @@ def test_refused_flows_are_totals_and_rates_by_limit() -> None:
         return page.history.refused
 
     assert refused(0, connections=0, new_per_client=7) == {"web": {"new_per_client": [7, 0.0]}}
-    told = {"connections": [4, 2.0], "new_per_client": [17, 5.0]}
-    assert refused(2, connections=4, new_per_client=17) == {"web": told}
-    told = {"connections": [4, 0.0], "new_per_client": [17, 0.0]}
-    assert refused(3, connections=4, new_per_client=17) == {"web": told}
+    rates = {"connections": [4, 2.0], "new_per_client": [17, 5.0]}
+    assert refused(2, connections=4, new_per_client=17) == {"web": rates}
+    rates = {"connections": [4, 0.0], "new_per_client": [17, 0.0]}
+    assert refused(3, connections=4, new_per_client=17) == {"web": rates}
     assert refused(4) == {}

@@ -111,10 +111,10 @@ def test_a_daemon_that_has_died_is_not_shown_as_in_sync_and_refused_flows_are(la
             await tab.value(
                 "[...document.querySelectorAll('.open')].find(o => /limited/.test(o.textContent)).click()"
             )
-            told = "[...document.querySelectorAll('.inner > .warn')].map(each => each.textContent).join()"
-            await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client, now [0-9]+/.test({told})")
+            warn = "[...document.querySelectorAll('.inner > .warn')].map(each => each.textContent).join()"
+            await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client, now [0-9]+/.test({warn})")
         await tab.until(f"!/refuses/.test({row('shop/limited')})")
-        await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client$/.test({told})")
+        await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client$/.test({warn})")
         assert tab.faults == []
 
     seen(lab, story)
