@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tests.lab.daemon import Daemon
 
 PATIENCE_SECONDS = 60.0
 
+Numbers = tuple[int, ...]
 WEB = """\
 - name: web
   address: [10.96.0.10, "fd00:96::10"]
@@ -39,11 +41,16 @@ def backends(daemon: Daemon, name: str = "web") -> dict[str, int]:
 
 def wait_for(daemon: Daemon, expected: int, name: str = "web") -> None:
     """Until the number is this one; one that is greater is wrong at once."""
-    end, before = time.monotonic() + PATIENCE_SECONDS, 0
-    while (counted := new_flows(daemon, name)) != expected:
-        assert before <= counted <= expected, f"{counted} flows after {before}, expected {expected}"
-        assert time.monotonic() < end, f"{counted} flows, not {expected}; the log:\n{daemon.log}"
-        before = counted
+    reach(daemon, lambda: (new_flows(daemon, name),), (expected,))
+
+
+def reach(daemon: Daemon, read: Callable[[], Numbers], expected: Numbers) -> None:
+    """Until the numbers are these; greater or falling ones are wrong at once."""
+    end, before = time.monotonic() + PATIENCE_SECONDS, tuple(0 for _ in expected)
+    while (now := read()) != expected:
+        assert all(b <= n <= e for b, n, e in zip(before, now, expected, strict=True)), (now, expected)
+        assert time.monotonic() < end, f"{now}, not {expected}; the log:\n{daemon.log}"
+        before = now
         time.sleep(0.1)
 
 

@@ -12,12 +12,11 @@ import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
-from tests.observe.flow_stats.counted import PATIENCE_SECONDS, WEB, service
+from tests.observe.flow_stats.counted import PATIENCE_SECONDS, WEB, Numbers, reach, service
 
 pytestmark = pytest.mark.root
 
 TRAFFIC = ("packets_in", "bytes_in", "packets_out", "bytes_out")
-Numbers = tuple[int, ...]
 
 STILL = 3
 """So many readings in a row must be the same."""
@@ -81,16 +80,6 @@ def plus(one: Numbers, other: Numbers) -> Numbers:
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
-def wait_for(daemon: Daemon, expected: Numbers) -> None:
-    """Until the numbers are these; greater or falling ones are wrong at once."""
-    end, before = time.monotonic() + PATIENCE_SECONDS, tuple(0 for _ in TRAFFIC)
-    while (now := traffic_of(daemon)) != expected:
-        assert all(b <= n <= e for b, n, e in zip(before, now, expected, strict=True)), (now, expected)
-        assert time.monotonic() < end, f"{now}, not {expected}; the log:\n{daemon.log}"
-        before = now
-        time.sleep(0.2)
-
-
 def send_some(lab: Lab) -> None:
     lab.client.send("10.96.0.10", 80, count=12).all_answered()
     lab.client.send("10.96.0.10", 80, "udp", count=20).all_answered()
@@ -102,12 +91,12 @@ def test_what_flows_had_stays_when_they_have_ended(lab: Lab, daemon: Daemon) -> 
     send_some(lab)
     first = plus(before, in_table(lab))
     end_all_flows(lab)
-    wait_for(daemon, first)
+    reach(daemon, lambda: traffic_of(daemon), first)
     with lab.client.open("10.96.0.10", 80) as kept:
         for _ in range(3):
             kept.ask()
         send_some(lab)
-        wait_for(daemon, plus(first, in_table(lab)))
+        reach(daemon, lambda: traffic_of(daemon), plus(first, in_table(lab)))
         end_all_flows(lab)
         assert service(daemon)["bytes_in"] >= first[1] + 20 * DATAGRAM
     daemon.wait_until(lambda: service(daemon)["flows"], 0, timeout=PATIENCE_SECONDS)

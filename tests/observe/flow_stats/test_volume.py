@@ -128,10 +128,11 @@ def end_of(entry: Entry, position: int, number: int) -> FlowEnd:
 def test_flows_that_end_while_the_table_is_read_count_once_whether_it_can_be_read_or_not(
     readable: bool,
 ) -> None:
-    """The first is told of before it is read, the second ends later with more, the third is never read."""
-    first, second, gone = flow(1, 10), flow(2, 20), flow(4, 80)
+    """The first is told of before it is read, the second ends later with more, two are never read."""
+    first, second, gone, late = flow(1, 10), flow(2, 20), flow(4, 80), flow(5, 160)
     kernel, totals = FakeTable([first, second, flow(3, 40)]), FlowTotals()
-    heard = Ends([], [end_of(gone, 9, 80)], [end_of(first, 1, 10), end_of(second, 2, 25)])
+    meanwhile = [end_of(first, 1, 10), end_of(second, 2, 25), end_of(late, 8, 160)]
+    heard = Ends([], [end_of(gone, 9, 80)], meanwhile)
     services = {"web": (forwarding("10.96.0.10", 80, ("10.0.0.1", 8080), name="web"),)}
     table = FlowTable(
         lambda: services, frozenset, kernel.connect, totals=totals, listen=cast("Any", lambda: heard)
@@ -146,7 +147,7 @@ def test_flows_that_end_while_the_table_is_read_count_once_whether_it_can_be_rea
         kernel.entries, kernel.faults = {3: flow(3, 40)}, []
         for _ in range(3):
             await table.sums(force=True)
-            assert totals.traffic_of_service("web") == traffic(10 + 25 + 40 + 80)
+            assert totals.traffic_of_service("web") == traffic(10 + 25 + 40 + 80 + 160)
 
     asyncio.run(story())
 

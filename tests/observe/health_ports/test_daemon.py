@@ -199,6 +199,16 @@ def test_503_while_vipd_cannot_write_and_200_when_it_can_again(vipd: Daemon, too
     wait_for(vipd, 200, 1)
 
 
+def test_503_while_the_host_is_in_maintenance(vipd: Daemon) -> None:
+    vipd.declare(service("web", 10, ONE))
+    wait_for(vipd, 200, 1)
+    vipd.vipctl("host", "drain")
+    wait_for(vipd, 503, 1)
+    assert ask(vipd.host, HEALTHZ).status == 200, "vipd itself is well"
+    vipd.vipctl("host", "resume")
+    wait_for(vipd, 200, 1)
+
+
 def test_503_for_a_quarantined_service_alone(vipd: Daemon, tools: Path) -> None:
     program = tools / "iptables-restore"
     before = program.read_text()

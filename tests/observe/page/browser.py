@@ -34,6 +34,23 @@ FLAGS = (
 )
 
 
+def row(service: str) -> str:
+    """An expression: the row of a service, as text; empty while there is none."""
+    rows = "[...document.querySelectorAll('tr.row')]"
+    return f"({rows}.find(row => row.textContent.includes({service!r}))?.textContent || '')"
+
+
+def text(selector: str) -> str:
+    """An expression: the text of an element."""
+    return f"document.querySelector({selector!r}).textContent"
+
+
+def name_of(service: str) -> str:
+    """An expression: the name that opens a service, of which this is a part."""
+    names = "[...document.querySelectorAll('.open')]"
+    return f"{names}.find(name => name.textContent.includes({service!r}))"
+
+
 class Browser:
     """One tab. `faults` are errors of the console, exceptions, and requests to anywhere but loopback."""
 

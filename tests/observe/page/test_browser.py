@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from tests.lab.inside import Vipd, running
-from tests.observe.page.browser import PROGRAM, Browser, browser
+from tests.observe.page.browser import PROGRAM, Browser, browser, name_of, row, text
 from tests.observe.page.declared import DEAD, declared, web
 from tests.observe.watching import free_address, listening
 
@@ -54,17 +54,6 @@ async def flowing(vipd: Vipd) -> AsyncIterator[None]:
         task.cancel()
 
 
-def text(selector: str) -> str:
-    """An expression: the text of an element."""
-    return f"document.querySelector({selector!r}).textContent"
-
-
-def row(service: str) -> str:
-    """An expression: the row of a service, as text."""
-    rows = "[...document.querySelectorAll('tr.row')]"
-    return f"{rows}.find(row => row.textContent.includes({service!r}))?.textContent"
-
-
 def test_what_is_seen_and_how_it_follows() -> None:
     async def story(vipd: Vipd, tab: Browser) -> None:
         vipd.declare("  - {name: odd, ports: '<b>bold</b>', address: 10.96.9.99}\n", name="broken.yaml")
@@ -77,9 +66,7 @@ def test_what_is_seen_and_how_it_follows() -> None:
         await tab.until(f"{text('#events')}.includes('<b>bold<')")
         assert await tab.value("document.querySelector('#events b')") is None, "names are text, never HTML"
 
-        await tab.value(
-            "[...document.querySelectorAll('.open')].find(o => /checkout/.test(o.textContent)).focus()"
-        )
+        await tab.value(f"{name_of('checkout')}.focus()")
         await tab.key("Enter")
         await tab.until(
             "[...document.querySelectorAll('.backends')].some(t => t.textContent.includes('10.244.3.17'))"

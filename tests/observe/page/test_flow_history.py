@@ -73,11 +73,15 @@ def test_a_clock_that_is_set_back_makes_no_rate_negative_and_none_a_spike() -> N
     page, at = Page(), 0.0
     rates = []
     for number in range(40):
-        at += -5 * 3600.0 if number == 20 else 1.0
+        at += -0.5 if number == 20 else -5 * 3600.0 if number == 30 else 1.0
         rates.append(page.read(at, 10, 600))
     backends = {"web/tcp/10.0.0.1:80": 10.0}
-    assert [number for number, rate in enumerate(rates) if rate != [10.0, 0, backends, 600, 3000]] == [0, 20]
-    assert rates[0] == rates[20] == NOTHING
+    assert [number for number, rate in enumerate(rates) if rate != [10.0, 0, backends, 600, 3000]] == [
+        0,
+        20,
+        30,
+    ]
+    assert rates[0] == rates[20] == rates[30] == NOTHING
 
 
 def test_refused_flows_are_totals_and_rates_by_limit() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.observe.asking import PATIENCE_SECONDS, scrape, value
-from tests.observe.page.browser import PROGRAM, Browser, browser
+from tests.observe.page.browser import PROGRAM, Browser, browser, name_of, row, text
 
 pytestmark = pytest.mark.root
 
@@ -26,17 +26,6 @@ DECLARATION = """
 """
 WEB = {"service": "shop/web"}
 GREY = "getComputedStyle(document.querySelector('main')).filter"
-
-
-def row(service: str) -> str:
-    """An expression: the row of a service, as text."""
-    rows = "[...document.querySelectorAll('tr.row')]"
-    return f"({rows}.find(row => row.textContent.includes({service!r}))?.textContent || '')"
-
-
-def text(name: str) -> str:
-    """An expression: the text of the element of this id."""
-    return f"document.getElementById({name!r}).textContent"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +68,7 @@ def seen(lab: Lab, story: object) -> None:
             await tab.size(1360, 900)
             await tab.open("http://127.0.0.1:9254/")
             await tab.until(f"{row('shop/web')}.includes('2 of 2')")
-            await tab.until(f"{text('link')} === 'live'")
+            await tab.until(f"{text('#link')} === 'live'")
             await story(tab)  # type: ignore[operator]
 
     asyncio.run(asyncio.wait_for(watched(), 240))
@@ -91,26 +80,24 @@ def test_a_daemon_that_has_died_is_not_shown_as_in_sync_and_refused_flows_are(la
         assert await tab.value(GREY) == "none"
         green = await tab.value("document.getElementById('state').className")
         await asyncio.to_thread(vipd.kill)
-        await tab.until(f"/^Not connected since .*\\d/.test({text('state')})")
+        await tab.until(f"/^Not connected since .*\\d/.test({text('#state')})")
         assert await tab.value("document.getElementById('state').className") != green
         assert "grayscale" in await tab.value(GREY)
-        assert "as it was" in await tab.value(text("said"))
+        assert "as it was" in await tab.value(text("#said"))
         assert await tab.value("document.title.startsWith('not connected')")
-        up = await tab.value(text("up"))
+        up = await tab.value(text("#up"))
         await tab.until(f"Date.now() > {await tab.value('Date.now()')} + 2500")
-        assert await tab.value(text("up")) == up, "nobody knows how long it has been up"
+        assert await tab.value(text("#up")) == up, "nobody knows how long it has been up"
         await asyncio.to_thread(vipd.write, "  - {name: new, address: 10.96.0.30, ports: 80}\n", "new.yaml")
         await asyncio.to_thread(vipd.start)
-        await tab.until(f"{text('state')} === 'In sync' && {text('link')} === 'live'")
+        await tab.until(f"{text('#state')} === 'In sync' && {text('#link')} === 'live'")
         assert await tab.value(GREY) == "none"
         await tab.until(f"{row('new')} && {row('shop/web')}")
         tab.faults.clear()  # the browser tells of each try to connect
 
         async with sending(lab, "10.96.0.20", answered=False):
             await tab.until(f"/refuses [0-9]+.*[/]s/.test({row('shop/limited')})")
-            await tab.value(
-                "[...document.querySelectorAll('.open')].find(o => /limited/.test(o.textContent)).click()"
-            )
+            await tab.value(f"{name_of('limited')}.click()")
             warn = "[...document.querySelectorAll('.inner > .warn')].map(each => each.textContent).join()"
             await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client, now [0-9]+/.test({warn})")
         await tab.until(f"!/refuses/.test({row('shop/limited')})")
@@ -124,15 +111,13 @@ def test_a_daemon_that_has_died_is_not_shown_as_in_sync_and_refused_flows_are(la
 def test_traffic_a_drain_and_a_dead_backend_are_seen_live(lab: Lab, vipd: Daemon) -> None:
     async def story(tab: Browser) -> None:
         async with sending(lab, "10.96.0.10"):
-            await tab.until(f"parseFloat({text('n-rate')}) > 0")
-            await tab.until(f"parseFloat({text('n-out')}) > 0")
+            await tab.until(f"parseFloat({text('#n-rate')}) > 0")
+            await tab.until(f"parseFloat({text('#n-out')}) > 0")
         await asyncio.to_thread(vipd.vipctl, "drain", "shop/web/10.244.0.12", "--reason", "kernel update")
         await tab.until(f"{row('shop/web')}.includes('1 of 2')")
-        await tab.value(
-            "[...document.querySelectorAll('.open')].find(o => /web/.test(o.textContent)).click()"
-        )
+        await tab.value(f"{name_of('web')}.click()")
         await tab.until("document.querySelector('.backends').textContent.includes('kernel update')")
-        await tab.until(f"{text('events')}.includes('override given')")
+        await tab.until(f"{text('#events')}.includes('override given')")
         lab.backends[0].kill()
         await tab.until(f"/Degraded|No backends/.test({row('shop/web')})")
         await tab.picture("real-daemon")
