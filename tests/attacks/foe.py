@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -25,8 +24,9 @@ import ssl
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain, cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -60,28 +60,17 @@ def _quiet(handler: Handler) -> Handler:
     return handle
 
 
-async def _slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(100)
-    for byte in itertools.chain(_HEAD, itertools.repeat(65)):
-        writer.write(bytes([byte]))
-        await writer.drain()
-        await asyncio.sleep(1)
+def _answering(parts: Callable[[], Iterable[bytes]], pause: float = 0.0) -> Handler:
+    """Sends these parts after a request, with a pause after each, and leaves the rest to the client."""
 
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        for part in parts():
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(pause)
 
-async def _endless_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(100)
-    writer.write(_HEAD + b"Content-Length: 99999999999\r\n\r\n")
-    while True:
-        writer.write(b"a" * 65536)
-        await writer.drain()
-
-
-async def _endless_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(100)
-    writer.write(_HEAD)
-    while True:
-        writer.write(b"X-Header: " + b"a" * 1000 + b"\r\n")
-        await writer.drain()
+    return handle
 
 
 async def _large_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,33 +80,27 @@ async def _large_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     await reader.read()
 
 
-async def _new_weights(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(100)
-    weight = random.randint(1, 60000)
-    writer.write(
-        _HEAD + f"X-Vipd-Weight: {weight}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
-    )
-    await writer.drain()
-
-
-async def _good(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(100)
-    writer.write(_HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
-    await writer.drain()
-
-
 async def _silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
     await reader.read()
 
 
-class _Flapping:
-    """Connections are reset for a second, and taken for the next."""
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(100)
-        status = b"200 OK" if int(time.monotonic()) % 2 else b"503 No"
-        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
-        await writer.drain()
+_NO = b"HTTP/1.1 503 No\r\n"
+_EMPTY = b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+_HANDLERS: dict[str, Handler] = {
+    "a byte a second": _answering(lambda: (bytes([b]) for b in chain(_HEAD, repeat(65))), pause=1),
+    "endless body": _answering(
+        lambda: chain([_HEAD, b"Content-Length: 99999999999\r\n\r\n"], repeat(b"a" * 65536))
+    ),
+    "endless head": _answering(lambda: chain([_HEAD], repeat(b"X-Header: " + b"a" * 1000 + b"\r\n"))),
+    "new weights": _answering(
+        lambda: [_HEAD + f"X-Vipd-Weight: {random.randint(1, 60000)}\r\n".encode() + _EMPTY]
+    ),
+    "good": _answering(lambda: [_HEAD + _EMPTY]),
+    # Connections fail for a second, and are answered well for the next.
+    "flapping": _answering(lambda: [(_HEAD if int(time.monotonic()) % 2 else _NO) + _EMPTY]),
+    "large body": _large_body,
+    "silent": _silent,
+}
 
 
 class _Flood(asyncio.DatagramProtocol):
@@ -145,22 +128,12 @@ class _Silence(asyncio.DatagramProtocol):
 async def _tls(certificate: str, key: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    await asyncio.start_server(_quiet(_good), "0.0.0.0", PORTS["tls"], backlog=4096, ssl=context)
+    await asyncio.start_server(_quiet(_HANDLERS["good"]), "0.0.0.0", PORTS["tls"], backlog=4096, ssl=context)
     await _until_end()
 
 
 async def _backend() -> None:
-    handlers: dict[str, Handler] = {
-        "flapping": _Flapping().handle,
-        "a byte a second": _slowly,
-        "endless body": _endless_body,
-        "endless head": _endless_head,
-        "large body": _large_body,
-        "new weights": _new_weights,
-        "silent": _silent,
-        "good": _good,
-    }
-    for name, handler in handlers.items():
+    for name, handler in _HANDLERS.items():
         await asyncio.start_server(_quiet(handler), "0.0.0.0", PORTS[name], backlog=4096)
     loop = asyncio.get_running_loop()
     for name, protocol in (("udp flood", _Flood()), ("dns flood", _Flood(True)), ("silent", _Silence())):
@@ -318,7 +291,7 @@ async def _rewrite(file: Path, per_second: float, texts: tuple[str, ...]) -> Non
     new = file.with_name(f".{file.name}.new")
 
     async def write() -> None:
-        for text in itertools.cycle(texts):
+        for text in cycle(texts):
             shutil.copy(text, new)
             os.rename(new, file)  # noqa: PTH104 (nothing else runs here)
             await asyncio.sleep(1 / per_second)

@@ -354,7 +354,11 @@ def test_counts_leave_the_kernel_only_when_they_are_on_disk_and_a_failed_reading
         assert await collect({ONE: 2}) == 2
         assert collector.totals.flows_of_service("web") == 10
         assert all(counter.deleted)
+        assert await collect({ONE: 3}, 50.0) == 2
+        written = path.read_text()
         counter.flows = OSError(1, "not permitted")
+        await collector.close()
+        assert path.read_text() == written, "the last reading failed: what is saved must lack nothing"
         with pytest.raises(OSError, match="not permitted"):
             await collector.run()
 
