@@ -84,7 +84,9 @@ def test_every_number_is_right() -> None:
     async def story(vipd: Vipd) -> None:
         order = {"service": "shop/checkout", "backend": "10.244.2.17", "admin": "draining"}
         assert (await vipd.ask("POST", "/v1/overrides", order)).status == 200
-        await vipd.until_status(lambda status: status["serving"]["unhealthy"])
+        await vipd.until_status(
+            lambda status: status["serving"]["unhealthy"] and status["state"] == "in-sync"
+        )
         series = await counted(vipd, "shop/checkout", FLOWS, 12)
         wanted: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {
             (name, tuple(labels.items())): number
