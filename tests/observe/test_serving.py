@@ -6,7 +6,7 @@ import json
 
 from tests.lab.inside import Vipd, running
 from tests.observe.asking import names, value
-from tests.observe.watching import QUICK, block, free_address, get, listening, scrape, state
+from tests.observe.watching import QUICK, block, free_address, get, listening, scrape, state, until_state
 
 DEAD, ALIVE = "10.244.0.5", "10.244.0.6"
 CHECK = f"check: {QUICK}"
@@ -31,8 +31,9 @@ def test_a_dead_host_is_one_line_with_its_services_and_the_kernel_is_in_sync() -
             "others": [],
         }
         vipd.backends[DEAD] = "connection refused"
-        status = await vipd.until_status(lambda status: status["serving"]["services"]["degraded"] == 10)
-        assert status["state"] == "in-sync"
+        status = await vipd.until_status(
+            lambda status: (status["serving"]["services"]["degraded"], status["state"]) == (10, "in-sync")
+        )
         serving = status["serving"]
         assert (serving["state"], serving["message"]) == ("degraded", "10 degraded of 12 services")
         (host,) = serving["unhealthy"]
@@ -40,7 +41,7 @@ def test_a_dead_host_is_one_line_with_its_services_and_the_kernel_is_in_sync() -
         assert sorted(host["names"]) == [f"s{number:02}" for number in range(1, 11)]
         assert serving["others"] == []
         assert len([line for line in await screen(vipd) if DEAD in line]) == 1
-        assert (await state(vipd))["daemon"]["serving"] == serving
+        await until_state(vipd, lambda document: document["daemon"]["serving"] == serving)
         del vipd.backends[DEAD]
         await vipd.until_status(lambda status: status["serving"]["state"] == "ok")
 
@@ -127,7 +128,9 @@ def test_healthz_says_both_and_keeps_its_status() -> None:
 
     async def story(vipd: Vipd) -> None:
         vipd.backends[DEAD] = "connection refused"
-        await vipd.until_status(lambda status: status["serving"]["services"]["no-backends"])
+        await vipd.until_status(
+            lambda status: status["serving"]["services"]["no-backends"] and status["state"] == "in-sync"
+        )
         answer = await get(f"{await listening(vipd, 'health_address')}healthz")
         document = json.loads(answer.text)
         assert (answer.status, document["state"]) == (200, "in-sync")

@@ -230,7 +230,7 @@ def test_a_disk_that_takes_nothing_is_told_once_and_used_again(
         assert len(recorder.warnings) == 1
         later.mkdir()
         recorder.record(numbered(3))
-        assert recorder.warnings == ()
+        assert not recorder.warnings
 
     recording(later, story)
     (message,) = caplog.messages

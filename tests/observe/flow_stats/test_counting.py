@@ -211,24 +211,6 @@ def grown(counter: ElementCounter) -> int:
     return sum(asyncio.run(counter.take()).values())
 
 
-def test_a_reading_that_says_nothing_counts_nothing_twice_and_a_table_may_begin_anew() -> None:
-    table = PlayedTable()
-    counter = table.counter()
-    table.count(5)
-    assert grown(counter) == 0, "its service is not known yet"
-    table.serve("10.0.0.1")
-    assert grown(counter) == 5
-    there, table.counts = table.counts, {}
-    assert grown(counter) == 0
-    table.counts = there
-    assert grown(counter) == 0
-    again = table.counter(counter)
-    table.counts = {}
-    table.count(1)
-    assert grown(again) == 1
-    again.restore([["nonsense"], None])
-
-
 def test_counts_of_backends_that_are_gone_are_deleted_and_none_is_lost() -> None:
     table, total, sum_grown = PlayedTable(), 0, 0
     counter = table.counter()

@@ -29,7 +29,10 @@ def test_the_state_has_services_shares_and_health_but_no_secrets() -> None:
     async def story(vipd: Vipd) -> None:
         order = {"service": "shop/checkout", "backend": "10.244.2.17:8443", "admin": "draining"}
         assert (await vipd.ask("POST", "/v1/overrides", {**order, "reason": "kernel update"})).status == 200
-        document = await until_state(vipd, lambda d: by_name(d)["shop/search"]["state"] == "degraded")
+        document = await until_state(
+            vipd,
+            lambda d: (d["daemon"]["state"], by_name(d)["shop/search"]["state"]) == ("in-sync", "degraded"),
+        )
         services = by_name(document)
         assert {
             name: s["state"] for name, s in services.items() if s["state"] not in ("unchecked", "ok")
