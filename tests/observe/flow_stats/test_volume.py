@@ -27,7 +27,8 @@ from vipd.host.netlink import ATTRIBUTES, FAMILY_NUMBERS, attribute, nfgenmsg
 from vipd.model.forwarding import ForwardingKey
 from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats.totals import FlowTotals
-from vipd.observe.flow_stats.traffic import FlowTable
+from vipd.observe.flow_stats.traffic import ConntrackTable, FlowTable
+from vipd.observe.flow_stats.traffic_counting import TrafficCounting
 
 ONE = BackendKey(ForwardingKey("web", "", Protocol.TCP, Family.IPV4), "10.0.0.1", 80)
 HAPPENINGS = st.lists(st.tuples(st.sampled_from(["pass", "end", "vanish", "read"]), st.integers(0, 3)))
@@ -98,13 +99,16 @@ def test_the_quick_way_reads_what_the_slow_one_does() -> None:
 
 
 class Ends:
-    """A listener that is told of these ends, one list for each time that it is read."""
+    """A listener that is told of these ends, or fails, once for each time that it is read."""
 
-    def __init__(self, *ends: list[FlowEnd]) -> None:
+    def __init__(self, *ends: list[FlowEnd] | ConntrackError) -> None:
         self.ends, self.lost = list(ends), 0
 
     def read(self, _: int) -> list[FlowEnd]:
-        return self.ends.pop(0) if self.ends else []
+        ends = self.ends.pop(0) if self.ends else []
+        if isinstance(ends, ConntrackError):
+            raise ends
+        return ends
 
     def close(self) -> None:
         """Nothing is open."""
@@ -150,6 +154,34 @@ def test_flows_that_end_while_the_table_is_read_count_once_whether_it_can_be_rea
             assert totals.traffic_of_service("web") == traffic(10 + 25 + 40 + 80 + 160)
 
     asyncio.run(story())
+
+
+def test_lost_ends_are_counted_and_logged_once_and_a_socket_that_fails_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    opened = [Ends(ConntrackError("cannot hear", "of it")), Ends()]
+    kernel, totals = FakeTable([]), FlowTotals()
+    listen = cast("Any", lambda: opened[0])
+    table = FlowTable(dict, frozenset, kernel.connect, totals=totals, listen=listen)
+    state = ConntrackTable(1, 2, accounting=True)
+    table.table = lambda: state  # type: ignore[method-assign]
+    counting = TrafficCounting(table, totals)
+
+    async def story() -> None:
+        await counting.refresh()
+        uncounted = counting.uncounted(state)
+        assert uncounted is not None
+        assert uncounted.why == "cannot hear: of it"
+        await table.stop_listening()
+        del opened[0]
+        for lost in (0, 4, 4, 9):
+            opened[0].lost = lost
+            await counting.refresh()
+        assert counting.uncounted(state) is None
+        assert totals.lost == 9
+
+    asyncio.run(story())
+    assert caplog.text.count("a lower bound") == 1
 
 
 @pytest.mark.root
