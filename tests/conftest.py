@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -174,6 +175,10 @@ EXTENT = (
 """How long or how often some tests run. They read it when they are imported."""
 
 
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""What pytest makes of the asserts of a file, which takes longer than all else before the first test, is kept, and
+vipd, which the tests start some thousand times, is compiled once."""
 gc.disable()
 """Hardly anything becomes garbage while tests are collected; looking for it takes a quarter of the time."""
 

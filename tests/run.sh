@@ -11,7 +11,6 @@
 # share a machine that may stand still for seconds: up to twenty failed tests are tried again, with nothing beside them.
 # The last line names those that passed only then; tried-again.log keeps the output of their first run.
 set -euo pipefail
-export PYTHONDONTWRITEBYTECODE=  # the tests start vipd some thousand times: it is compiled once
 . "$(dirname "${BASH_SOURCE[0]}")/prepare.sh"
 
 if [ "${1:-}" = --fast ]; then

@@ -84,10 +84,12 @@ class _Copy:
         if job.mutant:
             file = self.path / job.mutant.path
             self._original = file.rename(file.with_suffix(".original"))
+            # Else this mutant, of the same size and second, would be run as the one before it.
+            for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
+                compiled.unlink()
             file.write_text(mutate(self._original.read_text(), job.mutant.name))
         fork = multiprocessing.get_context("fork")
-        # No bytecode of a mutant: the next one, of the same size and second, would be run from it.
-        self.process = fork.Process(target=_run_tests, args=(self.path, job.target.tests, job.mutant is None))
+        self.process = fork.Process(target=_run_tests, args=(self.path, job.target.tests))
         self.process.start()
 
     def stop(self) -> None:
@@ -107,7 +109,7 @@ class _Copy:
             self.process.join()
         self.stop()
         if self._original:
-            # With its old time: what Python compiled of it is right again.
+            # With its old time: what Python compiled of the mutant is not taken for it.
             self._original.rename(self._original.with_suffix(".py"))
             self._original = None
         job.seconds = time.monotonic() - self.started
@@ -166,8 +168,8 @@ def _done(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
                 yield copy.finish(late=True)
 
 
-def _run_tests(tree: Path, tests: Sequence[str], bytecode: bool) -> None:
-    """In a process of its own. `bytecode`: whether Python may write what it has compiled."""
+def _run_tests(tree: Path, tests: Sequence[str]) -> None:
+    """In a process of its own."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     os.chdir(tree)
@@ -179,9 +181,6 @@ def _run_tests(tree: Path, tests: Sequence[str], bytecode: bool) -> None:
         del sys.modules[name]
     sys.path.insert(0, str(tree))
     os.environ["PYTHONPATH"] = str(tree)
-    sys.dont_write_bytecode = not bytecode
-    if not bytecode:
-        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     code = NOT_RUN
     try:
         code = int(pytest.main([*_OPTIONS, *tests]))
