@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from tests.lab.node import Node
-from vipd.dataplane.base import DataplaneName
 
 Rules = dict[str, list[str]]
 """What the kernel holds, in order where order matters, by a name for each part."""
@@ -27,7 +26,7 @@ LEARNT = ("pins", "flows")
 class Equipment:
     """One dataplane as tests of faults need it."""
 
-    dataplane: DataplaneName
+    dataplane: Literal["iptables", "nftables"]
     programs: tuple[str, ...]
     """The programs that write its rules."""
     asks: str

@@ -62,9 +62,13 @@ class MountingNode(Node):
 
 
 class ToolsOnlyDaemon(Daemon):
-    """A daemon that writes every change by programs."""
+    """A daemon that writes every change by programs: the kernel takes no transaction from itself."""
 
-    module = "tests.faults.tools_only_vipd"
+    module = "tests.faults.supervised_vipd"
+
+    def __init__(self, host: Node, declaration: str = "", **settings: object) -> None:
+        super().__init__(host, declaration, **settings)
+        (self.directory / "faults").write_text("ENOBUFS .* send netlink 12 16\n")
 
 
 class FailingTools:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gc
 import json
+import runpy
 import sys
 import threading
 import time
@@ -19,8 +20,6 @@ from asyncio import events
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-from vipd.__main__ import main
 
 TOLD_ABOVE_SECONDS = 0.02
 STANDSTILL = 20.0
@@ -102,4 +101,4 @@ def described(handle: Any) -> str:
 
 if __name__ == "__main__":
     measure(Path(sys.argv[sys.argv.index("--config") + 1]).with_name("standstills"))
-    main()
+    runpy.run_module("vipd", run_name="__main__", alter_sys=True)

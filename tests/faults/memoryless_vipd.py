@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
-
-from vipd.__main__ import main
 
 FILE = "no-memory"
 
@@ -23,4 +22,4 @@ if __name__ == "__main__":
         _turn(loop)
 
     _loop._run_once = _turn_or_fail
-    main()
+    runpy.run_module("vipd", run_name="__main__", alter_sys=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,6 @@ from tests.faults.broken_declarations import declaration, mistakes
 from tests.faults.instrumented import too_long
 from tests.fleet.network import FleetLab, HostDaemon
 from tests.lab.daemon import UnixConnection
-from vipd.declaration.check_reader import CHECK_KEYS
-from vipd.declaration.service_reader import SERVICE_KEYS
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -74,9 +73,14 @@ def daemon(lab: FleetLab, request: pytest.FixtureRequest) -> Iterator[Instrument
 
 def test_the_declaration_uses_every_key() -> None:
     service = declaration(0)
-    assert set(SERVICE_KEYS) - {"node_port"} == set(service), "node_port has a service of its own"
+    schema = json.loads((Path(__file__).parents[2] / "docs/declaration.schema.json").read_text())[
+        "definitions"
+    ]
+    assert set(schema["service"]["properties"]) - {"node_port"} == set(service), (
+        "node_port has a service of its own"
+    )
     every = [*[declaration(n)["check"] for n in range(6)], service["backends"][1]["check"]]
-    assert {key for check in every for key in check} >= set(CHECK_KEYS)
+    assert {key for check in every for key in check} >= set(schema["check"]["properties"])
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from tests.lab.daemon import Daemon
 from tests.lab.flow import finish
 from tests.lab.topology import Lab, Wiring
 from tests.lab.waiting import wait_until
-from vipd.dataplane.iptables.watch.repair_backoff import REPAIRS_WITHOUT_PAUSE
 
 pytestmark = pytest.mark.root
 
@@ -88,7 +87,7 @@ def test_a_process_that_keeps_undoing_repairs_is_reported(equipment: Equipment) 
         wanted = rules((lab, equipment))
         offender = lab.host.start("bash")
         assert offender.stdin is not None
-        for _ in range(3 * REPAIRS_WITHOUT_PAUSE):
+        for _ in range(15):
             offender.stdin.write(f"{equipment.constant}; echo\n")
             assert offender.stdout is not None
             offender.stdout.readline()

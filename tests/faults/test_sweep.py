@@ -17,7 +17,6 @@ import pytest
 
 from tests.faults.dataplanes import Equipment
 from tests.faults.equipment import as_from_a_cold_start
-from tests.faults.hurried_vipd import PROGRAM_SECONDS
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
@@ -26,18 +25,14 @@ pytestmark = pytest.mark.root
 
 SBIN = "/usr/sbin:/sbin:/usr/bin:/bin"
 VIP = "10.96.8.1"
+IDLE_SECONDS = 10.0
+"""So long a program may do nothing."""
 COMPLAINTS = ("cannot be run", "hangs", "Too many open files")
-
-
-class Hurried(Daemon):
-    """One that waits for programs for a moment only."""
-
-    module = "tests.faults.hurried_vipd"
 
 
 @pytest.fixture(scope="module")
 def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
-    with Hurried(lab.host, **equipment.settings) as running:
+    with Daemon(lab.host, **equipment.settings) as running:
         running.vipctl("add", f"{VIP}:80/tcp", backend_text(lab.backends[0]), "--name", "kept")
         yield running
 
@@ -103,7 +98,7 @@ def without_descriptors(daemon: Daemon, _: Equipment, __: Path) -> Iterator[None
 
 @contextmanager
 def stopped(daemon: Daemon, equipment: Equipment, path: Path) -> Iterator[None]:
-    """The daemon stands still for longer than a program may take. It need not complain: the program may have
+    """The daemon stands still for longer than a program may do nothing. It need not complain: the program may have
     ended in time, or none may run at that moment."""
     process = int(daemon.status()["pid"])
     slowly = '#!/bin/bash\necho >>{calls}\nsleep 1\nexec -a "${{0##*/}}" {real} "$@"\n'
@@ -111,7 +106,7 @@ def stopped(daemon: Daemon, equipment: Equipment, path: Path) -> Iterator[None]:
         yield
         daemon.wait_until(lambda: calls.stat().st_size > 0, True)
         os.kill(process, signal.SIGSTOP)
-        time.sleep(PROGRAM_SECONDS + 1)
+        time.sleep(IDLE_SECONDS + 1)
         os.kill(process, signal.SIGCONT)
 
 

@@ -1,0 +1,239 @@
+"""vipd whose meetings with the outside are seen, and fail on command: `python -m tests.faults.supervised_vipd`.
+
+A filter of seccomp has the kernel ask a supervisor before each system call that opens a file, runs a program, starts a
+thread, makes a socket, binds, connects or sends. The supervisor is a process of its own. Beside the settings it reads the
+file `faults`: a line for each fault, `ERROR PATTERN`, where ERROR is the name of an errno, or `stall`: the call waits
+until the line is gone. It writes each thing touched once to the file `touched`. PATTERN is a regular expression that
+fits all of what it writes:
+
+    vipd open /etc/passwd                    comm of the process, and what it touches
+    vipd write /var/lib/vipd/services.yaml   opened for writing, made, or renamed to that
+    vipd exec /usr/sbin/nft
+    vipd start thread                        or process
+    vipd socket netlink 0                    family, and type or protocol
+    vipd connect inet 10.0.0.1:80
+    vipd bind unix /run/vipd/vipd.sock
+    vipd send netlink 12 1                   protocol, and kind; of netfilter the subsystem (1: conntrack, 10: nf_tables)
+    vipd send unix /run/systemd/notify
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import re
+import runpy
+import select
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+CALLS = {
+    "x86_64": {2: "open", 41: "socket", 42: "connect", 44: "sendto", 49: "bind", 56: "clone", 58: "vfork", 59: "execve",
+               82: "rename", 257: "openat", 435: "clone3"},
+    "aarch64": {38: "renameat", 56: "openat", 198: "socket", 200: "bind", 203: "connect", 206: "sendto", 220: "clone",
+                221: "execve", 435: "clone3"},
+}[platform.machine()]  # fmt: skip
+SECCOMP = {"x86_64": 317, "aarch64": 277}[platform.machine()]
+FAMILIES = {
+    socket.AF_UNIX: "unix",
+    socket.AF_INET: "inet",
+    socket.AF_INET6: "inet6",
+    socket.AF_NETLINK: "netlink",
+}
+TYPES = {1: "stream", 2: "dgram", 3: "raw", 5: "seqpacket"}
+AT_FDCWD, CLONE_THREAD = 2**32 - 100, 0x10000
+_SET_MODE_FILTER, _NEW_LISTENER = 1, 8
+_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ASK, _ALLOW = 0x7FC00000, 0x7FFF0000
+_RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
+_NOTIFICATION = struct.Struct("=QIIiIQ6Q")
+_ANSWER = struct.Struct("=QqiI")
+
+
+class Call(NamedTuple):
+    """A system call that waits for an answer."""
+
+    number: int
+    thread: int
+    name: str
+    arguments: tuple[int, ...]
+
+    def text(self) -> str:
+        """What is touched, as the description of this module says; empty: nothing of the kind."""
+        first, second, third, *_ = self.arguments
+        match self.name:
+            case "open":
+                return self._opened(self._path(first), second)
+            case "openat":
+                return self._opened(self._path(second, first), third)
+            case "rename":
+                return f"write {self._path(second)}"
+            case "renameat":
+                return f"write {self._path(self.arguments[3], third)}"
+            case "execve":
+                return f"exec {self._path(first)}"
+            case "socket":
+                family = FAMILIES.get(first, str(first))
+                return (
+                    f"socket {family} {third if family == 'netlink' else TYPES.get(second & 15, second & 15)}"
+                )
+            case "vfork":
+                return "start process"
+            case "connect" | "bind":
+                return self._address(self.name, second, third)
+            case "clone" | "clone3":
+                flags = first if self.name == "clone" else struct.unpack("=Q", self._read(first, 8))[0]
+                return f"start {'thread' if flags & CLONE_THREAD else 'process'}"
+            case _:
+                return self._sent(first, second)
+
+    def _read(self, address: int, size: int) -> bytes:
+        with open(f"/proc/{self.thread}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+            memory.seek(address)
+            return memory.read(size)
+
+    def _path(self, address: int, directory: int = AT_FDCWD) -> str:
+        path = self._read(address, 4096).partition(b"\0")[0].decode(errors="replace")
+        if path.startswith("/"):
+            return path
+        beside = "cwd" if directory & 0xFFFFFFFF == AT_FDCWD else f"fd/{directory}"
+        return os.path.normpath(f"{os.readlink(f'/proc/{self.thread}/{beside}')}/{path}")  # noqa: PTH115
+
+    @staticmethod
+    def _opened(path: str, flags: int) -> str:
+        return f"{'write' if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else 'open'} {path}"
+
+    def _address(self, verb: str, address: int, size: int) -> str:
+        data = self._read(address, size)
+        family = FAMILIES.get(struct.unpack_from("=H", data)[0], "")
+        if family == "unix":
+            path = data[2:] if data[2:3] == b"\0" else data[2:].partition(b"\0")[0]
+            place = path.replace(b"\0", b"@").decode(errors="replace")
+        elif family == "netlink":
+            place = self._protocol(self.arguments[0])
+        elif not family:
+            return ""
+        else:
+            host = data[4:8] if family == "inet" else data[8:24]
+            kind = socket.AF_INET if family == "inet" else socket.AF_INET6
+            place = f"{socket.inet_ntop(kind, host)}:{struct.unpack_from('!H', data, 2)[0]}"
+        return f"{verb} {family} {place}"
+
+    def _sent(self, descriptor: int, address: int) -> str:
+        if not (protocol := self._protocol(descriptor)):
+            return self._address("send", *self.arguments[4:]) if self.arguments[4] else ""
+        kind = struct.unpack("=H", self._read(address + 4, 2))[0]
+        return f"send netlink {protocol} {kind >> 8 if protocol == '12' and kind != 16 else kind}"
+
+    def _protocol(self, descriptor: int) -> str:
+        """The protocol of a netlink socket; empty for all others."""
+        inode = os.readlink(f"/proc/{self.thread}/fd/{descriptor}").partition("[")[2].rstrip("]")  # noqa: PTH115
+        lines = Path(f"/proc/{self.thread}/net/netlink").read_text().splitlines()
+        return next((fields[1] for line in lines if (fields := line.split())[-1] == inode), "")
+
+
+class Supervisor:
+    """Answers what the kernel asks."""
+
+    def __init__(self, listener: int, directory: Path) -> None:
+        self._listener = listener
+        self._faults = directory / "faults"
+        self._touched = directory / "touched"
+        self._seen: set[str] = set()
+        self._waiting: list[tuple[Call, str]] = []
+
+    def run(self) -> None:
+        """Until nobody has the filter any more."""
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        while True:
+            for _, event in poll.poll(50 if self._waiting else None):
+                if not event & select.POLLIN:
+                    return
+                with contextlib.suppress(OSError):  # its thread has been killed meanwhile
+                    self._ask()
+            waiting, self._waiting = self._waiting, []
+            for call, text in waiting:
+                self._answer(call, text)
+
+    def _ask(self) -> None:
+        notification = bytearray(_NOTIFICATION.size)
+        fcntl.ioctl(self._listener, _RECEIVE, notification)
+        number, thread, _, name, _, _, *arguments = _NOTIFICATION.unpack(notification)
+        call, text = Call(number, thread, CALLS[name], tuple(arguments)), ""
+        with contextlib.suppress(
+            OSError, struct.error, ValueError
+        ):  # it has ended, or its arguments are none
+            if touched := call.text():
+                text = f"{Path(f'/proc/{thread}/comm').read_text().strip()} {touched}"
+        if text and text not in self._seen:
+            self._seen.add(text)
+            with self._touched.open("a") as file:
+                file.write(f"{text}\n")
+        self._answer(call, text)
+
+    def _answer(self, call: Call, text: str) -> None:
+        fault = self._fault(text) if text else ""
+        if fault == "stall":
+            self._waiting.append((call, text))
+            return
+        error = -getattr(errno, fault) if fault else 0
+        answer = _ANSWER.pack(call.number, 0, error, 0 if error else _CONTINUE)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self._listener, _SEND, answer)
+
+    def _fault(self, text: str) -> str:
+        try:
+            lines = self._faults.read_text().splitlines()
+        except FileNotFoundError:
+            return ""
+        faults = (line.partition(" ") for line in lines)
+        return next((error for error, _, pattern in faults if re.fullmatch(pattern, text)), "")
+
+
+def filtered() -> int:
+    """Have the kernel ask, from now on, also for all that this process starts; returns where to answer."""
+    numbers = sorted(CALLS)
+    program = [(_LOAD, 0, 0, 0)]
+    program += [(_JUMP_IF_EQUAL, len(numbers) - at, 0, number) for at, number in enumerate(numbers)]
+    program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ASK)]
+    data = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    held = ctypes.create_string_buffer(data)
+    filter_ = struct.pack("@HP", len(program), ctypes.addressof(held))
+    listener = ctypes.CDLL(None, use_errno=True).syscall(SECCOMP, _SET_MODE_FILTER, _NEW_LISTENER, filter_)
+    if listener < 0:
+        raise OSError(ctypes.get_errno(), "seccomp")
+    return int(listener)
+
+
+def main() -> None:
+    """Start the supervisor, which is no child of vipd, and become vipd."""
+    directory = Path(sys.argv[sys.argv.index("--config") + 1]).parent
+    ours, theirs = socket.socketpair()
+    if (child := os.fork()) == 0:
+        if os.fork() == 0:
+            ours.close()
+            os.setsid()
+            listener = socket.recv_fds(theirs, 1, 1)[1][0]
+            theirs.close()
+            os.closerange(0, 3)
+            Supervisor(listener, directory).run()
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs.close()
+    listener = filtered()
+    socket.send_fds(ours, [b"1"], [listener])
+    os.close(listener)
+    ours.close()
+    runpy.run_module("vipd", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
