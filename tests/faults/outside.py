@@ -31,7 +31,7 @@ GROUPS = {
     "beside": (
         Thing("addresses and links", rf"{V} send netlink 0 (18|22)", "ENOBUFS", "watching addresses"),
         Thing("neighbours", rf"{V} send netlink 0 30", "EPERM", "this host cannot be looked at"),
-        Thing("routes", rf"{V} send netlink 0 (24|26)", "ENOBUFS", "no route to VIPs"),
+        Thing("routes", rf"{V} send netlink 0 (16|24|26)", "ENOBUFS", "no route to VIPs"),
         Thing("connection tracking", rf"{V} send netlink 12 1", "ENOBUFS", "balancing connections fails"),
         Thing("ports of vipd's own", rf"{V} bind inet6? .*:31\d+", "EADDRNOTAVAIL", "cannot listen"),
         Thing("service manager", rf"{V} send unix DIR/notify", "ECONNREFUSED", "the service manager cannot be notified"),
@@ -63,7 +63,7 @@ GROUPS = {
 }  # fmt: skip
 """What fails together: what comes after something that fails is not touched."""
 ELSEWHERE = (
-    Thing("code and what comes with it", rf"({V}|{W}) (open|write|exec) (/usr/.*|/lib/.*|/etc/(ld\.so|localtime|ssl).*|PYTHON.*|//?\w*)",
+    Thing("code and what comes with it", rf"({V}|{W}) ((open|write|exec) PYTHON.*|open (/usr/.*|/lib/.*|/etc/(ld\.so|localtime|ssl).*|//?\w*))",
           elsewhere="it is read before anything is served, and again when it is needed"),
     Thing("settings and other declarations", rf"{V} open DIR(/vipd\.yaml|/services\.d/\w+\.yaml)?", elsewhere="tests/host/test_settings.py"),
     Thing("state", rf"{V} (open|write) DIR/state(/.*)?", elsewhere="tests/faults/test_full_disk.py"),
@@ -74,7 +74,6 @@ ELSEWHERE = (
     Thing("sysctls", rf"{V} (open|write) /(proc/sys|sys/module)/.*", elsewhere="tests/host/test_preflight.py"),
     Thing("tables of iptables", rf"{V} open /proc/net/(ip6?_tables_names|xt_recent/.*)", elsewhere="tests/faults/test_quarantine.py"),
     Thing("sockets of other programs", rf"{V} send netlink 4 20", elsewhere="tests/host/network/test_claims.py"),
-    Thing("devices", rf"{V} send netlink 0 16", elsewhere="tests/host/network/test_vip_routes.py"),
     Thing("rules", rf"{V} send netlink (0 34|12 10)", elsewhere="tests/faults/test_drift.py"),
     Thing("sockets", rf"({V}|{W}) (socket (unix|inet6?|netlink) \w+|bind netlink.*)", elsewhere="tests/faults/test_no_descriptors.py"),
     Thing("API", rf"{V} bind unix DIR/vipd\.sock", elsewhere="tests/faults/test_no_descriptors.py"),

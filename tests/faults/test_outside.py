@@ -265,7 +265,7 @@ def endures(daemon: SupervisedDaemon, things: int, seconds: float) -> None:
 def seen(daemon: SupervisedDaemon) -> set[str]:
     """What the daemon and its worker have touched. Programs that PATH leads to are those that there are."""
     lines = (daemon.directory / "touched").read_text().splitlines()
-    python = "|".join(map(re.escape, {sys.prefix, sys.base_prefix, str(PROJECT)}))
+    python = "|".join(map(re.escape, {sys.prefix, str(PROJECT)}))
     normal = set()
     for line in lines:
         comm, verb, what = line.split(" ", 2)

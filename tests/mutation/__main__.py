@@ -4,6 +4,7 @@ python -m tests.mutation                     the sample, two processes
 python -m tests.mutation --target health     of one target
 python -m tests.mutation --part 3            another sample
 python -m tests.mutation --all vipd/x.py     every mutant of the modules whose path has this in it
+python -m tests.mutation --seams             the faults of seams.toml, as root; --name TEXT: those that have this in their name
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from tests.mutation.accepted import read_accepted
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.run import MIN_LIMIT_SECONDS, TIMES_BASELINE, Job, Outcome, run, run_baselines
+from tests.mutation.seams import Seam, read_seams
 from tests.mutation.targets import ROOT, TARGETS, Target
 
 BASELINE_SECONDS = 600.0
@@ -32,6 +34,7 @@ def main() -> int:
         "--all", metavar="PATH", help="every mutant of matching modules, in place of a sample"
     )
     parser.add_argument("--name", metavar="TEXT", default="", help="those with this in their name alone")
+    parser.add_argument("--seams", action="store_true", help="the faults between packages, of seams.toml")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="print the sample; run nothing")
     options = parser.parse_args()
@@ -39,18 +42,18 @@ def main() -> int:
     targets = [each for each in TARGETS if not options.target or each.name in options.target]
     # As ctrl-C: the copies are deleted, and their processes end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    chosen = [
-        (target, mutant)
-        for target in targets
-        for mutant in _sample(target, options.part, options.all)
-        if options.name in mutant.name
-    ]
+    everything = (
+        [(Target("seams", (), seam.tests, 1, marks=""), seam) for seam in read_seams()]
+        if options.seams
+        else [(target, m) for target in targets for m in _sample(target, options.part, options.all)]
+    )
+    chosen = [(target, mutant) for target, mutant in everything if options.name in mutant.name]
     if options.list:
         for _, mutant in chosen:
             print(f"{mutant.path}  {mutant.name}")
         return 0
     with tempfile.TemporaryDirectory(prefix="vipd-mutation-") as folder:
-        limits = dict[str, float]()
+        limits = dict[Target, float]()
         baselines = [
             Job(each, None, BASELINE_SECONDS) for each in dict.fromkeys(target for target, _ in chosen)
         ]
@@ -59,8 +62,8 @@ def main() -> int:
             if job.outcome is not Outcome.SURVIVED:
                 print(job.output)
                 return 2
-            limits[job.target.name] = max(MIN_LIMIT_SECONDS, TIMES_BASELINE * job.seconds)
-        jobs = [Job(target, mutant, limits[target.name]) for target, mutant in chosen]
+            limits[job.target] = max(MIN_LIMIT_SECONDS, TIMES_BASELINE * job.seconds)
+        jobs = [Job(target, mutant, limits[target]) for target, mutant in chosen]
         return _report(jobs, options.processes, Path(folder, "tree"))
 
 
@@ -89,6 +92,8 @@ def _report(jobs: list[Job], processes: int, tree: Path) -> int:
         print(line, flush=True)
         if job.outcome is Outcome.BROKEN:
             print(job.output)
+        if isinstance(job.mutant, Seam):
+            print(*(line for line in job.output.splitlines() if line.startswith(("E ", "FAILED"))), sep="\n")
     print()
     for (target, said), count in sorted(counts.items()):
         print(f"{target:15} {said:20} {count:5}")

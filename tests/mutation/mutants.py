@@ -68,6 +68,10 @@ class Mutant:
         """A number that depends on path and name alone: it decides whether a sample has this mutant."""
         return int.from_bytes(hashlib.sha256(f"{self.path} {self.name}".encode()).digest()[:4])
 
+    def changed(self, source: str) -> str:
+        """The source with the bug. Raises KeyError when it has no such mutant."""
+        return mutate(source, self.name)
+
 
 @dataclass(frozen=True)
 class _Slot:

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.mutants import Mutant, mutate
+from tests.mutation.mutants import Mutant
+from tests.mutation.seams import Seam
 from tests.mutation.targets import ROOT, Target
 
 LIBRARIES = ("aiohttp.web", "hypothesis", "prometheus_client", "pydantic_settings", "re2", "yaml")
@@ -36,7 +37,7 @@ NOT_RUN = 99
 """Exit code when pytest did not get to run."""
 _OPTIONS = (
     *("-x", "-q", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-profile=no-shrinking"),
-    *("-m", "not root and not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
 )
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
 
@@ -56,7 +57,7 @@ class Job:
     """Tests to run against one mutant, or none."""
 
     target: Target
-    mutant: Mutant | None
+    mutant: Mutant | Seam | None
     limit: float
     """Seconds."""
     outcome: Outcome = Outcome.BROKEN
@@ -87,9 +88,9 @@ class _Copy:
             # Else this mutant, of the same size and second, would be run as the one before it.
             for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
                 compiled.unlink()
-            file.write_text(mutate(self._original.read_text(), job.mutant.name))
+            file.write_text(job.mutant.changed(self._original.read_text()))
         fork = multiprocessing.get_context("fork")
-        self.process = fork.Process(target=_run_tests, args=(self.path, job.target.tests))
+        self.process = fork.Process(target=_run_tests, args=(self.path, job.target))
         self.process.start()
 
     def stop(self) -> None:
@@ -168,7 +169,7 @@ def _done(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
                 yield copy.finish(late=True)
 
 
-def _run_tests(tree: Path, tests: Sequence[str]) -> None:
+def _run_tests(tree: Path, target: Target) -> None:
     """In a process of its own."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
@@ -183,7 +184,7 @@ def _run_tests(tree: Path, tests: Sequence[str]) -> None:
     os.environ["PYTHONPATH"] = str(tree)
     code = NOT_RUN
     try:
-        code = int(pytest.main([*_OPTIONS, *tests]))
+        code = int(pytest.main([*_OPTIONS, "-m", target.marks, *target.tests]))
     except BaseException:
         traceback.print_exc()
     finally:
