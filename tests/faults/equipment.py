@@ -9,10 +9,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -38,6 +38,8 @@ if [ -e "$here/broken" ]; then
     echo "$name: broken by the test" >&2
     exit 1
 fi
+[ -e "$here/hanging" ] && exec sleep 1000
+[ -e "$here/slow" ] && sleep 1
 input=$(cat)
 if [ -s "$here/refused" ] && line=$(grep -nm1 -Ff "$here/refused" <<<"$input"); then
     line=${{line%%:*}}
@@ -98,10 +100,14 @@ class FailingTools:
         finally:
             refused.unlink()
 
-    @contextmanager
-    def broken(self) -> Iterator[None]:
+    def broken(self) -> AbstractContextManager[None]:
         """For a while, fail always."""
-        mark = self._directory / "broken"
+        return self.being("broken")
+
+    @contextmanager
+    def being(self, fault: Literal["broken", "hanging", "slow"]) -> Iterator[None]:
+        """For a while, fail always; or never end; or take a second."""
+        mark = self._directory / fault
         mark.touch()
         try:
             yield
@@ -112,6 +118,11 @@ class FailingTools:
         """When the tools were called, in seconds since the machine started."""
         path = self._directory / "calls"
         return [float(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def resident(daemon: Daemon) -> int:
+    """The daemon's own resident memory in KiB; parts of files in memory come and go as others need room."""
+    return next(int(line.split()[1]) for line in daemon.memory() if line.startswith("RssAnon"))
 
 
 class Api:

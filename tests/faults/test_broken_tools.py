@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +20,9 @@ from tests.packets.services import backend_text
 pytestmark = pytest.mark.root
 
 VIP = "10.96.4.1"
+IDLE_SECONDS = 10.0
+"""So long a program may do nothing."""
+MOST_LOGGED = 20_000
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +78,41 @@ def test_old_rules_serve_and_all_is_made_up_for(
         daemon.wait_until(partial(failing, lab, address), 0)
     daemon.wait_in_sync()
     as_from_a_cold_start(equipment, daemon)
+
+
+@pytest.mark.nightly(each_time="iptables")
+@pytest.mark.parametrize("fault", ["hanging", "stopped"])
+def test_a_tool_that_does_not_end_is_made_up_for_while_a_removal_is_cleared_away(
+    lab: Lab, daemon: Daemon, tools: FailingTools, equipment: Equipment, fault: str
+) -> None:
+    """Or the daemon stands still for longer than a tool may do nothing."""
+    pid, second = daemon.status()["pid"], backend_text(lab.backends[1])
+    daemon.declare(
+        f"- {{name: left, address: 10.96.4.6, ports: [80/tcp], backends: ['{second}']}}", "left.yaml"
+    )
+    begin, calls = len(daemon.log), len(tools.calls())
+    daemon.write("", "left.yaml")
+    daemon.wait_until(lambda: daemon.endpoints("left"), [])
+    with tools.being("hanging" if fault == "hanging" else "slow"):
+        daemon.write(
+            f"- {{name: late, address: 10.96.4.7, ports: [80/tcp], backends: ['{second}']}}", "late.yaml"
+        )
+        if fault == "hanging":
+            daemon.wait_until(lambda: "hangs" in daemon.log[begin:], True)
+        else:
+            daemon.wait_until(lambda: len(tools.calls()) > calls, True)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(IDLE_SECONDS + 1)
+            os.kill(pid, signal.SIGCONT)
+    daemon.wait_until(lambda: daemon.endpoints("late"), [second])
+    daemon.wait_in_sync()
+    as_from_a_cold_start(equipment, daemon)
+    assert daemon.status()["pid"] == pid
+    assert "Traceback" not in daemon.log[begin:]
+    assert len(daemon.log) - begin < MOST_LOGGED
+    for address in (VIP, "10.96.4.7"):
+        lab.client.send(address, 80, count=10).all_answered()
+    daemon.declare("", "late.yaml")
 
 
 @pytest.mark.nightly(each_time="iptables")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Any
 
 import pytest
 
 from tests.faults.instrumented import too_long
-from tests.lab.daemon import Daemon, UnixConnection
+from tests.faults.test_broken_declarations import InstrumentedDaemon
 from tests.lab.topology import Lab, Wiring
 from tests.model.samples import many_declared
 
@@ -25,29 +23,6 @@ SMALL: dict[str, object] = {
 }
 
 
-class InstrumentedDaemon(Daemon):
-    """A daemon that notes how long its event loop stands still."""
-
-    module = "tests.faults.instrumented"
-
-    def held_up(self) -> list[str]:
-        """What held up the loop for too long, from now on anew."""
-        path = self.directory / "standstills"
-        lines = path.read_text().splitlines() if path.exists() else []
-        path.unlink(missing_ok=True)
-        return too_long(lines)
-
-    def post(self, path: str, body: object) -> dict[str, Any]:
-        connection = UnixConnection(self.socket)
-        try:
-            connection.request("POST", f"/v1/{path}", json.dumps(body))
-            answer: dict[str, Any] = json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
-        assert answer.get("applied"), answer
-        return answer
-
-
 @pytest.mark.parametrize("dataplane", ["nftables", "iptables"])
 def test_nothing_that_is_asked_or_changed_holds_up_the_loop(dataplane: str) -> None:
     _, _, services = many_declared(MANY, 3).partition("services:\n")
@@ -60,14 +35,14 @@ def test_nothing_that_is_asked_or_changed_holds_up_the_loop(dataplane: str) -> N
         ) as daemon,
     ):
         time.sleep(1)
-        daemon.held_up()  # of the first load
+        too_long(daemon.standstills())  # of the first load
         for request in ("stats", "services", "export", "events", "status", "diff"):
             assert "error" not in daemon.get(request)
-            assert daemon.held_up() == [], request
-        daemon.post("services", {"service": SMALL})
-        daemon.post("services/small/backends", {"backends": ["10.246.0.3"]})
-        assert daemon.held_up() == [], "a change"
+            assert too_long(daemon.standstills()) == [], request
+        assert daemon.post("/v1/services", {"service": SMALL})[1]["applied"]
+        assert daemon.post("/v1/services/small/backends", {"backends": ["10.246.0.3"]})[1]["applied"]
+        assert too_long(daemon.standstills()) == [], "a change"
         lab.host.run("ip", "address", "add", "192.0.2.77/24", "dev", "lo")
         reads = ("nft", "list", "ruleset") if dataplane == "nftables" else ("iptables-save", "-t", "nat")
         daemon.wait_until(lambda: "192.0.2.77" in lab.host.run(*reads).stdout, True)
-        assert daemon.held_up() == [], "an address"
+        assert too_long(daemon.standstills()) == [], "an address"

@@ -7,13 +7,12 @@ Without one every save lets vipd read all its routes, in objects that only a sea
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.faults.dataplanes import EQUIPMENTS, Equipment
+from tests.faults.equipment import resident
 from tests.faults.test_soak import CHANGES
 from tests.lab.daemon import Daemon
 from tests.lab.namespace_names import new_prefix
@@ -75,14 +74,6 @@ def save(daemon: Daemon, number: int) -> None:
     wanted = f"10.244.{number % 250}.2:80"
     daemon.wait_until(lambda: wanted in daemon.endpoints(f"s{begin}"), True, 300)
     daemon.wait_in_sync(300)
-
-
-def resident(daemon: Daemon) -> int:
-    """The daemon's own resident memory in KiB."""
-    text = Path(f"/proc/{daemon.status()['pid']}/status").read_text()
-    found = re.search(r"RssAnon:\s+(\d+) kB", text)
-    assert found
-    return int(found[1])
 
 
 def test_a_large_file_that_is_saved_often_takes_no_more_memory_in_the_end(daemon: Daemon) -> None:

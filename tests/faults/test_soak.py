@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests.faults.changes import Changes, services_of
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import Api, as_from_a_cold_start
+from tests.faults.equipment import Api, as_from_a_cold_start, resident
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import backend_text
@@ -40,14 +38,6 @@ def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
         backends = [backend_text(backend) for backend in lab.backends]
         running.vipctl("add", f"{STABLE}:80/tcp", *backends, "--name", "kept")
         yield running
-
-
-def resident(daemon: Daemon) -> int:
-    """The daemon's own resident memory in KiB; parts of files in memory come and go as others need room."""
-    text = Path(f"/proc/{daemon.status()['pid']}/status").read_text()
-    found = re.search(r"RssAnon:\s+(\d+) kB", text)
-    assert found
-    return int(found[1])
 
 
 def work(daemon: Daemon, lab: Lab, changes: Changes, count: int) -> None:

@@ -172,7 +172,8 @@ def _done(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
 def _run_tests(tree: Path, target: Target) -> None:
     """In a process of its own."""
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    if target.marks:  # daemons and etcd need more address space
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     os.chdir(tree)
     with Path("output").open("wb") as output:
         os.dup2(output.fileno(), 1)
