@@ -177,8 +177,8 @@ EXTENT = (
 
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-"""What pytest makes of the asserts of a file, which takes longer than all else before the first test, is kept, and
-vipd, which the tests start some thousand times, is compiled once."""
+"""What pytest makes of the asserts of a file, which takes longer than all else before the first test, is
+kept; and vipd, which the tests start some thousand times, is compiled once."""
 gc.disable()
 """Hardly anything becomes garbage while tests are collected; looking for it takes a quarter of the time."""
 

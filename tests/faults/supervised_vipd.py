@@ -1,10 +1,11 @@
-"""vipd whose meetings with the outside are seen, and fail on command: `python -m tests.faults.supervised_vipd`.
+"""vipd of which the meetings with the outside are seen, and fail on command.
 
-A filter of seccomp has the kernel ask a supervisor before each system call that opens a file, runs a program, starts a
-thread, makes a socket, binds, connects or sends. The supervisor is a process of its own. Beside the settings it reads the
-file `faults`: a line for each fault, `ERROR PATTERN`, where ERROR is the name of an errno, or `stall`: the call waits
-until the line is gone. It writes each thing touched once to the file `touched`. PATTERN is a regular expression that
-fits all of what it writes:
+`python -m tests.faults.supervised_vipd --config FILE`. A filter of seccomp has the kernel ask a supervisor
+before each system call that opens a file, runs a program, starts a thread, makes a socket, binds, connects
+or sends. The supervisor is a process of its own. Beside the settings it reads the file `faults`: a line for
+each fault, `ERROR PATTERN`, where ERROR is the name of an errno, or `stall`: the call waits until the line
+is gone. It writes each thing touched once to the file `touched`. PATTERN is a regular expression that fits
+all of that:
 
     vipd open /etc/passwd                    comm of the process, and what it touches
     vipd write /var/lib/vipd/services.yaml   opened for writing, made, or renamed to that
@@ -13,7 +14,8 @@ fits all of what it writes:
     vipd socket netlink 0                    family, and type or protocol
     vipd connect inet 10.0.0.1:80
     vipd bind unix /run/vipd/vipd.sock
-    vipd send netlink 12 1                   protocol, and kind; of netfilter the subsystem (1: conntrack, 10: nf_tables)
+    vipd send netlink 0 22                   protocol and kind
+    vipd send netlink 12 1                   of netfilter its subsystem: 1 is conntrack, 10 nf_tables
     vipd send unix /run/systemd/notify
 """
 
@@ -31,17 +33,19 @@ import select
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 CALLS = {
-    "x86_64": {2: "open", 41: "socket", 42: "connect", 44: "sendto", 49: "bind", 56: "clone", 58: "vfork", 59: "execve",
-               82: "rename", 257: "openat", 435: "clone3"},
-    "aarch64": {38: "renameat", 56: "openat", 198: "socket", 200: "bind", 203: "connect", 206: "sendto", 220: "clone",
-                221: "execve", 435: "clone3"},
-}[platform.machine()]  # fmt: skip
+    "x86_64": "2 open 41 socket 42 connect 44 sendto 49 bind 56 clone 58 vfork 59 execve 82 rename "
+    "257 openat",
+    "aarch64": "38 renameat 56 openat 198 socket 200 bind 203 connect 206 sendto 220 clone 221 execve",
+}[platform.machine()].split()
+NAMES = dict(zip(map(int, CALLS[::2]), CALLS[1::2], strict=True)) | {435: "clone3"}
+"""Of system calls, by number."""
 SECCOMP = {"x86_64": 317, "aarch64": 277}[platform.machine()]
-FAMILIES = {
+FAMILIES: dict[int, str] = {
     socket.AF_UNIX: "unix",
     socket.AF_INET: "inet",
     socket.AF_INET6: "inet6",
@@ -67,57 +71,32 @@ class Call(NamedTuple):
 
     def text(self) -> str:
         """What is touched, as the description of this module says; empty: nothing of the kind."""
-        first, second, third, *_ = self.arguments
-        match self.name:
-            case "open":
-                return self._opened(self._path(first), second)
-            case "openat":
-                return self._opened(self._path(second, first), third)
-            case "rename":
-                return f"write {self._path(second)}"
-            case "renameat":
-                return f"write {self._path(self.arguments[3], third)}"
-            case "execve":
-                return f"exec {self._path(first)}"
-            case "socket":
-                family = FAMILIES.get(first, str(first))
-                return (
-                    f"socket {family} {third if family == 'netlink' else TYPES.get(second & 15, second & 15)}"
-                )
-            case "vfork":
-                return "start process"
-            case "connect" | "bind":
-                return self._address(self.name, second, third)
-            case "clone" | "clone3":
-                flags = first if self.name == "clone" else struct.unpack("=Q", self._read(first, 8))[0]
-                return f"start {'thread' if flags & CLONE_THREAD else 'process'}"
-            case _:
-                return self._sent(first, second)
+        return _TEXTS[self.name](self, *self.arguments)
 
-    def _read(self, address: int, size: int) -> bytes:
+    def read(self, address: int, size: int) -> bytes:
         with open(f"/proc/{self.thread}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
             memory.seek(address)
             return memory.read(size)
 
-    def _path(self, address: int, directory: int = AT_FDCWD) -> str:
-        path = self._read(address, 4096).partition(b"\0")[0].decode(errors="replace")
+    def path(self, address: int, directory: int = AT_FDCWD) -> str:
+        path = self.read(address, 4096).partition(b"\0")[0].decode(errors="replace")
         if path.startswith("/"):
             return path
         beside = "cwd" if directory & 0xFFFFFFFF == AT_FDCWD else f"fd/{directory}"
         return os.path.normpath(f"{os.readlink(f'/proc/{self.thread}/{beside}')}/{path}")  # noqa: PTH115
 
     @staticmethod
-    def _opened(path: str, flags: int) -> str:
+    def opened(path: str, flags: int) -> str:
         return f"{'write' if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else 'open'} {path}"
 
-    def _address(self, verb: str, address: int, size: int) -> str:
-        data = self._read(address, size)
+    def address(self, verb: str, address: int, size: int) -> str:
+        data = self.read(address, size)
         family = FAMILIES.get(struct.unpack_from("=H", data)[0], "")
         if family == "unix":
             path = data[2:] if data[2:3] == b"\0" else data[2:].partition(b"\0")[0]
             place = path.replace(b"\0", b"@").decode(errors="replace")
         elif family == "netlink":
-            place = self._protocol(self.arguments[0])
+            place = self.protocol(self.arguments[0])
         elif not family:
             return ""
         else:
@@ -126,17 +105,42 @@ class Call(NamedTuple):
             place = f"{socket.inet_ntop(kind, host)}:{struct.unpack_from('!H', data, 2)[0]}"
         return f"{verb} {family} {place}"
 
-    def _sent(self, descriptor: int, address: int) -> str:
-        if not (protocol := self._protocol(descriptor)):
-            return self._address("send", *self.arguments[4:]) if self.arguments[4] else ""
-        kind = struct.unpack("=H", self._read(address + 4, 2))[0]
+    def sent(self, descriptor: int, address: int) -> str:
+        if not (protocol := self.protocol(descriptor)):
+            return self.address("send", *self.arguments[4:]) if self.arguments[4] else ""
+        kind = struct.unpack("=H", self.read(address + 4, 2))[0]
         return f"send netlink {protocol} {kind >> 8 if protocol == '12' and kind != 16 else kind}"
 
-    def _protocol(self, descriptor: int) -> str:
+    def protocol(self, descriptor: int) -> str:
         """The protocol of a netlink socket; empty for all others."""
         inode = os.readlink(f"/proc/{self.thread}/fd/{descriptor}").partition("[")[2].rstrip("]")  # noqa: PTH115
         lines = Path(f"/proc/{self.thread}/net/netlink").read_text().splitlines()
         return next((fields[1] for line in lines if (fields := line.split())[-1] == inode), "")
+
+
+def _socket(_: Call, family: int, kind: int, protocol: int, *__: int) -> str:
+    name = FAMILIES.get(family, str(family))
+    return f"socket {name} {protocol if name == 'netlink' else TYPES.get(kind & 15, kind & 15)}"
+
+
+def _started(flags: int) -> str:
+    return f"start {'thread' if flags & CLONE_THREAD else 'process'}"
+
+
+_TEXTS: dict[str, Callable[..., str]] = {
+    "open": lambda call, path, flags, *_: call.opened(call.path(path), flags),
+    "openat": lambda call, beside, path, flags, *_: call.opened(call.path(path, beside), flags),
+    "rename": lambda call, _, path, *__: f"write {call.path(path)}",
+    "renameat": lambda call, _, __, beside, path, *___: f"write {call.path(path, beside)}",
+    "execve": lambda call, path, *_: f"exec {call.path(path)}",
+    "socket": _socket,
+    "vfork": lambda *_: _started(0),
+    "clone": lambda call, flags, *_: _started(flags),
+    "clone3": lambda call, place, *_: _started(struct.unpack("=Q", call.read(place, 8))[0]),
+    "connect": lambda call, _, place, size, *__: call.address("connect", place, size),
+    "bind": lambda call, _, place, size, *__: call.address("bind", place, size),
+    "sendto": lambda call, descriptor, data, *_: call.sent(descriptor, data),
+}
 
 
 class Supervisor:
@@ -167,7 +171,7 @@ class Supervisor:
         notification = bytearray(_NOTIFICATION.size)
         fcntl.ioctl(self._listener, _RECEIVE, notification)
         number, thread, _, name, _, _, *arguments = _NOTIFICATION.unpack(notification)
-        call, text = Call(number, thread, CALLS[name], tuple(arguments)), ""
+        call, text = Call(number, thread, NAMES[name], tuple(arguments)), ""
         with contextlib.suppress(
             OSError, struct.error, ValueError
         ):  # it has ended, or its arguments are none
@@ -200,7 +204,7 @@ class Supervisor:
 
 def filtered() -> int:
     """Have the kernel ask, from now on, also for all that this process starts; returns where to answer."""
-    numbers = sorted(CALLS)
+    numbers = sorted(NAMES)
     program = [(_LOAD, 0, 0, 0)]
     program += [(_JUMP_IF_EQUAL, len(numbers) - at, 0, number) for at, number in enumerate(numbers)]
     program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ASK)]

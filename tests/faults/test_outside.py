@@ -1,5 +1,5 @@
-"""Everything outside that vipd touches fails while it runs: nothing else stops, status names it, the log is not flooded,
-and once nothing fails all is in sync without help."""
+"""All that vipd touches outside fails while it runs: nothing else stops, status names it, the log is not
+flooded, and once nothing fails all is in sync without help."""
 
 from __future__ import annotations
 
@@ -61,8 +61,6 @@ WATCHED = """\
     check: {{type: http, path: /{number}, interval: 500ms, timeout: 400ms}}
   - {{name: sticky, address: 10.96.7.6, ports: [80/tcp], backends: ['10.244.0.11:8080'], affinity: 10m}}
   - {{name: named, address: 10.96.7.5, ports: [80/tcp], backends: ['dns:web.internal:8080']}}
-"""
-ASKED = """\
   - name: run
     address: 10.96.7.3
     ports: [80/tcp]
@@ -93,7 +91,6 @@ class SupervisedDaemon(Daemon):
         """Declare something else, so that everything is touched."""
         self.number = self.watched = self.number + 1
         self.write(WATCHED.format(number=self.number, port=31000 + self.number), "watched.yaml")
-        self.write(ASKED.format(number=self.number), "asked.yaml")
 
     def adds(self) -> float:
         """Add a service by vipctl; how many seconds until it is in the kernel."""
@@ -178,8 +175,8 @@ def daemon(lab: Lab, equipment: Equipment, etcd: Process) -> Iterator[Supervised
 def as_soon_as_ever(
     daemon: SupervisedDaemon, change: Callable[[], float], more: float = 1.0
 ) -> Iterator[None]:
-    """Within the block a change takes about as long as without the fault: the quickest of three counts, and the daemon is
-    measured again afterwards, for a machine that others use is slow for seconds."""
+    """From the block on a change takes about as long as before it: the quickest of three counts, and the
+    daemon is measured again afterwards, for a machine that others use is slow for seconds."""
     without = max(change() for _ in range(3))
     yield
     if (took := min(change() for _ in range(3))) > SLOWER * without + more:

@@ -4,7 +4,7 @@ python -m tests.mutation                     the sample, two processes
 python -m tests.mutation --target health     of one target
 python -m tests.mutation --part 3            another sample
 python -m tests.mutation --all vipd/x.py     every mutant of the modules whose path has this in it
-python -m tests.mutation --seams             the faults of seams.toml, as root; --name TEXT: those that have this in their name
+python -m tests.mutation --seams             the faults of seams.toml, as root; `--name TEXT`: some of them
 """
 
 from __future__ import annotations
