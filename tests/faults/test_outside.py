@@ -280,7 +280,8 @@ def test_all_that_is_touched_outside_is_in_the_table(daemon: SupervisedDaemon, e
     daemon.adds()
     daemon.declares()
     daemon.puts(daemon.number)
-    things = [t for things in GROUPS.values() for t in things if t.dataplane in ("", equipment.dataplane)]
+    groups = [things for name, things in GROUPS.items() if name != "descriptors"]  # its pattern fits all
+    things = [t for things in groups for t in things if t.dataplane in ("", equipment.dataplane)]
     patterns = [*(t.touched for t in things), *(each for row in ELSEWHERE.values() for each in row)]
     daemon.wait_until(
         lambda: [p for p in patterns if not any(re.fullmatch(p, line) for line in seen(daemon))], []

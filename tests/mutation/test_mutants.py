@@ -69,7 +69,8 @@ def test_what_is_accepted_is_a_mutant_and_has_a_reason() -> None:
 
 
 def test_the_tests_of_each_target_exist() -> None:
-    named = [test for row in (*TARGETS, *read_seams()) for test in row.tests]
+    rows = [*(target.tests for target in TARGETS), *(seam.tests for seam in read_seams())]
+    named = [test for tests in rows for test in tests]
     assert [test for test in named if not (ROOT / test).exists()] == []
 
 
