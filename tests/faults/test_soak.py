@@ -1,7 +1,6 @@
 """Many changes: no flow hurt, no memory leaked, and the same rules as from a cold start.
 
-`VIPD_SOAK=100000 pytest --nightly tests/faults/test_soak.py` makes that many, and a hundredth as many saves
-of a file."""
+`VIPD_SOAK=100000 pytest --nightly tests/faults/test_soak.py` makes that many, and more saves."""
 
 from __future__ import annotations
 
