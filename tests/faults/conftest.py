@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,5 +30,4 @@ def equipment(request: pytest.FixtureRequest) -> Equipment:
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory, equipment: Equipment) -> FailingTools:
     """Programs before the real ones in PATH; they fail on command."""
-    directory: Path = tmp_path_factory.mktemp("tools")
-    return FailingTools(directory, equipment)
+    return FailingTools(tmp_path_factory.mktemp("tools"), equipment)

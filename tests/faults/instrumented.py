@@ -1,5 +1,4 @@
-"""vipd as it is, started in a way that shows how long its event loop stands still: `python -m
-tests.faults.instrumented`.
+"""vipd that shows how long its event loop stands still: `python -m tests.faults.instrumented`.
 
 Each callback that takes longer than a limit of processor time is a line in the file `standstills` beside the
 settings: seconds, what a fixed piece of work took a moment later, and what it was. It is processor time of

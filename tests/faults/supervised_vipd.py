@@ -4,8 +4,7 @@
 before each system call that opens a file, runs a program, starts a thread, makes a socket, binds, connects
 or sends. The supervisor is a process of its own. Beside the settings it reads the file `faults`: a line for
 each fault, `ERROR PATTERN`, where ERROR is the name of an errno, or `stall`: the call waits until the line
-is gone. It writes each thing touched once to the file `touched`. PATTERN is a regular expression that fits
-all of that:
+is gone. It writes each thing touched once to the file `touched`. PATTERN is a regular expression for that:
 
     vipd open /etc/passwd                    comm of the process, and what it touches
     vipd write /var/lib/vipd/services.yaml   opened for writing, made, or renamed to that

@@ -13,7 +13,6 @@ import pytest
 from tests.faults.broken_declarations import declaration, mistakes
 from tests.faults.instrumented import too_long
 from tests.fleet.network import FleetLab, HostDaemon
-from tests.lab.daemon import UnixConnection
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -39,13 +38,7 @@ class InstrumentedDaemon(HostDaemon):
 
     def post(self, path: str, body: object) -> tuple[int, dict[str, Any]]:
         """The API's answer to a POST: status, and what it says."""
-        connection = UnixConnection(self.socket)
-        try:
-            connection.request("POST", path, json.dumps(body))
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
+        return self.ask("POST", path.removeprefix("/v1/"), body)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.root
 
 VIPS = {4: "10.96.3.1", 6: "fd00:96::3:1"}
 OUTSIDE = {4: "203.0.113.30", 6: "2001:db8::30"}
+OTHERS = 8
+"""Flows of the family that is not written, to both backends."""
 PROGRAMS = {4: "iptables-restore", 6: "ip6tables-restore"}
 
 
@@ -44,13 +47,15 @@ def test_flows_status_and_announcements_follow_the_family_that_is_written(
     settings = {"announce_addresses": ["203.0.113.0/24", "2001:db8::/64"], "announce_withdraw_after": 1}
     with Daemon(host, services(lab, 0, 2), dataplane="iptables", **settings) as daemon:
         daemon.wait_until(lambda: announced(lab), {OUTSIDE[4], OUTSIDE[6]}, SOON)
-        with lab.client.open(VIPS[well], 80, "udp") as flow:
-            before = flow.ask().backend
+        with lab.client.open(VIPS[well], 80, "udp") as flow, contextlib.ExitStack() as flows:
+            others = [flows.enter_context(lab.client.open(VIPS[broken], 80, "udp")) for _ in range(OTHERS)]
+            before, stays = flow.ask().backend, [other.ask().backend for other in others]
             program.write_text("#!/bin/sh\necho broken by the test >&2\nexit 1\n")
             program.chmod(0o755)
             left = 1 if before == lab.backends[0].name else 0
             daemon.write(services(lab, left, left + 1))
             daemon.wait_until(lambda: flow.ask().backend, lab.backends[left].name, SOON)
+            assert [other.ask().backend for other in others] == stays, "no rule sends them elsewhere"
         states = {
             family: daemon.get(f"services/dns{family}")["service"]["status"]["state"] for family in VIPS
         }

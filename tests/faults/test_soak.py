@@ -1,7 +1,6 @@
 """Many changes: no flow hurt, no memory leaked, and the same rules as from a cold start.
 
-`VIPD_SOAK=100000 pytest --nightly tests/faults/test_soak.py` makes that many, and a hundredth as many saves
-of a file."""
+`VIPD_SOAK=100000 pytest --nightly tests/faults/test_soak.py` makes that many, and more saves."""
 
 from __future__ import annotations
 
@@ -100,19 +99,13 @@ def routeless(request: pytest.FixtureRequest) -> Iterator[Daemon]:
 def save(daemon: Daemon, number: int) -> None:
     """Save the file with other backends for some of its services; returns when the kernel has them."""
     begin = number * CHANGED % SERVICES
+    changed = range(begin, begin + CHANGED)
     services = [
         {
             "name": f"s{n}",
             "address": f"10.{96 + n // 250}.0.{n % 250 + 1}",
             "ports": ["80/tcp"],
-            "backends": [f"10.244.{number % 250}.{2 if begin <= n < begin + CHANGED else 3}", "10.244.1.1"],
-        }
-        if begin <= n < begin + CHANGED
-        else {
-            "name": f"s{n}",
-            "address": f"10.{96 + n // 250}.0.{n % 250 + 1}",
-            "ports": ["80/tcp"],
-            "backends": ["10.244.0.3", "10.244.1.1"],
+            "backends": [f"10.244.{number % 250}.2" if n in changed else "10.244.0.3", "10.244.1.1"],
         }
         for n in range(SERVICES)
     ]

@@ -91,7 +91,7 @@ class Daemon:
 
     def reload(self) -> None:
         """Have it read its files again; returns once they are in the kernel, AssertionError otherwise."""
-        code, answer = self._request("POST", "reload")
+        code, answer = self.ask("POST", "reload")
         assert (code, answer.get("applied")) == (200, True), answer
 
     def start(self, timeout: float = START_SECONDS) -> None:
@@ -136,12 +136,13 @@ class Daemon:
 
     def get(self, what: str) -> dict[str, Any]:
         """The API's answer to GET /v1/`what`."""
-        return self._request("GET", what)[1]
+        return self.ask("GET", what)[1]
 
-    def _request(self, method: str, what: str) -> tuple[int, dict[str, Any]]:
+    def ask(self, method: str, what: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """The status and the JSON of the API's answer."""
         connection = UnixConnection(self.socket)
         try:
-            connection.request(method, f"/v1/{what}")
+            connection.request(method, f"/v1/{what}", None if body is None else json.dumps(body))
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
         finally:

@@ -84,9 +84,9 @@ class Node:
             process = fork_server(argv[2]).start(
                 self.namespace,
                 argv,
+                self.environment,
                 stdout=stdout.fileno() if stdout else None,
                 stderr=2 if stderr is None else stderr if isinstance(stderr, int) else stderr.fileno(),
-                environment=self.environment,
             )
         else:
             process = self._popen(argv, stdin=pipe, stdout=stdout or pipe, stderr=stderr)

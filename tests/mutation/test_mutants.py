@@ -6,6 +6,7 @@ import pytest
 
 from tests.mutation.accepted import read_accepted
 from tests.mutation.mutants import mutants_of, mutate
+from tests.mutation.seams import read_seams
 from tests.mutation.targets import ROOT, TARGETS
 
 
@@ -68,4 +69,11 @@ def test_what_is_accepted_is_a_mutant_and_has_a_reason() -> None:
 
 
 def test_the_tests_of_each_target_exist() -> None:
-    assert [test for target in TARGETS for test in target.tests if not (ROOT / test).exists()] == []
+    rows = [*(target.tests for target in TARGETS), *(seam.tests for seam in read_seams())]
+    named = [test for tests in rows for test in tests]
+    assert [test for test in named if not (ROOT / test).exists()] == []
+
+
+def test_each_fault_between_packages_has_its_place() -> None:
+    for seam in read_seams():
+        compile(seam.changed((ROOT / seam.path).read_text()), seam.path, "exec")
