@@ -46,7 +46,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
 
 
 def problems(status: dict[str, object]) -> str:
-    return str([source["problems"] for source in status["sources"]])  # type: ignore[attr-defined, index]
+    return str([source["problems"] for source in status["sources"]])  # type: ignore[attr-defined]
 
 
 def test_what_hangs_is_a_problem_of_its_own_and_asked_once(slow: Slow) -> None:
