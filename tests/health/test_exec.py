@@ -21,8 +21,11 @@ from typing import Any
 import pytest
 
 import vipd
+from tests.dataplane.namespace import Namespace
 from tests.health.servers import PATIENCE, as_wanted, checked, seen
+from tests.lab.daemon import Daemon
 from tests.lab.inside import Verdict, probed
+from tests.lab.node import Node
 from tests.lab.waiting import wait_until
 from vipd.model.check_target import check_targets
 from vipd.model.service import Service
@@ -256,6 +259,29 @@ def test_kill_9_of_vipd_leaves_no_program(shared: Path) -> None:
         vipd_process.kill()
         vipd_process.wait()
     wait_until(lambda: not any(map(alive, pids)), "all have ended")
+
+
+def test_what_runs_programs_may_be_killed(shared: Path) -> None:
+    """The next one is run by a new process."""
+    command = f"[/bin/sh, -c, 'test ! -e {shared}/down']"
+    check = f"{{type: exec, command: {command}, interval: 1s, timeout: 1s, fall: 1}}"
+    services = f"  - {{name: web, address: 10.96.0.1, ports: [80], backends: [10.244.0.1], check: {check}}}\n"
+    with Namespace() as made, Daemon(Node(made.name, "host", "", ""), services) as daemon:
+
+        def health() -> str:
+            (forwarding,) = daemon.get("services/web")["service"]["forwardings"]
+            return str(forwarding["endpoints"][0]["health"])
+
+        daemon.wait_until(health, "healthy")
+        for pid in map(int, subprocess.check_output(["pgrep", "-P", str(daemon.status()["pid"])]).split()):
+            if b"program_runner" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                break
+        else:
+            raise AssertionError("no process runs programs")
+        (shared / "down").touch()
+        daemon.wait_until(health, "unhealthy")
+        assert "exit code 1" in daemon.vipctl("describe", "web").stdout
 
 
 @pytest.mark.skipif(KERNEL < (6, 12), reason="Landlock scopes signals since Linux 6.12")

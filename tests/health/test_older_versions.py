@@ -84,3 +84,10 @@ def test_a_check_that_may_be_another_one_than_an_older_version_knew_is_taken_bac
     both.follow("z", [nope])
     both.follow("a", [ok])
     assert {both.status(each).state for each in (nope, ok)} == {HealthState.UNKNOWN}
+
+
+def test_a_healthy_backend_is_not_said_to_be_held_down() -> None:
+    """A hold that is over lasts again by the clock if that was set back before a restart."""
+    held = Flapping((1.0,), level=1, held_until=40.0)
+    record = HealthRecord(0.0, HealthState.HEALTHY, last_reason="answered", flapping=held)
+    assert record.reason(30.0) == "answered"

@@ -64,7 +64,7 @@ ANSWERS = 100
 
 def rows_of_answers(chance: Random) -> list[object]:
     """Single ones and rows of all kinds."""
-    kinds = (True, True, REFUSED, None)
+    kinds: tuple[object, ...] = (True, True, REFUSED, None)
     rows = [[chance.choice(kinds)] * chance.choice((1, 1, 2, 3, 12)) for _ in range(60)]
     return [answer for row in rows for answer in row][:ANSWERS]
 

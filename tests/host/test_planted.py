@@ -135,7 +135,7 @@ RECORDS: dict[str, dict[str, object]] = {
     "another setting": {"sysctls": {"net/ipv4/conf/all/log_martians": {"was": "1", "set": "0"}}},
     "upwards to another": {"sysctls": {"net/ipv4/neigh/../conf/all/log_martians": {"was": "1", "set": "0"}}},
     "another value": {"sysctls": {"net/ipv4/ip_forward": {"was": "7", "set": "0"}}},
-    "commands for nft": {"tables": ["ipv4 x;add table ip planted"]},
+    "commands for nft": {"tables": ["ipv4 nat;add table ip planted"]},
     "one word for two": {"tables": ["nat"]},
     "no prefix": {"prefixes": ["-"]},
     "no device": {"devices": {"../../x": "made"}},

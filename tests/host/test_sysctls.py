@@ -76,11 +76,11 @@ def test_what_is_on_already_or_was_changed_since_is_left_alone(host: Node) -> No
 
 
 def test_what_somebody_turns_off_is_turned_on_again_with_a_warning(host: Node) -> None:
-    with Daemon(host, WEB4) as daemon:
-        for name in (IPV4, LIBERAL):
+    with Daemon(host, WEB4 + WEB6) as daemon:
+        for name in (IPV4, IPV6, LIBERAL):
             host.sysctl(name, 0)
-            daemon.wait_until(lambda: value(host, name), "1")  # noqa: B023 (called at once)
-            daemon.wait_until(lambda: daemon.log.count(f"WARNING {name} "), 1)  # noqa: B023
+            daemon.wait_until(lambda: values(host), ("1", "1", "1"))
+            assert daemon.log.count(f"WARNING {name} ") == 1
         assert "Traceback" not in daemon.log
 
 

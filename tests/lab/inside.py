@@ -145,10 +145,8 @@ class Verdict(NamedTuple):
     """That the backend says: `7`, `50%`; empty: none that is valid."""
     seconds: float
     """How long the answer took."""
-    turns: int = 0
-    """How often the rest of vipd had its turn meanwhile, if that was watched."""
     longest_turn: float = 0.0
-    """Seconds of processor time in which it had none."""
+    """Seconds of processor time in which the rest of vipd had no turn, if that was watched."""
 
 
 def probed(*services: Service, worker: bool = False, watched: bool = False) -> list[Verdict]:
@@ -164,10 +162,9 @@ def probed(*services: Service, worker: bool = False, watched: bool = False) -> l
     async def answers(checker: HealthChecker, targets: list[CheckTarget]) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
         pending = dict(enumerate(targets))
-        began, turns, longest, worked = time.monotonic(), 0, 0.0, time.thread_time()
+        began, longest, worked = time.monotonic(), 0.0, time.thread_time()
         while pending:
             await asyncio.sleep(0 if watched else min(0.001 * len(pending), 0.2))
-            turns += watched
             longest, worked = max(longest, time.thread_time() - worked), time.thread_time()
             for number, target in tuple(pending.items()):
                 status = checker.status(target)
@@ -177,9 +174,7 @@ def probed(*services: Service, worker: bool = False, watched: bool = False) -> l
                 reason = status.reason.removesuffix("; not asked yet").removesuffix(", 1 of 1")
                 weight = str(status.weight or "") if healthy else ""
                 seconds = time.monotonic() - began
-                verdicts[number] = Verdict(
-                    healthy, reason, weight, seconds, turns, longest if watched else 0.0
-                )
+                verdicts[number] = Verdict(healthy, reason, weight, seconds, longest if watched else 0.0)
                 del pending[number]
         return [verdicts[number] for number in range(len(targets))]
 

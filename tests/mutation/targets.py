@@ -191,7 +191,7 @@ TARGETS = (
             "tests/health/test_weights.py",
             "tests/health/test_state.py",
             "tests/health/test_memory.py",
-            "tests/health/test_host_problems.py",
+            "tests/health/test_slow_start.py",
         ),
         one_in=3,
     ),

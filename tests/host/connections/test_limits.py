@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 
 import pytest
@@ -24,7 +25,7 @@ from tests.host.connections.clients import (
 from tests.observe.health_ports.asking import free_port, until
 from vipd.api.socket_server import LIMITS as API
 from vipd.host.connections.limits import WANTED_CONNECTIONS, ClientSource, ConnectionLimits, tcp_client
-from vipd.host.descriptors import WANTED_DESCRIPTORS, divide_limit
+from vipd.host.descriptors import RESERVED, WANTED_DESCRIPTORS, divide_limit
 from vipd.observe.listeners import HEALTH_LIMITS, ListenAddress, Listeners
 from vipd.observe.metrics.scrape import LIMITS as METRICS
 from vipd.observe.page.server import LIMITS as PAGE
@@ -328,3 +329,12 @@ def test_limits_stay_where_there_is_room() -> None:
     limits = ConnectionLimits(512, 256, 1.0, 1.0, 1.0)
     assert limits.within(WANTED_CONNECTIONS) == limits
     assert limits.within(WANTED_CONNECTIONS // 2)[:2] == (256, 128)
+
+
+def test_clients_and_probes_together_leave_enough_for_what_vipd_does_itself() -> None:
+    for limit in (64, 256, 1024, 4096, WANTED_DESCRIPTORS, 65536, resource.RLIM_INFINITY):
+        whole = WANTED_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(limit, WANTED_DESCRIPTORS)
+        assert min(divide_limit(limit)) >= 1
+        assert sum(divide_limit(limit)) <= whole - min(RESERVED, whole // 4)
+    assert divide_limit(WANTED_DESCRIPTORS) == (2048, 2048, WANTED_DESCRIPTORS - 256 - 4096)
+    assert divide_limit(1024).probes == 512, "most are for health checks"
