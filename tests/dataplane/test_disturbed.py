@@ -4,21 +4,20 @@ blamed."""
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.dataplane.contract.contestants import Held, Iptables, Nftables, Real
 from tests.dataplane.declared import backends, numbered
+from tests.dataplane.hosts import Held, Host, entered
 from tests.lab.examples import some
+from tests.lab.inside import DATAPLANES, NotWrittenError, written
 from tests.lab.waiting import wait_until
-from vipd.dataplane.base import ApplyError
-from vipd.dataplane.nftables.foreign_chains import in_iptables_way
-from vipd.model.service import Affinity, Family, Service
+from vipd.model.service import Affinity, Service
 
 pytestmark = pytest.mark.root
 
@@ -33,38 +32,6 @@ CHANGES: dict[str, tuple[Service, ...]] = {
 }
 _DECLARING = ("type", "flags", "comment", "size", "timeout", "counter")
 """Words with which lines of a set begin that are no elements."""
-
-
-class Written:
-    """A dataplane that has written, and what its kernel is to hold after each change."""
-
-    def __init__(self, one: Real) -> None:
-        self.one = one
-
-    async def prepare(self) -> None:
-        """Write all there is, one after the other."""
-        await self.one.restart()
-        self.wanted: dict[str, Held] = {}
-        for name, changed in CHANGES.items():
-            await self.one.become(STAYING, *changed)
-            self.wanted[name] = self.one.held()
-        await self.one.become(STAYING, BEFORE)
-        self.held = self.one.held()
-
-    async def disturbed(self, command: str, change: str) -> None:
-        """A change after a command of another program: all is right afterwards."""
-        told = f"{command}; then {change}"
-        self.one.dataplane.invalidate_all()
-        await self.one.become(STAYING, BEFORE)
-        assert self.one.held() == self.held
-        self.one.node.run("bash", "-c", command)
-        self.one.declare((STAYING, *CHANGES[change]))
-        await self.one.dataplane.apply(await self.one.dataplane.plan())
-        assert not self.one.dataplane.quarantined(), told
-        assert REMOVED not in str(self.one.held()), told
-        self.one.dataplane.invalidate_all()
-        await self.one.step()
-        assert self.one.held() == self.wanted[change], told
 
 
 def of_nftables(held: Held) -> Iterator[str]:
@@ -95,9 +62,9 @@ def of_iptables(held: Held) -> Iterator[str]:
         yield from (f"iptables -w -t {table} -D {rule.removeprefix('-A ')}" for rule in rules)
         users = [
             rule.removeprefix("-A ")
-            for other, found in held.items()
+            for other, others in held.items()
             if other.startswith(f"{tool} {table} ")
-            for rule in found
+            for rule in others
             if rule.endswith((f"-j {chain}", f"-g {chain}"))
         ]
         if chain.startswith("VIPD-"):
@@ -107,115 +74,100 @@ def of_iptables(held: Held) -> Iterator[str]:
             )
 
 
-@pytest.mark.parametrize("kind", [Iptables, Nftables], ids=lambda kind: kind.__name__.lower())
-def test_a_change_after_something_was_taken_away(kind: type[Real], tmp_path: Path) -> None:
-    async def story() -> None:
-        with kind(tmp_path) as one:
-            written = Written(one)
-            await written.prepare()
-            commands = of_iptables(written.held) if kind is Iptables else of_nftables(written.held)
-            tried = [(command, change) for command in dict.fromkeys(commands) for change in CHANGES]
-            if kind is Nftables:
-                await written.disturbed("nft flush map ip vipd numbered", "another backend")
-            for command, change in some(tried, kind.__name__, fewer=10):
-                await written.disturbed(command, change)
-
-    asyncio.run(story())
-
-
-REFUSED = "10.244.0.66"
-"""Whoever has this backend is refused by the test."""
-
-
-@pytest.mark.parametrize("kind", [Iptables, Nftables], ids=lambda kind: kind.__name__.lower())
-def test_a_quarantined_service_never_gets_a_removed_backend_back(kind: type[Real], tmp_path: Path) -> None:
-    """Its last rules stay; where another program has deleted them, only backends come back that it has."""
-
-    async def story() -> None:
-        with kind(tmp_path) as one:
-            await one.restart()
-            await one.become(STAYING, BEFORE)
-            with one.refusing(REFUSED):
-                await one.become(STAYING, replace(BEFORE, backends=backends("10.244.0.2", REFUSED)))
-                assert [key.service for key in one.dataplane.quarantined()] == [BEFORE.name]
-                assert REMOVED in str(one.held()), "the kernel has what it had"
-                one.node.run("bash", "-c", {Iptables: NAT_GONE, Nftables: "nft flush table ip vipd"}[kind])
-                one.node.run("bash", "-c", {Iptables: NAT_GONE, Nftables: "nft delete table ip vipd"}[kind])
-                one.dataplane.invalidate_all()
-                await one.step()
-                assert [key.service for key in one.dataplane.quarantined()] == [BEFORE.name]
-                assert REMOVED not in str(one.held())
-                assert "10.244.0.2" in str(one.held())
-                assert "10.244.0.1" in str(one.held())
-            one.dataplane.retry_quarantined([BEFORE.name])
-            await one.step()
-            assert not one.dataplane.quarantined()
-            assert REFUSED in str(one.held())
-
-    asyncio.run(story())
+@pytest.mark.parametrize("dataplane", DATAPLANES)
+def test_a_change_after_something_was_taken_away(dataplane: str, tmp_path: Path) -> None:
+    with entered(dataplane, tmp_path) as host:
+        wanted: dict[str, Held] = {}
+        for name, changed in CHANGES.items():
+            host.vipd.become(STAYING, *changed)
+            wanted[name] = host.held()
+        host.vipd.become(STAYING, BEFORE)
+        before = host.held()
+        commands = of_iptables(before) if dataplane == "iptables" else of_nftables(before)
+        tried = [(command, change) for command in dict.fromkeys(commands) for change in CHANGES]
+        always = [("nft flush map ip vipd numbered", "another backend")] if dataplane == "nftables" else []
+        for command, change in [*always, *some(tried, dataplane, fewer=10)]:
+            failed = f"{command}; then {change}"
+            host.vipd.doubt()
+            host.vipd.become(STAYING, BEFORE)
+            assert host.held() == before
+            host.do(command)
+            host.vipd.declare((STAYING, *CHANGES[change]))
+            host.vipd.step(tidy=False)
+            assert not host.vipd.refused(), failed
+            assert REMOVED not in str(host.held()), failed
+            host.vipd.doubt()
+            host.vipd.step()
+            assert host.held() == wanted[change], failed
 
 
-NAT_GONE = "iptables -w -t nat -F; iptables -w -t nat -X"
+IN_THE_WAY = {
+    "chain PREROUTING { type nat hook prerouting priority -90; }": "priority -90 in place of -100",
+    "chain POSTROUTING { type filter hook postrouting priority 100; }": "",
+    "chain OUTPUT { }": "it has no hook",
+    "chain VIPD-SERVICES { type nat hook output priority -100; }": "it has a hook",
+}
+"""Chains that iptables cannot use, and what the hint says of them."""
 
 
-@pytest.mark.parametrize(
-    "foreign",
-    [
-        "chain PREROUTING { type nat hook prerouting priority -90; }",
-        "chain POSTROUTING { type filter hook postrouting priority 100; }",
-        "chain OUTPUT { }",
-        "chain VIPD-SERVICES { type nat hook output priority -100; }",
-    ],
-)
+def add_to_nat(host: Host, chain: str) -> None:
+    host.node.run("nft", "-f", "-", text=f"table ip nat {{\n{chain}\n}}\n".replace("; }", ";\n}"))
+
+
+@pytest.mark.parametrize("foreign", IN_THE_WAY)
 def test_a_chain_in_iptables_way_is_one_fault_of_the_host(foreign: str, tmp_path: Path) -> None:
     """No service is blamed, and as many programs run for eighty services as for eight."""
 
-    async def runs(number: int) -> int:
-        named = foreign.split()[1]
-        with Iptables(tmp_path / str(number)) as one:
-            await one.restart()
-            one.inside.nft("-f", "-", text=f"table ip nat {{\n{foreign}\n}}\n".replace("; }", ";\n}"))
-            one.declare([numbered(n, "10.244.0.1") for n in range(number)])
-            before = len(one.started)
-            with pytest.raises(ApplyError, match="failed") as raised:
-                await one.step()
-            assert not one.dataplane.quarantined()
-            hint = in_iptables_way(Family.IPV4, "VIPD", one.inside.open_socket)
-            assert named in str(raised.value)
-            assert foreign.startswith("chain POSTROUTING") or f"chain {named} of table ip nat" in hint
-            one.inside.nft("delete table ip nat")
-            steps = len(one.started) - before
-            await one.step()
-            assert not one.dataplane.quarantined()
-            assert "10.244.0.1" in str(one.held())
+    def programs_run(number: int) -> int:
+        with entered("iptables", tmp_path / str(number)) as host:
+            add_to_nat(host, foreign)
+            host.vipd.declare([numbered(n, "10.244.0.1") for n in range(number)])
+            before = len(host.programs.started)
+            with pytest.raises(NotWrittenError, match=f"failed.*{foreign.split()[1]}"):
+                host.vipd.step()
+            assert not host.vipd.refused()
+            host.do("nft delete table ip nat")
+            steps = len(host.programs.started) - before
+            host.vipd.step()
+            assert not host.vipd.refused()
+            assert "10.244.0.1" in str(host.held())
             return steps
 
-    async def story() -> None:
-        few, many = await runs(8), await runs(80)
-        assert many <= few + 2
+    assert programs_run(80) <= programs_run(8) + 2
 
-    asyncio.run(story())
+
+def test_the_hint_names_the_chain_in_iptables_way(tmp_path: Path) -> None:
+    config, services = tmp_path / "vipd.yaml", tmp_path / "services.d"
+    services.mkdir()
+    (services / "web.yaml").write_text(written([STAYING]))
+    config.write_text(f"dataplane: iptables\nservices_dir: {services}\nstate_dir: {tmp_path / 'state'}\n")
+    with entered("iptables", tmp_path) as host:
+        for foreign, reason in IN_THE_WAY.items():
+            add_to_nat(host, foreign)
+            command = (sys.executable, "-m", "vipd", "--config", str(config), "--once")
+            done = host.node.run(*command, check=False)
+            name = foreign.split()[1]
+            hint = f"chain {name} of table ip nat is another program's, not iptables' ({reason}): rename it"
+            assert done.returncode != 0
+            assert not reason or hint in done.stderr, done.stderr
+            host.do("nft delete table ip nat")
 
 
 def test_a_table_that_another_process_owns_is_one_fault_of_the_host(tmp_path: Path) -> None:
-    async def story() -> None:
-        with Nftables(tmp_path) as one:
-            await one.restart()
-            one.declare([numbered(n, "10.244.0.1") for n in range(40)])
-            argv = ["ip", "netns", "exec", one.node.namespace, "nft", "-i"]
-            with subprocess.Popen(  # noqa: ASYNC220 (nothing else runs in this loop)
-                argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-            ) as owner:
-                assert owner.stdin is not None
-                owner.stdin.write("add table ip vipd { flags owner; }\n")
-                owner.stdin.flush()
-                wait_until(lambda: "ip vipd" in one.inside.nft("list", "tables"), "the foreign table")
-                before = len(one.started)
-                with pytest.raises(ApplyError, match="belongs to another process"):
-                    await one.step()
-            assert not one.dataplane.quarantined()
-            assert len(one.started) - before < 12
-            await one.step()
-            assert "10.244.0.1" in str(one.held())
-
-    asyncio.run(story())
+    with entered("nftables", tmp_path) as host:
+        host.vipd.declare([numbered(n, "10.244.0.1") for n in range(40)])
+        argv = ["ip", "netns", "exec", host.node.namespace, "nft", "-i"]
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        ) as owner:
+            assert owner.stdin is not None
+            owner.stdin.write("add table ip vipd { flags owner; }\n")
+            owner.stdin.flush()
+            wait_until(lambda: "ip vipd" in host.namespace.do("nft", "list", "tables"), "the foreign table")
+            before = len(host.programs.started)
+            with pytest.raises(NotWrittenError, match="belongs to another process"):
+                host.vipd.step()
+        assert not host.vipd.refused()
+        assert len(host.programs.started) - before < 12
+        host.vipd.step()
+        assert "10.244.0.1" in str(host.held())

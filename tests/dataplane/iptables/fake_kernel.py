@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from vipd.host.process import ProgramResult
+from tests.lab.inside import ProgramResult
 from vipd.model.service import Family
 
 BUILT_IN = {

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.dataplane.declared import HTTP, Machine, backends, kube_like_services, numbered
+from tests.dataplane.declared import HTTP, backends, kube_like_services, numbered
 from tests.dataplane.iptables.fake_kernel import FakeKernel
-from vipd.dataplane.base import ApplyError
-from vipd.dataplane.iptables.tools import find_tools
-from vipd.host.host_changes import HostChanges
+from tests.lab.inside import NotWrittenError, Synced, synced
 from vipd.model.service import Family, Service
 
-BOTH_FAMILIES = [
-    Service("test/both", ("10.96.9.1", "fd00:96::9"), (HTTP,), backends("10.244.0.1", "fd00:1::1"))
-]
+BOTH_FAMILIES = Service("test/both", ("10.96.9.1", "fd00:96::9"), (HTTP,), backends("10.244.0.1", "fd00:1::1"))
+FIRST = [*kube_like_services(), numbered(1, "10.244.0.1"), numbered(2)]
+SECOND = [*kube_like_services()[:1], numbered(1), numbered(2, "10.244.0.1", "10.244.0.2"), numbered(3)]
+OUTSIDE = "Permission denied"
+"""A failure that no rule is to blame for."""
 
 
 def rules(kernel: FakeKernel) -> tuple[str, str]:
     return kernel.saved(Family.IPV4), kernel.saved(Family.IPV6)
 
 
-def written_by(services: list[Service], directory: Path) -> tuple[str, str]:
+@pytest.fixture
+def undisturbed(tmp_path: Path) -> Callable[..., tuple[str, str]]:
     """The rules of a first daemon that nothing disturbs."""
-    kernel = FakeKernel()
-    Machine(kernel.run, directory / "undisturbed").become(services)
-    return rules(kernel)
+
+    def written(*services: Service) -> tuple[str, str]:
+        kernel = FakeKernel()
+        synced("iptables", kernel.run, tmp_path / "undisturbed").become(*services)
+        return rules(kernel)
+
+    return written
 
 
 @pytest.fixture
@@ -37,77 +41,51 @@ def kernel() -> FakeKernel:
 
 
 @pytest.fixture
-def machine(kernel: FakeKernel, tmp_path: Path) -> Machine:
-    return Machine(kernel.run, tmp_path)
+def vipd(kernel: FakeKernel, tmp_path: Path) -> Synced:
+    return synced("iptables", kernel.run, tmp_path)
 
 
-FIRST = [*kube_like_services(), numbered(1, "10.244.0.1"), numbered(2)]
-SECOND = [*kube_like_services()[:1], numbered(1), numbered(2, "10.244.0.1", "10.244.0.2"), numbered(3)]
-
-
-OUTSIDE = "Permission denied"
-"""A failure that no rule is to blame for."""
-
-
-def blocks_of_second_step(directory: Path) -> int:
+def loaded(directory: Path, *services: Service) -> tuple[FakeKernel, Synced]:
+    """A kernel with what a vipd has written, and that vipd."""
     kernel = FakeKernel()
-    machine = Machine(kernel.run, directory / "counting")
-    machine.become(FIRST)
-    before = len(kernel.blocks)
-    machine.become(SECOND)
-    return len(kernel.blocks) - before
+    vipd = synced("iptables", kernel.run, directory)
+    vipd.become(*services)
+    return kernel, vipd
 
 
-def test_any_failing_block_is_reported_in_the_tools_words_and_made_good(tmp_path: Path) -> None:
-    count = blocks_of_second_step(tmp_path)
+Undisturbed = Callable[..., tuple[str, str]]
+
+
+@pytest.mark.parametrize("before", [[], FIRST], ids=["first load", "change"])
+def test_any_block_that_fails_is_reported_in_the_tools_words_and_made_good(
+    before: list[Service], tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    after = SECOND if before else FIRST
+    kernel, vipd = loaded(tmp_path / "counting", *before)
+    start = len(kernel.blocks)
+    vipd.become(*after)
+    count = len(kernel.blocks) - start
     assert count > 3
     for number in range(1, count + 1):
-        kernel = FakeKernel()
-        machine = Machine(kernel.run, tmp_path / str(number))
-        machine.become(FIRST)
-        kernel.failing[len(kernel.blocks) + number] = OUTSIDE
-        with pytest.raises(ApplyError, match="Permission denied") as raised:
-            machine.become(SECOND)
-        assert "tables-restore failed with exit code 1" in str(raised.value)
-        assert machine.step()
-        assert rules(kernel) == written_by(SECOND, tmp_path)
-        assert not machine.plan()
+        kernel, vipd = loaded(tmp_path / str(number), *before)
+        kernel.failing[start + number] = OUTSIDE
+        with pytest.raises(NotWrittenError, match="tables-restore failed with exit code 1: .*Permission"):
+            vipd.become(*after)
+        assert vipd.step() or not before
+        assert rules(kernel) == undisturbed(*after), number
+        assert vipd.pending() == ""
+        kernel, vipd = loaded(tmp_path / f"{number} once", *before)
+        kernel.failing[start + number] = "line 1 failed: once"
+        if before:  # as if for its rules: made good at once
+            vipd.become(*after)
+            assert rules(kernel) == undisturbed(*after), number
+            assert vipd.drift() == ""
 
 
-def test_any_block_that_fails_once_as_if_for_its_rules_is_made_good_at_once(tmp_path: Path) -> None:
-    for number in range(1, blocks_of_second_step(tmp_path) + 1):
-        kernel = FakeKernel()
-        machine = Machine(kernel.run, tmp_path / str(number))
-        machine.become(FIRST)
-        kernel.failing[len(kernel.blocks) + number] = "line 1 failed: once"
-        machine.become(SECOND)
-        assert rules(kernel) == written_by(SECOND, tmp_path)
-        machine.dataplane.invalidate_all()
-        assert not machine.plan()
-
-
-def test_the_line_that_was_refused_is_quoted(machine: Machine, kernel: FakeKernel) -> None:
+def test_the_line_that_was_refused_is_quoted(vipd: Synced, kernel: FakeKernel) -> None:
     kernel.failing[1] = f"line 2 failed: {OUTSIDE}"
-    with pytest.raises(ApplyError, match=r"\(line 2: :VIPD-"):
-        machine.become(FIRST)
-
-
-@pytest.mark.parametrize("number", range(1, 10))
-def test_a_first_load_that_fails_is_made_good(
-    number: int, machine: Machine, kernel: FakeKernel, tmp_path: Path
-) -> None:
-    kernel.failing[number] = OUTSIDE
-    with pytest.raises(ApplyError, match="Permission denied"):
-        machine.become(FIRST)
-    machine.step()
-    assert rules(kernel) == written_by(FIRST, tmp_path)
-
-
-def test_a_failed_save_is_an_error_and_writes_nothing(machine: Machine, kernel: FakeKernel) -> None:
-    kernel.absent.add("iptables")
-    with pytest.raises(ApplyError, match=r"there is no such program; hint: apt install iptables"):
-        machine.become([numbered(1)])
-    assert not kernel.blocks
+    with pytest.raises(NotWrittenError, match=r"\(line 2: :VIPD-"):
+        vipd.become(*FIRST)
 
 
 def drop_table(kernel: FakeKernel) -> None:
@@ -148,87 +126,62 @@ RIVALS = [drop_table, flush_table, delete_jump, empty_service_chain, delete_serv
 
 
 @pytest.mark.parametrize("rival", RIVALS)
-def test_a_rival_is_found_out_by_looking_afresh(
-    rival: Callable[[FakeKernel], None], machine: Machine, kernel: FakeKernel, tmp_path: Path
+def test_what_a_rival_has_done_is_seen_by_a_look_afresh(
+    rival: Callable[[FakeKernel], None], vipd: Synced, kernel: FakeKernel, undisturbed: Undisturbed
 ) -> None:
-    machine.become(FIRST)
+    vipd.become(*FIRST)
     rival(kernel)
-    assert rules(kernel) != written_by(FIRST, tmp_path)
-    machine.dataplane.invalidate_all()
-    assert machine.step()
-    assert rules(kernel) == written_by(FIRST, tmp_path)
-
-
-def test_a_rule_inserted_before_our_jump_stays_before_it(machine: Machine, kernel: FakeKernel) -> None:
-    machine.become(FIRST)
-    before = kernel.chains("nat")["PREROUTING"]
-    kernel.restore("*nat\n-I PREROUTING 1 -s 198.51.100.1/32 -j ACCEPT\nCOMMIT\n")
-    machine.dataplane.invalidate_all()
-    assert not machine.plan()
-    kernel.restore(f"*nat\n-D PREROUTING {before[0]}\nCOMMIT\n")
-    machine.dataplane.invalidate_all()
-    machine.step()
-    assert kernel.chains("nat")["PREROUTING"] == ["-s 198.51.100.1/32 -j ACCEPT", *before]
+    assert rules(kernel) != undisturbed(*FIRST)
+    vipd.doubt()
+    assert vipd.step()
+    assert rules(kernel) == undisturbed(*FIRST)
 
 
 @pytest.mark.parametrize("rival", RIVALS)
-def test_a_rival_between_plan_and_apply_costs_one_retry_at_most(
-    rival: Callable[[FakeKernel], None], machine: Machine, kernel: FakeKernel, tmp_path: Path
+@pytest.mark.parametrize("block", [1, 2], ids=["between plan and write", "between two blocks"])
+def test_a_rival_amid_a_step_costs_one_retry_at_most(
+    rival: Callable[[FakeKernel], None],
+    block: int,
+    vipd: Synced,
+    kernel: FakeKernel,
+    undisturbed: Undisturbed,
 ) -> None:
-    """As the drift check sees it: the reconciler steps, and some time later looks afresh."""
-    machine.become(FIRST)
-    machine.declare(SECOND)
-    plan = machine.plan()
-    rival(kernel)
+    vipd.become(*FIRST)
+    place = len(kernel.blocks) + block
+    kernel.before_block = lambda number: rival(kernel) if number == place else None
     try:
-        machine.apply(plan)
-    except ApplyError:
-        machine.step()
-    machine.dataplane.invalidate_all()
-    machine.step()
-    assert rules(kernel) == written_by(SECOND, tmp_path)
-    assert not machine.plan()
+        vipd.become(*SECOND)
+    except NotWrittenError:
+        vipd.step()
+    vipd.doubt()
+    vipd.step()
+    assert rules(kernel) == undisturbed(*SECOND)
+    assert vipd.pending() == ""
 
 
-@pytest.mark.parametrize("rival", RIVALS)
-def test_a_rival_between_two_blocks_costs_one_retry_at_most(
-    rival: Callable[[FakeKernel], None], machine: Machine, kernel: FakeKernel, tmp_path: Path
-) -> None:
-    machine.become(FIRST)
-    second = len(kernel.blocks) + 2
-    kernel.before_block = lambda number: rival(kernel) if number == second else None
-    try:
-        machine.become(SECOND)
-    except ApplyError:
-        machine.step()
-    machine.dataplane.invalidate_all()
-    machine.step()
-    assert rules(kernel) == written_by(SECOND, tmp_path)
-
-
-def test_missing_ip6tables_does_not_hold_back_ipv4(kernel: FakeKernel, tmp_path: Path) -> None:
+def test_one_family_that_fails_does_not_hold_back_the_other(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    wanted = undisturbed(BOTH_FAMILIES)
+    kernel = FakeKernel()
     kernel.absent.add("ip6tables")
-    machine = Machine(kernel.run, tmp_path)
-    with pytest.raises(ApplyError, match="ip6tables cannot be run"):
-        machine.become(BOTH_FAMILIES)
-    assert kernel.saved(Family.IPV4) == written_by(BOTH_FAMILIES, tmp_path)[0]
+    vipd = synced("iptables", kernel.run, tmp_path)
+    with pytest.raises(NotWrittenError, match="ip6tables cannot be run"):
+        vipd.become(BOTH_FAMILIES)
+    assert kernel.saved(Family.IPV4) == wanted[0]
+    kernel, vipd = loaded(tmp_path / "failing iptables")
+    kernel.failing[1] = OUTSIDE
+    with pytest.raises(NotWrittenError):
+        vipd.become(BOTH_FAMILIES)
+    assert kernel.saved(Family.IPV6) == wanted[1]
+    vipd.step()
+    assert rules(kernel) == wanted
 
 
 def test_missing_ip6tables_is_no_fault_without_ipv6_services(kernel: FakeKernel, tmp_path: Path) -> None:
     kernel.absent.add("ip6tables")
-    machine = Machine(kernel.run, tmp_path)
-    machine.become([numbered(1, "10.244.0.1")])
-    assert not machine.plan()
-    assert "ip6tables cannot be run" in machine.dataplane.versions()["ipv6"]
-
-
-def test_failing_ipv4_does_not_hold_back_ipv6(machine: Machine, kernel: FakeKernel, tmp_path: Path) -> None:
-    kernel.failing[1] = OUTSIDE
-    with pytest.raises(ApplyError):
-        machine.become(BOTH_FAMILIES)
-    assert kernel.saved(Family.IPV6) == written_by(BOTH_FAMILIES, tmp_path)[1]
-    machine.step()
-    assert rules(kernel) == written_by(BOTH_FAMILIES, tmp_path)
+    vipd = synced("iptables", kernel.run, tmp_path)
+    vipd.become(numbered(1, "10.244.0.1"))
+    assert vipd.pending() == ""
+    assert "ip6tables cannot be run" in vipd.versions()["ipv6"]
 
 
 CANARY = "*{}\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n"
@@ -237,25 +190,24 @@ CANARY = "*{}\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n"
 @pytest.mark.parametrize("table", ["mangle", "nat", "filter"])
 def test_kube_prefix_is_refused_beside_a_kube_proxy(table: str, kernel: FakeKernel, tmp_path: Path) -> None:
     kernel.restore(CANARY.format(table))
-    before = rules(kernel)
-    machine = Machine(kernel.run, tmp_path, chain_prefix="KUBE")
-    with pytest.raises(ApplyError, match=r"chain_prefix KUBE is refused .* force_chain_prefix"):
-        machine.become(FIRST)
-    assert before[0] == kernel.saved(Family.IPV4)
+    before = kernel.saved()
+    with pytest.raises(NotWrittenError, match=r"chain_prefix KUBE is refused .* force_chain_prefix"):
+        synced("iptables", kernel.run, tmp_path, chain_prefix="KUBE").become(*FIRST)
+    assert kernel.saved() == before
 
 
 def test_kube_prefix_beside_a_kube_proxy_can_be_forced(kernel: FakeKernel, tmp_path: Path) -> None:
     kernel.restore(CANARY.format("nat"))
-    machine = Machine(kernel.run, tmp_path, chain_prefix="KUBE", force_chain_prefix=True)
-    machine.become(FIRST)
-    machine.become([])
+    vipd = synced("iptables", kernel.run, tmp_path, chain_prefix="KUBE", force_chain_prefix=True)
+    vipd.become(*FIRST)
+    vipd.become()
     assert kernel.chains("nat")["KUBE-PROXY-CANARY"] == []
     assert [name for name in kernel.chains("nat") if name.startswith("KUBE-")] == ["KUBE-PROXY-CANARY"]
 
 
-def test_own_prefix_beside_a_kube_proxy_is_fine(machine: Machine, kernel: FakeKernel) -> None:
+def test_own_prefix_beside_a_kube_proxy_is_fine(vipd: Synced, kernel: FakeKernel) -> None:
     kernel.restore(CANARY.format("nat"))
-    machine.become(FIRST)
+    vipd.become(*FIRST)
     assert "VIPD-SERVICES" in kernel.chains("nat")
 
 
@@ -264,40 +216,41 @@ def test_own_prefix_beside_a_kube_proxy_is_fine(machine: Machine, kernel: FakeKe
 )
 def test_iptables_that_duplicates_rules_is_refused(version: str, usable: bool, tmp_path: Path) -> None:
     kernel = FakeKernel(version=version)
-    machine = Machine(kernel.run, tmp_path)
+    vipd = synced("iptables", kernel.run, tmp_path)
     if usable:
-        machine.become([numbered(1, "10.244.0.1")])
+        vipd.become(numbered(1, "10.244.0.1"))
         assert ("--random-fully" in kernel.saved()) == (version != "1.6.1")
         return
-    with pytest.raises(ApplyError, match=f"{version} .*1.8.3 or later"):
-        machine.become([numbered(1, "10.244.0.1")])
+    with pytest.raises(NotWrittenError, match=f"{version} .*1.8.3 or later"):
+        vipd.become(numbered(1, "10.244.0.1"))
     assert not kernel.blocks
 
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
-def test_variant_is_chosen_by_setting(variant: str, tmp_path: Path) -> None:
+def test_variant_is_chosen_by_setting(variant: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
     kernel = FakeKernel(default="legacy" if variant == "nft" else "nft")
-    Machine(kernel.run, tmp_path, iptables_variant=variant).become(BOTH_FAMILIES)
+    synced("iptables", kernel.run, tmp_path, iptables_variant=variant).become(BOTH_FAMILIES)
     assert {b.program for b in kernel.blocks} == {
         f"{stem}-{variant}-restore" for stem in ("iptables", "ip6tables")
     }
-    assert kernel.saved(variant=variant) == written_by(BOTH_FAMILIES, tmp_path)[0]
+    assert kernel.saved(variant=variant) == undisturbed(BOTH_FAMILIES)[0]
     assert not kernel.saved()
+    kernel.absent.add(f"iptables-{variant}")
+    with pytest.raises(NotWrittenError, match=rf"iptables-{variant} cannot be.*hint: set iptables_variant: auto"):
+        synced("iptables", kernel.run, tmp_path, iptables_variant=variant).become(BOTH_FAMILIES)
 
 
-def test_missing_variant_is_named_with_a_way_out() -> None:
-    kernel = FakeKernel()
-    kernel.absent.add("iptables-legacy")
-    with pytest.raises(ApplyError, match=r"iptables-legacy cannot be run.*hint: set iptables_variant: auto"):
-        asyncio.run(find_tools(Family.IPV4, "legacy", kernel.run))
-
-
-def test_tables_and_prefix_are_recorded_before_the_first_write(
-    machine: Machine, kernel: FakeKernel, tmp_path: Path
+def test_what_is_done_to_the_host_is_recorded_before_the_first_write(
+    vipd: Synced, kernel: FakeKernel, tmp_path: Path
 ) -> None:
     kernel.restore("*filter\n:FOREIGN - [0:0]\nCOMMIT\n")
-    recorded = []
-    kernel.before_block = lambda number: recorded.append(HostChanges(tmp_path).read())
-    machine.become([numbered(1, "10.244.0.1")])
-    assert recorded[0].prefixes == ["VIPD"]
-    assert recorded[0].tables == ["ipv4 nat"]
+    recorded: list[str] = []
+
+    def note(number: int) -> None:
+        recorded.append("".join(file.read_text() for file in tmp_path.iterdir()))
+
+    kernel.before_block = note
+    vipd.become(numbered(1, "10.244.0.1"))
+    assert "VIPD" in recorded[0]
+    assert "ipv4 nat" in recorded[0]
+    assert "ipv4 filter" not in recorded[0], "it was there"

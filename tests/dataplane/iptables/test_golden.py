@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.lab.fork_server import fork_server
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/case.json"))
+NODE_SAVED = Path(__file__).with_name("node-saved.rules")
 
 MIXED = {"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL"}
 """Chains in which kube-proxy's order of services is random."""
@@ -50,44 +50,42 @@ def service_of(rule: str) -> str:
     return match[1] if match else ""
 
 
-def render(case: Path, settings: dict[str, object], family: str, directory: Path) -> str:
-    """What the command prints for a case's manifest under its settings."""
+def render(declaration: Path, settings: dict[str, object], family: str, directory: Path) -> str:
+    """What the command prints for a declaration under its settings."""
     file = directory / "settings.json"
     file.write_text(json.dumps(settings))
     argv = [sys.executable, "-m", "vipd.cli.main", "render", "--family", family, "--settings", str(file)]
-    done = fork_server(argv[2]).run("", [*argv, str(case / "manifest.json")], None, 120, {})
+    done = fork_server(argv[2]).run("", [*argv, str(declaration)], None, 120, {})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def loaded(text: str, family: str) -> str:
+def loaded(text: str, family: str = "IPv4", variant: str = "nft") -> str:
     """What a fresh namespace's iptables-save prints after loading a restore input."""
     stem = "ip6tables" if family == "IPv6" else "iptables"
     with Namespace() as namespace:
-        inside = ["ip", "netns", "exec", namespace.name]
-        subprocess.run([*inside, f"{stem}-nft-restore"], input=text, text=True, check=True)
-        saved = subprocess.run([*inside, f"{stem}-nft-save"], capture_output=True, text=True, check=True)
-        return saved.stdout
+        namespace.do(f"{stem}-{variant}-restore", text=text)
+        return namespace.do(f"{stem}-{variant}-save")
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("name", CASES)
 def test_the_rules_are_those_of_kube_proxy(name: str, tmp_path: Path) -> None:
-    told = json.loads((GOLDEN / name / "case.json").read_text())
-    compare(GOLDEN / name, told["settings"], told["family"], tmp_path)
+    case = json.loads((GOLDEN / name / "case.json").read_text())
+    compare(GOLDEN / name, case["settings"], case["family"], tmp_path)
 
 
 @pytest.mark.root
 def test_no_setting_is_needed_to_masquerade_as_kube_proxy_does(tmp_path: Path) -> None:
     case = GOLDEN / "no-cluster-cidr"
-    told = json.loads((case / "case.json").read_text())
-    assert told["settings"].pop("masquerade") == "hairpin"
-    compare(case, told["settings"], told["family"], tmp_path)
+    settings = json.loads((case / "case.json").read_text())["settings"]
+    assert settings.pop("masquerade") == "hairpin"
+    compare(case, settings, "IPv4", tmp_path)
 
 
 def compare(case: Path, settings: dict[str, object], family: str, directory: Path) -> None:
     """Assert that under these settings a case's rules are those that kube-proxy wrote."""
-    ours = chains(loaded(render(case, settings, family, directory), family))
+    ours = chains(loaded(render(case / "manifest.json", settings, family, directory), family))
     theirs = chains("".join((case / f"{table}.rules").read_text() for table in ("nat", "filter")))
     assert ours.keys() == theirs.keys()
     for chain, rules in theirs.items():
@@ -101,3 +99,56 @@ def test_a_difference_is_seen() -> None:
         ("KUBE-MARK-MASQ -j", "KUBE-MARK-MASQ -p tcp -j"),
     ):
         assert chains(golden) != chains(golden.replace(before, after)), before
+
+
+ON_A_NODE = """
+apiVersion: vipd/v1
+services:
+  - name: kube-system/kube-dns
+    address: 10.96.0.10
+    ports: [{name: dns, port: 53, protocol: udp}, {name: dns-tcp, port: 53}, {name: metrics, port: 9153}]
+    backends: [10.244.0.5, 10.244.2.21]
+  - name: default/my-nginx-svc
+    address: 10.98.69.149
+    ports: {port: 3000, target: 80}
+    backends: 10.244.3.38
+  - name: default/kubernetes
+    address: 10.96.0.1
+    ports: {name: https, port: 443, target: 6443}
+    backends: 192.168.100.1
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The declaration of a node's services."""
+    declaration = tmp_path / "services.yaml"
+    declaration.write_text(ON_A_NODE)
+    return declaration
+
+
+@pytest.mark.root
+def test_the_rules_are_those_saved_on_a_kubernetes_node(node: Path, tmp_path: Path) -> None:
+    """A v1.22 node, whose ladder comments did not name the endpoint yet; the newer form is vipd's."""
+    settings = json.loads((GOLDEN / "kube-dns" / "case.json").read_text())["settings"]
+    settings["cluster_cidrs"] = ["10.244.0.0/16"]
+    ours = loaded(render(node, settings, "IPv4", tmp_path))
+    assert " -> " in ours
+    compared = re.compile(r"KUBE-(SERVICES|MARK-MASQ|POSTROUTING|(SVC|SEP)-.*)$")
+    older, saved = (
+        {key: rules for key, rules in chains(text).items() if key[0] == "nat" and compared.match(key[1])}
+        for text in (re.sub(r' -> [^"]+"', '"', ours), NODE_SAVED.read_text())
+    )
+    assert older == saved
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+def test_both_variants_give_the_same_text_back(variant: str, node: Path, tmp_path: Path) -> None:
+    """Rules are compared as text after a restart, so both must print what was written."""
+    text = render(node, {}, "IPv4", tmp_path)
+    written = re.sub(r"--probability 0.5000000000(?=\s)", "--probability 0.50000000000", text)
+    saved = loaded(text, variant=variant)
+    assert {line for line in saved.splitlines() if line.startswith("-A")} == {
+        line for line in written.splitlines() if line.startswith("-A")
+    }

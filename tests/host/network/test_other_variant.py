@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataplane.declared import Machine, numbered
+from tests.dataplane.declared import numbered
 from tests.dataplane.namespace import Namespace
+from tests.lab.inside import synced
 from vipd.control.host_checks import OtherVariant
 from vipd.dataplane.iptables import other_variant
 from vipd.host.settings.settings import load_settings
@@ -117,8 +118,8 @@ def test_own_rules_go_as_soon_as_those_in_use_stand(
     other = OTHER[variant]
     host.put(other, OWN)
     host.put(other, FOREIGN)
-    machine = Machine(host.run, tmp_path, iptables_variant=variant)
-    machine.become([numbered(1, "10.244.0.1")])
+    machine = synced("iptables", host.run, tmp_path, iptables_variant=variant)
+    machine.become(numbered(1, "10.244.0.1"))
     assert ["--dport 2222" in rule for rule in host.rules(other)] == [True]
     assert any("VIPD-SVC-" in rule for rule in host.rules(variant))
 

@@ -1,1 +1,0 @@
-"""What `vipd.dataplane.base.Dataplane` promises, asked of every dataplane, and of the fake of one."""
