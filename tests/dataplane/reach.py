@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.model.forwarding import Forwarding
-from vipd.model.service import Family, Frontend, RejectAction, Service, family_of
-from vipd.observe.simulator import Arrival, Host, Packet, PacketVerdict, parse_ruleset, trace
+from vipd.model.service import Family, Frontend, RejectAction, family_of
+from vipd.observe.simulator import Arrival, Host, Packet, parse_ruleset, trace
 
 SOURCES = {
     Family.IPV4: ("10.244.0.1", "10.20.0.1", "192.0.2.7"),
@@ -15,7 +14,7 @@ SOURCES = {
 }
 """A backend (the hairpin case), a host that some cluster CIDRs hold, and a stranger."""
 
-Way = tuple[PacketVerdict, str | None, bool, float]
+Way = tuple[str, str | None, bool, float]
 """Verdict, backend, masqueraded, probability."""
 Reach = frozenset[tuple[str, Arrival, frozenset[Way]]]
 """Every way a first packet goes, by source and arrival."""
@@ -36,7 +35,7 @@ def reach(
         packet = Packet(source, frontend.address, frontend.protocol, frontend.port, arriving=arrival)
         traced = trace(ruleset, packet, host)
         return frozenset(
-            (o.verdict, o.backend, o.masqueraded, round(o.probability, 6)) for o in traced.outcomes
+            (str(o.verdict), o.backend, o.masqueraded, round(o.probability, 6)) for o in traced.outcomes
         )
 
     return {
@@ -49,14 +48,11 @@ def reach(
     }
 
 
-def declared_shares(
-    services: Iterable[Service], policy: SelectionPolicy
-) -> dict[Frontend, Mapping[str, float]]:
+def declared_shares(forwardings: Iterable[Forwarding]) -> dict[Frontend, Mapping[str, float]]:
     """Of each frontend: the share of each backend; or `rejected` or `dropped` with share 1."""
     return {
         Frontend(address, forwarding.port, forwarding.key.protocol): _shares(forwarding)
-        for service in services
-        for forwarding in select_backends(service, policy)
+        for forwarding in forwardings
         for address in forwarding.addresses
     }
 
@@ -67,7 +63,7 @@ def traced_shares(reached: Reach) -> list[Mapping[str, float]]:
     for _, _, ways in reached:
         shares: dict[str, float] = {}
         for verdict, backend, _, probability in ways:
-            name = backend if verdict is PacketVerdict.DELIVERED and backend else str(verdict)
+            name = backend if verdict == "delivered" and backend else verdict
             shares[name] = shares.get(name, 0.0) + probability
         found.append(shares)
     return found
@@ -76,6 +72,4 @@ def traced_shares(reached: Reach) -> list[Mapping[str, float]]:
 def _shares(forwarding: Forwarding) -> Mapping[str, float]:
     if forwarding.endpoints:
         return {str(endpoint): share for endpoint, share in forwarding.shares().items()}
-    return {
-        str(PacketVerdict.DROPPED if forwarding.refusal is RejectAction.DROP else PacketVerdict.REJECTED): 1.0
-    }
+    return {"dropped" if forwarding.refusal is RejectAction.DROP else "rejected": 1.0}

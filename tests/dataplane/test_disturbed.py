@@ -157,9 +157,7 @@ def test_a_table_that_another_process_owns_is_one_fault_of_the_host(tmp_path: Pa
     with entered("nftables", tmp_path) as host:
         host.vipd.declare([numbered(n, "10.244.0.1") for n in range(40)])
         argv = ["ip", "netns", "exec", host.node.namespace, "nft", "-i"]
-        with subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-        ) as owner:
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as owner:
             assert owner.stdin is not None
             owner.stdin.write("add table ip vipd { flags owner; }\n")
             owner.stdin.flush()

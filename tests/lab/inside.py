@@ -868,7 +868,8 @@ def synced(
     """A dataplane that has just started: over the programs of a fake kernel, or in a network namespace.
 
     `own`: this host's addresses. `through` wraps how programs are run, to disturb them; without `netlink`
-    they write everything. All other options are settings.
+    they write everything. `batch`: services or elements above which a load counts as large, and is split. All
+    other options are settings.
     """
     return Synced(dataplane, where, state_dir, frozenset(own), **options)
 
@@ -885,12 +886,13 @@ class Synced:
         *,
         through: Callable[[Runner], Runner] = lambda run: run,
         netlink: bool = True,
+        batch: int = 0,
         **settings: object,
     ) -> None:
         from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 
         self.settings, self.own = _settings({"state_dir": state_dir, **settings}), own
-        self._name, self._where, self._netlink = name, where, netlink
+        self._name, self._where, self._netlink, self._batch = name, where, netlink, batch
         self._run, self._own_processes = through(self._run_program), OwnProcesses(time.monotonic)
         self._wanted: dict[ForwardingKey, Forwarding] = {}
         self.restart()
@@ -916,12 +918,31 @@ class Synced:
 
     def declare(self, services: Iterable[Service | Forwarding]) -> None:
         """Tell it what differs from the services before. Writes nothing."""
-        new = _forwardings(services, self.settings, self.own)
-        changes: dict[ForwardingKey, Forwarding | None] = dict.fromkeys(self._wanted.keys() - new.keys())
-        changes.update({key: f for key, f in new.items() if self._wanted.get(key) != f})
-        asyncio.run(self._dataplane.prepare(changes))
-        self._dataplane.update(changes)
-        self._wanted = new
+        asyncio.run(self._declare(self._changes(services)))
+
+    def busy(self, services: Iterable[Service | Forwarding]) -> tuple[float, float]:
+        """The CPU seconds that the event loop is busy at a stretch while these are declared and a step is
+        planned, at most; and those that it takes in all."""
+        changes, longest = self._changes(services), 0.0
+
+        async def ticking() -> None:
+            nonlocal longest
+            while True:
+                before = time.thread_time()
+                await asyncio.sleep(0)
+                longest = max(longest, time.thread_time() - before)
+
+        async def work() -> None:
+            ticks = asyncio.create_task(ticking())
+            await asyncio.sleep(0)
+            await self._declare(changes)
+            await self._dataplane.plan()
+            await asyncio.sleep(0)
+            ticks.cancel()
+
+        began = time.process_time()
+        asyncio.run(work())
+        return longest, time.process_time() - began
 
     def pending(self) -> str:
         """What must be written now, as lines with + and -; empty: nothing."""
@@ -1021,17 +1042,39 @@ class Synced:
 
         return asyncio.run(listen())
 
+    def _changes(self, services: Iterable[Service | Forwarding]) -> dict[ForwardingKey, Forwarding | None]:
+        new = _forwardings(services, self.settings, self.own)
+        changes: dict[ForwardingKey, Forwarding | None] = dict.fromkeys(self._wanted.keys() - new.keys())
+        changes.update({key: f for key, f in new.items() if self._wanted.get(key) != f})
+        self._wanted = new
+        return changes
+
+    async def _declare(self, changes: Mapping[ForwardingKey, Forwarding | None]) -> None:
+        await self._dataplane.prepare(changes)
+        self._dataplane.update(changes)
+
     async def _step(self, tidy: bool) -> str:
         from vipd.dataplane.base import ApplyError
 
         try:
-            if plan := await self._dataplane.plan():
-                await self._dataplane.apply(plan)
-            if tidy:
-                await self._dataplane.collect_garbage()
+            with self._small_batches():
+                if plan := await self._dataplane.plan():
+                    await self._dataplane.apply(plan)
+                if tidy:
+                    await self._dataplane.collect_garbage()
         except ApplyError as error:
             raise NotWrittenError(str(error)) from error
         return str(plan)
+
+    def _small_batches(self) -> AbstractContextManager[object]:
+        from vipd.dataplane.iptables.restore_text import Batches
+
+        if not self._batch:
+            return nullcontext()
+        if self._name == "nftables":
+            return mock.patch("vipd.dataplane.nftables.plan.BATCH_ELEMENTS", self._batch)
+        small = Batches(self._batch, 2000, 1)
+        return mock.patch("vipd.dataplane.iptables.restore_text.NFT_BATCHES", small)
 
     def _watch(self, events: bool) -> Any:
         from vipd.dataplane.iptables.names import Names

@@ -12,7 +12,9 @@ from tests.dataplane.iptables.fake_kernel import FakeKernel
 from tests.lab.inside import NotWrittenError, Synced, synced
 from vipd.model.service import Family, Service
 
-BOTH_FAMILIES = Service("test/both", ("10.96.9.1", "fd00:96::9"), (HTTP,), backends("10.244.0.1", "fd00:1::1"))
+BOTH_FAMILIES = Service(
+    "test/both", ("10.96.9.1", "fd00:96::9"), (HTTP,), backends("10.244.0.1", "fd00:1::1")
+)
 FIRST = [*kube_like_services(), numbered(1, "10.244.0.1"), numbered(2)]
 SECOND = [*kube_like_services()[:1], numbered(1), numbered(2, "10.244.0.1", "10.244.0.2"), numbered(3)]
 OUTSIDE = "Permission denied"
@@ -236,7 +238,9 @@ def test_variant_is_chosen_by_setting(variant: str, tmp_path: Path, undisturbed:
     assert kernel.saved(variant=variant) == undisturbed(BOTH_FAMILIES)[0]
     assert not kernel.saved()
     kernel.absent.add(f"iptables-{variant}")
-    with pytest.raises(NotWrittenError, match=rf"iptables-{variant} cannot be.*hint: set iptables_variant: auto"):
+    with pytest.raises(
+        NotWrittenError, match=rf"iptables-{variant} cannot be.*hint: set iptables_variant: auto"
+    ):
         synced("iptables", kernel.run, tmp_path, iptables_variant=variant).become(BOTH_FAMILIES)
 
 

@@ -1,81 +1,103 @@
-"""What a plan costs grows with its rules, and no faster."""
+"""What many or large services cost: linear time, little memory, and a free event loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
-from vipd.dataplane.iptables.names import ChainId, Names, Rules
-from vipd.dataplane.iptables.plan import Change, Installed, Plan, make_plan
-from vipd.dataplane.iptables.ruleset import DesiredChains
-
-REFUSALS = ChainId("filter", "VIPD-SERVICES")
-
-
-class Counted(str):
-    """A rule that counts how often its hash is asked for."""
-
-    __slots__ = ()
-    hashes = 0
-
-    def __hash__(self) -> int:
-        Counted.hashes += 1
-        return super().__hash__()
-
-    def __eq__(self, other: object) -> bool:
-        return super().__eq__(other)
+from tests.dataplane.declared import HTTP, backends, numbered
+from tests.dataplane.iptables.fake_kernel import FakeKernel
+from tests.dataplane.namespace import Namespace
+from tests.lab.inside import synced
+from vipd.model.service import ExternalAddress, Service
 
 
-def refusals(number: int, start: int = 0) -> Rules:
-    return tuple(
-        Counted(f"-d 10.96.0.1/32 -p tcp -m tcp --dport {n} -j REJECT") for n in range(start, start + number)
+def cpu_of_removal(directory: Path, number: int) -> float:
+    """CPU seconds for half of so many services without backends to go, and others to come."""
+    vipd = synced("iptables", FakeKernel().run, directory)
+    refused = [numbered(n) for n in range(number)]
+    vipd.become(*refused[: number // 2])
+    vipd.declare(refused[number // 4 : number * 3 // 4])
+    began = time.process_time()
+    vipd.pending()
+    return time.process_time() - began
+
+
+def test_a_plan_of_many_refusals_is_made_in_linear_time(tmp_path: Path) -> None:
+    """A quadratic one takes a hundred times as long."""
+    few, many = (min(cpu_of_removal(tmp_path, number) for _ in range(3)) for number in (300, 3000))
+    assert many < 30 * few
+
+
+def test_a_plan_as_text_says_which_chains_come_go_and_differ(tmp_path: Path) -> None:
+    vipd = synced("iptables", FakeKernel().run, tmp_path)
+    before = [numbered(n) for n in range(50)]
+    vipd.become(*before, numbered(60, "10.244.0.1"))
+    vipd.declare([*before[25:], *(numbered(n) for n in range(100, 125)), numbered(61, "10.244.0.1")])
+    lines = vipd.pending().splitlines()
+    refusals = [line for line in lines if line.startswith(("+ -A VIPD-SERVICES", "- -A VIPD-SERVICES"))]
+    assert sum(line[0] == "-" for line in refusals if "REJECT" in line) == 25
+    assert sum(line[0] == "+" for line in refusals if "REJECT" in line) == 25
+    assert "# ipv4" in lines
+    assert "filter VIPD-SERVICES" in lines
+    of_chains = {(line.split()[1][:8], line.split()[2]) for line in lines if line.endswith(")")}
+    assert of_chains == {(kind, what) for kind in ("VIPD-SVC", "VIPD-SEP") for what in ("(new)", "(removed)")}
+
+
+def test_of_written_rules_no_text_is_kept(tmp_path: Path) -> None:
+    """And of a load that is being written no more than two restores."""
+    many = [numbered(n, "10.244.0.1", "10.244.0.2", "10.244.0.3") for n in range(3000)]
+    kernel = FakeKernel()
+    vipd = synced("iptables", kernel.run, tmp_path)
+    vipd.declare(many)
+    tracemalloc.start()
+    try:
+        vipd.step()
+        snapshot = tracemalloc.take_snapshot()
+    finally:
+        tracemalloc.stop()
+    own = snapshot.filter_traces([tracemalloc.Filter(True, "*/vipd/*")])
+    kept = sum(each.size for each in own.statistics("filename"))
+    assert kept < len(kernel.saved()) / 2
+
+
+MANY = tuple(f"203.{n // 256}.{n % 256}.1" for n in range(1000))
+NETWORKS = tuple(f"10.{n // 256}.{n % 256}.0/24" for n in range(1000))
+
+
+def large(nodes: int, externals: int = 0, networks: int = 0) -> Service:
+    return Service(
+        "web",
+        ("10.96.0.1",),
+        (HTTP,),
+        backends(*(f"10.244.{n // 250}.{n % 250 + 1}" for n in range(nodes))),
+        external_addresses=tuple(
+            ExternalAddress(MANY[n], allow_from=NETWORKS[:networks] or None) for n in range(externals)
+        ),
     )
 
 
-def planned(number: int) -> Plan:
-    """The plan that replaces half of the refusals."""
-    installed = Installed({REFUSALS: refusals(number)})
-    wanted = DesiredChains((), {REFUSALS: refusals(number, number // 2)}, {}, frozenset())
-    return make_plan(wanted, installed, Names("VIPD"))
+LARGE = {
+    "backends": large(2000),
+    "external addresses": large(1, 1000),
+    "networks": large(1, 1, 1000),
+    "both": large(60, 60),
+}
 
 
-def hashes_of(work: Callable[[], object]) -> int:
-    before = Counted.hashes
-    work()
-    return Counted.hashes - before
+@pytest.mark.root
+def test_a_large_service_is_compiled_beside_the_event_loop(tmp_path: Path) -> None:
+    """Its end is work, too. Of CPU time, so that a busy machine does not matter."""
+    with Namespace() as namespace:
+        for dataplane, names in (("iptables", ["backends"]), ("nftables", list(LARGE))):
+            for name in names:
 
+                def busy(dataplane: str = dataplane, name: str = name) -> float:
+                    vipd = synced(dataplane, namespace.name, tmp_path)
+                    longest, whole = vipd.busy([LARGE[name]])
+                    return longest / whole
 
-def test_a_plan_of_many_refusals_is_made_in_linear_time() -> None:
-    few, many = (hashes_of(lambda n=n: planned(n)) for n in (200, 2000))  # type: ignore[misc]
-    assert few
-    assert many < 15 * few
-
-
-@pytest.mark.parametrize("number", [50, 3000])
-def test_a_difference_names_what_comes_and_goes(number: int) -> None:
-    lines = str(planned(number)).splitlines()
-    assert lines[0] == "filter VIPD-SERVICES"
-    assert {line[0] for line in lines[1:]} == {"+", "-"}
-    assert len([line for line in lines if line.startswith("- -A VIPD-SERVICES")]) == number // 2
-    assert len([line for line in lines if line.startswith("+ -A VIPD-SERVICES")]) == number // 2
-
-
-def test_a_plan_as_text_says_which_chains_come_go_and_differ() -> None:
-    changes = (
-        Change(REFUSALS, ("-j A", "-j B"), ("-j B", "-j C")),
-        Change(ChainId("nat", "NEW"), None, ("-j A",)),
-        Change(ChainId("nat", "OLD"), ("-j A",), None),
-    )
-    assert str(Plan(changes=changes, other_variant=Plan(changes=changes[2:]))).splitlines() == [
-        "filter VIPD-SERVICES",
-        "- -A VIPD-SERVICES -j A",
-        "+ -A VIPD-SERVICES -j C",
-        "nat NEW (new)",
-        "+ -A NEW -j A",
-        "nat OLD (removed)",
-        "- -A OLD -j A",
-        "# in the other iptables variant",
-        "nat OLD (removed)",
-        "- -A OLD -j A",
-    ]
+                assert min(busy() for _ in range(3)) < 0.3, (dataplane, name)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataplane.declared import Machine, numbered
+from tests.dataplane.declared import numbered
 from tests.dataplane.iptables.fake_kernel import FakeKernel
+from tests.lab.inside import synced
 
 FIREWALLS = Path(__file__).parents[2] / "packets/firewalls"
 SERVICES = [numbered(1, "10.244.0.1")]
@@ -26,7 +27,7 @@ class Host:
 
     def __init__(self, directory: Path, **settings: object) -> None:
         self.kernel = FakeKernel()
-        self.machine = Machine(self.kernel.run, directory, **settings)
+        self.vipd = synced("iptables", self.kernel.run, directory, **settings)
 
     def has(self, *lines: str) -> None:
         """Another program runs these lines of a restore."""
@@ -34,10 +35,9 @@ class Host:
 
     def step(self) -> None:
         """vipd hears that something has changed."""
-        self.machine.dataplane.invalidate_all()
-        self.machine.step()
-        self.machine.dataplane.invalidate_all()
-        assert not self.machine.plan()
+        self.vipd.doubt()
+        self.vipd.step()
+        assert self.vipd.drift() == ""
 
     def forward(self, chain: str = "FORWARD", accept: str = "VIPD-FORWARD") -> list[str]:
         """The chain's rules, without vipd's jumps to refusals."""
@@ -85,17 +85,17 @@ def test_first_write(host: Host, chains: dict[str, list[str]], expected: list[st
     host.has(*(f":{name} - [0:0]" for name in chains))
     host.has(*(f"-A {name} {rule}" for name, rules in chains.items() for rule in rules))
     host.has(*(f"-A FORWARD {rule}" for rule in expected if rule != ACCEPT))
-    host.machine.become(SERVICES)
+    host.vipd.become(*SERVICES)
     assert host.forward() == expected
-    host.machine.restart()
-    host.machine.become(SERVICES)
+    host.vipd.restart()
+    host.vipd.become(*SERVICES)
     assert host.forward() == expected
 
 
 @pytest.mark.parametrize("end", ["", "-A ufw-reject-forward -j REJECT"])
 def test_beside_ufw_it_is_behind_what_its_administrator_says(host: Host, end: str) -> None:
     host.kernel.restore((FIREWALLS / "ufw.ipv4").read_text().replace("COMMIT", f"{end}\nCOMMIT"))
-    host.machine.become(SERVICES)
+    host.vipd.become(*SERVICES)
     names = [rule.removeprefix("-j ufw-") for rule in host.forward()]
     before, after = names[: names.index(ACCEPT)], names[names.index(ACCEPT) + 1 :]
     assert before == ["before-logging-forward", "before-forward", "after-forward"]
@@ -104,7 +104,7 @@ def test_beside_ufw_it_is_behind_what_its_administrator_says(host: Host, end: st
 
 def test_health_ports_are_open_behind_what_an_administrator_refuses(host: Host) -> None:
     host.has(":INPUT DROP [0:0]", f"-A INPUT {ANSWERS}", f"-A INPUT {BANNED}", "-A INPUT -j REJECT")
-    host.machine.become(SERVICES)
+    host.vipd.become(*SERVICES)
     assert host.forward("INPUT", "VIPD-NODEPORTS") == [ANSWERS, BANNED, ACCEPT, ALL]
 
 
@@ -138,7 +138,7 @@ def test_health_ports_are_open_behind_what_an_administrator_refuses(host: Host) 
 )  # fmt: skip
 def test_after_a_change(host: Host, before: list[str], change: list[str], after: list[str]) -> None:
     host.has(*(f"-A FORWARD {rule}" for rule in before))
-    host.machine.become(SERVICES)
+    host.vipd.become(*SERVICES)
     jump = next(rule for rule in host.kernel.chains("filter")["FORWARD"] if rule.endswith("VIPD-FORWARD"))
     host.has(*(re.sub(r"\{jump\}", lambda _: jump, line) for line in change))
     host.step()
@@ -148,7 +148,7 @@ def test_after_a_change(host: Host, before: list[str], change: list[str], after:
 def test_a_script_that_flushes_and_adds_again_has_its_order(host: Host) -> None:
     """vipd puts its accept back between two commands of the script."""
     host.has(f"-A FORWARD {BANNED}")
-    host.machine.become(SERVICES)
+    host.vipd.become(*SERVICES)
     host.has("-F FORWARD")
     host.step()
     assert host.forward() == [ACCEPT]
@@ -160,7 +160,7 @@ def test_a_script_that_flushes_and_adds_again_has_its_order(host: Host) -> None:
 def test_accept_forwarded_first_keeps_it_at_the_head(tmp_path: Path) -> None:
     host = Host(tmp_path, accept_forwarded="first")
     host.has(f"-A FORWARD {BANNED}")
-    host.machine.become(SERVICES)
+    host.vipd.become(*SERVICES)
     assert host.forward() == [ACCEPT, BANNED]
     host.has("-I FORWARD 1 -s 10.0.0.8/32 -j DROP")
     host.step()

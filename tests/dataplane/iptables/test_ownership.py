@@ -24,7 +24,9 @@ def kernel_name(block: Block, chain: str) -> str:
     if not chain.startswith(("VIPD-SVC-", "VIPD-SEP-")):
         return chain
     return KNOWN.get(chain) or next(
-        KNOWN.setdefault(chain, f"{chain[5:8]} {line.split('test/')[1].split(':')[0]}{backend_in(chain, line)}")
+        KNOWN.setdefault(
+            chain, f"{chain[5:8]} {line.split('test/')[1].split(':')[0]}{backend_in(chain, line)}"
+        )
         for line in block.lines
         if line.split()[1:2] == [chain] and "test/" in line
     )

@@ -14,17 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dataplane import states
-from tests.dataplane.declared import HTTP, Machine, backends
+from tests.dataplane.declared import HTTP, backends
 from tests.dataplane.iptables.fake_kernel import Block, FakeKernel
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.reach import Reach, declared_shares, reach, traced_shares
 from tests.lab.examples import examples
-from vipd.control.selection import SelectionPolicy, select_backends
-from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.dataplane.iptables.restore_text import Batches
-from vipd.host.process import Runner
+from tests.lab.inside import Runner, Synced, forwardings, synced
 from vipd.model.service import Family, Frontend, Service, family_of
-from vipd.observe.simulator import PacketVerdict
 
 FOREIGN = """\
 *filter
@@ -48,15 +44,15 @@ Walk = Sequence[tuple[Service, ...]]
 
 
 @contextmanager
-def machine(kernel: FakeKernel, cidrs: tuple[str, ...] = (), **more: object) -> Iterator[Machine]:
+def machine(kernel: FakeKernel, cidrs: tuple[str, ...] = (), **more: object) -> Iterator[Synced]:
     with machine_on(kernel.run, cidrs, **more) as built:
         yield built
 
 
 @contextmanager
-def machine_on(run: Runner, cidrs: tuple[str, ...] = (), **more: object) -> Iterator[Machine]:
+def machine_on(run: Runner, cidrs: tuple[str, ...] = (), **more: object) -> Iterator[Synced]:
     with tempfile.TemporaryDirectory() as directory:
-        yield Machine(run, Path(directory), cluster_cidrs=cidrs, **more)
+        yield synced("iptables", run, Path(directory), cluster_cidrs=cidrs, **more)
 
 
 def foreign_kernel() -> FakeKernel:
@@ -78,7 +74,7 @@ def cold_start(state: tuple[Service, ...], cidrs: tuple[str, ...]) -> dict[tuple
     """What a first daemon on this host writes."""
     kernel = foreign_kernel()
     with machine(kernel, cidrs) as fresh:
-        fresh.become(state)
+        fresh.become(*state)
     return rules(kernel)
 
 
@@ -89,9 +85,9 @@ def test_every_walk_ends_where_a_cold_start_does(walk: Walk, cidrs: tuple[str, .
     kernel = foreign_kernel()
     with machine(kernel, cidrs) as walking:
         for state in walk:
-            walking.become(state)
+            walking.become(*state)
             assert rules(kernel) == cold_start(state, cidrs)
-            assert not walking.plan()
+            assert walking.pending() == ""
 
 
 @pytest.mark.slow
@@ -103,12 +99,12 @@ def test_a_restart_finds_nothing_to_do_and_walks_on(
     kernel = foreign_kernel()
     with machine(kernel, cidrs) as walking:
         for number, state in enumerate(walk):
-            walking.become(state)
+            walking.become(*state)
             if number in restarts:
                 walking.restart()
-                assert not walking.plan()
-            walking.dataplane.invalidate_all()
-            assert str(walking.plan()) == ""
+                assert walking.pending() == ""
+            walking.doubt()
+            assert walking.pending() == ""
             assert rules(kernel) == cold_start(state, cidrs)
 
 
@@ -118,7 +114,7 @@ def test_a_restart_finds_nothing_to_do_and_walks_on(
 def test_states_that_pass_unwritten_leave_no_trace(walk: Walk, cidrs: tuple[str, ...]) -> None:
     kernel = foreign_kernel()
     with machine(kernel, cidrs) as walking:
-        walking.become(walk[0])
+        walking.become(*walk[0])
         for state in (*walk, walk[0]):
             walking.declare(state)
         assert not walking.step()
@@ -136,11 +132,11 @@ def test_a_daemon_started_on_other_rules_of_its_own_ends_at_a_cold_start(
 ) -> None:
     kernel = foreign_kernel()
     with machine(kernel, ("10.20.0.0/16", "10.30.0.0/16"), flow_mark_bit=5) as old:
-        old.become(before)
+        old.become(*before)
     with machine(kernel, cidrs) as new:
-        new.become(after)
+        new.become(*after)
         assert rules(kernel) == cold_start(after, cidrs)
-        new.become(())
+        new.become()
         assert not ours(kernel)
 
 
@@ -151,7 +147,7 @@ def test_rules_of_others_are_untouched(walk: Walk) -> None:
     kernel, alone = foreign_kernel(), foreign_kernel()
     with machine(kernel) as walking:
         for state in (*walk, ()):
-            walking.become(state)
+            walking.become(*state)
             assert foreign(kernel) == foreign(alone)
 
 
@@ -161,8 +157,8 @@ def test_without_services_nothing_of_ours_is_left(walk: Walk) -> None:
     kernel = foreign_kernel()
     with machine(kernel) as walking:
         for state in walk:
-            walking.become(state)
-        walking.become(())
+            walking.become(*state)
+        walking.become()
         assert not ours(kernel)
         assert rules(kernel) == rules(foreign_kernel())
 
@@ -180,10 +176,10 @@ def test_walk_over_the_real_kernel(variant: str, walk: Walk, cidrs: tuple[str, .
         machine_on(namespace.run, cidrs, iptables_variant=variant) as real,
     ):
         for state in walk:
-            faked.become(state)
-            real.become(state)
-            real.dataplane.invalidate_all()
-            assert str(real.plan()) == ""
+            faked.become(*state)
+            real.become(*state)
+            real.doubt()
+            assert real.pending() == ""
             for stem, family in (("iptables", Family.IPV4), ("ip6tables", Family.IPV6)):
                 assert namespace_rules(namespace, f"{stem}-{variant}-save") == tables(kernel.saved(family))
 
@@ -195,9 +191,9 @@ def test_packets_go_where_the_declaration_says(walk: Walk, cidrs: tuple[str, ...
     kernel = FakeKernel()
     with machine(kernel, cidrs) as walking:
         for state in walk:
-            walking.become(state)
+            walking.become(*state)
             found = reached(kernel, frontends(state))
-            for frontend, shares in declared_shares(state, walking.policy).items():
+            for frontend, shares in declared_shares(forwardings(state, cluster_cidrs=cidrs)).items():
                 for traced in traced_shares(found[frontend]):
                     assert traced == pytest.approx(dict(shares), abs=2e-5)
 
@@ -207,20 +203,20 @@ def test_packets_go_where_the_declaration_says(walk: Walk, cidrs: tuple[str, ...
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_no_packet_finds_a_service_half_programmed(walk: Walk, cidrs: tuple[str, ...]) -> None:
     """Guarantee G1, with the services in one restore."""
-    check_each_block(walk, cidrs, lambda old, new, policy: frontends(old) & frontends(new))
+    check_each_block(walk, cidrs, frontends_of_both)
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=examples(20))
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
 def test_no_packet_finds_a_service_half_programmed_by_a_large_load(
-    walk: Walk, cidrs: tuple[str, ...], batches_of_two: None
+    walk: Walk, cidrs: tuple[str, ...]
 ) -> None:
     """Guarantee G1, with the services split over several restores, for VIPs that keep their service."""
-    check_each_block(walk, cidrs, keeping_their_forwarding)
+    check_each_block(walk, cidrs, keeping_their_forwarding, batch=2)
 
 
-def test_a_vip_that_leaves_a_service_in_a_large_load_is_not_half_programmed(batches_of_two: None) -> None:
+def test_a_vip_that_leaves_a_service_in_a_large_load_is_not_half_programmed() -> None:
     """The leaf chain of the service it leaves must not be rewritten while the VIP is still sent there."""
     two = ("10.96.0.1", "10.96.0.2")
     before = (
@@ -232,29 +228,22 @@ def test_a_vip_that_leaves_a_service_in_a_large_load_is_not_half_programmed(batc
         Service("test/b", ("10.96.0.3", "10.96.0.2"), (HTTP,), backends("10.244.0.3")),
         *(Service(f"test/c{i}", (f"10.96.1.{i}",), (HTTP,), backends("10.244.0.4")) for i in range(3)),
     )
-    check_each_block([before, after], (), lambda old, new, policy: frontends(old) & frontends(new))
+    check_each_block([before, after], (), frontends_of_both, batch=2)
 
 
-@pytest.fixture(scope="module")
-def batches_of_two() -> Iterator[None]:
-    """So that a few services are a large load."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vipd.dataplane.iptables.restore_text.NFT_BATCHES", Batches(2, 2000, 1))
-        yield
-
-
-Kept = Callable[[tuple[Service, ...], tuple[Service, ...], SelectionPolicy], set[Frontend]]
+Kept = Callable[[tuple[Service, ...], tuple[Service, ...]], set[Frontend]]
 """Which frontends of an old and a new state must be served at every moment between."""
 
 
-def keeping_their_forwarding(
-    old: tuple[Service, ...], new: tuple[Service, ...], policy: SelectionPolicy
-) -> set[Frontend]:
+def frontends_of_both(old: tuple[Service, ...], new: tuple[Service, ...]) -> set[Frontend]:
+    return frontends(old) & frontends(new)
+
+
+def keeping_their_forwarding(old: tuple[Service, ...], new: tuple[Service, ...]) -> set[Frontend]:
     owners = [
         {
             Frontend(address, forwarding.port, forwarding.key.protocol): forwarding.key
-            for service in state
-            for forwarding in select_backends(service, policy)
+            for forwarding in forwardings(state)
             for address in forwarding.addresses
         }
         for state in (old, new)
@@ -262,16 +251,16 @@ def keeping_their_forwarding(
     return {frontend for frontend, key in owners[0].items() if owners[1].get(frontend) == key}
 
 
-def check_each_block(walk: Walk, cidrs: tuple[str, ...], choose_kept: Kept) -> None:
+def check_each_block(walk: Walk, cidrs: tuple[str, ...], choose_kept: Kept, batch: int = 0) -> None:
     kernel = FakeKernel()
-    with machine(kernel, cidrs) as walking:
+    with machine(kernel, cidrs, batch=batch) as walking:
         old: tuple[Service, ...] = ()
         for new in walk:
-            kept = choose_kept(old, new, walking.policy)
+            kept = choose_kept(old, new)
             limited = frontends(service for service in (*old, *new) if service.limits)
             before, seen = reached_either_way(kernel, kept), list[tuple[Block, dict[Frontend, list[Reach]]]]()
             kernel.after_block = recorder(kernel, kept, seen)
-            walking.become(new)
+            walking.become(*new)
             after = reached_either_way(kernel, kept)
             for block, during in seen:
                 for frontend, reaches in during.items():
@@ -291,7 +280,7 @@ def refused_alike(reached: Reach) -> Reach:
     that moment it refuses what is refused anyway, with its own answer. The other order would leave flows over
     a limit to the host.
     """
-    alike = {PacketVerdict.DROPPED: PacketVerdict.REJECTED}
+    alike = {"dropped": "rejected"}
     return frozenset(
         (source, arrival, frozenset((alike.get(way[0], way[0]), *way[1:]) for way in ways))
         for source, arrival, ways in reached
@@ -343,12 +332,11 @@ def tables(saved: str) -> list[str]:
 
 def ours(kernel: FakeKernel) -> list[str]:
     """Every chain and jump of ours."""
-    names = Names("VIPD")
     found = []
     for family in Family:
         for table in ("nat", "filter", "mangle"):
             for name, rules in kernel.chains(table, family).items():
-                found += [name] if names.owns(ChainId(table, name)) else []
+                found += [name] if name.startswith("VIPD-") and name != "VIPD-MINE" else []
                 found += [rule for rule in rules if OURS.search(rule)]
     return found
 

@@ -1,0 +1,203 @@
+"""Rules as text: the ladder of probabilities, limits of flows, and names of chains."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.dataplane.declared import HTTP, backends, numbered
+from tests.dataplane.iptables.fake_kernel import FakeKernel
+from tests.dataplane.watched_programs import WatchedPrograms, refusing
+from tests.lab.inside import compiled, synced
+from vipd.model.flow_limits import FlowLimits
+from vipd.model.service import (
+    MAX_WEIGHT,
+    Affinity,
+    Backend,
+    ExternalAddress,
+    Family,
+    Protocol,
+    Service,
+    ServicePort,
+    TrafficPolicy,
+)
+
+ROUNDING = 0.5e-10
+"""Of one probability, written with ten decimals."""
+STORING = 0.5 / 2**31
+"""Of one probability, as xt_statistic keeps it."""
+
+
+def chain(text: str, kind: str) -> list[str]:
+    """The rules of the only chain of a kind, such as SVC."""
+    return [rule.partition(" ")[2] for rule in re.findall(rf"-A (VIPD-{kind}-.*)", text)]
+
+
+def ladder(weights: list[int]) -> tuple[list[str], list[str]]:
+    """The SVC chain of a service with backends of these weights, and the address of each rule's target."""
+    nodes = tuple(Backend(f"10.0.{i // 256}.{i % 256}", 80, weight) for i, weight in enumerate(weights))
+    text = compiled([Service("s", ("10.96.0.1",), (HTTP,), nodes)])
+    targets = dict(re.findall(r"-A (VIPD-SEP-\S+) .*--to-destination (\S+):80", text))
+    rules = chain(text, "SVC")
+    ladder = [rule for rule in rules if "VIPD-SEP-" in rule]
+    return ladder, [targets[rule.rpartition(" -j ")[2]] for rule in ladder]
+
+
+def probabilities(rules: list[str]) -> list[str]:
+    return [step[1] for rule in rules if (step := re.search(r"--probability (\S+)", rule))]
+
+
+def shares(steps: list[float]) -> list[float]:
+    """The part of new flows that each rule takes, when every earlier one let it pass."""
+    left, taken = 1.0, []
+    for step in [*steps, 1.0]:
+        taken.append(left * step)
+        left *= 1 - step
+    return taken
+
+
+@given(st.lists(st.integers(0, 3) | st.integers(1, MAX_WEIGHT), min_size=1, max_size=200))
+def test_each_backend_has_one_step_by_its_weight_and_the_last_is_certain(weights: list[int]) -> None:
+    """A share is a product of n factors within 0..1, so its error is at most the sum of theirs."""
+    rules, targets = ladder(weights)
+    nodes = {f"10.0.{i // 256}.{i % 256}": weight for i, weight in enumerate(weights) if weight}
+    assert sorted(targets) == sorted(nodes)
+    assert ["statistic" in rule for rule in rules] == [True] * (len(rules) - 1) + [False] * bool(rules)
+    written = [float(p) for p in probabilities(rules)]
+    assert all(0 < p < 1 for p in written)
+    stored = [round(p * 2**31) / 2**31 for p in written]
+    for steps, error in ((written, ROUNDING), (stored, ROUNDING + STORING)):
+        for share, target in zip(shares(steps), targets, strict=False):
+            assert abs(share - nodes[target] / sum(weights)) <= len(weights) * error + 1e-12
+
+
+def test_equal_weights_read_as_kube_proxy_writes_them() -> None:
+    for number in (1, 2, 3, 7, 10, 100):
+        for weight in (1, 3, MAX_WEIGHT):
+            rules, _ = ladder([weight] * number)
+            assert probabilities(rules) == [f"{1 / (number - i):0.10f}" for i in range(number - 1)]
+
+
+LIMITS = FlowLimits(
+    new_per_client=3,
+    client_burst=100,
+    connections_per_client=2,
+    new_per_second=3000,
+    burst=4000,
+    connections=9,
+    client_ipv6_prefix=56,
+)
+
+
+def limited(limits: FlowLimits, family: Family = Family.IPV4) -> list[str]:
+    """The rules of its LIM chain, with `LIM` for its name."""
+    vip = "10.96.0.1" if family is Family.IPV4 else "fd00:96::1"
+    node = "10.244.0.1" if family is Family.IPV4 else "fd00:244::1"
+    service = Service("web", (vip,), (HTTP,), backends(node), limits=limits)
+    rules = chain(compiled([service], family=family), "LIM")
+    return [re.sub(r"VIPD-LIM-[A-Z2-7]{16}", "LIM", rule) for rule in rules if "over" in rule]
+
+
+def test_each_limit_is_one_rule_in_their_order() -> None:
+    assert limited(LIMITS) == [
+        '-m comment --comment "web:http over new_per_client" -m hashlimit --hashlimit-above 3/sec '
+        "--hashlimit-burst 100 --hashlimit-mode srcip --hashlimit-name LIM-client-3-100 "
+        "--hashlimit-htable-max 65536 --hashlimit-htable-expire 67000 -j ACCEPT",
+        '-m comment --comment "web:http over connections_per_client" -m connlimit '
+        "--connlimit-above 2 --connlimit-mask 32 --connlimit-saddr -j ACCEPT",
+        '-m comment --comment "web:http over new_per_second" -m hashlimit --hashlimit-above 3003/sec '
+        "--hashlimit-burst 4000 --hashlimit-name LIM-all-3000-4000 "
+        "--hashlimit-htable-max 65536 --hashlimit-htable-expire 10000 -j ACCEPT",
+        '-m comment --comment "web:http over connections" -m connlimit '
+        "--connlimit-above 9 --connlimit-mask 0 --connlimit-saddr -j ACCEPT",
+    ]
+
+
+@pytest.mark.parametrize(("length", "mask"), [(56, " --hashlimit-srcmask 56"), (128, "")])
+def test_an_ipv6_client_is_a_prefix_and_the_table_of_rates_has_it_in_its_name(length: int, mask: str) -> None:
+    limits = FlowLimits(
+        new_per_client=3, connections_per_client=2, new_per_second=7, client_ipv6_prefix=length
+    )
+    per_client, connections_per_client, rate = limited(limits, Family.IPV6)
+    assert f"--hashlimit-name LIM-client-3-3-{length} " in per_client
+    assert per_client.endswith(f"--hashlimit-htable-expire 10000{mask} -j ACCEPT")
+    assert f"--connlimit-mask {length} " in connections_per_client
+    assert "--hashlimit-name LIM-all-7-7 " in rate, "all clients together have no prefix"
+    assert "srcmask" not in rate
+
+
+def test_a_rate_is_written_as_the_kernel_prints_it() -> None:
+    for asked, stored in ((1, 1), (1000, 1000), (1001, 1001), (3000, 3003), (70000, 71428)):
+        (rule,) = limited(FlowLimits(new_per_second=asked))
+        assert f"--hashlimit-above {stored}/sec " in rule
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_a_kernel_that_cannot_limit_gets_no_rule_for_it(able: bool, tmp_path: Path) -> None:
+    """Neither the chain nor jumps to it."""
+    kernel, programs = FakeKernel(), WatchedPrograms()
+    if not able:
+        programs.instead = refusing("connlimit")
+    vipd = synced("iptables", kernel.run, tmp_path, through=programs)
+    vipd.become(replace(numbered(1, "10.244.0.1"), limits=LIMITS))
+    text = kernel.saved()
+    assert (":VIPD-LIM-" in text, "-j VIPD-LIM-" in text, "connlimit" in text) == (able,) * 3
+    assert bool(vipd.warnings()) is not able
+    assert not vipd.refused()
+
+
+def test_every_name_fits_with_a_prefix_of_seven(tmp_path: Path) -> None:
+    """28 characters: XT_EXTENSION_MAXNAMELEN, less its end."""
+    everything = Service(
+        "s" * 60,
+        ("10.96.0.1",),
+        (ServicePort(80, Protocol.TCP, "http", node_port=30080),),
+        backends("10.244.0.1", "10.244.0.2"),
+        affinity=Affinity(60),
+        limits=LIMITS,
+        allow_from=("10.0.0.0/8",),
+        external_addresses=(ExternalAddress("192.0.2.1", allow_from=("198.51.100.0/24",)),),
+        external_policy=TrafficPolicy.LOCAL,
+        health_port=30099,
+    )
+    kernel = FakeKernel()
+    vipd = synced("iptables", kernel.run, tmp_path, own=["10.244.0.1"], chain_prefix="ABCDEFG")
+    vipd.become(everything, numbered(1))
+    names = [name for table in ("nat", "filter") for name in kernel.chains(table) if "ABCDEFG-" in name]
+    assert max(map(len, names)) == 28
+    assert {name.split("-")[1] for name in names} >= {"SVC", "SEP", "EXT", "LIM", "SVL"}
+
+
+HASH = "AAAAAAAAAAAAAAAA"
+OF_OTHERS = {
+    "nat": (
+        "KUBE-PROXY-CANARY",
+        "KUBE-KUBELET-CANARY",
+        "VIPD-SERVICES",
+        "XKUBE-SERVICES",
+        "KUBE-SERVICES-X",
+        f"KUBE-SVC-{HASH}A",
+        "KUBE-SVC-lowercaseletters",
+        "KUBE-SVC-0189AAAAAAAAAAAA",
+        "KUBE-FORWARD",
+    ),
+    "filter": (f"KUBE-SVC-{HASH}", "KUBE-POSTROUTING"),
+    "mangle": ("KUBE-SERVICES",),
+}
+
+
+def test_own_chains_are_known_by_name_and_table(tmp_path: Path) -> None:
+    kernel = FakeKernel()
+    for table, names in OF_OTHERS.items():
+        kernel.restore("\n".join((f"*{table}", *(f":{name} - [0:0]" for name in names), "COMMIT", "")))
+    kernel.restore(f"*nat\n:KUBE-SVC-{HASH} - [0:0]\n:KUBE-FW-{HASH} - [0:0]\nCOMMIT\n")
+    vipd = synced("iptables", kernel.run, tmp_path, chain_prefix="KUBE", force_chain_prefix=True)
+    vipd.become(numbered(1, "10.244.0.1"))
+    vipd.become()
+    for table, names in OF_OTHERS.items():
+        assert {name for name in kernel.chains(table) if "-" in name} == set(names)
