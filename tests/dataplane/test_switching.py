@@ -1,214 +1,137 @@
-"""A switch that fails, for whatever reason, leaves nothing of the new dataplane."""
+"""A change of the dataplane in which programs fail leaves nothing of the new one, and the old one serves."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection
+import os
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.dataplane.declared import numbered
-from tests.dataplane.fake_dataplane import FakeDataplane, Rules, broken_tool
-from vipd.control.selection import SelectionPolicy, select_backends
-from vipd.dataplane.base import ApplyError, Dataplane, DataplaneName
-from vipd.dataplane.counting import BackendKey, RefusedKey
-from vipd.dataplane.forward_accept.accepts import AcceptPlan
-from vipd.dataplane.forward_accept.driver import ForwardAccepts
-from vipd.dataplane.switching import Ready, SwitchableDataplane, no_preparation
-from vipd.host.host_changes import HostChanges
-from vipd.host.process import run
-from vipd.host.settings.settings import Settings
-from vipd.model.service import Family
+from tests.dataplane.declared import backends
+from tests.dataplane.namespace import Namespace
+from tests.lab.daemon import Daemon
+from tests.lab.flow import finish
+from tests.lab.inside import written
+from tests.lab.node import Node
+from tests.lab.waiting import wait_until
+from vipd.model.service import Protocol, Service, ServicePort
+
+pytestmark = pytest.mark.root
+
+WEB = Service(
+    "web",
+    ("10.96.0.1", "fd00:96::1"),
+    (ServicePort(80, Protocol.TCP, "http"),),
+    backends("10.244.0.1", "fd00:244::1"),
+)
+NFT = """#!/bin/sh
+# The second writing and all later ones meet what the test has put here.
+if [ -e {place}/fault ] && [ "$1 $2" = "-f -" ]; then
+    echo x >> {place}/writings
+    if [ $(wc -l < {place}/writings) -gt 1 ]; then . {place}/fault; fi
+fi
+exec /usr/sbin/nft "$@"
+"""
+REFUSED = "Failed to list table names in /proc/net/ip_tables_names: Permission denied"
 
 
-class FakeCounter:
-    """Counts what a test adds to `flows`, or cannot be read."""
+class Switching:
+    """A daemon of the iptables dataplane whose nft fails as a test says."""
 
-    seconds = 0.0
-    flows = 0
-    error: Exception | None = None
+    def __init__(self, place: Path, namespace: Namespace) -> None:
+        self._place, self._namespace = place, namespace
+        self.program("nft", NFT.format(place=place))
+        self.node = Node(namespace.name, "host", "", "").with_environment(
+            PATH=f"{place}:{os.environ['PATH']}"
+        )
+        self.daemon = Daemon(self.node, written([WEB]).partition("services:\n")[2], dataplane="iptables")
 
-    async def take(self) -> dict[BackendKey, int]:
-        """All since the last call."""
-        if self.error:
-            raise self.error
-        taken, self.flows = self.flows, 0
-        return {BackendKey(next(iter(rules())), "10.244.0.1", 80): taken}
+    def program(self, name: str, text: str) -> None:
+        """Put a program before those of the host."""
+        (self._place / name).write_text(text)
+        (self._place / name).chmod(0o755)
 
-    async def refused(self) -> dict[RefusedKey, int]:
-        """No limits."""
-        return {}
-
-    async def collect_garbage(self) -> dict[BackendKey, int]:
-        """Nothing is left."""
-        return {}
-
-    def saved_state(self) -> object:
-        """Nothing."""
-
-    def restore(self, memory: object) -> None:
-        """Nothing."""
-
-
-class Fake(FakeDataplane):
-    """One that can be told to doubt, and counts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flows = FakeCounter()
-
-    def invalidate(self, chains: object) -> None:
-        """Nothing is remembered here."""
+    def fault(self, *commands: str) -> None:
+        """What the second and each later writing of nft does from now on; nothing: they are good."""
+        (self._place / "writings").unlink(missing_ok=True)
+        (self._place / "fault").write_text("; ".join(commands))
+        if not commands:
+            (self._place / "fault").unlink()
 
     @property
-    def counter(self) -> FakeCounter:
-        """It is shown in tests of their own how dataplanes count."""
-        return self.flows
+    def writings(self) -> int:
+        """How often nft has written since the fault was there."""
+        path = self._place / "writings"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def held(self) -> tuple[bool, bool]:
+        """Whether there are rules of vipd in iptables, and tables of nftables'."""
+        tables = self._namespace.do("nft", "list", "tables")
+        return "VIPD-SVC-" in self._namespace.do("iptables-save"), "vipd" in tables
 
 
-class NoAccepts(ForwardAccepts):
-    """On a host without any chain of others."""
-
-    async def plan(self, dataplane: str, families: Collection[Family]) -> AcceptPlan:
-        return AcceptPlan()
-
-
-class Opening:
-    """Two fake dataplanes with a kernel each."""
-
-    prefix = "VIPD"
-
-    def __init__(self) -> None:
-        self.accepts: ForwardAccepts = NoAccepts(Settings(), HostChanges(Path("/none")), run)
-        self.dataplanes = {"iptables": Fake(), "nftables": Fake()}
-        self.remove_failures: list[Exception] = []
-
-    async def open(self, name: DataplaneName) -> Dataplane:
-        """That of the name."""
-        return self.dataplanes[name]
-
-    async def remove(self, name: DataplaneName, ready: Ready = no_preparation) -> bool:
-        """Empty its kernel."""
-        await asyncio.sleep(0)
-        await ready()
-        if self.remove_failures:
-            raise self.remove_failures.pop(0)
-        there = bool(self.dataplanes[name].kernel)
-        self.dataplanes[name].kernel = {}
-        return there
+@pytest.fixture
+def switching(tmp_path: Path) -> Iterator[Switching]:
+    with Namespace() as namespace:
+        made = Switching(tmp_path, namespace)
+        with made.daemon:
+            yield made
 
 
-def rules() -> Rules:
-    settings = Settings()
-    policy = SelectionPolicy({family: settings.masquerade_for(family) for family in Family})
-    return {f.key: f for f in select_backends(numbered(1, "10.244.0.1"), policy)}
+def test_what_fails_half_way_is_removed_and_the_next_change_works(switching: Switching) -> None:
+    daemon = switching.daemon
+    switching.fault("echo 'it said no' >&2", "exit 1")
+    refused = daemon.vipctl("set-dataplane", "nftables", check=False)
+    assert refused.returncode != 0
+    assert "it said no" in refused.stderr
+    assert switching.writings > 1
+    # Nor can it be removed at once: that is told, and made good.
+    assert daemon.status()["dataplane"]["name"] == "iptables"
+    assert switching.held() == (True, True)
+    said = "rules of the nftables dataplane are still there"
+    daemon.wait_until(lambda: said in str(daemon.status()["warnings"]), True)
+    switching.fault()
+    daemon.reload()
+    daemon.wait_until(switching.held, (True, False))
+    daemon.wait_until(lambda: said in str(daemon.status()["warnings"]), False)
+    daemon.vipctl("set-dataplane", "nftables")
+    assert switching.held() == (False, True)
 
 
-async def started(opening: Opening) -> SwitchableDataplane:
-    dataplane = await SwitchableDataplane.start("iptables", opening)
-    dataplane.update(dict(rules()))
-    await dataplane.apply(await dataplane.plan())
-    await dataplane.collect_garbage()
-    return dataplane
+def test_a_vipd_that_ends_amid_a_change_serves_by_the_old_dataplane(switching: Switching) -> None:
+    daemon = switching.daemon
+    switching.fault("exec sleep 300")
+    command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(daemon.socket))
+    asking = switching.node.start(*command, "set-dataplane", "nftables")
+    wait_until(lambda: switching.writings > 1, "nft writes nothing")
+    daemon.kill(signal.SIGTERM)
+    finish(asking)
+    switching.fault()
+    daemon.start()
+    assert daemon.status()["dataplane"]["name"] == "iptables"
+    daemon.wait_until(switching.held, (True, False))
 
 
-@pytest.mark.parametrize("error", [broken_tool(), RuntimeError("unexpected"), OSError(24, "no descriptors")])
-def test_what_fails_half_way_is_removed(error: Exception) -> None:
-    async def story() -> None:
-        opening = Opening()
-        dataplane, new = await started(opening), opening.dataplanes["nftables"]
-        new.failures.append(error)
-        new.kernel = rules()  # half a table
-        with pytest.raises(type(error)):
-            await dataplane.switch("nftables")
-        assert dataplane.name == "iptables"
-        assert new.kernel == {}
-        assert opening.dataplanes["iptables"].kernel == rules()
-        assert await dataplane.switch("nftables")
-        assert opening.dataplanes["iptables"].kernel == {}
-
-    asyncio.run(story())
+def test_a_confined_daemon_passes_over_legacy_tables_and_cleanup_does_not(switching: Switching) -> None:
+    for stem in ("iptables", "ip6tables"):
+        switching.program(f"{stem}-legacy-save", f"#!/bin/sh\necho '{REFUSED}' >&2\nexit 1\n")
+    daemon = switching.daemon
+    daemon.vipctl("set-dataplane", "nftables")
+    assert switching.held() == (False, True)
+    daemon.stop()
+    failed = daemon.cleanup(check=False)
+    assert failed.returncode != 0
+    assert "Permission denied" in failed.stderr, "it would say that nothing is left"
 
 
-def test_a_switch_that_is_cancelled_is_undone() -> None:
-    async def story() -> None:
-        opening = Opening()
-        dataplane, new = await started(opening), opening.dataplanes["nftables"]
-        new.kernel, new.gate = rules(), asyncio.Event()
-        switching = asyncio.create_task(dataplane.switch("nftables"))
-        await new.entered.wait()
-        switching.cancel()
-        await asyncio.sleep(0)
-        switching.cancel()  # also while it is undone
-        with pytest.raises(asyncio.CancelledError):
-            await switching
-        assert new.kernel == {}
-        assert dataplane.name == "iptables"
-
-    asyncio.run(story())
-
-
-def test_an_end_of_the_counting_that_fails_is_undone_too() -> None:
-    async def story() -> None:
-        opening = Opening()
-        dataplane = await started(opening)
-
-        async def count() -> None:
-            raise OSError("the counters cannot be read")
-
-        with pytest.raises(OSError, match="counters"):
-            await dataplane.switch("nftables", count)
-        assert opening.dataplanes["nftables"].kernel == {}
-        assert opening.dataplanes["iptables"].kernel == rules()
-
-    asyncio.run(story())
-
-
-def test_flows_that_both_have_counted_count_once() -> None:
-    """The new rules count flows as soon as they are written; the old ones go on translating until then."""
-
-    async def story() -> None:
-        opening = Opening()
-        dataplane = await started(opening)
-        old, new = (opening.dataplanes[name].flows for name in ("iptables", "nftables"))
-        taken = []
-
-        async def count() -> None:
-            new.flows += 1  # one that only the new rules have translated
-            taken.append(await dataplane.counter.take())
-
-        old.flows, new.flows = 5, 2
-        await dataplane.switch("nftables", count)
-        new.flows += 1
-        taken.append(await dataplane.counter.take())
-        assert [sum(flows.values()) for flows in taken] == [5, 2]
-
-    asyncio.run(story())
-
-
-def test_counts_that_cannot_be_read_do_not_stop_a_switch() -> None:
-    async def story() -> None:
-        opening = Opening()
-        dataplane = await started(opening)
-        opening.dataplanes["nftables"].flows.error = ApplyError("nft hangs", "it did nothing for 10 s")
-        assert await dataplane.switch("nftables")
-
-    asyncio.run(story())
-
-
-def test_what_cannot_be_removed_at_once_is_told_and_swept() -> None:
-    async def story() -> None:
-        opening = Opening()
-        dataplane, new = await started(opening), opening.dataplanes["nftables"]
-        new.kernel = rules()
-        new.failures.append(broken_tool())
-        opening.remove_failures.append(ApplyError("nft hangs", "it did nothing for 10 s"))
-        with pytest.raises(ApplyError, match="said no"):
-            await dataplane.switch("nftables")
-        assert "rules of the nftables dataplane are still there: nft hangs" in dataplane.warnings()[0]
-        await dataplane.collect_garbage()
-        assert new.kernel == {}
-        assert dataplane.warnings() == ()
-
-    asyncio.run(story())
+def test_auto_without_an_nft_that_works_is_iptables_and_says_why(switching: Switching) -> None:
+    daemon = switching.daemon
+    daemon.stop()
+    switching.program("nft", "#!/bin/sh\necho 'nothing is right' >&2\nexit 1\n")
+    daemon.config.write_text(daemon.config.read_text().replace("dataplane: iptables", "dataplane: auto"))
+    daemon.start()
+    assert daemon.status()["dataplane"]["name"] == "iptables"
+    assert "dataplane auto: iptables, for nftables cannot be tried: nft " in daemon.log

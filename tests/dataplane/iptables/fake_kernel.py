@@ -32,6 +32,7 @@ TARGETS = frozenset(
         "MASQUERADE",
         "REDIRECT",
         "LOG",
+        "NFLOG",
         "NFQUEUE",
     )
 )

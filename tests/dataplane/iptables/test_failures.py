@@ -71,7 +71,7 @@ def test_any_block_that_fails_is_reported_in_the_tools_words_and_made_good(
     for number in range(1, count + 1):
         kernel, vipd = loaded(tmp_path / str(number), *before)
         kernel.failing[start + number] = OUTSIDE
-        with pytest.raises(NotWrittenError, match="tables-restore failed with exit code 1: .*Permission"):
+        with pytest.raises(NotWrittenError, match=r"tables-restore failed with exit code 1: .*Permission"):
             vipd.become(*after)
         assert vipd.step() or not before
         assert rules(kernel) == undisturbed(*after), number

@@ -10,11 +10,8 @@ import pytest
 from tests.dataplane.declared import kube_like_services
 from tests.dataplane.iptables.fake_kernel import FakeKernel
 from tests.dataplane.namespace import Namespace
-from vipd.control.selection import SelectionPolicy, select_backends
-from vipd.dataplane.iptables.options import RuleOptions
-from vipd.dataplane.iptables.render import render
-from vipd.host.process import Runner
-from vipd.model.service import Family, Masquerade
+from tests.lab.inside import Runner, compiled
+from vipd.model.service import Family
 
 LONGEST = "ABCDEFGHIJKLMNOPQRSTUVWXYZ01"
 
@@ -24,9 +21,7 @@ def block(table: str, *lines: str) -> str:
 
 
 def rendered(family: Family) -> str:
-    policy = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
-    forwardings = [f for service in kube_like_services() for f in select_backends(service, policy)]
-    return render(forwardings, RuleOptions(family))
+    return compiled(kube_like_services(), family=family)
 
 
 SCRIPT = {

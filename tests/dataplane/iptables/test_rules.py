@@ -105,16 +105,24 @@ def limited(limits: FlowLimits, family: Family = Family.IPV4) -> list[str]:
 
 def test_each_limit_is_one_rule_in_their_order() -> None:
     assert limited(LIMITS) == [
-        '-m comment --comment "web:http over new_per_client" -m hashlimit --hashlimit-above 3/sec '
-        "--hashlimit-burst 100 --hashlimit-mode srcip --hashlimit-name LIM-client-3-100 "
-        "--hashlimit-htable-max 65536 --hashlimit-htable-expire 67000 -j ACCEPT",
-        '-m comment --comment "web:http over connections_per_client" -m connlimit '
-        "--connlimit-above 2 --connlimit-mask 32 --connlimit-saddr -j ACCEPT",
-        '-m comment --comment "web:http over new_per_second" -m hashlimit --hashlimit-above 3003/sec '
-        "--hashlimit-burst 4000 --hashlimit-name LIM-all-3000-4000 "
-        "--hashlimit-htable-max 65536 --hashlimit-htable-expire 10000 -j ACCEPT",
-        '-m comment --comment "web:http over connections" -m connlimit '
-        "--connlimit-above 9 --connlimit-mask 0 --connlimit-saddr -j ACCEPT",
+        (
+            '-m comment --comment "web:http over new_per_client" -m hashlimit --hashlimit-above 3/sec '
+            "--hashlimit-burst 100 --hashlimit-mode srcip --hashlimit-name LIM-client-3-100 "
+            "--hashlimit-htable-max 65536 --hashlimit-htable-expire 67000 -j ACCEPT"
+        ),
+        (
+            '-m comment --comment "web:http over connections_per_client" -m connlimit '
+            "--connlimit-above 2 --connlimit-mask 32 --connlimit-saddr -j ACCEPT"
+        ),
+        (
+            '-m comment --comment "web:http over new_per_second" -m hashlimit --hashlimit-above 3003/sec '
+            "--hashlimit-burst 4000 --hashlimit-name LIM-all-3000-4000 "
+            "--hashlimit-htable-max 65536 --hashlimit-htable-expire 10000 -j ACCEPT"
+        ),
+        (
+            '-m comment --comment "web:http over connections" -m connlimit '
+            "--connlimit-above 9 --connlimit-mask 0 --connlimit-saddr -j ACCEPT"
+        ),
     ]
 
 
@@ -201,3 +209,29 @@ def test_own_chains_are_known_by_name_and_table(tmp_path: Path) -> None:
     vipd.become()
     for table, names in OF_OTHERS.items():
         assert {name for name in kernel.chains(table) if "-" in name} == set(names)
+
+
+SPEAKING_OF_A_JUMP = (
+    '-j LOG --log-prefix "before -j VIPD-SERVICES "',
+    "-j LOG --log-prefix -j",
+    '-m comment --comment "-j VIPD-SERVICES" -j ACCEPT',
+    '-m comment --comment "say \\"-j VIPD-SERVICES\\"" -j ACCEPT',
+    '-m string --string "GET -j VIPD-SERVICES" --algo bm',
+    "-j NFLOG --nflog-prefix -j",
+)
+
+
+def test_a_rule_of_others_that_speaks_of_a_jump_is_left_alone(tmp_path: Path) -> None:
+    kernel = FakeKernel()
+    added = [f"-A PREROUTING {rule}" for rule in SPEAKING_OF_A_JUMP]
+    kernel.restore("\n".join(("*nat", *added, "COMMIT", "")))
+    vipd = synced("iptables", kernel.run, tmp_path)
+    vipd.become(numbered(1, "10.244.0.1"))
+    jump, *rest = kernel.chains("nat")["PREROUTING"]
+    assert tuple(rest) == SPEAKING_OF_A_JUMP
+    kernel.restore(f"*nat\n-A PREROUTING {jump}\nCOMMIT\n")
+    vipd.doubt()
+    vipd.step()
+    assert tuple(kernel.chains("nat")["PREROUTING"]) == (jump, *SPEAKING_OF_A_JUMP)
+    vipd.become()
+    assert tuple(kernel.chains("nat")["PREROUTING"]) == SPEAKING_OF_A_JUMP

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from vipd.dataplane.iptables.names import ChainId, Names
-from vipd.dataplane.iptables.plan import Installed, make_plan
-from vipd.dataplane.iptables.ruleset import DesiredChains
 from vipd.dataplane.iptables.words import split_words, target_of
 
 TO_VIPD = "-j VIPD-SERVICES"
@@ -58,16 +55,3 @@ def test_a_quote_that_is_not_closed(line: str) -> None:
 )
 def test_target(rule: str, target: str) -> None:
     assert target_of(rule) == target
-
-
-def test_a_rule_of_others_that_speaks_of_a_jump_is_left_alone() -> None:
-    prerouting = ChainId("nat", "PREROUTING")
-    wanted = DesiredChains(service_chains=(), shared={}, obsolete=frozenset(), jumps={prerouting: (TO_VIPD,)})
-    installed = Installed(builtins={prerouting: (*FOREIGN, TO_VIPD, TO_VIPD)})
-    plan = make_plan(wanted, installed, Names("VIPD"))
-    assert plan.changes[0].after == (TO_VIPD, *FOREIGN)
-    (restore,) = plan.restores
-    deleted = [line for line in restore.splitlines() if line.startswith("-D")]
-    assert deleted == [f"-D PREROUTING {TO_VIPD}"] * 2
-    plan.record_applied(installed)
-    assert not make_plan(wanted, installed, Names("VIPD"))
