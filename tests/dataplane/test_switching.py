@@ -92,6 +92,7 @@ def test_what_fails_half_way_is_removed_and_the_next_change_works(switching: Swi
     assert daemon.status()["dataplane"]["name"] == "iptables"
     assert switching.held() == (True, True)
     said = "rules of the nftables dataplane are still there"
+    daemon.reload()
     daemon.wait_until(lambda: said in str(daemon.status()["warnings"]), True)
     switching.fault()
     daemon.reload()
