@@ -1,4 +1,5 @@
-"""What finds and removes rules passes over programs that are not installed, and waits for none that hangs."""
+"""What finds and removes rules passes over programs that are not installed, waits for none that hangs, and
+closes a table before it goes."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ import pytest
 
 from tests.dataplane.declared import kube_like_services
 from tests.dataplane.iptables.fake_kernel import FakeKernel
+from tests.dataplane.watched_programs import WatchedPrograms
 from tests.lab.inside import ProgramResult, synced
 from tests.lab.simulated_time import simulate
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.removal import find_leftovers, remove, remove_empty_tables
+from vipd.dataplane.nftables import removal as nftables
 from vipd.dataplane.nftables.tools import find_nft
 
 
@@ -36,3 +39,17 @@ def test_an_nft_that_hangs_is_not_waited_for() -> None:
 
     with pytest.raises(ApplyError, match=r"nft hangs: nft did not end within \d+ s"):
         simulate(find_nft(hang))
+
+
+def test_a_table_lets_nobody_in_before_it_goes() -> None:
+    programs = WatchedPrograms()
+
+    async def taken(argv: Sequence[str], stdin: str) -> ProgramResult:
+        return ProgramResult(0, "", "")
+
+    leftover = nftables.Leftover("ip vipd", 9, 9, ("prerouting", "output"))
+    asyncio.run(nftables.remove([leftover], programs(taken)))
+    assert programs.written == [
+        "flush chain ip vipd prerouting\nflush chain ip vipd output\n",
+        "delete table ip vipd\n",
+    ]

@@ -92,12 +92,15 @@ def test_what_fails_half_way_is_removed_and_the_next_change_works(switching: Swi
     assert daemon.status()["dataplane"]["name"] == "iptables"
     assert switching.held() == (True, True)
     said = "rules of the nftables dataplane are still there"
-    daemon.reload()
-    daemon.wait_until(lambda: said in str(daemon.status()["warnings"]), True)
+
+    def warned() -> bool:
+        daemon.reload()  # status has the warnings of the last step
+        return said in str(daemon.status()["warnings"])
+
+    daemon.wait_until(warned, True)
     switching.fault()
-    daemon.reload()
-    daemon.wait_until(switching.held, (True, False))
-    daemon.wait_until(lambda: said in str(daemon.status()["warnings"]), False)
+    daemon.wait_until(warned, False)
+    assert switching.held() == (True, False)
     daemon.vipctl("set-dataplane", "nftables")
     assert switching.held() == (False, True)
 

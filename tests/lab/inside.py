@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import io
 import logging
+import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -39,8 +41,6 @@ from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol, Service, family_of, socket_text
 
 if TYPE_CHECKING:
-    import socket
-
     from aiohttp import ClientSession
 
     from vipd.dataplane.base import Dataplane
@@ -895,6 +895,8 @@ class Synced:
         self._name, self._where, self._netlink, self._batch = name, where, netlink, batch
         self._run, self._own_processes = through(self._run_program), OwnProcesses(time.monotonic)
         self._wanted: dict[ForwardingKey, Forwarding] = {}
+        self.netlink_refusals: list[int] = []
+        """The error numbers with which the kernel refused what was written by netlink."""
         self.restart()
 
     def restart(self) -> None:
@@ -1123,7 +1125,23 @@ class Synced:
             raise OSError("nothing is written by netlink")
         opened = self._open_reading()
         self._own_processes.add_socket(opened.getsockname()[0])
-        return opened
+        return _Noting(opened, self.netlink_refusals)
+
+
+class _Noting(socket.socket):
+    """Notes the error numbers of the kernel's answers."""
+
+    def __init__(self, opened: socket.socket, refusals: list[int]) -> None:
+        super().__init__(fileno=opened.detach())
+        self._refusals = refusals
+
+    def recvmsg(self, *arguments: Any) -> Any:
+        """Receive, and note."""
+        received = super().recvmsg(*arguments)
+        kind, error = struct.unpack_from("=4xH10xi", received[0])
+        if kind == 2 and error:
+            self._refusals.append(-error)
+        return received
 
 
 class Flow(NamedTuple):

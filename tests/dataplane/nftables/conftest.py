@@ -1,18 +1,16 @@
-"""A real kernel for a module: an empty namespace, and a dataplane in it."""
+"""A real kernel for a module: a lab with flows to make, and an empty namespace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.dataplane.namespace import Namespace
-from tests.dataplane.nftables.programmed import Inside, Programmed
-from tests.dataplane.nftables.serving import built_lab, programmed_in
+from tests.dataplane.nftables.serving import built_lab, synced_in
+from tests.lab.inside import Synced, synced
 from tests.lab.topology import Lab
-
-Program = Callable[..., Programmed]
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +21,21 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture
-def serving(lab: Lab, tmp_path: Path) -> Iterator[Programmed]:
+def serving(lab: Lab, tmp_path: Path) -> Iterator[Synced]:
     """A dataplane of the lab's host; without services in the end."""
-    made = programmed_in(lab, tmp_path)
+    made = synced_in(lab, tmp_path)
     yield made
     made.become()
 
 
 @pytest.fixture
-def inside() -> Iterator[Inside]:
+def namespace() -> Iterator[Namespace]:
     """An empty namespace."""
-    with Namespace() as namespace:
-        yield Inside(namespace.name)
+    with Namespace() as made:
+        yield made
 
 
 @pytest.fixture
-def programmed(inside: Inside, tmp_path: Path) -> Programmed:
+def vipd(namespace: Namespace, tmp_path: Path) -> Synced:
     """A dataplane with usual settings in that namespace."""
-    return Programmed(inside, tmp_path)
+    return synced("nftables", namespace.name, tmp_path)

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.dataplane.nftables.programmed import Inside, Programmed
+from tests.lab.inside import Synced, synced
 from tests.lab.node import Node
 from tests.lab.topology import CLUSTER_CIDRS, HOST_TOWARDS_BACKENDS, Lab
-from vipd.control.selection import HostIdentity
 from vipd.model.service import Backend, Protocol, Service, ServicePort
 
 SERVED = 8080
@@ -32,11 +31,13 @@ def built_lab() -> Iterator[Lab]:
         yield built
 
 
-def programmed_in(lab: Lab, state_dir: Path) -> Programmed:
-    """A dataplane of the lab's host."""
-    own = frozenset({*HOST_TOWARDS_BACKENDS.values(), lab.host.ipv4, lab.host.ipv6})
-    inside = Inside(lab.host.namespace)
-    return Programmed(inside, state_dir, host=HostIdentity(own), cluster_cidrs=list(CLUSTER_CIDRS))
+def synced_in(lab: Lab, state_dir: Path, own: tuple[str, ...] = (), *, netlink: bool = True) -> Synced:
+    """A dataplane of the lab's host, with its own addresses unless others are given."""
+    addresses = own or (*HOST_TOWARDS_BACKENDS.values(), lab.host.ipv4, lab.host.ipv6)
+    cidrs = list(CLUSTER_CIDRS)
+    return synced(
+        "nftables", lab.host.namespace, state_dir, own=addresses, netlink=netlink, cluster_cidrs=cidrs
+    )
 
 
 def web(lab: Lab, *weights: int, backends: tuple[Node, ...] | None = None) -> Service:

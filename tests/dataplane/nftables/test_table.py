@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.dataplane.declared import HTTP, backends
+from tests.dataplane.namespace import Namespace
 from tests.dataplane.nftables.declared import numbered
-from tests.dataplane.nftables.programmed import Inside, Programmed, only_nft
-from vipd.dataplane.base import ApplyError
-from vipd.dataplane.iptables.names import Names
-from vipd.dataplane.iptables.watch.events import open_socket
-from vipd.dataplane.iptables.watch.external_change import ExternalChange
-from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
-from vipd.dataplane.iptables.watch.stream import WatchOptions
-from vipd.dataplane.nftables.family import FamilyTable
-from vipd.dataplane.nftables.foreign_chains import dropping_chains, warnings
-from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.removal import Leftover, find_leftovers, remove
-from vipd.dataplane.nftables.render import render
-from vipd.dataplane.nftables.tools import Nft, find_nft
-from vipd.dataplane.nftables.watch import TableWatch
-from vipd.dataplane.programs import Programs
-from vipd.host.host_changes import HostChanges
-from vipd.host.netlink_socket import Sockets
-from vipd.host.process import ProgramResult, Runner
-from vipd.host.settings.settings import load_settings
+from tests.dataplane.nftables.listed import tables
+from tests.dataplane.watched_programs import WatchedPrograms, refusing
+from tests.lab.inside import NotWrittenError, ProgramResult, Synced, compiled, synced
 from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Masquerade, Service
 
 pytestmark = pytest.mark.root
@@ -44,17 +28,13 @@ WEB = Service(
     external_addresses=(ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24",)),),
 )
 PLAIN = numbered(2, "10.244.0.1", "10.244.0.2")
-OLDER = """table ip vipd {
-    comment "vipd format 2"
-    set claimed { type ipv4_addr; elements = { 10.96.0.1 } }
-    map frontends { type ipv4_addr . inet_proto . inet_service : verdict; }
-    chain unused { reject; }
-    chain dispatch { ip daddr @claimed goto unused; }
-    chain prerouting { type nat hook prerouting priority dstnat; policy accept; goto dispatch; }
-}
-"""
-"""A table of another format, whose maps hold other values."""
 FOREIGN = "table ip other { chain c { type filter hook forward priority 0; policy drop; }; }"
+
+
+def nft(namespace: Namespace, text: str) -> None:
+    """Another program runs these commands."""
+    namespace.do("nft", "-f", "-", text=text.replace("; ", "\n"))
+
 
 DISTURBANCES = [
     "flush ruleset",
@@ -75,319 +55,206 @@ DISTURBANCES = [
 ]
 
 
-@pytest.mark.parametrize("kind_of_change", DISTURBANCES)
-def test_what_others_do_is_undone(programmed: Programmed, kind_of_change: str) -> None:
-    programmed.become(WEB, PLAIN)
-    before = programmed.tables()
-    programmed.inside.nft("-f", "-", text=kind_of_change.replace("; ", "\n"))
-    assert programmed.tables() != before
-    programmed.dataplane.invalidate_all()
-    programmed.step()
-    assert programmed.tables() == before
+@pytest.mark.parametrize("change", DISTURBANCES)
+def test_what_others_do_is_seen_and_undone(vipd: Synced, namespace: Namespace, change: str) -> None:
+    """And only what they touched is read."""
+    vipd.become(WEB, PLAIN)
+    before = tables(namespace)
+    (heard, *_) = vipd.heard(lambda: nft(namespace, change), 1, silence=0.2)
+    assert heard.text.startswith("nft (pid ")
+    assert tables(namespace) != before
+    vipd.doubt(*heard.parts)
+    vipd.declare([WEB, PLAIN, numbered(3, "10.244.0.3")])
+    vipd.step()
+    vipd.become(WEB, PLAIN)
+    assert tables(namespace) == before
 
 
-@pytest.mark.parametrize("kind_of_change", DISTURBANCES[1::2])
-def test_others_are_seen_and_only_what_they_touched_is_read(
-    programmed: Programmed, kind_of_change: str
-) -> None:
-    programmed.become(WEB, PLAIN)
-    before = programmed.tables()
-    disturbance = seen(
-        programmed.inside, lambda: programmed.inside.nft("-f", "-", text=kind_of_change.replace("; ", "\n"))
-    )
-    assert any(actor.name == "nft" for actor in disturbance.actors)
-    if disturbance.everything:
-        programmed.dataplane.invalidate_all()
-    else:
-        programmed.dataplane.invalidate(disturbance.chains)
-    programmed.declare([WEB, PLAIN, numbered(3, "10.244.0.3")])
-    programmed.step()
-    programmed.become(WEB, PLAIN)
-    assert programmed.tables() == before
+def test_own_writes_are_no_disturbance(vipd: Synced, namespace: Namespace) -> None:
+    """Chains by nft, elements by netlink."""
+    assert vipd.heard(lambda: vipd.become(WEB)) == []
+    assert vipd.heard(lambda: vipd.become(WEB, PLAIN)) == []
+    moved = numbered(2, "10.244.0.9")
+
+    def both() -> None:
+        vipd.become(WEB, moved)
+        nft(namespace, "add element ip vipd claimed { 10.9.9.9 }")
+
+    (heard,) = vipd.heard(both, 1)
+    assert {part.rpartition(" ")[2] for part in heard.parts} == {"claimed"}
 
 
-def test_rules_for_replies_come_and_go_with_their_service(programmed: Programmed) -> None:
-    taken = replace(
+def taken_over(name: str, *outside: str) -> Service:
+    """A service that continues flows of other hosts."""
+    external = tuple(ExternalAddress(address, True, ()) for address in outside)
+    return replace(
         WEB,
-        name="taken",
+        name=name,
         addresses=(),
-        external_addresses=(
-            ExternalAddress("203.0.113.2", True, ()),
-            ExternalAddress("2001:db8::2", True, ()),
-        ),
+        external_addresses=external,
         affinity=None,
         balance=Balance.SOURCE_HASH,
         masquerade=Masquerade.HAIRPIN,
         flow_takeover=True,
     )
-    programmed.become(PLAIN)
-    before = programmed.tables()
-    programmed.become(PLAIN, taken)
-    listed = programmed.tables()
+
+
+def test_rules_for_replies_come_and_go_with_their_service(vipd: Synced, namespace: Namespace) -> None:
+    vipd.become(PLAIN)
+    assert "reply" not in tables(namespace)
+    service = taken_over("one", "203.0.113.2", "2001:db8::2")
+    vipd.become(PLAIN, service)
+    listed = tables(namespace)
     for element in ("10.244.0.1 . 8080 : 203.0.113.2 . 80", "fd00:244::1 . 8080 : 2001:db8::2 . 80"):
         assert element in listed
-    programmed.restart()
-    programmed.declare([PLAIN, taken])
-    assert not asyncio.run(programmed.dataplane.plan()), "what is read equals what was written"
-    programmed.become(PLAIN)
-    assert "reply" not in before
-    assert programmed.tables().count("@reply") == 0
+    for rule in ("tcp sport @reply_sources", "snat ip to ip saddr . tcp sport map @reply_frontends"):
+        assert rule in listed
+    vipd.restart()
+    vipd.declare([PLAIN, service])
+    assert vipd.pending() == "", "what is read equals what was written"
+    # A reply has the only service of its endpoint; of several it is not known which.
+    vipd.become(PLAIN, service, taken_over("other", "203.0.113.3"))
+    assert "10.244.0.1 . 8080 : 203.0.113." not in tables(namespace)
+    vipd.become(PLAIN, service)
+    assert tables(namespace) == listed
+    vipd.become(PLAIN)
+    assert tables(namespace).count("@reply") == 0
 
 
-def test_own_writes_are_no_disturbance(inside: Inside, tmp_path: Path) -> None:
-    own = OwnProcesses(time.monotonic)
-
-    async def watched() -> list[ExternalChange]:
-        programmed.declare([WEB])
-        found: list[ExternalChange] = []
-        async with TableWatch(Names("VIPD"), WatchOptions(own), lambda: listening) as watch:
-            await programmed.dataplane.apply(await programmed.dataplane.plan())
-            try:
-                found.append(await asyncio.wait_for(anext(watch), 0.5))
-            except TimeoutError:
-                return found
-        return found
-
-    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
-        process = await asyncio.create_subprocess_exec(
-            "ip", "netns", "exec", inside.namespace, *argv,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        with own.running(process.pid):
-            output, errors = await process.communicate(stdin.encode())
-        return ProgramResult(process.returncode or 0, output.decode(), errors.decode())
-
-    listening = inside.make(open_socket)
-    programmed = Programmed(inside, tmp_path, run, sockets=only_nft(inside))
-    assert asyncio.run(watched()) == []
+def test_foreign_tables_are_left_alone(vipd: Synced, namespace: Namespace) -> None:
+    nft(namespace, FOREIGN)
+    before = tables(namespace)
+    vipd.become(WEB)
+    assert "chain c" in tables(namespace)
+    vipd.become()
+    assert tables(namespace) == before
 
 
-def test_chains_that_drop_are_told_with_what_would_help(programmed: Programmed) -> None:
-    programmed.become(WEB)
-    assert asyncio.run(dropping_chains(programmed.inside.open_socket)) == ()
-    programmed.inside.nft("-f", "-", text=FOREIGN.replace("forward", "input"))
-    chains = asyncio.run(dropping_chains(programmed.inside.open_socket))
-    (told,) = warnings(chains, health_ports=True)
-    assert "chain c of table ip other" in told
-    assert warnings(chains, health_ports=False) == ()
+def test_a_restart_writes_nothing_and_keeps_what_packets_left(vipd: Synced, namespace: Namespace) -> None:
+    vipd.become(WEB, PLAIN)
+    nft(namespace, "add element ip vipd pins { 192.0.2.9 . 0.0.0.1 : 0.0.0.7 }")
+    vipd.restart()
+    assert vipd.pending() == ""
+    vipd.become(WEB)
+    assert "192.0.2.9" in namespace.do("nft", "list", "map", "ip", "vipd", "pins")
 
 
-def test_foreign_tables_are_left_alone(programmed: Programmed) -> None:
-    programmed.inside.nft("-f", "-", text=FOREIGN)
-    before = programmed.tables()
-    programmed.become(WEB)
-    assert "chain c" in programmed.tables()
-    programmed.become()
-    assert programmed.tables() == before
+OTHER_FORMATS = {
+    "an older one": """table ip vipd {
+    comment "vipd format 2"
+    set claimed { type ipv4_addr; elements = { 10.96.0.1 } }
+    map frontends { type ipv4_addr . inet_proto . inet_service : verdict; }
+    chain unused { reject; }
+    chain dispatch { ip daddr @claimed goto unused; }
+    chain prerouting { type nat hook prerouting priority dstnat; policy accept; goto dispatch; }
+}
+""",
+    "a chain at another hook": (
+        'table ip vipd { comment "vipd format 0"; chain dispatch { type filter hook input priority 0; }; }'
+    ),
+    "a map of another type": "table ip vipd { map frontends { type ipv4_addr : verdict; }; }",
+    "another priority": "table ip vipd { chain prerouting { type nat hook prerouting priority 7; }; }",
+}
 
 
-def test_a_restart_writes_nothing_and_keeps_what_packets_left(programmed: Programmed) -> None:
-    programmed.become(WEB, PLAIN)
-    learnt = "add element ip vipd pins { 192.0.2.9 . 0.0.0.1 : 0.0.0.7 }"
-    programmed.inside.nft("-f", "-", text=learnt)
-    programmed.restart()
-    assert str(programmed.plan()) == ""
-    programmed.become(WEB)
-    assert "192.0.2.9" in programmed.inside.nft("list", "map", "ip", "vipd", "pins")
-
-
-@pytest.mark.parametrize(
-    "older",
-    [
-        'table ip vipd { comment "vipd format 0"; chain dispatch { type filter hook input priority 0; }; }',
-        "table ip vipd { map frontends { type ipv4_addr : verdict; }; }",
-        "table ip vipd { chain prerouting { type nat hook prerouting priority 7; }; }",
-    ],
-)
-def test_a_table_of_another_format_is_replaced(programmed: Programmed, older: str) -> None:
-    programmed.become(WEB)
-    wanted = programmed.tables()
-    programmed.inside.nft("-f", "-", text=f"flush ruleset\n{older}")
-    programmed.restart()
-    programmed.step()
-    assert programmed.tables() == wanted
-
-
-def test_who_the_kernel_refuses_holds_back_nobody(inside: Inside, tmp_path: Path) -> None:
-    refused = "10.96.0.7 "
-    programmed = Programmed(inside, tmp_path, refusing(inside.run, refused), sockets=only_nft(inside))
-    others = [numbered(number, "10.244.0.1") for number in range(1, 20) if number != 7]
-    programmed.become(*others, numbered(7, "10.244.0.1"))
-    (key,) = programmed.dataplane.quarantined()
-    assert key.service == "test/s7"
-    clean = programmed.tables()
-    assert "10.96.0.7" not in clean
-    assert str(programmed.plan()) == ""
-    programmed.become(*others)
-    assert programmed.tables() == clean
-    assert not programmed.dataplane.quarantined()
-
-
-def test_a_refused_change_leaves_what_was_there(inside: Inside, tmp_path: Path) -> None:
-    refused = refusing(inside.run, "10.244.0.66")
-    programmed = Programmed(inside, tmp_path, refused, sockets=only_nft(inside))
-    programmed.become(numbered(1, "10.244.0.1"), numbered(2, "10.244.0.1"))
-    programmed.become(numbered(1, "10.244.0.66"), numbered(2, "10.244.0.2"))
-    assert [key.service for key in programmed.dataplane.quarantined()] == ["test/s1"]
-    listing = programmed.tables()
-    assert "10.96.0.1 . tcp . 80 . 0.0.0.0 : 10.244.0.1 . 8080" in listing
-    assert "10.96.0.2 . tcp . 80 . 0.0.0.0 : 10.244.0.2 . 8080" in listing
-
-
-@pytest.mark.parametrize("checked", [True, False])
-def test_a_refusal_while_a_table_is_replaced_blames_only_whoever_it_is_about(
-    inside: Inside, tmp_path: Path, checked: bool
+@pytest.mark.parametrize("older", OTHER_FORMATS)
+def test_a_table_of_another_format_is_replaced(
+    vipd: Synced, namespace: Namespace, tmp_path: Path, older: str
 ) -> None:
-    refused = refusing(inside.run, "10.96.0.7 ", checked=checked)
-    programmed = Programmed(inside, tmp_path, refused, sockets=only_nft(inside))
-    others = [numbered(number, "10.244.0.1") for number in range(1, 10) if number != 7]
-    programmed.become(*others)
-    wanted = programmed.tables()
-    programmed.inside.nft("-f", "-", text="add table ip vipd\ndelete table ip vipd\n" + OLDER)
-    programmed.restart()
-    programmed.become(*others, numbered(7, "10.244.0.1"))
-    assert [key.service for key in programmed.dataplane.quarantined()] == ["test/s7"]
-    assert programmed.tables() == wanted
+    """It refuses nobody before, and who is refused meanwhile is the only one to be blamed."""
+    others = [WEB, *(numbered(number, "10.244.0.1") for number in range(2, 10) if number != 7)]
+    vipd.become(*others)
+    wanted = tables(namespace)
+    seventh = numbered(7, "10.244.0.1")
+    for bad, checks in (((), True), ((seventh,), True), ((seventh,), False)):
+        namespace.do("nft", "flush", "ruleset")
+        namespace.do("nft", "-f", "-", text=OTHER_FORMATS[older])
+        programs = WatchedPrograms(refusing("10.96.0.7 ", checks=checks))
+        other = synced("nftables", namespace.name, tmp_path, through=programs, netlink=False)
+        other.become(*others, *bad)
+        assert list(other.refused()) == [service.name for service in bad]
+        assert tables(namespace) == wanted
+    if "unused" in OTHER_FORMATS[older]:
+        first = next(text for text in programs.written if text.startswith("flush chain ip vipd unused"))
+        assert first == "flush chain ip vipd unused\nadd rule ip vipd unused drop\n"
 
 
-def test_what_is_refused_only_once_is_written_as_a_whole(inside: Inside, tmp_path: Path) -> None:
-    failures = [1]
-
-    async def refuse_once(argv: Sequence[str], stdin: str) -> ProgramResult:
-        once = "10.96.0.7 " in stdin and failures and failures.pop()
-        return await (refusing(inside.run, "10.96.0.7 ") if once else inside.run)(argv, stdin)
-
-    programmed = Programmed(inside, tmp_path, refuse_once, sockets=only_nft(inside))
-    programmed.become(*(numbered(number, "10.244.0.1") for number in range(1, 10)))
-    assert not failures
-    assert not programmed.dataplane.quarantined()
-    programmed.dataplane.invalidate_all()
-    assert str(programmed.plan()) == ""
-
-
-def test_a_refusal_in_a_later_batch_blames_only_whoever_it_is_about(
-    inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_any_other_hook_or_declaration_is_reason_enough_to_replace_the_table(
+    vipd: Synced, namespace: Namespace
 ) -> None:
-    monkeypatch.setattr("vipd.dataplane.nftables.plan.BATCH_ELEMENTS", 5)
-    refused = refusing(inside.run, "10.244.0.66")
-    programmed = Programmed(inside, tmp_path, refused, sockets=only_nft(inside))
-    programmed.become(*(numbered(number, "10.244.0.1", "10.244.0.2") for number in range(1, 9)))
+    vipd.become(PLAIN)
+    wanted = tables(namespace)
+    text = compiled([PLAIN], "nftables")
+    hooks = [line.strip() for line in text.splitlines() if " hook " in line]
+    assert len(hooks) > 3
+    changes = {hook: re.sub("priority [^;]*", "priority 77", hook) for hook in hooks}
+    changes |= {"size 65536": "size 65535"} if "size 65536" in text else {}
+    for old, new in changes.items():
+        namespace.do("nft", "-f", "-", text=f"delete table ip vipd\n{text.replace(old, new)}")
+        assert tables(namespace) != wanted
+        vipd.restart()
+        assert vipd.step(), new
+        assert tables(namespace) == wanted, new
+
+
+def test_a_refused_change_leaves_what_was_there(namespace: Namespace, tmp_path: Path) -> None:
+    """Also in a later one of several transactions."""
+    programs = WatchedPrograms(refusing("10.244.0.66"))
+    vipd = synced("nftables", namespace.name, tmp_path, through=programs, netlink=False, batch=5)
+    vipd.become(*(numbered(number, "10.244.0.1", "10.244.0.2") for number in range(1, 9)))
     changed = [numbered(number, "10.244.0.2") for number in range(1, 9) if number != 6]
-    programmed.become(*changed, numbered(6, "10.244.0.66"))
-    assert [key.service for key in programmed.dataplane.quarantined()] == ["test/s6"]
-    listing = programmed.tables()
+    vipd.become(*changed, numbered(6, "10.244.0.66"))
+    assert list(vipd.refused()) == ["test/s6"]
+    listing = tables(namespace)
     assert "10.96.0.8 . tcp . 80 . 0.0.0.0 : 10.244.0.2 . 8080" in listing
     assert "10.96.0.6 . tcp . 80 . 0.0.0.1 : 10.244.0.2 . 8080" in listing
 
 
-def test_a_broken_nft_blames_no_service(inside: Inside, tmp_path: Path) -> None:
-    programmed = Programmed(inside, tmp_path, refusing(inside.run, "table"))
-    programmed.declare([numbered(1, "10.244.0.1")])
-    plan = programmed.plan()
-    with pytest.raises(ApplyError):
-        asyncio.run(programmed.dataplane.apply(plan))
-    assert not programmed.dataplane.quarantined()
+def test_a_broken_nft_blames_no_service(namespace: Namespace, tmp_path: Path) -> None:
+    vipd = synced("nftables", namespace.name, tmp_path, through=WatchedPrograms(refusing("table")))
+    with pytest.raises(NotWrittenError):
+        vipd.become(numbered(1, "10.244.0.1"))
+    assert not vipd.refused()
 
 
-def test_a_service_moves_to_another_ones_address(programmed: Programmed) -> None:
+def test_a_service_moves_to_another_ones_address_in_one_transaction(
+    namespace: Namespace, tmp_path: Path
+) -> None:
     one, other = numbered(1, "10.244.0.1"), numbered(2, "10.244.0.2")
-    programmed.become(one, other)
+    programs = WatchedPrograms()
+    vipd = synced("nftables", namespace.name, tmp_path, through=programs, netlink=False)
+    vipd.become(one, other)
+    programs.written.clear()
     moved = Service("test/s3", one.addresses, one.ports, backends("10.244.0.3", "10.244.0.4"))
-    plan = programmed.become(moved, other)
-    texts = [each.text() for each in plan.plans[Family.IPV4].transactions()]
-    assert len([text for text in texts if one.addresses[0] in text]) == 1
-    programmed.dataplane.invalidate_all()
-    assert str(programmed.plan()) == ""
+    vipd.become(moved, other)
+    assert len([text for text in programs.written if one.addresses[0] in text]) == 1
+    assert vipd.drift() == ""
 
 
-def test_removal_needs_no_daemon_and_leaves_nothing(programmed: Programmed) -> None:
-    programmed.inside.nft("-f", "-", text=FOREIGN)
-    before = programmed.tables()
-    programmed.become(WEB)
-    leftovers = asyncio.run(find_leftovers(["VIPD", "OTHER"], programmed.inside.open_socket))
-    assert [leftover.table for leftover in leftovers] == ["ip vipd", "ip6 vipd"]
-    asyncio.run(remove(leftovers, programmed.inside.run))
-    assert programmed.tables() == before
-
-
-def test_a_table_lets_nobody_in_before_it_goes() -> None:
-    written = []
-
-    async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
-        written.append(stdin)
-        return ProgramResult(0, "", "")
-
-    asyncio.run(remove([Leftover("ip vipd", 9, 9, ("prerouting", "output"))], run))
-    assert written == [
-        "flush chain ip vipd prerouting\nflush chain ip vipd output\n",
-        "delete table ip vipd\n",
-    ]
-
-
-def test_a_rendered_table_is_the_one_that_is_programmed(programmed: Programmed) -> None:
-    programmed.become(WEB, PLAIN)
-    wanted = programmed.tables()
-    programmed.inside.nft("flush", "ruleset")
+def test_a_rendered_table_is_the_one_that_is_programmed(vipd: Synced, namespace: Namespace) -> None:
+    vipd.become(WEB, PLAIN)
+    wanted = tables(namespace)
+    namespace.do("nft", "flush", "ruleset")
     for family in Family:
-        options = TableOptions.of(programmed.settings, family)
-        programmed.inside.nft("-f", "-", text=render(programmed.forwardings.values(), options))
-    assert programmed.tables() == wanted
+        namespace.do("nft", "-f", "-", text=compiled([WEB, PLAIN], "nftables", family))
+    assert tables(namespace) == wanted
 
 
-def test_without_nft_only_what_needs_it_fails(inside: Inside, tmp_path: Path) -> None:
-    async def absent(argv: Sequence[str], stdin: str) -> ProgramResult:
-        raise FileNotFoundError(argv[0])
+def test_an_upgraded_nft_is_asked_anew_what_it_can_do(namespace: Namespace, tmp_path: Path) -> None:
+    version, able = "1.0.2", False
 
-    programmed = Programmed(inside, tmp_path, absent)
-    assert not programmed.plan()
-    programmed.declare([WEB])
-    assert "apt install nftables" in str(programmed.plan())
-
-
-def refusing(run: Runner, word: str, *, checked: bool = True) -> Runner:
-    """A runner whose nft takes no transaction with this word; `checked`: a check says so, too."""
-
-    async def refuse(argv: Sequence[str], stdin: str) -> ProgramResult:
-        if word in stdin and (checked or "--check" not in argv):
-            return ProgramResult(
-                1, "", f"/dev/stdin:1:1-2: Error: Could not process rule: {word} is refused\n"
-            )
-        return await run(argv, stdin)
-
-    return refuse
-
-
-def seen(inside: Inside, kind_of_change: Callable[[], object]) -> ExternalChange:
-    """What is told of a deed."""
-
-    async def watched() -> ExternalChange:
-        options = WatchOptions(OwnProcesses(time.monotonic))
-        async with TableWatch(Names("VIPD"), options, lambda: listening) as watch:
-            await asyncio.to_thread(kind_of_change)
-            return await asyncio.wait_for(anext(watch), 60)
-
-    listening = inside.make(open_socket)
-    return asyncio.run(watched())
-
-
-def test_an_upgraded_nft_is_asked_anew_what_it_can_do(tmp_path: Path) -> None:
-    able = False
-
-    async def run(argv: Sequence[str], text: str) -> ProgramResult:
+    def instead(argv: Sequence[str], text: str) -> ProgramResult | None:
+        if "--version" in argv:
+            return ProgramResult(0, f"nftables v{version}\n", "")
         lacks = not able and any(word in text for word in ("probe-affinity", "probe-random-ports"))
-        return ProgramResult(int(lacks), "", "Error: syntax error" if lacks else "")
+        return ProgramResult(1, "", "Error: syntax error") if lacks else None
 
-    async def story() -> None:
-        nonlocal able
-        nft = Programs(("nft",), lambda: find_nft(run))
-        settings = load_settings(flags={"state_dir": str(tmp_path)})
-        table = FamilyTable(Family.IPV4, nft, settings, HostChanges(tmp_path), run, Sockets())
-        found = []
-        for version, now in (("1.0.2", False), ("1.0.2", True), ("1.1.0", True)):
-            able = now
-            await table._prepare(Nft(f"nftables v{version}"))
-            found.append((table.desired.options.affinity, table.desired.options.random_fully))
-        wanted = TableOptions.of(settings, Family.IPV4).random_fully
-        assert found == [(False, False), (False, False), (True, wanted)], "the same one is not asked again"
-
-    asyncio.run(story())
+    vipd = synced("nftables", namespace.name, tmp_path, through=WatchedPrograms(instead))
+    found = []
+    for version, able in (("1.0.2", False), ("1.0.2", True), ("1.1.0", True)):  # noqa: B007
+        vipd.restart()
+        vipd.become()
+        vipd.become(WEB)
+        found.append(("pins" in tables(namespace), bool(vipd.warnings())))
+    assert found[0] == (False, True)
+    assert found[-1] == (True, False)
