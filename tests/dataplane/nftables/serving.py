@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.lab.inside import Synced, synced
 from tests.lab.node import Node
@@ -31,13 +32,11 @@ def built_lab() -> Iterator[Lab]:
         yield built
 
 
-def synced_in(lab: Lab, state_dir: Path, own: tuple[str, ...] = (), *, netlink: bool = True) -> Synced:
+def synced_in(lab: Lab, state_dir: Path, own: tuple[str, ...] = (), **more: Any) -> Synced:
     """A dataplane of the lab's host, with its own addresses unless others are given."""
     addresses = own or (*HOST_TOWARDS_BACKENDS.values(), lab.host.ipv4, lab.host.ipv6)
     cidrs = list(CLUSTER_CIDRS)
-    return synced(
-        "nftables", lab.host.namespace, state_dir, own=addresses, netlink=netlink, cluster_cidrs=cidrs
-    )
+    return synced("nftables", lab.host.namespace, state_dir, own=addresses, cluster_cidrs=cidrs, **more)
 
 
 def web(lab: Lab, *weights: int, backends: tuple[Node, ...] | None = None) -> Service:

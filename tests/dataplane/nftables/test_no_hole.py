@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataplane.nftables.programmed import Programmed
-from tests.dataplane.nftables.serving import CLIENTS, SERVED, VIPS, other, web
+from tests.dataplane.nftables.serving import CLIENTS, SERVED, VIPS, other, synced_in, web
+from tests.dataplane.watched_programs import WatchedPrograms
 from tests.lab.examples import some
 from tests.lab.flow import COMMAND_SECONDS, finish
+from tests.lab.inside import Synced
 from tests.lab.topology import Lab
-from vipd.dataplane.nftables.plan import elements_text
-from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Service, TrafficPolicy
+from vipd.model.service import Affinity, Balance, ExternalAddress, Service, TrafficPolicy
 
 CHANGES = int(os.environ.get("VIPD_CHANGES", "100"))
 STEPS = CHANGES // 10
@@ -34,9 +34,16 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(300 + CHANGES)]
 
 
 @pytest.fixture
-def programmed(serving: Programmed) -> Programmed:
-    """The dataplane of the lab's host."""
-    return serving
+def programs() -> WatchedPrograms:
+    return WatchedPrograms()
+
+
+@pytest.fixture
+def vipd(lab: Lab, programs: WatchedPrograms, tmp_path: Path) -> Iterator[Synced]:
+    """The dataplane of the lab's host, of which programs write everything."""
+    made = synced_in(lab, tmp_path, netlink=False, through=programs)
+    yield made
+    made.become()
 
 
 ENOUGH = 150
@@ -122,10 +129,10 @@ def states(lab: Lab) -> list[Service]:
 
 @pytest.mark.parametrize("affinity", [None, Affinity(1)], ids=["without affinity", "with affinity"])
 def test_one_transaction_after_the_other(
-    lab: Lab, programmed: Programmed, tmp_path: Path, affinity: Affinity | None
+    lab: Lab, vipd: Synced, programs: WatchedPrograms, tmp_path: Path, affinity: Affinity | None
 ) -> None:
     """As fast as one nft takes them."""
-    texts = transactions(programmed, [other(state, affinity=affinity) for state in states(lab)])
+    texts = transactions(vipd, programs, [other(state, affinity=affinity) for state in states(lab)])
     with (tmp_path / "nft").open("w") as errors:
         nft = lab.host.start("nft", "-i", stderr=errors)
     assert nft.stdin is not None
@@ -172,49 +179,49 @@ def walk(lab: Lab, way: str) -> list[Service]:
         pytest.param("outside", 4, marks=pytest.mark.nightly),
     ],
 )
-def test_one_step_of_the_dataplane_after_the_other(
-    lab: Lab, programmed: Programmed, way: str, family: int
-) -> None:
+def test_one_step_of_the_dataplane_after_the_other(lab: Lab, serving: Synced, way: str, family: int) -> None:
     """With chains that come and go, for each state is a service of another kind."""
     states = walk(lab, way)
-    programmed.become(states[-1])
+    serving.become(states[-1])
     with flows_all_the_time(lab, family, f"{way}, IPv{family}: {STEPS} steps") as enough:
         for number in at_least(STEPS, enough):
-            programmed.become(states[number % len(states)])
-    programmed.dataplane.invalidate_all()
-    assert str(programmed.plan()) == ""
+            serving.become(states[number % len(states)])
+    serving.doubt()
+    assert serving.pending() == ""
 
 
 @pytest.mark.parametrize("way", list(KINDS))
 def test_who_was_led_by_what_was_before_finds_something_in_what_comes_after(
-    lab: Lab, programmed: Programmed, way: str
+    lab: Lab, vipd: Synced, programs: WatchedPrograms, way: str
 ) -> None:
     """As a packet does that has met its frontend before a change, and looks for all else after it."""
     leading = tuple(f"{verb} element ip vipd frontends " for verb in ("delete", "add"))
     changes = some(list(itertools.permutations(walk(lab, way), 2)), way)
+
+    def without_leading(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        if all(line.startswith("delete element ") for line in lines):
+            return ""  # what goes some time later
+        return "".join(line for line in lines if not line.startswith(leading))
+
     with every_packet_let_through(lab, 10 * len(changes)):
         for before, after in changes:
-            programmed.become(before)
-            programmed.declare([after])
-            loaded = "".join(each.text() for each in programmed.plan().plans[Family.IPV4].transactions())
-            kept = [line for line in loaded.splitlines() if not line.startswith(leading)]
-            programmed.inside.nft("-f", "-", text="\n".join(kept))
+            vipd.become(before)
+            vipd.declare([after])
+            programs.before = without_leading
+            vipd.step(tidy=False)
+            programs.before = lambda text: text
             lab.client.send(VIPS[4], 80, count=10).all_answered()
-            programmed.dataplane.invalidate_all()
-            programmed.step()
+            vipd.doubt()
+            vipd.step()
 
 
-def transactions(programmed: Programmed, states: list[Service]) -> list[str]:
+def transactions(vipd: Synced, programs: WatchedPrograms, states: list[Service]) -> list[str]:
     """One line for each transaction that leads from a state to the next, and from the last to the first."""
-    for state in states:
-        programmed.declare([state])
-        programmed.write()
-    lines = []
-    for state in states:
-        programmed.declare([state])
-        part = programmed.plan().plans[Family.IPV4]
-        steps = (part.early, *part.steps, part.late)
-        text = elements_text("ip vipd", steps)
-        lines.append(text.strip().replace("\n", "; ") + "\n")
-        programmed.write()
-    return lines
+    for state in (*states, *states):
+        if state is states[0]:
+            programs.written.clear()
+        vipd.declare([state])
+        vipd.step(tidy=False)
+    texts = [text for text in programs.written if "element ip vipd " in text]
+    return [text.strip().replace("\n", "; ") + "\n" for text in texts]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.dataplane.nftables.programmed import Inside, Programmed
-from tests.dataplane.nftables.serving import CLIENTS, MANY, SERVED, VIPS, built_lab, other, web
+from tests.dataplane.nftables.serving import CLIENTS, MANY, SERVED, VIPS, built_lab, other, synced_in, web
 from tests.lab.chi_square import chi_square_p
+from tests.lab.inside import Synced
 from tests.lab.topology import (
     CLIENT_SOURCES,
     CLIENT_SOURCES_IPV6,
@@ -24,9 +21,6 @@ from tests.lab.topology import (
     Lab,
 )
 from tests.lab.waiting import wait_until
-from vipd.control.selection import HostIdentity
-from vipd.dataplane.counting import BackendKey
-from vipd.dataplane.nftables.flow_counter import ElementCounter
 from vipd.model.service import (
     Affinity,
     Backend,
@@ -49,25 +43,19 @@ TICK = 0.02
 """Seconds; the kernel counts time in units of at most half of that."""
 
 
-@pytest.fixture
-def programmed(serving: Programmed) -> Programmed:
-    """The dataplane of the lab's host."""
-    return serving
-
-
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 @pytest.mark.parametrize("family", [4, 6])
-def test_weights(lab: Lab, programmed: Programmed, family: int, protocol: str) -> None:
-    programmed.become(web(lab, 5, 2, 1))
+def test_weights(lab: Lab, serving: Synced, family: int, protocol: str) -> None:
+    serving.become(web(lab, 5, 2, 1))
     for node in (lab.client, lab.host):
         result = node.send(VIPS[family], 80, protocol, count=400).all_answered()
         assert chi_square_p(result.backends, {"b1": 5, "b2": 2, "b3": 1}) > 1e-10, result.backends
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_checksums_are_right_without_offloading(lab: Lab, programmed: Programmed, family: int) -> None:
+def test_checksums_are_right_without_offloading(lab: Lab, serving: Synced, family: int) -> None:
     """Between namespaces checksums are left to nobody; without offloading they are made and looked at."""
-    programmed.become(
+    serving.become(
         web(lab), other(web(lab), name="pinned", addresses=("10.96.0.2", "fd00:96::2"), affinity=Affinity(60))
     )
     on_host = [(lab.host, device) for device in ("clients", "cluster", *(b.name for b in lab.backends))]
@@ -80,25 +68,25 @@ def test_checksums_are_right_without_offloading(lab: Lab, programmed: Programmed
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_round_robin_takes_turns(lab: Lab, programmed: Programmed, family: int) -> None:
-    programmed.become(other(web(lab, 2, 1, 1), balance=Balance.ROUND_ROBIN))
+def test_round_robin_takes_turns(lab: Lab, serving: Synced, family: int) -> None:
+    serving.become(other(web(lab, 2, 1, 1), balance=Balance.ROUND_ROBIN))
     result = lab.client.send(VIPS[family], 80, count=40).all_answered()
     assert result.backends == {"b1": 20, "b2": 10, "b3": 10}
 
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_source_hash_keeps_clients_when_another_backend_leaves(
-    lab: Lab, programmed: Programmed, family: int
+    lab: Lab, serving: Synced, family: int
 ) -> None:
     hashed = other(web(lab), balance=Balance.SOURCE_HASH)
-    programmed.become(hashed)
+    serving.become(hashed)
     if family == 6:
         assert len(lab.client.send(VIPS[6], 80, count=20).all_answered().backends) == 1
         return
     before = many_clients(lab, VIPS[4], 300)
     assert many_clients(lab, VIPS[4], 300) == before
     assert set(before.values()) == {"b1", "b2", "b3"}
-    programmed.become(
+    serving.become(
         other(hashed, backends=tuple(b for b in hashed.backends if b.address != lab.backends[2].ipv4))
     )
     after = many_clients(lab, VIPS[4], 300)
@@ -107,13 +95,13 @@ def test_source_hash_keeps_clients_when_another_backend_leaves(
     assert "b3" not in after.values()
 
 
-def test_source_hash_is_the_same_on_every_host(lab: Lab, programmed: Programmed, tmp_path: Path) -> None:
+def test_source_hash_is_the_same_on_every_host(lab: Lab, serving: Synced, tmp_path: Path) -> None:
     """Two hosts that know the backends in another order: each client meets the same one by both."""
     hashed = other(web(lab, 3, 2, 1), balance=Balance.SOURCE_HASH)
-    programmed.become(hashed)
+    serving.become(hashed)
     first = many_clients(lab, VIPS[4], 200)
     with built_lab() as second:
-        elsewhere = Programmed(Inside(second.host.namespace), tmp_path / "second")
+        elsewhere = synced_in(second, tmp_path / "second")
         elsewhere.become(other(hashed, name="elsewhere", backends=hashed.backends[::-1]))
         assert many_clients(second, VIPS[4], 200) == first
         ipv6 = [node.send(VIPS[6], 80).all_answered().backends for node in (lab.client, second.client)]
@@ -121,33 +109,31 @@ def test_source_hash_is_the_same_on_every_host(lab: Lab, programmed: Programmed,
     assert set(first.values()) == {"b1", "b2", "b3"}
 
 
-def test_a_thousand_clients_keep_their_backends(lab: Lab, programmed: Programmed) -> None:
+def test_a_thousand_clients_keep_their_backends(lab: Lab, serving: Synced) -> None:
     pinned = other(web(lab), affinity=Affinity(600))
-    programmed.become(pinned)
+    serving.become(pinned)
     first = many_clients(lab, VIPS[4], 1000)
     assert set(first.values()) == {"b1", "b2", "b3"}
     assert many_clients(lab, VIPS[4], 1000) == first
     # Whoever had the backend that leaves gets another; nobody else moves; and who was moved stays.
     left = tuple(b for b in pinned.backends if b.address != lab.backends[1].ipv4)
-    programmed.become(other(pinned, backends=left))
+    serving.become(other(pinned, backends=left))
     second = many_clients(lab, VIPS[4], 1000)
     assert "b2" not in second.values()
     assert {s: b for s, b in second.items() if first[s] != "b2"} == {
         s: b for s, b in first.items() if b != "b2"
     }
-    programmed.restart()
-    programmed.become(pinned)
+    serving.restart()
+    serving.become(pinned)
     assert many_clients(lab, VIPS[4], 1000) == second
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_a_pin_to_another_host_gives_way_to_the_local_policy(
-    lab: Lab, programmed: Programmed, family: int
-) -> None:
+def test_a_pin_to_another_host_gives_way_to_the_local_policy(lab: Lab, serving: Synced, family: int) -> None:
     """Then the client has a backend that serves it by every way, and keeps that one."""
     outside = {4: "203.0.113.5", 6: "2001:db8:9::5"}[family]
     nearest = lab.backends[0]
-    programmed.policy = replace(programmed.policy, host=HostIdentity(frozenset({nearest.address(family)})))
+    serving.host_changed(nearest.address(family))
     service = Service(
         "web",
         (VIPS[family],),
@@ -157,7 +143,7 @@ def test_a_pin_to_another_host_gives_way_to_the_local_policy(
         external_addresses=(ExternalAddress(outside, True),),
         external_policy=TrafficPolicy.LOCAL,
     )
-    programmed.become(service)
+    serving.become(service)
     sources = CLIENT_SOURCES if family == 4 else CLIENT_SOURCES_IPV6
     ways = ((VIPS[family], 80), (outside, 80), (lab.host.address(family), 30080))
 
@@ -167,54 +153,54 @@ def test_a_pin_to_another_host_gives_way_to_the_local_policy(
 
     served(*ways[0])
     assert [served(*way) for way in (*ways[1:], ways[0])] == [{nearest.name}] * 3
-    assert pins(programmed, family) == len(sources)
+    assert pins(lab, family) == len(sources)
 
 
-def test_affinity_is_refreshed_by_new_flows(lab: Lab, programmed: Programmed) -> None:
+def test_affinity_is_refreshed_by_new_flows(lab: Lab, serving: Synced) -> None:
     """The kernel says when a pin ends. As long as nothing refreshes it that is one moment, however late the
     test asks."""
-    programmed.become(other(web(lab), affinity=Affinity(600)))
+    serving.become(other(web(lab), affinity=Affinity(600)))
     for family, vip in VIPS.items():
         (backend,) = lab.client.send(vip, 80, count=20).all_answered().backends
-        _, latest = end_of_pin(programmed, family)
+        _, latest = end_of_pin(lab, family)
 
         def refreshed(
             family: int = family, vip: str = vip, backend: str = backend, latest: float = latest
         ) -> bool:
             assert set(lab.client.send(vip, 80).all_answered().backends) == {backend}
-            return end_of_pin(programmed, family)[0] > latest
+            return end_of_pin(lab, family)[0] > latest
 
         wait_until(refreshed, "new flows do not make a pin end later")
 
 
-def test_affinity_ends(lab: Lab, programmed: Programmed) -> None:
-    programmed.become(other(web(lab), affinity=Affinity(1)))
+def test_affinity_ends(lab: Lab, serving: Synced) -> None:
+    serving.become(other(web(lab), affinity=Affinity(1)))
     for family, vip in VIPS.items():
         lab.client.send(vip, 80).all_answered()
         # A flow every now and then would keep it: from here on there is none.
-        wait_until(lambda family=family: pins(programmed, family) == 0, "the pin lasts")  # type: ignore[misc]
+        wait_until(lambda family=family: pins(lab, family) == 0, "the pin lasts")  # type: ignore[misc]
 
 
-def end_of_pin(programmed: Programmed, family: int) -> tuple[float, float]:
+def end_of_pin(lab: Lab, family: int) -> tuple[float, float]:
     """Between which moments of the monotonic clock the only pin of a family ends."""
     before = time.monotonic()
-    (left,) = re.findall(r"expires ((?:\d+[a-z]+)+)", listed_pins(programmed, family))
+    (left,) = re.findall(r"expires ((?:\d+[a-z]+)+)", listed_pins(lab, family))
     seconds = sum(int(n) * UNITS[unit] for n, unit in re.findall(r"(\d+)([a-z]+)", left))
     return before + seconds - TICK, time.monotonic() + seconds + TICK
 
 
-def test_counters_last_over_changes_and_restarts(lab: Lab, programmed: Programmed) -> None:
+def test_counters_last_over_changes_and_restarts(lab: Lab, serving: Synced) -> None:
     service = web(lab)
-    programmed.become(service)
+    serving.become(service)
     lab.client.send(VIPS[4], 80, count=30).all_answered()
     lab.host.send(VIPS[4], 80, "udp", count=12).all_answered()
-    programmed.become(web(lab, 1, 1, 5))
-    programmed.restart()
-    programmed.become(service)
+    serving.become(web(lab, 1, 1, 5))
+    serving.restart()
+    serving.become(service)
     lab.client.send(VIPS[6], 80, count=9).all_answered()
     total = Counter[tuple[Protocol, Family]]()
-    for place, flows in counted(programmed).items():
-        total[place.key.protocol, place.key.family] += flows
+    for (_, protocol, flow_family, _), flows in serving.flows().items():
+        total[protocol, flow_family] += flows
     assert total == {
         (Protocol.TCP, Family.IPV4): 30,
         (Protocol.UDP, Family.IPV4): 12,
@@ -224,74 +210,59 @@ def test_counters_last_over_changes_and_restarts(lab: Lab, programmed: Programme
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_counts_of_backends_that_are_gone_leave_the_kernel_with_their_last_flows(
-    lab: Lab, programmed: Programmed, family: int, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, serving: Synced, family: int
 ) -> None:
     service, vip = web(lab, backends=lab.backends[:2]), VIPS[family]
-    programmed.become(service)
-    counter = programmed.dataplane.counter
+    serving.become(service)
     lab.client.send(vip, 80, count=20).all_answered()
-    total = sum(asyncio.run(counter.take()).values())
+    total = serving.flows().total()
     lab.client.send(vip, 80, count=10).all_answered()  # after the reading, before the deletion
-    programmed.become(web(lab, backends=lab.backends[:1]))
+    serving.become(web(lab, backends=lab.backends[:1]))
     family_name = "ip" if family == 4 else "ip6"
 
     def listed() -> str:
-        return programmed.inside.nft("list", "set", family_name, "vipd", "flows")
+        return lab.host.run("nft", "list", "set", family_name, "vipd", "flows").stdout
 
     gone = lab.backends[1].address(family)
     assert gone in listed()
-    monkeypatch.setattr("vipd.dataplane.nftables.family.COUNTS_A_DELETION", 1)
-    total += sum(asyncio.run(counter.collect_garbage()).values())
+    total += serving.flows(garbage=True).total()
     assert gone not in listed()
-    assert not programmed.plan(), "the table is as it should be"
+    assert serving.pending() == "", "the table is as it should be"
     lab.client.send(vip, 80, count=5).all_answered()
-    programmed.become(service)
+    serving.become(service)
     lab.client.send(vip, 80, count=20).all_answered()
-    assert total + sum(asyncio.run(counter.take()).values()) == 55
+    assert total + serving.flows().total() == 55
     assert gone in listed()
 
 
-def test_status_warns_before_the_set_of_counts_is_full(
-    lab: Lab, programmed: Programmed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programmed.become(web(lab))
-    lab.client.send(VIPS[4], 80, count=20).all_answered()
-    asyncio.run(programmed.dataplane.counter.take())
-    assert not programmed.dataplane.warnings()
-    monkeypatch.setattr("vipd.dataplane.nftables.family.FULL", 1e-6)
-    asyncio.run(programmed.dataplane.counter.take())
-    (warning,) = programmed.dataplane.warnings()
-    assert warning.startswith("the set flows of the table ip vipd is nearly full, with ")
-
-
 @pytest.mark.parametrize("family", [4, 6])
-def test_refusals_and_ping(lab: Lab, programmed: Programmed, family: int) -> None:
+def test_refusals_and_ping(lab: Lab, serving: Synced, family: int) -> None:
     vip = VIPS[family]
-    programmed.become(web(lab))
+    serving.become(web(lab))
     for node in (lab.client, lab.backends[0]):
         node.send(vip, 81, count=2).all_failed("refused").at_once()
         node.send(vip, 81, "udp", count=2).all_failed("refused")
         assert node.run("ping", "-n", "-c", "1", "-W", "20", vip, check=False).returncode == 0
-    programmed.become(other(web(lab), backends=()))
+    serving.become(other(web(lab), backends=()))
     for node, protocol in ((lab.client, "tcp"), (lab.client, "udp"), (lab.host, "tcp")):
         node.send(vip, 80, protocol, count=2).all_failed("refused").at_once()
     assert lab.client.run("ping", "-n", "-c", "1", "-W", "0.3", vip, check=False).returncode != 0
 
 
 @pytest.mark.parametrize("mode", list(Masquerade))
-def test_sources_seen(lab: Lab, programmed: Programmed, mode: Masquerade) -> None:
-    programmed.become(other(web(lab), masquerade=mode))
+def test_sources_seen(lab: Lab, serving: Synced, mode: Masquerade) -> None:
+    serving.become(other(web(lab), masquerade=mode))
     for family in (4, 6):
         seen = lab.client.send(VIPS[family], 80, count=6).all_answered().sources
         kept = mode is Masquerade.HAIRPIN
         assert seen == {lab.client.address(family) if kept else HOST_TOWARDS_BACKENDS[family]}
-    programmed.become(other(web(lab, backends=lab.backends[:1]), masquerade=mode))
+    serving.become(other(web(lab, backends=lab.backends[:1]), masquerade=mode))
     hairpin = lab.backends[0].send(VIPS[4], 80, count=3).all_answered()
     assert hairpin.sources == {HOST_TOWARDS_BACKENDS[4]}
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_traffic_from_outside(lab: Lab, programmed: Programmed, family: int) -> None:
+def test_traffic_from_outside(lab: Lab, serving: Synced, family: int) -> None:
     """Limited sources, a node port, and the local policy: a remote backend serves the host itself alone."""
     outside = {4: "203.0.113.5", 6: "2001:db8:9::5"}[family]
     allowed = f"{lab.client.address(family)}/{32 if family == 4 else 128}"
@@ -302,13 +273,13 @@ def test_traffic_from_outside(lab: Lab, programmed: Programmed, family: int) -> 
         (Backend(lab.backends[0].address(family)),),
         external_addresses=(ExternalAddress(outside, True, (allowed,)),),
     )
-    programmed.become(service)
+    serving.become(service)
     lab.client.send(outside, 80, count=3).all_answered()
     second = CLIENT_SOURCES[1] if family == 4 else "fd00:10::3"
     lab.client.send(outside, 80, source=second, timeout=SILENCE).all_failed("timeout")
     for node in (lab.client, lab.host):
         node.send(lab.host.address(family), 30080, count=3).all_answered()
-    programmed.become(other(service, external_policy=TrafficPolicy.LOCAL))
+    serving.become(other(service, external_policy=TrafficPolicy.LOCAL))
     lab.client.send(outside, 80, timeout=SILENCE).all_failed("timeout")
     lab.client.send(lab.host.address(family), 30080, timeout=SILENCE).all_failed("timeout")
     lab.host.send(lab.host.address(family), 30080, count=3).all_answered()
@@ -324,15 +295,9 @@ def many_clients(lab: Lab, vip: str, count: int) -> dict[str, str]:
     return found
 
 
-def counted(programmed: Programmed) -> Mapping[BackendKey, int]:
-    """New flows of backends, all that the kernel has counted."""
-    dataplane = programmed.dataplane
-    return asyncio.run(ElementCounter(dataplane.counted, dataplane.forwardings).take())
+def pins(lab: Lab, family: int) -> int:
+    return listed_pins(lab, family).count("expires")
 
 
-def pins(programmed: Programmed, family: int) -> int:
-    return listed_pins(programmed, family).count("expires")
-
-
-def listed_pins(programmed: Programmed, family: int) -> str:
-    return programmed.inside.nft("list", "map", "ip" if family == 4 else "ip6", "vipd", "pins")
+def listed_pins(lab: Lab, family: int) -> str:
+    return lab.host.run("nft", "list", "map", "ip" if family == 4 else "ip6", "vipd", "pins").stdout

@@ -1,30 +1,19 @@
-"""What the table is made of, without a kernel: elements grow with services, chains with kinds of services."""
+"""What the table is made of: elements grow with services, chains with kinds of services; and what a change
+writes, in which order."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 
+from tests.dataplane.namespace import Namespace
 from tests.dataplane.nftables.declared import numbered
-from vipd.control.selection import SelectionPolicy, select_backends
-from vipd.dataplane.nftables import compile, plan
-from vipd.dataplane.nftables.balance_chain import BalanceChain
-from vipd.dataplane.nftables.base_chains import ENTRANCES, HOOKS, fixed_chains
-from vipd.dataplane.nftables.chains import TableNumbers
-from vipd.dataplane.nftables.compile import ElementKey, Fragment, compile_forwarding, first_chain
-from vipd.dataplane.nftables.layout import LOCAL_OFFSET, name_address, number_address
-from vipd.dataplane.nftables.options import TableOptions
-from vipd.dataplane.nftables.plan import (
-    FoundChain,
-    Installed,
-    Plan,
-    make_plan,
-    merge_dependent_steps,
-    must_replace,
-)
-from vipd.dataplane.nftables.table import DesiredTable, Step
+from tests.dataplane.nftables.listed import tables
+from tests.dataplane.watched_programs import WatchedPrograms
+from tests.lab.inside import Synced, compiled, synced
 from vipd.model.flow_limits import FlowLimits
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
@@ -36,301 +25,127 @@ from vipd.model.service import (
     Protocol,
     RejectAction,
     Service,
+    ServicePort,
     TrafficPolicy,
 )
 
-OPTIONS = TableOptions(Family.IPV4)
-POLICY = SelectionPolicy(dict.fromkeys(Family, Masquerade.FORWARDED))
 ENDPOINTS = (Endpoint("10.244.0.1", 8080), Endpoint("10.244.0.2", 8080))
 PLAIN = Forwarding(
     ForwardingKey("web", "", Protocol.TCP, Family.IPV4), ("10.96.0.1",), 80, ENDPOINTS, Masquerade.FORWARDED
 )
-FRONTEND = ElementKey("frontends", "10.96.0.1 . tcp . 80")
+FRONTEND = "10.96.0.1 . tcp . 80"
+OUTSIDE = (ExternalAddress("203.0.113.1", allow_from=()),)
+LIMITED = (ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24",)),)
 
 
-def table(*services: Service) -> DesiredTable:
-    made = DesiredTable(OPTIONS)
-    for service in services:
-        for forwarding in select_backends(service, POLICY):
-            made.update(forwarding.key, forwarding)
-    return made
+class Table:
+    """A table as text, taken apart."""
+
+    def __init__(self, *services: Service | Forwarding, family: Family = Family.IPV4) -> None:
+        text = compiled(services, "nftables", family)
+        self.chains: dict[str, list[str]] = {}
+        self.sets: dict[str, dict[str, str]] = {}
+        self.declarations: dict[str, str] = {}
+        for kind, name, body in re.findall(r"(?ms)^\t(chain|map|set) (\S+) \{\n(.*?)^\t\}", text):
+            lines = [re.sub(' comment "#.*"$', "", line.strip()) for line in body.splitlines()]
+            if kind == "chain":
+                self.chains[name] = lines
+                continue
+            elements = [line.rstrip(",").partition(" : ") for line in lines if line.endswith(",")]
+            self.sets[name] = {key: value for key, _, value in elements}
+            self.declarations[name] = "; ".join(line for line in lines if not line.endswith(","))
+
+    def chain_of(self, frontend: str = FRONTEND) -> str:
+        """The chain that a frontend leads to."""
+        return self.sets["handlers"][self.sets["frontends"][frontend]].rpartition(" ")[2]
 
 
-def compiled(forwarding: Forwarding) -> Fragment:
-    return compile_forwarding(forwarding, OPTIONS, TableNumbers(Family.IPV4))
-
-
-def handler(**changes: object) -> str:
-    """The chain that a frontend's number stands for."""
-    found = compiled(replace(PLAIN, **changes))  # type: ignore[arg-type]
-    return found.chain_numbers[found.elements[FRONTEND]]
+def of(**changes: object) -> Table:
+    """The table of the plain forwarding with these changes."""
+    return Table(replace(PLAIN, **changes))  # type: ignore[arg-type]
 
 
 def test_chains_do_not_grow_with_services() -> None:
-    few = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(2)))
-    many = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(300)))
-    assert many.structure() == few.structure()
-    assert len(dict(many.elements())) == 300 * 5, "a frontend, two slots, and the VIP in two sets"
-
-
-def test_a_change_of_one_service_is_a_few_elements_in_one_transaction() -> None:
-    made = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(50)))
-    made.mark_clean()
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
-    assert installed is not None
-    (forwarding,) = select_backends(numbered(7, "10.244.0.1", "10.244.0.3"), POLICY)
-    made.update(forwarding.key, forwarding)
-    plan = make_plan(OPTIONS, made.structure(), installed, *made.dirty())
-    assert str(plan) == (
-        "-endpoints 10.96.0.7 . tcp . 80 . 0.0.0.1 : 10.244.0.2 . 8080\n"
-        "+endpoints 10.96.0.7 . tcp . 80 . 0.0.0.1 : 10.244.0.3 . 8080\n"
-    )
-    assert len(list(plan.transactions())) == 1
-
-
-def test_a_change_compiles_the_old_form_and_the_new_one_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, asked = table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(3))), list[Forwarding]()
-
-    def noted(forwarding: Forwarding, options: TableOptions, numbers: TableNumbers) -> Fragment:
-        asked.append(forwarding)
-        return compile_forwarding(forwarding, options, numbers)
-
-    made.mark_clean()
-    monkeypatch.setattr("vipd.dataplane.nftables.table.compile_forwarding", noted)
-    first, second, last = (
-        select_backends(numbered(1, "10.244.0.1", f"10.244.0.{n}"), POLICY)[0] for n in (3, 4, 2)
-    )
-    made.update(first.key, first)
-    assert len(asked) == 2
-    made.update(second.key, second)
-    (step,), _ = made.dirty()
-    assert "10.244.0.2 . 8080" in step.deleted.values(), "what the kernel holds, not what was never written"
-    assert "10.244.0.4 . 8080" in step.added.values()
-    assert len(asked) == 3
-    made.update(last.key, last)
-    assert made.dirty()[0] == [], "as the kernel holds it"
-
-
-def changed(made: DesiredTable, service: Service) -> Plan:
-    """What has to be written when one service is declared anew, all others being written."""
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
-    made.mark_clean()
-    assert installed is not None
-    for forwarding in select_backends(service, POLICY):
-        made.update(forwarding.key, forwarding)
-    return make_plan(OPTIONS, made.structure(), installed, *made.dirty())
-
-
-def test_chains_are_made_before_anything_leads_there_and_what_old_ones_look_for_goes_after() -> None:
-    web = numbered(7, "10.244.0.1", "10.244.0.2")
-    plan = changed(table(web), replace(web, affinity=Affinity(60)))
-    made, led = (transaction.text() for transaction in plan.transactions())
-    assert "add chain ip vipd random-2-pinned-60" in made
-    assert "10.96.0.7" not in made
-    assert "add chain" not in led
-    assert {line.split()[4] for line in led.splitlines() if line.startswith("delete element")} == {
-        "frontends"
-    }
-    (gone,) = plan.deferred_deletes()
-    assert gone.startswith("delete element ip vipd endpoints { ")
-    assert gone.count("10.96.0.7 . tcp . 80 . ") == 2
-    assert str(plan).count("-endpoints ") == 2
-
-
-def test_a_vip_is_claimed_after_its_services_are_there() -> None:
-    """A packet that is in the table when both appear would find the claim alone, and be refused."""
-    everything = table(numbered(7, "10.244.0.1"))
-    plan = make_plan(OPTIONS, everything.structure(), Installed(), *everything.dirty())
-    _, served, claimed = (transaction.text() for transaction in plan.transactions())
-    assert "add element ip vipd frontends" in served
-    assert "claimed" not in served
-    assert claimed.startswith("add element ip vipd claimed")
-
-
-def test_another_number_of_backends_is_no_other_kind() -> None:
-    web, other = numbered(7, "10.244.0.1", "10.244.0.2"), numbered(8, "10.244.0.1")
-    plan = changed(table(web, other), replace(web, backends=web.backends[:1]))
-    assert len(list(plan.transactions())) == 1
-    assert list(plan.deferred_deletes()) == []
-
-
-def test_a_service_that_ends_ends_in_one_transaction() -> None:
-    made = table(numbered(7, "10.244.0.1"), numbered(8, "10.244.0.1"))
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
-    made.mark_clean()
-    assert installed is not None
-    (forwarding,) = select_backends(numbered(7, "10.244.0.1"), POLICY)
-    made.update(forwarding.key, None)
-    plan = make_plan(OPTIONS, made.structure(), installed, *made.dirty())
-    assert len(list(plan.transactions())) == 1
-    assert list(plan.deferred_deletes()) == []
-
-
-def test_what_nobody_wants_any_more_goes_after_what_leads_there() -> None:
-    made, left = table(numbered(7, "10.244.0.1")), table(numbered(8, "10.244.0.1"))
-    steps, _ = made.compare({**dict(made.elements()), **dict(left.elements())}, ("frontends", "endpoints"))
-    (step,) = steps
-    assert {slot.set_name for slot in step.deleted} == {"frontends"}
-    assert {slot.set_name for slot in step.deferred_deletes} == {"endpoints"}
-
-
-def test_an_element_that_goes_over_to_another_service_waits_for_nothing() -> None:
-    one, another = ElementKey("endpoints", "a"), ElementKey("endpoints", "b")
-    steps = [Step((), {}, {}, {one: "1", another: "2"}), Step((), {}, {one: "3"})]
-    (step,) = merge_dependent_steps(steps)
-    assert (step.deleted, step.added, step.deferred_deletes) == ({one: "1"}, {one: "3"}, {another: "2"})
-
-
-def test_a_table_that_is_replaced_refuses_nobody_first() -> None:
-    made = table(numbered(7, "10.244.0.1"))
-    older = Installed("vipd format 0", chains={"unused": FoundChain(None, ("refuses",))})
-    first, whole = (
-        each.text() for each in make_plan(OPTIONS, made.structure(), older, *made.dirty()).transactions()
-    )
-    assert first == "flush chain ip vipd unused\nadd rule ip vipd unused drop\n"
-    assert whole.startswith("delete table ip vipd\n")
-    assert "10.96.0.7" in whole
-
-
-def test_without_services_the_table_is_deleted() -> None:
-    made = table(numbered(7, "10.244.0.1"))
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
-    assert installed is not None
-    empty = table()
-    plan = make_plan(OPTIONS, empty.structure(), installed, *empty.dirty())
-    assert [each.text() for each in plan.transactions()] == ["delete table ip vipd\n"]
-    assert not make_plan(OPTIONS, empty.structure(), Installed(), *empty.dirty())
-
-
-def test_entrances_are_the_base_chains_that_lead_to_services() -> None:
-    chains = fixed_chains(OPTIONS)
-    assert {name for name in HOOKS if chains[name] == ("goto dispatch",)} == set(ENTRANCES)
-
-
-def test_replies_of_flows_of_other_hosts_are_known_by_address_and_port() -> None:
-    chains = fixed_chains(OPTIONS, takeover=True)
-    (marked, _), (replied, _) = (
-        chains[name][i : i + 2] for name, i in (("prerouting", 0), ("postrouting", 1))
-    )
-    assert "ip saddr . tcp sport @reply_sources ct mark set" in marked
-    assert "snat ip to ip saddr . tcp sport map @reply_frontends" in replied
-
-
-def test_a_service_without_a_frontend_leads_nowhere() -> None:
-    unreachable = replace(PLAIN, addresses=())
-    assert first_chain(unreachable, OPTIONS) == ""
-    assert first_chain(replace(unreachable, node_port=30080), OPTIONS) == "gate-always-node-random-2"
-
-
-def test_one_set_of_another_declaration_is_reason_enough_to_replace_a_table() -> None:
-    made = table(numbered(7, "10.244.0.1"))
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
-    assert installed is not None
-    assert not must_replace(OPTIONS, made.structure(), installed)
-    other = replace(installed, sets={**installed.sets, "claimed": "another"})
-    assert must_replace(OPTIONS, made.structure(), other)
+    few, many = (Table(*(numbered(n, "10.244.0.1", "10.244.0.2") for n in range(k))) for k in (2, 300))
+    assert many.chains == few.chains
+    assert many.sets.keys() == few.sets.keys()
+    elements = sum(len(elements) for name, elements in many.sets.items() if name != "handlers")
+    assert elements == 300 * 5, "a frontend, two slots, and the VIP in two sets"
+    assert compiled([], "nftables") == ""
 
 
 def test_only_the_dispatch_asks_maps_of_verdicts() -> None:
     """A kernel may look behind every element of such a map: one behind another would be a square."""
-    limited = (ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24",)),)
-    service = replace(numbered(1, "10.244.0.1"), external_addresses=limited, affinity=Affinity(60))
-    chains = table(service).structure().chains
+    service = replace(numbered(1, "10.244.0.1"), external_addresses=LIMITED, affinity=Affinity(60))
+    chains = Table(service).chains
     asking = {name for name, rules in chains.items() if any(" vmap @" in rule for rule in rules)}
     assert asking == {"dispatch", "handover", "limited-24"}
     assert not [rule for rule in chains["dispatch"] if "vmap @frontends" in rule]
 
 
-def test_a_new_service_of_a_known_kind_changes_no_verdict() -> None:
-    """Else the kernel would check all of them again."""
-    made = table(numbered(1, "10.244.0.1"))
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
-    made.mark_clean()
-    assert installed is not None
-    for forwarding in select_backends(numbered(2, "10.244.0.1"), POLICY):
-        made.update(forwarding.key, forwarding)
-    plan = make_plan(OPTIONS, made.structure(), installed, *made.dirty())
-    assert {line.partition(" ")[0] for line in str(plan).splitlines()} == {
-        "+frontends",
-        "+endpoints",
-        "+claimed",
-        "+pinged",
+WHERE = {
+    "forwarded-random-2": {},
+    "random-2": {"masquerade": Masquerade.HAIRPIN},
+    "always-random-2": {"masquerade": Masquerade.ALWAYS},
+    "forwarded-random-2-pinned-60": {"affinity_timeout": 60},
+    "refuse": {"endpoints": (), "has_endpoints": False},
+    "silence": {"endpoints": (), "has_endpoints": True, "internal_policy": TrafficPolicy.LOCAL},
+    "silence ": {"endpoints": (), "has_endpoints": False, "refusal": RejectAction.DROP},
+    "forwarded-local-random-1": {
+        "local_endpoints": ENDPOINTS[:1],
+        "internal_policy": TrafficPolicy.LOCAL,
+    },
+    "forwarded-source-hash-4093": {"balance": Balance.SOURCE_HASH},
+}
+
+
+def test_where_a_frontend_leads() -> None:
+    assert {chain: of(**changes).chain_of() for chain, changes in WHERE.items()} == {
+        chain: chain.strip() for chain in WHERE
     }
-    for forwarding in select_backends(numbered(3, "10.244.0.1", "10.244.0.2"), POLICY):
-        made.update(forwarding.key, forwarding)
-    assert "element ip vipd handlers" in str(make_plan(OPTIONS, made.structure(), installed, *made.dirty()))
+    turns = {"balance": Balance.ROUND_ROBIN}
+    assert of(**turns).chain_of() != of(**turns, key=PLAIN.key._replace(service="other")).chain_of()
+    everybody = (ExternalAddress("203.0.113.1", allow_from=("0.0.0.0/0", "192.0.2.0/24")),)
+    assert of(external_addresses=everybody).chain_of("203.0.113.1 . tcp . 80") == "always-random-2"
 
 
-def test_no_two_chains_have_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though what follows from their names were the same."""
-    monkeypatch.setattr(
-        "vipd.dataplane.nftables.chains.name_address",
-        lambda _, name: "10.0.0.2" if name.endswith(" 1") else "10.0.0.1",
-    )
-    handlers = TableNumbers(Family.IPV4)
-    assert [handlers.chain(chain) for chain in ("random-1", "random-2", "random-1")] == [
-        "10.0.0.1",
-        "10.0.0.2",
-        "10.0.0.1",
+NUMBERED_ALIKE = (
+    # Services whose chains have the same 32 bits, found by trying timeouts.
+    (("10.244.0.1",), 73672, ("10.244.0.1",), 82535),
+    (("10.244.0.1",), 57715, ("10.244.0.1", "10.244.0.2"), 17900),
+)
+
+
+def test_no_two_chains_have_the_same_number_nor_that_of_a_slot() -> None:
+    for one, first, other, second in NUMBERED_ALIKE:
+        services = [
+            replace(numbered(n, *nodes), affinity=Affinity(timeout), masquerade=Masquerade.ALWAYS)
+            for n, (nodes, timeout) in enumerate(((one, first), (other, second)), 1)
+        ]
+        alone, both = Table(services[1]), Table(*services)
+        assert Table(services[0]).sets["handlers"].keys() == alone.sets["handlers"].keys()
+        chains = [both.chain_of(f"10.96.0.{n} . tcp . 80") for n in (1, 2)]
+        assert [int(chain.rpartition("-")[2]) for chain in chains] == [first, second]
+    # Its 32 bits are 0.111.137.118, as of slots: rules tell by the number whether one was there.
+    reserved = of(masquerade=Masquerade.ALWAYS, endpoints=ENDPOINTS[:1], affinity_timeout=275)
+    assert reserved.chain_of() == "always-random-1-pinned-275"
+    assert not reserved.sets["frontends"][FRONTEND].startswith("0.")
+
+
+def test_endpoints_whose_names_have_the_same_hash_have_numbers_of_their_own() -> None:
+    """The two have the same 23 bits."""
+    alike = tuple(Endpoint(address, 8080) for address in ALIKE)
+    numbers = [
+        of(endpoints=part, affinity_timeout=60).sets["picks"] for part in (alike, alike[:1], alike[1:])
     ]
-    handlers.keep_chains({"random-2"})
-    assert handlers.chain("random-3") == "10.0.0.1"
-    assert handlers.chain("random-2") == "10.0.0.2"
-
-
-COLLIDING = ("tenant-83584", "tenant-141896")
-"""Their service ports with tcp have the same 32 bits of blake2b: found by trying 140,000 names."""
-
-
-def service_numbers(made: DesiredTable) -> dict[str, str]:
-    """The number of the service port at each frontend."""
-    return {slot.key: value for slot, value in made.elements() if slot.set_name == "services"}
-
-
-@pytest.mark.parametrize("more", [{"affinity": Affinity(60)}, {"limits": FlowLimits(connections=3)}])
-def test_services_whose_names_have_the_same_hash_share_no_affinity_and_no_limits(
-    more: dict[str, Any],
-) -> None:
-    services = [
-        replace(numbered(n, "10.244.0.1", "10.244.0.2"), name=name, **more)
-        for n, name in enumerate(COLLIDING)
-    ]
-    assert name_address(Family.IPV4, f"{COLLIDING[0]}/tcp") == name_address(
-        Family.IPV4, f"{COLLIDING[1]}/tcp"
-    )
-    made = table(*services)
-    (_, first), (frontend, second) = service_numbers(made).items()
-    assert first != second
-    made.mark_clean()
-    # Neither a change of one nor the end of the other moves a number: the kernel counts by it.
-    for service in services:
-        (changed,) = select_backends(replace(service, backends=service.backends[:1]), POLICY)
-        made.update(changed.key, changed)
-    steps, _ = made.dirty()
-    assert not any(slot.set_name == "services" for step in steps for slot in (*step.deleted, *step.added))
-    made.mark_clean()
-    made.update(select_backends(services[0], POLICY)[0].key, None)
-    made.mark_clean()
-    assert service_numbers(made) == {frontend: second}
-    (again,) = select_backends(replace(services[0], name="other"), POLICY)
-    made.update(again.key, again)
-    assert len({*service_numbers(made).values()}) == 2
-
-
-@pytest.mark.parametrize(("family", "slot"), [(Family.IPV4, "0.0.0.1"), (Family.IPV6, "100::1")])
-def test_a_chain_has_no_number_that_a_slot_may_have(
-    monkeypatch: pytest.MonkeyPatch, family: Family, slot: str
-) -> None:
-    """Rules tell by the number whether one was found."""
-    names = {"random-1": slot, "random-1 1": "77.0.0.1"}
-    monkeypatch.setattr("vipd.dataplane.nftables.chains.name_address", lambda _, name: names[name])
-    assert TableNumbers(family).chain("random-1") == "77.0.0.1"
+    assert len({*numbers[0].values()}) == 2
+    assert set(numbers[1].values()) == set(numbers[2].values())
 
 
 def test_a_pin_that_leads_nowhere_is_forgotten_before_the_second_try() -> None:
     """And the last try asks no pins: when a change comes between two lookups, the first may have made one to
     a backend that is gone."""
-    rules = BalanceChain(2, Balance.RANDOM, timeout=60).rules(TableOptions(Family.IPV4))
+    rules = of(affinity_timeout=60).chains["random-2-pinned-60"]
     looking = [number for number, rule in enumerate(rules) if rule.endswith("map @pins")]
     forgetting = [number for number, rule in enumerate(rules) if "delete @pins" in rule]
     assert len(looking) == len(forgetting) == 2
@@ -338,38 +153,11 @@ def test_a_pin_that_leads_nowhere_is_forgotten_before_the_second_try() -> None:
     assert sum("dnat" in rule for rule in rules[forgetting[1] :]) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "forwarded-random-2"),
-        ({"masquerade": Masquerade.HAIRPIN}, "random-2"),
-        ({"masquerade": Masquerade.ALWAYS}, "always-random-2"),
-        ({"affinity_timeout": 60}, "forwarded-random-2-pinned-60"),
-        ({"endpoints": (), "has_endpoints": False}, "refuse"),
-        ({"endpoints": (), "has_endpoints": False, "refusal": RejectAction.DROP}, "silence"),
-        ({"endpoints": (), "has_endpoints": True, "internal_policy": TrafficPolicy.LOCAL}, "silence"),
-        (
-            {"local_endpoints": ENDPOINTS[:1], "internal_policy": TrafficPolicy.LOCAL},
-            "forwarded-local-random-1",
-        ),
-        ({"balance": Balance.SOURCE_HASH}, "forwarded-source-hash-4093"),
-    ],
-)
-def test_where_a_frontend_leads(changes: dict[str, object], expected: str) -> None:
-    assert handler(**changes) == expected
-
-
-def test_each_round_robin_service_counts_its_own_turns() -> None:
-    one = handler(balance=Balance.ROUND_ROBIN)
-    other = handler(balance=Balance.ROUND_ROBIN, key=PLAIN.key._replace(service="other"))
-    assert one != other
-
-
 def test_a_pin_survives_the_others_that_come_and_go() -> None:
     def numbers(*addresses: str) -> dict[str, str]:
         endpoints = tuple(Endpoint(address, 80) for address in addresses)
-        found = compiled(replace(PLAIN, endpoints=endpoints, affinity_timeout=60)).elements
-        return {v: s.key.rpartition(" . ")[2] for s, v in found.items() if s.set_name == "numbered"}
+        elements = of(endpoints=endpoints, affinity_timeout=60).sets["numbered"]
+        return {value: key.rpartition(" . ")[2] for key, value in elements.items()}
 
     all_three = numbers("10.244.0.1", "10.244.0.2", "10.244.0.3")
     assert len(set(all_three.values())) == 3
@@ -378,176 +166,266 @@ def test_a_pin_survives_the_others_that_come_and_go() -> None:
 
 def test_a_service_port_has_one_number_by_whatever_way_and_whatever_comes_and_goes() -> None:
     def numbers(**changes: object) -> set[str]:
-        forwarding = replace(PLAIN, affinity_timeout=60, **changes)  # type: ignore[arg-type]
-        elements = compiled(forwarding).elements
-        ways = {s: v for s, v in elements.items() if s.set_name in ("services", "node_services")}
-        assert len(ways) == len([s for s in elements if s.set_name in ("frontends", "node_ports")])
+        sets = of(affinity_timeout=60, **changes).sets
+        ways = {**sets["services"], **sets["node_services"]}
+        assert len(ways) == len(sets["frontends"]) + len(sets["node_ports"])
         return set(ways.values())
 
     (number,) = numbers()
-    external = (ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24",)),)
-    assert numbers(external_addresses=external, node_port=30080, endpoints=ENDPOINTS[1:]) == {number}
+    assert numbers(external_addresses=LIMITED, node_port=30080, endpoints=ENDPOINTS[1:]) == {number}
     assert numbers(addresses=("10.96.0.9",), port=8080) == {number}
     others = [PLAIN.key._replace(service="other"), PLAIN.key._replace(protocol=Protocol.UDP)]
     assert all(number not in numbers(key=key) for key in others)
 
 
-def test_an_endpoint_has_one_number_under_both_policies() -> None:
-    external = (ExternalAddress("203.0.113.1", allow_from=()),)
-    forwarding = replace(
-        PLAIN,
-        affinity_timeout=60,
-        local_endpoints=ENDPOINTS[1:],
-        external_policy=TrafficPolicy.LOCAL,
-        external_addresses=external,
-    )
-    elements = compiled(forwarding).elements
-    numbered = {s.key: v for s, v in elements.items() if s.set_name == "numbered"}
-    local = {s.key: v for s, v in elements.items() if s.set_name == "local_numbered"}
-    assert set(local.values()) == {"10.244.0.2 . 8080"}
-    assert local.items() <= numbered.items()
+def test_the_local_policy_has_slots_of_its_own_and_endpoints_one_number() -> None:
+    local = {
+        "local_endpoints": ENDPOINTS[1:],
+        "external_policy": TrafficPolicy.LOCAL,
+        "external_addresses": OUTSIDE,
+    }
+    endpoints = of(**local).sets["endpoints"]
+    assert endpoints["203.0.113.1 . tcp . 80 . 0.1.0.0"] == "10.244.0.2 . 8080"
+    assert endpoints["203.0.113.1 . tcp . 80 . 0.0.0.1"] == "10.244.0.2 . 8080"
+    pinned = of(**local, affinity_timeout=60).sets
+    assert set(pinned["local_numbered"].values()) == {"10.244.0.2 . 8080"}
+    assert pinned["local_numbered"].items() <= pinned["numbered"].items()
 
 
-def test_the_local_policy_has_slots_of_its_own() -> None:
-    external = (ExternalAddress("203.0.113.1", allow_from=()),)
-    forwarding = replace(
-        PLAIN, local_endpoints=ENDPOINTS[1:], external_policy=TrafficPolicy.LOCAL, external_addresses=external
-    )
-    elements = compiled(forwarding).elements
-    local = number_address(Family.IPV4, LOCAL_OFFSET)
-    assert elements[ElementKey("endpoints", f"203.0.113.1 . tcp . 80 . {local}")] == "10.244.0.2 . 8080"
-    assert elements[ElementKey("endpoints", "203.0.113.1 . tcp . 80 . 0.0.0.1")] == "10.244.0.2 . 8080"
-
-
-def test_limits_with_every_address_are_none() -> None:
-    external = (ExternalAddress("203.0.113.1", allow_from=("0.0.0.0/0", "192.0.2.0/24")),)
-    fragment = compiled(replace(PLAIN, external_addresses=external))
-    assert not fragment.source_sets
-    number = fragment.elements[ElementKey("frontends", "203.0.113.1 . tcp . 80")]
-    assert fragment.chain_numbers[number] == "always-random-2"
-
-
-def test_nothing_declared_nothing_there() -> None:
-    made = table(numbered(1, "10.244.0.1"))
-    for forwarding in list(made.forwardings()):
-        made.update(forwarding.key, None)
-    assert made.structure().chains == {}
-    assert not dict(made.elements())
-
-
-@pytest.mark.parametrize("mode", list(Masquerade))
-@pytest.mark.parametrize("place", ["external address", "node port"])
-def test_under_the_local_policy_a_backend_may_meet_itself_unmarked(mode: Masquerade, place: str) -> None:
+def test_under_the_local_policy_a_backend_may_meet_itself_unmarked() -> None:
     """What comes from outside keeps its source then, whatever the mode: the set `hairpin` must have them."""
-    entry: dict[str, object] = (
-        {"node_port": 30080}
-        if place == "node port"
-        else {"external_addresses": (ExternalAddress("203.0.113.1"),)}
-    )
-    local = replace(
-        PLAIN,
-        masquerade=mode,
-        external_policy=TrafficPolicy.LOCAL,
-        local_endpoints=ENDPOINTS[:1],
-        **entry,  # type: ignore[arg-type]
-    )
-    assert compiled(local).hairpins >= {ENDPOINTS[0].address}
+    local = {"external_policy": TrafficPolicy.LOCAL, "local_endpoints": ENDPOINTS[:1]}
+    for mode in Masquerade:
+        for entry in ({"node_port": 30080}, {"external_addresses": OUTSIDE}):
+            sets = of(masquerade=mode, **local, **entry).sets
+            assert "10.244.0.1 . 10.244.0.1" in sets["hairpin"], (mode, entry)
 
 
-def test_a_number_that_is_taken_gives_way_to_the_next_free_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile, "NUMBER_BITS", 2)
-    four = [Endpoint(f"10.244.0.{number}", 8080) for number in range(4)]
-    assert sorted(compile._numbers(four).values()) == [0, 1, 2, 3]
+def test_a_draining_backend_keeps_its_clients_under_the_cluster_policy_alone() -> None:
+    draining = {"local_endpoints": ENDPOINTS, "affinity_only": (Endpoint("10.244.0.9", 8080),)}
+    for policy, kept in ((TrafficPolicy.CLUSTER, True), (TrafficPolicy.LOCAL, False)):
+        sets = of(affinity_timeout=60, internal_policy=policy, **draining).sets
+        assert any("10.244.0.9 . 8080" in elements.values() for elements in sets.values()) is kept
 
 
-def test_a_large_plan_is_several_transactions_the_last_with_what_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
+LIMITS = FlowLimits(
+    new_per_client=3,
+    client_burst=100,
+    connections_per_client=2,
+    new_per_second=7,
+    connections=9,
+    client_ipv6_prefix=56,
+)
+
+
+def limited(limits: FlowLimits, family: Family = Family.IPV4) -> tuple[Table, str]:
+    """A table with a service of these limits, and the name of their chain."""
+    node, vip = (("10.244.0.1", "10.96.0.1"), ("fd00:244::1", "fd00:96::1"))[family is Family.IPV6]
+    table = Table(replace(numbered(1, node), addresses=(vip,), limits=limits), family=family)
+    (name,) = (name for name in table.chains if name.startswith("limits-"))
+    return table, name
+
+
+def test_each_limit_is_one_rule_between_the_number_of_the_service_and_the_next_chain() -> None:
+    table, name = limited(LIMITS)
+    assert table.chains[name] == [
+        "ip daddr set ct original ip daddr . meta l4proto . th dport map @services",
+        (
+            "update @new_per_client_3_100 { ip daddr . ip saddr timeout 67s"
+            " limit rate over 3/second burst 100 packets } goto over-new_per_client-refuse"
+        ),
+        (
+            "add @connections_per_client_2 { ip daddr . ip saddr ct count over 2 }"
+            " goto over-connections_per_client-refuse"
+        ),
+        (
+            "update @new_per_second_7_7 { ip daddr timeout 10s limit rate over 7/second burst 7 packets }"
+            " goto over-new_per_second-refuse"
+        ),
+        "add @connections_9 { ip daddr ct count over 9 } goto over-connections-refuse",
+        "ip daddr set ct original ip daddr goto random-1",
+    ]
+    declared = {name: each for name, each in table.declarations.items() if re.search(r"_\d", name)}
+    clients, all_clients = "type ipv4_addr . ipv4_addr;", "type ipv4_addr;"
+    assert [each.startswith(clients) for each in declared.values()] == [
+        "per_client" in name for name in declared
+    ]
+    assert all(each.startswith((clients, all_clients)) for each in declared.values())
+    assert {name for name, each in declared.items() if "flags dynamic,timeout" in each} == {
+        "new_per_client_3_100",
+        "new_per_second_7_7",
+    }
+    count = "update @refused_connections { ct original ip daddr . meta l4proto . th dport counter }"
+    refusal = table.chains["over-connections-refuse"]
+    assert refusal[0] == count
+    assert refusal[1:] == of(endpoints=(), has_endpoints=False).chains["refuse"]
+
+
+def test_an_ipv6_client_is_a_prefix_and_the_name_of_a_chain_changes_with_its_limits() -> None:
+    for length, client in (
+        (56, "ip6 saddr & ffff:ffff:ffff:ff00::"),
+        (128, "ip6 saddr"),
+        (32, "ip6 saddr & ffff:ffff::"),
+    ):
+        table, name = limited(replace(LIMITS, client_ipv6_prefix=length), Family.IPV6)
+        _, rate, connections, *_ = table.chains[name]
+        assert f"ip6 daddr . {client} timeout" in rate
+        assert f"ip6 daddr . {client} ct count" in connections
+    names = {limited(replace(LIMITS, connections=n))[1] for n in range(1, 40)}
+    assert len(names) == 39
+    assert {len(name) for name in names} == {len("limits-1234567812345678-random-1")}
+
+
+ALIKE = ("10.244.34.41", "10.244.58.51")
+UNNAMED = (ServicePort(80, Protocol.TCP, "", 8080),)
+COLLIDING = ("tenant-83584", "tenant-141896")
+"""Their service ports with tcp have the same 32 bits of blake2b: found by trying 140,000 names."""
+
+
+@pytest.fixture
+def programs() -> WatchedPrograms:
+    return WatchedPrograms()
+
+
+@pytest.fixture
+def vipd(namespace: Namespace, programs: WatchedPrograms, tmp_path: Path) -> Synced:
+    """A dataplane of which programs write everything."""
+    return synced("nftables", namespace.name, tmp_path, through=programs, netlink=False)
+
+
+def written(vipd: Synced, programs: WatchedPrograms, *services: Service) -> list[str]:
+    """The transactions that a change takes."""
+    programs.written.clear()
+    vipd.become(*services)
+    return programs.written.copy()
+
+
+@pytest.mark.root
+def test_a_change_of_one_service_is_a_few_elements_in_one_transaction(
+    vipd: Synced, programs: WatchedPrograms
 ) -> None:
-    monkeypatch.setattr(plan, "BATCH_ELEMENTS", 2)
-    steps = tuple(
-        Step((), {}, {ElementKey("frontends", f"10.96.0.{n} . tcp . 80"): "drop"}) for n in range(3)
+    many = [numbered(n, "10.244.0.1", "10.244.0.2") for n in range(50)]
+    many.append(numbered(60, "10.244.0.1"))
+    vipd.become(*many)
+    changed = [*many[:7], numbered(7, "10.244.0.1", "10.244.0.3"), *many[8:]]
+    vipd.declare([*many[:7], numbered(7, "10.244.0.1", "10.244.0.4"), *many[8:]])  # never written
+    vipd.declare(changed)
+    assert vipd.pending() == (
+        "# ipv4\n"
+        "-endpoints 10.96.0.7 . tcp . 80 . 0.0.0.1 : 10.244.0.2 . 8080\n"
+        "+endpoints 10.96.0.7 . tcp . 80 . 0.0.0.1 : 10.244.0.3 . 8080\n"
     )
-    late = Step((), {FRONTEND: "drop"}, {})
-    made = Plan("ip vipd", steps=steps, late=late)
-    first, last = made.transactions()
-    assert (first.steps, last.steps) == ([*steps[:2]], [steps[2]])
-    assert ("delete element" in first.text(), "delete element" in last.text()) == (False, True)
-    (everything,) = replace(made, replaces=True).transactions()
-    assert everything.steps == [*steps]
-    assert [bool(each) for each in (made, Plan("ip vipd"), Plan("ip vipd", late=late))] == [True, False, True]
+    assert len(written(vipd, programs, *changed)) == 1
+    vipd.declare(many)
+    vipd.declare(changed)
+    assert vipd.pending() == "", "as the kernel holds it"
+    assert len(written(vipd, programs, *changed[40:])) == 1, "and so are services that end"
+    fewer = [replace(service, backends=service.backends[:1]) for service in changed[40:44]] + changed[44:]
+    assert len(written(vipd, programs, *fewer)) == 1, "another number of backends is no other kind, if known"
+    assert written(vipd, programs)[-1] == "delete table ip vipd\n"
+    assert vipd.pending() == ""
 
 
-def test_a_chain_at_another_hook_makes_the_table_anew() -> None:
-    made = table(numbered(1, "10.244.0.1"))
-    installed = make_plan(OPTIONS, made.structure(), Installed(), *made.dirty()).installed_after
-    assert installed
-    assert any(found.hook for found in installed.chains.values())
-    assert not make_plan(OPTIONS, made.structure(), installed, (), Step((), {}, {})).replaces
-    for name, found in installed.chains.items():
-        moved = replace(found, hook=(3, -99) if found.hook is None else (found.hook[0], found.hook[1] + 1))
-        there = replace(installed, chains={**installed.chains, name: moved})
-        assert make_plan(OPTIONS, made.structure(), there, (), Step((), {}, {})).replaces, name
-
-
-@pytest.mark.parametrize(("policy", "kept"), [(TrafficPolicy.CLUSTER, True), (TrafficPolicy.LOCAL, False)])
-def test_a_draining_backend_keeps_its_clients_under_the_cluster_policy_alone(
-    policy: TrafficPolicy, kept: bool
+@pytest.mark.root
+def test_chains_are_made_before_anything_leads_there_and_what_old_ones_look_for_goes_after(
+    vipd: Synced, programs: WatchedPrograms
 ) -> None:
-    forwarding = replace(
-        PLAIN,
-        affinity_timeout=60,
-        internal_policy=policy,
-        local_endpoints=ENDPOINTS,
-        affinity_only=(Endpoint("10.244.0.9", 8080),),
+    web = numbered(7, "10.244.0.1", "10.244.0.2")
+    texts = written(vipd, programs, web)
+    claims = [number for number, text in enumerate(texts) if "element ip vipd claimed" in text]
+    serves = [number for number, text in enumerate(texts) if "element ip vipd frontends" in text]
+    # A packet that is in the table when both appear would find the claim alone, and be refused.
+    assert max(serves) < min(claims)
+    made, led, gone, *_ = written(vipd, programs, replace(web, affinity=Affinity(60)))
+    assert "add chain ip vipd random-2-pinned-60" in made
+    assert "10.96.0.7" not in made
+    assert "add chain" not in led
+    deleted = [line for line in led.splitlines() if line.startswith("delete element")]
+    assert {line.split()[4] for line in deleted} == {"frontends"}
+    assert gone.startswith("delete element ip vipd endpoints { ")
+    assert gone.count("10.96.0.7 . tcp . 80 . ") == 2
+
+
+@pytest.mark.root
+def test_what_nobody_wants_any_more_goes_after_what_leads_there(
+    vipd: Synced, programs: WatchedPrograms
+) -> None:
+    both = [numbered(n, "10.244.0.1") for n in (7, 8)]
+    vipd.become(*both)
+    vipd.declare(both[:1])
+    vipd.restart()  # which knows of the other only that it is in the kernel
+    texts = written(vipd, programs, *both[:1])
+    leads, looked_up = (
+        next(number for number, text in enumerate(texts) if f"delete element ip vipd {name} " in text)
+        for name in ("frontends", "endpoints")
     )
-    elements = compile_forwarding(forwarding, OPTIONS, TableNumbers(Family.IPV4)).elements
-    assert ("10.244.0.9 . 8080" in elements.values()) is kept
+    assert leads < looked_up
 
 
-def taken_over(name: str, *outside: str, to: str = "10.244.0.1") -> Service:
-    """A service that continues flows of other hosts."""
-    return replace(
-        numbered(len(name), to),
-        name=name,
-        addresses=(),
-        external_addresses=tuple(ExternalAddress(address, True, ()) for address in outside),
-        balance=Balance.SOURCE_HASH,
-        masquerade=Masquerade.HAIRPIN,
-        flow_takeover=True,
-    )
+@pytest.mark.root
+def test_an_element_that_goes_over_to_another_service_waits_for_nothing(
+    vipd: Synced, programs: WatchedPrograms, namespace: Namespace
+) -> None:
+    one, other = numbered(1, "10.244.0.1", "10.244.0.2"), numbered(2, "10.244.0.3")
+    pinned = replace(other, affinity=Affinity(60), addresses=(*other.addresses, *one.addresses))
+    vipd.become(one, other)
+    written(vipd, programs, pinned)
+    assert vipd.drift() == ""
+    assert "10.96.0.1 . tcp . 80" in tables(namespace)
+    back = written(vipd, programs, one, other)
+    assert vipd.drift() == ""
+    assert len([text for text in back if "add element ip vipd endpoints" in text]) == 1
 
 
-def replies(desired: DesiredTable) -> dict[str, dict[str, str]]:
-    """The elements of the two holders for replies."""
-    found: dict[str, dict[str, str]] = {"reply_sources": {}, "reply_frontends": {}}
-    for slot, value in desired.shared_elements():
-        if slot.set_name in found:
-            found[slot.set_name][slot.key] = value
-    return found
+@pytest.mark.root
+def test_a_new_service_of_a_known_kind_changes_no_verdict(vipd: Synced) -> None:
+    """Else the kernel would check all of them again."""
+    vipd.become(numbered(1, "10.244.0.1"))
+    vipd.declare([numbered(1, "10.244.0.1"), numbered(2, "10.244.0.1")])
+    lines = vipd.pending().splitlines()
+    assert {line.partition(" ")[0] for line in lines} == {
+        "#",
+        "+frontends",
+        "+endpoints",
+        "+claimed",
+        "+pinged",
+    }
+    vipd.declare([numbered(1, "10.244.0.1"), numbered(3, "10.244.0.1", "10.244.0.2")])
+    assert "element ip vipd handlers" in vipd.pending()
 
 
-def test_a_reply_has_the_only_service_of_its_endpoint() -> None:
-    one, both = taken_over("one", "192.0.2.1"), taken_over("both", "192.0.2.2")
-    desired, port = table(one), "10.244.0.1 . 8080"
-    assert replies(desired)["reply_frontends"] == {port: "192.0.2.1 . 80"}
-    (forwarding,) = select_backends(both, POLICY)
-    desired.update(forwarding.key, forwarding)
-    assert replies(desired) == {"reply_sources": {port: ""}, "reply_frontends": {}}, "which is unknown"
-    desired.update(forwarding.key, None)
-    assert replies(desired)["reply_frontends"] == {port: "192.0.2.1 . 80"}
-    two = table(taken_over("two", "192.0.2.1", "192.0.2.3"))
-    assert replies(two) == {"reply_sources": {port: ""}, "reply_frontends": {}}
+@pytest.mark.root
+@pytest.mark.parametrize("more", [{"affinity": Affinity(60)}, {"limits": FlowLimits(connections=3)}])
+def test_services_whose_names_have_the_same_hash_share_no_affinity_and_no_limits(
+    more: dict[str, object], vipd: Synced
+) -> None:
+    services = [
+        replace(numbered(n, "10.244.0.1", "10.244.0.2"), name=name, ports=UNNAMED, **more)  # type: ignore[arg-type]
+        for n, name in enumerate(COLLIDING, 1)
+    ]
+    first, second = Table(*services).sets["services"].values()
+    assert first != second
+    assert {*Table(services[0]).sets["services"].values()} == {*Table(services[1]).sets["services"].values()}
+    vipd.become(*services)
+    # Neither a change of one nor the end of the other moves a number: the kernel counts by it.
+    vipd.declare([replace(service, backends=service.backends[:1]) for service in services])
+    assert "services " not in vipd.pending()
+    vipd.declare(services[1:])
+    assert "+services" not in vipd.pending()
+    vipd.step()
+    vipd.declare([*services[1:], replace(services[0], name="another")])
+    vipd.step()
+    assert len({*Table(services[1], replace(services[0], name="another")).sets["services"].values()}) == 2
 
 
-def test_rules_for_replies_exist_only_with_a_service_that_needs_them() -> None:
-    plain = table(numbered(1, "10.244.0.1"))
-    before = plain.structure()
-    assert not any("reply" in rule for rules in before.chains.values() for rule in rules)
-    (forwarding,) = select_backends(taken_over("one", "192.0.2.1"), POLICY)
-    plain.update(forwarding.key, forwarding)
-    during = plain.structure()
-    assert {"reply_sources", "reply_frontends"} == during.sets.keys() - before.sets.keys()
-    assert [r for r in during.chains["prerouting"] if "@reply_sources ct mark set" in r]
-    plain.update(forwarding.key, None)
-    assert plain.structure().chains["postrouting"] == before.chains["postrouting"]
-    assert plain.structure().sets == before.sets
+@pytest.mark.root
+def test_what_is_lost_goes_with_the_last_of_several_transactions(
+    namespace: Namespace, programs: WatchedPrograms, tmp_path: Path
+) -> None:
+    vipd = synced("nftables", namespace.name, tmp_path, through=programs, netlink=False, batch=2)
+    vipd.become(numbered(1, "10.244.0.1"), numbered(2, "10.244.0.1"))
+    texts = written(vipd, programs, *(numbered(n, "10.244.0.1") for n in range(2, 6)))
+    of_claims = [number for number, text in enumerate(texts) if "delete element ip vipd claimed" in text]
+    assert len(texts) > 1
+    assert of_claims == [len(texts) - 1]
+    assert vipd.drift() == ""
