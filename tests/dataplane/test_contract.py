@@ -92,13 +92,15 @@ def test_a_failure_blames_nobody_and_is_made_good(host: Host) -> None:
     check_as_cold(host, SECOND)
 
 
-def test_who_is_refused_is_named_and_holds_back_nobody(host: Host) -> None:
+def test_who_is_refused_is_named_and_holds_back_nobody(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     host.vipd.become(ONE, OTHER)
     host.programs.instead = refusing(BAD_BACKEND)
     host.vipd.become(ONE, BAD, THIRD, *MANY)
     (refused,) = host.vipd.refused().items()
     assert refused[0] == BAD.name
     assert "is refused by the test" in refused[1]
+    (record,) = (record for record in caplog.records if "is quarantined" in record.getMessage())
+    assert "service-quarantined" in str(vars(record)), "an event of the journal"
     assert host.vipd.pending() == ""
     assert host.held() == host.cold(ONE, OTHER, THIRD, *MANY), "it goes on as the kernel had it"
     host.vipd.become(ONE, THIRD, *MANY)

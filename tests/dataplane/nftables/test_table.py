@@ -13,7 +13,7 @@ from tests.dataplane.declared import HTTP, backends
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.nftables.declared import numbered
 from tests.dataplane.nftables.listed import tables
-from tests.dataplane.watched_programs import WatchedPrograms, refusing
+from tests.dataplane.watched_programs import WatchedPrograms, raising, refusing
 from tests.lab.inside import NotWrittenError, ProgramResult, Synced, compiled, synced
 from vipd.model.service import Affinity, Balance, ExternalAddress, Family, Masquerade, Service
 
@@ -258,3 +258,82 @@ def test_an_upgraded_nft_is_asked_anew_what_it_can_do(namespace: Namespace, tmp_
         found.append(("pins" in tables(namespace), bool(vipd.warnings())))
     assert found[0] == (False, True)
     assert found[-1] == (True, False)
+
+
+ONE, MOVED = numbered(1, "10.244.0.1"), numbered(1, "10.244.0.2")
+
+
+@pytest.fixture
+def programs() -> WatchedPrograms:
+    return WatchedPrograms()
+
+
+@pytest.fixture
+def watched(namespace: Namespace, programs: WatchedPrograms, tmp_path: Path) -> Synced:
+    """A dataplane whose programs are looked on."""
+    return synced("nftables", namespace.name, tmp_path, through=programs)
+
+
+def test_a_small_change_runs_no_program(
+    watched: Synced, programs: WatchedPrograms, namespace: Namespace
+) -> None:
+    watched.become(ONE)
+    assert programs.started
+    programs.started.clear()
+    watched.become(MOVED)
+    watched.become(MOVED, numbered(2, "10.244.0.3"))
+    watched.become(MOVED)
+    assert programs.started == []
+    assert "10.244.0.2" in tables(namespace)
+    assert "10.244.0.3" not in tables(namespace)
+    watched.restart()
+    assert watched.pending() == "", "what is read equals what was written"
+    watched.become(
+        replace(MOVED, addresses=("10.96.0.1", "fd00::1")), numbered(2, "10.244.0.3", "10.244.0.4")
+    )
+    assert programs.written, "a chain is written by nft"
+
+
+def test_nft_writes_the_chains_of_a_load_and_no_element_of_a_service(
+    watched: Synced, programs: WatchedPrograms, namespace: Namespace
+) -> None:
+    vips = [(f"10.96.{n // 250}.{n % 250 + 1}", f"fd00:96::{n + 1:x}") for n in range(700)]
+    many = [replace(numbered(n, f"10.244.0.{n % 200 + 1}"), addresses=both) for n, both in enumerate(vips)]
+    watched.become(*many)
+    texts = [text for text in programs.written if "element ip" in text or "chain ip" in text]
+    assert len([text for text in texts if "handlers" in text]) == 2, "one for each family"
+    assert "10.244.0.1" not in "".join(programs.written)
+    assert tables(namespace).count("10.244.0.1 . 8080") == 4
+    watched.restart()
+    assert watched.pending() == "", "what is read equals what was written"
+
+
+def test_what_another_program_has_added_blames_nobody(
+    watched: Synced, programs: WatchedPrograms, namespace: Namespace
+) -> None:
+    """The kernel refuses an element that is there already, and vipd does not know of it."""
+    watched.become(ONE)
+    nft(namespace, "add element ip vipd frontends { 10.96.0.8 . tcp . 80 : 1.2.3.4 }")
+    watched.become(MOVED, numbered(8, "10.244.0.1"))
+    assert watched.netlink_refusals
+    assert not watched.refused()
+    result = tables(namespace)
+    namespace.do("nft", "flush", "ruleset")
+    watched.restart()
+    watched.step()
+    assert result == tables(namespace)
+
+
+def test_nft_that_is_missing_is_found_when_it_is_there(
+    watched: Synced, programs: WatchedPrograms, namespace: Namespace
+) -> None:
+    programs.instead = raising(FileNotFoundError(2, "nft"))
+    watched.restart()
+    for _ in range(2):
+        with pytest.raises(NotWrittenError, match=r"nft cannot be run: there is no such program; hint: apt"):
+            watched.become(ONE)
+    assert "no such program" in watched.versions()["ipv4"]
+    programs.instead = lambda argv, stdin: None
+    assert watched.step()
+    assert "10.244.0.1" in tables(namespace)
+    assert watched.versions()["ipv4"].startswith("nftables v")
