@@ -1,5 +1,5 @@
-"""Small changes go to the kernel without nft. What the kernel refuses is tried by nft, and what may be lost is
-read again."""
+"""Small changes go to the kernel without nft. What the kernel refuses is tried by nft, and what may be lost
+is read again."""
 
 from __future__ import annotations
 

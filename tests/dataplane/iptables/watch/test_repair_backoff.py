@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,13 +33,10 @@ def undo_at_once(peace: RepairBackoff, times: int, start: float = 0.0) -> tuple[
 def test_the_first_repairs_are_made_at_once_then_pauses_double() -> None:
     pauses, _ = undo_at_once(RepairBackoff(), 12)
     assert pauses == [0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30]
-
-
-@pytest.mark.parametrize("times", [REPAIRS_WITHOUT_PAUSE - 1, REPAIRS_WITHOUT_PAUSE])
-def test_the_warning_comes_with_the_pauses(times: int) -> None:
-    peace = RepairBackoff()
-    _, now = undo_at_once(peace, times)
-    assert bool(peace.warnings(now)) is (times == REPAIRS_WITHOUT_PAUSE)
+    for times in (REPAIRS_WITHOUT_PAUSE - 1, REPAIRS_WITHOUT_PAUSE):
+        peace = RepairBackoff()
+        _, now = undo_at_once(peace, times)
+        assert bool(peace.warnings(now)) is (times == REPAIRS_WITHOUT_PAUSE), "it comes with the pauses"
 
 
 def test_the_warning_says_who_how_often_and_what_to_do() -> None:
@@ -65,10 +64,29 @@ def test_quiet_makes_peace() -> None:
     assert peace.record_change([RESTORE], now + WINDOW_SECONDS) == now + WINDOW_SECONDS
 
 
-def test_pauses_last_although_they_make_repairs_rare() -> None:
-    """At 30 s each there are fewer than five repairs within the window."""
-    pauses, _ = undo_at_once(RepairBackoff(), 40)
+def test_a_quarrel_of_a_day_is_kept_in_little_room() -> None:
+    """Pauses last although they make repairs rare: at 30 s each there are fewer than five within the window."""
+    tracemalloc.start()
+    try:
+        peace = RepairBackoff()
+        pauses, now = undo_at_once(peace, 2880)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
     assert set(pauses[11:]) == {MAX_PAUSE_SECONDS}
+    assert kept < 200_000, "one number for each pause is the test's own"
+    assert "firewalld (pid 812) has undone vipd's rules 2880 times in " in peace.warnings(now)[0]
+
+
+def test_culprits_by_ever_new_names_are_few() -> None:
+    peace = RepairBackoff()
+    for number in range(10_000):
+        peace.record_change([Actor(f"p{number}", number)], 0.001 * number)
+        if not number % 3:
+            peace.record_repair(True, 0.001 * number)
+    warnings = peace.warnings(10.0)
+    assert len(warnings) < 100
+    assert "another program has undone" in " ".join(warnings)
 
 
 def test_now_and_then_is_no_quarrel() -> None:
