@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -1205,7 +1205,14 @@ def _entry(flow: Flow) -> Any:
 def _settings(values: Mapping[str, object]) -> Settings:
     from vipd.host.settings.settings import Settings
 
-    return Settings(**values)  # type: ignore[arg-type]
+    return Settings(**values) if values else _default_settings()  # type: ignore[arg-type]
+
+
+@lru_cache
+def _default_settings() -> Settings:
+    from vipd.host.settings.settings import Settings
+
+    return Settings()
 
 
 def _forwardings(
