@@ -183,7 +183,6 @@ TARGETS = (
         (
             "tests/dataplane/conntrack/test_stale.py",
             "tests/dataplane/conntrack/test_scheduler.py",
-            "tests/dataplane/conntrack/test_resets.py",
         ),
         one_in=2,
     ),

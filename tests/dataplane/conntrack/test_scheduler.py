@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,111 +13,130 @@ import pytest
 from tests.dataplane.conntrack.fake_table import FakeTable, Fault
 from tests.dataplane.conntrack.forwardings import forwarding
 from tests.dataplane.conntrack.kernel import made
-from vipd.dataplane.conntrack import scheduler as keeping
 from vipd.dataplane.conntrack.checkpoint import FILE_NAME, Checkpoint
-from vipd.dataplane.conntrack.cleaner import CleanupResult, Connect, clean
+from vipd.dataplane.conntrack.cleaner import CleanupResult, clean
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.dataplane.conntrack.scheduler import KEEP_REMOVED_SECONDS, UNHURRIED_SECONDS, ConntrackScheduler
-from vipd.dataplane.conntrack.stale import (
-    Destination,
-    FlowTarget,
-    FlowTargets,
-    Reason,
-    default_target,
-    flow_targets,
+from vipd.dataplane.conntrack.scheduler import (
+    KEEP_REMOVED_SECONDS,
+    MAX_REMOVED,
+    MAX_RESETS,
+    RESET_SECONDS,
+    UNHURRIED_SECONDS,
+    ConntrackScheduler,
 )
+from vipd.dataplane.conntrack.stale import flow_targets
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 
-CLIENT, DNS, OTHER = ("10.10.0.2", 40000), ("10.96.0.10", 53), ("10.96.0.11", 53)
+DNS, OTHER, WEB = ("10.96.0.10", 53), ("10.96.0.11", 53), ("10.96.0.20", 80)
 B1, B2, B3 = ("10.244.0.1", 53), ("10.244.0.2", 53), ("10.244.0.3", 53)
 INTERVAL = 300.0
+ONE_GONE, GONE = {"backend gone": 1}, "backend gone"
 
 
 def flow(to: SocketAddress, backend: SocketAddress, source_port: int = 40000) -> Entry:
     return made(("10.10.0.2", source_port), to, backend, replied=True)
 
 
-class Bench:
-    """A keeper over a fake table with a clock of its own."""
+def tcp(*backends: SocketAddress, at: SocketAddress = WEB, **more: object) -> Forwarding:
+    """A TCP service that wants its flows ended."""
+    return replace(forwarding(*at, *backends, protocol=Protocol.TCP), ends_flows=True, **more)  # type: ignore[arg-type]
 
-    def __init__(self, *entries: Entry, checkpoint: Checkpoint | None = None) -> None:
+
+class Bench:
+    """A scheduler over a fake table with a clock of its own."""
+
+    def __init__(self, *entries: Entry, checkpoint: Path | None = None) -> None:
         self.now = 1000.0
         self.table = FakeTable(entries)
-        self.keeper = ConntrackScheduler(
-            lambda: self.now, INTERVAL, self.table.connect, checkpoint=checkpoint
-        )
+        kept = Checkpoint(checkpoint) if checkpoint else None
+        self.scheduler = ConntrackScheduler(lambda: self.now, INTERVAL, self.table.connect, checkpoint=kept)
 
     def become(self, *changes: Forwarding | ForwardingKey) -> None:
         """Tell what is new or gone, and that the rules are so."""
         self.update(*changes)
-        self.keeper.applied(wrote=True)
+        self.scheduler.applied(wrote=True)
 
     def update(self, *changes: Forwarding | ForwardingKey) -> None:
-        self.keeper.services_changed(
+        self.scheduler.services_changed(
             {c.key: c for c in changes if isinstance(c, Forwarding)}
             | dict.fromkeys(c for c in changes if isinstance(c, ForwardingKey))
         )
 
-    def clean(self) -> CleanupResult:
+    def clean(self) -> dict[str, int]:
+        """A run; how many flows it has ended, by reason."""
+
         async def work() -> CleanupResult:
-            cleaned = await self.keeper.clean()
-            await self.keeper.save()
+            cleaned = await self.scheduler.clean()
+            await self.scheduler.save()
             return cleaned
 
-        return asyncio.run(work())
+        return {str(reason): number for reason, number in asyncio.run(work()).deleted.items()}
 
+    def fail(self, *faults: Fault) -> None:
+        """A run that fails."""
+        self.table.faults = list(faults or [Fault.REFUSED])
+        with pytest.raises(ConntrackError):
+            self.clean()
+        assert self.due
+
+    @property
     def due(self) -> bool:
-        return self.keeper.due
+        return self.scheduler.due
 
     @property
     def left(self) -> list[SocketAddress]:
         """The backends of the flows that are left."""
         return [entry.reply_source for entry in self.table.entries.values()]
 
+    @property
+    def resets(self) -> list[tuple[str, int]]:
+        """The removed frontends whose clients are reset."""
+        return [(place.address, place.port) for place in self.scheduler.resets()]
+
 
 def test_a_run_is_due_after_a_change_is_written_and_then_on_the_timer() -> None:
     bench = Bench()
     bench.update(forwarding(*DNS, B1))
-    assert not bench.due(), "the rules are not written yet"
-    bench.keeper.applied(wrote=True)
-    assert bench.due()
+    assert not bench.due, "the rules are not written yet"
+    bench.scheduler.applied(wrote=True)
+    assert bench.due
     bench.clean()
-    assert not bench.due()
-    bench.keeper.applied(wrote=False)
-    assert not bench.due()
-    bench.keeper.applied(wrote=True)
-    assert bench.due(), "rules were missing for a while"
+    assert not bench.due
+    bench.scheduler.applied(wrote=False)
+    assert not bench.due
+    bench.scheduler.applied(wrote=True)
+    assert bench.due, "rules were missing for a while"
     bench.clean()
     bench.now += INTERVAL - 1
-    assert not bench.due()
+    assert not bench.due
     bench.now += 1
-    assert bench.due()
+    assert bench.due
+    bench.update(forwarding(*DNS, B2))
+    bench.now += 10 * INTERVAL
+    assert not bench.due, "the change is not written"
 
 
 def test_a_change_after_which_every_flow_may_go_on_hurries_no_run() -> None:
     """As an etcd has ten of in a second: a weight, a backend more, or one less of a TCP service."""
     bench = Bench()
-    web = ("10.96.0.20", 80)
-
-    def tcp(*backends: SocketAddress) -> Forwarding:
-        return forwarding(*web, *backends, protocol=Protocol.TCP, node_port=30080)
-
-    bench.become(forwarding(*DNS, B1), tcp(B1))
+    lasting = [
+        replace(tcp(*backends, node_port=30080), ends_flows=False) for backends in ((B1,), (B1, B2), (B2,))
+    ]
+    bench.become(forwarding(*DNS, B1), lasting[0])
     bench.clean()
-    for change in (tcp(B1, B2), tcp(B2), forwarding(*DNS, B1, B2)):
+    for change in (*lasting[1:], forwarding(*DNS, B1, B2)):
         bench.become(change)
-        assert not bench.due()
+        assert not bench.due
         bench.now += UNHURRIED_SECONDS
-        assert bench.due()
+        assert bench.due
         bench.clean()
-    ending = replace(tcp(B2, B3), ends_flows=True)
-    limited = replace(forwarding(*DNS, B1, B2), allow_from=("10.10.0.0/24",))
+    ending = tcp(B2, B3, node_port=30080)
     changes: tuple[Forwarding | ForwardingKey, ...] = (
         ending,
         replace(ending, endpoints=ending.endpoints[:1]),
-        limited,
+        replace(forwarding(*DNS, B1, B2), allow_from=("10.10.0.0/24",)),
         forwarding(*DNS, B2),
         forwarding(*DNS),
         forwarding(*DNS, B2),
@@ -126,62 +146,36 @@ def test_a_change_after_which_every_flow_may_go_on_hurries_no_run() -> None:
     )
     for each in changes:
         bench.become(each)
-        assert bench.due(), each
+        assert bench.due, each
         bench.clean()
-        assert not bench.due()
-
-
-def test_nothing_is_due_while_a_change_is_not_written() -> None:
-    bench = Bench()
-    bench.become(forwarding(*DNS, B1))
-    bench.update(forwarding(*DNS, B2))
-    bench.now += 10 * INTERVAL
-    assert not bench.due()
+        assert not bench.due
 
 
 def test_each_family_is_cleaned_once_its_own_rules_are_written() -> None:
     dns6, one6, two6 = ("fd00:96::10", 53), ("fd00:1::1", 53), ("fd00:1::2", 53)
-    client6 = ("fd00:10::2", 40000)
-    bench = Bench(flow(DNS, B1), made(client6, dns6, one6, replied=True))
+    bench = Bench(flow(DNS, B1), made(("fd00:10::2", 40000), dns6, one6, replied=True))
     bench.become(forwarding(*DNS, B1, B2), forwarding(*dns6, one6, two6))
     bench.clean()
     bench.update(forwarding(*DNS, B2), forwarding(*dns6, two6))
-    bench.keeper.applied(True, [Family.IPV4])
-    assert bench.due()
-    bench.clean()
-    assert bench.left == [one6], "its rules still lead there"
-    bench.keeper.applied(True, [Family.IPV6])
-    assert bench.due()
-    bench.clean()
-    assert bench.left == []
+    for family, left in ((Family.IPV4, [one6]), (Family.IPV6, [])):
+        bench.scheduler.applied(True, [family])
+        assert bench.due
+        bench.clean()
+        assert bench.left == left, "the rules of the other still lead there"
 
 
-def test_flows_to_a_backend_that_left_end() -> None:
-    bench = Bench(flow(DNS, B1), flow(DNS, B2))
-    bench.become(forwarding(*DNS, B1, B2))
-    assert bench.clean().deleted == {}
-    bench.become(forwarding(*DNS, B2))
-    cleaned = bench.clean()
-    assert cleaned.deleted == {Reason.BACKEND_GONE: 1}
-    assert cleaned.examined == 2
-    assert bench.left == [B2]
-
-
-def test_flows_to_a_removed_service_end_and_those_of_its_successor_stay() -> None:
-    gone = forwarding(*DNS, B1)
-    bench = Bench(flow(DNS, B1), flow(DNS, B3), flow(OTHER, B1))
+def test_flows_to_what_left_end_and_those_of_others_stay() -> None:
+    gone = forwarding(*DNS, B1, B2)
+    bench = Bench(flow(DNS, B1), flow(DNS, B2), flow(DNS, B3), flow(OTHER, B1))
     bench.become(gone, forwarding(*OTHER, B1))
-    bench.become(gone.key)
-    assert bench.clean().deleted == {Reason.BACKEND_GONE: 1}
+    bench.become(gone.key)  # B3 is its successor's
+    assert bench.clean() == {GONE: 2}
     assert bench.left == [B3, B1]
-
-
-def test_a_node_port_that_is_given_up_is_cleaned() -> None:
     bench = Bench(flow(("10.10.0.1", 30053), B1))
-    bench.keeper.host_changed(frozenset(["10.10.0.1"]))
+    bench.scheduler.host_changed(frozenset(["10.10.0.1"]))
     bench.become(forwarding(*DNS, B1, node_port=30053))
     bench.become(forwarding(*DNS, B1))
-    assert bench.clean().deleted == {Reason.BACKEND_GONE: 1}
+    assert bench.clean() == ONE_GONE, "a node port that is given up"
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.SILENCE])
@@ -193,22 +187,13 @@ def test_a_failed_run_stays_due_and_loses_nothing(fault: Fault) -> None:
     bench.clean()
     for change in (forwarding(*DNS, B2), first.key):
         bench.become(change)
-        bench.table.faults = [fault]
-        with pytest.raises(ConntrackError):
-            bench.clean()
-        assert bench.due()
-    assert bench.clean().deleted == {Reason.BACKEND_GONE: 2}
-    assert not bench.due()
-
-
-def test_a_deletion_that_fails_is_tried_again() -> None:
+        bench.fail(fault)
+    assert bench.clean() == {GONE: 2}
+    assert not bench.due
     bench = Bench(flow(DNS, B1))
     bench.become(forwarding(*DNS, B2))
-    bench.table.faults = [Fault.LATE, Fault.REFUSED]
-    with pytest.raises(ConntrackError):
-        bench.clean()
+    bench.fail(Fault.LATE, Fault.REFUSED)  # of the deletion
     assert bench.left == [B1]
-    assert bench.due()
     bench.clean()
     assert bench.left == []
 
@@ -218,28 +203,15 @@ def test_a_change_during_a_run_makes_another_one_due() -> None:
     bench.become(forwarding(*DNS, B1))
 
     async def change_meanwhile() -> None:
-        run = asyncio.create_task(bench.keeper.clean())
+        run = asyncio.create_task(bench.scheduler.clean())
         await asyncio.sleep(0)
         bench.become(forwarding(*DNS, B2))
         await run
 
     asyncio.run(change_meanwhile())
-    assert bench.due()
+    assert bench.due
     bench.clean()
     assert bench.left == []
-
-
-def test_a_run_in_progress_never_finds_a_frontend_missing_that_stays() -> None:
-    seen = []
-
-    def look(each: Forwarding) -> FlowTarget:
-        seen.append(keeper.flow_targets.targets.get(Destination(Family.IPV4, Protocol.UDP, *DNS)))
-        return default_target(each)
-
-    keeper = ConntrackScheduler(lambda: 0.0, INTERVAL, FakeTable().connect, look)
-    for change in (forwarding(*DNS, B1), forwarding(*DNS, B2)):
-        keeper.services_changed({change.key: change})
-    assert seen == [None, default_target(forwarding(*DNS, B1))]
 
 
 def test_a_cancelled_run_is_due_again() -> None:
@@ -251,12 +223,11 @@ def test_a_cancelled_run_is_due_again() -> None:
         released.wait(60)
         return connect()
 
-    keeper = ConntrackScheduler(lambda: bench.now, INTERVAL, wait_and_connect)  # type: ignore[arg-type]
-    keeper.services_changed({(f := forwarding(*DNS, B2)).key: f})
-    keeper.applied(wrote=True)
+    bench.scheduler = ConntrackScheduler(lambda: bench.now, INTERVAL, wait_and_connect)  # type: ignore[arg-type]
+    bench.become(forwarding(*DNS, B2))
 
     async def cancel() -> None:
-        run = asyncio.create_task(keeper.clean())
+        run = asyncio.create_task(bench.scheduler.clean())
         await asyncio.to_thread(begun.wait, 60)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -264,53 +235,57 @@ def test_a_cancelled_run_is_due_again() -> None:
         released.set()
 
     asyncio.run(cancel())
-    assert keeper.due
+    assert bench.due
     assert len(bench.left) == 21, "the run went on after it was cancelled"
     assert bench.table.reads == 1, "it went on reading"
 
 
+def ends_flows_of(bench: Bench, place: SocketAddress, backend: SocketAddress) -> bool:
+    """Whether a flow there would be ended by a run that is due by the timer."""
+    bench.table.entries[999] = flow(place, backend)
+    bench.now += INTERVAL
+    bench.clean()
+    return bench.table.entries.pop(999, None) is None
+
+
 def test_removed_frontends_are_forgotten_but_not_before_a_good_run_long_after_the_rules() -> None:
     gone = forwarding(*DNS, B1)
-    bench = Bench()
-    bench.become(gone)
-    bench.update(gone.key)
-    bench.now += 10 * KEEP_REMOVED_SECONDS
-    bench.keeper.applied(wrote=True)
-    bench.clean()
-    bench.now += KEEP_REMOVED_SECONDS - 1
-    bench.clean()
-    assert bench.keeper.flow_targets.targets
-    bench.now += 1
-    bench.table.faults = [Fault.REFUSED]
-    with pytest.raises(ConntrackError):
+
+    def removed(since_written: float, failed: int) -> Bench:
+        bench = Bench()
+        bench.become(gone)
+        bench.update(gone.key)
+        bench.now += 10 * KEEP_REMOVED_SECONDS
+        bench.scheduler.applied(wrote=True)
         bench.clean()
-    assert bench.keeper.flow_targets.targets
-    bench.clean()
-    assert not bench.keeper.flow_targets.targets
+        bench.now += since_written - INTERVAL
+        for _ in range(failed):
+            bench.fail() if bench.due else None
+        return bench
 
-
-def test_a_frontend_that_comes_back_is_in_use_and_not_forgotten() -> None:
-    one = forwarding(*DNS, B1)
-    bench = Bench()
-    bench.become(one)
-    bench.become(one.key)
-    bench.become(one)
-    bench.now += 2 * KEEP_REMOVED_SECONDS
-    bench.clean()
-    assert bench.keeper.flow_targets == flow_targets([one], [])
+    assert ends_flows_of(removed(KEEP_REMOVED_SECONDS - 1, 0), DNS, B1)
+    late = removed(KEEP_REMOVED_SECONDS + INTERVAL, 1)
+    assert ends_flows_of(late, DNS, B1), "no run was good since"
+    assert not ends_flows_of(late, DNS, B1)
+    back = Bench()
+    back.become(gone)
+    back.become(gone.key)
+    back.become(gone)
+    assert not ends_flows_of(back, DNS, B1), "it is in use again"
+    assert ends_flows_of(back, DNS, B2)
 
 
 def test_a_frontend_may_pass_to_another_service() -> None:
-    bench = Bench(flow(DNS, B1))
+    bench = Bench()
     old, new = forwarding(*DNS, B1, name="old"), forwarding(*DNS, B2, name="new")
     bench.become(old)
     bench.become(new, old.key)
-    assert bench.keeper.flow_targets == flow_targets([new], [])
+    assert ends_flows_of(bench, DNS, B1)
+    assert not ends_flows_of(bench, DNS, B2)
     bench.become(forwarding(*DNS, B1, name="third"))
     bench.become(new.key)
-    assert bench.keeper.flow_targets == flow_targets([forwarding(*DNS, B1)], []), (
-        "it is the third service's now"
-    )
+    assert not ends_flows_of(bench, DNS, B1), "it is the third service's now"
+    assert ends_flows_of(bench, DNS, B2)
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["cleaned", "killed before it cleaned"])
@@ -318,72 +293,66 @@ def test_what_ended_before_this_process_began_is_known_from_the_checkpoint(
     tmp_path: Path, lost: bool
 ) -> None:
     entries = flow(DNS, B1), flow(DNS, B3, 40002), flow(OTHER, B1, 40001)
-    first = Bench(*entries, checkpoint=Checkpoint(tmp_path))
+    first = Bench(*entries, checkpoint=tmp_path)
     before = forwarding(*DNS, B1)
     first.become(before, forwarding(*OTHER, B1))
     first.clean()
     if lost:
         first.become(before.key)
-        first.table.faults = [Fault.REFUSED]
-        with pytest.raises(ConntrackError):
-            first.clean()
-    second = Bench(*entries, checkpoint=Checkpoint(tmp_path))
+        first.fail()
+    second = Bench(*entries, checkpoint=tmp_path)
     second.become(forwarding(*OTHER, B1))
-    assert second.clean().deleted == {Reason.BACKEND_GONE: 1}
+    assert second.clean() == ONE_GONE
     assert second.left == [B3, B1], "what vipd did not lead there is somebody else's"
     second.now += 2 * KEEP_REMOVED_SECONDS
     second.clean()
-    assert second.keeper.flow_targets == flow_targets([forwarding(*OTHER, B1)], [])
+    assert not ends_flows_of(second, DNS, B1)
     assert {place.address for place in Checkpoint(tmp_path).read()} == {OTHER[0]}
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"[1]", b'[["4","udp","a",1,[]]]', b'[[4,"udp","a",1,[["b"]]]]', b"[" * 100_000]
-)
-def test_a_checkpoint_that_cannot_be_read_holds_up_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes
+UNREADABLE = (b"", b"{", b"[1]", b'[["4","udp","a",1,[]]]', b'[[4,"udp","a",1,[["b"]]]]', b"[" * 100_000)
+
+
+def test_a_checkpoint_that_cannot_be_read_or_written_holds_up_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / FILE_NAME).write_bytes(data)
-    bench = Bench(flow(DNS, B2), checkpoint=Checkpoint(tmp_path))
-    bench.become(forwarding(*DNS, B1))
-    assert bench.clean().deleted == {Reason.BACKEND_GONE: 1}
-    assert "cannot be read" in caplog.text
-    assert len(Checkpoint(tmp_path).read()) == 1
-
-
-def test_a_checkpoint_that_cannot_be_written_keeps_nobody_from_cleaning(tmp_path: Path) -> None:
-    bench = Bench(checkpoint=Checkpoint(tmp_path / "missing"))
+    for data in UNREADABLE:
+        (tmp_path / FILE_NAME).write_bytes(data)
+        caplog.clear()
+        bench = Bench(flow(DNS, B2), checkpoint=tmp_path)
+        bench.become(forwarding(*DNS, B1))
+        assert bench.clean() == ONE_GONE, data
+        assert "cannot be read" in caplog.text
+        assert len(Checkpoint(tmp_path).read()) == 1
+    missing = tmp_path / "missing"
+    bench = Bench(checkpoint=missing)
     for backend in (B1, B2):
         bench.become(forwarding(*DNS, backend))
         with pytest.raises(OSError, match="cannot be written"):
             bench.clean()
-        assert not bench.due(), "it has been cleaned"
-    (tmp_path / "missing").mkdir()
+        assert not bench.due, "it has been cleaned"
+    missing.mkdir()
     bench.clean()  # although nothing has changed since
-    assert Checkpoint(tmp_path / "missing").read()
+    assert Checkpoint(missing).read()
 
 
 def test_a_checkpoint_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vipd.dataplane.conntrack.checkpoint.MAX_BACKENDS", 2)
-    written = Checkpoint(tmp_path)
-    written.write(flow_targets([forwarding(*DNS, B1, B2), forwarding(*OTHER, B3)], []).targets)
+    Checkpoint(tmp_path).write(flow_targets([forwarding(*DNS, B1, B2), forwarding(*OTHER, B3)], []).targets)
     assert [place.address for place in Checkpoint(tmp_path).read()] == [DNS[0]]
 
 
 def test_a_run_deletes_no_more_than_it_may_and_says_so() -> None:
     table = FakeTable(flow(DNS, B1, 1000 + n) for n in range(20))
     wanted = flow_targets([forwarding(*DNS, B2)], [])
-    first = asyncio.run(clean(wanted, table.connect, max_deletions=16))
-    assert first.deleted == {Reason.BACKEND_GONE: 16}
-    assert not first.complete
-    rest = asyncio.run(clean(wanted, table.connect, max_deletions=16))
-    assert rest.deleted == {Reason.BACKEND_GONE: 4}
-    assert rest.complete
+    for number, complete in ((16, False), (4, True)):
+        result = asyncio.run(clean(wanted, table.connect, max_deletions=16))
+        assert ({str(k): v for k, v in result.deleted.items()}, result.complete) == ({GONE: number}, complete)
 
 
 def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def bounded(wanted: FlowTargets, connect: Connect) -> CleanupResult:
-        return await clean(wanted, connect, max_deletions=2)
+    async def bounded(*arguments: object) -> CleanupResult:
+        return await clean(*arguments, max_deletions=2)  # type: ignore[arg-type]
 
     monkeypatch.setattr("vipd.dataplane.conntrack.scheduler.clean", bounded)
     gone = forwarding(*DNS, B1)
@@ -391,35 +360,116 @@ def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPat
     bench.become(gone)
     bench.become(gone.key)
     for left in (3, 1, 0):
-        assert bench.due()
+        assert bench.due
         bench.now += 2 * KEEP_REMOVED_SECONDS
         bench.clean()
         assert len(bench.left) == left
-    assert not bench.due()
+    assert not bench.due
 
 
-def test_with_nothing_to_judge_the_kernel_is_not_asked() -> None:
-    table = FakeTable()
-    asyncio.run(clean(flow_targets([forwarding(*DNS, B1, protocol=Protocol.SCTP)], []), table.connect))
-    assert table.dumps == 0
+READ: dict[str, tuple[Callable[[], Forwarding], int]] = {
+    "UDP": (lambda: forwarding(*DNS, B1), 2),
+    "UDP without backends": (lambda: forwarding(*DNS), 2),
+    "TCP": (lambda: replace(tcp(B1), ends_flows=False), 1),
+    "TCP without backends": (lambda: replace(tcp(), ends_flows=False), 0),
+    "TCP that wants its flows ended": (lambda: tcp(B1), 2),
+    "SCTP": (lambda: forwarding(*DNS, B1, protocol=Protocol.SCTP), 0),
+}
 
 
-def test_while_no_run_is_good_not_everything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connection tracking may be unreadable for days, while services and backends come and go."""
-    monkeypatch.setattr(keeping, "MAX_REMOVED", 20)
-    monkeypatch.setattr(keeping, "MAX_FORMER_BACKENDS", 30)
+def test_only_what_can_hold_something_to_judge_is_read() -> None:
+    """Of one answered flow and one unanswered one, of each protocol."""
+    for name, (service, number) in READ.items():
+        table = FakeTable(
+            made(("10.10.0.2", port), ("10.96.0.99", 1), protocol=protocol, replied=replied)
+            for port, replied in ((1, True), (2, False))
+            for protocol in Protocol
+        )
+        result = asyncio.run(clean(flow_targets([service()], []), table.connect))
+        assert (result.examined, table.dumps) == (number, bool(number)), name
+
+
+def test_while_no_run_is_good_not_everything_is_remembered() -> None:
+    """Connection tracking may be unreadable for days, while services come and go."""
     bench = Bench()
-    for number in range(1, 200):
-        service = forwarding(f"10.96.1.{number}", 53, B1, name=f"s{number}")
-        bench.become(service, forwarding(*DNS, (f"10.244.1.{number}", 53)))
-        bench.become(service.key)
-    keeper = bench.keeper
-    assert len(keeper._removed) == 20
-    assert len(keeper._targets) == 21
-    assert len(keeper._former) <= 21
-    assert max(map(len, keeper._former.values())) <= 31
-    assert Destination(Family.IPV4, Protocol.UDP, "10.96.1.199", 53) in keeper._targets
+    services = [
+        forwarding(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}", 53, B1) for n in range(MAX_REMOVED + 100)
+    ]
+    bench.become(*services)
+    bench.fail()
+    for part in (services[:200], services[200:]):
+        bench.become(*(each.key for each in part))
+    for number, ended in ((0, False), (99, False), (100, True), (MAX_REMOVED, True)):
+        bench.table.entries[number + 1] = flow((services[number].addresses[0], 53), B1)
+        assert bench.clean() == (ONE_GONE if ended else {}), number
+    bench, (first, second) = (
+        Bench(),
+        ([(f"10.{n}.{i >> 8}.{i & 255}", 53) for i in range(7000)] for n in (1, 2)),
+    )
+    for nodes in (first, second):
+        bench.become(forwarding(*DNS, *nodes))
+        bench.fail()
+    bench.become(forwarding(*DNS).key)
+    bench.table.entries = {1: flow(DNS, first[0]), 2: flow(DNS, second[0])}
+    assert bench.clean() == ONE_GONE
+    assert bench.left == first[:1]
+
+
+def removed(bench: Bench, service: Forwarding) -> None:
+    bench.become(service)
     bench.clean()
-    bench.now += KEEP_REMOVED_SECONDS + 1
+    bench.become(service.key)
     bench.clean()
-    assert (len(keeper._removed), len(keeper._former), len(keeper._targets)) == (0, 0, 1)
+
+
+def test_clients_of_removed_tcp_services_that_want_it_are_reset_for_a_while() -> None:
+    bench = Bench()
+    for service in (forwarding("10.96.0.1", 53, B1), replace(tcp(B1), ends_flows=False)):
+        removed(bench, service)
+    assert bench.resets == []
+    removed(bench, tcp(B1, node_port=30080))
+    assert set(bench.resets) == {WEB, ("", 30080)}
+    bench.now += RESET_SECONDS - 1
+    bench.clean()
+    assert set(bench.resets) == {WEB, ("", 30080)}
+    bench.become(forwarding(*WEB, B1, protocol=Protocol.TCP, name="new"))
+    assert bench.resets == [("", 30080)], "whoever has the frontend then ends it"
+    bench.now += 2
+    bench.clean()
+    assert bench.resets == []
+    many = [tcp(B1, at=(f"10.97.{n >> 8}.{n & 255}", 80)) for n in range(MAX_RESETS + 3)]
+    bench.become(*many)
+    bench.become(*(each.key for each in many[:5]))
+    bench.become(*(each.key for each in many[5:]))
+    assert len(bench.resets) == MAX_RESETS
+    assert bench.resets[-1] == (many[-1].addresses[0], 80)
+
+
+@pytest.mark.parametrize(
+    ("passed", "left"), [(100, [WEB]), (RESET_SECONDS + 1, []), (-5000, [])], ids=["soon", "late", "reboot"]
+)
+def test_the_next_process_goes_on_with_what_is_left_of_it(
+    tmp_path: Path, passed: float, left: list[SocketAddress]
+) -> None:
+    other = forwarding(*OTHER, B1)
+    first = Bench(checkpoint=tmp_path)
+    first.now += 10_000
+    removed(first, tcp(B1))
+    first.become(other)
+    first.clean()
+    second = Bench(checkpoint=tmp_path)
+    second.now = first.now + passed
+    second.become(other)
+    second.clean()
+    assert second.resets == left
+
+
+def test_a_service_removed_while_vipd_was_away_has_its_clients_reset(tmp_path: Path) -> None:
+    other = forwarding(*OTHER, B1)
+    first = Bench(checkpoint=tmp_path)
+    first.become(tcp(B1), other)
+    first.clean()
+    second = Bench(checkpoint=tmp_path)
+    second.become(other)
+    second.clean()
+    assert second.resets == [WEB]
