@@ -252,16 +252,3 @@ def test_output_that_is_not_understood_is_not_believed(
         with pytest.raises(NotWrittenError, match="is not understood"):
             vipd.step()
         assert kernel.saved() == before, name
-
-
-def test_a_comparison_leaves_what_is_known(vipd: Synced, kernel: FakeKernel) -> None:
-    vipd.become(ONE)
-    assert vipd.drift() == ""
-    kernel.restore("*nat\n-F VIPD-SERVICES\nCOMMIT\n")
-    assert "+ -A VIPD-SERVICES" in vipd.drift()
-    before = len(kernel.processes)
-    assert not vipd.step(), "what a step knows is not touched"
-    assert len(kernel.processes) == before, "nothing is read again"
-    vipd.doubt()
-    assert vipd.step()
-    assert vipd.drift() == ""

@@ -138,11 +138,7 @@ TARGETS = (
         "iptables",
         _in("vipd/dataplane/iptables", "compile", "service_chains", "base_chains", "dispatch"),
         (
-            *_in(
-                "tests/dataplane/iptables",
-                *("test_dispatch", "test_probability_chain", "test_names"),
-                "test_words",
-            ),
+            *_in("tests/dataplane/iptables", "test_dispatch", "test_rules", "test_words"),
             *_DATAPLANES,
             "tests/observe/explain/test_explain.py",
             "tests/observe/explain/test_explain_table.py",
@@ -236,8 +232,8 @@ TARGETS = (
         ),
         (
             "tests/model/test_flow_limits.py",
-            "tests/dataplane/iptables/test_limit_chain.py",
-            "tests/dataplane/nftables/test_limit_chain.py",
+            "tests/dataplane/iptables/test_rules.py",
+            "tests/dataplane/nftables/test_shape.py",
             "tests/declaration/test_limits.py",
         ),
         one_in=4,

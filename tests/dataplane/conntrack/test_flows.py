@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ def fresh_vip(family: int, protocol: str) -> Frontend:
     return Frontend(f"10.96.0.{number}" if family == 4 else f"fd00:96::{number:x}", PORT, Protocol(protocol))
 
 
-def service(vip: Frontend, *backends: Node, node_port: int | None = None, **more: object) -> Spec:
+def service(vip: Frontend, *backends: Node, node_port: int | None = None, **more: Any) -> Spec:
     port: Spec = {"port": PORT, "protocol": str(vip.protocol), "target": SERVED}
     if node_port:
         port["node_port"] = node_port
@@ -163,7 +164,7 @@ def test_an_established_connection_survives_its_backends_removal(lab: Lab, host:
 def test_an_established_connection_ends_with_its_backend_if_the_service_wants_it(
     lab: Lab, host: Host, family: int
 ) -> None:
-    vip, ends = fresh_vip(family, "tcp"), {"on_remove": "reset"}
+    vip, ends = fresh_vip(family, "tcp"), dict[str, Any](on_remove="reset")
     host.declare(service(vip, *lab.backends[:2], **ends))
     with lab.client.open(*vip) as first, lab.client.open(*vip) as second:
         served_by = {flow: flow.ask().backend for flow in (first, second)}

@@ -1,7 +1,8 @@
-"""The quick reading of entries finds in every message what the thorough one finds, and counts the same."""
+"""The quick reading of entries finds in every message what the thorough one finds; and what both count."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import random
 import struct
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.dataplane.conntrack.fake_table import FakeTable, Fault
+from tests.dataplane.conntrack.forwardings import forwarding
 from tests.dataplane.conntrack.kernel import made
 from tests.lab.examples import examples
 from vipd.dataplane.conntrack import entries
@@ -23,12 +25,11 @@ from vipd.dataplane.conntrack.entries import (
     Entry,
     parse,
 )
-from vipd.dataplane.conntrack.live_counts import _read
+from vipd.dataplane.conntrack.live import live_flows
+from vipd.dataplane.conntrack.live_counts import live_counts
 from vipd.dataplane.conntrack.messages import NEW
 from vipd.dataplane.conntrack.netlink import ConntrackError
-from vipd.dataplane.conntrack.packed_entries import MAX_LENGTHS, MAX_PATTERNS, PackedEntry, PackedReader
-from vipd.dataplane.conntrack.stale import Destination
-from vipd.dataplane.counting import BackendKey
+from vipd.dataplane.conntrack.packed_entries import PackedEntry, PackedReader
 from vipd.host.netlink import (
     ATTRIBUTES,
     FAMILY_NUMBERS,
@@ -41,8 +42,7 @@ from vipd.host.netlink import (
     split,
     u32,
 )
-from vipd.model.forwarding import ForwardingKey
-from vipd.model.service import Family, Protocol, family_of
+from vipd.model.service import Family, Protocol
 
 ICMP = 1
 SECMARK, USE, LABELS, SYNPROXY = 11, 11, 22, 24
@@ -140,24 +140,6 @@ def test_both_readings_find_the_same_in_random_messages(protocol: Protocol, seed
         found = reader.read(datagram, answers(datagram))
         thorough = [(parse(text), text) for text in texts]
         assert found == [packed(e, text) for e, text in thorough if e is not None and e.protocol is protocol]
-    assert len(reader._patterns) <= MAX_LENGTHS
-    assert all(len(found) <= MAX_PATTERNS for found in reader._patterns.values())
-
-
-def test_a_pattern_is_made_once_for_entries_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    learnt = list[bytes]()
-    learn = PackedReader._learn
-
-    def noting(reader: PackedReader, text: bytes) -> object:
-        learnt.append(text)
-        return learn(reader, text)
-
-    monkeypatch.setattr(PackedReader, "_learn", noting)
-    table = FakeTable(
-        made((f"10.0.0.{n}", 40000), ("10.96.0.1", 80), protocol=Protocol.TCP, tcp_state=3) for n in range(50)
-    )
-    counts = _read({KEYS[0].destination: KEYS[0].forwarding}, frozenset(), table.connect)
-    assert (len(learnt), counts.flows) == (1, {})
 
 
 @pytest.mark.parametrize("lacking", ["reply", "ports", "status", "a header"])
@@ -175,46 +157,40 @@ def test_an_entry_that_is_cut_or_lacks_a_part_is_malformed(lacking: str) -> None
         PackedReader(Protocol.TCP).read(datagram, [(NEW, 0, len(datagram))])
 
 
-class Key:
-    """A frontend and its forwarding."""
-
-    def __init__(self, address: str, port: int, protocol: Protocol = Protocol.TCP) -> None:
-        family = family_of(address) if address else Family.IPV4
-        self.destination = Destination(family, protocol, address, port)
-        self.forwarding = ForwardingKey(f"{address or 'node'}:{port}", "", protocol, family)
-
-
-KEYS = [
-    Key("10.96.0.1", 80),
-    Key("10.96.0.1", 443),
-    Key("fd00:96::1", 80),
-    Key("10.96.0.1", 53, Protocol.UDP),
-    Key("", 30080),
+HOST, NODE_PORT = "192.0.2.1", 30080
+B1, B2 = ("10.244.0.1", 5353), ("10.244.0.2", 5353)
+FRONTENDS = {
+    ("10.96.0.1", 80): Protocol.TCP,
+    ("10.96.0.1", 443): Protocol.TCP,
+    ("fd00:96::1", 80): Protocol.TCP,
+    ("10.96.0.1", 53): Protocol.UDP,
+    ("10.96.0.2", 9): Protocol.SCTP,
+}
+SERVICES = [
+    forwarding(*to, protocol=protocol, node_port=NODE_PORT if to == ("10.96.0.1", 80) else None)
+    for to, protocol in FRONTENDS.items()
 ]
-OWN = frozenset({"192.0.2.1", "2001:db8::1"})
 
 
-def thorough_count(found: Sequence[Entry]) -> Counter[BackendKey]:
-    """The live flows of each backend, from whole entries."""
-    keys = {key.destination: key.forwarding for key in KEYS}
-    counts = Counter[BackendKey]()
-    for each in found:
-        entry = each.from_client
-        address, port = entry.destination
-        key = keys.get(Destination(entry.family, entry.protocol, address, port))
-        if key is None and address in OWN:
-            key = keys.get(Destination(entry.family, entry.protocol, "", port))
-        closed = each.tcp_state in (TCP_TIME_WAIT, TCP_CLOSE)
-        if key is not None and entry.translated and not closed:
-            counts[BackendKey(key, *entry.reply_source)] += 1
+def expected(flows: Sequence[Entry]) -> Counter[tuple[str, str, int]]:
+    """The live flows of each backend, by the service."""
+    counts = Counter[tuple[str, str, int]]()
+    for flow in flows:
+        entry = flow.from_client
+        to = ("10.96.0.1", 80) if entry.destination == (HOST, NODE_PORT) else entry.destination
+        closed = entry.tcp_state in (TCP_TIME_WAIT, TCP_CLOSE)
+        if FRONTENDS.get(to) is entry.protocol and entry.translated and not closed:
+            counts[f"{to[0]}-{to[1]}", *entry.reply_source] += 1
     return counts
 
 
 def random_flow(chosen: random.Random) -> Entry:
-    protocol = chosen.choice([Protocol.TCP, Protocol.TCP, Protocol.UDP])
+    protocol = chosen.choice([Protocol.TCP, Protocol.TCP, Protocol.UDP, Protocol.SCTP])
     v6 = chosen.random() < 0.3
-    to = chosen.choice(["fd00:96::1", "2001:db8::1"] if v6 else ["10.96.0.1", "192.0.2.1", "198.51.100.1"])
-    destination = (to, chosen.choice([80, 443, 53, 30080]))
+    to = chosen.choice(
+        ["fd00:96::1", "2001:db8::1"] if v6 else ["10.96.0.1", "10.96.0.2", HOST, "198.51.100.1"]
+    )
+    destination = (to, chosen.choice([80, 443, 53, 9, NODE_PORT]))
     backend = (f"{'fd00::' if v6 else '10.244.0.'}{chosen.randrange(1, 4)}", chosen.choice([80, 8080]))
     client = (f"{'fd01::' if v6 else '10.10.0.'}{chosen.randrange(1, 9)}", chosen.randrange(1024, 9999))
     state = chosen.choice([TCP_ESTABLISHED, 1, TCP_TIME_WAIT, TCP_CLOSE]) if protocol is Protocol.TCP else 0
@@ -232,21 +208,31 @@ def random_flow(chosen: random.Random) -> Entry:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_counts_are_those_of_a_thorough_reading(seed: int) -> None:
+def test_live_flows_are_counted_by_backend(seed: int) -> None:
     chosen = random.Random(seed)
     flows = list(
-        {(f.protocol, f.source, f.destination): f for f in (random_flow(chosen) for _ in range(400))}.values()
+        {
+            (f.protocol, f.source, f.destination): f for f in (random_flow(chosen) for _ in range(1500))
+        }.values()
     )
-    keys = {key.destination: key.forwarding for key in KEYS}
     table = FakeTable(flows)
     table.faults = [Fault.INTERRUPTED] if seed % 2 else []  # the reading starts again: no flow counts twice
-    counts = _read(keys, OWN, table.connect)
-    assert counts.flows == thorough_count(flows)
-    assert sum(counts.flows.values()) > 20
+    counts = asyncio.run(live_counts(SERVICES, [HOST], table.connect)).flows
+    found = {(place.key.service, place.address, place.port): number for place, number in counts.items()}
+    assert found == expected(flows)
+    assert sum(found.values()) > 20
+    for backends in ({("10.244.0.1", 80)}, {("10.244.0.2", 8080), ("10.244.0.3", 80)}):
+        number = asyncio.run(live_flows(SERVICES, backends, [HOST], FakeTable(flows).connect))
+        assert number == sum(n for (_, *backend), n in found.items() if tuple(backend) in backends)
 
 
-def test_a_malformed_answer_is_an_error_and_no_zero() -> None:
-    table = FakeTable([made(("10.0.0.9", 40000), ("10.96.0.1", 80), protocol=Protocol.TCP, tcp_state=3)])
-    table.faults = [Fault.MALFORMED] * 100
-    with pytest.raises(ConntrackError):
-        _read({KEYS[0].destination: KEYS[0].forwarding}, OWN, table.connect)
+def test_an_answer_that_is_not_understood_is_an_error_and_no_zero() -> None:
+    for fault in (Fault.MALFORMED, Fault.REFUSED):
+        table = FakeTable([made(("10.0.0.9", 1), ("10.96.0.1", 80), B1, protocol=Protocol.TCP, tcp_state=3)])
+        for count in (
+            lambda table=table: live_counts(SERVICES, [HOST], table.connect),
+            lambda table=table: live_flows(SERVICES, {B1}, [HOST], table.connect),
+        ):
+            table.faults = [fault] * 100
+            with pytest.raises(ConntrackError):
+                asyncio.run(count())

@@ -14,7 +14,7 @@ from tests.dataplane.conntrack.fake_table import FakeTable, Fault
 from tests.dataplane.conntrack.forwardings import forwarding
 from tests.dataplane.conntrack.kernel import made
 from vipd.dataplane.conntrack.checkpoint import FILE_NAME, Checkpoint
-from vipd.dataplane.conntrack.cleaner import CleanupResult, clean
+from vipd.dataplane.conntrack.cleaner import CleanupResult, Connect, clean
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.conntrack.scheduler import (
@@ -25,7 +25,7 @@ from vipd.dataplane.conntrack.scheduler import (
     UNHURRIED_SECONDS,
     ConntrackScheduler,
 )
-from vipd.dataplane.conntrack.stale import flow_targets
+from vipd.dataplane.conntrack.stale import FlowTargets, flow_targets
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
 
@@ -79,10 +79,9 @@ class Bench:
         self.table.faults = list(faults or [Fault.REFUSED])
         with pytest.raises(ConntrackError):
             self.clean()
-        assert self.due
+        assert self.is_due()
 
-    @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         return self.scheduler.due
 
     @property
@@ -99,23 +98,23 @@ class Bench:
 def test_a_run_is_due_after_a_change_is_written_and_then_on_the_timer() -> None:
     bench = Bench()
     bench.update(forwarding(*DNS, B1))
-    assert not bench.due, "the rules are not written yet"
+    assert not bench.is_due(), "the rules are not written yet"
     bench.scheduler.applied(wrote=True)
-    assert bench.due
+    assert bench.is_due()
     bench.clean()
-    assert not bench.due
+    assert not bench.is_due()
     bench.scheduler.applied(wrote=False)
-    assert not bench.due
+    assert not bench.is_due()
     bench.scheduler.applied(wrote=True)
-    assert bench.due, "rules were missing for a while"
+    assert bench.is_due(), "rules were missing for a while"
     bench.clean()
     bench.now += INTERVAL - 1
-    assert not bench.due
+    assert not bench.is_due()
     bench.now += 1
-    assert bench.due
+    assert bench.is_due()
     bench.update(forwarding(*DNS, B2))
     bench.now += 10 * INTERVAL
-    assert not bench.due, "the change is not written"
+    assert not bench.is_due(), "the change is not written"
 
 
 def test_a_change_after_which_every_flow_may_go_on_hurries_no_run() -> None:
@@ -128,9 +127,9 @@ def test_a_change_after_which_every_flow_may_go_on_hurries_no_run() -> None:
     bench.clean()
     for change in (*lasting[1:], forwarding(*DNS, B1, B2)):
         bench.become(change)
-        assert not bench.due
+        assert not bench.is_due()
         bench.now += UNHURRIED_SECONDS
-        assert bench.due
+        assert bench.is_due()
         bench.clean()
     ending = tcp(B2, B3, node_port=30080)
     changes: tuple[Forwarding | ForwardingKey, ...] = (
@@ -146,9 +145,9 @@ def test_a_change_after_which_every_flow_may_go_on_hurries_no_run() -> None:
     )
     for each in changes:
         bench.become(each)
-        assert bench.due, each
+        assert bench.is_due(), each
         bench.clean()
-        assert not bench.due
+        assert not bench.is_due()
 
 
 def test_each_family_is_cleaned_once_its_own_rules_are_written() -> None:
@@ -159,7 +158,7 @@ def test_each_family_is_cleaned_once_its_own_rules_are_written() -> None:
     bench.update(forwarding(*DNS, B2), forwarding(*dns6, two6))
     for family, left in ((Family.IPV4, [one6]), (Family.IPV6, [])):
         bench.scheduler.applied(True, [family])
-        assert bench.due
+        assert bench.is_due()
         bench.clean()
         assert bench.left == left, "the rules of the other still lead there"
 
@@ -189,7 +188,7 @@ def test_a_failed_run_stays_due_and_loses_nothing(fault: Fault) -> None:
         bench.become(change)
         bench.fail(fault)
     assert bench.clean() == {GONE: 2}
-    assert not bench.due
+    assert not bench.is_due()
     bench = Bench(flow(DNS, B1))
     bench.become(forwarding(*DNS, B2))
     bench.fail(Fault.LATE, Fault.REFUSED)  # of the deletion
@@ -209,7 +208,7 @@ def test_a_change_during_a_run_makes_another_one_due() -> None:
         await run
 
     asyncio.run(change_meanwhile())
-    assert bench.due
+    assert bench.is_due()
     bench.clean()
     assert bench.left == []
 
@@ -235,7 +234,7 @@ def test_a_cancelled_run_is_due_again() -> None:
         released.set()
 
     asyncio.run(cancel())
-    assert bench.due
+    assert bench.is_due()
     assert len(bench.left) == 21, "the run went on after it was cancelled"
     assert bench.table.reads == 1, "it went on reading"
 
@@ -260,7 +259,7 @@ def test_removed_frontends_are_forgotten_but_not_before_a_good_run_long_after_th
         bench.clean()
         bench.now += since_written - INTERVAL
         for _ in range(failed):
-            bench.fail() if bench.due else None
+            bench.fail() if bench.is_due() else None
         return bench
 
     assert ends_flows_of(removed(KEEP_REMOVED_SECONDS - 1, 0), DNS, B1)
@@ -330,7 +329,7 @@ def test_a_checkpoint_that_cannot_be_read_or_written_holds_up_nothing(
         bench.become(forwarding(*DNS, backend))
         with pytest.raises(OSError, match="cannot be written"):
             bench.clean()
-        assert not bench.due, "it has been cleaned"
+        assert not bench.is_due(), "it has been cleaned"
     missing.mkdir()
     bench.clean()  # although nothing has changed since
     assert Checkpoint(missing).read()
@@ -351,8 +350,8 @@ def test_a_run_deletes_no_more_than_it_may_and_says_so() -> None:
 
 
 def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def bounded(*arguments: object) -> CleanupResult:
-        return await clean(*arguments, max_deletions=2)  # type: ignore[arg-type]
+    async def bounded(wanted: FlowTargets, connect: Connect) -> CleanupResult:
+        return await clean(wanted, connect, max_deletions=2)
 
     monkeypatch.setattr("vipd.dataplane.conntrack.scheduler.clean", bounded)
     gone = forwarding(*DNS, B1)
@@ -360,11 +359,11 @@ def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPat
     bench.become(gone)
     bench.become(gone.key)
     for left in (3, 1, 0):
-        assert bench.due
+        assert bench.is_due()
         bench.now += 2 * KEEP_REMOVED_SECONDS
         bench.clean()
         assert len(bench.left) == left
-    assert not bench.due
+    assert not bench.is_due()
 
 
 READ: dict[str, tuple[Callable[[], Forwarding], int]] = {

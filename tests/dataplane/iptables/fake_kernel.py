@@ -38,7 +38,6 @@ TARGETS = frozenset(
 )
 LONGEST_NAME = 28
 STEMS = {"iptables": Family.IPV4, "ip6tables": Family.IPV6}
-NFT_FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 
 _PROGRAM = re.compile(r"^(ip6?tables)(?:-(nft|legacy))?(?:-(save|restore))?$")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -138,7 +137,7 @@ class FakeKernel:
 
     def _answer(self, program: str, arguments: tuple[str, ...], stdin: str) -> str:
         if program == "nft":
-            return self._nft(*arguments)
+            raise RefusedError(1, "Error: nft has no kernel here")
         match = _PROGRAM.match(program)
         assert match, f"no such program is faked: {program}"
         family, variant = STEMS[match[1]], match[2] or self.default
@@ -183,16 +182,6 @@ class FakeKernel:
         for number, line in enumerate(lines, start + 1):
             _Change(after, variant, number).run(line)
         tables[table] = after
-
-    def _nft(self, verb: str, noun: str, kind: str, table: str) -> str:
-        assert (verb, noun) in {("list", "table"), ("delete", "table")}, f"nft {verb} {noun} is not faked"
-        tables = self._tables["nft", NFT_FAMILIES[kind]]
-        if table not in tables:
-            raise RefusedError(1, "Error: No such file or directory")
-        if verb == "delete":
-            del tables[table]
-            return ""
-        return _listed(kind, table, tables[table])
 
 
 @dataclass(slots=True)
@@ -292,14 +281,3 @@ def _printed(name: str, table: Table) -> str:
     declared = [f":{chain} {table[chain].policy or '-'} [0:0]" for chain in order]
     rules = [f"-A {chain} {rule}" for chain in order for rule in table[chain].rules]
     return "\n".join([f"*{name}", *declared, *rules, "COMMIT", ""])
-
-
-def _listed(kind: str, name: str, table: Table) -> str:
-    """A table as nft lists it, near enough to tell an empty base chain from others."""
-    lines = [f"table {kind} {name} {{"]
-    for chain, content in table.items():
-        policy = (content.policy or "").lower()
-        base = f"\t\ttype {name} hook {chain.lower()} priority 0; policy {policy};"
-        rules = [f"\t\tcounter packets 0 bytes 0 {rule}" for rule in content.rules]
-        lines += [f"\tchain {chain} {{", *([base] if policy else []), *rules, "\t}", ""]
-    return "\n".join([*lines, "}", ""])

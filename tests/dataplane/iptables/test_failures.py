@@ -128,18 +128,6 @@ RIVALS = [drop_table, flush_table, delete_jump, empty_service_chain, delete_serv
 
 
 @pytest.mark.parametrize("rival", RIVALS)
-def test_what_a_rival_has_done_is_seen_by_a_look_afresh(
-    rival: Callable[[FakeKernel], None], vipd: Synced, kernel: FakeKernel, undisturbed: Undisturbed
-) -> None:
-    vipd.become(*FIRST)
-    rival(kernel)
-    assert rules(kernel) != undisturbed(*FIRST)
-    vipd.doubt()
-    assert vipd.step()
-    assert rules(kernel) == undisturbed(*FIRST)
-
-
-@pytest.mark.parametrize("rival", RIVALS)
 @pytest.mark.parametrize("block", [1, 2], ids=["between plan and write", "between two blocks"])
 def test_a_rival_amid_a_step_costs_one_retry_at_most(
     rival: Callable[[FakeKernel], None],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ ALL = "-j REJECT"
 class Host:
     """A kernel with rules of others, and vipd."""
 
-    def __init__(self, directory: Path, **settings: object) -> None:
+    def __init__(self, directory: Path, **settings: Any) -> None:
         self.kernel = FakeKernel()
         self.vipd = synced("iptables", self.kernel.run, directory, **settings)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.dataplane.declared import kube_like_services, numbered
 from tests.dataplane.namespace import Namespace
-from tests.dataplane.watched_programs import WatchedPrograms
+from tests.dataplane.watched_programs import Instead, WatchedPrograms
 from tests.lab.inside import synced
 from tests.lab.node import Node
 
@@ -41,17 +42,15 @@ class Host:
         self.namespace, self.directory = namespace, directory
         self._node = Node(namespace.name, "host", "", "")
 
-    def write(self, *variants: str, **settings: object) -> None:
+    def write(self, *variants: str, **settings: Any) -> None:
         """A vipd writes services with these variants, each as if the other one were not installed."""
         for variant in variants:
-            programs = WatchedPrograms()
             other = "legacy" if variant == "nft" else "nft"
-            programs.instead = lambda argv, stdin, other=other: absent(argv[0], f"-{other}")
             vipd = synced(
                 "iptables",
                 self.namespace.name,
                 self.directory,
-                through=programs,
+                through=WatchedPrograms(without(f"-{other}")),
                 iptables_variant=variant,
                 **settings,
             )
@@ -72,9 +71,14 @@ class Host:
         return found
 
 
-def absent(program: str, part: str) -> None:
-    if part in program:
-        raise FileNotFoundError(program)
+def without(part: str) -> Instead:
+    """No program with this in its name is installed."""
+
+    def look(argv: Sequence[str], stdin: str) -> None:
+        if part in argv[0]:
+            raise FileNotFoundError(argv[0])
+
+    return look
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -44,13 +45,13 @@ Walk = Sequence[tuple[Service, ...]]
 
 
 @contextmanager
-def machine(kernel: FakeKernel, cidrs: tuple[str, ...] = (), **more: object) -> Iterator[Synced]:
+def machine(kernel: FakeKernel, cidrs: tuple[str, ...] = (), **more: Any) -> Iterator[Synced]:
     with machine_on(kernel.run, cidrs, **more) as built:
         yield built
 
 
 @contextmanager
-def machine_on(run: Runner, cidrs: tuple[str, ...] = (), **more: object) -> Iterator[Synced]:
+def machine_on(run: Runner, cidrs: tuple[str, ...] = (), **more: Any) -> Iterator[Synced]:
     with tempfile.TemporaryDirectory() as directory:
         yield synced("iptables", run, Path(directory), cluster_cidrs=cidrs, **more)
 

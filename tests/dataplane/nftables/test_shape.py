@@ -83,7 +83,7 @@ def test_only_the_dispatch_asks_maps_of_verdicts() -> None:
     assert not [rule for rule in chains["dispatch"] if "vmap @frontends" in rule]
 
 
-WHERE = {
+WHERE: dict[str, dict[str, object]] = {
     "forwarded-random-2": {},
     "random-2": {"masquerade": Masquerade.HAIRPIN},
     "always-random-2": {"masquerade": Masquerade.ALWAYS},

@@ -65,7 +65,7 @@ def test_quiet_makes_peace() -> None:
 
 
 def test_a_quarrel_of_a_day_is_kept_in_little_room() -> None:
-    """Pauses last although they make repairs rare: at 30 s each there are fewer than five within the window."""
+    """Pauses last although they make repairs rare: at 30 s fewer than five are within the window."""
     tracemalloc.start()
     try:
         peace = RepairBackoff()
