@@ -236,8 +236,9 @@ def test_a_vip_that_leaves_a_service_in_a_large_load_is_not_half_programmed() ->
 def test_a_service_that_stops_being_refused_is_refused_until_it_is_served() -> None:
     """While another one's refusal comes, so that the chain of refusals is written before and after nat."""
     first, second = Service("test/a", ("10.96.0.1",), (HTTP,)), Service("test/b", ("10.96.0.2",), (HTTP,))
-    nodes = {"backends": backends("10.244.0.1")}
-    before, after = (first, replace(second, **nodes)), (replace(first, **nodes), second)
+    nodes = backends("10.244.0.1")
+    before = (first, replace(second, backends=nodes))
+    after = (replace(first, backends=nodes), second)
     check_each_block([before, after], (), frontends_of_both, reject_unused_ports=False)
 
 
