@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,6 @@ from vipd.dataplane.fast_path.driver import (
     find_fast_paths,
     remove_fast_paths,
 )
-from vipd.dataplane.fast_path.table import MAX_DEVICES, read_table, table_text, usable_devices
 from vipd.host.process import ProgramResult
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Protocol
@@ -45,7 +45,8 @@ class Kernel:
         if argv[1:4] == ["-j", "list", "table"]:
             if self.devices is None:
                 return ProgramResult(1, "", "Error: No such file or directory")
-            table = {"flowtable": {"name": "flows", "dev": sorted(self.devices)}}
+            names = sorted(self.devices)
+            table = {"flowtable": {"name": "flows", "dev": names if len(names) > 1 else names[0]}}
             return ProgramResult(0, json.dumps({"nftables": [{"table": {}}, table, {"rule": {}}]}), "")
         self.written.append(stdin)
         if self.refuses:
@@ -103,7 +104,7 @@ def test_it_is_written_once_there_is_a_tcp_service_and_goes_with_the_last_one() 
     assert kernel.devices is None
 
 
-def test_a_new_device_is_added_to_the_flowtable_whose_flows_stay() -> None:
+def test_the_flowtable_follows_the_devices_and_its_flows_stay() -> None:
     kernel = Kernel()
     path = fast_path(kernel)
     sync(path, TCP)
@@ -112,15 +113,12 @@ def test_a_new_device_is_added_to_the_flowtable_whose_flows_stay() -> None:
     assert kernel.devices == {"eth0", "eth1", "eth2"}
     assert "delete" not in kernel.written[-1]
     assert "eth0" not in kernel.written[-1]
-
-
-def test_a_device_that_is_not_used_any_more_leaves() -> None:
-    kernel = Kernel()
-    path = fast_path(kernel)
-    sync(path, TCP)
-    kernel.links.remove("eth1")
+    kernel.links -= {"eth1", "eth2"}
     sync(path)
     assert kernel.devices == {"eth0"}
+    writes = len(kernel.written)
+    sync(path)
+    assert len(kernel.written) == writes, "one device is no list in the output of nft"
 
 
 def test_a_device_that_vanishes_before_the_write_is_left_out_of_the_next_try() -> None:
@@ -167,22 +165,18 @@ def test_flows_without_vipds_mark_have_none() -> None:
     assert "kube-proxy" in path.warnings()[0]
 
 
-def test_devices_are_bounded_and_named_safely() -> None:
-    assert usable_devices({"eth0", 'a"b', "x;y", "vipd0", "br-1.20"}, "vipd0") == ("br-1.20", "eth0")
-    assert len(usable_devices({f"e{n}" for n in range(1000)}, "")) == MAX_DEVICES
-
-
-def test_only_established_tcp_flows_of_vipd_between_ethernet_devices_are_added() -> None:
-    rule = next(line for line in table_text("VIPD", 0x2000, ["eth0"]).splitlines() if "flow add" in line)
+def test_devices_are_bounded_and_named_safely_and_only_vipds_tcp_flows_are_added() -> None:
+    kernel = Kernel()
+    odd, many = {'a"b', "x;y", "vipd0"}, {f"e{n}" for n in range(1000)}
+    for links, named in (({"eth0", "br-1.20", *odd}, 2), (many, 256)):
+        path = FastPath(Settings(fast_path="auto"), kernel.run, lambda links=links: links)  # type: ignore[misc]
+        kernel.links |= links
+        sync(path, TCP)
+        (devices,) = re.findall(r"devices = \{(.*?)\}", kernel.written[-1])
+        assert len(devices.split(",")) == named
+    (rule,) = (line for line in kernel.written[-1].splitlines() if "flow add" in line)
     for part in ("ct mark and 0x2000 == 0x2000", "meta l4proto tcp", "iiftype ether", "oiftype ether"):
         assert part in rule
-
-
-def test_one_device_is_no_list_in_the_output_of_nft() -> None:
-    flowtable: dict[str, object] = {"flowtable": {"name": "flows", "dev": "eth0"}}
-    found = read_table(json.dumps({"nftables": [flowtable]}))
-    assert found.devices == {"eth0"}
-    assert not found.complete
 
 
 @pytest.mark.root

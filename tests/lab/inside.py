@@ -42,8 +42,6 @@ from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol, Service, family_of, socket_text
 
 if TYPE_CHECKING:
-    import socket
-
     from aiohttp import ClientSession
 
     from vipd.dataplane.base import Dataplane

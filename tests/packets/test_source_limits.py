@@ -197,16 +197,3 @@ def test_a_host_that_has_the_address_may_use_it(
         lab.client.send(outside, SERVED_PORT, count=2, timeout=SILENCE).all_failed("timeout")
     finally:
         lab.host.run("ip", "address", "delete", alone(outside), "dev", "lo")
-
-
-def test_a_lifted_limit_lets_everybody_in(lab: Lab, declared: Declared) -> None:
-    first, second = SOURCES[4][:2]
-    outside = outside_address(4)
-    spec = {"external_addresses": outside, "ports": PORTS}
-    backends = backend_texts(lab.backends[:2], 4)
-    declared.put("lifted", backends, 4, **spec, allow_from=alone(second))
-    lab.client.send(outside, SERVED_PORT, source=first, timeout=SILENCE).all_failed("timeout")
-    declared.put("lifted", backends, 4, **spec)
-    assert (
-        set(lab.client.send(outside, SERVED_PORT, source=first, count=ENOUGH).all_answered().backends) == BOTH
-    )

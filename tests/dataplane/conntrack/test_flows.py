@@ -128,18 +128,6 @@ def test_a_udp_flow_leaves_a_backend_that_is_replaced(lab: Lab, host: Host, fami
 
 
 @both_families
-def test_a_udp_flow_stays_with_a_backend_that_takes_no_new_ones(lab: Lab, host: Host, family: int) -> None:
-    vip = fresh_vip(family, "udp")
-    first, second = (node.address(family) for node in lab.backends[:2])
-    host.declare(service(vip, lab.backends[0]))
-    with lab.client.open(*vip) as flow:
-        before = flow.ask()
-        host.declare(service(vip, backends=[{"address": first, "weight": 0}, second]))
-        assert flow.ask() == before
-        assert lab.client.send(*vip, count=5).all_answered().backends == {"b2": 5}
-
-
-@both_families
 def test_a_udp_flow_to_a_node_port_leaves_its_backend(lab: Lab, host: Host, family: int) -> None:
     vip, own = fresh_vip(family, "udp"), lab.host.address(family)
     host.declare(service(vip, lab.backends[0], node_port=30053))
@@ -147,32 +135,3 @@ def test_a_udp_flow_to_a_node_port_leaves_its_backend(lab: Lab, host: Host, fami
         assert flow.ask().backend == "b1"
         host.declare(service(vip, lab.backends[1], node_port=30053))
         assert flow.ask().backend == "b2"
-
-
-@both_families
-def test_an_established_connection_survives_its_backends_removal(lab: Lab, host: Host, family: int) -> None:
-    vip = fresh_vip(family, "tcp")
-    host.declare(service(vip, lab.backends[0]))
-    with lab.client.open(*vip) as flow:
-        before = flow.ask()
-        for change in ((service(vip, lab.backends[1]),), (service(vip),), ()):
-            host.declare(*change)
-            assert flow.ask() == before
-
-
-@both_families
-def test_an_established_connection_ends_with_its_backend_if_the_service_wants_it(
-    lab: Lab, host: Host, family: int
-) -> None:
-    vip, ends = fresh_vip(family, "tcp"), dict[str, Any](on_remove="reset")
-    host.declare(service(vip, *lab.backends[:2], **ends))
-    with lab.client.open(*vip) as first, lab.client.open(*vip) as second:
-        served_by = {flow: flow.ask().backend for flow in (first, second)}
-        (stays,) = [n for n in lab.backends[:2] if n.name == served_by[first]]
-        (leaves,) = [n for n in lab.backends[:2] if n is not stays]
-        host.declare(service(vip, stays, **ends))
-        assert first.ask().backend == stays.name
-        if served_by[second] == leaves.name:
-            assert second.try_ask() == "ECONNRESET"
-        host.declare(service(vip, leaves, **ends))
-        assert first.try_ask() == "ECONNRESET"

@@ -240,9 +240,8 @@ def test_a_cancelled_run_is_due_again() -> None:
 
 
 def ends_flows_of(bench: Bench, place: SocketAddress, backend: SocketAddress) -> bool:
-    """Whether a flow there would be ended by a run that is due by the timer."""
+    """Whether a run ends a flow there."""
     bench.table.entries[999] = flow(place, backend)
-    bench.now += INTERVAL
     bench.clean()
     return bench.table.entries.pop(999, None) is None
 
@@ -250,20 +249,23 @@ def ends_flows_of(bench: Bench, place: SocketAddress, backend: SocketAddress) ->
 def test_removed_frontends_are_forgotten_but_not_before_a_good_run_long_after_the_rules() -> None:
     gone = forwarding(*DNS, B1)
 
-    def removed(since_written: float, failed: int) -> Bench:
+    def removed(seconds: float) -> Bench:
+        """One whose last good run was so long after the rules without it were written."""
         bench = Bench()
         bench.become(gone)
         bench.update(gone.key)
         bench.now += 10 * KEEP_REMOVED_SECONDS
         bench.scheduler.applied(wrote=True)
         bench.clean()
-        bench.now += since_written - INTERVAL
-        for _ in range(failed):
-            bench.fail() if bench.is_due() else None
+        bench.now += seconds
         return bench
 
-    assert ends_flows_of(removed(KEEP_REMOVED_SECONDS - 1, 0), DNS, B1)
-    late = removed(KEEP_REMOVED_SECONDS + INTERVAL, 1)
+    early, late = removed(KEEP_REMOVED_SECONDS - 1), removed(KEEP_REMOVED_SECONDS)
+    early.clean()
+    assert ends_flows_of(early, DNS, B1)
+    late.table.faults = [Fault.REFUSED]
+    with pytest.raises(ConntrackError):
+        late.clean()
     assert ends_flows_of(late, DNS, B1), "no run was good since"
     assert not ends_flows_of(late, DNS, B1)
     back = Bench()

@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,15 @@ def test_a_vip_that_leaves_a_service_in_a_large_load_is_not_half_programmed() ->
     check_each_block([before, after], (), frontends_of_both, batch=2)
 
 
+def test_a_service_that_stops_being_refused_is_refused_until_it_is_served() -> None:
+    """While another one's refusal comes, so that the chain of refusals is written before and after nat."""
+    first, second = Service("test/a", ("10.96.0.1",), (HTTP,)), Service("test/b", ("10.96.0.2",), (HTTP,))
+    nodes = backends("10.244.0.1")
+    before = (first, replace(second, backends=nodes))
+    after = (replace(first, backends=nodes), second)
+    check_each_block([before, after], (), frontends_of_both, reject_unused_ports=False)
+
+
 Kept = Callable[[tuple[Service, ...], tuple[Service, ...]], set[Frontend]]
 """Which frontends of an old and a new state must be served at every moment between."""
 
@@ -252,9 +262,9 @@ def keeping_their_forwarding(old: tuple[Service, ...], new: tuple[Service, ...])
     return {frontend for frontend, key in owners[0].items() if owners[1].get(frontend) == key}
 
 
-def check_each_block(walk: Walk, cidrs: tuple[str, ...], choose_kept: Kept, batch: int = 0) -> None:
+def check_each_block(walk: Walk, cidrs: tuple[str, ...], choose_kept: Kept, **more: Any) -> None:
     kernel = FakeKernel()
-    with machine(kernel, cidrs, batch=batch) as walking:
+    with machine(kernel, cidrs, **more) as walking:
         old: tuple[Service, ...] = ()
         for new in walk:
             kept = choose_kept(old, new)

@@ -1,9 +1,8 @@
-"""Clients of a lab: one flow from each of many addresses, or flows without a pause until standard input ends.
+"""Clients of a lab: one flow from each of many addresses.
 
 Stand-alone program, standard library only.
 
     clients.py many --to 10.96.0.1 --port 80 --from 10.20.0.0 --count 1000     {"10.20.0.1": "b1", ...}
-    clients.py steady --to 10.96.0.1 --port 80                                 {"b1": 812, "refused": 1, ...}
     clients.py checksums --to eth0                                             no offloading from now on
 """
 
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import array
-import collections
 import fcntl
 import ipaddress
 import json
@@ -19,7 +17,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 
 LONGEST_LIFE = 280
 PATIENCE = 60.0
@@ -51,25 +48,6 @@ def many(arguments: argparse.Namespace) -> None:
     print(json.dumps({source: ask(arguments.to, arguments.port, source) for source in sources}))
 
 
-def steady(arguments: argparse.Namespace) -> None:
-    """Connections one after the other, in two threads, until standard input ends."""
-    outcomes: collections.Counter[str] = collections.Counter()
-    ended = threading.Event()
-
-    def work() -> None:
-        while not ended.is_set():
-            outcomes[ask(arguments.to, arguments.port)] += 1
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    sys.stdin.read()
-    ended.set()
-    for thread in threads:
-        thread.join()
-    print(json.dumps(outcomes))
-
-
 def compute_checksums(device: str) -> None:
     """Have checksums made before packets leave by a device, as where no card makes them."""
     with socket.socket() as any_socket:
@@ -84,7 +62,7 @@ def compute_checksums(device: str) -> None:
 def main() -> None:
     """Read the arguments, do the work and print its outcome."""
     parser = argparse.ArgumentParser(description="Make flows to one address and tell who answered.")
-    parser.add_argument("work", choices=("many", "steady", "checksums"))
+    parser.add_argument("work", choices=("many", "checksums"))
     parser.add_argument("--to", default="", help="an address, or a device")
     parser.add_argument("--port", type=int, default=80)
     parser.add_argument("--from", dest="first", default="")
@@ -97,7 +75,7 @@ def main() -> None:
     if arguments.work == "checksums":
         compute_checksums(arguments.to)
     else:
-        (many if arguments.work == "many" else steady)(arguments)
+        many(arguments)
 
 
 if __name__ == "__main__":

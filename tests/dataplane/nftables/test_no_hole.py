@@ -9,8 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
@@ -18,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataplane.nftables.serving import CLIENTS, SERVED, VIPS, other, synced_in, web
+from tests.dataplane.nftables.serving import SERVED, VIPS, other, synced_in, web
 from tests.dataplane.watched_programs import WatchedPrograms
 from tests.lab.examples import some
-from tests.lab.flow import COMMAND_SECONDS, finish
 from tests.lab.inside import Synced
+from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab
 from vipd.model.service import Affinity, Balance, ExternalAddress, Service, TrafficPolicy
 
@@ -97,27 +95,15 @@ def every_packet_let_through(lab: Lab, least: int) -> Iterator[None]:
 
 
 @contextmanager
-def flows_all_the_time(lab: Lab, family: int, changes: str) -> Iterator[Callable[[], bool]]:
-    """Connections one after the other, in two threads, from before the first change on; each is answered by a
-    backend, without a packet lost on the host. What is given tells whether there were enough of them."""
-    asked = ("--to", VIPS[family], "--port", "80", "--life", str(300 + CHANGES))
+def flows_all_the_time(lab: Lab, family: int) -> Iterator[Callable[[], bool]]:
+    """Connections one after the other, from before the first change on; each is answered, without a packet
+    lost on the host. What is given tells whether there were enough of them."""
     before = connections(lab)
     with every_packet_let_through(lab, ENOUGH):
-        process = lab.client.start(sys.executable, "-I", CLIENTS, "steady", *asked)
-        try:
-            end = time.monotonic() + COMMAND_SECONDS
-            while connections(lab) == before:
-                assert time.monotonic() < end, "the client makes no connection"
-                time.sleep(0.05)
+        with steady_client(lab.client, VIPS[family], 80) as outcome:
             yield lambda: connections(lab) - before > ENOUGH
-            outcomes, _ = process.communicate("", timeout=COMMAND_SECONDS)
-        finally:
-            finish(process)
-    served = json.loads(outcomes)
-    failed = sum(times for who, times in served.items() if who not in ("b1", "b2", "b3"))
-    print(f"{changes}, {sum(served.values())} connections made, {failed} failed")
-    assert failed == 0, served
-    assert sum(served.values()) > 100
+        assert outcome["failed"] == {}
+        assert outcome["answered"] > 100
 
 
 def states(lab: Lab) -> list[Service]:
@@ -136,7 +122,7 @@ def test_one_transaction_after_the_other(
     with (tmp_path / "nft").open("w") as errors:
         nft = lab.host.start("nft", "-i", stderr=errors)
     assert nft.stdin is not None
-    with flows_all_the_time(lab, 4, f"{CHANGES} transactions") as enough:
+    with flows_all_the_time(lab, 4) as enough:
         for number in at_least(CHANGES, enough):
             nft.stdin.write(texts[number % len(texts)])
         nft.communicate("", timeout=300 + CHANGES)
@@ -183,7 +169,7 @@ def test_one_step_of_the_dataplane_after_the_other(lab: Lab, serving: Synced, wa
     """With chains that come and go, for each state is a service of another kind."""
     states = walk(lab, way)
     serving.become(states[-1])
-    with flows_all_the_time(lab, family, f"{way}, IPv{family}: {STEPS} steps") as enough:
+    with flows_all_the_time(lab, family) as enough:
         for number in at_least(STEPS, enough):
             serving.become(states[number % len(states)])
     serving.doubt()

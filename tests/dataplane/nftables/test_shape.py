@@ -366,15 +366,15 @@ def test_what_nobody_wants_any_more_goes_after_what_leads_there(
 def test_an_element_that_goes_over_to_another_service_waits_for_nothing(
     vipd: Synced, programs: WatchedPrograms, namespace: Namespace
 ) -> None:
-    one, other = numbered(1, "10.244.0.1", "10.244.0.2"), numbered(2, "10.244.0.3")
-    pinned = replace(other, affinity=Affinity(60), addresses=(*other.addresses, *one.addresses))
+    one, other = numbered(1, "10.244.0.1", "10.244.0.2"), numbered(2, "10.244.0.3", "10.244.0.4")
     vipd.become(one, other)
-    written(vipd, programs, pinned)
+    moved = replace(one, affinity=Affinity(60), addresses=("10.96.0.9",))
+    taking = replace(other, addresses=(*other.addresses, *one.addresses))
+    texts = written(vipd, programs, moved, taking)
     assert vipd.drift() == ""
-    assert "10.96.0.1 . tcp . 80" in tables(namespace)
-    back = written(vipd, programs, one, other)
-    assert vipd.drift() == ""
-    assert len([text for text in back if "add element ip vipd endpoints" in text]) == 1
+    assert not vipd.refused()
+    assert len([text for text in texts if "10.96.0.1 . tcp . 80 . 0.0.0.0" in text]) == 1
+    assert "10.96.0.1 . tcp . 80 . 0.0.0.0 : 10.244.0.3 . 8080" in tables(namespace)
 
 
 @pytest.mark.root

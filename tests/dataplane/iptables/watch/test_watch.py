@@ -42,6 +42,8 @@ class Host:
     def repaired(self, heard: list[Heard]) -> None:
         """What is reported is all that must be read for a repair, which is not reported."""
         self.vipd.doubt(*(part for each in heard for part in each.parts))
+        if self.iptables == "iptables-legacy" or not self._events:
+            self.vipd.step()  # a watch that polls would first see what was there before
         assert self.heard(self.vipd.step, 0) == []
         assert self.vipd.drift() == ""
 
