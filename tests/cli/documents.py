@@ -1,4 +1,4 @@
-"""API documents for the fake daemon to answer with; `contract.py` holds them to the real API's."""
+"""API documents for the fake daemon to answer with; `test_answers.py` holds them to the real API's."""
 
 from __future__ import annotations
 
@@ -188,9 +188,6 @@ STATUS: Json = {
     "warnings": ["br_netfilter is not loaded"],
     "settings": {"chain_prefix": "VIPD"},
 }
-
-
-RELOADED: Json = {"changed": True, "applied": True, "message": "", "services": 2, "results": []}
 
 
 def one(view: Json) -> Json:

@@ -1,0 +1,536 @@
+"""`vipctl add`, `set`, `add-backend`, `remove-backend`, `remove`: what they declare, and what they say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from tests.cli.saying import Say, conversation
+from tests.lab.inside import Vipd
+
+Json = dict[str, Any]
+WEB = "add 10.96.0.11:80/tcp 10.244.0.7 --name web --check tcp"
+
+ADDED = {
+    "[fd00::0A]:53/udp [fd00::5]:5353@2 fd00::6@3 fd00::7": (
+        "{address: 'fd00::a', ports: [53/udp], backends: [{address: 'fd00::5', port: 5353, weight: 2}, "
+        "{address: 'fd00::6', weight: 3}, 'fd00::7']}"
+    ),
+    "10.0.0.1:80/tcp --target 8080 --name web --affinity 10m": (
+        "{name: web, address: 10.0.0.1, ports: [{port: 80, protocol: tcp, target: 8080}], "
+        "affinity: {by: client-ip, timeout: 10m}}"
+    ),
+    "10.0.0.1:80:8080 --affinity true": (
+        "{address: 10.0.0.1, ports: [{port: 80, protocol: tcp, target: 8080}], affinity: client-ip}"
+    ),
+    "[fd00::1]:53/tcp,UDP --target 5353": (
+        "{address: 'fd00::1', ports: [{port: 53, protocol: tcp, target: 5353}, "
+        "{port: 53, protocol: udp, target: 5353}]}"
+    ),
+    "10.0.0.1:80/tcp --affinity none --masquerade auto --fallback drop": (
+        "{address: 10.0.0.1, ports: [80/tcp], fallback: drop}"
+    ),
+    "10.0.0.1:80 --affinity client-ip --masquerade always --fallback 10.0.9.1,dns:a.b:80 --fallback 10.0.9.3:81": (
+        "{address: 10.0.0.1, ports: [80/tcp], affinity: client-ip, masquerade: always, fallback: "
+        "{backends: [10.0.9.1, {address: 10.0.9.3, port: 81}, {dns: a.b, port: 80}]}}"
+    ),
+    "10.0.0.1,fd00::0A -p 80:8080/tcp -p 53/udp 10.1.0.5 --backup 10.1.0.9@2": (
+        "{address: [10.0.0.1, 'fd00::a'], ports: [{port: 80, protocol: tcp, target: 8080}, 53/udp], "
+        "backends: [10.1.0.5, {address: 10.1.0.9, weight: 2, backup: true}]}"
+    ),
+    "none --port 443 --external 203.0.113.1,203.0.113.2 --load-balancer 203.0.113.3"
+    " --external '{address: 203.0.113.4, allow_from: any}' --allow-from 198.51.100.0/24": (
+        "{external_addresses: [203.0.113.1, 203.0.113.2, {address: 203.0.113.4, allow_from: any}], "
+        "load_balancer_addresses: 203.0.113.3, allow_from: 198.51.100.0/24, ports: [443/tcp]}"
+    ),
+    "10.0.0.1:80 --check http:/healthz --slow-start 30s --weight-from check --node-port 30080 --health-port 30081"
+    " --respond-to-ping false --internal-policy local --external-policy local --on-remove reset"
+    " --balance round-robin --registrations true --flow-takeover false": (
+        "{address: 10.0.0.1, ports: [{port: 80, protocol: tcp, node_port: 30080}], traffic_policy: "
+        "{internal: local, external: local}, health_port: 30081, on_remove: reset, respond_to_ping: false, "
+        "balance: round-robin, check: {type: http, path: /healthz}, slow_start: 30s, weight_from: check, "
+        "registrations: true}"
+    ),
+    "10.0.0.1 -p '{port: 80, target: 8080, node_port: 30080, name: http}' --node-port none --external none"
+    " '{address: 10.1.0.5, zone: [east, \"2\"], backup: true}' --check '{type: tcp, fall: 2}' --allow-from any": (
+        "{address: 10.0.0.1, ports: [{name: http, port: 80, protocol: tcp, target: 8080, node_port: 30080}], "
+        "backends: [{address: 10.1.0.5, backup: true, zone: [east, '2']}], check: {type: tcp, fall: 2}}"
+    ),
+    "10.0.0.1:80 dns:Web.Internal.:8080@3 srv:_http._tcp.web.internal 10.1.0.1": (
+        "{address: 10.0.0.1, ports: [80/tcp], backends: [10.1.0.1, {dns: web.internal, port: 8080, weight: 3}, "
+        "{srv: _http._tcp.web.internal}]}"
+    ),
+    "10.0.0.1:80 '{dns: web.internal, zone: east}' --backup dns:spare.internal:80": (
+        "{address: 10.0.0.1, ports: [80/tcp], backends: [{dns: web.internal, zone: east}, "
+        "{dns: spare.internal, port: 80, backup: true}]}"
+    ),
+    "10.96.0.11 -p 80,443/tcp -p 53/tcp,udp 10.244.0.7,10.244.0.8,": (
+        "{address: 10.96.0.11, ports: [80/tcp, 443/tcp, 53/tcp, 53/udp], backends: [10.244.0.7, 10.244.0.8]}"
+    ),
+    "--external 203.0.113.10 -p 80/tcp 10.244.0.5": (
+        "{external_addresses: 203.0.113.10, ports: [80/tcp], backends: [10.244.0.5]}"
+    ),
+    "--load-balancer 203.0.113.11 -p 80 10.244.0.5,10.244.0.6": (
+        "{load_balancer_addresses: 203.0.113.11, ports: [80/tcp], backends: [10.244.0.5, 10.244.0.6]}"
+    ),
+    "--external 203.0.113.12 -p 80 10.244.0.5:8080 10.244.0.6:8080": (
+        "{external_addresses: 203.0.113.12, ports: [80/tcp], "
+        "backends: [{address: 10.244.0.5, port: 8080}, {address: 10.244.0.6, port: 8080}]}"
+    ),
+    "--external 203.0.113.13 -p 80 10.96.0.20 10.244.0.5": (
+        "{address: 10.96.0.20, external_addresses: 203.0.113.13, ports: [80/tcp], backends: [10.244.0.5]}"
+    ),
+    "--external 203.0.113.14 -p 80 none 10.244.0.5": (
+        "{external_addresses: 203.0.113.14, ports: [80/tcp], backends: [10.244.0.5]}"
+    ),
+    "10.0.0.1:80 --limit connections=100 --limit new_per_client=5 --announce routes"
+    " --traffic-distribution prefer-same-node": (
+        "{address: 10.0.0.1, ports: [80/tcp], announce: routes, traffic_distribution: prefer-same-node, "
+        "limits: {new_per_client: 5, connections: 100}}"
+    ),
+    **{
+        f"10.0.0.1 -p 53/tcp,udp 10.1.0.1 --check {word}": (
+            f"{{address: 10.0.0.1, ports: [53/tcp, 53/udp], backends: [10.1.0.1]{check}}}"
+        )
+        for word, check in {
+            "none": "",
+            "tcp": ", check: tcp",
+            "tcp:8081": ", check: {type: tcp, port: 8081}",
+            "http:8081": ", check: {type: http, port: 8081}",
+            "http:8081/a:b": ", check: {type: http, port: 8081, path: '/a:b'}",
+            "https:/": ", check: https",
+            "dns:example.com": ", check: {type: dns, query: example.com}",
+            "udp:ping": ", check: {type: udp, send: ping}",
+            "'exec:/bin/true --name \"a b\"'": ", check: {type: exec, command: [/bin/true, --name, a b]}",
+        }.items()
+    },
+}
+"""What is behind `add`, and the service without its default name."""
+
+
+async def exported(vipd: Vipd) -> list[Json]:
+    services: list[Json] = (await vipd.ask("GET", "/v1/export")).body["services"]
+    return services
+
+
+async def empty(vipd: Vipd) -> None:
+    await vipd.ask("POST", "/v1/apply", {"services": [], "prune": True})
+
+
+def test_what_add_declares() -> None:
+    async def story(vipd: Vipd, say: Say) -> None:
+        for line, spec in ADDED.items():
+            ended = await say(f"add {line}")
+            assert ended.code == 0, (line, ended)
+            (service,) = await exported(vipd)
+            wanted = yaml.safe_load(spec)
+            assert service == {"name": service["name"], **wanted}, line
+            await empty(vipd)
+
+    conversation(story, exec_checks="anywhere", announce_addresses=["10.0.0.0/24"])
+
+
+TOLD = {
+    "10.96.0.10:53/udp 10.244.0.5 10.244.2.21": ("10.96.0.10:53/udp (2 backends)", "dns:NAME"),
+    "10.0.0.1,fd00::1 -p 80 -p 53/udp 10.1.0.5 --backup 10.1.0.9": (
+        "10.0.0.1:80/tcp (10.0.0.1,fd00::1 80 53/udp, 1 backend, 1 backup)",
+        "tcp",
+    ),
+    "10.96.0.10:53/udp --name dns": ("dns (10.96.0.10:53/udp, no backends: new flows are refused)", ""),
+    "10.96.0.10:80 10.244.0.5": ("10.96.0.10:80/tcp (1 backend)", "tcp"),
+    "10.96.0.10:514/udp 10.244.0.5": ("10.96.0.10:514/udp (1 backend)", "udp:TEXT"),
+    "10.96.0.10:53/tcp,udp 10.244.0.5": ("10.96.0.10:53/tcp (1 backend)", "tcp"),
+    "10.96.0.10:36412/sctp 10.244.0.5": ("10.96.0.10:36412/sctp (1 backend)", "exec:COMMAND"),
+    "10.96.0.10:80/tcp dns:web.internal:80": ("10.96.0.10:80/tcp (1 backend)", "tcp"),
+    "10.96.0.10:80 '{address: 10.244.0.5, check: tcp}' 10.244.0.6": ("10.96.0.10:80/tcp (2 backends)", "tcp"),
+    "10.96.0.10:80 '{address: 10.244.0.5, check: tcp}'": ("10.96.0.10:80/tcp (1 backend)", ""),
+    "10.96.0.10:80 10.244.0.5 --check none": ("10.96.0.10:80/tcp (1 backend)", ""),
+    "10.96.0.10:80 10.244.0.5 --check http:/healthz": ("10.96.0.10:80/tcp (1 backend)", ""),
+}
+"""What is behind `add`, what `created` says, and the check of the hint on stderr, if there is one."""
+
+
+def test_what_add_says() -> None:
+    async def story(vipd: Vipd, say: Say) -> None:
+        stored = f"; stored in {vipd.state_dir}/services.yaml; survives reboot"
+        for line, (told, check) in TOLD.items():
+            name = told.partition(" ")[0]
+            hint = f"no check is set: dead backends get flows, too; hint: vipctl set {name} --check {check}\n"
+            assert await say(f"add {line}") == (0, f"created {told}{stored}\n", hint if check else ""), line
+            again = await say(f"add {line}")
+            assert (again.code, again.stdout.split(" (")[0], again.stderr) == (0, f"unchanged {name}", ""), (
+                line
+            )
+            for quiet in ("-q", "-o json", "--json", "-o yaml"):
+                await empty(vipd)
+                assert (await say(f"add {line} {quiet}")).stderr == "", line
+            await empty(vipd)
+
+    conversation(story)
+
+
+def spec_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line[:1] != " "]
+
+
+def test_a_dry_run_shows_what_would_differ() -> None:
+    async def story(vipd: Vipd, say: Say) -> None:
+        added = await say("add 10.96.0.10:53/udp 10.0.0.1 --dry-run")
+        assert added.stdout == (
+            "# 10.96.0.10:53/udp: would be created\n"
+            "+ name: 10.96.0.10:53/udp\n"
+            "+ address: 10.96.0.10\n"
+            "+ ports: [53/udp]\n"
+            "+ backends: [10.0.0.1]\n"
+            "created 10.96.0.10:53/udp (1 backend); dry run: nothing was done\n"
+        )
+        assert added.stderr == "no check is set: dead backends get flows, too; hint: --check dns:NAME\n"
+        assert await say("add 10.96.0.10:53/udp 10.0.0.1 --dry-run -q") == (0, "", "")
+        document = json.loads((await say("add 10.96.0.10:53/udp --dry-run --json")).stdout)
+        assert (document["changed"], document["applied"]) == (True, False)
+        assert await exported(vipd) == []
+        await say("add 10.96.0.10:53/udp 10.244.0.5 --name dns --affinity 10m")
+        changed = await say("set dns --affinity none --check dns:example.com --dry-run")
+        assert spec_lines(changed.stdout) == [
+            "# dns: would be changed",
+            "- affinity: {by: client-ip, timeout: 10m}",
+            "+ check: {type: dns, query: example.com}",
+            "changed dns (check dns:example.com, affinity none); dry run: nothing was done",
+        ]
+        assert "check" not in (await exported(vipd))[0]
+
+    conversation(story)
+
+
+BASE: Json = {
+    "name": "web",
+    "address": "10.96.0.11",
+    "ports": ["80/tcp"],
+    "backends": ["10.0.0.1", {"address": "10.0.0.5", "port": 8080, "weight": 2}],
+}
+SET: list[tuple[Json, str, str, Json]] = [
+    ({"affinity": "10m", "masquerade": "always"}, "--affinity none --masquerade auto", "affinity none, masquerade auto", {"affinity": None, "masquerade": None}),
+    ({}, "--affinity 10m --fallback 10.0.0.1 --fallback 10.0.0.2", "affinity 10m, fallback 10.0.0.1 10.0.0.2", {"affinity": {"by": "client-ip", "timeout": "10m"}, "fallback": {"backends": ["10.0.0.1", "10.0.0.2"]}}),
+    ({}, "--balance round-robin", "balance round-robin", {"balance": "round-robin"}),
+    ({}, "--address 10.0.0.9,fd00::1", "address 10.0.0.9,fd00::1", {"address": ["10.0.0.9", "fd00::1"]}),
+    ({}, "--address none --external 203.0.113.1", "", {"address": None, "external_addresses": "203.0.113.1"}),
+    ({}, "-p 81 --node-port 30080", "", {"ports": [{"port": 81, "protocol": "tcp", "node_port": 30080}]}),
+    ({"external_addresses": "203.0.113.1", "allow_from": "10.0.0.0/8"}, "--external none --allow-from any", "", {"external_addresses": None, "allow_from": None}),
+    ({"health_port": 30081, "check": "tcp"}, "--health-port none --check none", "", {"health_port": None, "check": None}),
+    ({"ports": [{"port": 80, "protocol": "tcp", "node_port": 30080}]}, "--node-port 30081", "", {"ports": [{"port": 80, "protocol": "tcp", "node_port": 30081}]}),
+    ({"ports": [{"port": 80, "protocol": "tcp", "node_port": 30080}]}, "--node-port none", "", {"ports": ["80/tcp"]}),
+    ({}, "--node-port 30081", "", {"ports": [{"port": 80, "protocol": "tcp", "node_port": 30081}]}),
+    ({"traffic_policy": {"internal": "local"}}, "--external-policy local", "", {"traffic_policy": {"internal": "local", "external": "local"}}),
+]  # fmt: skip
+"""The service before, the options, what `changed web` says, and the keys afterwards."""
+
+BACKENDS: list[tuple[list[object], str, str, list[object]]] = [
+    (["10.0.0.1"], "set web/10.0.0.1 --backup true", "10.0.0.1: backup true", [{"address": "10.0.0.1", "backup": True}]),
+    (["10.0.0.1", {"address": "10.0.0.5", "weight": 2}], "set web/10.0.0.5 --max-connections 500", "10.0.0.5: max_connections 500", ["10.0.0.1", {"address": "10.0.0.5", "weight": 2, "max_connections": 500}]),
+    ([{"address": "10.0.0.5", "max_connections": 7}], "set web/10.0.0.5 --max-connections none", "10.0.0.5: max_connections none", ["10.0.0.5"]),
+    (["10.0.0.1"], "set web/10.0.0.1 --weight 5", "10.0.0.1: weight 5", [{"address": "10.0.0.1", "weight": 5}]),
+    ([{"dns": "a.b", "port": 80}], "set web/dns:a.b:80 --weight 5", "dns:a.b:80: weight 5", [{"dns": "a.b", "port": 80, "weight": 5}]),
+    (["10.0.0.1"], "add-backend web 10.0.0.8,10.0.0.9@3", "with 10.0.0.8, 10.0.0.9@3", ["10.0.0.1", "10.0.0.8", {"address": "10.0.0.9", "weight": 3}]),
+    (["10.0.0.1"], "add-backend web/10.0.0.8", "with 10.0.0.8", ["10.0.0.1", "10.0.0.8"]),
+    (["10.0.0.1"], "add-backend web --backup 10.0.0.8", "with 10.0.0.8 as a backup", ["10.0.0.1", {"address": "10.0.0.8", "backup": True}]),
+    # A new one gets the port that all others have.
+    ([{"address": "10.0.0.1", "port": 8080}], "add-backend web 10.0.0.9@2", "with 10.0.0.9@2 on port 8080, as all its others", [{"address": "10.0.0.1", "port": 8080}, {"address": "10.0.0.9", "port": 8080, "weight": 2}]),
+    ([{"address": "10.0.0.1", "port": 8080}], "add-backend web 10.0.0.9:80", "with 10.0.0.9:80", [{"address": "10.0.0.1", "port": 8080}, "10.0.0.9:80"]),
+    (["10.0.0.1", {"address": "10.0.0.2", "weight": 2}], "add-backend web 10.0.0.9", "with 10.0.0.9", ["10.0.0.1", {"address": "10.0.0.2", "weight": 2}, "10.0.0.9"]),
+    ([], "add-backend web 10.0.0.9", "with 10.0.0.9", ["10.0.0.9"]),
+    ([{"dns": "a.b", "port": 8080}], "add-backend web dns:c.d srv:_y._tcp.a.b", "with dns:c.d, srv:_y._tcp.a.b on port 8080, as all its others", [{"dns": "a.b", "port": 8080}, {"dns": "c.d", "port": 8080}, {"srv": "_y._tcp.a.b"}]),
+    (["10.0.0.1", "10.0.0.2", "10.0.0.3"], "remove-backend web 10.0.0.1,10.0.0.2", "without 10.0.0.1, 10.0.0.2", ["10.0.0.3"]),
+    (["10.0.0.1", "10.0.0.2"], "remove-backend web/10.0.0.1:80", "without 10.0.0.1:80", ["10.0.0.2"]),
+    (["10.0.0.1", "dns:a.b:80", "srv:_x._tcp.a.b"], "remove-backend web dns:a.b:80 srv:_x._tcp.a.b", "without dns:a.b:80, srv:_x._tcp.a.b", ["10.0.0.1"]),
+]  # fmt: skip
+"""The backends before, the line, what `changed web` says, and the backends afterwards."""
+
+
+def test_what_set_and_the_verbs_of_backends_change() -> None:
+    async def story(vipd: Vipd, say: Say) -> None:
+        async def begin(fields: Json) -> None:
+            await empty(vipd)
+            answer = await vipd.add(BASE | fields)
+            assert answer.status == 200, answer
+
+        stored = f"; stored in {vipd.state_dir}/services.yaml; survives reboot"
+        for fields, options, told, after in SET:
+            await begin(fields)
+            ended = await say(f"set web {options}")
+            assert (ended.code, ended.stderr) == (0, ""), (options, ended)
+            assert ended.stdout.endswith(stored + "\n")
+            assert not told or ended.stdout == f"changed web ({told}){stored}\n"
+            (service,) = await exported(vipd)
+            assert {key: service.get(key) for key in after} == after, options
+        for backends, line, told, wanted in BACKENDS:
+            await begin({"backends": backends})
+            assert await say(line) == (0, f"changed web ({told}){stored}\n", ""), line
+            (service,) = await exported(vipd)
+            await begin({"backends": wanted})
+            (expected,) = await exported(vipd)
+            assert service == expected, line
+
+    conversation(story, node_port_addresses=["10.10.0.1"])
+
+
+def test_every_verb_names_backends_alike() -> None:
+    async def story(vipd: Vipd, say: Say) -> None:
+        for backend, declared in {
+            "10.244.0.11": "10.244.0.11:8080",
+            "10.244.0.11:8080": "10.244.0.11:8080",
+            "10.244.0.12:80": "10.244.0.12",
+            "10.244.0.12": "10.244.0.12",
+        }.items():
+            await empty(vipd)
+            await say("add 10.96.0.11:80/tcp 10.244.0.11:8080,10.244.0.12 --name web")
+            assert f"draining web/{declared}" in (await say(f"drain web/{backend}")).stdout
+            assert f"resumed web/{declared}" in (await say(f"resume web/{backend}")).stdout
+            for option in ("--weight 3", "--backup true", "--max-connections 9"):
+                assert "changed web" in (await say(f"set web/{backend} {option}")).stdout
+            (spec,) = (
+                each
+                for each in (await exported(vipd))[0]["backends"]
+                if isinstance(each, dict) and "backup" in each
+            )
+            assert {key: spec[key] for key in ("address", "weight", "backup", "max_connections")} == {
+                "address": backend.partition(":")[0], "weight": 3, "backup": True, "max_connections": 9
+            }
+            assert "changed web" in (await say(f"remove-backend web {backend}")).stdout
+            assert len((await exported(vipd))[0]["backends"]) == 1
+            for line in ("set web/{} --weight 3", "set web/{} --backup true", "drain web/{}"):
+                assert f"web has no backend {backend}" in (await say(line.format(backend))).stderr
+
+    conversation(story)
+
+
+def test_an_address_is_a_target_where_one_service_has_it() -> None:
+    async def story(vipd: Vipd, say: Say) -> None:
+        for line in (
+            "10.96.0.10 -p 53/udp -p 53/tcp 10.244.0.5 --name dns",
+            "fd00::20 -p 80/tcp fd00:1::5 --name six --external 2001:db8::9",
+            "10.96.0.30:80/tcp 10.244.0.7 --name a",
+            "10.96.0.30:81/tcp 10.244.0.7",
+        ):
+            assert (await say(f"add {line}")).code == 0
+        for target in ("10.96.0.10", "fd00::20", "2001:db8::9", "fd00:0::20"):
+            assert (await say(f"list -o name {target}")).stdout in ("dns\n", "six\n")
+        assert "dns" in (await say("describe 10.96.0.10")).stdout
+        assert "draining dns/10.244.0.5" in (await say("drain 10.96.0.10/10.244.0.5")).stdout
+        assert "resumed dns/10.244.0.5" in (await say("resume 10.96.0.10/10.244.0.5")).stdout
+        assert "six: ready" in (await say("ready fd00::20")).stdout.replace("not ready", "ready")
+        both = await say("describe 10.96.0.30")
+        assert both.stderr.endswith("is of several services; hint: name one: a, 10.96.0.30:81/tcp\n")
+        for wrong in ("10.96.0.10:54/udp", "10.96.0.10:80"):
+            assert (await say(f"describe {wrong}")).stderr.endswith(
+                "hint: its address has 10.96.0.10:53/udp (dns), 10.96.0.10:53/tcp (dns)\n"
+            )
+        assert (
+            "without brackets; write it like [fd00::20]:80/tcp"
+            in (await say("describe fd00::20:80/tcp")).stderr
+        )
+        assert "removed six" in (await say("remove fd00::20")).stdout
+
+    conversation(story)
+
+
+def test_several_services_are_removed_all_or_none() -> None:
+    async def story(vipd: Vipd, say: Say) -> None:
+        for number in (1, 2, 3):
+            await say(f"add 10.96.0.{number}:80/tcp 10.244.0.7 --name web{number}")
+        wrong = await say("remove web1 nope web2 neither")
+        assert (wrong.code, wrong.stdout, wrong.stderr.count("vipctl: no service")) == (3, "", 2)
+        assert wrong.stderr.endswith("vipctl: 2 of 4 cannot be changed, so none was\n")
+        assert (await say("remove web1 web3 --dry-run")).stdout.count("removed") == 2
+        assert len(await exported(vipd)) == 3
+        # The same service twice, by its name and by its frontend.
+        removed = await say("remove web1 10.96.0.1:80/tcp web2 -o json")
+        document = json.loads(removed.stdout)
+        assert (removed.code, document["changed"]) == (0, True)
+        assert [(each["name"], each["action"]) for each in document["results"]] == [
+            ("web1", "removed"),
+            ("web2", "removed"),
+        ]
+        assert await say("remove web3 -q") == (0, "", "")
+        assert await exported(vipd) == []
+
+    conversation(story)
+
+
+def test_what_is_stored_but_not_in_the_kernel_fails() -> None:
+    async def story(vipd: Vipd, say: Say) -> None:
+        vipd.kernel.failures = [("iptables-restore", "exit code 4")] * 1000
+        ended = await say("add 10.96.0.10:53/udp --name dns")
+        assert (ended.code, ended.stdout) == (1, "")
+        assert ended.stderr.startswith(
+            f"vipctl: dns: stored in {vipd.state_dir}/services.yaml, but not in the kernel yet: "
+        )
+        assert ended.stderr.endswith("; hint: vipd goes on trying; vipctl status shows how it goes\n")
+        assert "exit code 4" in ended.stderr
+        as_json = await say("add 10.96.0.11:53/udp --json")
+        assert (as_json.code, json.loads(as_json.stdout)["applied"]) == (1, False)
+        assert (await say("reload")).stderr.count("not have their rules yet") == 1
+
+    conversation(story)
+
+
+def test_the_only_problem_of_a_request_is_said_once() -> None:
+    async def story(_: Vipd, say: Say) -> None:
+        only = await say("add 10.10.0.1:80/tcp 10.0.0.1 --name own")
+        assert (only.code, only.stderr.count("10.10.0.1 is an address of this host itself")) == (1, 1)
+        several = await say("add 10.96.0.1:80/tcp 10.0.0.1 --name own --check http:x --slow-start 99d")
+        assert (several.code, several.stdout) == (1, "")
+        check, slow_start, summary = several.stderr.splitlines()
+        assert (check[:12], slow_start[:12]) == ("check.path: ", "slow_start: ")
+        assert summary.startswith("vipctl: ")
+
+    conversation(story)
+
+
+SLIPS = {
+    "add web2 10.96.0.12:80/tcp 10.244.0.5": "vipctl add 10.96.0.12:80/tcp 10.244.0.5 --name web2",
+    "add web2 10.96.0.12 10.244.0.5 -p 80": "vipctl add 10.96.0.12 10.244.0.5 --name web2",
+    "add 10.244.0.5 10.96.0.12:80/tcp": "vipctl add 10.96.0.12:80/tcp 10.244.0.5",
+    "add 10.244.0.5:80 10.96.0.12:80/tcp": "vipctl add 10.96.0.12:80/tcp 10.244.0.5:80",
+    "add 10.96.0.12:80 10.244.0.5 --interval 2s": "it belongs to the check: --check '{type: tcp, interval: 2s}'",
+    "add 10.96.0.12:80/tcp 10.244.0.5 --weight 3": "write it behind the backend: ADDR@3",
+    "add-backend web 10.244.0.5 --weight 3": "write it behind the backend: ADDR@3",
+    "add 10.96.0.0/24:80/tcp 10.244.0.5": "write one address, as 10.96.0.0",
+    "add 10.96.0.0/24 10.244.0.5 -p 80/tcp": "write one address, as 10.96.0.0",
+    "add 10.96.0.12:80/tcp 10.244.0.0/24": "write one address, as 10.244.0.0",
+    "add 10.96.0.12:80/tcp ,": "ADDR, or ADDR:PORT",
+    "add 10.96.0.12:http 10.244.0.5": "a port is a number from 1 to 65535: write 80",
+    "add 10.96.0.12:80,443 10.244.0.5": "vipctl add 10.96.0.12 -p 80 -p 443",
+    "add 10.96.0.12:80/tcp, 10.244.0.5": "one of tcp, udp, sctp",
+    "add 10.96.0.12:80 10.244.0.5 --check http://10.0.0.1/x": "--check http:/x, or http:PORT/x",
+    "add 10.96.0.12:80 10.244.0.5 --check http:8080/x,interval=1s,rise=2": (
+        "--check '{type: http, port: 8080, path: /x, interval: 1s, rise: 2}'"
+    ),
+    "add 10.96.0.12:80 10.244.0.5 --check http:healthz": "it starts with / and holds no spaces",
+    "add 10.96.0.12:80 10.244.0.5 --check tcp:seven": "write it in plain decimal",
+    "set web --check tcp:80,fall=1": "--check '{type: tcp, port: 80, fall: 1}'",
+    "set web --weight 3": "vipctl set web/ADDR --weight 3",
+    "set 10.0.0.1 --weight 3": "vipctl set TARGET/10.0.0.1 --weight 3",
+    "set web/10.244.0.9 --backup true": "vipctl describe web shows them",
+    "remove wbe": "did you mean web?",
+    "remove nothing-alike": "vipctl list shows them",
+    "remove web/10.244.0.7": "web is a service; vipctl describe web shows its backends",
+    "list -a": "vipctl list -h",
+    "drain web": "vipctl drain web/ADDR; vipctl describe web shows its backends",
+    "drain 10.96.0.1:80/tcp": "vipctl drain 10.96.0.1:80/tcp/ADDR",
+    "disable shop/web": "vipctl disable shop/web/ADDR",
+    "drain 10.0.0.1:80": "vipctl drain TARGET/10.0.0.1:80, or in every service: vipctl drain --address",
+    "drain fd00::5": "vipctl drain TARGET/fd00::5, or in every service: vipctl drain --address fd00::5",
+    "resume 10.0.0.1": "vipctl resume TARGET/10.0.0.1, or in",
+    "drain web 10.244.0.7": "vipctl drain web/10.244.0.7",
+    "drain web:10.244.0.7": "vipctl drain web/10.244.0.7",
+    "drain wbe/10.244.0.5": "did you mean web?",
+    "resume all": "vipctl resume --all takes every order back",
+    "describe 10.244.0.7": "it is a backend of web",
+    "describe Web": "did you mean web?",
+    "events web": "vipctl events --service TARGET shows those of one service",
+    "set-dataplane nft": "did you mean nftables?",
+    "lits": "did you mean list",
+    "Lsit": "did you mean list?",
+    "help drian": "did you mean drain?",
+    "host drian": "did you mean drain?",
+    "host nonsense": "vipctl host -h",
+    "delete dns": "did you mean remove?",
+    "import x.yaml": "did you mean apply or convert?",
+    "config": "did you mean edit or export?",
+    "stop web": "did you mean disable or drain?",
+    "flush": "did you mean cleanup?",
+    "undo": "did you mean rollback?",
+    "show web": "did you mean describe?",
+    "port": "vipctl -h lists the verbs",
+    "zzz": "vipctl -h lists the verbs",
+    "add --internal x": "vipctl add -h",
+    "list --no-header": "did you mean --no-headers?",
+    "list -o xml": "vipctl list -h",
+    "list -o jsno": "did you mean json?",
+    "add": "vipctl add VIP:80/tcp ADDR",
+    "add 10.96.0.1 10.0.0.1": "vipctl add 10.96.0.1:80/tcp, or for several ports: vipctl add",
+    "remove": "vipctl remove -h",
+    "completion": "vipctl completion -h",
+    "set-dataplane": "vipctl set-dataplane -h",
+}
+
+
+def test_a_slip_is_answered_with_the_line_that_was_meant_and_changes_nothing() -> None:
+    async def story(vipd: Vipd, say: Say) -> None:
+        await say(WEB)
+        before = await exported(vipd)
+        differing = {}
+        for line, hint in SLIPS.items():
+            ended = await say(line)
+            if ended.code == 0 or ended.stdout or f"; hint: {hint}" not in ended.stderr:
+                differing[line] = ended
+            if ended.stderr.count("\n") != 1 or not ended.stderr.startswith("vipctl: "):
+                differing[line] = ended
+        assert differing == {}
+        assert await exported(vipd) == before
+        others = await say("add-backend web 10.0.0.8:81 10.0.0.9:82") and await say(
+            "add-backend web 10.0.0.7"
+        )
+        assert others.stderr.startswith(
+            "vipctl: the backends of web have different ports: none of their own, 81, 82; hint: say which: "
+        )
+
+    conversation(story)
+
+
+WRONG = """
+add 10.96.0.10/udp
+add 10.96.0.10:53/upd
+add 10.96.0.300:53/udp
+add 10.96.0.10:53/udp 10.244.0.5@70000
+add 10.96.0.10:53/udp backend-1
+add 10.96.0.10:53/udp --affinity soon
+add 10.96.0.10:53/udp --fallback drop,10.0.0.1
+add 10.96.0.10:53/udp --masquerade sometimes
+add 10.96.0.10:53/udp --target 0
+add 10.96.0.10:53:5353/udp --target 5353
+add 10.96.0.10:53/udp,udp
+add 10.96.0.10:53:0/udp
+add 10.96.0.10,10.96.0.11
+add 10.96.0.10 -p 80 --target 81
+add 10.96.0.10:80/tcp -p 80
+add 10.96.0.10:53/udp --check htp:/x
+add 10.96.0.10:53/udp --check none:1
+add 10.96.0.10:53/udp --check http:
+add 10.96.0.10:53/udp --check "exec:/bin/sh -c 'x"
+add 10.96.0.10:53/udp --check '{type: tcp'
+add 10.96.0.10:53/udp {}
+add 10.96.0.10:53/udp --backup web
+set kube-system/kube-dns --weight 5
+set 10.96.0.10:53/udp --weight 5
+set /10.0.0.1 --weight 5
+set dns/10.0.0.1@2 --weight 5
+set dns/10.0.0.1 --weight 5 --affinity none
+set dns/10.0.0.1 --weight -1
+set dns/10.0.0.1 --weight 5 --backup true
+set dns/10.0.0.1 --backup true --address 10.0.0.9
+set dns --backup true
+set dns
+add-backend dns
+remove-backend dns 10.244.3.9@2
+rollback -1
+rollback x
+history 0
+remove web dns --confirm 60s
+apply
+events -n -1
+""".strip().splitlines()
+
+
+def test_wrong_usage_asks_nobody() -> None:
+    async def story(_: Vipd, say: Say) -> None:
+        differing = {}
+        for line in WRONG:
+            ended = await say(f"--socket /nowhere {line}")
+            if (ended.code, ended.stdout) != (2, ""):
+                differing[line] = ended
+        assert differing == {}
+
+    conversation(story)
