@@ -206,9 +206,15 @@ def test_set_dataplane_may_be_quiet(vipctl: Vipctl, daemon: FakeDaemon, changed:
 
 def test_describe_shows_each_name_and_what_is_wrong_with_it(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     good: Json = {
-        "backend": "dns:web.internal:80", "fallback": False, "addresses": ["10.0.0.1", "10.0.0.2"],
-        "held": ["10.0.0.2"], "left_out": 3, "answered": "2000-01-01T00:00:00Z", "ttl": 60.0,
-        "next_seconds": 41.0, "fault": "",
+        "backend": "dns:web.internal:80",
+        "fallback": False,
+        "addresses": ["10.0.0.1", "10.0.0.2"],
+        "held": ["10.0.0.2"],
+        "left_out": 3,
+        "answered": "2000-01-01T00:00:00Z",
+        "ttl": 60.0,
+        "next_seconds": 41.0,
+        "fault": "",
     }
     bad = good | {"backend": "srv:x", "fallback": True, "addresses": [], "held": [], "left_out": 0}
     bad |= {"answered": None, "fault": "the name does not exist (NXDOMAIN)"}
@@ -228,9 +234,18 @@ def event(name: str = "service-changed", **more: Any) -> Json:
     """An Event of docs/api.md."""
     time = "2026-01-01T12:00:05.123Z"
     return {
-        "id": 7, "time": time, "event": name, "level": "info", "services": ["dns"], "backends": [],
-        "unit": "", "cause": "file /etc/vipd/services.d/dns.yaml:3", "reason": "affinity", "count": 1,
-        "first": 7, "since": time,
+        "id": 7,
+        "time": time,
+        "event": name,
+        "level": "info",
+        "services": ["dns"],
+        "backends": [],
+        "unit": "",
+        "cause": "file /etc/vipd/services.d/dns.yaml:3",
+        "reason": "affinity",
+        "count": 1,
+        "first": 7,
+        "since": time,
         **more,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,102 +13,6 @@ from tests.lab.inside import Vipd
 
 Json = dict[str, Any]
 WEB = "add 10.96.0.11:80/tcp 10.244.0.7 --name web --check tcp"
-
-ADDED = {
-    "[fd00::0A]:53/udp [fd00::5]:5353@2 fd00::6@3 fd00::7": (
-        "{address: 'fd00::a', ports: [53/udp], backends: [{address: 'fd00::5', port: 5353, weight: 2}, "
-        "{address: 'fd00::6', weight: 3}, 'fd00::7']}"
-    ),
-    "10.0.0.1:80/tcp --target 8080 --name web --affinity 10m": (
-        "{name: web, address: 10.0.0.1, ports: [{port: 80, protocol: tcp, target: 8080}], "
-        "affinity: {by: client-ip, timeout: 10m}}"
-    ),
-    "10.0.0.1:80:8080 --affinity true": (
-        "{address: 10.0.0.1, ports: [{port: 80, protocol: tcp, target: 8080}], affinity: client-ip}"
-    ),
-    "[fd00::1]:53/tcp,UDP --target 5353": (
-        "{address: 'fd00::1', ports: [{port: 53, protocol: tcp, target: 5353}, "
-        "{port: 53, protocol: udp, target: 5353}]}"
-    ),
-    "10.0.0.1:80/tcp --affinity none --masquerade auto --fallback drop": (
-        "{address: 10.0.0.1, ports: [80/tcp], fallback: drop}"
-    ),
-    "10.0.0.1:80 --affinity client-ip --masquerade always --fallback 10.0.9.1,dns:a.b:80 --fallback 10.0.9.3:81": (
-        "{address: 10.0.0.1, ports: [80/tcp], affinity: client-ip, masquerade: always, fallback: "
-        "{backends: [10.0.9.1, {address: 10.0.9.3, port: 81}, {dns: a.b, port: 80}]}}"
-    ),
-    "10.0.0.1,fd00::0A -p 80:8080/tcp -p 53/udp 10.1.0.5 --backup 10.1.0.9@2": (
-        "{address: [10.0.0.1, 'fd00::a'], ports: [{port: 80, protocol: tcp, target: 8080}, 53/udp], "
-        "backends: [10.1.0.5, {address: 10.1.0.9, weight: 2, backup: true}]}"
-    ),
-    "none --port 443 --external 203.0.113.1,203.0.113.2 --load-balancer 203.0.113.3"
-    " --external '{address: 203.0.113.4, allow_from: any}' --allow-from 198.51.100.0/24": (
-        "{external_addresses: [203.0.113.1, 203.0.113.2, {address: 203.0.113.4, allow_from: any}], "
-        "load_balancer_addresses: 203.0.113.3, allow_from: 198.51.100.0/24, ports: [443/tcp]}"
-    ),
-    "10.0.0.1:80 --check http:/healthz --slow-start 30s --weight-from check --node-port 30080 --health-port 30081"
-    " --respond-to-ping false --internal-policy local --external-policy local --on-remove reset"
-    " --balance round-robin --registrations true --flow-takeover false": (
-        "{address: 10.0.0.1, ports: [{port: 80, protocol: tcp, node_port: 30080}], traffic_policy: "
-        "{internal: local, external: local}, health_port: 30081, on_remove: reset, respond_to_ping: false, "
-        "balance: round-robin, check: {type: http, path: /healthz}, slow_start: 30s, weight_from: check, "
-        "registrations: true}"
-    ),
-    "10.0.0.1 -p '{port: 80, target: 8080, node_port: 30080, name: http}' --node-port none --external none"
-    " '{address: 10.1.0.5, zone: [east, \"2\"], backup: true}' --check '{type: tcp, fall: 2}' --allow-from any": (
-        "{address: 10.0.0.1, ports: [{name: http, port: 80, protocol: tcp, target: 8080, node_port: 30080}], "
-        "backends: [{address: 10.1.0.5, backup: true, zone: [east, '2']}], check: {type: tcp, fall: 2}}"
-    ),
-    "10.0.0.1:80 dns:Web.Internal.:8080@3 srv:_http._tcp.web.internal 10.1.0.1": (
-        "{address: 10.0.0.1, ports: [80/tcp], backends: [10.1.0.1, {dns: web.internal, port: 8080, weight: 3}, "
-        "{srv: _http._tcp.web.internal}]}"
-    ),
-    "10.0.0.1:80 '{dns: web.internal, zone: east}' --backup dns:spare.internal:80": (
-        "{address: 10.0.0.1, ports: [80/tcp], backends: [{dns: web.internal, zone: east}, "
-        "{dns: spare.internal, port: 80, backup: true}]}"
-    ),
-    "10.96.0.11 -p 80,443/tcp -p 53/tcp,udp 10.244.0.7,10.244.0.8,": (
-        "{address: 10.96.0.11, ports: [80/tcp, 443/tcp, 53/tcp, 53/udp], backends: [10.244.0.7, 10.244.0.8]}"
-    ),
-    "--external 203.0.113.10 -p 80/tcp 10.244.0.5": (
-        "{external_addresses: 203.0.113.10, ports: [80/tcp], backends: [10.244.0.5]}"
-    ),
-    "--load-balancer 203.0.113.11 -p 80 10.244.0.5,10.244.0.6": (
-        "{load_balancer_addresses: 203.0.113.11, ports: [80/tcp], backends: [10.244.0.5, 10.244.0.6]}"
-    ),
-    "--external 203.0.113.12 -p 80 10.244.0.5:8080 10.244.0.6:8080": (
-        "{external_addresses: 203.0.113.12, ports: [80/tcp], "
-        "backends: [{address: 10.244.0.5, port: 8080}, {address: 10.244.0.6, port: 8080}]}"
-    ),
-    "--external 203.0.113.13 -p 80 10.96.0.20 10.244.0.5": (
-        "{address: 10.96.0.20, external_addresses: 203.0.113.13, ports: [80/tcp], backends: [10.244.0.5]}"
-    ),
-    "--external 203.0.113.14 -p 80 none 10.244.0.5": (
-        "{external_addresses: 203.0.113.14, ports: [80/tcp], backends: [10.244.0.5]}"
-    ),
-    "10.0.0.1:80 --limit connections=100 --limit new_per_client=5 --announce routes"
-    " --traffic-distribution prefer-same-node": (
-        "{address: 10.0.0.1, ports: [80/tcp], announce: routes, traffic_distribution: prefer-same-node, "
-        "limits: {new_per_client: 5, connections: 100}}"
-    ),
-    **{
-        f"10.0.0.1 -p 53/tcp,udp 10.1.0.1 --check {word}": (
-            f"{{address: 10.0.0.1, ports: [53/tcp, 53/udp], backends: [10.1.0.1]{check}}}"
-        )
-        for word, check in {
-            "none": "",
-            "tcp": ", check: tcp",
-            "tcp:8081": ", check: {type: tcp, port: 8081}",
-            "http:8081": ", check: {type: http, port: 8081}",
-            "http:8081/a:b": ", check: {type: http, port: 8081, path: '/a:b'}",
-            "https:/": ", check: https",
-            "dns:example.com": ", check: {type: dns, query: example.com}",
-            "udp:ping": ", check: {type: udp, send: ping}",
-            "'exec:/bin/true --name \"a b\"'": ", check: {type: exec, command: [/bin/true, --name, a b]}",
-        }.items()
-    },
-}
-"""What is behind `add`, and the service without its default name."""
 
 
 async def exported(vipd: Vipd) -> list[Json]:
@@ -119,17 +24,39 @@ async def empty(vipd: Vipd) -> None:
     await vipd.ask("POST", "/v1/apply", {"services": [], "prune": True})
 
 
-def test_what_add_declares() -> None:
-    async def story(vipd: Vipd, say: Say) -> None:
-        for line, spec in ADDED.items():
-            ended = await say(f"add {line}")
-            assert ended.code == 0, (line, ended)
-            (service,) = await exported(vipd)
-            wanted = yaml.safe_load(spec)
-            assert service == {"name": service["name"], **wanted}, line
-            await empty(vipd)
+BASE: Json = {
+    "name": "web",
+    "address": "10.96.0.11",
+    "ports": ["80/tcp"],
+    "backends": ["10.0.0.1", {"address": "10.0.0.5", "port": 8080, "weight": 2}],
+}
+CHANGES = (Path(__file__).parent / "changes.txt").read_text().partition("\n\n")[2].split("\n\n")
 
-    conversation(story, exec_checks="anywhere", announce_addresses=["10.0.0.0/24"])
+
+def test_what_each_line_of_changes_txt_declares() -> None:
+    async def story(vipd: Vipd, say: Say) -> None:
+        for change in CHANGES:
+            parts = dict(line.split(" ", 1) for line in change.strip().splitlines())
+            await empty(vipd)
+            if given := parts.get("given:"):
+                assert (await vipd.add(BASE | yaml.safe_load(given))).status == 200, change
+            ended = await say(parts["$"])
+            assert ended.code == 0, (change, ended)
+            assert "says:" not in parts or f" ({parts['says:']}); stored in " in ended.stdout, (change, ended)
+            (service,) = await exported(vipd)
+            then = yaml.safe_load(parts["then:"])
+            if given:
+                # Both in the form in which services are exported.
+                await empty(vipd)
+                wanted = {key: value for key, value in {**service, **then}.items() if value is not None}
+                assert (await vipd.add(wanted)).status == 200, change
+                assert await exported(vipd) == [service], change
+            else:
+                assert service == {"name": service["name"], **then}, change
+
+    conversation(
+        story, exec_checks="anywhere", announce_addresses=["10.0.0.0/24"], node_port_addresses=["10.10.0.1"]
+    )
 
 
 TOLD = {
@@ -204,77 +131,6 @@ def test_a_dry_run_shows_what_would_differ() -> None:
     conversation(story)
 
 
-BASE: Json = {
-    "name": "web",
-    "address": "10.96.0.11",
-    "ports": ["80/tcp"],
-    "backends": ["10.0.0.1", {"address": "10.0.0.5", "port": 8080, "weight": 2}],
-}
-SET: list[tuple[Json, str, str, Json]] = [
-    ({"affinity": "10m", "masquerade": "always"}, "--affinity none --masquerade auto", "affinity none, masquerade auto", {"affinity": None, "masquerade": None}),
-    ({}, "--affinity 10m --fallback 10.0.0.1 --fallback 10.0.0.2", "affinity 10m, fallback 10.0.0.1 10.0.0.2", {"affinity": {"by": "client-ip", "timeout": "10m"}, "fallback": {"backends": ["10.0.0.1", "10.0.0.2"]}}),
-    ({}, "--balance round-robin", "balance round-robin", {"balance": "round-robin"}),
-    ({}, "--address 10.0.0.9,fd00::1", "address 10.0.0.9,fd00::1", {"address": ["10.0.0.9", "fd00::1"]}),
-    ({}, "--address none --external 203.0.113.1", "", {"address": None, "external_addresses": "203.0.113.1"}),
-    ({}, "-p 81 --node-port 30080", "", {"ports": [{"port": 81, "protocol": "tcp", "node_port": 30080}]}),
-    ({"external_addresses": "203.0.113.1", "allow_from": "10.0.0.0/8"}, "--external none --allow-from any", "", {"external_addresses": None, "allow_from": None}),
-    ({"health_port": 30081, "check": "tcp"}, "--health-port none --check none", "", {"health_port": None, "check": None}),
-    ({"ports": [{"port": 80, "protocol": "tcp", "node_port": 30080}]}, "--node-port 30081", "", {"ports": [{"port": 80, "protocol": "tcp", "node_port": 30081}]}),
-    ({"ports": [{"port": 80, "protocol": "tcp", "node_port": 30080}]}, "--node-port none", "", {"ports": ["80/tcp"]}),
-    ({}, "--node-port 30081", "", {"ports": [{"port": 80, "protocol": "tcp", "node_port": 30081}]}),
-    ({"traffic_policy": {"internal": "local"}}, "--external-policy local", "", {"traffic_policy": {"internal": "local", "external": "local"}}),
-]  # fmt: skip
-"""The service before, the options, what `changed web` says, and the keys afterwards."""
-
-BACKENDS: list[tuple[list[object], str, str, list[object]]] = [
-    (["10.0.0.1"], "set web/10.0.0.1 --backup true", "10.0.0.1: backup true", [{"address": "10.0.0.1", "backup": True}]),
-    (["10.0.0.1", {"address": "10.0.0.5", "weight": 2}], "set web/10.0.0.5 --max-connections 500", "10.0.0.5: max_connections 500", ["10.0.0.1", {"address": "10.0.0.5", "weight": 2, "max_connections": 500}]),
-    ([{"address": "10.0.0.5", "max_connections": 7}], "set web/10.0.0.5 --max-connections none", "10.0.0.5: max_connections none", ["10.0.0.5"]),
-    (["10.0.0.1"], "set web/10.0.0.1 --weight 5", "10.0.0.1: weight 5", [{"address": "10.0.0.1", "weight": 5}]),
-    ([{"dns": "a.b", "port": 80}], "set web/dns:a.b:80 --weight 5", "dns:a.b:80: weight 5", [{"dns": "a.b", "port": 80, "weight": 5}]),
-    (["10.0.0.1"], "add-backend web 10.0.0.8,10.0.0.9@3", "with 10.0.0.8, 10.0.0.9@3", ["10.0.0.1", "10.0.0.8", {"address": "10.0.0.9", "weight": 3}]),
-    (["10.0.0.1"], "add-backend web/10.0.0.8", "with 10.0.0.8", ["10.0.0.1", "10.0.0.8"]),
-    (["10.0.0.1"], "add-backend web --backup 10.0.0.8", "with 10.0.0.8 as a backup", ["10.0.0.1", {"address": "10.0.0.8", "backup": True}]),
-    # A new one gets the port that all others have.
-    ([{"address": "10.0.0.1", "port": 8080}], "add-backend web 10.0.0.9@2", "with 10.0.0.9@2 on port 8080, as all its others", [{"address": "10.0.0.1", "port": 8080}, {"address": "10.0.0.9", "port": 8080, "weight": 2}]),
-    ([{"address": "10.0.0.1", "port": 8080}], "add-backend web 10.0.0.9:80", "with 10.0.0.9:80", [{"address": "10.0.0.1", "port": 8080}, "10.0.0.9:80"]),
-    (["10.0.0.1", {"address": "10.0.0.2", "weight": 2}], "add-backend web 10.0.0.9", "with 10.0.0.9", ["10.0.0.1", {"address": "10.0.0.2", "weight": 2}, "10.0.0.9"]),
-    ([], "add-backend web 10.0.0.9", "with 10.0.0.9", ["10.0.0.9"]),
-    ([{"dns": "a.b", "port": 8080}], "add-backend web dns:c.d srv:_y._tcp.a.b", "with dns:c.d, srv:_y._tcp.a.b on port 8080, as all its others", [{"dns": "a.b", "port": 8080}, {"dns": "c.d", "port": 8080}, {"srv": "_y._tcp.a.b"}]),
-    (["10.0.0.1", "10.0.0.2", "10.0.0.3"], "remove-backend web 10.0.0.1,10.0.0.2", "without 10.0.0.1, 10.0.0.2", ["10.0.0.3"]),
-    (["10.0.0.1", "10.0.0.2"], "remove-backend web/10.0.0.1:80", "without 10.0.0.1:80", ["10.0.0.2"]),
-    (["10.0.0.1", "dns:a.b:80", "srv:_x._tcp.a.b"], "remove-backend web dns:a.b:80 srv:_x._tcp.a.b", "without dns:a.b:80, srv:_x._tcp.a.b", ["10.0.0.1"]),
-]  # fmt: skip
-"""The backends before, the line, what `changed web` says, and the backends afterwards."""
-
-
-def test_what_set_and_the_verbs_of_backends_change() -> None:
-    async def story(vipd: Vipd, say: Say) -> None:
-        async def begin(fields: Json) -> None:
-            await empty(vipd)
-            answer = await vipd.add(BASE | fields)
-            assert answer.status == 200, answer
-
-        stored = f"; stored in {vipd.state_dir}/services.yaml; survives reboot"
-        for fields, options, told, after in SET:
-            await begin(fields)
-            ended = await say(f"set web {options}")
-            assert (ended.code, ended.stderr) == (0, ""), (options, ended)
-            assert ended.stdout.endswith(stored + "\n")
-            assert not told or ended.stdout == f"changed web ({told}){stored}\n"
-            (service,) = await exported(vipd)
-            assert {key: service.get(key) for key in after} == after, options
-        for backends, line, told, wanted in BACKENDS:
-            await begin({"backends": backends})
-            assert await say(line) == (0, f"changed web ({told}){stored}\n", ""), line
-            (service,) = await exported(vipd)
-            await begin({"backends": wanted})
-            (expected,) = await exported(vipd)
-            assert service == expected, line
-
-    conversation(story, node_port_addresses=["10.10.0.1"])
-
-
 def test_every_verb_names_backends_alike() -> None:
     async def story(vipd: Vipd, say: Say) -> None:
         for backend, declared in {
@@ -295,7 +151,10 @@ def test_every_verb_names_backends_alike() -> None:
                 if isinstance(each, dict) and "backup" in each
             )
             assert {key: spec[key] for key in ("address", "weight", "backup", "max_connections")} == {
-                "address": backend.partition(":")[0], "weight": 3, "backup": True, "max_connections": 9
+                "address": backend.partition(":")[0],
+                "weight": 3,
+                "backup": True,
+                "max_connections": 9,
             }
             assert "changed web" in (await say(f"remove-backend web {backend}")).stdout
             assert len((await exported(vipd))[0]["backends"]) == 1
