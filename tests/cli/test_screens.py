@@ -106,8 +106,6 @@ def conversation(text: str) -> str:
     return "".join(said)
 
 
-# The double of the kernel is asked for flows by a task that the end may cancel before it begins.
-@pytest.mark.filterwarnings("ignore:.*no_live_flows:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("path", SCREENS, ids=lambda path: path.stem)
 def test_the_conversation_is_as_written(path: Path) -> None:
     written = path.read_text()

@@ -466,8 +466,10 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
 
         return CleanupResult(0, {}, 0.0)
 
-    async def no_live_flows(*_: object) -> dict[object, int]:
-        return {}
+    def no_live_flows(*_: object) -> object:
+        from vipd.dataplane.conntrack.live_counts import LiveCounts
+
+        return LiveCounts({}, 0.0)
 
     async def finished(*_: object, **__: object) -> object:
         from vipd.host.process import ProgramResult
