@@ -1,8 +1,7 @@
-"""`vipctl edit`, with scripts in place of an editor, against the real API, which has no kernel."""
+"""`vipctl edit`, with scripts in place of an editor, against a vipd in this process."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import shlex
 import signal
@@ -14,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.serving import PATIENCE_SECONDS, WEB, Api, served
-from tests.cli.conftest import Ended, Spawn
+from tests.cli.conftest import Spawn
 from tests.cli.documents import DNS, changed, one
 from tests.cli.fake_daemon import FakeDaemon
+from tests.lab.inside import Output, Vipd, running
 from tests.model.samples import block
-from vipd.cli.edit import find_editor
-from vipd.cli.errors import CliError
-from vipd.cli.main import run
 
+WEB = {"name": "web", "address": "10.96.0.11", "ports": ["80/tcp"], "backends": ["10.244.0.7"]}
+PATIENCE_SECONDS = 60.0
 Story = Callable[["Desk"], Awaitable[None]]
 
 FILE = '"$1"'
@@ -35,9 +33,10 @@ MEND = "sed -i 's/80.tpc/81\\/tcp/' FILE"
 class Desk:
     """The API with the service `web`, and a user with an editor."""
 
-    def __init__(self, api: Api, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.api, self.path = api, path
+    def __init__(self, vipd: Vipd, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.vipd, self.path = vipd, path
         self._patch = monkeypatch
+        self.store_path = vipd.state_dir / "services.yaml"
         self.drafts = path / "tmp"
         self.drafts.mkdir()
         monkeypatch.setenv("TMPDIR", str(self.drafts))
@@ -79,19 +78,22 @@ class Desk:
         """How often the editor was opened."""
         return len(list(self.path.glob("seen.*")))
 
-    async def vipctl(self, *words: str) -> Ended:
+    async def vipctl(self, *words: str) -> Output:
         """Run a command line in a thread."""
-        out, err = io.StringIO(), io.StringIO()
-        self._patch.setattr("sys.stdout", out)
-        self._patch.setattr("sys.stderr", err)
         # Handlers of signals can be set in the main thread only.
         self._patch.setattr("signal.signal", lambda *_: signal.SIG_DFL)
-        code = await asyncio.to_thread(run, ["--socket", str(self.api.socket), *words])
-        return Ended(code, out.getvalue(), err.getvalue())
+        return await self.vipd.vipctl(*words)
+
+    async def stored(self) -> set[str]:
+        """The services that are stored."""
+        entries = (await self.vipd.ask("GET", "/v1/services")).body["services"]
+        return {view["name"] for view in entries if view["owner"] == "cli"}
 
     async def spec(self, name: str = "web") -> dict[str, object]:
         """The service as the daemon has it."""
-        found: dict[str, object] = (await self.api.ask("GET", f"/v1/services/{name}")).body["service"]["spec"]
+        found: dict[str, object] = (await self.vipd.ask("GET", f"/v1/services/{name}")).body["service"][
+            "spec"
+        ]
         return found
 
     def kept(self) -> list[Path]:
@@ -105,11 +107,11 @@ Sit = Callable[[Story], None]
 @pytest.fixture
 def sit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sit:
     def run_story(story: Story) -> None:
-        async def whole(api: Api) -> None:
-            assert (await api.add(WEB)).status == 200
-            await story(Desk(api, tmp_path, monkeypatch))
+        async def whole(vipd: Vipd) -> None:
+            assert (await vipd.add(WEB)).status == 200
+            await story(Desk(vipd, tmp_path, monkeypatch))
 
-        served(whole)
+        running(whole)
 
     return run_story
 
@@ -118,10 +120,10 @@ def test_what_is_saved_is_applied(sit: Sit) -> None:
     async def story(desk: Desk) -> None:
         desk.editor(ADD_BACKEND)
         ended = await desk.vipctl("edit", "10.96.0.11:80/tcp")
-        stored = f"; stored in {desk.api.store_path}; survives reboot"
+        stored = f"; stored in {desk.store_path}; survives reboot"
         assert ended == (0, f"changed web (backends){stored}\n", "")
         assert (await desk.spec())["backends"] == ["10.244.0.7", {"address": "10.244.0.8", "weight": 3}]
-        assert desk.api.stored() == {"web"}
+        assert await desk.stored() == {"web"}
         assert desk.kept() == []
         assert desk.seen(1).splitlines()[2:] == [
             "apiVersion: vipd/v1",
@@ -138,9 +140,9 @@ def test_what_is_saved_is_applied(sit: Sit) -> None:
 
 def test_a_key_that_is_gone_is_cleared(sit: Sit) -> None:
     async def story(desk: Desk) -> None:
-        assert (await desk.api.ask("PATCH", "/v1/services/web", {"service": {"check": "tcp"}})).status == 200
+        assert (await desk.vipd.ask("PATCH", "/v1/services/web", {"service": {"check": "tcp"}})).status == 200
         desk.editor("sed -i '/check:/d' FILE")
-        assert (await desk.vipctl("edit", "web")).out.startswith("changed web (check); ")
+        assert (await desk.vipctl("edit", "web")).stdout.startswith("changed web (check); ")
         assert "check" not in await desk.spec()
 
     sit(story)
@@ -153,9 +155,9 @@ def test_a_key_that_is_gone_is_cleared(sit: Sit) -> None:
 def test_an_unchanged_or_empty_file_changes_nothing(sit: Sit, script: str) -> None:
     async def story(desk: Desk) -> None:
         desk.editor(script)
-        before = desk.api.store_path.stat().st_mtime_ns
+        before = desk.store_path.stat().st_mtime_ns
         assert await desk.vipctl("edit", "web") == (0, "unchanged web\n", "")
-        assert desk.api.store_path.stat().st_mtime_ns == before
+        assert desk.store_path.stat().st_mtime_ns == before
         assert desk.kept() == []
 
     sit(story)
@@ -185,10 +187,10 @@ def test_a_refused_text_is_edited_again_with_its_problems_on_top(sit: Sit) -> No
 
 def test_what_the_daemon_refuses_is_edited_again(sit: Sit) -> None:
     async def story(desk: Desk) -> None:
-        assert (await desk.api.add({**WEB, "name": "other", "address": "10.96.0.12"})).status == 200
+        assert (await desk.vipd.add({**WEB, "name": "other", "address": "10.96.0.12"})).status == 200
         desk.at_a_terminal()
         desk.editor("sed -i 's/0.11/0.12/' FILE", "sed -i 's/0.12$/0.13/' FILE")
-        assert (await desk.vipctl("edit", "web")).out.startswith("changed web (address)")
+        assert (await desk.vipctl("edit", "web")).stdout.startswith("changed web (address)")
         assert "# 10.96.0.12:80/tcp already belongs to other" in desk.seen(2)
         assert (await desk.spec())["address"] == "10.96.0.13"
 
@@ -202,8 +204,8 @@ def test_who_gives_up_has_the_text_in_a_file(sit: Sit) -> None:
         ended = await desk.vipctl("edit", "web")
         (kept,) = desk.kept()
         line = kept.read_text().splitlines().index("    ports: [80/tpc]") + 1
-        problem, place, what = ended.err.splitlines()
-        assert (ended.code, ended.out, desk.times()) == (1, "", 2)
+        problem, place, what = ended.stderr.splitlines()
+        assert (ended.code, ended.stdout, desk.times()) == (1, "", 2)
         assert problem.startswith(f'{kept}:{line}: services[0].ports[0]: "tpc" is not a protocol; ')
         assert place == f"vipctl: the edited text is in {kept}"
         assert (
@@ -225,7 +227,7 @@ def test_an_editor_that_changes_comments_alone_has_given_up(sit: Sit) -> None:
         desk.editor(*["sed -i 's/web/net/g' FILE"] * 4)
         ended = await desk.vipctl("edit", "web")
         assert (ended.code, desk.times()) == (1, 2)
-        assert "a service cannot be renamed" in ended.err
+        assert "a service cannot be renamed" in ended.stderr
 
     sit(story)
 
@@ -255,22 +257,22 @@ def test_it_stays_one_service_of_that_name(sit: Sit, script: str, hint: str) -> 
         desk.editor(script)
         ended = await desk.vipctl("edit", "web")
         assert ended.code == 1
-        assert hint in ended.err.splitlines()[0]
-        assert desk.api.stored() == {"web"}
+        assert hint in ended.stderr.splitlines()[0]
+        assert await desk.stored() == {"web"}
 
     sit(story)
 
 
 def test_a_change_by_somebody_else_meanwhile_is_not_undone(sit: Sit) -> None:
     async def story(desk: Desk) -> None:
-        socket = desk.api.socket
+        socket = desk.vipd.socket
         other = f"{sys.executable} -m vipd.cli.main --socket {socket} set web --affinity 10m >/dev/null"
         desk.at_a_terminal()
         desk.editor(f"{ADD_BACKEND}; {other}")
         ended = await desk.vipctl("edit", "web")
         (kept,) = desk.kept()
         assert (ended.code, desk.times()) == (1, 1)
-        assert ended.err == (
+        assert ended.stderr == (
             f"vipctl: the edited text is in {kept}\n"
             "vipctl: service web was changed by somebody else meanwhile; "
             "hint: vipctl describe web shows it as it is now\n"
@@ -284,23 +286,22 @@ def test_a_change_by_somebody_else_meanwhile_is_not_undone(sit: Sit) -> None:
 
 def test_a_service_that_is_gone_meanwhile_stays_so(sit: Sit) -> None:
     async def story(desk: Desk) -> None:
-        other = f"{sys.executable} -m vipd.cli.main --socket {desk.api.socket} remove web >/dev/null"
+        other = f"{sys.executable} -m vipd.cli.main --socket {desk.vipd.socket} remove web >/dev/null"
         desk.editor(f"{ADD_BACKEND}; {other}")
         ended = await desk.vipctl("edit", "web")
-        assert (ended.code, desk.api.stored(), len(desk.kept())) == (3, set(), 1)
+        assert (ended.code, await desk.stored(), len(desk.kept())) == (3, set(), 1)
 
     sit(story)
 
 
 def test_a_service_of_a_file_is_refused_before_the_editor_opens(sit: Sit) -> None:
     async def story(desk: Desk) -> None:
-        desk.api.declare("f.yaml", block("10.96.0.20", "filed", "10.244.0.9"))
-        await desk.api.rescan()
-        assert (await desk.api.ask("POST", "/v1/reload")).status == 200
+        desk.vipd.declare(block("10.96.0.20", "filed", "10.244.0.9"), name="f.yaml")
+        assert (await desk.vipd.reload()).status == 200
         desk.editor(":")
         ended = await desk.vipctl("edit", "filed")
         assert (ended.code, desk.times(), desk.kept()) == (1, 0, [])
-        assert f"hint: edit {desk.api.services_dir}/f.yaml, line 3" in ended.err
+        assert f"hint: edit {desk.vipd.services_dir}/f.yaml, line 3" in ended.stderr
         assert (await desk.vipctl("edit", "nope")).code == 3
 
     sit(story)
@@ -318,11 +319,11 @@ def test_an_editor_that_fails_changes_nothing(sit: Sit, script: str, told: str, 
     async def story(desk: Desk) -> None:
         desk.editor(f"{ADD_BACKEND}; {script}")
         ended = await desk.vipctl("edit", "web")
-        assert (ended.code, ended.out) == (code, "")
-        assert ended.err.endswith(f"my editor failed: {told}; nothing was changed\n")
+        assert (ended.code, ended.stdout) == (code, "")
+        assert ended.stderr.endswith(f"my editor failed: {told}; nothing was changed\n")
         assert (await desk.spec())["backends"] == ["10.244.0.7"]
         (kept,) = desk.kept()
-        assert f"the edited text is in {kept}\n" in ended.err
+        assert f"the edited text is in {kept}\n" in ended.stderr
 
     sit(story)
 
@@ -333,7 +334,7 @@ def test_an_editor_that_fails_without_a_change_leaves_no_file(sit: Sit) -> None:
             desk.editor(script)
             ended = await desk.vipctl("edit", "web")
             assert (ended.code, desk.kept()) == (1, [])
-            assert "the edited text" not in ended.err
+            assert "the edited text" not in ended.stderr
             for seen in desk.path.glob("seen.*"):
                 seen.unlink()
 
@@ -345,8 +346,8 @@ def test_a_dry_run_shows_what_would_change_and_keeps_the_text(sit: Sit) -> None:
         desk.editor(ADD_BACKEND)
         ended = await desk.vipctl("edit", "web", "--dry-run")
         (kept,) = desk.kept()
-        assert ended.err == f"the edited text is in {kept}; hint: vipctl apply -f {kept}\n"
-        assert ended.out.splitlines() == [
+        assert ended.stderr == f"the edited text is in {kept}; hint: vipctl apply -f {kept}\n"
+        assert ended.stdout.splitlines() == [
             "# web: would be changed",
             "  name: web",
             "  address: 10.96.0.11",
@@ -406,20 +407,36 @@ def test_a_session_that_is_lost_changes_nothing(spawn: Spawn, daemon: FakeDaemon
     assert "10.244.0.8@3" in kept.read_text()
 
 
-class TestEditor:
-    def test_visual_comes_before_editor(self) -> None:
-        assert find_editor({"VISUAL": "sh -c 'a b'", "EDITOR": "cat"}) == ["sh", "-c", "a b"]
-        assert find_editor({"VISUAL": " ", "EDITOR": "cat"}) == ["cat"]
+@pytest.mark.parametrize(
+    ("visual", "editor", "told"),
+    [
+        ("sh -c 'exit 3'", "cat", "sh failed: exit code 3"),
+        (" ", "sh -c 'exit 4'", "sh failed: exit code 4"),
+        ("", "no-such-editor -x", "no-such-editor"),
+        ("", "vi '", "quotation"),
+    ],
+)
+def test_visual_comes_before_editor_and_no_other_replaces_it(
+    sit: Sit, monkeypatch: pytest.MonkeyPatch, visual: str, editor: str, told: str
+) -> None:
+    async def story(desk: Desk) -> None:
+        monkeypatch.setenv("VISUAL", visual)
+        monkeypatch.setenv("EDITOR", editor)
+        ended = await desk.vipctl("edit", "web")
+        assert (ended.code != 0, told in ended.stderr) == (True, True), ended
 
-    @pytest.mark.parametrize("chosen", ["no-such-editor -x", "vi '"])
-    def test_one_that_is_not_there_is_not_replaced(self, chosen: str) -> None:
-        with pytest.raises(CliError):
-            find_editor({"EDITOR": chosen})
+    sit(story)
 
-    def test_the_first_that_is_installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-        with pytest.raises(CliError, match="no editor: none of editor, vi, nano is installed"):
-            find_editor({})
-        for name in ("nano", "vi", "editor"):
-            (tmp_path / name).touch(mode=0o755)
-            assert find_editor({}) == [name]
+
+def test_else_the_first_that_is_installed_is_opened(sit: Sit, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(desk: Desk) -> None:
+        monkeypatch.delenv("EDITOR", raising=False)
+        monkeypatch.setenv("PATH", str(desk.path))
+        ended = await desk.vipctl("edit", "web")
+        assert "no editor: none of editor, vi, nano is installed" in ended.stderr
+        for code, name in enumerate(("nano", "vi", "editor"), 5):
+            (desk.path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+            (desk.path / name).chmod(0o755)
+            assert f"{name} failed: exit code {code}" in (await desk.vipctl("edit", "web")).stderr
+
+    sit(story)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.cli.conftest import Vipctl
 from tests.cli.fake_daemon import FakeDaemon
-from vipd.cli.explain import HOST_SCOPE, SCOPE
 
 DECLARED = """
 apiVersion: vipd/v1
@@ -58,7 +57,7 @@ def test_a_packet_is_followed_through_files(vipctl: Vipctl, declared: str) -> No
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith(TEXT)
     assert ended.out.splitlines()[-3].endswith("this host's address becomes the source")
-    assert ended.out.splitlines()[-1] == SCOPE, "it says what it leaves out"
+    assert "vipd's own rules alone" in ended.out.splitlines()[-1], "it says what it leaves out"
     assert max(map(len, ended.out.splitlines())) <= 80
 
 
@@ -175,7 +174,7 @@ def test_on_host_asks_the_daemon_alone(vipctl: Vipctl, daemon: FakeDaemon, decla
     daemon.answer("GET /v1/explain", {"explanation": view})
     ended = vipctl("explain", "--on-host", "--from", "10.10.0.9", "10.96.0.10:53/udp")
     assert (ended.code, daemon.last.query) == (0, "from=10.10.0.9&target=10.96.0.10%3A53%2Fudp&on_host=true")
-    assert ended.out.splitlines()[-1] == HOST_SCOPE
+    assert "Rules of this host count" in ended.out.splitlines()[-1]
     ended = vipctl("explain", "--on-host", "-f", declared, "--from", "10.10.0.9", "10.96.0.10:53/udp")
     assert (ended.code, ended.out) == (2, "")
     assert "--on-host asks the daemon" in ended.err
