@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,11 +53,15 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(
-        *arguments: str, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE, **environment: str
+        *arguments: str,
+        program: Sequence[str] = (sys.executable, "-m", "vipd.cli.main"),
+        stdout: int = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
+        **environment: str,
     ) -> subprocess.Popen[bytes]:
         inherited = {key: value for key, value in os.environ.items() if key not in OWN_ENVIRONMENT}
         process = subprocess.Popen(
-            [sys.executable, "-m", "vipd.cli.main", *arguments],
+            [*program, *arguments],
             env=inherited
             | {"PYTHONPATH": str(ROOT), "VIPD_SOCKET": str(tmp_path / "vipd.sock"), "TERM": "xterm"}
             | environment,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -28,6 +28,7 @@ class Request:
     path: str
     query: str
     body: Any
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -79,7 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = json.loads(content) if content else None
-        status, document = self.server.fake.handle(Request(self.command, url.path, url.query, body))
+        status, document = self.server.fake.handle(
+            Request(self.command, url.path, url.query, body, dict(self.headers))
+        )
         payload = json.dumps(document).encode()
         self.send_response(status)
         if not self.server.fake.chunked:

@@ -1,13 +1,15 @@
-"""Where the user of vipctl is logged in."""
+"""Where the user of vipctl is logged in by SSH: a change says it, so that vipd cuts nobody off."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import sys
 
 import pytest
 
-from vipd.cli.session import session_address
+from tests.cli.conftest import Spawn, Vipctl
+from tests.cli.fake_daemon import FakeDaemon
+
+HEADER = "Vipd-Session"
 
 
 @pytest.mark.parametrize(
@@ -17,34 +19,28 @@ from vipd.cli.session import session_address
         ("2001:db8::7 50000 2001:db8::1 2222", "[2001:db8::1]:2222"),
         ("fe80::7%eth0 50000 fe80::1%eth0 22", "[fe80::1]:22"),
         ("::ffff:198.51.100.7 50000 ::ffff:192.0.2.1 22", "192.0.2.1:22"),
-        ("", ""),
-        ("one two", ""),
-        ("a b c d", ""),
-        ("198.51.100.7 50000 host 22", ""),
-        ("198.51.100.7 50000 192.0.2.1 99999", ""),
     ],
 )
-def test_the_end_on_this_host_is_taken_from_the_environment(tmp_path: Path, value: str, address: str) -> None:
-    assert session_address({"SSH_CONNECTION": value}, str(tmp_path)) == address
+def test_a_change_says_the_end_on_this_host(
+    vipctl: Vipctl, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, value: str, address: str
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", value)
+    vipctl("remove", "web")
+    assert daemon.last.headers[HEADER] == address
 
 
-def process(proc: Path, pid: int, parent: int, environment: bytes = b"") -> None:
-    """A process as /proc shows it."""
-    (proc / str(pid)).mkdir()
-    (proc / str(pid) / "environ").write_bytes(environment)
-    (proc / str(pid) / "stat").write_text(f"{pid} (a ) b) S {parent} 1 1")
+@pytest.mark.parametrize(
+    "value", ["", "one two", "a b c d", "198.51.100.7 50000 host 22", "198.51.100.7 50000 192.0.2.1 99999"]
+)
+def test_what_is_no_connection_says_nothing(spawn: Spawn, daemon: FakeDaemon, value: str) -> None:
+    # Above a process of init there is nobody whose environment could be read.
+    spawn("remove", "web", SSH_CONNECTION=value).wait(60)
+    assert daemon.last.headers.get(HEADER, "") == ""
 
 
-def test_processes_above_are_looked_at_as_far_as_they_may_be(tmp_path: Path) -> None:
-    above = os.getppid()
-    process(tmp_path, above, 4711, b"HOME=/root\0PATH=/bin\0")
-    assert session_address({}, str(tmp_path)) == ""
-    process(tmp_path, 4711, 1, b"A=b\0SSH_CONNECTION=198.51.100.7 50000 192.0.2.1 22\0C=d\0")
-    assert session_address({}, str(tmp_path)) == "192.0.2.1:22"
-    (tmp_path / "4711/stat").unlink()
-    assert session_address({}, str(tmp_path)) == ""
-
-
-def test_a_circle_of_processes_ends(tmp_path: Path) -> None:
-    process(tmp_path, os.getppid(), os.getppid())
-    assert session_address({}, str(tmp_path)) == ""
+def test_a_process_above_is_asked_where_sudo_has_removed_the_variable(
+    spawn: Spawn, daemon: FakeDaemon
+) -> None:
+    above = f"env -u SSH_CONNECTION sh -c '{sys.executable} -m vipd.cli.main remove web; :'; :"
+    spawn(above, program=("sh", "-c"), SSH_CONNECTION="198.51.100.7 50000 192.0.2.1 22").wait(60)
+    assert daemon.last.headers[HEADER] == "192.0.2.1:22"

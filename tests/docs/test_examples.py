@@ -11,9 +11,8 @@ import pytest
 
 from tests.docs.commands import PROGRAMS, calls_of_ours, fault_of
 from tests.docs.markdown import Block, Line, blocks, pages, prose
-from vipd.declaration.native import parse_declaration
-from vipd.host.settings.settings import load_settings
-from vipd.host.settings.settings_file import SettingsError, read_settings_text
+from tests.docs.programs import settings_problems
+from tests.lab.inside import declare
 
 WRONG = "# wrong"
 """Marks each line of an example that must have a problem."""
@@ -53,7 +52,7 @@ def faults_in(block: Block) -> list[str]:
     if is_settings(block):
         return settings_faults(block.text)
     text = declaration_text(block)
-    declared = parse_declaration(text, "example.yaml")
+    declared = declare(text, "example.yaml")
     marked = lines_of(text, WRONG)
     found = {problem.line for problem in declared.problems}
     unwanted = [str(problem) for problem in declared.problems if problem.line not in marked]
@@ -64,12 +63,7 @@ def faults_in(block: Block) -> list[str]:
 def settings_faults(text: str) -> list[str]:
     """The same of settings, where a problem names the setting and no line."""
     wrong = [line.partition(":")[0] for line in text.splitlines() if WRONG in line]
-    try:
-        load_settings(flags=read_settings_text(text, "example"))
-    except SettingsError as error:
-        found = error.problems
-    else:
-        found = []
+    found = settings_problems(text)
     unwanted = [problem for problem in found if not any(name in problem for name in wrong)]
     return [*unwanted, *(f"{name} should be wrong" for name in wrong if name not in " ".join(found))]
 

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from datetime import date
+from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 
+from tests.cli.conftest import Vipctl, vipctl
 from tests.cli.manual.conftest import NEW_YEAR, ROOT
 from tests.docs.commands import calls_of_ours, fault_of
 from tests.docs.markdown import Block as Fence
+from tests.lab.inside import declare
 from vipd import __version__
-from vipd.cli import errors
-from vipd.cli.main import HIDDEN, VERBS, cli
-from vipd.cli.manual.__main__ import day_of, files, main, pages
-from vipd.cli.manual.pages import Entry, Example, Page, Paragraph, Section, entry
-from vipd.cli.manual.roff import roff
-from vipd.cli.manual.vipctl_page import EXIT_CODES as VIPCTL_CODES
-from vipd.cli.manual.vipd_page import EXIT_CODES as VIPD_CODES
-from vipd.declaration.key_docs import GROUPS
-from vipd.declaration.native import parse_declaration
-from vipd.host import preflight as start
-from vipd.host.settings.command_line import EXIT_CONFIGURATION, argument_parser
-from vipd.host.settings.layers import ENVIRONMENT_PREFIX
-from vipd.host.settings.settings import Settings, load_settings
-from vipd.host.settings.settings_file import read_settings_text
+
+__all__ = ["vipctl"]
 
 NAMES = ["vipd.8", "vipctl.1", "vipd.yaml.5", "vipd-services.5"]
+SECTIONS = ("SYNOPSIS", "DESCRIPTION", "FILES", "EXAMPLES", '"SEE ALSO"')
+OF_PROGRAMS = ("OPTIONS", '"EXIT STATUS"', "ENVIRONMENT")
+LINTERS = {
+    "mandoc": ("-T", "lint", "-W", "style"),
+    "groff": ("-man", "-ww", "-z"),
+    "man": ("--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z"),
+}
+OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 
 
-def needs(program: str, package: str) -> pytest.MarkDecorator:
+def needs(program: str) -> pytest.MarkDecorator:
+    package = {"groff": "groff-base", "man": "man-db"}.get(program, program)
     reason = f"{program} is not installed: apt-get install {package}"
     return pytest.mark.skipif(shutil.which(program) is None, reason=reason)
-
-
-def complaints(*command: str | Path) -> str:
-    """What a program says of a page."""
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    return ended.stderr + (ended.stdout if command[0] == "mandoc" else "")
 
 
 def shown(page: Path, width: int = 80) -> str:
@@ -57,177 +51,146 @@ def texts(made: Path) -> dict[str, str]:
     return {name: re.sub(r" +", " ", shown(made / "man" / name, 5000)) for name in NAMES}
 
 
-@needs("mandoc", "mandoc")
-@pytest.mark.parametrize("name", NAMES)
-def test_mandoc_has_nothing_to_say(made: Path, name: str) -> None:
-    assert complaints("mandoc", "-T", "lint", "-W", "style", made / "man" / name) == ""
+@pytest.mark.parametrize("program", [pytest.param(name, marks=needs(name)) for name in LINTERS])
+def test_readers_of_roff_have_nothing_to_say(made: Path, program: str) -> None:
+    for name in NAMES:
+        command = [program, *LINTERS[program], str(made / "man" / name)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        assert ended.stderr + (ended.stdout if program == "mandoc" else "") == "", name
 
 
-@needs("groff", "groff-base")
-@pytest.mark.parametrize("name", NAMES)
-def test_groff_has_nothing_to_say(made: Path, name: str) -> None:
-    assert complaints("groff", "-man", "-ww", "-z", made / "man" / name) == ""
+@needs("groff")
+def test_a_page_fits_eighty_columns_and_has_what_is_looked_for(made: Path) -> None:
+    for name in NAMES:
+        page = made / "man" / name
+        assert [line for line in shown(page).splitlines() if len(line) > 80] == []
+        source = page.read_text()
+        wanted = {*SECTIONS, *(OF_PROGRAMS if name in ("vipd.8", "vipctl.1") else ())}
+        assert wanted <= set(re.findall(r"^\.SH (.*)$", source, re.MULTILINE)), name
+        below = source.partition('.SH "SEE ALSO"')[2].replace("\\-", "-")
+        others = {f"{other}.{number}" for other, number in re.findall(r"\\fB([\w.-]+)\\fP\((\d)\)", below)}
+        assert set(NAMES) - {name} == others & set(NAMES)
 
 
-@needs("man", "man-db")
-@pytest.mark.parametrize("name", NAMES)
-def test_man_has_nothing_to_say(made: Path, name: str) -> None:
-    command = ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(made / "man" / name)]
-    assert complaints(*command) == ""
-
-
-@needs("groff", "groff-base")
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_fits_eighty_columns(made: Path, name: str) -> None:
-    assert [line for line in shown(made / "man" / name).splitlines() if len(line) > 80] == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_has_what_is_looked_for(name: str) -> None:
-    (page,) = (page for page in pages() if page.file == name)
-    titles = [section.title for section in page.sections]
-    wanted = ["SYNOPSIS", "DESCRIPTION", "FILES", "EXAMPLES", "SEE ALSO"]
-    wanted += ["OPTIONS", "EXIT STATUS", "ENVIRONMENT"] if name in ("vipd.8", "vipctl.1") else []
-    assert set(wanted) <= set(titles)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_pages_name_each_other(made: Path, name: str) -> None:
-    below = (made / "man" / name).read_text().partition('.SH "SEE ALSO"')[2].replace("\\-", "-")
-    named = {f"{page}.{number}" for page, number in re.findall(r"\\fB([\w.-]+)\\fP\((\d)\)", below)}
-    assert set(NAMES) - {name} == named & set(NAMES)
-
-
-def parts_of(text: str) -> dict[str, str]:
-    """What vipctl(1) says of each verb."""
-    commands = text.partition("\nCOMMANDS\n")[2].partition("\nFILES\n")[0]
+@needs("groff")
+def test_every_verb_has_its_place_with_its_options_and_codes(texts: dict[str, str], vipctl: Vipctl) -> None:
+    commands = texts["vipctl.1"].partition("\nCOMMANDS\n")[2].partition("\nFILES\n")[0]
     found = re.split(r"^ vipctl ([a-z-]+) (?=.*\[OPTION\.\.\.\])", commands, flags=re.MULTILINE)
-    return dict(zip(found[1::2], found[2::2], strict=True))
+    parts = dict(zip(found[1::2], found[2::2], strict=True))
+    verbs = re.findall(r"^  ([a-z][a-z-]+)  ", vipctl("-h").out, re.MULTILINE)
+    assert parts.keys() == set(verbs)
+    for verb, part in parts.items():
+        options = re.findall(r"^  (-.*?)(?:  |$)", vipctl(verb, "-h").out, re.MULTILINE)
+        for option in {name for line in options for name in OPTION.findall(line)} - {"-h", "--help"}:
+            assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", part), (verb, option)
+    codes = re.findall(r"\b(\d) ", vipctl("-h").out.partition("Exit codes:")[2].replace("\n", " "))
+    assert len(codes) >= 6
+    told = texts["vipctl.1"].partition("EXIT STATUS")[2].partition("EXAMPLES")[0]
+    assert [code for code in [*codes, "130"] if not re.search(rf"^ {code} ", told, re.MULTILINE)] == []
 
 
-@needs("groff", "groff-base")
-def test_every_verb_has_its_place_and_hidden_ones_have_none(texts: dict[str, str]) -> None:
-    assert set(parts_of(texts["vipctl.1"])) == set(VERBS)
-    assert not set(HIDDEN) & set(parts_of(texts["vipctl.1"]))
+@needs("groff")
+def test_every_option_of_the_daemon_and_every_setting_is_told(made: Path, texts: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "vipd", "--help"]
+    usage = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", usage))
+    assert len(options) > 8
+    assert [name for name in options if not re.search(rf"^ .*{name}\b", texts["vipd.8"], re.MULTILINE)] == []
+    told = texts["vipd.8"].partition("EXIT STATUS")[2]
+    assert [code for code in (0, 1, 2, 77, 78) if not re.search(rf"^ {code} ", told, re.MULTILINE)] == []
+    for name in json.loads((made / "schemas/settings.schema.json").read_text())["properties"]:
+        setting = re.search(rf"^ {name}: (.+)\n(.+)\n", texts["vipd.yaml.5"], re.MULTILINE)
+        assert setting, f"{name} is not in vipd.yaml(5)"
+        assert re.search(r"\. Default: .+\.$", setting[2])
+    assert "VIPD_NAME" in texts["vipd.yaml.5"]
 
 
-@needs("groff", "groff-base")
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_has_its_options_and_arguments(texts: dict[str, str], verb: str) -> None:
-    part = parts_of(texts["vipctl.1"])[verb]
-    command = cli.get_command(click.Context(cli, **cli.context_settings), verb)
-    assert command is not None
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            assert parameter.help, f"{verb} {parameter.opts} has no help"
-            for name in parameter.opts:
-                assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", part), name
-        else:
-            assert str(parameter.metavar or parameter.name) in part
-    words = (command.help or "").split()
-    assert words[0] in part
+@needs("groff")
+def test_every_key_of_a_declaration_is_told(made: Path, texts: dict[str, str]) -> None:
+    definitions = json.loads((made / "schemas/declaration.schema.json").read_text())["definitions"]
+    keys = texts["vipd-services.5"].partition("\nKEYS\n")[2]
+    told = set(re.findall(r"^ ([a-z0-9_]+): .+\n .+", keys, re.MULTILINE))
+    wanted = {key for mapping in definitions.values() for key in mapping.get("properties", {})}
+    assert len(wanted) > 60
+    assert wanted - told - {"apiVersion", "kind"} == set()
 
 
-@needs("groff", "groff-base")
-def test_every_option_of_the_daemon_is_told(texts: dict[str, str]) -> None:
-    for action in argument_parser()._actions:
-        assert action.help, action.option_strings
-        assert f"\n {', '.join(action.option_strings)}" in texts["vipd.8"]
+def examples(page: Path) -> Iterator[str]:
+    """What stands in a page between .nf and .fi, as it is shown."""
+    for source in re.findall(r"^\.nf\n(.*?)^\.fi\n", page.read_text(), re.MULTILINE | re.DOTALL):
+        text = re.sub(r"^\\&", "", source, flags=re.MULTILINE)
+        for escape, character in {
+            r"\-": "-",
+            r"\(aq": "'",
+            r"\(dq": '"',
+            r"\(ga": "`",
+            r"\(ha": "^",
+            r"\(ti": "~",
+        }.items():
+            text = text.replace(escape, character)
+        yield text.replace(r"\e", "\\")
 
 
-@needs("groff", "groff-base")
-@pytest.mark.parametrize("name", Settings.model_fields)
-def test_every_setting_is_told(texts: dict[str, str], name: str) -> None:
-    told = re.search(rf"^ {name}: (.+)\n(.+)\n", texts["vipd.yaml.5"], re.MULTILINE)
-    assert told, f"{name} is not in vipd.yaml(5)"
-    assert re.search(r"\. Default: .+\.$", told[2])
-    assert f"{ENVIRONMENT_PREFIX}NAME" in texts["vipd.yaml.5"]
+@needs("groff")
+def test_every_example_is_shown_and_taken_by_the_program(made: Path, tmp_path: Path, vipctl: Vipctl) -> None:
+    kinds = set()
+    for name in NAMES:
+        lines = {line.strip() for line in shown(made / "man" / name).splitlines()}
+        for text in examples(made / "man" / name):
+            assert {line.strip() for line in text.splitlines()} <= lines | {""}, text
+            joined = text.replace("\\\n", " ")
+            if (
+                text.startswith(("apiVersion:", "#", "{", "---"))
+                and "services" in text + name
+                and "yaml.5" not in name
+            ):
+                kinds.add("declaration")
+                declared = declare(text)
+                assert (declared.problems, bool(declared.services)) == ((), True), text
+            elif name == "vipd.yaml.5" and not joined.lstrip().startswith(("vipctl", "vipd", "systemctl")):
+                kinds.add("settings")
+                (tmp_path / "vipd.yaml").write_text(text)
+                (tmp_path / "none.yaml").write_text("")
+                ended = vipctl(
+                    "check", str(tmp_path / "none.yaml"), "--settings", str(tmp_path / "vipd.yaml")
+                )
+                assert ended.code == 0, ended.err
+            else:
+                kinds.add("commands")
+                calls = list(calls_of_ours(Fence(ROOT, 1, "sh", joined)))
+                assert calls, text
+                assert [fault for call in calls if (fault := fault_of(call))] == []
+    assert kinds == {"declaration", "settings", "commands"}
 
 
-@needs("groff", "groff-base")
-@pytest.mark.parametrize("title", GROUPS)
-def test_every_key_is_told(texts: dict[str, str], title: str) -> None:
-    part = texts["vipd-services.5"].partition(f"\n {title}\n")[2]
-    for key in GROUPS[title].keys:
-        assert re.search(rf"^ {key}: .+\n .+", part, re.MULTILINE), f"{key} is not told under {title!r}"
-
-
-def test_every_exit_code_is_told() -> None:
-    codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
-    assert set(VIPCTL_CODES) == codes
-    daemon = {value for name, value in vars(start).items() if name.startswith("EXIT_")}
-    assert {*daemon, EXIT_CONFIGURATION} <= set(VIPD_CODES)
-
-
-def faults_in(example: Example) -> list[str]:
-    """Why the programs would not take an example."""
-    if example.language == "yaml":
-        declared = parse_declaration(example.text, "example.yaml")
-        return [*map(str, declared.problems), *([] if declared.services else ["it declares nothing"])]
-    if example.language == "settings":
-        return [] if load_settings(flags=read_settings_text(example.text, "example")) else ["nothing"]
-    joined = example.text.replace("\\\n", " ")
-    calls = list(calls_of_ours(Fence(ROOT, 1, "sh", joined)))
-    faults = [fault for call in calls if (fault := fault_of(call))]
-    return faults if calls else ["it calls none of our programs"]
-
-
-def test_every_example_is_taken_by_the_program() -> None:
-    examples = [(page.file, example) for page in pages() for example in page.examples()]
-    assert [(name, fault) for name, example in examples for fault in faults_in(example)] == []
-    assert len(examples) > 20
-    assert {example.language for _, example in examples} == {"shell", "yaml", "settings"}
-
-
-def test_a_wrong_example_is_noticed() -> None:
-    assert faults_in(Example("apiVersion: vipd/v1\nservices: [{address: 10.96.0.1}]", "yaml"))
-    assert faults_in(Example("vipctl list --every"))
-    assert faults_in(Example("ls"))
-
-
-def test_what_is_made_twice_is_the_same(made: Path) -> None:
-    again = dict(files(date(2026, 1, 1)))
-    assert {path: (made / path).read_text() for path in again} == again
-    assert sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file()) == sorted(
-        again
+def make(directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vipd.cli.manual", str(directory)]
+    known = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=known | environment, check=False
     )
 
 
-def test_the_date_is_that_of_the_source_or_none(made: Path) -> None:
-    assert day_of({"SOURCE_DATE_EPOCH": NEW_YEAR}) == date(2026, 1, 1)
-    assert f'2026-01-01 "vipd {__version__}"' in (made / "man" / "vipd.8").read_text()
-    assert day_of({}) is None
-    assert f'8 "" "vipd {__version__}"' in dict(files(None))["man/vipd.8"]
-
-
-def test_a_directory_that_cannot_be_made_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_is_made_twice_is_the_same_with_the_date_of_the_source_or_none(
+    made: Path, tmp_path: Path
 ) -> None:
+    def files(directory: Path) -> dict[str, str]:
+        paths = (path for path in directory.rglob("*") if path.is_file())
+        return {path.relative_to(directory).as_posix(): path.read_text() for path in paths}
+
+    assert make(tmp_path / "again", SOURCE_DATE_EPOCH=NEW_YEAR).returncode == 0
+    assert files(tmp_path / "again") == files(made)
+    assert f'2026-01-01 "vipd {__version__}"' in (made / "man/vipd.8").read_text()
+    assert make(tmp_path / "undated").returncode == 0
+    assert f'8 "" "vipd {__version__}"' in (tmp_path / "undated/man/vipd.8").read_text()
     (tmp_path / "taken").touch()
-    monkeypatch.setattr(sys, "argv", ["vipd.cli.manual", str(tmp_path / "taken")])
-    assert main() == 1
-    assert capsys.readouterr().err.startswith("vipd.cli.manual: ")
+    refused = make(tmp_path / "taken")
+    assert (refused.returncode, refused.stderr[:17]) == (1, "vipd.cli.manual: ")
 
 
-def page_of(*blocks: Paragraph | Example | Entry) -> str:
-    return roff(Page("x", 1, "a test", (Section("DESCRIPTION", blocks),)), "1", None)
-
-
-@needs("groff", "groff-base")
-def test_characters_that_mean_something_to_roff_are_shown(tmp_path: Path) -> None:
-    lines = [".hidden", "'too", r"a\b \fB \n", "~ ^ ` ' \" - -- @", "grün → 10", "..", "  indented"]
-    (tmp_path / "x.1").write_text(page_of(Example("\n".join(lines))))
-    seen = [line[7:] for line in shown(tmp_path / "x.1").splitlines()]
-    assert [line for line in seen if line in lines] == lines
-
-
-@needs("groff", "groff-base")
-def test_markup_and_sentences(tmp_path: Path) -> None:
-    text = "Use `a. b` or *FILE*... of `*.yaml`. Then 2*3*4. See vipd_x_y."
-    source = page_of(Paragraph(text), entry("`-f` *FILE*", "'Tis it. .x too."))
-    assert "\nThen 2*3*4.\nSee vipd_x_y.\n" in source
-    assert "\\fBa. b\\fP" in source
-    assert "\\fIFILE\\fP..." in source
-    (tmp_path / "x.1").write_text(source)
-    seen = " ".join(shown(tmp_path / "x.1").split())
-    assert "Use a. b or FILE... of *.yaml. Then 2*3*4. See vipd_x_y. -f FILE 'Tis it. .x too." in seen
+def test_the_documentation_has_the_schemas_of_the_program(made: Path) -> None:
+    for path in (made / "schemas").iterdir():
+        hint = "python -m vipd.cli.manual DIR && cp DIR/schemas/* docs/"
+        assert (ROOT / "docs" / path.name).read_text(encoding="utf-8") == path.read_text(encoding="utf-8"), (
+            hint
+        )

@@ -1,86 +1,96 @@
-"""What pages and documentation are made of: each setting and key is described once, in the same words."""
+"""Each setting and key is described once: schemas, pages and documentation have the same words."""
 
 from __future__ import annotations
 
+import json
 import re
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
+import yaml
 
 from tests.docs.markdown import ROOT, rows
-from vipd.cli.manual import settings_reference
-from vipd.cli.manual.settings_reference import docstrings, settings
-from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, KeyDoc, KeyGroup
-from vipd.declaration.value_forms import TEXT
-from vipd.host.settings.settings import Settings
-from vipd.host.settings.settings_file import read_settings_text
+from tests.docs.programs import settings_problems
+from tests.lab.inside import Vipd, declare, running
+from tests.model.samples import HEAD
 from vipd.model.service import Masquerade
 
 DOCS = ROOT / "docs"
-_LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
-_SEE = re.compile(r" ?See \[[^\]]*\]\([^)]*\)\.")
+LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
+SEE = re.compile(r" ?See \[[^\]]*\]\([^)]*\)\.")
 
 
 def plain(cell: str) -> str:
     """A cell of a table without its links, and without sentences that are only links."""
-    return _LINK.sub(r"\1", _SEE.sub("", cell))
+    return LINK.sub(r"\1", SEE.sub("", cell))
 
 
-def named(cell: str) -> str:
-    return cell.strip("`")
+def schema(name: str) -> dict[str, Any]:
+    whole: dict[str, Any] = json.loads((DOCS / f"{name}.schema.json").read_text(encoding="utf-8"))
+    return whole
 
 
-@pytest.mark.parametrize("title", GROUPS)
-def test_every_key_has_a_meaning_and_every_meaning_a_key(title: str) -> None:
-    group = GROUPS[title]
-    assert set(group.docs) == set(group.keys), "hint: vipd/declaration/key_docs.py"
-    assert all(key.form and key.meaning for key in group.docs.values())
+def headings() -> list[str]:
+    text = (DOCS / "declaration.md").read_text(encoding="utf-8")
+    return re.findall(r"^#+ (.*)$", text, re.MULTILINE)
 
 
-def documented_groups() -> list[str]:
-    return [title for title in GROUPS if list(rows(DOCS / "declaration.md", title))]
-
-
-def test_the_groups_have_the_headings_of_the_documentation() -> None:
-    assert len(documented_groups()) >= 8
-
-
-@pytest.mark.parametrize("title", documented_groups())
-def test_the_documentation_of_keys_has_the_same_words(title: str) -> None:
-    told = {
-        named(first): [plain(cell) for cell in rest] for first, *rest in rows(DOCS / "declaration.md", title)
+def test_the_documentation_of_keys_has_the_words_of_the_schema() -> None:
+    """Each table of keys is that of one mapping; what its cells say is what an editor shows."""
+    mappings = {
+        name: part["properties"]
+        for name, part in schema("declaration")["definitions"].items()
+        if "properties" in part
     }
-    meant = {name: [key.form, key.default, key.meaning] for name, key in GROUPS[title].docs.items()}
-    if all(len(rest) == 2 for rest in told.values()):  # a table without a column for defaults
-        meant = {name: [key.form, key.meaning] for name, key in GROUPS[title].docs.items()}
-    wrong = [
-        f"docs/declaration.md should say: | `{name}` | {' | '.join(meant[name])} |"
-        for name in meant
-        if told.get(name) != meant[name]
-    ]
-    assert wrong == []
+    described = set()
+    for heading in headings():
+        table = {first.strip("`"): rest for first, *rest in rows(DOCS / "declaration.md", heading)}
+        (name, keys) = next(((n, keys) for n, keys in mappings.items() if set(table) == set(keys)), ("", {}))
+        for key, cells in table.items() if name else ():
+            meaning = plain(cells[-1])
+            assert keys[key]["description"].startswith(meaning), f"docs/declaration.md, {heading}: {key}"
+            default = plain(cells[1]) if len(cells) == 3 else ""
+            assert not default or f"Default: {default}" in keys[key]["description"], (heading, key)
+        described.add(name)
+    assert len(described - {""}) >= 8
+    assert all(key.get("description") for keys in mappings.values() for key in keys.values())
 
 
-def test_masquerade_modes_are_told_in_the_same_words() -> None:
-    assert set(MASQUERADE_MODES) == {*Masquerade, "auto"}
-    told = {named(mode): tuple(rest) for mode, *rest in rows(DOCS / "declaration.md", "Masquerade")}
-    assert told == MASQUERADE_MODES
+def test_every_key_of_the_schema_is_one_that_is_read() -> None:
+    service = schema("declaration")["definitions"]["service"]["properties"]
+    told = declare(HEAD + "  - {nmae: a}\n").problems[0].hint
+    for key in service:
+        assert f'unknown key "{key}"' not in str(declare(f"{HEAD}  - {{{key}: 1}}\n").problems), key
+    assert told == 'did you mean "name"?'
+    (problem,) = (p for p in declare(f"{HEAD}  - {{qqqqq: 1}}\n").problems if "unknown" in p.what)
+    known = set(problem.hint.removeprefix("known: ").split(", "))
+    assert known == set(service)
 
 
-@pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
-def test_the_documentation_of_settings_has_the_same_words(setting: settings_reference.Setting) -> None:
-    told = {named(first): rest for first, *rest in rows(DOCS / "settings.md") if len(rest) == 4}
-    meant = [f"`{setting.environment}`", setting.values, setting.default, setting.meaning]
-    assert [plain(cell) for cell in told[setting.name]] == meant, (
-        "docs/settings.md and vipd/host/settings/settings.py differ"
-    )
+def test_masquerade_modes_are_told_in_the_words_of_the_page(made_page: str) -> None:
+    modes = {mode.strip("`"): rest for mode, *rest in rows(DOCS / "declaration.md", "Masquerade")}
+    assert modes.keys() == {*map(str, Masquerade), "auto"}
+    for mode, cells in modes.items():
+        for cell in cells:
+            assert plain(cell).replace("`", "").rstrip(".").lower() in made_page.lower(), mode
 
 
-def test_every_setting_is_documented_and_no_other() -> None:
-    told = [named(first) for first, *rest in rows(DOCS / "settings.md") if len(rest) == 4]
-    assert sorted(told) == sorted(setting.name for setting in settings())
+@pytest.fixture
+def made_page(made: Any) -> str:
+    from tests.cli.manual.test_pages import shown
+
+    return re.sub(r"\s+", " ", shown(made / "man/vipd-services.5", 5000))
+
+
+def test_the_documentation_of_settings_has_the_words_of_the_schema() -> None:
+    told = {first.strip("`"): rest for first, *rest in rows(DOCS / "settings.md") if len(rest) == 4}
+    settings = schema("settings")["properties"]
+    assert told.keys() == settings.keys()
+    for name, (environment, _, default, meaning) in told.items():
+        description = settings[name]["description"]
+        assert plain(environment) in (f"`VIPD_{name.upper()}`", "", "-"), name
+        assert description.startswith(plain(meaning)), f"docs/settings.md: {name}"
+        assert f"Default: {plain(default)}" in description, name
 
 
 PACKAGED = (ROOT / "debian" / "vipd.yaml").read_text(encoding="utf-8")
@@ -88,61 +98,24 @@ PACKAGED_DEFAULTS = re.findall(r"(?m)^#([a-z_]+: .*)$", PACKAGED)
 PACKAGED_EXAMPLES = re.findall(r"(?m)^# Example: (.*)\n#([a-z_]+):", PACKAGED)
 
 
-@pytest.mark.parametrize("line", PACKAGED_DEFAULTS)
-def test_each_line_of_the_packaged_file_shows_a_default(line: str) -> None:
-    given = read_settings_text(line, "vipd.yaml")
-    assert len(given) == 1
-    assert Settings(**given) == Settings()  # type: ignore[arg-type]
+def test_what_the_packaged_file_shows_is_the_default() -> None:
+    async def settings(vipd: Vipd) -> dict[str, object]:
+        known: dict[str, object] = (await vipd.status())["settings"]
+        return {name: value for name, value in known.items() if not name.endswith(("_dir", "socket"))}
+
+    shown = yaml.safe_load("\n".join(PACKAGED_DEFAULTS))
+    own = ("services_dir", "state_dir", "socket", "socket_group", "host_addresses", "node_name")
+    assert running(settings, **{key: shown[key] for key in shown if key not in own}) == running(settings)
+    assert [line for line in PACKAGED_DEFAULTS if settings_problems(line)] == []
 
 
-@pytest.mark.parametrize(("line", "name"), PACKAGED_EXAMPLES)
-def test_each_example_of_the_packaged_file_is_accepted(line: str, name: str) -> None:
-    given = read_settings_text(line, "vipd.yaml")
-    assert list(given) == [name]
-    assert Settings(**given) != Settings()  # type: ignore[arg-type]
-
-
-def test_the_packaged_file_shows_what_an_operator_looks_for() -> None:
+def test_the_packaged_file_shows_examples_and_what_an_operator_looks_for() -> None:
+    for line, name in PACKAGED_EXAMPLES:
+        assert line.startswith(name)
+        assert (line, settings_problems(line)) == (line, [])
     shown = [line.partition(":")[0] for line in PACKAGED_DEFAULTS]
     assert len(set(shown)) == len(shown)
     assert {"dataplane", "status_page", "metrics_address", "health_address", "etcd", "store"} <= set(shown)
     others = [line for line in PACKAGED.splitlines() if line and not line.startswith(("# ", "#"))]
     assert others == []
     assert PACKAGED.count("# Example: ") == len(PACKAGED_EXAMPLES)
-
-
-def test_a_key_without_a_meaning_is_told() -> None:
-    with pytest.raises(LookupError, match=r"A test: no meaning of b; hint: .*key_docs\.py"):
-        list(KeyGroup("A test", ("a", "b"), {"a": KeyDoc(TEXT, "", "A.")}).described())
-
-
-class _Sample(BaseModel):
-    told: int = Field(1, ge=0, le=3)
-    """Told in two
-    lines."""
-    described: Literal["a", "b"] = Field("a", description="Described.")
-    listed: tuple[Path, ...] = ()
-    """A type of which nothing is said."""
-
-
-class _Untold(BaseModel):
-    untold: bool = True
-    other: Annotated[bool, "x"] | None = None
-    """Told."""
-
-
-def test_what_a_setting_is_comes_from_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert docstrings(_Sample) == {"told": "Told in two lines.", "listed": "A type of which nothing is said."}
-    monkeypatch.setattr(settings_reference, "Settings", _Sample)
-    with pytest.raises(LookupError, match=r"listed has a type .*TYPES"):
-        settings()
-    monkeypatch.setitem(_Sample.model_fields, "listed", _Sample.model_fields["told"])
-    told, described, _ = settings()
-    assert (told.values, told.default, told.meaning) == ("0 to 3", "`1`", "Told in two lines.")
-    assert (described.values, described.meaning) == ("`a` or `b`", "Described.")
-
-
-def test_a_setting_without_a_word_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_reference, "Settings", _Untold)
-    with pytest.raises(LookupError, match="setting untold has no docstring"):
-        settings()
