@@ -24,7 +24,7 @@ from tests.cli.fake_daemon import FakeDaemon
 from tests.cli.test_answers import LONG as LONG_EVENT
 from tests.cli.test_answers import event, order
 from tests.lab.unprivileged import command
-from vipd import __version__
+import vipd
 
 HEAVY = ("yaml", "pydantic", "aiohttp", "asyncio", "pyroute2", "http.client", "email")
 PATIENCE_SECONDS = 60.0
@@ -46,7 +46,7 @@ def test_help_shows_the_verbs_and_each_has_its_own(vipctl: Vipctl) -> None:
 
 
 def test_the_version_needs_no_daemon(vipctl: Vipctl, daemon: FakeDaemon) -> None:
-    assert vipctl("--version") == (0, f"vipctl {__version__}\n", "")
+    assert vipctl("--version") == (0, f"vipctl {vipd.__version__}\n", "")
     assert daemon.requests == []
 
 

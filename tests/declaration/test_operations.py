@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.lab.inside import Vipd, running
-from vipd.model.service import Backend, Protocol, Service, ServicePort
 
 Json = dict[str, Any]
 
@@ -390,13 +389,3 @@ def test_the_same_declaration_has_the_same_version() -> None:
         assert versions[0] == versions[2] != versions[1]
 
     running(story)
-
-
-def test_a_backend_that_registered_itself_is_no_other_version() -> None:
-    from dataclasses import replace
-
-    from vipd.declaration.operations import version_of
-
-    service = Service("dns", ("10.96.0.10",), (ServicePort(53, Protocol.UDP),), (Backend("10.244.0.5"),))
-    joined = replace(service, backends=(*service.backends, Backend("10.244.0.9", registered=True)))
-    assert version_of(joined) == version_of(service)

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"\s*```(\w*)\s*$")
 _CODE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\[[^\]\n]+\]\(([^)\s]+)\)")
+_REQUEST = re.compile(r"`(GET|POST|PATCH|DELETE) ([^`?]+)[^`]*`")
 _CELL_BORDER = re.compile(r"(?<!\\)\|")
 
 
@@ -88,6 +89,12 @@ def rows(page: Path, heading: str = "") -> Iterator[list[str]]:
             yield [cell.strip().replace(r"\|", "|") for cell in _CELL_BORDER.split(text)[1:-1]]
         else:
             titled = True
+
+
+def described_requests() -> set[tuple[str, str]]:
+    """Method and path of every request that docs/api.md has a row for."""
+    cells = (row[0] for row in rows(ROOT / "docs" / "api.md"))
+    return {(method, path.strip()) for cell in cells for method, path in _REQUEST.findall(cell)}
 
 
 def anchors(page: Path) -> set[str]:

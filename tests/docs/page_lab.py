@@ -26,7 +26,6 @@ from tests.lab.flow import read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab, Wiring
 from tests.lab.waiting import wait_until
-from vipd.sources.files import SUFFIXES
 
 HERE = Path(__file__).parent
 GUIDE = ROOT / "docs/guide.md"
@@ -179,7 +178,7 @@ class PageLab:
             files = {
                 str(DECLARATIONS / path.name): path.read_text()
                 for path in self._place(DECLARATIONS).glob("[!.]*")
-                if path.suffix in SUFFIXES
+                if path.suffix in (".yaml", ".yml", ".json")
             }
             kept = {unquote(copy.name): copy.read_text() for copy in self._place(ACCEPTED).glob("[!.]*")}
             # What serves is kept; of what is wrong the status tells.

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from tests.control.reconciling import IsolatedReconciler
 from tests.docs.markdown import ROOT, Block, blocks, prose
-from vipd.cli.offline import explain_files
-from vipd.declaration.native import parse_declaration
-from vipd.host.settings.settings import Settings
-from vipd.model.service import Service
-from vipd.observe.views import service_view, status_view
+from tests.lab.inside import Vipd, running
 
 PAGE = ROOT / "docs" / "api.md"
 
@@ -23,10 +18,6 @@ apiVersion: vipd/v1
 services:
   - {name: dns, address: 10.96.0.10, ports: 53/udp, backends: [10.244.0.5, 10.244.2.21@2]}
 """
-
-
-def dns() -> Service:
-    return parse_declaration(DECLARED, "dns.yaml").services[0]
 
 
 def documented(heading: str) -> object:
@@ -44,31 +35,32 @@ def keys(value: object, path: str = "") -> set[str]:
     return keys(value[0], f"{path}[]") if isinstance(value, list) and value else set()
 
 
-def served() -> IsolatedReconciler:
-    """A daemon's core that has put the service into its kernel."""
-    isolated = IsolatedReconciler(dns())
-    asyncio.run(isolated.reconciler.step())
-    return isolated
+def views(said: str = DECLARED) -> dict[str, Any]:
+    """What a daemon answers that has this declaration, by the heading that describes it."""
+
+    def prepare(vipd: Vipd) -> None:
+        (vipd.services_dir / "dns.yaml").write_text(said)
+
+    async def story(vipd: Vipd) -> dict[str, Any]:
+        file = str(vipd.services_dir / "dns.yaml")
+        words = ("explain", "-f", file, "--set", "host_addresses=10.0.0.1", "--from", "10.10.0.9", "dns")
+        explained = json.loads((await vipd.vipctl(*words, "-o", "json")).stdout)
+        status = {key: value for key, value in (await vipd.status()).items() if key != "apiVersion"}
+        return {
+            "ServiceView": await vipd.service("dns"),
+            "Status": status,
+            "Explanation": explained["explanation"],
+        }
+
+    return running(story, prepare)
 
 
-def view_of(heading: str) -> object:
-    if heading == "Explanation":
-        return explain_files([dns()], Settings(host_addresses=("10.0.0.1",)), "10.10.0.9", "dns")
-    isolated = served()
-    if heading == "ServiceView":
-        return service_view(dns(), isolated.reconciler, isolated.dataplane)
-    about = {"version": "", "pid": 1, "started": "", "settings": {"chain_prefix": "VIPD"}, "warnings": ()}
-    return status_view(isolated.reconciler, isolated.dataplane, [isolated.source], about)
-
-
-@pytest.mark.parametrize("heading", ["ServiceView", "Status", "Explanation"])
-def test_an_object_has_the_keys_that_are_described(heading: str) -> None:
+def test_an_object_has_the_keys_that_are_described() -> None:
     # What a declaration and `settings` hold is said elsewhere.
     apart = (".spec", ".settings", ".outcomes[].rules[]")
-    described, real = keys(documented(heading)), keys(view_of(heading))
-    assert {key for key in described if not key.startswith(apart)} == {
-        key for key in real if not key.startswith(apart)
-    }
+    for heading, real in views().items():
+        described = {key for key in keys(documented(heading)) if not key.startswith(apart)}
+        assert described == {key for key in keys(real) if not key.startswith(apart)}, heading
 
 
 def test_a_service_is_shown_with_the_values_that_are_described() -> None:
@@ -80,7 +72,7 @@ def test_a_service_is_shown_with_the_values_that_are_described() -> None:
             return {key: without_elsewhere(item) for key, item in value.items() if key not in elsewhere}
         return [without_elsewhere(item) for item in value] if isinstance(value, list) else value
 
-    described, real = documented("ServiceView"), json.loads(json.dumps(view_of("ServiceView")))
+    described, real = documented("ServiceView"), views()["ServiceView"]
     assert isinstance(described, dict)
     wanted = described["forwardings"][0]["endpoints"]
     got = real["forwardings"][0]["endpoints"][: len(wanted)]
@@ -98,8 +90,5 @@ def test_a_service_is_shown_with_the_values_that_are_described() -> None:
     ],
 )
 def test_the_refusal_is_what_a_flow_meets_that_no_endpoint_may_take(said: str, refusal: str) -> None:
-    (service,) = parse_declaration(DECLARED.replace("ports: 53/udp", said), "dns.yaml").services
-    isolated = IsolatedReconciler(service)
-    asyncio.run(isolated.reconciler.step())
-    view = json.loads(json.dumps(service_view(service, isolated.reconciler, isolated.dataplane)))
-    assert view["forwardings"][0]["refusal"] == refusal
+    (forwarding,) = views(DECLARED.replace("ports: 53/udp", said))["ServiceView"]["forwardings"]
+    assert forwarding["refusal"] == refusal

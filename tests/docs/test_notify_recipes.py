@@ -12,16 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.docs.markdown import ROOT
-from tests.observe.events.made import occurrence
-from vipd.observe.events.event import encode
 
-EVENT = occurrence(
-    event="backend-health",
-    level="warning",
-    services=("shop/web",),
-    backends=("10.244.0.11:8080",),
-    reason='unhealthy: status 500 "no \\ way"',
-    cause="check http",
+TIME = "2026-01-01T00:00:00.000Z"
+EVENT = json.dumps(
+    {
+        "id": 7, "time": TIME, "event": "backend-health", "level": "warning", "services": ["shop/web"],
+        "backends": ["10.244.0.11:8080"], "unit": "", "cause": "check http", "count": 1, "first": 7,
+        "reason": 'unhealthy: status 500 "no \\ way"', "since": TIME,
+    }
 )
 CURL = '#!/bin/sh\necho "$*" > "$OUT/arguments"\ncat > "$OUT/body"\n'
 
@@ -49,7 +47,7 @@ def sent(recipe: str, directory: Path, level: str = "warning", event: str = "bac
     }
     done = subprocess.run(
         [directory / "notify"],
-        input=encode(EVENT),
+        input=f"{EVENT}\n".encode(),
         env=environment,
         capture_output=True,
         check=True,
@@ -75,7 +73,7 @@ def test_mail(tmp_path: Path) -> None:
 
 
 def test_a_webhook_gets_the_event_as_it_is(tmp_path: Path) -> None:
-    assert sent(recipes()[1], tmp_path) == encode(EVENT).decode()
+    assert sent(recipes()[1], tmp_path) == f"{EVENT}\n"
 
 
 def test_a_chat_gets_one_line(tmp_path: Path) -> None:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 import pytest
 
-from tests.docs.markdown import ROOT, all_pages, anchors, name_of, prose, rows
-from vipd.api.context import ApiContext
-from vipd.api.peers import Permission
-from vipd.api.server import HTTP_STATUS, application
-from vipd.cli.manual.settings_reference import etcd_settings
-from vipd.declaration.backend_reader import BACKEND_KEYS, STATES
-from vipd.declaration.external_reader import EXTERNAL_KEYS, TRAFFIC_KEYS
-from vipd.declaration.native import DOCUMENT_KEYS
-from vipd.declaration.policy_reader import AFFINITY_KEYS, DEFAULTS_KEYS, FALLBACK_KEYS
-from vipd.declaration.port_reader import PORT_KEYS
-from vipd.declaration.service_reader import SERVICE_KEYS
-from vipd.model.service import Masquerade
+from tests.docs.markdown import ROOT, all_pages, anchors, described_requests, name_of, prose, rows
+from tests.lab.inside import Vipd, declare, running
+from vipd.model.service import BackendState
 
 DOCS = ROOT / "docs"
 LANGUAGE = DOCS / "declaration.md"
 
 _CODE = re.compile(r"`([^`]+)`")
-_REQUEST = re.compile(r"`(GET|POST|PATCH|DELETE) ([^`?]+)[^`]*`")
 _MENTION = re.compile(r"\bdocs/([a-z]+\.md)\b")
 
 
@@ -35,76 +25,70 @@ def coded(cell: str) -> list[str]:
     return _CODE.findall(cell)
 
 
-def test_every_key_of_etcd_is_described_as_the_manual_does() -> None:
+def test_every_key_of_etcd_is_described_in_the_words_of_the_schema() -> None:
     described = {coded(name)[0]: rest for name, *rest in rows(DOCS / "settings.md", "etcd")}
-    assert described == {each.name: [each.values, each.default, each.meaning] for each in etcd_settings()}
+    settings = json.loads((DOCS / "settings.schema.json").read_text(encoding="utf-8"))
+    text = json.dumps(settings["properties"]["etcd"]) + json.dumps(settings["definitions"])
+    known = next(part for part in parts(settings) if "max_removal" in part.get("properties", {}))[
+        "properties"
+    ]
+    assert described.keys() == known.keys()
+    assert [key for key, (_, _, meaning) in described.items() if json.dumps(meaning)[1:-2] not in text] == []
 
 
-def keys_under(heading: str) -> set[str]:
-    return {key for first, *_ in rows(LANGUAGE, heading) for key in coded(first)}
+def parts(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from parts(part)
 
 
-@pytest.mark.parametrize(
-    ("heading", "keys"),
-    [
-        ("A document", DOCUMENT_KEYS),
-        ("A service", SERVICE_KEYS),
-        ("A port", PORT_KEYS),
-        ("A backend", BACKEND_KEYS),
-        ("An external address", EXTERNAL_KEYS),
-        ("Affinity", AFFINITY_KEYS),
-        ("Fallback", FALLBACK_KEYS),
-        ("Masquerade", [*Masquerade, "auto"]),
-        ("Traffic policies", TRAFFIC_KEYS),
-    ],
-)
-def test_the_keys_of_the_language_are_described_and_no_others(heading: str, keys: Collection[str]) -> None:
-    assert keys_under(heading) == set(keys)
+KEYS = {
+    "A document": "{}",
+    "A service": "services: [{}]",
+    "A port": "services: [{ports: [{}]}]",
+    "A backend": "services: [{backends: [{}]}]",
+    "An external address": "services: [{external_addresses: [{}]}]",
+    "Affinity": "services: [{affinity: {}}]",
+    "Fallback": "services: [{fallback: {}}]",
+    "Flow limits": "services: [{limits: {}}]",
+    "Traffic policies": "services: [{traffic_policy: {}}]",
+}
+
+
+@pytest.mark.parametrize("heading", KEYS)
+def test_the_keys_that_are_read_are_described_and_no_others(heading: str) -> None:
+    mapping = KEYS[heading].replace("{}", "{no_such_key: 1}", 1).removeprefix("{no_such_key: 1}")
+    text = f"apiVersion: vipd/v1\n{mapping or 'no_such_key: 1'}\n"
+    (hint,) = (each.hint for each in declare(text).problems if "no_such_key" in each.what)
+    described = {key for first, *_ in rows(LANGUAGE, heading) for key in coded(first)}
+    assert described == set(hint.removeprefix("known: ").split(", "))
 
 
 def test_words_that_no_table_holds_are_described() -> None:
     text = LANGUAGE.read_text(encoding="utf-8")
-    words: Iterable[str] = [*STATES, *DEFAULTS_KEYS]
+    defaults = declare("apiVersion: vipd/v1\ndefaults: {no_such_key: 1}\n").problems[0].hint
+    words = [*BackendState, *defaults.removeprefix("known: ").split(", ")]
     assert [word for word in words if f"`{word}`" not in text] == []
 
 
-def served_requests() -> set[tuple[str, str]]:
-    """Every request of the API's server, as docs/api.md spells them."""
-    unused = (
-        "overrides",
-        "events",
-        "flow_stats",
-        "fleet",
-        "sources",
-        "wait_applied",
-        "dataplane",
-        "save_dataplane_choice",
-    )
-    parts = dict.fromkeys(unused) | {"reconciler": SimpleNamespace(containment=None)}
-    parts |= {"maintenance": SimpleNamespace(), "announcer": SimpleNamespace()}
-    served = cast("ApiContext", SimpleNamespace(**parts))
-    router = application(served, Permission("vipd-admin")).router
-    return {
-        (route.method, re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), route.resource.canonical))
-        for route in router.routes()
-        if route.method != "HEAD" and route.resource
-    }
+def test_every_request_that_is_described_is_served() -> None:
+    async def story(vipd: Vipd) -> None:
+        for method, path in sorted(described_requests()):
+            if path in ("/metrics", "/healthz", "/livez"):
+                continue
+            answer = await vipd.ask(
+                method, re.sub("[A-Z]+", "no-such", path), {} if method != "GET" else None
+            )
+            what = answer.body.get("error", {}).get("what", "")
+            assert "no such request" not in what and not what.startswith(("GET ", "no request")), (
+                path,
+                answer,
+            )
+        unknown = await vipd.ask("GET", "/v1/no-such")
+        assert unknown.status == 404
 
-
-def described_requests() -> set[tuple[str, str]]:
-    cells = (row[0] for row in rows(DOCS / "api.md"))
-    return {(method, path.strip()) for cell in cells for method, path in _REQUEST.findall(cell)}
-
-
-def test_every_request_of_the_api_is_described_and_no_other() -> None:
-    assert described_requests() == served_requests()
-
-
-def test_every_kind_of_error_is_described_with_its_status() -> None:
-    described: Mapping[str, int] = {
-        kind: int(status) for status, kinds, *_ in rows(DOCS / "api.md", "Errors") for kind in coded(kinds)
-    }
-    assert described == HTTP_STATUS
+    running(story)
 
 
 def broken_links() -> list[str]:

@@ -15,22 +15,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from unittest.mock import patch
 from urllib.error import HTTPError
 
 import pytest
-from aiohttp import web
 
-from tests.api import serving
-from tests.api.test_hostile_requests import routes
+from tests.docs.markdown import described_requests
 from tests.faults.test_broken_declarations import InstrumentedDaemon
 from tests.fleet.network import HUB, FleetLab
 from tests.fuzz.hostile import Hostile
 from tests.lab.daemon import UnixConnection
-from vipd.api.context import ApiContext
-from vipd.api.peers import Permission
-from vipd.api.server import application
-from vipd.sources.store import StoreSource
+from tests.lab.inside import declare
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -204,11 +198,12 @@ class Fuzz:
         status, said = self._daemon.post("/v1/services?store=file", {"service": spec})
         assert (status, said.get("applied")) == (200, True), said
         self._daemon.vipctl("--store", "file", "remove", "others")
-        stored = StoreSource(self._daemon.state_dir / "services.yaml")
-        stored.load()
-        assert stored.faults() == ()
+        stored = declare((self._daemon.state_dir / "services.yaml").read_text())
+        assert stored.problems == ()
         owners = {view["name"]: view["owner"] for view in self._daemon.get("services")["services"]}
-        assert {name for name, owner in owners.items() if owner == "cli"} == set(stored.services)
+        assert {name for name, owner in owners.items() if owner == "cli"} == {
+            service.name for service in stored.services
+        }
         self.memory = max(self.memory, _resident(self._daemon))
         assert self.memory <= MOST_MEMORY, self._daemon.memory()
 
@@ -245,20 +240,9 @@ def _resident(daemon: InstrumentedDaemon) -> int:
 
 
 def every_route() -> list[str]:
-    """Every request of the API, as it is served."""
-    found: list[str] = []
-
-    def note(served: ApiContext, permission: Permission) -> web.Application:
-        app = application(served, permission)
-        found[:] = routes(app)
-        return app
-
-    async def nothing(_: object) -> None:
-        """The routes are known now."""
-
-    with patch("tests.api.serving.application", note):
-        serving.served(nothing)
-    return found
+    """Every request of the API that is described."""
+    found = {f"{method} {re.sub('[A-Z]+', lambda m: f'{{{m[0].lower()}}}', path)}" for method, path in described_requests()}
+    return sorted(found)
 
 
 @pytest.fixture

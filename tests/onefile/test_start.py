@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import vipd
 from tests.onefile.built import NOBODY, SYSTEM_PYTHON, Done, FreshHost, altered, bill, build, copy_sources
 from tests.onefile.conftest import Build
-from vipd import __version__
 
 DECLARATION = """\
 apiVersion: vipd/v1
@@ -40,7 +40,7 @@ def test_same_sources_and_wheels_give_same_bytes(made: Build, tmp_path: Path) ->
 
 
 def test_first_word_says_which_program(warm: FreshHost) -> None:
-    assert warm.run("vipd", "--version").stdout == f"vipd {__version__}\n"
+    assert warm.run("vipd", "--version").stdout == f"vipd {vipd.__version__}\n"
     assert warm.run("vipd", "--help").stdout.startswith("usage: vipd [-h]")
     assert warm.run("vipctl", "--help").stdout.startswith("Usage: vipctl [OPTIONS] VERB")
 
@@ -59,7 +59,7 @@ def test_without_a_word_it_says_how_it_is_used(host: FreshHost) -> None:
     assert max(map(len, bare.stdout.splitlines())) < 80
     wrong = host.run("lst")
     assert (wrong.returncode, "'lst'" in wrong.stderr) == (2, True)
-    assert host.run("--version").stdout.startswith(f"vipd {__version__}, one file ")
+    assert host.run("--version").stdout.startswith(f"vipd {vipd.__version__}, one file ")
     assert not host.cache.exists()
 
 

@@ -12,6 +12,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+import vipd
 from tests.lab.daemon import Daemon
 from tests.lab.name_server import NameServer
 from tests.lab.topology import Lab
@@ -33,7 +34,6 @@ from tests.upgrade.scene import (
     knowledge,
     new_flows,
 )
-from vipd import __version__
 
 FLOWS = 20
 
@@ -98,4 +98,4 @@ def _use(lab: Lab, daemon: Daemon) -> None:
 
 
 if __name__ == "__main__":
-    record(folder.ROOT / __version__)
+    record(folder.ROOT / vipd.__version__)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import vipd
 from tests.upgrade.folder import folders, state_files
-from vipd import __version__
 
 ROOT = Path(__file__).parents[2]
 WRITERS = frozenset({"write_durably", "write_atomically", "open_own"})
@@ -69,7 +69,7 @@ def test_every_writer_is_listed() -> None:
 
 def test_the_newest_folder_is_of_this_version_and_has_every_file() -> None:
     newest = folders()[-1]
-    assert newest.name == __version__, "run: python -m tests.upgrade.recording"
+    assert newest.name == vipd.__version__, "run: python -m tests.upgrade.recording"
     assert {re.sub("(?<=^accepted/).*", "", file) for file in state_files(newest)} == FILES
 
 

@@ -18,7 +18,7 @@ from tests.cli.manual.conftest import NEW_YEAR, ROOT
 from tests.docs.commands import calls_of_ours, fault_of
 from tests.docs.markdown import Block as Fence
 from tests.lab.inside import declare
-from vipd import __version__
+import vipd
 
 __all__ = ["vipctl"]
 
@@ -180,9 +180,9 @@ def test_what_is_made_twice_is_the_same_with_the_date_of_the_source_or_none(
 
     assert make(tmp_path / "again", SOURCE_DATE_EPOCH=NEW_YEAR).returncode == 0
     assert files(tmp_path / "again") == files(made)
-    assert f'2026-01-01 "vipd {__version__}"' in (made / "man/vipd.8").read_text()
+    assert f'2026-01-01 "vipd {vipd.__version__}"' in (made / "man/vipd.8").read_text()
     assert make(tmp_path / "undated").returncode == 0
-    assert f'8 "" "vipd {__version__}"' in (tmp_path / "undated/man/vipd.8").read_text()
+    assert f'8 "" "vipd {vipd.__version__}"' in (tmp_path / "undated/man/vipd.8").read_text()
     (tmp_path / "taken").touch()
     refused = make(tmp_path / "taken")
     assert (refused.returncode, refused.stderr[:17]) == (1, "vipd.cli.manual: ")
