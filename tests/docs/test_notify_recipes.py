@@ -16,9 +16,18 @@ from tests.docs.markdown import ROOT
 TIME = "2026-01-01T00:00:00.000Z"
 EVENT = json.dumps(
     {
-        "id": 7, "time": TIME, "event": "backend-health", "level": "warning", "services": ["shop/web"],
-        "backends": ["10.244.0.11:8080"], "unit": "", "cause": "check http", "count": 1, "first": 7,
-        "reason": 'unhealthy: status 500 "no \\ way"', "since": TIME,
+        "id": 7,
+        "time": TIME,
+        "event": "backend-health",
+        "level": "warning",
+        "services": ["shop/web"],
+        "backends": ["10.244.0.11:8080"],
+        "unit": "",
+        "cause": "check http",
+        "count": 1,
+        "first": 7,
+        "reason": 'unhealthy: status 500 "no \\ way"',
+        "since": TIME,
     }
 )
 CURL = '#!/bin/sh\necho "$*" > "$OUT/arguments"\ncat > "$OUT/body"\n'

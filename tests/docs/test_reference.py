@@ -81,10 +81,7 @@ def test_every_request_that_is_described_is_served() -> None:
                 method, re.sub("[A-Z]+", "no-such", path), {} if method != "GET" else None
             )
             what = answer.body.get("error", {}).get("what", "")
-            assert "no such request" not in what and not what.startswith(("GET ", "no request")), (
-                path,
-                answer,
-            )
+            assert not what.endswith((": Not Found", ": Method Not Allowed")), (path, answer)
         unknown = await vipd.ask("GET", "/v1/no-such")
         assert unknown.status == 404
 
