@@ -1,6 +1,7 @@
 """What vipctl shows, line for line: each file of `screens/` is a conversation with a vipd.
 
-`$ words` is a command line; what it prints follows, with `! ` before lines on stderr and `exit N` unless N is 0.
+`$ words` is a command line; what it prints follows, with `! ` before lines on stderr, and `exit N` unless it
+is 0.
 `> path` writes the lines behind it, up to an empty one, into a file below ROOT. `## text` is a remark, and
 `* word ...` changes the world: see `_change`. What differs from run to run is masked: see `masked`. With
 VIPD_WRITE_SCREENS in the environment the files are written anew; read what differs before you keep it.
@@ -97,7 +98,7 @@ def conversation(text: str) -> str:
             elif words.startswith("until "):
                 wanted = words.removeprefix("until ")
                 async with asyncio.timeout(60):
-                    while wanted not in await shown(vipd) or '"health": "unknown"' in await shown(vipd):
+                    while wanted not in await shown(vipd) or '"health": "unknown"' in await shown(vipd):  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
             elif mark == "*":
                 _change(vipd, shlex.split(words))

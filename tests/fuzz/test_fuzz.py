@@ -241,7 +241,10 @@ def _resident(daemon: InstrumentedDaemon) -> int:
 
 def every_route() -> list[str]:
     """Every request of the API that is described."""
-    found = {f"{method} {re.sub('[A-Z]+', lambda m: f'{{{m[0].lower()}}}', path)}" for method, path in described_requests()}
+    found = {
+        f"{method} {re.sub('[A-Z]+', lambda m: f'{{{m[0].lower()}}}', path)}"
+        for method, path in described_requests()
+    }
     return sorted(found)
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import vipd
 from tests.cli.conftest import Vipctl, vipctl
 from tests.cli.manual.conftest import NEW_YEAR, ROOT
 from tests.docs.commands import calls_of_ours, fault_of
 from tests.docs.markdown import Block as Fence
 from tests.lab.inside import declare
-import vipd
 
 __all__ = ["vipctl"]
 
