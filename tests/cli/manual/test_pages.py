@@ -65,6 +65,7 @@ def test_a_page_fits_eighty_columns_and_has_what_is_looked_for(made: Path) -> No
         page = made / "man" / name
         assert [line for line in shown(page).splitlines() if len(line) > 80] == []
         source = page.read_text()
+        assert "--" not in source, "a reader of roff may show another character for a bare hyphen"
         wanted = {*SECTIONS, *(OF_PROGRAMS if name in ("vipd.8", "vipctl.1") else ())}
         assert wanted <= set(re.findall(r"^\.SH (.*)$", source, re.MULTILINE)), name
         below = source.partition('.SH "SEE ALSO"')[2].replace("\\-", "-")
