@@ -129,17 +129,20 @@ def test_documents_say_what_the_api_says() -> None:
             "diff": "diff",
             "export": "export",
         }.items():
-            said = (await vipd.ask("GET", f"/v1/{path}")).body
-            said.pop("version") if path.startswith("services/") else None
             for form in ("-o json", "--json", "-o yaml"):
-                ended = await vipd.vipctl(*words.split(), *form.split())
-                document = yaml.safe_load(ended.stdout)
-                assert next(iter(document)) == "apiVersion"
-                assert document == said, words
+                for last in (False,) * 20 + (True,):
+                    # Something may have happened in between: then once more.
+                    said = (await vipd.ask("GET", f"/v1/{path}")).body
+                    said.pop("version") if path.startswith("services/") else None
+                    ended = await vipd.vipctl(*words.split(), *form.split())
+                    if yaml.safe_load(ended.stdout) == said or last:
+                        break
+                assert yaml.safe_load(ended.stdout) == said, words
+                assert next(iter(yaml.safe_load(ended.stdout))) == "apiVersion"
                 assert form == "-o yaml" or json.loads(ended.stdout) == said
             assert (await vipd.vipctl(*words.split(), "-o", "xml")).code == 2
 
-    running(story)
+    running(story, lambda vipd: vipd.state_dir.mkdir())
 
 
 def test_every_screen_is_there() -> None:
