@@ -32,7 +32,7 @@ def needs(shell: str) -> pytest.MarkDecorator:
 @cache
 def verbs() -> dict[str, str]:
     """Each with its summary."""
-    return dict(re.findall(r"^  ([a-z][a-z-]+) +(.*)$", said("-h").stdout, re.MULTILINE))
+    return dict(re.findall(r"^  ([a-z][a-z-]+)  +(.*)$", said("-h").stdout, re.MULTILINE))
 
 
 EACH = [pytest.param(shell, marks=needs(shell)) for shell in SHELLS]
