@@ -22,4 +22,4 @@ def conversation(
 
         await story(vipd, say)
 
-    running(whole, prepare, **settings)
+    running(whole, prepare, None, simulated=False, **settings)

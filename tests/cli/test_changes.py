@@ -247,73 +247,7 @@ def test_the_only_problem_of_a_request_is_said_once() -> None:
     conversation(story)
 
 
-SLIPS = {
-    "add web2 10.96.0.12:80/tcp 10.244.0.5": "vipctl add 10.96.0.12:80/tcp 10.244.0.5 --name web2",
-    "add web2 10.96.0.12 10.244.0.5 -p 80": "vipctl add 10.96.0.12 10.244.0.5 --name web2",
-    "add 10.244.0.5 10.96.0.12:80/tcp": "vipctl add 10.96.0.12:80/tcp 10.244.0.5",
-    "add 10.244.0.5:80 10.96.0.12:80/tcp": "vipctl add 10.96.0.12:80/tcp 10.244.0.5:80",
-    "add 10.96.0.12:80 10.244.0.5 --interval 2s": "it belongs to the check: --check '{type: tcp, interval: 2s}'",
-    "add 10.96.0.12:80/tcp 10.244.0.5 --weight 3": "write it behind the backend: ADDR@3",
-    "add-backend web 10.244.0.5 --weight 3": "write it behind the backend: ADDR@3",
-    "add 10.96.0.0/24:80/tcp 10.244.0.5": "write one address, as 10.96.0.0",
-    "add 10.96.0.0/24 10.244.0.5 -p 80/tcp": "write one address, as 10.96.0.0",
-    "add 10.96.0.12:80/tcp 10.244.0.0/24": "write one address, as 10.244.0.0",
-    "add 10.96.0.12:80/tcp ,": "ADDR, or ADDR:PORT",
-    "add 10.96.0.12:http 10.244.0.5": "a port is a number from 1 to 65535: write 80",
-    "add 10.96.0.12:80,443 10.244.0.5": "vipctl add 10.96.0.12 -p 80 -p 443",
-    "add 10.96.0.12:80/tcp, 10.244.0.5": "one of tcp, udp, sctp",
-    "add 10.96.0.12:80 10.244.0.5 --check http://10.0.0.1/x": "--check http:/x, or http:PORT/x",
-    "add 10.96.0.12:80 10.244.0.5 --check http:8080/x,interval=1s,rise=2": (
-        "--check '{type: http, port: 8080, path: /x, interval: 1s, rise: 2}'"
-    ),
-    "add 10.96.0.12:80 10.244.0.5 --check http:healthz": "it starts with / and holds no spaces",
-    "add 10.96.0.12:80 10.244.0.5 --check tcp:seven": "write it in plain decimal",
-    "set web --check tcp:80,fall=1": "--check '{type: tcp, port: 80, fall: 1}'",
-    "set web --weight 3": "vipctl set web/ADDR --weight 3",
-    "set 10.0.0.1 --weight 3": "vipctl set TARGET/10.0.0.1 --weight 3",
-    "set web/10.244.0.9 --backup true": "vipctl describe web shows them",
-    "remove wbe": "did you mean web?",
-    "remove nothing-alike": "vipctl list shows them",
-    "remove web/10.244.0.7": "web is a service; vipctl describe web shows its backends",
-    "list -a": "vipctl list -h",
-    "drain web": "vipctl drain web/ADDR; vipctl describe web shows its backends",
-    "drain 10.96.0.1:80/tcp": "vipctl drain 10.96.0.1:80/tcp/ADDR",
-    "disable shop/web": "vipctl disable shop/web/ADDR",
-    "drain 10.0.0.1:80": "vipctl drain TARGET/10.0.0.1:80, or in every service: vipctl drain --address",
-    "drain fd00::5": "vipctl drain TARGET/fd00::5, or in every service: vipctl drain --address fd00::5",
-    "resume 10.0.0.1": "vipctl resume TARGET/10.0.0.1, or in",
-    "drain web 10.244.0.7": "vipctl drain web/10.244.0.7",
-    "drain web:10.244.0.7": "vipctl drain web/10.244.0.7",
-    "drain wbe/10.244.0.5": "did you mean web?",
-    "resume all": "vipctl resume --all takes every order back",
-    "describe 10.244.0.7": "it is a backend of web",
-    "describe Web": "did you mean web?",
-    "events web": "vipctl events --service TARGET shows those of one service",
-    "set-dataplane nft": "did you mean nftables?",
-    "lits": "did you mean list",
-    "Lsit": "did you mean list?",
-    "help drian": "did you mean drain?",
-    "host drian": "did you mean drain?",
-    "host nonsense": "vipctl host -h",
-    "delete dns": "did you mean remove?",
-    "import x.yaml": "did you mean apply or convert?",
-    "config": "did you mean edit or export?",
-    "stop web": "did you mean disable or drain?",
-    "flush": "did you mean cleanup?",
-    "undo": "did you mean rollback?",
-    "show web": "did you mean describe?",
-    "port": "vipctl -h lists the verbs",
-    "zzz": "vipctl -h lists the verbs",
-    "add --internal x": "vipctl add -h",
-    "list --no-header": "did you mean --no-headers?",
-    "list -o xml": "vipctl list -h",
-    "list -o jsno": "did you mean json?",
-    "add": "vipctl add VIP:80/tcp ADDR",
-    "add 10.96.0.1 10.0.0.1": "vipctl add 10.96.0.1:80/tcp, or for several ports: vipctl add",
-    "remove": "vipctl remove -h",
-    "completion": "vipctl completion -h",
-    "set-dataplane": "vipctl set-dataplane -h",
-}
+_, SLIPS, _, WRONG = (Path(__file__).parent / "slips.txt").read_text().split("\n\n")
 
 
 def test_a_slip_is_answered_with_the_line_that_was_meant_and_changes_nothing() -> None:
@@ -321,7 +255,8 @@ def test_a_slip_is_answered_with_the_line_that_was_meant_and_changes_nothing() -
         await say(WEB)
         before = await exported(vipd)
         differing = {}
-        for line, hint in SLIPS.items():
+        for slip in SLIPS.replace("\n    ", "\0").splitlines():
+            line, hint = slip.split("\0")
             ended = await say(line)
             if ended.code == 0 or ended.stdout or f"; hint: {hint}" not in ended.stderr:
                 differing[line] = ended
@@ -339,54 +274,10 @@ def test_a_slip_is_answered_with_the_line_that_was_meant_and_changes_nothing() -
     conversation(story)
 
 
-WRONG = """
-add 10.96.0.10/udp
-add 10.96.0.10:53/upd
-add 10.96.0.300:53/udp
-add 10.96.0.10:53/udp 10.244.0.5@70000
-add 10.96.0.10:53/udp backend-1
-add 10.96.0.10:53/udp --affinity soon
-add 10.96.0.10:53/udp --fallback drop,10.0.0.1
-add 10.96.0.10:53/udp --masquerade sometimes
-add 10.96.0.10:53/udp --target 0
-add 10.96.0.10:53:5353/udp --target 5353
-add 10.96.0.10:53/udp,udp
-add 10.96.0.10:53:0/udp
-add 10.96.0.10,10.96.0.11
-add 10.96.0.10 -p 80 --target 81
-add 10.96.0.10:80/tcp -p 80
-add 10.96.0.10:53/udp --check htp:/x
-add 10.96.0.10:53/udp --check none:1
-add 10.96.0.10:53/udp --check http:
-add 10.96.0.10:53/udp --check "exec:/bin/sh -c 'x"
-add 10.96.0.10:53/udp --check '{type: tcp'
-add 10.96.0.10:53/udp {}
-add 10.96.0.10:53/udp --backup web
-set kube-system/kube-dns --weight 5
-set 10.96.0.10:53/udp --weight 5
-set /10.0.0.1 --weight 5
-set dns/10.0.0.1@2 --weight 5
-set dns/10.0.0.1 --weight 5 --affinity none
-set dns/10.0.0.1 --weight -1
-set dns/10.0.0.1 --weight 5 --backup true
-set dns/10.0.0.1 --backup true --address 10.0.0.9
-set dns --backup true
-set dns
-add-backend dns
-remove-backend dns 10.244.3.9@2
-rollback -1
-rollback x
-history 0
-remove web dns --confirm 60s
-apply
-events -n -1
-""".strip().splitlines()
-
-
 def test_wrong_usage_asks_nobody() -> None:
     async def story(_: Vipd, say: Say) -> None:
         differing = {}
-        for line in WRONG:
+        for line in WRONG.splitlines():
             ended = await say(f"--socket /nowhere {line}")
             if (ended.code, ended.stdout) != (2, ""):
                 differing[line] = ended

@@ -62,23 +62,22 @@ def one(rest: str) -> Service:
     return only(f"apiVersion: vipd/v1\nservices:\n  - address: 10.96.0.10\n    ports: 53/udp\n{rest}")
 
 
-@pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
-def test_every_fault_of_a_broken_declaration_is_told(path: Path) -> None:
-    told = "".join(f"{problem}\n" for problem in read(path).problems)
-    assert told == path.with_suffix(".expected").read_text()
-    assert told
-
-
-def test_each_broken_declaration_has_its_expectation() -> None:
+def test_every_fault_of_a_broken_declaration_is_told() -> None:
     assert len(BROKEN) >= 45
     assert {path.stem for path in BROKEN} == {p.stem for p in (HERE / "broken").glob("*.expected")}
+    differing = {}
+    for path in BROKEN:
+        told = "".join(f"{problem}\n" for problem in read(path).problems)
+        if not told or told != path.with_suffix(".expected").read_text():
+            differing[path.name] = told
+    assert differing == {}
 
 
-@pytest.mark.parametrize("path", VALID, ids=lambda path: path.name)
-def test_valid_declarations_have_no_problem_and_survive_formatting(path: Path) -> None:
-    declaration = read(path)
-    assert declaration.problems == ()
-    assert declare(written(declaration.services), "again").services == declaration.services
+def test_valid_declarations_have_no_problem_and_survive_formatting() -> None:
+    for path in VALID:
+        declaration = read(path)
+        assert (path.name, declaration.problems) == (path.name, ())
+        assert declare(written(declaration.services)).services == declaration.services, path.name
 
 
 def test_a_short_spelling_is_the_same_as_the_long_one() -> None:

@@ -19,7 +19,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.api.specs import routes
+from tests.docs.markdown import described_requests
 from tests.faults.test_broken_declarations import InstrumentedDaemon
 from tests.fleet.network import HUB, FleetLab
 from tests.fuzz.hostile import Hostile
@@ -239,6 +239,15 @@ def _resident(daemon: InstrumentedDaemon) -> int:
     return next(int(line.split()[1]) * 1024 for line in daemon.memory() if line.startswith("VmRSS"))
 
 
+def every_route() -> list[str]:
+    """Every request of the API that is described."""
+    found = {
+        f"{method} {re.sub('[A-Z]+', lambda m: f'{{{m[0].lower()}}}', path)}"
+        for method, path in described_requests()
+    }
+    return sorted(found)
+
+
 @pytest.fixture
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetLab]:
     with FleetLab(tmp_path_factory.mktemp("fuzz"), 1) as made:
@@ -247,7 +256,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetLab]:
 
 @pytest.mark.timeout(SECONDS * 3 + 300)
 def test_nothing_that_others_write_brings_it_down(lab: FleetLab, capsys: pytest.CaptureFixture[str]) -> None:
-    hostile = Hostile(SEED, [f"{method} {path}" for method, path in routes()])
+    hostile = Hostile(SEED, every_route())
     settings = {
         "node_name": "h1",
         "etcd": {"endpoints": list(lab.etcd.urls), "timeout": "20s"},

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import vipd
 from tests.cli.conftest import Vipctl, vipctl
 from tests.cli.manual.conftest import NEW_YEAR, ROOT
 from tests.docs.commands import calls_of_ours, fault_of
 from tests.docs.markdown import Block as Fence
 from tests.lab.inside import declare
-import vipd
 
 __all__ = ["vipctl"]
 
@@ -65,6 +65,7 @@ def test_a_page_fits_eighty_columns_and_has_what_is_looked_for(made: Path) -> No
         page = made / "man" / name
         assert [line for line in shown(page).splitlines() if len(line) > 80] == []
         source = page.read_text()
+        assert "--" not in source, "a reader of roff may show another character for a bare hyphen"
         wanted = {*SECTIONS, *(OF_PROGRAMS if name in ("vipd.8", "vipctl.1") else ())}
         assert wanted <= set(re.findall(r"^\.SH (.*)$", source, re.MULTILINE)), name
         below = source.partition('.SH "SEE ALSO"')[2].replace("\\-", "-")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,20 @@ FILES = [
     *sorted((ROOT / "examples").glob("[!p]*.yaml")),
     ONE_OF_EACH / "services.yaml",
 ]
-IN_PAGES = {str(block): declaration_text(block) for block in YAML if not is_settings(block)}
-GOOD = {
-    **{name_of(path): path.read_text(encoding="utf-8") for path in FILES},
-    **{name: text for name, text in IN_PAGES.items() if not declare(text, name).problems},
-}
-BROKEN = {
-    **{
+
+
+@cache
+def declarations() -> tuple[dict[str, str], dict[str, str]]:
+    """The good ones and the broken ones, by name."""
+    in_pages = {str(block): declaration_text(block) for block in YAML if not is_settings(block)}
+    good = {name_of(path): path.read_text(encoding="utf-8") for path in FILES}
+    good |= {name: text for name, text in in_pages.items() if not declare(text).problems}
+    broken = {
         path.name: path.read_bytes().decode("utf-8", "surrogateescape")
         for path in sorted((ROOT / "tests/declaration/broken").glob("*.yaml"))
-    },
-    **{name: text for name, text in IN_PAGES.items() if name not in GOOD},
-}
+    }
+    return good, broken | {name: text for name, text in in_pages.items() if name not in good}
+
 
 BEYOND_A_SCHEMA = {
     r"already (is|belongs|taken|said|on line)|is already|stands already": "it compares two places of a file",
@@ -140,7 +143,7 @@ def reason_for(problem: Problem) -> str:
 
 
 def test_a_good_declaration_is_taken() -> None:
-    for name, text in GOOD.items():
+    for name, text in declarations()[0].items():
         assert (name, declare(text).problems, faults(DECLARED, text)) == (name, (), [])
 
 
@@ -153,7 +156,7 @@ def test_what_vipd_writes_is_taken(service: Service) -> None:
 def test_a_bad_declaration_is_refused_at_the_same_places() -> None:
     wrong: dict[str, object] = {}
     needless = set(BEYOND_A_SCHEMA)
-    for name, text in BROKEN.items():
+    for name, text in declarations()[1].items():
         problems = declare(text, "broken.yaml").problems
         needless -= {rule for rule in needless if any(re.search(rule, each.what) for each in problems)}
         try:

@@ -43,9 +43,12 @@ def test_the_documentation_of_keys_has_the_words_of_the_schema() -> None:
         if "properties" in part
     }
     described = set()
+    nothing: dict[str, Any] = {}
     for heading in headings():
         table = {first.strip("`"): rest for first, *rest in rows(DOCS / "declaration.md", heading)}
-        (name, keys) = next(((n, keys) for n, keys in mappings.items() if set(table) == set(keys)), ("", {}))
+        (name, keys) = next(
+            ((n, keys) for n, keys in mappings.items() if set(table) == set(keys)), ("", nothing)
+        )
         for key, cells in table.items() if name else ():
             meaning = plain(cells[-1])
             assert keys[key]["description"].startswith(meaning), f"docs/declaration.md, {heading}: {key}"

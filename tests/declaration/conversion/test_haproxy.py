@@ -224,9 +224,8 @@ def test_named_defaults() -> None:
     assert noted(found)[-1] == (10, "listen y")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_each_line_without_a_counterpart_is_named() -> None:
+    for line in (
         "balance first",
         "balance url_param id",
         "maxconn 100",
@@ -258,29 +257,24 @@ def test_named_defaults() -> None:
         "server b2 10.244.0.12:80 weight 70000",
         "server b2 10.244.0.12:80 unheard-of",
         "new-keyword x",
-    ],
-)
-def test_each_line_without_a_counterpart_is_named(line: str) -> None:
-    found = convert(listen(line))
-    assert {number for number, _ in lost(found)} == {3}
-    assert [each.name for each in found.services] == ["web"]
+    ):
+        found = convert(listen(line))
+        assert {number for number, _ in lost(found)} == {3}, line
+        assert [each.name for each in found.services] == ["web"], line
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_a_line_without_effect_on_services_is_a_note() -> None:
+    for line in (
         "timeout client 50s",
         "log global",
         "option tcplog",
         "no option dontlognull",
         "retries 3",
         "errorfile 400 x",
-    ],
-)
-def test_a_line_without_effect_on_services_is_a_note(line: str) -> None:
-    found = convert(listen(line))
-    assert lost(found) == []
-    assert 3 in [number for number, _ in noted(found)]
+    ):
+        found = convert(listen(line))
+        assert lost(found) == [], line
+        assert 3 in [number for number, _ in noted(found)], line
 
 
 def test_a_frontend_that_chooses_by_content_goes_to_its_default() -> None:

@@ -197,9 +197,8 @@ def test_ipv6_and_the_port_of_the_virtual_server() -> None:
     assert (service.balance, service.ports) == (Balance.SOURCE_HASH, (ServicePort(53, Protocol.UDP),))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_each_setting_without_a_counterpart_is_named() -> None:
+    for line in (
         "lvs_sched sed",
         "sh-port",
         "lb_kind DR",
@@ -212,13 +211,11 @@ def test_ipv6_and_the_port_of_the_virtual_server() -> None:
         "@main protocol UDP",
         "$PORT=80",
         "new_setting 1",
-    ],
-)
-def test_each_setting_without_a_counterpart_is_named(line: str) -> None:
-    text = virtual(line).replace("lb_algo wrr\n", "" if "sched" in line else "lb_algo wrr\n")
-    found = convert(text)
-    assert [number for number, _ in lost(found)] in ([2], [3])
-    assert len(found.services) == 1
+    ):
+        text = virtual(line).replace("lb_algo wrr\n", "" if "sched" in line else "lb_algo wrr\n")
+        found = convert(text)
+        assert [number for number, _ in lost(found)] in ([2], [3]), line
+        assert len(found.services) == 1, line
 
 
 def test_the_upper_threshold_is_max_connections() -> None:
@@ -227,9 +224,8 @@ def test_the_upper_threshold_is_max_connections() -> None:
     assert [b.max_connections for b in found.services[0].backends][-1] == 100
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_each_setting_of_a_server_without_a_counterpart_is_named() -> None:
+    for line in (
         "notify_down /usr/local/bin/down",
         "uthreshold many",
         "lvs_method TUN",
@@ -241,12 +237,10 @@ def test_the_upper_threshold_is_max_connections() -> None:
         "HTTP_GET { url { digest 640205b7b0fc66c1ea91c463fac6334d } }",
         'MISC_CHECK { misc_path "check | grep ok" }',
         "MISC_CHECK { misc_path /bin/check\nmisc_dynamic }",
-    ],
-)
-def test_each_setting_of_a_server_without_a_counterpart_is_named(line: str) -> None:
-    found = convert(virtual(server=line))
-    assert [number for number, _ in lost(found)] in ([6], [7])
-    assert len(found.services) == 1
+    ):
+        found = convert(virtual(server=line))
+        assert [number for number, _ in lost(found)] in ([6], [7]), line
+        assert len(found.services) == 1, line
 
 
 def test_further_checks_of_a_server_are_named() -> None:

@@ -123,9 +123,8 @@ def test_passive_checks_by_default_are_a_note() -> None:
     assert "upstream web" not in [what for _, what in noted(convert(server("health_check;", two)))]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_each_directive_without_a_counterpart_is_named() -> None:
+    for line in (
         "allow 10.0.0.0/8;",
         "proxy_download_rate 1m;",
         "ssl_preread on;",
@@ -140,17 +139,14 @@ def test_passive_checks_by_default_are_a_note() -> None:
         "listen 10.96.0.11:443 proxy_protocol;",
         "listen unix:/run/a;",
         "listen 10.96.0.11:99999;",
-    ],
-)
-def test_each_directive_without_a_counterpart_is_named(line: str) -> None:
-    found = convert(server(line))
-    assert {number for number, _ in lost(found)} == {2}
-    assert [each.name for each in found.services] == ["web"]
+    ):
+        found = convert(server(line))
+        assert {number for number, _ in lost(found)} == {2}, line
+        assert [each.name for each in found.services] == ["web"], line
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_each_part_of_an_upstream_without_a_counterpart_is_named() -> None:
+    for line in (
         "random two least_conn;",
         "hash $remote_addr$remote_port;",
         "hash $ssl_preread_server_name;",
@@ -166,12 +162,13 @@ def test_each_directive_without_a_counterpart_is_named(line: str) -> None:
         "server 10.244.0.12:80 max_fails=3 fail_timeout=10s;",
         "server 10.244.0.12:80 unheard_of=1;",
         "include servers.conf;",
-    ],
-)
-def test_each_part_of_an_upstream_without_a_counterpart_is_named(line: str) -> None:
-    found = convert(server(upstream=line))
-    assert {number for number, _ in lost(found)} == {4}
-    assert Backend("10.244.0.11") in found.services[0].backends or found.services[0].backends[-1].port == 8080
+    ):
+        found = convert(server(upstream=line))
+        assert {number for number, _ in lost(found)} == {4}, line
+        assert (
+            Backend("10.244.0.11") in found.services[0].backends
+            or found.services[0].backends[-1].port == 8080
+        ), line
 
 
 @pytest.mark.parametrize("line", ["proxy_ssl on;", "proxy_protocol on;"])

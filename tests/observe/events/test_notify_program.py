@@ -181,7 +181,7 @@ def test_one_that_hangs_is_killed_with_its_children_and_the_next_event_is_passed
         await vipd.until(lambda: [event["event"] for event in script.seen()] == ["reloaded"])
 
     def prepare(vipd: Vipd) -> None:
-        vipd.state_dir.mkdir()
+        vipd.state_dir.mkdir(exist_ok=True)
         vipd.declare(block("10.96.0.10", "web", "10.244.0.11"))
 
     running(story, prepare, notify=[str(script.path)])
@@ -202,4 +202,4 @@ def test_the_warning_of_dropped_events_ends_after_an_hour(script: Script) -> Non
         await asyncio.sleep(2)
         assert await dropped() == []
 
-    running(story, lambda vipd: vipd.state_dir.mkdir(), simulated=True, notify=["/bin/true"])
+    running(story, lambda vipd: vipd.state_dir.mkdir(exist_ok=True), simulated=True, notify=["/bin/true"])
