@@ -20,33 +20,31 @@ from vipd.model.text import display_width, lines
 
 EVIL = "\x1b[2J\x1b]0;x\x07\x9b31m\u202e\x7f\r\nFORGED\x0b\u2028FORGED\U0001f600日本"
 OWN_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-VALUES = set(
-    [
-        "owner",
-        "path",
-        "message",
-        "reason",
-        "by",
-        "cause",
-        "location",
-        "what",
-        "why",
-        "hint",
-        "fault",
-        "ipv4",
-        "unit",
-        "stored",
-        "chain",
-        "refusal",
-        "version",
-        "endpoint",
-        "summary",
-        "prefix",
-        "serves",
-        "diff",
-        "at",
-    ]
-)
+VALUES = {
+    "owner",
+    "path",
+    "message",
+    "reason",
+    "by",
+    "cause",
+    "location",
+    "what",
+    "why",
+    "hint",
+    "fault",
+    "ipv4",
+    "unit",
+    "stored",
+    "chain",
+    "refusal",
+    "version",
+    "endpoint",
+    "summary",
+    "prefix",
+    "serves",
+    "diff",
+    "at",
+}
 """Keys of the API's answers whose text somebody else may have written, and some more."""
 LISTS = {"problems", "warnings", "rejected", "held", "keys", "services", "notes"}
 
