@@ -729,7 +729,7 @@ def _read_record(path: Path) -> tuple[_Identity | None, tuple[str, ...]]:
         device, inode = record["directory"]
         held = tuple(name for name in record["held"] if isinstance(name, str))
         return (int(device), int(inode)), held
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None, ()
 
 
