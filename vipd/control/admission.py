@@ -112,7 +112,9 @@ def _admitted(unit: Unit, policy: AddressPolicy, before: _Admitted | None) -> _A
         unchanged = {id(s) for s in unit.candidate.services if serving.get(s.name) == s}
         candidate = admit(unit.candidate, policy, passed_policy | unchanged, serving)
         known = frozenset(map(id, unit.candidate.services)) if candidate is unit.candidate else frozenset()
-    return _Admitted(unit, Unit(candidate, accepted), known, known.union(map(id, allowed)))
+    return _Admitted(
+        unit, replace(unit, candidate=candidate, accepted=accepted), known, known.union(map(id, allowed))
+    )
 
 
 class Admission:
