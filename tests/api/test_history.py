@@ -8,7 +8,7 @@ import pytest
 
 from tests.api.serving import DNS, WEB, Answer, Api, served
 from tests.model.samples import block
-from tests.sources.test_history import Machine, full_disk
+from tests.sources.store_machine import Machine, full_disk
 from vipd.api.peers import Peer, Permission
 from vipd.sources import history
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.lab.simulated_time import simulate
-from tests.sources.test_history import START, A, B, full_disk, holding
+from tests.sources.store_machine import START, A, B, full_disk, holding
 from vipd.control.background_tasks import collect_garbage, save_ended_overrides, take_back_unconfirmed
 from vipd.host.supervisor import Supervisor, Work
 from vipd.sources.confirmation import Clocks

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.sources.services_directory import ServicesDirectory
+from tests.lab.node import Node
+from tests.sources.host import Host, namespace
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    """One namespace for a file's tests."""
+    with namespace() as made:
+        yield made
 
 
 @pytest.fixture
-def services_dir(tmp_path: Path) -> ServicesDirectory:
-    """An empty services.d."""
-    return ServicesDirectory(tmp_path)
+def host(node: Node) -> Iterator[Host]:
+    """A vipd that knows nothing yet, and runs."""
+    with Host(node) as running:
+        yield running

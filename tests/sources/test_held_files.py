@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.lab.node import Node
 from tests.model.samples import HEAD, block
-from tests.sources.services_directory import GOOD, OTHER, ServicesDirectory
-from vipd.control.catalog import merge
-from vipd.sources import files
+from tests.sources.host import GONE, GOOD, OTHER, Host
+
+pytestmark = pytest.mark.root
 
 SECOND = GOOD + "\n" + block("10.96.0.12", "ntp", "10.244.0.7")
 BLANKS = (
@@ -30,231 +30,207 @@ BLANKS = (
 
 
 @pytest.fixture
-def pair(services_dir: ServicesDirectory) -> ServicesDirectory:
+def pair(host: Host) -> Host:
     """Two files, accepted."""
-    services_dir.write("a.yaml", GOOD)
-    services_dir.write("b.yaml", OTHER)
-    assert services_dir.step() == {"dns", "web"}
-    return services_dir
+    host.put("a.yaml", GOOD)
+    host.put("b.yaml", OTHER)
+    assert host.step() == {"dns", "web"}
+    return host
 
 
-def remove_all(services_dir: ServicesDirectory) -> None:
-    """Every file at once."""
-    for path in list(services_dir.directory.iterdir()):
-        path.unlink()
-
-
-@pytest.mark.parametrize("text", BLANKS, ids=repr)
-def test_a_file_that_says_nothing_more_is_held_also_over_a_restart(
-    services_dir: ServicesDirectory, text: str
-) -> None:
-    services_dir.write("a.yaml", SECOND)
-    services_dir.step()
-    services_dir.write("a.yaml", text)
-    for _ in range(2):
-        assert services_dir.step() == {"dns", "ntp"}
-        assert "a.yaml" in services_dir.problems()
-        services_dir.restart()
-    if "\0" not in text:
-        assert (
-            "2 services of its last good version serve on" in services_dir.problems() or services_dir.step()
+def test_a_file_that_says_nothing_more_is_held_also_over_a_restart(host: Host) -> None:
+    every = {f"{letter}{number}" for letter in "ab" for number in range(len(BLANKS))}
+    for number in range(len(BLANKS)):
+        two = (
+            block(f"10.96.{n}.{number}", f"{letter}{number}", "10.244.0.5") for n, letter in enumerate("ab")
         )
-        assert "services: []" in services_dir.problems()
-    services_dir.write("a.yaml", OTHER)
-    assert services_dir.step() == {"web"}
-    assert services_dir.problems() == ""
-    assert services_dir.source.held() == {}
+        host.put(f"{number}.yaml", HEAD + "".join(two))
+    assert host.step() == every
+    for number, text in enumerate(BLANKS):
+        host.put(f"{number}.yaml", text)
+    for _ in range(2):
+        assert host.step() == every
+        problems = host.problems()
+        for number, text in enumerate(BLANKS):
+            (problem,) = (p for p in problems if f"/{number}.yaml" in p)
+            if "\0" not in text:
+                assert "2 services of its last good version serve on" in problem
+                assert "services: []" in problem
+        host.restart()
+    host.put("0.yaml", OTHER)
+    assert host.step() == every - {"a0", "b0"} | {"web"}
+    assert not [p for p in host.problems() if "/0.yaml" in p]
 
 
 @pytest.mark.parametrize("way", ["services: []", "rm", "accept-removal"])
-def test_the_ways_to_really_remove(services_dir: ServicesDirectory, way: str) -> None:
-    path = services_dir.write("a.yaml", GOOD)
-    services_dir.step()
-    services_dir.write("a.yaml", "")
-    assert services_dir.step() == {"dns"}
-    assert services_dir.source.held() == {f"file:{path}": "its file is empty"}
+def test_the_ways_to_really_remove(host: Host, way: str) -> None:
+    path = host.put("a.yaml", GOOD)
+    host.step()
+    host.put("a.yaml", "")
+    assert host.step() == {"dns"}
+    assert host.service("dns")["status"]["message"].startswith("held: its file is empty")
     if way == "rm":
         path.unlink()
     elif way == "accept-removal":
-        assert services_dir.source.accept_removal() == (str(path),)
+        assert host.accept_removal()["files"] == [str(path)]
     else:
-        services_dir.write("a.yaml", HEAD.replace("services:", way))
+        host.put("a.yaml", HEAD.replace("services:", way))
     for _ in range(2):
-        assert services_dir.step() == set()
-        assert services_dir.problems() == ""
-        assert services_dir.source.faults() == ()
-        services_dir.restart()
+        assert host.step() == set()
+        assert host.problems() == []
+        host.restart()
 
 
-def test_a_file_that_never_had_services_may_be_empty(services_dir: ServicesDirectory) -> None:
-    services_dir.write("a.yaml", "")
-    assert services_dir.step() == set()
-    assert services_dir.problems() == ""
-
-
-def test_files_that_vanish_together_are_held_until_it_is_said(pair: ServicesDirectory) -> None:
-    remove_all(pair)
+def test_files_that_vanish_together_are_held_until_it_is_said(pair: Host) -> None:
+    pair.remove()
     for _ in range(2):
         assert pair.step() == {"dns", "web"}
-        (fault,) = pair.source.faults()
-        assert "2 files are gone, and their services go on serving" in fault
-        assert "(a.yaml, b.yaml); hint: put back what is missing, or vipctl accept-removal" in fault
-        pair.restart()
-    pair.step()
-    assert set(pair.source.held().values()) == {"its file is gone"}
-    assert pair.source.accept_removal() == tuple(str(pair.directory / n) for n in ("a.yaml", "b.yaml"))
+        (problem,) = pair.problems()
+        assert f"2 files are gone, and their services {GONE}" in problem
+        assert "(a.yaml, b.yaml); hint: put back what is missing, or vipctl accept-removal" in problem
+        pair.crash()
+    assert pair.service("web")["status"]["message"].startswith("held: its file is gone")
+    assert pair.accept_removal()["files"] == [str(pair.services_dir / n) for n in ("a.yaml", "b.yaml")]
     for _ in range(2):
         assert pair.step() == set()
-        assert pair.source.faults() == ()
+        assert pair.problems() == []
         pair.restart()
 
 
-def test_files_that_vanish_one_after_the_other_within_seconds_vanish_together(
-    pair: ServicesDirectory,
-) -> None:
-    (pair.directory / "a.yaml").unlink()
+def test_files_that_vanish_one_after_the_other_within_seconds_vanish_together(pair: Host) -> None:
+    pair.remove("a.yaml")
     assert pair.step() == {"web"}
-    (pair.directory / "b.yaml").unlink()
+    pair.remove("b.yaml")
     assert pair.step() == {"dns", "web"}
     pair.restart()
     assert pair.step() == {"dns", "web"}
 
 
-def test_a_file_that_came_and_went_does_not_bring_back_the_one_before_it(
-    services_dir: ServicesDirectory,
-) -> None:
-    for name, text in (("a.yaml", GOOD), ("b.yaml", OTHER)):
-        services_dir.write(name, text)
-        assert len(services_dir.step()) == 1
-        (services_dir.directory / name).unlink()
-        assert services_dir.step() == set()
-    assert services_dir.source.faults() == ()
-
-
-def test_the_last_file_is_removed_when_the_others_went_long_ago(
-    pair: ServicesDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (pair.directory / "a.yaml").unlink()
+@pytest.mark.slow
+def test_the_last_file_is_removed_when_the_others_went_long_ago(pair: Host) -> None:
+    pair.remove("a.yaml")
     assert pair.step() == {"web"}
-    later = time.monotonic() + 11
-    monkeypatch.setattr("vipd.sources.files.time.monotonic", lambda: later)
-    (pair.directory / "b.yaml").unlink()
+    ten_seconds_later = time.monotonic() + 10.5
+    while time.monotonic() < ten_seconds_later:
+        time.sleep(0.5)
+    pair.remove("b.yaml")
     assert pair.step() == set()
-    assert pair.source.faults() == ()
+    assert pair.problems() == []
 
 
-def test_one_of_several_files_is_removed_as_ever(pair: ServicesDirectory) -> None:
-    (pair.directory / "a.yaml").unlink()
-    for _ in range(2):
-        assert pair.step() == {"web"}
-        assert pair.source.faults() == ()
-        pair.restart()
+def test_a_file_that_came_and_went_does_not_bring_back_the_one_before_it(host: Host) -> None:
+    for name, text in (("a.yaml", GOOD), ("b.yaml", OTHER)):
+        host.put(name, text)
+        assert len(host.step()) == 1
+        host.remove(name)
+        assert host.step() == set()
+    assert host.problems() == []
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
 @pytest.mark.parametrize("way", ["other", "missing"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_directory_in_place_of_the_one_that_was_read_removes_nothing(
-    services_dir: ServicesDirectory, number: int, way: str, running: bool
+    host: Host, number: int, way: str, running: bool
 ) -> None:
     serving = {"dns"} if number == 1 else {"dns", "web"}
-    services_dir.write("a.yaml", GOOD)
+    host.put("a.yaml", GOOD)
     if number == 2:
-        services_dir.write("b.yaml", OTHER)
-    services_dir.step()
-    away = services_dir.directory.rename(services_dir.root / "away")
-    if way == "other":
-        services_dir.directory.mkdir()
+        host.put("b.yaml", OTHER)
+    host.step()
     if not running:
-        services_dir.restart()
-    assert services_dir.step() == serving
-    assert "go on serving" in services_dir.source.faults()[-1]
-    services_dir.restart()
-    assert services_dir.step() == serving
+        host.stop()
+    away = host.services_dir.rename(host.directory / "away")
     if way == "other":
-        services_dir.directory.rmdir()
-    away.rename(services_dir.directory)
-    assert services_dir.step() == serving
-    assert services_dir.source.faults() == ()
-    (services_dir.directory / "a.yaml").unlink()
-    assert services_dir.step() == serving - {"dns"}, "nothing is remembered against it"
+        host.services_dir.mkdir()
+    if not running:
+        host.start()
+    assert host.step() == serving
+    assert GONE in host.problems()[-1]
+    host.restart()
+    assert host.step() == serving
+    if way == "other":
+        host.services_dir.rmdir()
+    away.rename(host.services_dir)
+    assert host.step() == serving
+    assert host.problems() == []
+    host.remove("a.yaml")
+    assert host.step() == serving - {"dns"}, "nothing is remembered against it"
 
 
-def test_what_another_file_declares_is_held_no_longer(pair: ServicesDirectory) -> None:
+def test_what_another_file_declares_is_held_no_longer(pair: Host) -> None:
     """All files are renamed, or merged into one: what serves is what they say now."""
-    remove_all(pair)
-    pair.write("c.yaml", GOOD.replace("10.244.0.5", "10.244.0.9"))
+    pair.remove()
+    pair.put("c.yaml", GOOD.replace("10.244.0.5", "10.244.0.9"))
     assert pair.step() == {"dns", "web"}
-    assert pair.problems() == ""
-    services = merge(pair.source.units()).services
-    assert [str(b) for b in services["dns"].backends] == ["10.244.0.9"]
-    assert "1 file is gone" in pair.source.faults()[0]
-    assert "b.yaml" in pair.source.faults()[0]
-    (pair.directory / "c.yaml").unlink()
+    assert pair.backends()["dns"] == ["10.244.0.9"]
+    (problem,) = pair.problems()
+    assert "1 file is gone" in problem
+    assert "b.yaml" in problem
+    pair.remove("c.yaml")
     pair.step()
-    assert [str(b) for b in merge(pair.source.units()).services["dns"].backends] == ["10.244.0.9"]
+    assert pair.backends()["dns"] == ["10.244.0.9"]
 
 
-def test_a_held_file_that_returns_serves_as_it_is_and_the_other_stays_held(pair: ServicesDirectory) -> None:
-    remove_all(pair)
+def test_a_held_file_that_returns_serves_as_it_is_and_the_other_stays_held(pair: Host) -> None:
+    pair.remove()
     assert pair.step() == {"dns", "web"}
-    pair.write("a.yaml", SECOND)
+    pair.put("a.yaml", SECOND)
     for _ in range(2):
         assert pair.step() == {"dns", "ntp", "web"}
-        assert "1 file is gone" in pair.source.faults()[0]
+        assert "1 file is gone" in pair.problems()[0]
         pair.restart()
 
 
-def test_a_source_on_another_directory_knows_nothing_of_the_files_of_the_last(
-    pair: ServicesDirectory, tmp_path: Path
+def test_another_directory_in_the_settings_knows_nothing_of_the_files_of_the_last(
+    pair: Host, tmp_path: Path
 ) -> None:
-    pair.directory = tmp_path / "elsewhere"
-    pair.directory.mkdir()
-    pair.restart()
-    pair.write("c.yaml", SECOND)
+    pair.stop()
+    pair.config.write_text(pair.config.read_text().replace(str(pair.services_dir), str(tmp_path)))
+    pair.services_dir = tmp_path
+    pair.put("c.yaml", SECOND)
+    pair.start()
     assert pair.step() == {"dns", "ntp"}
-    assert pair.source.faults() == ()
-
-
-def test_a_damaged_record_is_of_no_use_and_no_hindrance(pair: ServicesDirectory) -> None:
-    (record,) = pair.kept.parent.glob("*.json")
-    assert json.loads(record.read_text())["held"] == []
-    record.write_text("[1")
-    pair.restart()
-    assert pair.step() == {"dns", "web"}
-    shutil.rmtree(pair.directory)
-    assert pair.step() == {"dns", "web"}
+    assert pair.problems() == []
 
 
 @pytest.mark.parametrize("way", ["truncate", "rename"])
-def test_nothing_flaps_while_an_editor_writes(
-    services_dir: ServicesDirectory, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    """The file is empty, half written or missing when it is read; its writer then finishes."""
-    path = services_dir.write("a.yaml", SECOND)
-    services_dir.step()
-    monkeypatch.setattr(files, "SETTLE_SECONDS", 60.0)
-    edited = SECOND.replace("10.244.0.7", "10.244.0.8")
-    for partial in ("", GOOD):
+def test_nothing_flaps_while_an_editor_writes(host: Host, way: str) -> None:
+    """The file is empty, half written or missing when it is read; its writer finishes a moment later."""
+    path = host.put("a.yaml", SECOND)
+    host.step()
+    for number, partial in enumerate(("", GOOD), 8):
+        edited = SECOND.replace("10.244.0.7", f"10.244.0.{number}")
         if way == "rename":
             path.unlink()
         else:
-            services_dir.write("a.yaml", partial)
-        monkeypatch.setattr("vipd.sources.files.time.sleep", lambda _: services_dir.write("a.yaml", edited))
-        assert services_dir.step() == {"dns", "ntp"}
-        assert services_dir.problems() == ""
-        assert str(merge(services_dir.source.units()).services["ntp"].backends[0]) == "10.244.0.8"
+            path.write_text(partial)
+        finishing = threading.Timer(0.1, path.write_text, (edited,))
+        finishing.start()
+        seen = [host.step() for _ in range(3)]
+        finishing.join()
+        assert seen == [{"dns", "ntp"}] * 3
+        host.step()
+        assert host.problems() == []
+        assert host.backends()["ntp"] == [f"10.244.0.{number}"]
 
 
-def test_a_file_that_is_always_written_holds_nobody_up(
-    services_dir: ServicesDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    services_dir.write("a.yaml", SECOND)
-    services_dir.step()
-    pauses: list[float] = []
-    monkeypatch.setattr(files, "SETTLE_SECONDS", 60.0)
-    monkeypatch.setattr("vipd.sources.files.time.sleep", pauses.append)
-    services_dir.write("a.yaml", GOOD)
-    services_dir.write("b.yaml", OTHER)
-    assert services_dir.step() == {"dns", "web"}
-    assert len(pauses) == files.SETTLE_TRIES
+def test_a_file_that_is_always_written_holds_nobody_up(node: Node) -> None:
+    with Host(node) as host:
+        path = host.put("a.yaml", SECOND)
+        host.step()
+        ended = threading.Event()
+
+        def write() -> None:
+            while not ended.wait(0.02):
+                path.write_text(GOOD)
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        try:
+            host.put("b.yaml", OTHER)
+            host.wait_until(lambda: "web" in host.names(), True)
+        finally:
+            ended.set()
+            writing.join()
+        host.wait_until(host.names, {"dns", "web"})

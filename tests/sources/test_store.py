@@ -1,241 +1,261 @@
+"""What vipctl stores is there after a crash, whatever a service says, and a full disk loses none of it."""
+
 from __future__ import annotations
 
-import os
+import contextlib
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 
 from tests.declaration.strategies import PATIENT, services
 from tests.lab.examples import examples
-from tests.model.samples import HEAD, block, service
-from vipd.declaration.native import format_service, parse_declaration
-from vipd.model.service import Affinity, Backend, Masquerade, Origin, Protocol, Service, ServicePort
-from vipd.sources import store as store_module
-from vipd.sources.store import STORE_UNIT, StoreError, StoreSource
+from tests.lab.inside import Vipd, declare, running, written
+from tests.lab.node import Node
+from tests.sources.host import Host
+from vipd.model.service import Service
 
-RICH = Service(
-    "kube-system/kube-dns",
-    ("10.96.0.10", "fd00::10"),
-    (
-        ServicePort(53, Protocol.UDP, "dns"),
-        ServicePort(53, Protocol.TCP),
-        ServicePort(80, Protocol.TCP, "w", 81),
-    ),
-    (Backend("10.244.0.5", 5353, 3), Backend("fd01::5", weight=0), Backend("10.244.0.6")),
-    Affinity(90),
-    Masquerade.ALWAYS,
-    fallback=(Backend("10.244.9.9", 99, 7),),
-)
+pytestmark = pytest.mark.root
+
+A = {"name": "a", "address": "10.96.0.10", "ports": ["53/udp"], "backends": ["10.244.0.5"]}
+A2 = {**A, "backends": ["10.244.0.7"]}
+B = {"name": "b", "address": "10.96.0.11", "ports": ["53/udp"], "backends": ["10.244.0.6"]}
 
 
-def loaded(path: Path) -> StoreSource:
-    """A store that has read its file."""
-    store = StoreSource(path)
-    store.load()
-    return store
+def store(host: Host, *specs: dict[str, Any], confirm: int = 0) -> None:
+    """Have the store hold these services and no others."""
+    query = f"?confirm={confirm}" if confirm else ""
+    status, answer = host.ask("POST", f"apply{query}", {"services": list(specs), "prune": True})
+    assert (status, answer["applied"]) == (200, True), answer
 
 
-def test_what_is_saved_is_there_after_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "services.yaml"
-    saved = {s.name: s for s in (RICH, service("10.96.0.20:53/udp", "10.96.0.20"))}
-    loaded(path).save(saved)
-    assert dict(loaded(path).services) == saved
-    assert {s.origin.owner for s in loaded(path).services.values()} == {"cli"}
+def history(host: Host) -> list[dict[str, Any]]:
+    """The changes of the store, the oldest first."""
+    return list(reversed(host.get("history")["entries"]))
 
 
-def test_a_change_after_a_restart_formats_only_what_changed_whatever_characters_are_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "services.yaml"
-    paths = {"s1": "/health?a=1&b=*&c=R&D", "s2": "/health", "s3": "/a,&b"}
-    lines = [
-        f"  - {{name: {name}, address: 10.96.0.{name[1]}, ports: 80, backends: [10.244.0.5],"
-        f" check: {{type: http, path: '{probed}'}}}}\n"
-        for name, probed in paths.items()
+LACKING = ("exec", "/etc/ssl/own.pem", "l2")
+"""What the host of the tests has no program, no file and no etcd for."""
+
+
+def declared_services() -> list[Service]:
+    """Services of the language that such a host takes."""
+    declared: list[Service] = []
+
+    @settings(PATIENT, max_examples=examples(150))
+    @given(services())
+    def collect(service: Service) -> None:
+        if not any(word in written([service]) for word in LACKING):
+            declared.append(service)
+
+    collect()
+    return declared
+
+
+def test_every_service_of_the_language_and_its_history_survive_a_restart() -> None:
+    declared, stored = declared_services(), dict[int, Service]()
+
+    async def store_all(vipd: Vipd) -> None:
+        for service in declared:
+            body = {"services": yaml.safe_load(written([service]))["services"], "prune": True}
+            answer = await vipd.ask("POST", "/v1/apply", body)
+            if answer.status == 200 and answer.body["changed"]:
+                newest = (await vipd.ask("GET", "/v1/history")).body["entries"][0]
+                stored[newest["revision"]] = service
+
+    async def compare(vipd: Vipd) -> None:
+        assert vipd.kernel.names() == {stored[max(stored)].name}
+        differing = []
+        for revision, service in stored.items():
+            entry = (await vipd.ask("GET", f"/v1/history/{revision}")).body["entry"]
+            (after,) = (change["after"] for change in entry["services"] if change["name"] == service.name)
+            text = json.dumps({"apiVersion": "vipd/v1", "services": [after]})
+            if [replace(each, origin=service.origin) for each in declare(text).services] != [service]:
+                differing.append((after, service))
+        assert differing == []
+
+    allowing: dict[str, Any] = {
+        "dataplane": "nftables",
+        "announce_addresses": ["10.96.0.0/24", "fd00::/64"],
+    }
+    with TemporaryDirectory(prefix="vipd-") as directory:
+        running(store_all, root=Path(directory), **allowing)
+        assert len(stored) > len(declared) / 2 > 5
+        running(compare, root=Path(directory), **allowing)
+
+
+def test_each_change_is_an_entry_that_survives_a_crash(host: Host) -> None:
+    store(host, A)
+    store(host, A2, B)
+    store(host, A2, B)  # changes nothing
+    store(host, B)
+    entries = [(e["revision"], [(s["name"], s["action"]) for s in e["services"]]) for e in history(host)]
+    assert entries == [
+        (1, [("a", "created")]),
+        (2, [("a", "changed"), ("b", "created")]),
+        (3, [("a", "removed")]),
     ]
-    found = parse_declaration(f"{HEAD}{''.join(lines)}", "x", source="cli")
-    assert found.ok
-    saved = {each.name: replace(each, origin=Origin("cli")) for each in found.services}
-    loaded(path).save(saved)
-    store, formatted = loaded(path), list[str]()
-
-    def counting(each: Service) -> str:
-        formatted.append(each.name)
-        return format_service(each)
-
-    monkeypatch.setattr(store_module, "format_service", counting)
-    store.save({**store.services, "new": service("new", "10.96.0.9")})
-    assert set(formatted) == {"new", "s3"}, "only that of s3 might be an anchor of YAML"
-    assert dict(loaded(path).services) == {**saved, "new": service("new", "10.96.0.9")}
-
-
-def test_services_of_an_edited_file_that_refer_to_each_other_are_written_anew(tmp_path: Path) -> None:
-    path = tmp_path / "services.yaml"
-    loaded(path).save({name: service(name, f"10.96.0.{n}") for n, name in enumerate("abc", 1)})
-    first, second, third = path.read_text().split("    backends:\n      - 10.244.0.5\n")[:3]
-    values = ("&shared [10.244.0.5]", "*shared", "[10.244.0.5]")
-    path.write_text(
-        "".join(f"{text}    backends: {v}\n" for text, v in zip((first, second, third), values, strict=False))
-    )
-    store = loaded(path)
-    assert store.faults() == ()
-    kept = {name: each for name, each in store.services.items() if name != "a"}
-    assert len(kept) == 2
-    store.save(kept)
-    assert "shared" not in path.read_text()
-    assert dict(loaded(path).services) == kept
+    before = history(host)
+    host.crash()
+    assert history(host) == before
+    assert host.names() == {"b"}
+    a, b = host.get("history/2")["entry"]["services"]
+    assert (a["before"]["backends"], a["after"]["backends"]) == (["10.244.0.5"], ["10.244.0.7"])
+    assert (b["before"], b["after"]["backends"]) == (None, ["10.244.0.6"])
+    store(host, A, confirm=600)
+    assert host.ask("POST", "confirm")[0] == 200
+    host.crash()
+    assert host.get("history")["confirmation"] is None
+    assert host.names() == {"a"}, "what was confirmed stays"
+    store(host)
+    host.crash()
+    assert host.names() == set(), "an emptied store is a good one"
+    assert host.problems("store") == []
 
 
-@settings(PATIENT, max_examples=examples(40))  # each example syncs the disk
-@given(services())
-def test_every_service_of_the_language_survives_the_file(
-    tmp_path_factory: pytest.TempPathFactory, declared: Service
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "round-trip.yaml"
-    path.unlink(missing_ok=True)
-    loaded(path).save({declared.name: declared})
-    again = loaded(path)
-    assert again.faults() == ()
-    assert dict(again.services) == {declared.name: declared}
-    ((change, before, after),) = again.changes_in(again.history.entries[-1])
-    assert (change.name, before, after) == (declared.name, None, declared)
+def test_a_change_of_many_services_is_named_in_short(host: Host) -> None:
+    many = [{**A, "name": f"s{n}", "address": f"10.96.1.{n}", "backends": []} for n in range(150)]
+    store(host, *many)
+    (entry,) = history(host)
+    assert entry["actions"] == {"created": 150}
+    assert len(entry["services"]) == 100
+    assert "created s0, created s1, created s2 and 147 more services" in host.vipctl("history").stdout
 
 
-def test_an_emptied_store_is_a_good_file(tmp_path: Path) -> None:
-    path = tmp_path / "services.yaml"
-    store = loaded(path)
-    store.save({"a": service("a", "10.96.0.10")})
-    store.save({})
-    assert parse_declaration(path.read_text(), str(path)).ok
-    assert dict(loaded(path).services) == {}
+AS_ANOTHER = """
+import http.client, json, socket, sys
+connection = http.client.HTTPConnection("vipd")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect(sys.argv[1])
+connection.request("POST", "/v1/services", json.dumps({"service": json.loads(sys.argv[2])}))
+sys.exit(connection.getresponse().status != 200)
+"""
 
 
-def test_services_that_did_not_change_keep_their_identity(tmp_path: Path) -> None:
-    store = loaded(tmp_path / "services.yaml")
-    kept = service("a", "10.96.0.10")
-    store.save({"a": kept})
-    store.save({**store.services, "b": service("b", "10.96.0.11")})
-    assert store.services["a"] is kept
+def test_many_changes_of_one_user_leave_those_of_others(node: Node) -> None:
+    """A hundred changes are kept. Here the group `daemon`, 1, may change services."""
+    with Host(node, socket_group="daemon", admin_group="daemon") as host:
+        host.directory.chmod(0o755)
+        person = ["setpriv", "--reuid", "1234", "--regid", "1", "--clear-groups", "/usr/bin/python3"]
+        node.run(*person, "-c", AS_ANOTHER, str(host.socket), json.dumps(B))
+        for number in range(105):
+            store(host, B, {**A, "backends": [f"10.244.1.{number}"]})
+        entries = history(host)
+        assert [e["revision"] for e in entries] == [1, *range(8, 107)]
+        assert "1234" in entries[0]["by"]
+        (change,) = host.get("history/8")["entry"]["services"]
+        assert change["before"] is None, "what became one leads back to what was before the first of it"
+        host.crash()
+        assert history(host) == entries
+        host.ask("POST", "rollback", {"revision": 8})
+        assert host.backends()["a"] == ["10.244.1.6"]
+        host.ask("POST", "rollback", {"revision": 1})
+        assert host.names() == {"b"}
 
 
-@pytest.mark.parametrize(
-    "content", [b"\xff", b"apiVersion: vipd/v2\n", b"nonsense", (HEAD + "  - {address: x}\n").encode()]
-)
-def test_a_broken_file_is_never_written_over(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "services.yaml"
-    path.write_bytes(content)
-    store = loaded(path)
-    assert any(str(path) in fault for fault in store.faults())
-    with pytest.raises(StoreError, match="vipctl reload"):
-        store.save({"a": service("a", "10.96.0.10")})
-    assert path.read_bytes() == content
-    assert dict(store.services) == {}
+def test_what_is_accepted_outlives_a_crash_at_any_moment(host: Host) -> None:
+    """A change that was answered is there; of one that was not all is there, or nothing."""
+    accepted: set[str] = set()
+    for attempt in range(4):
+        running = threading.Event()
+
+        def add(attempt: int = attempt, running: threading.Event = running) -> None:
+            with contextlib.suppress(OSError, HTTPException):
+                for n in range(200):
+                    name = f"s{attempt}-{n}"
+                    if (
+                        host.ask(
+                            "POST",
+                            "services",
+                            {"service": {**A, "name": name, "address": f"10.96.{attempt}.{n}"}},
+                        )[0]
+                        == 200
+                    ):
+                        accepted.add(name)
+                    running.set()
+
+        adding = threading.Thread(target=add)
+        adding.start()
+        assert running.wait(60)
+        time.sleep(0.1 * attempt)
+        host.kill()
+        adding.join()
+        host.start()
+        told = {change["name"] for entry in history(host) for change in entry["services"]}
+        assert accepted <= host.names() == told
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_a_broken_file_is_one_problem_that_says_what_serves(tmp_path: Path, saved: bool) -> None:
-    path = tmp_path / "services.yaml"
-    if saved:
-        loaded(path).save({"a": service("a", "10.96.0.10")})
-    path.write_text("nonsense")
-    store = loaded(path)
-    (fault,) = store.faults()
-    assert fault.endswith("its last good copy goes on serving" if saved else "no good copy of it can be read")
-    assert store.has_good_copy is saved
-    assert set(store.services) == ({"a"} if saved else set())
+def test_a_crash_around_the_end_of_the_time_to_confirm_neither_keeps_nor_loses_anything(host: Host) -> None:
+    store(host, A)
+    store(host, A2, B, confirm=1)
+    end = time.monotonic() + 1
+    host.kill()
+    (host.directory / "log").write_text("")
+    while time.monotonic() < end:
+        time.sleep(0.05)
+    host.start()
+    assert "is taken back" in host.log
+    assert "2 services in the kernel" not in host.log, "what is over never serves again"
+    for moment in (-0.02, 0.0, 0.02):
+        store(host, A)
+        store(host, A2, B, confirm=1)
+        end = time.monotonic() + 1 + moment
+        while time.monotonic() < end:
+            time.sleep(0.005)
+        host.crash()
+        for _ in range(2):
+            host.wait_until(host.backends, {"a": ["10.244.0.5"]})
+            host.wait_until(lambda: history(host)[-1]["reason"].endswith("not confirmed within 1s"), True)
+            host.crash()
+        store(host, B)
+        host.crash()
+        assert host.backends() == {"b": ["10.244.0.6"]}
 
 
-def test_of_a_store_of_a_later_version_serves_what_is_understood(tmp_path: Path) -> None:
-    path = tmp_path / "services.yaml"
-    loaded(path).save({name: service(name, f"10.96.0.{n}") for n, name in enumerate("ab", 1)})
-    later = path.read_text() + "    later_key: 1\n"
-    for file in (path, path.with_name("services.yaml.last-good")):
-        file.write_text(later)
-    store = loaded(path)
-    (fault,) = store.faults()
-    assert "later_key" in fault
-    assert fault.endswith("the services without problems go on serving")
-    assert not store.has_good_copy, "to put it in place would help nothing"
-    assert set(store.services) == {"a"}
-    with pytest.raises(StoreError, match="vipctl reload"):
-        store.save({})
-    assert path.read_text() == later
+@contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """A file system of 512 KiB in the place of a directory. Yields the file that fills it."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k,mode=755", "tmpfs", str(path)], check=True)
+    try:
+        yield path / "filler"
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-def test_a_mended_file_is_read_at_the_next_reload(tmp_path: Path) -> None:
-    path = tmp_path / "services.yaml"
-    path.write_text("nonsense")
-    store = loaded(path)
-    store.reload()
-    assert store.faults()
-    path.write_text(HEAD + block("10.96.0.10", "dns", "10.244.0.5"))
-    store.reload()
-    assert store.faults() == ()
-    assert set(store.services) == {"dns"}
-    store.save({})
+def fill(filler: Path) -> None:
+    subprocess.run(["sh", "-c", 'cat /dev/zero > "$0" 2>/dev/null; true', str(filler)], check=True)
 
 
-def test_a_broken_file_moved_aside_leaves_an_empty_store(tmp_path: Path) -> None:
-    path = tmp_path / "services.yaml"
-    path.write_text("nonsense")
-    store = loaded(path)
-    path.rename(tmp_path / "aside")
-    store.reload()
-    store.save({"a": service("a", "10.96.0.10")})
-    assert set(loaded(path).services) == {"a"}
-
-
-def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "services.yaml"
-    store = loaded(path)
-    store.save({"a": service("a", "10.96.0.10")})
-    before = path.read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreError, match="No space left"):
-        store.save({})
-    assert path.read_bytes() == before
-    assert set(store.services) == {"a"}
-
-
-def test_the_store_is_one_unit_that_was_accepted_when_it_was_stored(tmp_path: Path) -> None:
-    store = loaded(tmp_path / "services.yaml")
-    store.save({"a": service("a", "10.96.0.10")})
-    assert set(store.units()) == {STORE_UNIT}
-    unit = store.units()[STORE_UNIT]
-    assert unit.accepted is unit.candidate
-
-
-def test_what_an_older_version_accepted_is_not_lost_to_a_later_rule(tmp_path: Path) -> None:
-    text = (
-        f"{HEAD}{block('10.96.0.1', 'a', '10.96.0.2')}{block('10.96.0.2', 'b', '10.244.0.5')}"
-        "  - {name: c, address: 10.96.0.3, ports: [53/udp], backends: ['10.96.0.3:54']}\n"
-    )
-    assert not parse_declaration(text, "x").ok
-    path = tmp_path / "services.yaml"
-    path.write_text(text)
-    store = StoreSource(path)
-    store.load()
-    assert store.faults() == ()
-    assert set(store.services) == {"a", "b", "c"}
-
-
-def test_what_a_check_can_no_longer_do_takes_no_service_away(tmp_path: Path) -> None:
-    text = (
-        f"{HEAD}  - {{name: a, address: 10.96.0.1, ports: [80], backends: [10.244.0.5],"
-        " check: {type: http, body: '(?=ok)ok'}}\n"
-        "  - {name: b, address: 10.96.0.2, ports: [{name: x, port: 53, protocol: udp}, {name: y, port: 80}],"
-        " backends: [{address: 10.244.0.5, ports: {x: 53}}], check: tcp}\n"
-    )
-    assert not parse_declaration(text, "x").ok
-    path = tmp_path / "services.yaml"
-    path.write_text(text)
-    store = StoreSource(path)
-    store.load()
-    assert store.faults() == ()
-    assert set(store.services) == {"a", "b"}
+def test_a_full_disk_neither_keeps_nor_confirms_an_unconfirmed_change(node: Node, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with small_disk(state) as filler, Host(node, state_dir=str(state)) as host:
+        store(host, A)
+        store(host, A2, B, confirm=2)
+        fill(filler)
+        status, answer = host.ask("POST", "confirm")
+        assert (status, "No space left" in str(answer)) == (500, True)
+        host.wait_until(host.backends, {"a": ["10.244.0.5"]})
+        assert "No space left" in str(host.status())
+        host.kill()
+        fill(filler)
+        host.start()
+        assert host.backends() == {"a": ["10.244.0.5"]}, "a restart takes it back again"
+        assert host.ask("POST", "services", {"service": B})[0] == 500
+        filler.unlink()
+        host.wait_until(lambda: history(host)[-1]["reason"], "takes back 2: not confirmed within 2s")
+        store(host, A, B)
+        host.crash()
+        assert host.names() == {"a", "b"}
+        assert len(history(host)) == 4

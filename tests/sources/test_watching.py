@@ -1,230 +1,139 @@
-"""The real watcher: every save is seen, whatever way it is made."""
+"""Every save is seen by itself, whatever way it is made, and none waits for the reading of another file."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
 
 import pytest
-import watchfiles
 
+from tests.lab.node import Node
 from tests.model.samples import HEAD, block
-from tests.sources.services_directory import GOOD, OTHER, ServicesDirectory, link_swap
-from vipd.control.catalog import merge
-from vipd.host.supervisor import Supervisor
-from vipd.sources.files import FileSource
+from tests.sources.host import GOOD, OTHER, Host, chown, link_swap
 
-SEEN_WITHIN_SECONDS = 60.0
+pytestmark = pytest.mark.root
 
 
-class Watching:
-    """A source whose changes are followed by scans, as the daemon does it."""
-
-    def __init__(self, services_dir: ServicesDirectory) -> None:
-        self._services_dir = services_dir
-
-    async def follow(self) -> None:
-        """Step at every change."""
-        async for _ in self._services_dir.source.changes():
-            self._services_dir.step()
-
-    async def see(self, *names: str) -> None:
-        """Return once just these services serve; AssertionError when that takes too long."""
-        end = asyncio.get_running_loop().time() + SEEN_WITHIN_SECONDS
-        while asyncio.get_running_loop().time() < end:
-            units = self._services_dir.source.units()
-            if set(merge(units).services) == set(names):
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError(
-            f"{set(names)} not seen; serving {set(merge(self._services_dir.source.units()).services)}"
-        )
+def named(name: str) -> str:
+    return HEAD + block("10.96.0.10", name, "10.244.0.5")
 
 
-@contextlib.asynccontextmanager
-async def watching(services_dir: ServicesDirectory) -> AsyncIterator[Watching]:
-    """The watcher at work; a moment is given to it to begin."""
-    watch = Watching(services_dir)
-    services_dir.step()
-    task = asyncio.create_task(Supervisor().run("watching files", watch.follow))
-    await asyncio.sleep(0.15)
-    try:
-        yield watch
-    finally:
-        if task.done():
-            task.result()
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+def sees(host: Host, *names: str) -> None:
+    """Wait until just these services serve."""
+    host.wait_until(host.names, set(names))
 
 
-def watched(services_dir: ServicesDirectory, story: Callable[[Watching], Awaitable[None]]) -> None:
-    """Run a story beside the watcher."""
-
-    async def run() -> None:
-        async with watching(services_dir) as watch:
-            await story(watch)
-
-    asyncio.run(run())
+def test_twenty_saves_by_rename_are_seen_one_after_the_other(host: Host) -> None:
+    for number in range(20):
+        host.put("a.yaml", named(f"s{number}"))
+        sees(host, f"s{number}")
 
 
-def named(number: int) -> str:
-    """A declaration whose service is called `sNUMBER`."""
-    return HEAD + block("10.96.0.10", f"s{number}", "10.244.0.5")
+def test_writes_in_place_new_files_and_deletions_are_seen(host: Host) -> None:
+    path = host.services_dir / "a.yaml"
+    path.write_text(GOOD)
+    sees(host, "dns")
+    with path.open("r+") as file:
+        file.truncate()
+        file.flush()
+        time.sleep(0.1)  # an editor that takes its time
+        file.write(OTHER)
+    sees(host, "web")
+    host.put("b.yaml", GOOD)
+    sees(host, "web", "dns")
+    path.rename(host.directory / "away.yaml")
+    sees(host, "dns")
+    host.remove("b.yaml")
+    sees(host, "web", "dns")  # all files together are gone within ten seconds
+    assert len(host.accept_removal()["files"]) == 2
+    sees(host)
 
 
-def test_each_of_twenty_saves_by_rename_is_seen(services_dir: ServicesDirectory) -> None:
-    async def story(watch: Watching) -> None:
-        for number in range(20):
-            services_dir.save("a.yaml", named(number))
-            await watch.see(f"s{number}")
-
-    watched(services_dir, story)
-
-
-def test_writes_in_place_new_files_and_deletions_are_seen(services_dir: ServicesDirectory) -> None:
-    async def story(watch: Watching) -> None:
-        services_dir.write("a.yaml", GOOD)
-        await watch.see("dns")
-        with (services_dir.directory / "a.yaml").open("r+") as file:
-            file.truncate()
-            file.flush()
-            await asyncio.sleep(0.1)
-            file.write(OTHER)
-        await watch.see("web")
-        services_dir.save("b.yaml", GOOD)
-        await watch.see("web", "dns")
-        (services_dir.directory / "a.yaml").rename(services_dir.root / "away.yaml")
-        await watch.see("dns")
-        (services_dir.directory / "b.yaml").unlink()
-        await watch.see("web", "dns")  # all files together are gone within ten seconds
-        assert len(services_dir.source.accept_removal()) == 2
-        await watch.see()
-
-    watched(services_dir, story)
+def test_a_swapped_link_inside_the_directory_is_seen(host: Host) -> None:
+    link_swap(host.services_dir, "v1", GOOD)
+    (host.services_dir / "a.yaml").symlink_to("..data/a.yaml")
+    sees(host, "dns")
+    for number, text in enumerate((OTHER, named("s3")), 2):
+        link_swap(host.services_dir, f"v{number}", text)
+        sees(host, "web" if number == 2 else "s3")
 
 
-def test_a_swapped_link_inside_the_directory_is_seen(services_dir: ServicesDirectory) -> None:
-    link_swap(services_dir, "v1", GOOD)
-    (services_dir.directory / "a.yaml").symlink_to("..data/a.yaml")
-
-    async def story(watch: Watching) -> None:
-        await watch.see("dns")
-        link_swap(services_dir, "v2", OTHER)
-        await watch.see("web")
-        link_swap(services_dir, "v3", named(3))
-        await watch.see("s3")
-
-    watched(services_dir, story)
-
-
-def test_a_directory_made_after_the_start_is_seen_with_every_later_save(
-    services_dir: ServicesDirectory,
-) -> None:
-    services_dir.directory.rmdir()
-    services_dir.source = FileSource(services_dir.directory / "deeper", services_dir.kept)
-
-    async def story(watch: Watching) -> None:
-        services_dir.directory.mkdir()
-        await asyncio.sleep(0.5)
-        services_dir.directory = services_dir.directory / "deeper"
-        services_dir.directory.mkdir()
-        await asyncio.sleep(0.5)
-        services_dir.save("a.yaml", GOOD)
-        await watch.see("dns")
-        services_dir.save("a.yaml", OTHER)
-        await watch.see("web")
-
-    watched(services_dir, story)
+def test_a_directory_made_after_the_start_is_seen_with_every_later_save(node: Node) -> None:
+    host = Host(node)
+    host.services_dir.rmdir()
+    host.config.write_text(host.config.read_text().replace("services.d", "services.d/deeper"))
+    with host:
+        host.services_dir.mkdir()
+        host.services_dir /= "deeper"
+        host.services_dir.mkdir()
+        for text, name in ((GOOD, "dns"), (OTHER, "web")):
+            host.put("a.yaml", text)
+            sees(host, name)
 
 
-def test_a_removed_directory_is_seen_when_it_comes_back(services_dir: ServicesDirectory) -> None:
-    services_dir.write("a.yaml", GOOD)
-
-    async def story(watch: Watching) -> None:
-        services_dir.directory.rename(services_dir.root / "away")
-        async with asyncio.timeout(SEEN_WITHIN_SECONDS):
-            while not services_dir.source.faults():  # noqa: ASYNC110 (what is waited for has no event)
-                await asyncio.sleep(0.01)
-        await watch.see("dns")
-        services_dir.directory.mkdir()
-        services_dir.save("a.yaml", OTHER)
-        await watch.see("web")
-        assert services_dir.source.faults() == ()
-        services_dir.save("a.yaml", GOOD)
-        await watch.see("dns")
-
-    watched(services_dir, story)
+def test_a_removed_directory_is_seen_when_it_comes_back(host: Host) -> None:
+    host.put("a.yaml", GOOD)
+    sees(host, "dns")
+    host.services_dir.rename(host.directory / "away")
+    host.wait_until(lambda: "there is no such directory" in str(host.problems()), True)
+    sees(host, "dns")
+    host.services_dir.mkdir()
+    host.put("a.yaml", OTHER)
+    sees(host, "web")
+    host.wait_until(host.problems, [])
+    host.put("a.yaml", GOOD)
+    sees(host, "dns")
 
 
-def test_a_directory_exchanged_for_another_is_seen(services_dir: ServicesDirectory) -> None:
-    services_dir.write("a.yaml", GOOD)
-
-    async def story(watch: Watching) -> None:
-        fresh = services_dir.root / "fresh"
-        fresh.mkdir()
-        (fresh / "a.yaml").write_text(OTHER)
-        services_dir.directory.rename(services_dir.root / "old")
-        fresh.rename(services_dir.directory)
-        await watch.see("web")
-        await asyncio.sleep(0.3)
-        services_dir.save("a.yaml", named(1))
-        await watch.see("s1")
-
-    watched(services_dir, story)
-
-
-def test_a_services_directory_that_is_a_link_is_followed_when_it_is_swapped(
-    services_dir: ServicesDirectory,
-) -> None:
-    services_dir.directory.rmdir()
+@pytest.mark.parametrize("linked", [False, True], ids=["renamed", "linked"])
+def test_a_directory_exchanged_for_another_is_seen_with_every_later_save(host: Host, *, linked: bool) -> None:
+    host.services_dir.rmdir()
     for version, text in (("v1", GOOD), ("v2", OTHER)):
-        (services_dir.root / version).mkdir()
-        (services_dir.root / version / "a.yaml").write_text(text)
-    services_dir.directory.symlink_to("v1")
-
-    async def story(watch: Watching) -> None:
-        await watch.see("dns")
-        (services_dir.root / "link").symlink_to("v2")
-        (services_dir.root / "link").rename(services_dir.directory)
-        await watch.see("web")
-
-    watched(services_dir, story)
-
-
-def test_a_save_between_the_first_scan_and_the_watch_is_seen(services_dir: ServicesDirectory) -> None:
-    async def story() -> None:
-        services_dir.step()
-        services_dir.save("a.yaml", GOOD)
-        watch = Watching(services_dir)
-        task = asyncio.create_task(Supervisor().run("watching files", watch.follow))
-        try:
-            await watch.see("dns")
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    asyncio.run(story())
+        (host.directory / version).mkdir()
+        (host.directory / version / "a.yaml").write_text(text)
+    if linked:
+        host.services_dir.symlink_to("v1")
+    else:
+        (host.directory / "v1").rename(host.services_dir)
+    sees(host, "dns")
+    if linked:
+        (host.directory / "link").symlink_to("v2")
+        (host.directory / "link").rename(host.services_dir)
+    else:
+        host.services_dir.rename(host.directory / "old")
+        (host.directory / "v2").rename(host.services_dir)
+    sees(host, "web")
+    host.put("a.yaml", named("s1"))
+    sees(host, "s1")
 
 
-def test_a_watch_that_breaks_does_not_end_the_watching(
-    services_dir: ServicesDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = watchfiles.awatch, []
+def test_a_save_while_vipd_starts_is_seen(node: Node) -> None:
+    for number in range(5):
+        with Host(node) as host:
+            host.stop()
+            host.start()
+            host.put("a.yaml", named(f"s{number}"))
+            sees(host, f"s{number}")
 
-    def flaky(*args: object, **kwargs: object) -> object:
-        calls.append(args)
-        if len(calls) == 1:
-            raise OSError(28, "OS file watch limit reached")
-        return real(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
 
-    monkeypatch.setattr(watchfiles, "awatch", flaky)
+MANY = 4000
+LARGE = HEAD + "".join(block(f"10.97.{n >> 8}.{n & 255}", f"s{n}", "10.244.0.5") for n in range(MANY))
 
-    async def story(watch: Watching) -> None:
-        await asyncio.sleep(1.0)
-        services_dir.save("a.yaml", GOOD)
-        await watch.see("dns")
 
-    watched(services_dir, story)
+def test_what_takes_long_to_read_delays_the_change_of_no_other_author(host: Host) -> None:
+    """Three files of one author are saved before another's and come first by name. They are bad, so that
+    nobody waits for the kernel."""
+    for save in range(3):
+        for number in range(3):
+            chown(host.put(f"{number}.yaml", f"{LARGE}  - {{name: bad, bad{save}: 1}}\n"), 1234)
+        host.put("z.yaml", named(f"z{save}"))
+        seen = ""
+
+        def served(save: int = save) -> bool:
+            nonlocal seen
+            seen = str(host.problems())
+            return f"z{save}" in host.names()
+
+        host.wait_until(served, True)
+        assert f"bad{save}" not in seen, "it was read before"
+        host.wait_until(lambda save=save: str(host.problems()).count(f"bad{save}"), 3)  # type: ignore[misc]
+    assert host.names() == {"z2"}
