@@ -1,25 +1,16 @@
-"""A source that follows a real etcd, with as much of the daemon around it as tells it what serves."""
+"""A vipd in this process that follows an etcd, as a test asks what it serves."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
-from vipd.control.catalog import merge
-from vipd.host.settings.etcd import EtcdSettings
-from vipd.host.supervisor import Supervisor
-from vipd.model.service import Service
-from vipd.sources.etcd.client import EtcdClient
-from vipd.sources.etcd.errors import EtcdError
-from vipd.sources.etcd.list_watcher import WatchIntervals
-from vipd.sources.etcd.source import EtcdSource
+from tests.lab.inside import Vipd, running
 
-FAST = WatchIntervals(probe=0.3, grace=0.3, relist=3600.0, initial_backoff=0.05, max_backoff=0.3)
 PREFIX = "/vipd/v1/"
+T = TypeVar("T")
 
 
 def key(name: str) -> str:
@@ -36,67 +27,99 @@ def values(count: int) -> dict[str, str]:
     return {key(f"s{n:03}"): value(n) for n in range(1, count + 1)}
 
 
-class Following:
-    """What the daemon would know."""
+def follow(
+    urls: Sequence[str],
+    story: Callable[[Follower], Awaitable[T]],
+    root: Path | None = None,
+    *,
+    prepare: Callable[[Vipd], object] = lambda vipd: None,
+    settings: dict[str, Any] | None = None,
+    **etcd: Any,
+) -> T:
+    """Run a story beside a vipd that follows these endpoints. `etcd`: more keys of that setting. With the
+    `root` of an earlier story it is that vipd, started again."""
 
-    def __init__(self, source: EtcdSource, client: EtcdClient) -> None:
-        self.source, self.client = source, client
-        self.services: dict[str, Service] = {}
-        self.problems: list[str] = []
-        self.seen: list[frozenset[tuple[str, str]]] = []
-        """Name and first backend of every service after each step."""
+    async def told(vipd: Vipd) -> T:
+        return await story(Follower(vipd))
 
-    def step(self) -> None:
-        merged = merge(self.source.units())
-        self.source.save_accepted(merged.chosen)
-        self.services = dict(merged.services)
-        self.problems = [str(p) for found in merged.problems.values() for p in found]
-        self.seen.append(frozenset((n, s.backends[0].address) for n, s in merged.services.items()))
+    if root:
+        root.mkdir(exist_ok=True)
+    etcd = {"endpoints": list(urls), "timeout": "30s", "report_interval": 1, **etcd}
+    return running(told, prepare, root, etcd=etcd, **(settings or {}))
 
-    async def steps(self) -> None:
-        async for _ in self.source.changes():
-            self.step()
+
+class Follower:
+    """What such a vipd knows."""
+
+    def __init__(self, vipd: Vipd) -> None:
+        self.vipd = vipd
 
     def names(self) -> set[str]:
-        return set(self.services)
+        """The services that serve."""
+        return self.vipd.kernel.names()
+
+    def serving(self) -> dict[str, set[str]]:
+        """The backends of each service that get flows."""
+        found: dict[str, set[str]] = {name: set() for name in self.names()}
+        for forwarding, shares in self.vipd.kernel.serving().items():
+            found[forwarding.split()[0]].update(shares)
+        return found
 
     def backend(self, name: str) -> str:
-        """The first backend of a service; empty without such a service."""
-        return self.services[name].backends[0].address if name in self.services else ""
+        """The address of the backend of a service that has one."""
+        return next(iter(self.serving().get(name, ())), "").rpartition(":")[0]
 
-    async def until(self, true: Callable[[], object], what: str, seconds: float = 90.0) -> None:
-        """Wait for something; fail with all that is known."""
+    async def etcd(self) -> dict[str, Any]:
+        """What the status says of etcd."""
+        return dict((await self.vipd.status())["etcd"])
+
+    async def source(self, name: str = "etcd") -> dict[str, Any]:
+        """What the status says of a source."""
+        (found,) = (s for s in (await self.vipd.status())["sources"] if s["name"] == name)
+        return dict(found)
+
+    async def problems(self) -> str:
+        """What is wrong with etcd or its keys."""
+        return "\n".join((await self.source())["problems"])
+
+    async def accept_removal(self) -> list[str]:
+        """`vipctl accept-removal`: the keys that were held."""
+        answer = await self.vipd.ask("POST", "/v1/accept-removal")
+        assert answer.status == 200, answer
+        return list(answer.body["keys"])
+
+    async def until(self, true: Callable[[], object], what: str = "", seconds: float = 90.0) -> None:
+        """Wait for something; fail with all that is known. It may be awaitable."""
         end = asyncio.get_running_loop().time() + seconds
-        while not true():
-            assert asyncio.get_running_loop().time() < end, f"{what}: {self.source.state()} {self.problems}"
+        while True:
+            seen = true()
+            if await seen if isinstance(seen, Awaitable) else seen:
+                return
+            assert asyncio.get_running_loop().time() < end, (
+                f"{what}: {self.serving()} {await self.etcd()} {await self.problems()}"
+            )
             await asyncio.sleep(0.01)
 
+    async def until_problem(self, words: str) -> None:
+        """Wait for a problem of etcd, or a warning, with these words."""
 
-@asynccontextmanager
-async def following(
-    urls: tuple[str, ...],
-    state_dir: Path,
-    times: WatchIntervals = FAST,
-    settings: EtcdSettings | None = None,
-    timeout: float = 30.0,
-) -> AsyncIterator[Following]:
-    """A source at work; stopped as the daemon stops it."""
-    chosen = settings or EtcdSettings(urls, timeout=timeout)
-    client = EtcdClient(chosen, Random(3))
-    source = EtcdSource(chosen, state_dir, client, Random(4), times)
-    source.load()
-    made = Following(source, client)
-    made.step()
-    supervisor = Supervisor((EtcdError,))
-    loops = source.loops().items()
-    work: list[asyncio.Task[Any]] = [asyncio.create_task(supervisor.run(*loop)) for loop in loops]
-    work.append(asyncio.create_task(made.steps()))
-    try:
-        yield made
-    finally:
-        for task in work:
-            task.cancel()
-        ended = await asyncio.gather(*work, return_exceptions=True)
-        source.close()
-        await client.close()
-        assert all(isinstance(each, asyncio.CancelledError) for each in ended), ended
+        async def told() -> bool:
+            return words in await self.problems() or words in str((await self.vipd.status())["warnings"])
+
+        await self.until(told, words)
+
+    async def until_well(self) -> None:
+        """Wait until etcd is followed and nothing is wrong with it."""
+
+        async def well() -> bool:
+            return bool((await self.etcd())["connected"]) and not await self.problems()
+
+        await self.until(well, "well")
+
+    async def until_held(self, *names: str) -> None:
+        """Wait until just these keys are held."""
+
+        async def held() -> bool:
+            return set((await self.etcd())["held"]) == set(names)
+
+        await self.until(held, f"held: {names}")

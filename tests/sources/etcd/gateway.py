@@ -3,87 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import json
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import aiohttp
 from aiohttp import web
 
-Json = object
-
-REPLACEMENTS: tuple[Json, ...] = (
-    None,
-    [],
-    {},
-    "",
-    "x",
-    "\u00ff\n",
-    "/w==",
-    True,
-    -1,
-    0,
-    1.5,
-    2**70,
-    "9" * 30,
-    ["ID"],
-    {"a": [{}]},
-)
-
-BODIES: tuple[bytes, ...] = (
-    b"",
-    b"null",
-    b'["ID"]',
-    b"7",
-    b"{",
-    b'{"header"',
-    b"\xff\xfe\x00",
-    b'{"header": "\xff"}',
-    b"[" * 100_000,
-    b'{"result":' * 100_000,
-    b'{"result": {"header": ' + b"9" * 10_000 + b"}}",
-    b"<html>it works</html>",
-    b"{}",
-    b'{"result": null}',
-    b'{"error": null}',
-    b'{"error": ["x"], "code": "x"}',
-    b'{"error": {"grpc_code": {}, "message": 7}}',
-)
-"""In the place of a whole answer."""
-
-
-def broken(answer: Json) -> Iterator[tuple[str, Json]]:
-    """Every way to take one field of an answer away, or to replace it; each with its name."""
-    for path in _paths(answer):
-        gone = copy.deepcopy(answer)
-        holder = _at(gone, path[:-1])
-        del holder[path[-1]]
-        yield f"without {path}", gone
-        for value in REPLACEMENTS:
-            other = copy.deepcopy(answer)
-            _at(other, path[:-1])[path[-1]] = value
-            yield f"{path} = {value!r}", other
-
-
-def bodies(answer: bytes) -> Iterator[tuple[str, bytes]]:
-    """Every broken form of an answer as it comes."""
-    yield from ((f"body {body[:20]!r}", body) for body in BODIES)
-    for name, value in broken(json.loads(answer)):
-        yield name, json.dumps(value).encode()
-
-
-def _paths(value: Json, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in inside:
-        yield (*at, key)
-        yield from _paths(inner, (*at, key))
-
-
-def _at(value: object, path: tuple[str | int, ...]) -> dict[str | int, Json]:
-    for key in path:
-        value = value[key]  # type: ignore[index]
-    return value  # type: ignore[return-value]
+from tests.sources.etcd.relay import beside
 
 
 class Gateway:
@@ -122,18 +48,23 @@ class Gateway:
                     await response.write(self.altered(request.path, line))
 
 
-@asynccontextmanager
-async def gateway(real: str = "") -> AsyncIterator[Gateway]:
-    """One on a free port, before a real server or none."""
+@contextmanager
+def gateway(real: str = "") -> Iterator[Gateway]:
+    """One on a free port, before a real server or none, in a thread of its own."""
     made = Gateway(real)
+    with beside() as run:
+        runner = run(_started(made))
+        try:
+            yield made
+        finally:
+            run(runner.cleanup())
+
+
+async def _started(made: Gateway) -> web.AppRunner:
     application = web.Application(client_max_size=2**30)
     application.router.add_route("*", "/{any:.*}", made.answer)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield made
-    finally:
-        await runner.cleanup()
+    return runner

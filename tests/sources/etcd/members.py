@@ -12,10 +12,11 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.lab.held_ports import held_ports
 from tests.lab.waiting import wait_until
@@ -115,6 +116,21 @@ class Member:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+class KeyValue(NamedTuple):
+    """A key as it is stored."""
+
+    value: str
+    revision: int
+    """That of its last write."""
+    lease: str
+    """Empty: it has none."""
+
+    @classmethod
+    def of(cls, kv: dict[str, str]) -> KeyValue:
+        """From the gateway's JSON."""
+        return cls(b64decode(kv.get("value", "")).decode(), int(kv["mod_revision"]), kv.get("lease", ""))
+
+
 class Cluster:
     """Members of one cluster, and a plain way to write to it that shares no code with vipd."""
 
@@ -168,23 +184,57 @@ class Cluster:
                     raise
                 time.sleep(0.05)
 
-    def post_once(self, path: str, body: dict[str, object], url: str = "") -> dict[str, object]:
+    def post_once(
+        self, path: str, body: dict[str, object], url: str = "", token: str = ""
+    ) -> dict[str, object]:
         """One request, to the first member unless told otherwise. Raises OSError."""
         request = urllib.request.Request((url or self.urls[0]) + path, json.dumps(body).encode())  # noqa: S310
+        if token:
+            request.add_header("Authorization", token)
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
             found = json.loads(answer.read())
             assert isinstance(found, dict)
             return found
 
+    def token(self, user: str, password: str) -> str:
+        """What a user who logs in gets."""
+        return str(self.post("/v3/auth/authenticate", {"name": user, "password": password})["token"])
+
+    def allowed(self, path: str, body: dict[str, object], token: str = "") -> bool:
+        """Whether etcd does what somebody asks for. Raises OSError for any other reason than permissions."""
+        try:
+            self.post_once(path, body, token=token)
+        except urllib.error.HTTPError as error:
+            said = error.read().decode()
+            if "permission denied" in said or "user name is empty" in said:
+                return False
+            raise
+        return True
+
     def put(self, key: str, value: str, url: str = "") -> int:
         """Write a key; the revision of that."""
         return _revision(self.post("/v3/kv/put", {"key": _b(key), "value": _b(value)}, url))
+
+    def put_bytes(self, key: bytes, value: bytes) -> None:
+        """Write a key of any bytes."""
+        self.post("/v3/kv/put", {"key": b64encode(key).decode(), "value": b64encode(value).decode()})
 
     def create(self, key: str, value: str, url: str = "") -> None:
         """Write a key unless it is there, so that doing it again does nothing. Raises OSError."""
         absent = {"key": _b(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
         put = {"request_put": {"key": _b(key), "value": _b(value)}}
         self.post_once("/v3/kv/txn", {"compare": [absent], "success": [put]}, url)
+
+    def read(self, key: str, revision: int = 0) -> KeyValue | None:
+        """A key as it is stored; None: it is not there."""
+        answer = self.post("/v3/kv/range", {"key": _b(key), "revision": str(revision)})
+        found = answer.get("kvs", [])
+        assert isinstance(found, list)
+        return KeyValue.of(found[0]) if found else None
+
+    def lease_seconds(self, lease: str) -> int:
+        """Seconds that a lease has left; -1: it is over."""
+        return int(str(self.post("/v3/lease/timetolive", {"ID": lease}).get("TTL", 0)))
 
     def put_all(self, values: dict[str, str]) -> int:
         """Write many keys, 100 in a transaction; the last revision."""

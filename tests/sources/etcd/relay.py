@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from tests.lab.held_ports import held_ports
+
+T = TypeVar("T")
 
 
 class Relay:
@@ -66,13 +70,61 @@ class Relay:
         raise ConnectionResetError
 
 
-@asynccontextmanager
-async def relay(url: str) -> AsyncIterator[Relay]:
+class Cable:
+    """A relay in a thread of its own, for tests whose event loop is vipd's."""
+
+    def __init__(self, made: Relay, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self.url, self._relay, self._run = made.url, made, run
+
+    def cut(self) -> None:
+        """End every connection, take no new one."""
+        self._run(self._relay.cut())
+
+    def open(self, to: str = "") -> None:
+        """Take connections again; they lead to the server of another URL, if one is named."""
+        if to:
+            self._relay.to = _port(to)
+        self._run(self._relay.open())
+
+    def silence(self) -> None:
+        """The watches that are open stay open and carry nothing more; everything else works."""
+        self._relay.silence()
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+@contextmanager
+def beside() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
+    """An event loop in another thread; yields what runs a coroutine there to its end."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(60)
+    finally:
+        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _cancel_all() -> None:
+    """End what still runs in this loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def relay(url: str) -> Iterator[Cable]:
     """A relay before the server of a URL."""
-    with held_ports(1) as (port,):
-        made = Relay(port, int(url.rpartition(":")[2]))
-        await made.open()
+    with held_ports(1) as (port,), beside() as run:
+        made = Relay(port, _port(url))
+        run(made.open())
         try:
-            yield made
+            yield Cable(made, run)
         finally:
-            await made.cut()
+            run(made.cut())

@@ -3,61 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from random import Random
+from typing import Any
 
 import pytest
 
 from tests.sources.etcd.certificates import Certificates
-from tests.sources.etcd.following import FAST, following, key, value
+from tests.sources.etcd.following import Follower, follow, key, value
 from tests.sources.etcd.members import Cluster, cluster, etcdctl
-from vipd.host.settings.etcd import EtcdSettings
-from vipd.sources.etcd import transport_faults
-from vipd.sources.etcd.client import EtcdClient
-from vipd.sources.etcd.errors import (
-    AuthFailedError,
-    CommonNameError,
-    EndpointError,
-    EtcdError,
-    PermissionDeniedError,
-    TLSError,
-    TLSFault,
-)
-from vipd.sources.etcd.messages import KeyRange
-from vipd.sources.etcd.tls_files import tls_context
-from vipd.sources.etcd.transport_faults import diagnose
+from tests.sources.etcd.register import all_say, registering
 
 ROOT = ("--user", "root:rootpw")
-MINE = b"/vipd/v1/services/a"
-RIGHT = "pw"
-PATIENCE = 30.0
 TOKEN_SECONDS = 2
 """How long a token lasts that nobody uses."""
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, the other scheme is found out."""
-    monkeypatch.setattr(transport_faults, "DIAGNOSIS_SECONDS", PATIENCE)
-    monkeypatch.setattr(transport_faults, "TLS_ALERT_SECONDS", PATIENCE / 10)
-
-
-@asynccontextmanager
-async def client_with(settings: EtcdSettings) -> AsyncIterator[EtcdClient]:
-    client = EtcdClient(settings, Random(1))
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def read(settings: EtcdSettings) -> None:
-    async with client_with(settings) as client:
-        await client.get(MINE)
+def with_users(made: Cluster) -> None:
+    """Users root, vipd, and reader, who may write nothing; authentication on."""
+    url = made.urls[0]
+    for user, role in (("root", "root"), ("vipd", "vipd"), ("reader", "reader")):
+        if role != "root":
+            etcdctl(url, "role", "add", role)
+            kind = "readwrite" if role == "vipd" else "read"
+            etcdctl(url, "role", "grant-permission", "--prefix=true", role, kind, "/vipd/v1/")
+        etcdctl(url, "user", "add", f"{user}:{user}pw")
+        etcdctl(url, "user", "grant-role", user, role)
+    etcdctl(url, "user", "add", "nobody:nobodypw")
+    etcdctl(url, "auth", "enable")
 
 
 @pytest.fixture(scope="module")
@@ -65,110 +39,102 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Authentication on; tokens do not last."""
     flags = ["--auth-token-ttl", str(TOKEN_SECONDS)]
     with cluster(tmp_path_factory.mktemp("guarded"), 1, flags) as made:
-        url = made.urls[0]
-        etcdctl(url, "user", "add", "root:rootpw")
-        etcdctl(url, "user", "grant-role", "root", "root")
-        etcdctl(url, "role", "add", "vipd")
-        etcdctl(url, "role", "grant-permission", "--prefix=true", "vipd", "readwrite", "/vipd/v1/")
-        etcdctl(url, "user", "add", "vipd:pw")
-        etcdctl(url, "user", "grant-role", "vipd", "vipd")
-        etcdctl(url, "auth", "enable")
+        with_users(made)
         yield made
 
 
-def user(guarded: Cluster, tmp_path: Path, password: str = RIGHT) -> EtcdSettings:
-    (tmp_path / "password").write_text(f"{password}\n")
-    file = tmp_path / "password"
-    return EtcdSettings(guarded.urls, user="vipd", password_file=file, timeout=PATIENCE)
+def as_user(directory: Path, user: str, password: str = "") -> dict[str, Any]:
+    """The settings of a user, whose password is in a file."""
+    file = directory / user
+    file.write_text(f"{password or user + 'pw'}\n")
+    return {"user": user, "password_file": str(file)}
 
 
-def test_a_wrong_password_is_told_and_a_mended_one_is_taken(guarded: Cluster, tmp_path: Path) -> None:
-    settings = user(guarded, tmp_path, "wrong")
+def test_each_refusal_of_a_user_has_a_name(guarded: Cluster, tmp_path: Path) -> None:
+    url = ("--endpoint", guarded.urls[0])
 
-    async def scene() -> None:
-        async with client_with(settings) as client:
-            with pytest.raises(AuthFailedError, match="hint: check user and password_file"):
-                await client.get(MINE)
-            user(guarded, tmp_path)
-            await client.get(MINE)
-            (tmp_path / "password").unlink()
-            client.connection._token = None
-            with pytest.raises(AuthFailedError, match="No such file"):
-                await client.get(MINE)
+    def of(user: str, password: str = "") -> Sequence[str]:
+        settings = as_user(tmp_path, user, password)
+        return (*url, "--user", user, "--password-file", str(settings["password_file"]))
 
-    asyncio.run(scene())
-
-
-def test_no_user_where_one_is_needed(guarded: Cluster) -> None:
-    async def scene() -> None:
-        async with client_with(EtcdSettings(guarded.urls)) as client:
-            with pytest.raises(AuthFailedError, match="hint: set user and password_file"):
-                await client.get(MINE)
-            with pytest.raises(AuthFailedError, match="hint: set user and password_file"):
-                async with client.watch(KeyRange(MINE), 1):
-                    pass
-
-    asyncio.run(scene())
+    (tmp_path / "log").mkdir()
+    all_say(
+        tmp_path / "log",
+        {
+            "a wrong password": (of("vipd", "wrong"), "hint: check user and password_file"),
+            "no file": ((*url, "--user", "vipd", "--password-file", "/none"), "No such file"),
+            "no user": (url, "hint: set user and password_file"),
+            "a role that may not write": (of("reader"), "etcd denies write of /vipd/v1/backends/web/"),
+            "no role": (of("nobody"), "hint: grant"),
+        },
+    )
 
 
-def test_an_expired_token_is_renewed_once_for_all_who_need_it(guarded: Cluster, tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with client_with(user(guarded, tmp_path)) as client:
-            tokens, log_in = list[str](), client.connection._log_in
-
-            async def recorded(endpoint: str) -> str:
-                tokens.append(await log_in(endpoint))
-                return tokens[-1]
-
-            client.connection._log_in = recorded  # type: ignore[method-assign]
-            await client.get(MINE)
-            assert len(tokens) == 1
-            async with asyncio.timeout(90):
-                while len(tokens) == 1:  # each use prolongs it, and a busy etcd looks late
-                    await asyncio.sleep(TOKEN_SECONDS + 1.2)
-                    await asyncio.gather(*(client.get(MINE) for _ in range(10)))
-            assert len(tokens) == len(set(tokens)) == 2
-            client.connection._token = "no.1"
-            async with client.watch(KeyRange(MINE), 1):
-                assert len(tokens) == 3
-
-    asyncio.run(scene())
-
-
-def test_what_a_role_lacks_is_named(guarded: Cluster, tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with client_with(user(guarded, tmp_path)) as client:
-            with pytest.raises(PermissionDeniedError, match=r"etcd denies read of /other/\*; hint: grant"):
-                await client.range(KeyRange.prefix(b"/other/"))
-            with pytest.raises(PermissionDeniedError, match=r"etcd denies write of /other/a; hint"):
-                await client.put(b"/other/a", b"")
-            with pytest.raises(PermissionDeniedError, match=r"etcd denies watch of /other/\*; hint"):
-                async with client.watch(KeyRange.prefix(b"/other/"), 1):
-                    pass
-
-    asyncio.run(scene())
-
-
-def test_a_source_outlives_its_tokens_and_a_lost_permission(guarded: Cluster, tmp_path: Path) -> None:
+def test_a_mended_password_and_a_granted_role_are_taken_without_a_restart(
+    guarded: Cluster, tmp_path: Path, root: Path
+) -> None:
     url, grant = guarded.urls[0], ("vipd", "readwrite", "/vipd/v1/")
 
-    async def scene() -> None:
-        settings = user(guarded, tmp_path)
-        async with client_with(settings) as writer, following((), tmp_path, FAST, settings) as there:
-            await there.until(lambda: there.source.connected, "the first list")
-            there.client.connection._token = "no.1"
-            await writer.put(key("a").encode(), value(1).encode())
-            await there.until(lambda: there.names() == {"a"}, "a change after the token's end")
-            await asyncio.to_thread(
-                etcdctl, url, *ROOT, "role", "revoke-permission", "vipd", "/vipd/v1/", "/vipd/v10"
-            )
-            loss = "etcd denies read of /vipd/v1/services/*"
-            await there.until(lambda: loss in "\n".join(there.source.faults()), "the loss")
-            assert there.names() == {"a"}
-            await asyncio.to_thread(etcdctl, url, *ROOT, "role", "grant-permission", "--prefix=true", *grant)
-            await there.until(lambda: not there.source.faults(), "mended")
+    async def wrong_password(host: Follower) -> None:
+        await host.until_problem("check user and password_file")
+        as_user(tmp_path, "vipd")
+        await host.until_well()
+        spec = {"name": "a", "address": "10.96.0.1", "ports": [80], "backends": ["10.244.0.5"]}
+        answer = await host.vipd.ask("POST", "/v1/services?store=etcd", {"service": spec})
+        assert answer.status == 200, answer
+        assert host.names() == {"a"}
 
-    asyncio.run(scene())
+    async def no_role(host: Follower) -> None:
+        await host.until_problem("etcd denies read of /vipd/v1/services/*")
+        assert "hint: grant" in await host.problems()
+        assert host.names() == {"a"}
+        etcdctl(url, *ROOT, "role", "grant-permission", "--prefix=true", *grant)
+        await host.until_well()
+
+    follow(guarded.urls, wrong_password, root, **as_user(tmp_path, "vipd", "wrong"))
+    etcdctl(url, *ROOT, "role", "revoke-permission", "vipd", "/vipd/v1/", "/vipd/v10")
+    follow(guarded.urls, no_role, root, **as_user(tmp_path, "vipd"))
+
+
+def test_a_host_outlives_its_tokens(guarded: Cluster, tmp_path: Path) -> None:
+    """Nobody uses them for longer than they last."""
+
+    async def story(host: Follower) -> None:
+        await host.until_well()
+        await asyncio.sleep(TOKEN_SECONDS + 1.2)
+        etcdctl(guarded.urls[0], *ROOT, "put", key("b"), value(2))
+        await host.until(lambda: "b" in host.names(), "a change after the token's end")
+        specs = [
+            {"name": f"n{n}", "address": f"10.96.1.{n}", "ports": [80], "backends": []} for n in range(5)
+        ]
+        answers = await asyncio.gather(
+            *(host.vipd.ask("POST", "/v1/services?store=etcd", {"service": spec}) for spec in specs)
+        )
+        assert {answer.status for answer in answers} == {200}, answers
+
+    follow(guarded.urls, story, settings={}, **as_user(tmp_path, "vipd"))
+
+
+def test_a_token_of_a_store_that_was_wiped_is_replaced(tmp_path: Path) -> None:
+    """A real etcd lets requests with such a token wait for ever."""
+
+    async def story(host: Follower) -> None:
+        await host.until(lambda: host.names() == {"a"}, "the first list")
+        member.stop()
+        member.wipe()
+        member.start()
+        member.wait()
+        with_users(made)
+        etcdctl(made.urls[0], *ROOT, "put", key("b"), value(2))
+        await host.until(lambda: host.names() == {"a", "b"}, "followed again")
+
+    with cluster(tmp_path / "etcd") as made:
+        member = made.members[0]
+        made.put(key("a"), value(1))
+        for _ in range(60):  # a token has the revision in it
+            made.put("/elsewhere", "")
+        with_users(made)
+        follow(made.urls, story, **{**as_user(tmp_path, "vipd"), "timeout": "3s"})
 
 
 @pytest.fixture(scope="module")
@@ -176,152 +142,101 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
-@pytest.fixture(scope="module")
-def secure(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """TLS, and a client certificate is demanded."""
-    flags = [
-        *tls(certificates, "server"),
-        "--client-cert-auth",
-        f"--trusted-ca-file={certificates.crt('ca')}",
-    ]
-    with cluster(tmp_path_factory.mktemp("secure"), 1, flags) as made:
-        # It listens a moment before it takes handshakes; etcdctl knows how to wait for that.
-        crt, private = certificates.crt, certificates.key
-        files = (f"--cacert={crt('ca')}", f"--cert={crt('named')}", f"--key={private('named')}")
-        etcdctl(made.urls[0], "endpoint", "health", *files)
-        yield made
-
-
 def tls(certificates: Certificates, name: str) -> list[str]:
     return [f"--cert-file={certificates.crt(name)}", f"--key-file={certificates.key(name)}"]
 
 
-def settings_of(etcd: Cluster, certificates: Certificates, own: str = "", ca: str = "ca") -> EtcdSettings:
-    cert, private = (certificates.crt(own), certificates.key(own)) if own else (None, None)
-    return EtcdSettings(etcd.urls, ca=certificates.crt(ca), cert=cert, key=private, timeout=PATIENCE)
+@pytest.fixture(scope="module")
+def secure(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """TLS, and a client certificate is demanded."""
+    demand = ["--client-cert-auth", f"--trusted-ca-file={certificates.crt('ca')}"]
+    with cluster(tmp_path_factory.mktemp("secure"), 1, [*tls(certificates, "server"), *demand]) as made:
+        # It listens a moment before it takes handshakes; etcdctl knows how to wait for that.
+        etcdctl(made.urls[0], "endpoint", "health", *ctl_files(certificates, "named"))
+        yield made
 
 
-def tls_fault(settings: EtcdSettings) -> tuple[TLSFault, str]:
-    for _ in range(20):
-        with pytest.raises(EtcdError) as told:
-            asyncio.run(read(settings))
-        if isinstance(told.value, TLSError):
-            return told.value.fault, str(told.value)
-        # A server that has said why may have hung up before a busy client comes to hear it.
-        assert "the connection broke" in str(told.value)
-    raise told.value
+def ctl_files(certificates: Certificates, own: str) -> list[str]:
+    """etcdctl's options for a client certificate."""
+    crt, key_file = certificates.crt, certificates.key
+    return [f"--cacert={crt('ca')}", f"--cert={crt(own)}", f"--key={key_file(own)}"]
 
 
-def test_a_client_certificate(secure: Cluster, certificates: Certificates) -> None:
-    asyncio.run(read(settings_of(secure, certificates, "named")))
-    fault, text = tls_fault(settings_of(secure, certificates))
-    assert fault is TLSFault.CLIENT_CERTIFICATE
-    assert "the server demands a client certificate" in text
-    fault, text = tls_fault(settings_of(secure, certificates, "other"))
-    assert fault is TLSFault.CLIENT_CERTIFICATE
-    assert "the server refuses our client certificate" in text
+def options(url: str, certificates: Certificates, own: str = "", ca: str = "ca") -> Sequence[str]:
+    """vipctl's options for a server, a CA and a client certificate."""
+    mine = ("--cert", str(certificates.crt(own)), "--key", str(certificates.key(own))) if own else ()
+    return ("--endpoint", url, "--ca", str(certificates.crt(ca)), *mine)
 
 
-def test_a_refusal_that_the_client_did_not_hear_is_asked_for(
-    secure: Cluster, certificates: Certificates
+def test_each_fault_of_tls_has_a_name(
+    secure: Cluster, guarded: Cluster, certificates: Certificates, tmp_path: Path
 ) -> None:
-    """The reason is lost where the server resets the connection over a request that it did not read."""
-    broken = EndpointError("the connection broke", sent=True)
-
-    def looked_at(own: str = "") -> EndpointError:
-        context = tls_context(settings_of(secure, certificates, own))
-        error = ConnectionResetError()
-        return asyncio.run(diagnose(secure.urls[0], error, broken, context, has_certificate=bool(own)))
-
-    assert "demands a client certificate" in str(looked_at())
-    assert "refuses our client certificate" in str(looked_at("other"))
-    assert looked_at("named") is broken
-
-
-def test_an_unknown_ca_and_the_wrong_scheme(secure: Cluster, certificates: Certificates) -> None:
-    fault, text = tls_fault(settings_of(secure, certificates, "named", ca="other"))
-    assert fault is TLSFault.UNKNOWN_CA
-    assert "hint: name the CA's file in ca" in text
-    plain = EtcdSettings((secure.urls[0].replace("https", "http"),), timeout=PATIENCE)
-    fault, text = tls_fault(plain)
-    assert fault is TLSFault.TLS_SERVER
-    assert "hint: write https://" in text
-
-
-def test_https_to_a_plain_server(guarded: Cluster, certificates: Certificates) -> None:
-    urls = (guarded.urls[0].replace("http", "https"),)
-    fault, text = tls_fault(EtcdSettings(urls, ca=certificates.crt("ca"), timeout=PATIENCE))
-    assert fault is TLSFault.PLAIN_SERVER
-    assert "hint: write http://" in text
-
-
-@pytest.mark.parametrize(
-    ("name", "fault", "words"),
-    [
-        ("elsewhere", TLSFault.HOSTNAME, "is for another name"),
-        ("expired", TLSFault.EXPIRED, "is out of date"),
-    ],
-)
-def test_a_servers_certificate_that_does_not_fit(
-    name: str, fault: TLSFault, words: str, certificates: Certificates, tmp_path: Path
-) -> None:
-    with cluster(tmp_path / name, 1, tls(certificates, name)) as etcd:
-        found, text = tls_fault(settings_of(etcd, certificates))
-    assert found is fault
-    assert words in text
+    url, plain = secure.urls[0], guarded.urls[0]
+    nonsense = tmp_path / "nonsense.crt"
+    nonsense.write_text("nonsense")
+    (tmp_path / "log").mkdir()
+    with (
+        cluster(tmp_path / "elsewhere", 1, tls(certificates, "elsewhere")) as elsewhere,
+        cluster(tmp_path / "expired", 1, tls(certificates, "expired")) as expired,
+    ):
+        all_say(
+            tmp_path / "log",
+            {
+                "all is well": (options(url, certificates, "named"), "registered"),
+                "no client certificate": (options(url, certificates), "demands a client certificate"),
+                "another CA's": (options(url, certificates, "other"), "refuses our client certificate"),
+                "unknown CA": (
+                    options(url, certificates, "named", "other"),
+                    "hint: name the CA's file in ca",
+                ),
+                "http to https": (("--endpoint", url.replace("https", "http")), "hint: write https://"),
+                "https to http": (
+                    options(plain.replace("http", "https"), certificates),
+                    "hint: write http://",
+                ),
+                "another name": (options(elsewhere.urls[0], certificates), "is for another name"),
+                "expired": (options(expired.urls[0], certificates), "is out of date"),
+                "no CA file": (("--endpoint", url, "--ca", "/none.crt"), "/none.crt"),
+                "a CA file of nonsense": (("--endpoint", url, "--ca", str(nonsense)), str(nonsense)),
+            },
+        )
 
 
-def test_files_that_cannot_be_used_and_are_mended(
+def test_a_ca_file_is_mended_without_a_restart(
     secure: Cluster, certificates: Certificates, tmp_path: Path
 ) -> None:
     ca = tmp_path / "ca.crt"
-    cert, private = certificates.crt("named"), certificates.key("named")
-    settings = EtcdSettings(secure.urls, ca=ca, cert=cert, key=private, timeout=PATIENCE)
-
-    async def scene() -> None:
-        async with client_with(settings) as client:
-            for text in ("", "nonsense"):
-                if text:
-                    ca.write_text(text)
-                with pytest.raises(TLSError, match=str(ca)) as told:
-                    await client.get(MINE)
-                assert told.value.fault is TLSFault.FILES
-            shutil.copy(certificates.crt("other"), ca)
-            os.utime(ca, (1, 1))  # a clock that ticks slowly may give both copies one time, and they one size
-            with pytest.raises(TLSError, match="unknown CA"):
-                await client.get(MINE)
-            shutil.copy(certificates.crt("ca"), ca)
-            os.utime(ca, (2, 2))
-            await client.get(MINE)
-
-    asyncio.run(scene())
+    mine = ("--cert", str(certificates.crt("named")), "--key", str(certificates.key("named")))
+    (tmp_path / "log").mkdir()
+    with registering(tmp_path / "log", "--endpoint", secure.urls[0], "--ca", str(ca), *mine) as process:
+        process.until_said(str(ca))
+        shutil.copy(certificates.crt("other"), ca)
+        process.until_said("unknown CA")
+        shutil.copy(certificates.crt("ca"), ca)
+        process.until_said(": registered")
 
 
 def test_a_common_name_with_authentication_on(
     secure: Cluster, certificates: Certificates, tmp_path: Path
 ) -> None:
     """The last test of this server: authentication stays on."""
-    files = (
-        *("--cacert", str(certificates.crt("ca")), "--cert", str(certificates.crt("nameless"))),
-        *("--key", str(certificates.key("nameless"))),
-    )
+    files = ctl_files(certificates, "nameless")
     etcdctl(secure.urls[0], *files, "user", "add", "root:rootpw")
     etcdctl(secure.urls[0], *files, "user", "grant-role", "root", "root")
     etcdctl(secure.urls[0], *files, "auth", "enable")
-    with pytest.raises(CommonNameError, match="hint: issue the certificate without CN"):
-        asyncio.run(read(settings_of(secure, certificates, "named")))
-    (tmp_path / "password").write_text("rootpw")
-    nameless = settings_of(secure, certificates, "nameless")
-    asyncio.run(
-        read(
-            EtcdSettings(
-                nameless.endpoints,
-                ca=nameless.ca,
-                cert=nameless.cert,
-                key=nameless.key,
-                user="root",
-                password_file=tmp_path / "password",
-                timeout=PATIENCE,
-            )
-        )
+    login = as_user(tmp_path, "root")
+    nameless = options(secure.urls[0], certificates, "nameless")
+    (tmp_path / "log").mkdir()
+    all_say(
+        tmp_path / "log",
+        {
+            "a name": (
+                options(secure.urls[0], certificates, "named"),
+                "hint: issue the certificate without CN",
+            ),
+            "none": (
+                (*nameless, "--user", "root", "--password-file", str(login["password_file"])),
+                "registered",
+            ),
+        },
     )

@@ -1,108 +1,90 @@
-"""Notes on earlier changes, read back from etcd's revisions."""
+"""The history of changes that vipctl made in etcd, read back from its revisions."""
 
 from __future__ import annotations
 
-import asyncio
-from datetime import UTC, datetime
-from typing import cast
+import re
+from typing import Any
 
-import pytest
+from tests.sources.etcd.following import PREFIX, Follower, follow, key, value
+from tests.sources.etcd.members import Cluster
 
-from vipd.declaration.operations import Outcome, RefusedError
-from vipd.sources.etcd.client import EtcdClient, Listing
-from vipd.sources.etcd.errors import CompactedError
-from vipd.sources.etcd.messages import Header, KeyRange, KeyValue, RangeResponse
-from vipd.sources.etcd.store_history import EtcdHistory, note_value
-from vipd.sources.etcd.values import Layout
-from vipd.sources.history import MAX_ENTRIES, NAMES_KEPT, ChangeNote
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-LAYOUT = Layout("/vipd/v1/")
-NOTE = ChangeNote("root (pid 1)", "why")
-
-
-class Etcd:
-    """Versions of keys by revision, of which those before `compacted` are gone."""
-
-    def __init__(self, versions: dict[int, tuple[str, str]], compacted: int = 0) -> None:
-        self.versions, self.compacted, self.asked = versions, compacted, 0
-
-    async def range(self, keys: KeyRange, limit: int = 0, revision: int = 0) -> RangeResponse:
-        self.asked += 1
-        kvs = self._at(revision, keys)
-        return RangeResponse(Header("", "", max(self.versions)), kvs, False, len(kvs))
-
-    async def list(self, ranges: list[KeyRange], page: int = 0, *, revision: int = 0) -> Listing:
-        return Listing(Header("", "", max(self.versions)), self._at(revision, *ranges))
-
-    def _at(self, revision: int, *ranges: KeyRange) -> tuple[KeyValue, ...]:
-        if revision and revision < self.compacted:
-            raise CompactedError(self.compacted)
-        found = {}
-        for at, (key, value) in sorted(self.versions.items()):
-            if (not revision or at <= revision) and any(keys.contains(key.encode()) for keys in ranges):
-                found[key] = KeyValue(key.encode(), value.encode(), at)
-        return tuple(found.values())
-
-    def history(self) -> EtcdHistory:
-        return EtcdHistory(cast(EtcdClient, self), LAYOUT)
-
-
-def note(services: int = 1) -> tuple[str, str]:
-    results = {f"s{number}": "created" for number in range(services)} | {"same": "unchanged"}
-    return LAYOUT.history, note_value(NOW, NOTE, "h1", Outcome({}, results))  # type: ignore[arg-type]
-
-
-def test_a_note_says_who_when_what_and_why() -> None:
-    (entry,) = asyncio.run(Etcd({7: note(NAMES_KEPT + 5)}).history().entries())
-    assert (entry.revision, entry.at, entry.by, entry.reason) == (7, NOW, "root (pid 1) on h1", "why")
-    assert entry.actions == {"created": NAMES_KEPT + 5}
-    assert entry.names == tuple(f"s{number}" for number in range(NAMES_KEPT))
-
-
-def test_only_so_many_notes_are_read() -> None:
-    etcd = Etcd({number: note() for number in range(2, 300)})
-    entries = asyncio.run(etcd.history().entries())
-    assert [entry.revision for entry in entries] == list(range(300 - MAX_ENTRIES, 300))
-    assert etcd.asked == MAX_ENTRIES
-
-
-def test_the_history_ends_where_etcd_is_compacted() -> None:
-    etcd = Etcd({3: note(), 5: note(), 9: note()}, compacted=5)
-    assert [entry.revision for entry in asyncio.run(etcd.history().entries())] == [5, 9]
-
-
-@pytest.mark.parametrize(
-    "junk",
-    [
-        "",
-        "junk",
-        "[]",
-        "{}",
-        "null",
-        '{"at": 7, "by": "", "reason": "", "actions": {}, "services": []}',
-        '{"at": "2026-01-01T00:00:00", "by": "", "reason": "", "actions": {}, "services": []}',
-        '{"at": "2026-01-01T00:00:00+00:00", "by": "", "reason": "", "actions": [], "services": []}',
-        '{"at": "2026-01-01T00:00:00+00:00", "by": "", "reason": "", "actions": {}, "services": [1]}',
-        "[" * 100_000,
-    ],
+HISTORY = f"{PREFIX}history"
+JUNK = (
+    *("", "junk", "[]", "{}", "null", "[" * 100_000, '{"at": 7}'),
+    '{"at": 7, "by": "", "reason": "", "actions": {}, "services": []}',
+    '{"at": "2026-01-01T00:00:00", "by": "", "reason": "", "actions": {}, "services": []}',
+    '{"at": "2026-01-01T00:00:00+00:00", "by": "", "reason": "", "actions": [], "services": []}',
+    '{"at": "2026-01-01T00:00:00+00:00", "by": "", "reason": "", "actions": {}, "services": [1]}',
 )
-def test_what_others_write_in_its_place_is_passed_over(junk: str) -> None:
-    etcd = Etcd({3: note(), 5: (LAYOUT.history, junk), 9: note()})
-    assert [entry.revision for entry in asyncio.run(etcd.history().entries())] == [3, 9]
 
 
-def test_only_what_has_changed_since_then_is_read() -> None:
-    def service(number: int, text: str) -> tuple[str, str]:
-        return f"{LAYOUT.services}s{number}", text
+def spec(name: str, backend: str = "10.244.0.5", number: int = 1) -> dict[str, object]:
+    return {"name": name, "address": f"10.96.1.{number}", "ports": [80], "backends": [backend]}
 
-    good = "address: 10.96.0.1\nports: 80\nbackends: [10.244.0.{}]\n"
-    etcd = Etcd({2: service(1, good.format(1)), 3: service(2, "junk"), 5: service(1, good.format(5))})
-    known = {"s1": 5, "s2": 3, "s3": 4}
-    found = asyncio.run(etcd.history().services_since(3, known))
-    assert {name: service and service.backends[0].address for name, service in found.items()} == {
-        "s1": "10.244.0.1",
-        "s3": None,
-    }
-    with pytest.raises(RefusedError, match="s2 of revision 3 cannot be used"):
-        asyncio.run(etcd.history().services_since(3, {"s2": 4}))
+
+async def apply(host: Follower, *specs: dict[str, object]) -> int:
+    """Apply services to etcd; the revision of that."""
+    answer = await host.vipd.ask("POST", "/v1/apply?store=etcd", {"services": list(specs), "prune": False})
+    assert answer.status == 200, answer
+    return int((await entries(host))[0]["revision"])
+
+
+async def entries(host: Follower) -> list[dict[str, Any]]:
+    """The newest first."""
+    answer = await host.vipd.ask("GET", "/v1/history?store=etcd")
+    assert answer.status == 200, answer
+    return list(answer.body["entries"])
+
+
+def test_a_change_is_known_with_who_made_it_and_what_others_write_in_its_place_is_passed_over(
+    etcd: Cluster,
+) -> None:
+    async def story(host: Follower) -> None:
+        first = await apply(host, spec("a"))
+        for junk in JUNK:
+            etcd.put(HISTORY, junk)
+        second = await apply(host, *(spec(f"s{n}", number=n) for n in range(2, 108)), spec("a"))
+        newest, oldest = await entries(host)
+        assert (oldest["revision"], newest["revision"]) == (first, second)
+        assert newest["actions"] == {"created": 106}
+        assert len(newest["services"]) == 100
+        assert newest["by"].endswith(" on host-a")
+
+    follow(etcd.urls, story)
+
+
+def test_of_many_changes_a_hundred_are_listed_and_none_from_before_a_compaction(etcd: Cluster) -> None:
+    async def story(host: Follower) -> None:
+        revisions = [await apply(host, spec("a", f"10.244.1.{n}")) for n in range(105)]
+        listed = [entry["revision"] for entry in await entries(host)]
+        assert listed == list(reversed(revisions[-100:]))
+        etcd.compact(revisions[-3])
+        listed = [entry["revision"] for entry in await entries(host)]
+        assert listed == list(reversed(revisions[-3:]))
+
+    follow(etcd.urls, story)
+
+
+def test_a_rollback_takes_back_what_has_changed_since_then(etcd: Cluster) -> None:
+    """Also what others wrote; what then had a value that cannot be used is refused."""
+
+    async def rollback(host: Follower, revision: int) -> tuple[int, str]:
+        answer = await host.vipd.ask("POST", "/v1/rollback?store=etcd", {"revision": revision})
+        return answer.status, str(answer.body)
+
+    async def story(host: Follower) -> None:
+        revision = await apply(host, spec("a"))
+        await apply(host, spec("a", "10.244.0.7"))
+        etcd.put(key("other"), value(9))
+        await host.until(lambda: host.names() == {"a", "other"}, "both")
+        assert (await rollback(host, revision))[0] == 200
+        assert host.serving() == {"a": {"10.244.0.5:80"}}
+        etcd.put(key("bad"), "junk")
+        revision = await apply(host, spec("a", "10.244.0.8"))
+        etcd.put(key("bad"), value(10))
+        await host.until(lambda: "bad" in host.names(), "mended")
+        status, said = await rollback(host, revision)
+        assert status != 200
+        assert re.search(r"services/bad of revision \d+ cannot be used", said)
+
+    follow(etcd.urls, story)
