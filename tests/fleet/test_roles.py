@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from base64 import b64encode
+from collections.abc import Iterator
 from pathlib import Path
-from random import Random
+from typing import Any
 
 import pytest
 
 from tests.docs.markdown import ROOT, blocks
-from tests.sources.etcd.following import following
+from tests.sources.etcd.following import Follower, follow
 from tests.sources.etcd.members import Cluster, cluster, etcdctl, etcdctl_environment
-from vipd.declaration.native import parse_declaration
-from vipd.declaration.operations import Outcome
-from vipd.host.settings.etcd import EtcdSettings
-from vipd.model.backend_status import AdminState
-from vipd.model.override import Override, OverrideTarget
-from vipd.sources.etcd.client import EtcdClient
-from vipd.sources.etcd.errors import EtcdError, PermissionDeniedError
-from vipd.sources.etcd.heartbeat import HostHeartbeat, HostReport
-from vipd.sources.etcd.messages import KeyRange
-from vipd.sources.etcd.registration import Registration
-from vipd.sources.etcd.store import EtcdStore
+from tests.sources.etcd.register import registering
 
-USERS = ("root", "vipd-host", "vipd-admin", "vipd-register-shop-web")
+SERVER = "vipd-register-shop-web"
+USERS = ("root", "vipd-host", "vipd-admin", SERVER)
 ROOT_USER = ("--user", "root:secret-of-root")
-WEB = "{name: shop/web, address: 10.96.0.80, ports: 80, backends: [10.244.0.11]}"
+ADD = ("--store", "etcd", "add", "10.96.0.80:80/tcp", "10.244.0.11", "--name", "shop/web")
 
 KEYS = {
     "services": "services/shop/web",
@@ -104,111 +92,78 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
         yield made, directory
 
 
-def settings(guarded: tuple[Cluster, Path], user: str) -> EtcdSettings:
-    made, directory = guarded
-    return EtcdSettings(made.urls, user=user, password_file=directory / f"{user}-password", timeout=30.0)
+def b64(text: str) -> str:
+    return b64encode(text.encode()).decode()
 
 
-@asynccontextmanager
-async def client_of(guarded: tuple[Cluster, Path], user: str) -> AsyncIterator[EtcdClient]:
-    client = EtcdClient(settings(guarded, user), Random(1))
-    try:
-        yield client
-    finally:
-        await client.close()
+def reads(etcd: Cluster, token: str, key: str, end: str = "") -> bool:
+    more = {"range_end": b64(end)} if end else {}
+    return etcd.allowed("/v3/kv/range", {"key": b64(key), **more}, token)
 
 
-async def allowed(work: object) -> bool:
-    """Whether etcd does it."""
-    try:
-        await work  # type: ignore[misc]
-    except PermissionDeniedError:
-        return False
-    return True
+def writes(etcd: Cluster, token: str, key: str) -> bool:
+    return etcd.allowed("/v3/kv/put", {"key": b64(key), "value": b64("{}")}, token)
 
 
-@pytest.mark.nightly
-def test_without_a_user_nothing_is_readable(guarded: tuple[Cluster, Path]) -> None:
-    async def scene() -> None:
-        client = EtcdClient(EtcdSettings(guarded[0].urls, timeout=30.0), Random(1))
-        try:
-            for key in KEYS.values():
-                with pytest.raises(EtcdError):
-                    await client.get(f"/vipd/v1/{key}".encode())
-        finally:
-            await client.close()
-
-    asyncio.run(scene())
-
-
-@pytest.mark.parametrize("role", list(READS))
-def test_each_role_reads_and_writes_its_keys_and_no_others(guarded: tuple[Cluster, Path], role: str) -> None:
-    async def scene() -> None:
-        reads, writes = set[str](), set[str]()
-        async with client_of(guarded, alone(role)) as client:
-            for kind, key in KEYS.items():
-                name = f"/vipd/v1/{key}".encode()
-                if await allowed(client.get(name)):
-                    reads.add(kind)
-                if await allowed(client.put(name, b"{}")):
-                    writes.add(kind)
-            assert not await allowed(client.range(KeyRange.prefix(b"/vipd/v1/"))), "not all at once"
-            assert not await allowed(client.put(b"/vipd/v1/backends/shop/web", b""))
-            assert await allowed(client.put(b"/vipd/v1/hosts/a", b"{}")) is role.startswith("vipd-heartbeat")
-        assert (reads, writes) == (READS[role], WRITES[role])
-
-    asyncio.run(scene())
-    # Roles and users are root's alone.
-    made, _ = guarded
-    words = ("--user", f"{alone(role)}:secret-of-{alone(role)}", "role", "add", "more")
-    with pytest.raises(AssertionError, match="permission denied"):
-        etcdctl(made.urls[0], *words)
+def test_each_role_reads_and_writes_its_keys_and_no_others(guarded: tuple[Cluster, Path]) -> None:
+    etcd, _ = guarded
+    for role in READS:
+        token = etcd.token(alone(role), f"secret-of-{alone(role)}")
+        found = (
+            {kind for kind, key in KEYS.items() if reads(etcd, token, f"/vipd/v1/{key}")},
+            {kind for kind, key in KEYS.items() if writes(etcd, token, f"/vipd/v1/{key}")},
+        )
+        assert found == (READS[role], WRITES[role]), role
+        assert not reads(etcd, token, "/vipd/v1/", "/vipd/v10"), "not all at once"
+        assert not writes(etcd, token, "/vipd/v1/backends/shop/web")
+        assert writes(etcd, token, "/vipd/v1/hosts/a") is role.startswith("vipd-heartbeat")
+        # Roles and users are root's alone.
+        words = ("--user", f"{alone(role)}:secret-of-{alone(role)}", "role", "add", "more")
+        with pytest.raises(AssertionError, match="permission denied"):
+            etcdctl(etcd.urls[0], *words)
+    assert not [key for key in KEYS.values() if reads(etcd, "", f"/vipd/v1/{key}")], "nobody without a user"
 
 
 def test_the_users_can_do_their_work(guarded: tuple[Cluster, Path], tmp_path: Path) -> None:
-    """With the code that does it: a host follows and reports, vipctl writes, a server registers."""
-    now, reports = datetime.now(UTC), list[tuple[bool, str]]()
-    (web,) = parse_declaration(f"apiVersion: vipd/v1\nservices: [{WEB}]\n", "", "etcd").services
-    order = Override(OverrideTarget("shop/web", "10.244.0.11"), "root", now, AdminState.DRAINING)
-    for key in KEYS.values():
-        etcdctl(guarded[0].urls[0], *ROOT_USER, "del", f"/vipd/v1/{key}")
+    """A host follows and reports, vipctl writes, a server registers."""
+    etcd, directory = guarded
+    etcdctl(etcd.urls[0], *ROOT_USER, "del", "--prefix", "/vipd/v1/")
 
-    async def scene() -> None:
-        async with (
-            following(guarded[0].urls, tmp_path, settings=settings(guarded, "vipd-host")) as host,
-            client_of(guarded, "vipd-host") as reporting,
-            client_of(guarded, "vipd-admin") as admin,
-            client_of(guarded, "vipd-register-shop-web") as server,
-        ):
-            await host.until(lambda: host.source.connected, "the first list")
-            store = EtcdStore(admin, host.source, "/vipd/v1/", lambda: now)
-            await store.save(Outcome({"shop/web": web}, {"shop/web": "created"}))
-            await host.until(lambda: host.names() == {"shop/web"}, "the service")
-            await store.put_override(order)
-            await host.until(lambda: len(host.source.overrides) == 1, "the order")
-            await store.clear_overrides([order.target])
-            await host.until(lambda: len(host.source.overrides) == 0, "the order's end")
-            key = "/vipd/v1/backends/shop/web/10.244.0.12:80"
-            keeping = asyncio.create_task(
-                Registration(server, key, "", 60, lambda *s: reports.append(s)).run()
-            )
-            await host.until(lambda: "shop/web" in host.source.registrations, "the registered backend")
-            await host.until(lambda: bool(reports), "the registration's report")  # the host may see it before
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-            await host.until(lambda: not host.source.registrations, "the registration's end")
-            assert [what for _, what in reports] == ["registered", "taken back"]
-            report = HostReport("n1", 1, 0, "0", 1)
-            beacon = HostHeartbeat(reporting, "/vipd/v1/", lambda: report, lambda: now, gather=0.05)
-            beating = asyncio.create_task(beacon.run())
-            hosts = KeyRange.prefix(b"/vipd/v1/hosts/n1")
-            while not (found := (await reporting.range(hosts)).kvs):
-                assert beacon.fault == ""
-                await asyncio.sleep(0.05)
-            assert json.loads(found[0].value)["name"] == "n1"
-            assert (await reporting.lease_times(found[0].lease))[0] > 0
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
-            assert host.source.faults() == ()
+    def login(user: str) -> dict[str, Any]:
+        return {"user": user, "password_file": str(directory / f"{user}-password")}
 
-    asyncio.run(scene())
+    async def administer(host: Follower) -> None:
+        await host.until_well()
+        assert (await host.vipd.vipctl(*ADD)).code == 0
+        assert host.names() == {"shop/web"}
+        drain = await host.vipd.vipctl("drain", "shop/web/10.244.0.11", "--fleet")
+        assert drain.code == 0, drain
+        await host.until(lambda: host.serving() == {"shop/web": set()}, "the order")
+        assert (await host.vipd.vipctl("resume", "shop/web/10.244.0.11", "--fleet")).code == 0
+        await host.until(lambda: host.serving() == {"shop/web": {"10.244.0.11:80"}}, "the order's end")
+        await host.until_well()
+
+    async def serve(host: Follower) -> None:
+        await host.until_well()
+        options = ("--endpoint", etcd.urls[0], "--user", SERVER, "--password-file")
+        with registering(
+            tmp_path,
+            *options,
+            str(directory / f"{SERVER}-password"),
+            service="shop/web",
+            backend="10.244.0.12",
+        ) as process:
+            await host.until(lambda: len(host.serving()["shop/web"]) == 2, "the registered backend")
+            assert process.stop() == 0
+        await host.until(lambda: len(host.serving()["shop/web"]) == 1, "its end")
+        assert "taken back" in process.said
+
+        async def reported() -> bool:
+            hosts = (await host.vipd.ask("GET", "/v1/fleet")).body["hosts"]
+            return [(h["name"], h["services"], h["fault"]) for h in hosts] == [("host-a", 1, "")]
+
+        await host.until(reported, "its report")
+        await host.until_well()
+
+    follow(etcd.urls, administer, **login("vipd-admin"))
+    follow(etcd.urls, serve, **login("vipd-host"))

@@ -1,196 +1,214 @@
-"""Keys and values that vipd writes are those that it reads, and orders end by this host's clock."""
+"""What vipd and vipctl write to etcd reads back the same, and what anybody else writes breaks nobody."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-import pytest
+from tests.sources.etcd.following import PREFIX, Follower, follow, key, value
+from tests.sources.etcd.members import Cluster
+from tests.sources.etcd.register import registering
 
-from tests.lab.recording_observer import RecordingObserver
-from tests.model.samples import service
-from vipd.daemon import wiring
-from vipd.declaration.native import parse_declaration
-from vipd.declaration.syntax import parse_backend
-from vipd.host.process import ProgramResult
-from vipd.host.settings.settings import load_settings
-from vipd.model.backend_status import AdminState, BackendStatuses
-from vipd.model.override import Override, OverrideTarget, to_json
-from vipd.model.service import Service
-from vipd.sources.etcd.fleet_keys import (
-    UnwritableError,
-    keys_of_targets,
-    override_key,
-    override_value,
-    read_overrides,
-    registration,
-    service_value,
+RICH: dict[str, Any] = {
+    "name": "shop/web",
+    "address": ["10.96.0.10", "fd00:96::10"],
+    "ports": [{"name": "http", "port": 80, "protocol": "tcp", "target": 8080}, "443/tcp"],
+    "backends": ["10.244.0.5", {"address": "10.244.2.21", "weight": 2}, "fd00:244::5"],
+    "affinity": {"by": "client-ip", "timeout": "1h"},
+    "check": {"type": "http", "path": "/healthz", "interval": "2s"},
+    "fallback": {"backends": ["10.244.9.9"]},
+}
+ORDERS = f"{PREFIX}overrides/"
+
+
+def order(backend: str = "10.244.0.5", service: str = "", **more: object) -> str:
+    """An order of the fleet to drain a backend, as vipctl writes it."""
+    subject = {"service": service} if service else {}
+    about = {**subject, "backend": backend, "admin": "draining"}
+    return json.dumps({**about, "by": "root on h1", "at": "2026-01-01T00:00:00+00:00", "reason": "x", **more})
+
+
+async def overrides(host: Follower) -> list[dict[str, Any]]:
+    return list((await host.vipd.ask("GET", "/v1/overrides")).body["overrides"])
+
+
+def test_a_service_comes_back_as_it_was_written(etcd: Cluster, root: Path) -> None:
+    async def write(host: Follower) -> dict[str, Any]:
+        answer = await host.vipd.ask("POST", "/v1/services?store=etcd", {"service": RICH})
+        assert answer.status == 200, answer
+        for name in ("", "a/b/c"):
+            nameless = {**RICH, "name": name, "address": "10.96.0.77"}
+            refused = await host.vipd.ask("POST", "/v1/services?store=etcd", {"service": nameless})
+            assert refused.status == 422, "a key could not have that name"
+        return dict((await host.vipd.service("shop%2Fweb"))["spec"])
+
+    async def read(host: Follower) -> dict[str, Any]:
+        await host.until(lambda: host.names() == {"shop/web"})
+        return dict((await host.vipd.service("shop%2Fweb"))["spec"])
+
+    written = follow(etcd.urls, write)
+    assert follow(etcd.urls, read) == written
+    assert {k: written[k] for k in ("affinity", "fallback")} == {k: RICH[k] for k in ("affinity", "fallback")}
+    stored = etcd.read(key("shop/web"))
+    assert stored is not None
+    assert "shop" not in stored.value
+    assert etcd.read(key("a/b/c")) is None
+
+
+REGISTERED = {
+    "10.244.0.5": "10.244.0.5:80",
+    "[fd00::5]:53@7": "[fd00::5]:53",
+    "10.244.0.6:80@0": "",
+}
+
+
+def test_a_registration_serves_as_it_was_given(etcd: Cluster, tmp_path: Path) -> None:
+    etcd.put(key("web"), "address: [10.96.0.1, 'fd00:96::1']\nports: 80\n")
+
+    async def story(host: Follower) -> None:
+        await host.until(lambda: host.names() == {"web"})
+        with ExitStack() as stack:
+            for backend in REGISTERED:
+                options = ("--endpoint", etcd.urls[0])
+                stack.enter_context(registering(tmp_path, *options, backend=backend)).until_said("registered")
+            await host.until(lambda: host.serving()["web"] == set(REGISTERED.values()) - {""}, "all")
+            shares = {b: w for at in host.vipd.kernel.serving().values() for b, w in at.items()}
+            assert shares["[fd00::5]:53"] == 7
+
+    follow(etcd.urls, story)
+
+
+NOT_REGISTERED = {
+    "10.244.0.10:80": ("{check: {type: https, ca: /etc/shadow}}", "ca names a file of this host"),
+    "10.244.0.11:80": (
+        "{check: {type: tcp, interval: 100ms, timeout: 100ms}}",
+        "check.interval: a registered backend's check asks every 0.1 s, from every host",
+    ),
+    "10.244.0.12:80": (
+        "{check: {type: udp, send: ping}}",
+        "check.send: a registered backend's check sends no datagrams of its own",
+    ),
+    "10.244.0.13:80": (
+        "{check: {type: http, body: 'a+'}}",
+        "check.body: a registered backend's check wants plain text",
+    ),
+    "10.244.0.14:80": ("{check: {type: exec, command: [/bin/true]}}", "checks that run programs"),
+    **dict.fromkeys(
+        (
+            *("127.0.0.1:80", "[::1]:80", "224.0.0.1:80", "0.0.0.0:80", "[::]:80", "[fe80::1]:80"),
+            *("[ff02::1]:80", "255.255.255.255:80", "[::ffff:169.254.169.254]:80", "0177.0.0.1:80"),
+            *("2130706433", "nonsense"),
+        ),
+        ("", ""),
+    ),
+}
+GOOD_CHECKS = (
+    "{check: {type: dns, query: example.com}}",
+    "{check: {type: http, method: HEAD}}",
+    "{check: tcp}",
 )
-from vipd.sources.etcd.fleet_overrides import FleetOverrides
-from vipd.sources.etcd.heartbeat import read_report
-from vipd.sources.etcd.values import Layout, read_registration, read_service_value
 
-LAYOUT = Layout("/vipd/v1/")
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-DRAIN = Override(
-    OverrideTarget("shop/web", "[fd00::1]:80"), "root on h1", NOW, AdminState.DRAINING, reason="kernel"
+
+def test_a_registration_brings_no_work_for_the_host_and_no_address_that_is_none(etcd: Cluster) -> None:
+    etcd.put(key("web"), "address: [10.96.0.1, 'fd00:96::1']\nports: 80\n")
+    start = f"{PREFIX}backends/web/"
+    etcd.put_all({f"{start}{address}": text for address, (text, _) in NOT_REGISTERED.items()})
+    etcd.put_all({f"{start}10.244.1.{n}:80": text for n, text in enumerate(GOOD_CHECKS)})
+    good = {f"10.244.1.{n}:80" for n in range(len(GOOD_CHECKS))}
+
+    async def story(host: Follower) -> None:
+        await host.until(lambda: host.serving().get("web") == good, "the good ones alone")
+        problems = (await host.source())["problems"]
+        for address, (_, words) in NOT_REGISTERED.items():
+            assert any(f"{start}{address}" in p and words in p for p in problems), (address, problems)
+        assert not any(f"{start}{address}" in p for address in good for p in problems)
+
+    follow(etcd.urls, story)
+
+    async def all_serve(host: Follower) -> None:
+        await host.until(lambda: "10.244.0.14:80" in host.serving().get("web", ()), "a program is allowed")
+
+    follow(etcd.urls, all_serve, settings={"exec_checks": "anywhere"})
+
+
+def test_orders_are_read_by_their_value_wherever_they_stand(etcd: Cluster) -> None:
+    etcd.put_all({key("web"): value(1), key("other"): value(2)})
+
+    async def story(host: Follower) -> None:
+        await host.until(lambda: len(host.names()) == 2)
+        etcd.put(f"{ORDERS}by/hand", order(service="web"))
+        await host.until(lambda: host.serving() == {"web": set(), "other": {"10.244.0.5:80"}}, "an order")
+        etcd.put(f"{ORDERS}another/place", order(service="web"))
+        assert (await host.vipd.vipctl("resume", "web/10.244.0.5", "--fleet")).code == 0
+        await host.until(lambda: host.serving()["web"], "both are gone")
+        assert etcd.read(f"{ORDERS}by/hand") is etcd.read(f"{ORDERS}another/place") is None
+        done = await host.vipd.vipctl("drain", "--address", "10.244.0.5", "--fleet", "--reason", "kernel")
+        assert done.code == 0, done
+        await host.until(lambda: host.serving() == {"web": set(), "other": set()}, "of every service")
+        (found,) = await overrides(host)
+        assert (found["reason"], found["admin"]) == ("kernel", "draining")
+        assert found["by"].endswith(" on host-a")
+        for reason in ("x" * 1001, "\x1b[2J"):
+            refused = await host.vipd.vipctl("drain", "web/10.244.0.5", "--fleet", "--reason", reason)
+            assert refused.code != 0, "it would read back as another"
+
+    follow(etcd.urls, story)
+
+
+def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there(etcd: Cluster) -> None:
+    etcd.put(key("web"), value(1))
+
+    async def story(host: Follower) -> None:
+        until = datetime.now(UTC) + timedelta(seconds=2)
+        etcd.put(f"{ORDERS}x", order(until=until.isoformat()))
+        await host.until(lambda: host.serving() == {"web": set()}, "the order")
+        await host.until(lambda: host.serving()["web"], "its end")
+        assert datetime.now(UTC) >= until
+        assert await overrides(host) == []
+
+    follow(etcd.urls, story)
+
+
+MALFORMED: Sequence[str] = (
+    "{",
+    "null",
+    "[" * 50_000,
+    '{"x": 1}',
+    '{"backend": []}',
+    '{"backend": "10.0.0.1", "at": "0001-01-01T00:00:00+23:59", "admin": {}}',
+    order(reason="\ud800"),
 )
-RICH = """apiVersion: vipd/v1
-services:
-  - name: shop/web
-    address: [10.96.0.10, "fd00:96::10"]
-    ports: [{name: http, port: 80, target: 8080}, 443/tcp]
-    backends: [10.244.0.5, {address: 10.244.2.21, weight: 2}, "fd00:244::5"]
-    affinity: {by: client-ip, timeout: 3h}
-    check: {type: http, path: /healthz, interval: 2s}
-    fallback: {backends: [10.244.9.9]}
-"""
 
 
-def rich() -> Service:
-    return parse_declaration(RICH, "file.yaml").services[0]
+def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed(etcd: Cluster) -> None:
+    etcd.put(key("web"), value(1))
+    etcd.put_all({f"{ORDERS}{n}": text for n, text in enumerate(MALFORMED)})
+    etcd.put_bytes(f"{ORDERS}b".encode() + b"\xff", b"null")
+    etcd.put(f"{ORDERS}evil", order(reason="\x1b[2J\n\u202e", by="x" * 5000))
 
+    async def story(host: Follower) -> None:
+        await host.until(lambda: host.serving() == {"web": set()}, "the good one")
+        (found,) = await overrides(host)
+        assert found["reason"] == r"\x1b[2J\n\u202e"
+        assert len(found["by"]) == 1000
 
-def test_a_service_comes_back_as_it_was_written() -> None:
-    value = service_value(LAYOUT, rich())
-    found = read_service_value("/vipd/v1/services/shop/web", "shop/web", value)
-    assert found.services == (rich(),)
-    assert "name: shop" not in value
+        async def faults() -> list[str]:
+            status = await host.vipd.status()
+            texts = [*status["warnings"], *(await host.source())["problems"]]
+            return [text for text in texts if text.startswith("order ")]
 
+        assert len(await faults()) == len(MALFORMED) + 1
+        assert all(map(str.isprintable, await faults()))
+        etcd.put_all({f"{ORDERS}many/{n}": "x" for n in range(1000)})
 
-@pytest.mark.parametrize("name", ["10.96.0.10:53/udp", "a/b/c"])
-def test_a_service_needs_a_name_that_a_key_can_have(name: str) -> None:
-    with pytest.raises(UnwritableError):
-        service_value(LAYOUT, replace(rich(), name=name))
+        async def counted() -> bool:
+            warnings = (await host.vipd.status())["warnings"]
+            return len(await faults()) <= 10 and any(" more" in text for text in warnings)
 
+        await host.until(counted, "many are counted")
 
-def test_a_registration_is_read_as_it_was_written() -> None:
-    for text in ("10.244.0.5", "[fd00::5]:53@7", "10.244.0.5:80@0"):
-        backend = parse_backend(text)
-        key, value = registration(LAYOUT, "shop/web", backend)
-        assert read_registration(key, key.removeprefix(LAYOUT.backends), value) == ("shop/web", backend)
-    with pytest.raises(UnwritableError):
-        registration(LAYOUT, "", parse_backend("10.244.0.5"))
-
-
-def test_a_registration_names_no_file_of_this_host() -> None:
-    key, rest = f"{LAYOUT.backends}shop/10.0.0.1:443", "shop/10.0.0.1:443"
-    assert isinstance(read_registration(key, rest, "check: https"), tuple)
-    refused = read_registration(key, rest, "check: {type: https, ca: /etc/shadow}")
-    assert not isinstance(refused, tuple)
-    assert "ca names a file of this host" in str(refused.problems[0])
-
-
-def test_orders_are_read_by_their_value_and_found_by_what_they_are_about() -> None:
-    key = override_key(LAYOUT, DRAIN.target).removeprefix(LAYOUT.overrides)
-    values = {
-        key: override_value(DRAIN),
-        "by/hand": override_value(DRAIN),
-        "broken": "{",
-        "odd": json.dumps({"x": 1}),
-    }
-    orders, faults = read_overrides(values)
-    assert orders == DRAIN.parts()
-    assert [fault.partition(" in etcd")[0] for fault in faults] == ["order broken", "order odd"]
-    assert keys_of_targets(LAYOUT, values, {DRAIN.target}) == [
-        f"{LAYOUT.overrides}{k}" for k in ("by/hand", key)
-    ]
-
-
-def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there() -> None:
-    now, values = NOW, {"x": override_value(replace(DRAIN, until=NOW + timedelta(seconds=5)))}
-    observer = RecordingObserver()
-    orders = FleetOverrides(lambda: values, lambda: now, observer)
-    orders.refresh()
-    assert set(orders.overrides) == set(DRAIN.parts())
-    assert orders.next_expiry() == NOW + timedelta(seconds=5)
-    orders.refresh()
-    assert observer.overrides == [{DRAIN.target}], "nothing is different the second time"
-    now = NOW + timedelta(seconds=5)
-    orders.expire_due()
-    assert orders.overrides == {}
-    assert orders.next_expiry() is None
-    assert observer.overrides == [{DRAIN.target}] * 2
-    values = {}
-    orders.refresh()
-    assert observer.overrides == [{DRAIN.target}] * 2
-
-
-def test_a_single_step_obeys_an_order_that_etcd_has_just_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`vipd --once` runs no loop that ends overrides."""
-
-    async def no_programs(argv: Sequence[str], stdin: str) -> ProgramResult:
-        raise FileNotFoundError(argv[0])
-
-    monkeypatch.setattr(wiring, "rule_programs", lambda *_: no_programs)
-    etcd, directory = {"endpoints": ["http://127.0.0.1:1"]}, str(tmp_path)
-    settings = load_settings(
-        flags={"etcd": etcd, "state_dir": directory, "services_dir": directory, "dataplane": "iptables"}
-    )
-
-    async def story() -> BackendStatuses:
-        parts = await wiring.wire(settings)
-        web = service("shop/web", "10.96.0.10", "", 1, "10.244.0.5")
-        parts.status_tracker.follow({web.name: web})
-        order = replace(DRAIN, target=OverrideTarget(web.name, "10.244.0.5"))
-        assert parts.fleet is not None
-        parts.fleet.overrides._values = lambda: {"x": override_value(order)}
-        parts.fleet.overrides.refresh()
-        assert parts.status_tracker.take_dirty() == {web.name}
-        await parts.fleet.close()
-        return parts.status_tracker.backend_statuses(web)
-
-    assert [status.admin for status in asyncio.run(story()).values()] == [AdminState.DRAINING]
-
-
-def test_a_malformed_order_is_left_out_alone_and_its_texts_can_be_printed() -> None:
-    bad = {
-        "a": "[" * 50_000,
-        "b\udcff": "null",
-        "c": '{"backend": []}',
-        "d": '{"backend": "10.0.0.1", "at": "0001-01-01T00:00:00+23:59", "admin": {}}',
-    }
-    evil = to_json(replace(DRAIN, reason="\x1b[2J\n\u202e", by="x" * 5000))
-    bad["f"] = json.dumps({**evil, "reason": "\ud800"})
-    orders, faults = read_overrides({**bad, "e": json.dumps(evil)})
-    ((key, order),) = orders.items()
-    assert key.target == DRAIN.target
-    assert order.reason == r"\x1b[2J\n\u202e"
-    assert len(order.by) == 1000
-    assert len(faults) == 5
-    assert all(fault.isprintable() for fault in faults)
-    _, many = read_overrides({str(number): "x" for number in range(1000)})
-    assert len(many) == 11
-    assert "990 more" in many[-1]
-
-
-@pytest.mark.parametrize("reason", ["\x1b[2J", "x" * 1001, "\ud800"])
-def test_an_order_that_would_read_back_as_another_is_not_written(reason: str) -> None:
-    with pytest.raises(UnwritableError):
-        override_value(replace(DRAIN, reason=reason))
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        b"",
-        b"\xff",
-        b"[]",
-        b"[" * 50_000,
-        b'{"revision": "x"}',
-        b'{"version": "\\u001b"}',
-        b'{"services": []}',
-    ],
-)
-def test_a_malformed_report_of_a_host_is_a_fault_of_that_host(value: bytes) -> None:
-    found, fault = read_report(value)
-    assert found == {"version": "", "revision": 0, "services": 0, "problems": 0}
-    assert "cannot be read" in fault
-    good = b'{"version": "0.1.0", "revision": 7, "services": 2, "problems": 1, "later": 1}'
-    assert read_report(good) == ({"version": "0.1.0", "revision": 7, "services": 2, "problems": 1}, "")
+    follow(etcd.urls, story)
