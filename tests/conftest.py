@@ -72,7 +72,8 @@ LONGEST = (
     "tests/api",
     "tests/observe",
     "tests/host",
-    "tests/sources/etcd",
+    "tests/sources",
+    "tests/resolver",
     "tests/dataplane",
 )
 """Beginnings of the names of tests whose files take long, the longest first."""

@@ -201,7 +201,7 @@ TARGETS = (
     Target(
         "removal guard",
         ("vipd/sources/removal_guard.py",),
-        ("tests/sources/etcd/test_removal_guard.py", "tests/sources/etcd/test_keys.py"),
+        ("tests/sources/etcd/test_removal_guard.py", "tests/sources/etcd/test_removals.py"),
         one_in=1,
     ),
     Target(
@@ -223,7 +223,6 @@ TARGETS = (
             "tests/resolver/test_answers.py",
             "tests/control/test_named_backends.py",
             "tests/resolver/test_resolver.py",
-            "tests/resolver/test_lookup.py",
             "tests/declaration/test_dns_names.py",
         ),
         one_in=6,
