@@ -209,6 +209,21 @@ def test_an_address_that_something_else_has_is_not_taken(lab: LanLab) -> None:
         lab.client.run("ip", "addr", "del", "10.77.0.150/32", "dev", "eth0")
 
 
+def test_a_holder_whose_key_nobody_can_read_is_one_all_the_same(lab: LanLab) -> None:
+    """A candidate that nobody can read, or a key of what is no address, keeps nobody from anything."""
+    free = "10.77.0.151"
+    junk = {f"announce/addresses/{VIP}": "{", "announce/addresses/10.77.0.011": "{}"}
+    junk |= {f"announce/hosts/x{n}": text for n, text in enumerate(("", "[]", '{"addresses": ["x"]}'))}
+    for key, text in junk.items():
+        lab.put(key, text)
+    with lab.announcer(lab.hosts[0], (VIP, free)) as daemon:
+        wait_until(lambda: lab.who_answers(free) == "h1", "h1 does not answer", 30)
+        assert held_by(daemon) == {free}
+        for key in junk:
+            lab.delete(key)
+        wait_until(lambda: held_by(daemon) == {VIP, free}, "h1 does not take it", 30)
+
+
 def test_cleanup_removes_what_a_killed_daemon_left(lab: LanLab) -> None:
     daemon = lab.announcer(lab.hosts[0])
     daemon.host.run(

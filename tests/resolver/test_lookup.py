@@ -101,6 +101,7 @@ def test_the_answers_of_a_real_name_server_serve(node: Node, tmp_path: Path) -> 
 
             host.wait_until(differing, {}, 30)
             assert view(host, 0)["ttl"] == 77
+            host.wait_until(lambda: len(host.endpoints("s7")), 3)
             endpoints = {
                 e["endpoint"]: e["reason"] for f in host.service("s7")["forwardings"] for e in f["endpoints"]
             }

@@ -7,13 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from vipd.sources.etcd.announcement_keys import (
-    AnnouncementKeys,
-    candidate_value,
-    holder_value,
-    read_candidate,
-    read_holder,
-)
 from vipd.sources.etcd.election import (
     MAX_PREEMPTIONS,
     RANK_STEP_SECONDS,
@@ -30,7 +23,6 @@ from vipd.sources.etcd.election import (
     shares,
 )
 from vipd.sources.etcd.host_lease import LeaseTimes
-from vipd.sources.etcd.messages import KeyValue
 
 ADDRESS = "192.0.2.10"
 ADDRESSES = frozenset(f"192.0.2.{number}" for number in range(1, 201))
@@ -172,44 +164,6 @@ def test_a_host_keeps_what_only_it_can_hold() -> None:
     gone = replace(me, ready=frozenset())
     (release,) = Election(1.0).decide(View({ADDRESS: held}, others), gone, LATER)
     assert isinstance(release, Release)
-
-
-KEYS = AnnouncementKeys("/vipd/v1/")
-
-
-def test_values_are_read_back() -> None:
-    value = candidate_value({ADDRESS}, {"02:00:00:00:00:01"}, ["192.0.2.1"], "boot/1")
-    found = read_candidate(KEYS, KeyValue(KEYS.host("h1"), value, 7, lease=3))
-    assert found == Candidate(
-        "h1", 3, 7, frozenset({ADDRESS}), frozenset({"02:00:00:00:00:01"}), ("192.0.2.1",), "boot/1"
-    )
-    kv = KeyValue(
-        KEYS.address(ADDRESS), holder_value("h1", "boot/1", "2026-01-01T00:00:00Z", "h2"), 7, lease=3
-    )
-    assert read_holder(KEYS, kv) == (
-        ADDRESS,
-        Holding("h1", 3, 7, "2026-01-01T00:00:00Z", "h2", "boot/1"),
-    )
-
-
-@pytest.mark.parametrize(
-    "value", [b"", b"[]", b"{", b'{"host": []}', b'{"host": "%s"}' % (b"x" * 300), b"\xff"]
-)
-def test_an_unreadable_holder_is_one_all_the_same(value: bytes) -> None:
-    found = read_holder(KEYS, KeyValue(KEYS.address(ADDRESS), value, 7, lease=3))
-    assert found == (ADDRESS, Holding("", 3, 7))
-
-
-@pytest.mark.parametrize("value", [b"", b"[]", b'{"addresses": "x"}', b'{"addresses": ["x"]}', b"\xff"])
-def test_an_unreadable_candidate_can_hold_nothing(value: bytes) -> None:
-    found = read_candidate(KEYS, KeyValue(KEYS.host("h1"), value, 7))
-    assert found.addresses == frozenset()
-    assert found.fault
-
-
-@pytest.mark.parametrize("name", ["x", "192.0.2.010", "192.0.2.1/32", ""])
-def test_a_key_that_is_no_address_counts_for_nothing(name: str) -> None:
-    assert read_holder(KEYS, KeyValue(f"{KEYS.addresses}{name}".encode(), b"{}", 7)) is None
 
 
 @pytest.mark.parametrize("takeover", [3, 5, 10, 60])

@@ -137,16 +137,20 @@ def test_a_write_that_a_frozen_member_may_have_done_is_an_error_and_the_next_goe
 
 
 @pytest.mark.nightly
-def test_a_watch_that_has_fallen_silent_is_noticed(etcd: Cluster) -> None:
+@pytest.mark.parametrize("what", ["write", "removal"])
+def test_a_watch_that_has_fallen_silent_is_noticed(etcd: Cluster, what: str) -> None:
     """Its connection stays open and every read is answered, so that only what it lacks gives it away."""
     etcd.put_all(values(2))
 
     async def story(host: Follower) -> None:
         await host.until_well()
         cable.silence()
-        etcd.put(key("s002"), value(2, "10.244.0.9"))
-        etcd.delete(key("s001"))
-        await host.until(lambda: host.serving() == {"s002": {"10.244.0.9:80"}}, "noticed")
+        if what == "write":
+            etcd.put(key("s002"), value(2, "10.244.0.9"))
+            await host.until(lambda: host.backend("s002") == "10.244.0.9", "noticed")
+        else:
+            etcd.delete(key("s001"))
+            await host.until(lambda: host.names() == {"s002"}, "noticed")
 
     with relay(etcd.urls[0]) as cable:
         follow((cable.url,), story)
@@ -188,6 +192,8 @@ def test_what_changes_while_a_long_list_is_read_is_not_missed(etcd: Cluster) -> 
         await host.until(lambda: host.backend("s002") == "10.244.0.9", "a change meanwhile")
         assert host.names() == {f"s{n:03}" for n in (0, *range(2, 701))}
         assert passed
+        said = [record.getMessage() for record in host.vipd.journal]
+        assert not [text for text in said if "does not tell what is written" in text], "by the watch itself"
 
     with gateway(etcd.urls[0]) as there:
         there.altered = change
