@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.api.daemon_process import PATIENCE_SECONDS, ConfiguredHost, host
-from tests.model.samples import block
 from tests.lab.inside import declare
+from tests.model.samples import block
 
 pytestmark = pytest.mark.root
 
