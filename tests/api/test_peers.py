@@ -165,7 +165,9 @@ def test_every_change_is_refused_to_a_reader() -> None:
 
     async def story(vipd: Vipd) -> None:
         paths = [(method, re.sub("[A-Z]{3,}", "none", path)) for method, path in routes()]
-        changes = [(method, path, {}) for method, path in paths if method != "GET"]
+        changes: list[tuple[str, str, object]] = [
+            (method, path, {}) for method, path in paths if method != "GET"
+        ]
         assert {method for method, *_ in changes} == {"POST", "PATCH", "DELETE"}
         answers = await asked_as(vipd, *changes)
         passed = [

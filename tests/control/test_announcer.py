@@ -31,15 +31,15 @@ async def changed(vipd: Vipd, *blocks: str) -> None:
     await vipd.reload()
 
 
-async def moments(vipd: Vipd, seconds: float) -> list[tuple[float, bool]]:
-    """When the address is withdrawn and announced in the next seconds."""
-    clock, found = asyncio.get_running_loop().time, list[tuple[float, bool]]()
+async def moments(vipd: Vipd, seconds: float) -> list[tuple[int, bool]]:
+    """At which second the address is withdrawn and announced in the next seconds."""
+    clock, found = asyncio.get_running_loop().time, list[tuple[int, bool]]()
     began, last = clock(), VIP in vipd.announced
     while clock() - began < seconds:
         await asyncio.sleep(0.05)
         if (VIP in vipd.announced) is not last:
             last = not last
-            found.append((round(clock() - began, 1), last))
+            found.append((round(clock() - began), last))
     return found
 
 
@@ -51,18 +51,19 @@ async def why(vipd: Vipd) -> str:
 def test_a_short_failure_withdraws_nothing_and_a_long_one_until_a_backend_has_served_for_a_while() -> None:
     async def story(vipd: Vipd) -> None:
         await asyncio.sleep(1)
-        assert (vipd.announced, await why(vipd)) == ({VIP}, "served")
+        assert vipd.announced == {VIP}
+        assert await why(vipd) == "served"
         await changed(vipd, UNSERVED)
         assert await why(vipd) == "withdrawing"
         await asyncio.sleep(2)
         await changed(vipd, SERVED)
         assert await moments(vipd, 20) == []
         await changed(vipd, UNSERVED)
-        assert await moments(vipd, 20) == [(pytest.approx(3, abs=0.3), False)]
+        assert await moments(vipd, 20) == [(3, False)]
         assert await why(vipd) == "no-backend"
         await changed(vipd, SERVED)
         assert await why(vipd) == "returning"
-        assert await moments(vipd, 20) == [(pytest.approx(10, abs=0.3), True)]
+        assert await moments(vipd, 20) == [(10, True)]
 
     settings: dict[str, Any] = {"announce_withdraw_after": 3, "announce_return_after": 10}
     announcing(story, lambda vipd: vipd.declare(SERVED), **settings)
@@ -118,7 +119,7 @@ def test_what_an_earlier_process_announced_stays_until_the_first_write_but_for_m
     ],
 )
 def test_an_address_is_withdrawn_in_time_whether_etcd_answers_or_not(
-    etcd: str, withdraw_after: float, expected: list[float]
+    etcd: str, withdraw_after: float, expected: list[int]
 ) -> None:
     """It is kept where this host knows that no other one announces it."""
 
@@ -130,10 +131,11 @@ def test_an_address_is_withdrawn_in_time_whether_etcd_answers_or_not(
         watched = asyncio.create_task(moments(vipd, 60))
         await changed(vipd, UNSERVED)
         found = await watched
-        assert found == [(pytest.approx(seconds, abs=0.5), False) for seconds in expected]
+        assert found == [(seconds, False) for seconds in expected]
         began = asyncio.get_running_loop().time()
         answer = await vipd.ask("POST", "/v1/maintenance", {})
-        assert (answer.status, vipd.announced) == (200, set()), "at once"
+        assert answer.status == 200
+        assert vipd.announced == set(), "at once"
         assert asyncio.get_running_loop().time() - began < 10
 
     settings: dict[str, Any] = {"announce_withdraw_after": withdraw_after}
@@ -149,10 +151,7 @@ def test_only_what_is_asked_for_is_announced() -> None:
         web("10.0.0.1", traffic_policy="{external: local}"): set(),
         web("{address: 10.0.0.1, node: host-a}", traffic_policy="{external: local}"): {VIP},
         UNSERVED: set(),
-        UNSERVED
-        + SERVED.replace("web", "api").replace("80/tcp", "443/tcp").replace("10.96.0.10", "10.96.0.11"): {
-            VIP
-        },
+        UNSERVED + other: {VIP},
     }
 
     async def story(vipd: Vipd) -> frozenset[str]:

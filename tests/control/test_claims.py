@@ -54,7 +54,7 @@ async def from_etcd(vipd: Vipd, spec: Json) -> list[str]:
     return [problem.partition(": ")[2] for problem in etcd["problems"]]
 
 
-def refusals(spec: Json, **settings: object) -> dict[str, list[str]]:
+def refusals(spec: Json, **settings: Any) -> dict[str, list[str]]:
     """The problems of a service from each source; of those that may claim it none."""
 
     async def story(vipd: Vipd) -> dict[str, list[str]]:

@@ -37,9 +37,7 @@ async def resolved(vipd: Vipd) -> None:
     await asyncio.sleep(40)
 
 
-def joined(
-    *blocks: str, names: dict[str, Any], facts: dict[str, Any] | None = None, **settings: object
-) -> Any:
+def joined(*blocks: str, names: dict[str, Any], facts: dict[str, Any] | None = None, **settings: Any) -> Any:
     """The backends of web, and what is told of those left out."""
 
     def prepare(vipd: Vipd) -> None:
@@ -130,7 +128,7 @@ def test_an_address_that_no_backend_may_have_is_left_out_and_named() -> None:
 )
 def test_allowed_backends_holds_for_answers(allowed: object, kept: list[str]) -> None:
     names = {DNS: ["10.0.0.1", "192.0.2.1", "169.254.169.254"]}
-    settings = {"allowed_backends": allowed} if allowed else {}
+    settings: dict[str, Any] = {"allowed_backends": allowed} if allowed else {}
     assert joined(web(f"'{DNS}'"), names=names, **settings)[0] == [f"{address}:80" for address in kept]
 
 
