@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.lab.inside import Vipd, running
+from vipd.model.limits import BACKENDS
 
 DNS, SRV = "dns:web.internal", "srv:_http._tcp.web.internal"
 BOTH = "['10.96.0.10', 'fd00:96::10']"
@@ -228,3 +229,11 @@ def test_many_refused_addresses_are_few_problems() -> None:
         vipd.declare(web(f"'{DNS}'"))
 
     running(story, prepare, simulated=True, dns_max_addresses=100)
+
+
+def test_names_never_exceed_what_a_service_may_have() -> None:
+    own = ", ".join(
+        f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(1 << 16, (1 << 16) + BACKENDS - 5)
+    )
+    serving, _ = joined(web(f"{own}, '{DNS}'"), names={DNS: [f"10.200.0.{n}" for n in range(1, 20)]})
+    assert len(serving) == BACKENDS
