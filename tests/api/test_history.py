@@ -224,7 +224,7 @@ def test_a_rollback_takes_back_at_once_what_is_not_confirmed(revision: int | Non
 def test_readers_may_see_the_history_and_not_confirm() -> None:
     async def story(vipd: Vipd) -> None:
         await apply(vipd, WEB, query="?confirm=60")
-        changes = [("POST", "/v1/confirm", None), ("POST", "/v1/rollback", {})]
+        changes: list[tuple[str, str, object]] = [("POST", "/v1/confirm", None), ("POST", "/v1/rollback", {})]
         answers = await asked_as(vipd, ("GET", "/v1/history", None), ("GET", "/v1/history/1", None), *changes)
         assert [answer.status for answer in answers] == [200, 200, 403, 403]
         assert (await vipd.status())["confirmation"]["revision"] == 1

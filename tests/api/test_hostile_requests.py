@@ -404,7 +404,10 @@ def test_a_check_that_lacks_something_is_a_problem_by_itself() -> None:
             ),
             *({"type": "exec", "command": ["/bin/true"], "user": user} for user in ("a b", None)),
             *({"type": "https", "ca": ca} for ca in ("x", "/\x00")),
-            *({"type": kind} for kind in ("exec", "udp", None, {})),
+            {"type": "exec"},
+            {"type": "udp"},
+            {"type": None},
+            {"type": {}},
             *({}, [], 5),
         )
         for check in checks:

@@ -26,18 +26,19 @@ def members() -> int:
     return grp.getgrnam(GROUP).gr_gid
 
 
-def test_the_socket_has_its_mode_whatever_the_umask_and_its_folders_are_made() -> None:
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_the_socket_has_its_mode_whatever_the_umask_and_its_folders_are_made(mask: int) -> None:
     async def story(vipd: Vipd) -> None:
         status = vipd.socket.stat()
         assert stat.S_ISSOCK(status.st_mode)
         assert stat.S_IMODE(status.st_mode) == 0o660
         assert (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
-        assert os.umask(0) == 0, "the process's own umask is put back"
+        assert os.umask(mask) == mask, "the process's own umask is put back"
 
     def deep(vipd: Vipd) -> None:
         vipd.settings["socket"] = vipd.socket = vipd.root / "run" / "deep" / "vipd.sock"
 
-    before = os.umask(0)
+    before = os.umask(mask)
     try:
         running(story, deep)
     finally:
@@ -165,7 +166,9 @@ def test_every_change_is_refused_to_a_reader() -> None:
 
     async def story(vipd: Vipd) -> None:
         paths = [(method, re.sub("[A-Z]{3,}", "none", path)) for method, path in routes()]
-        changes = [(method, path, {}) for method, path in paths if method != "GET"]
+        changes: list[tuple[str, str, object]] = [
+            (method, path, {}) for method, path in paths if method != "GET"
+        ]
         assert {method for method, *_ in changes} == {"POST", "PATCH", "DELETE"}
         answers = await asked_as(vipd, *changes)
         passed = [

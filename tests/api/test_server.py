@@ -384,9 +384,12 @@ def test_a_weight_for_a_files_backend_is_an_order() -> None:
 def test_requests_that_fail_are_logged_once_and_named_until_one_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def unexpected(*_: object, **__: object) -> object:
+        raise KeyError("nobody expects it")
+
     async def story(vipd: Vipd) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(json, "loads", lambda *_, **__: {}["nobody expects it"])
+            patched.setattr(json, "loads", unexpected)
             statuses = [await status_of(vipd) for _ in range(20)]
         assert statuses == [500] * 20
         (warning,) = (await vipd.status())["warnings"]

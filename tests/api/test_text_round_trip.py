@@ -3,38 +3,25 @@ read: the store, its copy, etcd, and what vipctl prints."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.declaration.strategies import PATIENT
 from tests.faults.broken_declarations import SINGLE, checks, declaration
-from tests.lab.examples import examples, some
-from tests.model.samples import service
-from vipd.cli.main import cli
-from vipd.cli.output import document
-from vipd.declaration.native import format_declaration, parse_declaration, parse_service
-from vipd.declaration.operations import spec_of
-from vipd.declaration.yaml_text import dump_yaml
-from vipd.model.check import Check, HttpProbe
+from tests.lab.examples import examples
+from tests.lab.inside import Vipd, declare, running, vipctl, written
 from vipd.model.service import Origin, Service
 from vipd.model.text import is_encodable, join_surrogate_pairs, json_text, lines, one_line, yaml_quoted
-from vipd.sources.etcd.fleet_keys import UnwritableError, service_key, service_value
-from vipd.sources.etcd.values import Layout, read_service_value
-from vipd.sources.files import FileSource
-from vipd.sources.store import COPY_SUFFIX, StoreError, StoreSource
 
-LAYOUT = Layout("/vipd/v1/")
 Path_ = tuple[str | int, ...]
 
 WORDS = (
@@ -118,197 +105,169 @@ def changed(spec: dict[str, Any], path: Path_, text: str) -> Any:
     return made
 
 
-def accepted(spec: object) -> Service | None:
-    found, problems = parse_service(spec, Origin("cli"))
-    return None if problems else found
+def file_of(spec: object) -> str:
+    return json.dumps({"apiVersion": "vipd/v1", "services": [spec]})
 
 
-def survives(wanted: Service, root: Path) -> None:
-    """Every way."""
-    stored(wanted, root / "services.yaml")
-    texts = [format_declaration([wanted])]
-    texts += [document({"services": [spec_of(wanted)]}, form) for form in ("json", "yaml")]
-    for text in texts:
-        assert lines(text) == text, "it can be printed"
-        assert parse_declaration(text, "f").services == (wanted,), text
-    assert json.loads(texts[1])["services"] == json.loads(json.dumps([spec_of(wanted)]))
-    value = service_value(LAYOUT, wanted)
-    assert lines(value) == value
-    assert read_service_value(service_key(LAYOUT, wanted.name), wanted.name, value).services == (wanted,)
-
-
-def stored(wanted: Service, path: Path) -> None:
-    """In the store after a restart, and in its copy alone."""
-    for each in (path, copied := path.with_name(path.name + COPY_SUFFIX)):
-        each.unlink(missing_ok=True)
-    with patch("os.fsync"):  # thousands of examples
-        StoreSource(path).save({wanted.name: wanted})
-    assert path.read_bytes() == copied.read_bytes()
-    again = StoreSource(path)
-    again.load()
-    assert again.faults() == ()
-    assert dict(again.services) == {wanted.name: wanted}
-
-
-@settings(PATIENT, max_examples=examples(300))
+@settings(max_examples=examples(300))
 @given(st.sampled_from(FREE) | st.sampled_from(SPECS), TEXTS)
 @example((SINGLE, ("name",)), "web")
-def test_what_is_accepted_for_any_key_survives(
-    tmp_path_factory: pytest.TempPathFactory, where: tuple[dict[str, Any], Path_], text: str
+def test_what_is_accepted_for_any_key_is_written_and_read_as_the_same(
+    where: tuple[dict[str, Any], Path_], text: str
 ) -> None:
-    found = accepted(changed(*where, text))
-    if found is not None:
-        assert is_encodable(text)
-        survives(found, tmp_path_factory.getbasetemp())
-
-
-@pytest.mark.parametrize("path", [path for _, path in FREE], ids=lambda path: ".".join(map(str, path)))
-def test_every_odd_text_survives_where_any_text_is_taken(tmp_path: Path, path: Path_) -> None:
-    spec = next(spec for spec, each in FREE if each == path)
-    words = some(WORDS, path, fewer=3)
-    found = [accepted(changed(spec, path, text)) for text in words]
-    assert sum(each is not None for each in found) > len(words) / 2
-    for each in filter(None, found):
-        survives(each, tmp_path)
-
-
-def test_an_empty_datagram_is_stored_as_one(tmp_path: Path) -> None:
-    check = {"type": "udp", "port": 53, "send": ""}
-    found = accepted({"name": "dns", "address": "10.96.0.1", "ports": "53/udp", "check": check})
-    assert found is not None
-    survives(found, tmp_path)
+    if not is_encodable(text):
+        return
+    declared = declare(file_of(changed(*where, text)))
+    if not declared.problems:
+        yaml_text = written(declared.services)
+        assert lines(yaml_text) == yaml_text, "it can be printed"
+        assert declare(yaml_text).services == declared.services, yaml_text
 
 
 @given(st.sampled_from(SPECS), st.text(ANY_CHARACTER, max_size=5), st.characters(categories=["Cs"]))
 def test_half_of_a_surrogate_pair_is_refused_for_every_key(
     where: tuple[dict[str, Any], Path_], text: str, half: str
 ) -> None:
-    assert accepted(changed(*where, text + half)) is None
+    assert declare(file_of(changed(*where, text + half))).problems
 
 
-def test_what_does_not_read_back_is_never_written(tmp_path: Path) -> None:
-    path = tmp_path / "services.yaml"
-    store = StoreSource(path)
-    good, other = service("good", "10.96.0.10"), service("other", "10.96.0.11")
-    store.save({"good": good})
-    before = {each: each.read_bytes() for each in tmp_path.iterdir()}
-    for bad in (
-        "    fallback: keep\n",
-        "  - address: 10.96.0.99\n    ports: 1/tcp\n",
-        "    x: \ud83d\n",
-        "}",
-    ):
-        with (
-            patch("vipd.sources.store.format_service", lambda s, bad=bad: _formatted(s) + bad),
-            pytest.raises(StoreError, match=r"for other reads back.*please report it"),
-        ):
-            store.save({"good": good, "other": other})
-    assert {each: each.read_bytes() for each in tmp_path.iterdir()} == before
-    assert dict(store.services) == {"good": good}
-    store.save({"good": good, "other": other})
+def odd_services() -> list[dict[str, Any]]:
+    """A service for each key that takes any text and names nothing of this host, and each odd text."""
+    found: list[dict[str, Any]] = []
+    for spec, path in {path: (spec, path) for spec, path in FREE}.values():
+        if path[-1] == "ca" or "command" in path:
+            continue
+        for word in WORDS:
+            made = changed(spec, path, word)
+            number = len(found)
+            place = {"name": f"s{number}", "address": f"10.250.{number >> 8}.{number & 255}", "ports": [80]}
+            check = made["check"] if path[0] == "check" else made["backends"][path[1]]["check"]
+            found.append({**place, "backends": ["10.244.0.5"], "check": check})
+    return [spec for spec in found if not declare(file_of(spec)).problems]
 
 
-def _formatted(wanted: Service) -> str:
-    return format_declaration([wanted]).partition("services:\n")[2]
+def file_with(specs: list[dict[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "vipd/v1", "services": specs})
 
 
-def test_a_value_that_reads_back_otherwise_is_not_written_to_etcd() -> None:
-    probe = HttpProbe(8080, body="a")
-    wanted = replace(service("web", "10.96.0.10"), check=Check(probe))
-    with (
-        patch(
-            "vipd.sources.etcd.fleet_keys.spec_of",
-            lambda s: spec_of(replace(s, check=Check(replace(probe, body="b")))),
-        ),
-        pytest.raises(UnwritableError, match="reads back as something else"),
-    ):
-        service_value(LAYOUT, wanted)
+def by_name(text: str) -> dict[str, Service]:
+    """What a text declares, wherever it stands."""
+    return {service.name: replace(service, origin=Origin("cli")) for service in declare(text).services}
 
 
-def test_a_store_that_an_earlier_version_wrote_with_pairs_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "services.yaml"
-    check = Check(HttpProbe(80, body='a\\\U0001f600"\u20ac\\ud83d\\ude00'))
-    wanted = replace(service("web", "10.96.0.10"), check=check)
-    text = _formatted(wanted).rstrip()
-    quoted = yaml_quoted(check.probe.body) if isinstance(check.probe, HttpProbe) else ""
-    assert quoted in text
-    earlier = text.replace(quoted, json.dumps(check.probe.body) if isinstance(check.probe, HttpProbe) else "")
-    path.write_text(f"apiVersion: vipd/v1\nservices:\n{earlier}\n")
-    store = StoreSource(path)
-    store.load()
-    assert store.faults() == ()
-    assert dict(store.services) == {"web": wanted}
+async def exported(vipd: Vipd) -> dict[str, Service]:
+    """What serves, by the API and as vipctl prints it."""
+    body = (await vipd.ask("GET", "/v1/export")).body
+    services = by_name(file_with(body["services"]))
+    for form in ("yaml", "json"):
+        printed = (await vipd.vipctl("export", "-o", form)).stdout
+        assert lines(printed) == printed
+        assert by_name(printed) == services
+    return services
+
+
+def test_every_odd_text_is_the_same_after_every_way_on_which_it_is_written_and_read(tmp_path: Path) -> None:
+    """The store, its copy, a file, its kept copy, and what vipctl prints."""
+    specs = odd_services()
+    assert len(specs) > 2 * len(WORDS)
+    expected = by_name(file_with(specs))
+
+    async def add(vipd: Vipd) -> dict[str, Service]:
+        assert (await vipd.ask("POST", "/v1/apply", {"services": specs})).status == 200
+        return await exported(vipd)
+
+    def file(vipd: Vipd, text: str = file_with(specs)) -> None:
+        (vipd.services_dir / "a.json").write_text(text)
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    for root in (first, second):
+        root.mkdir()
+    assert running(add, root=first) == expected
+    assert running(exported, root=first) == expected
+    (first / "state" / "services.yaml").write_text("broken")  # then its copy counts
+    assert running(exported, root=first) == expected
+    assert running(exported, file, second) == expected
+    assert running(exported, lambda vipd: file(vipd, "broken"), second) == expected
+
+
+def test_every_odd_text_of_a_key_of_etcd_is_read_as_it_is_written() -> None:
+    specs = odd_services()
+    expected = by_name(file_with(specs))
+
+    def keys(vipd: Vipd) -> None:
+        for spec in specs:
+            value = json.dumps({key: part for key, part in spec.items() if key != "name"})
+            vipd.etcd.put(f"/vipd/v1/services/{spec['name']}", value)
+
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(10)
+        found = await exported(vipd)
+        assert found == expected
+
+    running(story, keys, simulated=True, etcd={"endpoints": ["http://etcd:2379"]})
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_what_was_read_is_written_as_it_stands_but_after_an_edit(tmp_path: Path, edited: bool) -> None:
-    path = tmp_path / "services.yaml"
-    services = {f"s{n}": service(f"s{n}", f"10.96.0.{n}") for n in range(1, 6)}
-    StoreSource(path).save(services)
-    if edited:
-        path.write_text(path.read_text().replace("  - name: s2", "  # two\n  - &b\n    name: s2"))
-    store = StoreSource(path)
-    store.load()
-    with patch("vipd.sources.store.format_service", side_effect=_formatted) as formatting:
-        store.save({name: store.services[name] for name in ("s5", "s1", "s2")})
-    # The history has the text before, too, of the two that go.
-    assert formatting.call_count == (3 + 2 if edited else 0)
-    again = StoreSource(path)
-    again.load()
-    assert list(again.services.values()) == [services[name] for name in ("s5", "s1", "s2")]
-
-
-def test_a_file_and_its_kept_copy_say_the_same(tmp_path: Path) -> None:
-    directory, kept = tmp_path / "services.d", tmp_path / "accepted"
-    directory.mkdir()
+def test_a_store_that_somebody_edited_is_read_and_written_on(tmp_path: Path, edited: bool) -> None:
     spec = {"address": "10.96.0.1", "ports": ["80/tcp"]}
-    services = [
-        {**spec, "name": f"s{n}", "ports": [f"{n}/tcp"], "check": {"type": "dns", "port": 53, "answer": word}}
-        for n, word in enumerate(WORDS, 1)
-    ]
-    text = json.dumps({"apiVersion": "vipd/v1", "services": services})
-    path = directory / "a.json"
-    path.write_text(text)
-    source = FileSource(directory, kept)
-    source.scan()
-    (unit,) = source.units().values()
-    assert unit.candidate.ok, unit.candidate.problems
-    assert [s.check.probe.answer for s in unit.candidate.services] == list(WORDS)  # type: ignore[union-attr]
-    source.save_accepted(dict.fromkeys(source.units(), unit.candidate))
-    path.write_text("broken")
-    again = FileSource(directory, kept)
-    again.scan()
-    (after,) = again.units().values()
-    assert after.accepted == unit.candidate
+
+    async def add(vipd: Vipd) -> None:
+        for n in range(1, 6):
+            assert (await vipd.add({**spec, "name": f"s{n}", "ports": [f"{n}/tcp"]})).status == 200
+
+    async def remove(vipd: Vipd) -> list[str]:
+        assert (await vipd.ask("DELETE", "/v1/services/s3")).status == 200
+        text = (vipd.state_dir / "services.yaml").read_text()
+        assert ("# two" in text) is False
+        return [service.name for service in declare(text).services]
+
+    running(add, root=tmp_path)
+    store = tmp_path / "state" / "services.yaml"
+    if edited:
+        store.write_text(store.read_text().replace("  - name: s2", "  # two\n  - &b\n    name: s2"))
+    assert running(remove, root=tmp_path) == ["s1", "s2", "s4", "s5"]
+
+
+def test_a_store_that_an_earlier_version_wrote_with_pairs_is_read(tmp_path: Path) -> None:
+    body = 'a\\\U0001f600"\u20ac'
+    spec = {"name": "web", "address": "10.96.0.10", "ports": ["80/tcp"]}
+    spec |= {"check": {"type": "dns", "port": 53, "answer": body}}  # type: ignore[dict-item]
+    earlier = written(declare(file_of(spec)).services).replace(yaml_quoted(body), json.dumps(body))
+    assert "\\ud83d" in earlier
+
+    def store(vipd: Vipd) -> None:
+        (vipd.state_dir / "services.yaml").write_text(earlier)
+
+    async def story(vipd: Vipd) -> str:
+        return str((await vipd.service("web"))["spec"]["check"]["answer"])
+
+    assert running(story, store) == body
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-def test_convert_prints_what_reads_back(tmp_path: Path, form: str) -> None:
+def test_convert_prints_what_reads_back(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     check = {"type": "http", "port": 80, "body": "\x1b\U0001f600\u202e\U000e0001 no"}
-    wanted = accepted({"name": "web", "address": "10.96.0.1", "ports": "80/tcp", "check": check})
-    assert wanted is not None
-    file, printed = tmp_path / "a.yaml", tmp_path / "b.yaml"
-    file.write_text(format_declaration([wanted]))
-    ended = CliRunner().invoke(cli, ["convert", str(file), "-o", form])
-    assert ended.exit_code == 0, ended.output
-    assert lines(ended.output) == ended.output
-    printed.write_text(ended.output)
-    assert parse_declaration(printed.read_text(), "b").services == (wanted,)
+    declared = declare(file_of({"name": "web", "address": "10.96.0.1", "ports": "80/tcp", "check": check}))
+    file = tmp_path / "a.yaml"
+    file.write_text(written(declared.services))
+    assert vipctl(["convert", str(file), "-o", form]) == 0
+    printed = capsys.readouterr().out
+    assert lines(printed) == printed
+    assert declare(printed).services == declared.services
 
 
 @given(st.text(ANY_CHARACTER))
 def test_text_as_json_and_yaml(text: str) -> None:
     for indent in (None, 2):
-        written = json_text({text: [text]}, indent)
-        assert json.loads(written) == {text: [text]}
-        assert lines(written) == written
+        as_json = json_text({text: [text]}, indent)
+        assert json.loads(as_json) == {text: [text]}
+        assert lines(as_json) == as_json
     assert one_line(text).isprintable()
     assert one_line(one_line(text)) == one_line(text)
     if is_encodable(text):
         assert yaml.safe_load(yaml_quoted(text)) == text
-        written = dump_yaml({"a": [text], text: {text: text}})
-        assert yaml.safe_load(written) in ({"a": [text], text: {text: text}}, {"a": {"a": "a"}})
-        assert lines(written) == written
         assert join_surrogate_pairs(json.dumps(text)).count('"') == json.dumps(text).count('"')
         assert yaml.safe_load(join_surrogate_pairs(json.dumps(text))) == text
 

@@ -12,7 +12,7 @@ from tests.lab.inside import Vipd, running
 PANICS_SHOWN = NOTES_SHOWN = 20
 
 
-def views_of(*specs: dict[str, object], **settings: object) -> list[dict[str, Any]]:
+def views_of(*specs: dict[str, object], **settings: Any) -> list[dict[str, Any]]:
     """What is shown of services that were added."""
 
     async def story(vipd: Vipd) -> list[dict[str, Any]]:

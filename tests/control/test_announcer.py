@@ -1,240 +1,162 @@
-"""The announcer decides on what the kernel has; what fails at one method or with etcd harms nothing else."""
+"""What a host announces follows what its kernel has; what fails elsewhere neither withdraws nor delays."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 import pytest
 
-from tests.control.test_announcements import OUTSIDE, ROUTES, SERVED, UNSERVED
-from tests.lab.simulated_time import simulate
-from vipd.control.announcements import OtherHosts
-from vipd.control.announcer import Announcer, Others, Reconciled
-from vipd.control.progress import Progress
-from vipd.host.settings.settings import Settings
-from vipd.model.forwarding import Forwarding, ForwardingKey
-from vipd.model.maintenance import Maintenance
-from vipd.model.service import Family
+from tests.lab.inside import Vipd, running
 
-VIP = OUTSIDE.address
+VIP = "203.0.113.10"
+ETCD = {"endpoints": ["http://etcd:2379"]}
+announcing = partial(running, simulated=True, announce_addresses=["203.0.113.0/24"])
 
 
-class Driver:
-    """Remembers what is announced; fails if told to."""
-
-    def __init__(self, *before: str) -> None:
-        self.addresses, self.fault = frozenset(before), ""
-        self.writes: list[tuple[float, frozenset[str]]] = []
-        """Changes, with the time of each."""
-
-    async def read(self) -> frozenset[str]:
-        if self.fault:
-            raise OSError(5, self.fault)
-        return self.addresses
-
-    async def ensure(self, addresses: frozenset[str]) -> None:
-        if self.fault:
-            raise OSError(5, self.fault)
-        if addresses != self.addresses:
-            self.writes.append((asyncio.get_running_loop().time(), addresses))
-        self.addresses = addresses
+def web(*backends: str, **keys: str) -> str:
+    more = "".join(f", {key}: {value}" for key, value in keys.items())
+    return (
+        f"  - {{name: web, address: 10.96.0.10, external_addresses: [{VIP}], ports: [80/tcp], "
+        f"announce: routes, backends: [{', '.join(backends)}]{more}}}\n"
+    )
 
 
-class IsolatedAnnouncer:
-    """An announcer, with what it sees."""
-
-    def __init__(
-        self, *before: str, others: Others | None = None, announce_withdraw_after: float = 0
-    ) -> None:
-        self.driver, self.progress = Driver(*before), Progress(applied=1, attempted=1, requested=1)
-        self.asking: dict[ForwardingKey, Forwarding] = {}
-        self.maintenance: Maintenance | None = None
-        settings = Settings(announce_withdraw_after=announce_withdraw_after, announce_return_after=0)
-        self.announcer = Announcer(
-            settings,
-            {ROUTES: self.driver},
-            Reconciled(self.progress, self._asking),
-            lambda: self.maintenance,
-            others,
-        )
-
-    def _asking(self) -> Mapping[ForwardingKey, Forwarding]:
-        return self.asking
-
-    def loops(self) -> list[Callable[[], Coroutine[object, object, None]]]:
-        """What runs beside a daemon."""
-        return [self.announcer.run, self.announcer.follow_others]
-
-    async def stepped(self, forwarding: Forwarding) -> frozenset[str]:
-        """What is announced after a step that has written this."""
-        self.asking = {forwarding.key: forwarding}
-        self.announcer.take()
-        await self.announcer.update()
-        return self.driver.addresses
+SERVED, UNSERVED = web("10.0.0.1"), web()
 
 
-def test_a_step_that_failed_announces_nothing_new_and_withdraws_nothing() -> None:
-    async def story() -> None:
-        isolated = IsolatedAnnouncer()
-        isolated.progress.fault = "no"
-        assert await isolated.stepped(SERVED) == frozenset()
-        isolated.progress.fault = ""
-        assert await isolated.stepped(SERVED) == {VIP}
-        isolated.progress.fault = "no"
-        assert await isolated.stepped(UNSERVED) == {VIP}
-        isolated.progress.fault = ""
-        assert await isolated.stepped(UNSERVED) == frozenset()
-
-    asyncio.run(story())
+async def changed(vipd: Vipd, *blocks: str) -> None:
+    vipd.declare(*blocks)
+    await vipd.reload()
 
 
-def test_the_family_that_is_written_is_announced_and_an_earlier_announcement_of_the_other_stays() -> None:
-    async def story() -> None:
-        isolated = IsolatedAnnouncer("2001:db8::10")
-        isolated.progress.applied = 0
-        isolated.progress.fault, isolated.progress.behind = "no ip6tables", frozenset({Family.IPV6})
-        isolated.progress.begun = frozenset({Family.IPV4})
-        assert await isolated.stepped(SERVED) == {VIP, "2001:db8::10"}
-        assert await isolated.stepped(UNSERVED) == {"2001:db8::10"}
-        isolated.progress.fault, isolated.progress.applied = "", 2
-        assert await isolated.stepped(UNSERVED) == frozenset()
-
-    asyncio.run(story())
+async def moments(vipd: Vipd, seconds: float) -> list[tuple[int, bool]]:
+    """At which second the address is withdrawn and announced in the next seconds."""
+    clock, found = asyncio.get_running_loop().time, list[tuple[int, bool]]()
+    began, last = clock(), VIP in vipd.announced
+    while clock() - began < seconds:
+        await asyncio.sleep(0.05)
+        if (VIP in vipd.announced) is not last:
+            last = not last
+            found.append((round(clock() - began), last))
+    return found
 
 
-def test_a_quarantined_service_stays_as_it_was() -> None:
-    async def story() -> None:
-        isolated = IsolatedAnnouncer()
-        await isolated.stepped(SERVED)
-        isolated.progress.quarantined = {"web": "the kernel says no"}
-        assert await isolated.stepped(UNSERVED) == {VIP}
-        fresh = IsolatedAnnouncer()
-        fresh.progress.quarantined = {"web": "the kernel says no"}
-        assert await fresh.stepped(SERVED) == frozenset()
-
-    asyncio.run(story())
+async def why(vipd: Vipd) -> str:
+    (found,) = [a for a in (await vipd.service("web"))["announced"] if a["address"] == VIP]
+    return str(found["reason"])
 
 
-def test_before_the_first_step_only_maintenance_withdraws() -> None:
-    async def story() -> None:
-        isolated = IsolatedAnnouncer(VIP)
-        isolated.progress.applied = 0
-        await isolated.announcer.update()
-        assert isolated.driver.addresses == {VIP}
-        isolated.maintenance = Maintenance("root", datetime.now(UTC))
-        await isolated.announcer.update()
-        assert isolated.driver.addresses == frozenset()
+def test_a_short_failure_withdraws_nothing_and_a_long_one_until_a_backend_has_served_for_a_while() -> None:
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(1)
+        assert vipd.announced == {VIP}
+        assert await why(vipd) == "served"
+        await changed(vipd, UNSERVED)
+        assert await why(vipd) == "withdrawing"
+        await asyncio.sleep(2)
+        await changed(vipd, SERVED)
+        assert await moments(vipd, 20) == []
+        await changed(vipd, UNSERVED)
+        assert await moments(vipd, 20) == [(3, False)]
+        assert await why(vipd) == "no-backend"
+        await changed(vipd, SERVED)
+        assert await why(vipd) == "returning"
+        assert await moments(vipd, 20) == [(10, True)]
 
-    asyncio.run(story())
-
-
-def test_a_table_that_cannot_be_written_is_a_fault_until_it_can() -> None:
-    async def story() -> None:
-        isolated = IsolatedAnnouncer()
-        await isolated.stepped(SERVED)
-        isolated.driver.fault = "the disk is gone"
-        with pytest.raises(OSError, match="the disk is gone"):
-            await isolated.stepped(UNSERVED)
-        assert isolated.announcer.faults == {ROUTES: "the disk is gone"}
-        isolated.driver.fault = ""
-        assert await isolated.stepped(UNSERVED) == frozenset()
-        assert isolated.announcer.faults == {}
-
-    asyncio.run(story())
+    settings: dict[str, Any] = {"announce_withdraw_after": 3, "announce_return_after": 10}
+    announcing(story, lambda vipd: vipd.declare(SERVED), **settings)
 
 
-async def nobody() -> OtherHosts:
-    return OtherHosts()
+def test_what_fails_announces_nothing_new_and_withdraws_nothing() -> None:
+    async def story(vipd: Vipd) -> None:
+        vipd.kernel.failures = [("iptables-restore", "no")] * 3
+        await changed(vipd, SERVED)
+        assert vipd.announced == set()
+        await asyncio.sleep(35)
+        assert vipd.announced == {VIP}
+        vipd.kernel.failures = [("iptables-restore", "no")] * 1000
+        await changed(vipd, UNSERVED)
+        await asyncio.sleep(65)
+        assert vipd.announced == {VIP}
+        vipd.kernel.failures.clear()
+        await asyncio.sleep(65)
+        assert vipd.announced == set()
+        vipd.kernel.refuses = lambda forwarding: "no" if forwarding.endpoints else ""
+        await changed(vipd, SERVED)
+        await asyncio.sleep(35)
+        assert vipd.announced == set(), "a refused service stays as it was"
+
+    announcing(story, announce_withdraw_after=0, announce_return_after=0)
 
 
-async def hangs() -> OtherHosts:
-    await asyncio.sleep(3600)
-    return OtherHosts()
+def test_what_an_earlier_process_announced_stays_until_the_first_write_but_for_maintenance() -> None:
+    def earlier(vipd: Vipd) -> None:
+        vipd.announced = frozenset({VIP})
+        vipd.kernel.gate.clear()
+        vipd.declare(SERVED)
 
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(35)
+        assert vipd.announced == {VIP}
+        assert (await vipd.ask("POST", "/v1/maintenance", {})).status == 200
+        assert vipd.announced == set()
+        vipd.kernel.gate.set()
+        await vipd.ask("DELETE", "/v1/maintenance")
+        await asyncio.sleep(35)
+        assert vipd.announced == {VIP}
 
-async def slow() -> OtherHosts:
-    await asyncio.sleep(2.5)
-    return OtherHosts()
+    announcing(story, earlier)
 
 
 @pytest.mark.parametrize(
-    ("others", "withdraw_after", "expected"),
+    ("etcd", "withdraw_after", "expected"),
     [
-        (None, 3, [(3, set())]),
-        (hangs, 3, [(3, set())]),
-        (hangs, 0, [(1, set())]),
-        (nobody, 3, []),
-        (nobody, 0, []),
-        (slow, 3, []),
-        (slow, 0, [(1, set()), (2.5, {VIP})]),
+        ("none", 3, [3]),
+        ("away", 0, [0]),
+        ("there", 0, []),
     ],
 )
 def test_an_address_is_withdrawn_in_time_whether_etcd_answers_or_not(
-    others: Others | None, withdraw_after: float, expected: list[tuple[float, set[str]]]
+    etcd: str, withdraw_after: float, expected: list[int]
 ) -> None:
-    """Simulated seconds after the last backend has gone, each with what is announced from then on; it is kept
-    as soon as this host knows that no other one announces it."""
+    """It is kept where this host knows that no other one announces it."""
 
-    async def story() -> list[tuple[float, set[str]]]:
-        isolated = IsolatedAnnouncer(others=others, announce_withdraw_after=withdraw_after)
-        clock = asyncio.get_running_loop().time
-        loops = [asyncio.create_task(run()) for run in isolated.loops()]
-        await isolated.stepped(SERVED)
-        await asyncio.sleep(100)
-        isolated.driver.writes.clear()
-        began = clock()
-        await isolated.stepped(UNSERVED)
-        await asyncio.sleep(100)
-        found = [(round(at - began, 1), set(addresses)) for at, addresses in isolated.driver.writes]
-        assert bool(isolated.announcer.others_fault) is (others is hangs)
-        await isolated.stepped(SERVED)
-        await asyncio.sleep(100)
-        assert isolated.driver.addresses == {VIP}
-        assert isolated.announcer.others_fault == ""
-        for loop in loops:
-            loop.cancel()
-        return found
-
-    assert simulate(story()) == expected
-
-
-def test_hosts_that_fail_together_do_not_withdraw_an_address_for_each_other() -> None:
-    """Another host's report says that it serves until it has noticed the same fault, and reported that."""
-
-    async def story() -> None:
-        clock = asyncio.get_running_loop().time
-
-        async def report() -> OtherHosts:
-            return OtherHosts(served={OUTSIDE} if clock() - began < 2 else set())
-
-        isolated = IsolatedAnnouncer(others=report, announce_withdraw_after=3)
-        loops = [asyncio.create_task(run()) for run in isolated.loops()]
-        began = clock()
-        await isolated.stepped(SERVED)
-        await isolated.stepped(UNSERVED)
-        await asyncio.sleep(100)
-        assert [set(addresses) for _, addresses in isolated.driver.writes] == [{VIP}]
-        for loop in loops:
-            loop.cancel()
-
-    simulate(story())
-
-
-def test_while_etcd_hangs_maintenance_withdraws_at_once() -> None:
-    async def story() -> None:
-        isolated = IsolatedAnnouncer(others=hangs)
-        loops = [asyncio.create_task(run()) for run in isolated.loops()]
-        await isolated.stepped(SERVED)
-        await isolated.stepped(UNSERVED)
-        await asyncio.sleep(0.1)
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(20.123)
+        assert vipd.announced == {VIP}
+        vipd.etcd.away = etcd == "away"
+        await asyncio.sleep(65)
+        watched = asyncio.create_task(moments(vipd, 60))
+        await changed(vipd, UNSERVED)
+        found = await watched
+        assert found == [(seconds, False) for seconds in expected]
         began = asyncio.get_running_loop().time()
-        isolated.maintenance = Maintenance("root", datetime.now(UTC))
-        await isolated.announcer.update()
-        assert isolated.driver.addresses == frozenset()
-        assert asyncio.get_running_loop().time() == began
-        for loop in loops:
-            loop.cancel()
+        answer = await vipd.ask("POST", "/v1/maintenance", {})
+        assert answer.status == 200
+        assert vipd.announced == set(), "at once"
+        assert asyncio.get_running_loop().time() - began < 10
 
-    simulate(story())
+    settings: dict[str, Any] = {"announce_withdraw_after": withdraw_after}
+    settings |= {} if etcd == "none" else {"etcd": ETCD}
+    announcing(story, lambda vipd: vipd.declare(SERVED), **settings)
+
+
+def test_only_what_is_asked_for_is_announced() -> None:
+    other = SERVED.replace("web", "api").replace("80/tcp", "443/tcp").replace("10.96.0.10", "10.96.0.11")
+    asked = {
+        SERVED: {VIP},
+        SERVED.replace("announce: routes, ", ""): set(),
+        web("10.0.0.1", traffic_policy="{external: local}"): set(),
+        web("{address: 10.0.0.1, node: host-a}", traffic_policy="{external: local}"): {VIP},
+        UNSERVED: set(),
+        UNSERVED + other: {VIP},
+    }
+
+    async def story(vipd: Vipd) -> frozenset[str]:
+        await asyncio.sleep(5)
+        return vipd.announced
+
+    found = {block: announcing(story, lambda vipd, block=block: vipd.declare(block)) for block in asked}  # type: ignore[misc]
+    assert found == asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ async def from_etcd(vipd: Vipd, spec: Json) -> list[str]:
     return [problem.partition(": ")[2] for problem in etcd["problems"]]
 
 
-def refusals(spec: Json, **settings: object) -> dict[str, list[str]]:
+def refusals(spec: Json, **settings: Any) -> dict[str, list[str]]:
     """The problems of a service from each source; of those that may claim it none."""
 
     async def story(vipd: Vipd) -> dict[str, list[str]]:
@@ -322,6 +323,21 @@ def test_what_serves_already_is_held_to_settings_and_not_to_what_the_host_has_me
         (vipd.state_dir / "services.yaml").write_text(spec)
 
     running(narrowed, held, allowed_backends="10.0.0.0/24")
+
+
+def test_a_host_that_gets_the_address_of_a_service_keeps_the_service_from_no_change(tmp_path: Path) -> None:
+    async def add(vipd: Vipd) -> None:
+        assert (await vipd.add(WEB)).status == 200
+
+    async def change(vipd: Vipd) -> None:
+        assert vipd.kernel.names() == {"web"}
+        backends = {"service": {"backends": ["10.244.0.6"]}}
+        assert (await vipd.ask("PATCH", "/v1/services/web", backends)).status == 200
+        more = {"service": {"address": ["10.96.0.1", "10.96.0.2"]}}
+        assert (await vipd.ask("PATCH", "/v1/services/web", more)).status == 422, "what it claims anew"
+
+    running(add, root=tmp_path)
+    running(change, root=tmp_path, host_addresses=["10.96.0.1", "10.96.0.2"])
 
 
 def test_what_was_refused_is_looked_at_until_the_host_is_mended() -> None:

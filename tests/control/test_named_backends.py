@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.lab.inside import Vipd, running
+from vipd.model.limits import BACKENDS
 
 DNS, SRV = "dns:web.internal", "srv:_http._tcp.web.internal"
 BOTH = "['10.96.0.10', 'fd00:96::10']"
@@ -37,9 +38,7 @@ async def resolved(vipd: Vipd) -> None:
     await asyncio.sleep(40)
 
 
-def joined(
-    *blocks: str, names: dict[str, Any], facts: dict[str, Any] | None = None, **settings: object
-) -> Any:
+def joined(*blocks: str, names: dict[str, Any], facts: dict[str, Any] | None = None, **settings: Any) -> Any:
     """The backends of web, and what is told of those left out."""
 
     def prepare(vipd: Vipd) -> None:
@@ -130,7 +129,7 @@ def test_an_address_that_no_backend_may_have_is_left_out_and_named() -> None:
 )
 def test_allowed_backends_holds_for_answers(allowed: object, kept: list[str]) -> None:
     names = {DNS: ["10.0.0.1", "192.0.2.1", "169.254.169.254"]}
-    settings = {"allowed_backends": allowed} if allowed else {}
+    settings: dict[str, Any] = {"allowed_backends": allowed} if allowed else {}
     assert joined(web(f"'{DNS}'"), names=names, **settings)[0] == [f"{address}:80" for address in kept]
 
 
@@ -230,3 +229,11 @@ def test_many_refused_addresses_are_few_problems() -> None:
         vipd.declare(web(f"'{DNS}'"))
 
     running(story, prepare, simulated=True, dns_max_addresses=100)
+
+
+def test_names_never_exceed_what_a_service_may_have() -> None:
+    own = ", ".join(
+        f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(1 << 16, (1 << 16) + BACKENDS - 5)
+    )
+    serving, _ = joined(web(f"{own}, '{DNS}'"), names={DNS: [f"10.200.0.{n}" for n in range(1, 20)]})
+    assert len(serving) == BACKENDS

@@ -14,7 +14,7 @@ WEB: Json = {"name": "web", "address": "10.96.0.10", "ports": [80], "backends": 
 OWNERS = ("file", "cli", "etcd")
 
 
-def lived(registered: Json, source: str, keys: Json, **settings: object) -> tuple[set[str], str]:
+def lived(registered: Json, source: str, keys: Json, **settings: Any) -> tuple[set[str], str]:
     """Who gets flows of a service from a source, and what is told of registrations that do not take part."""
 
     def prepare(vipd: Vipd) -> None:

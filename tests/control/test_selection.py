@@ -146,7 +146,7 @@ async def forwardings(vipd: Vipd) -> list[Forwarding]:
     return list(vipd.kernel.rules.values())
 
 
-def written(*services: str, **settings: object) -> list[Forwarding]:
+def written(*services: str, **settings: Any) -> list[Forwarding]:
     """What is written of services, in the order of their names."""
     found = running(forwardings, lambda vipd: declared(vipd, *services), **settings)
     return sorted(found, key=lambda f: (f.key.service, f.key.family, f.port))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.api.specs import WEB
+from tests.api.specs import WEB, stored
 from tests.lab.inside import Vipd, running
 from tests.model.samples import block
 from vipd.model.forwarding import Forwarding
@@ -110,17 +110,22 @@ def test_at_the_start_all_is_written_at_once() -> None:
     running(story, prepare)
 
 
-def test_small_and_large_changes_without_end_keep_no_large_one_out() -> None:
+def test_small_changes_in_each_write_keep_no_large_one_out() -> None:
     async def story(vipd: Vipd) -> None:
-        waiting = asyncio.create_task(vipd.add(large(3)))
-        for number in range(1, 30):
-            spec = large(1, "10.96.0.30", "other") if number % 2 else NEW
-            spec = {**spec, "backends": [*spec["backends"][1:], f"10.250.0.{number}"]}
-            await vipd.ask("POST", "/v1/apply", {"services": [spec]})
-            if waiting.done():
-                break
-        assert number < 20
-        assert await applied(waiting)
+        vipd.kernel.gate.clear()
+        tasks = [asyncio.create_task(vipd.add(large(3)))]
+        for number in range(10):
+            await vipd.kernel.writing.wait()
+            spec = {**WEB, "name": f"b{number}", "address": f"10.96.1.{number}"}
+            tasks.append(asyncio.create_task(vipd.add(spec)))
+            await vipd.until(lambda name=f"b{number}": name in stored(vipd))  # type: ignore[misc]
+            vipd.kernel.writing.clear()
+            vipd.kernel.gate.set()
+            await asyncio.sleep(0)
+            vipd.kernel.gate.clear()
+        assert sum(key.service == "large" for key in vipd.kernel.rules) == 3
+        vipd.kernel.gate.set()
+        assert all([await applied(task) for task in tasks])
 
     running(story, lambda vipd: vipd.declare(SMALL))
 

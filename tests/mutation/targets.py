@@ -79,7 +79,7 @@ TARGETS = (
     Target(
         "limits of claims",
         _in("vipd/model", "claim_limits", "check_target"),
-        ("tests/model", "tests/control/test_claim_limits.py", "tests/health/test_targets.py"),
+        ("tests/model", "tests/control/test_claims.py", "tests/health/test_targets.py"),
         one_in=12,
     ),
     Target(
@@ -115,9 +115,8 @@ TARGETS = (
         (
             "tests/control/test_selection.py",
             "tests/control/overrides/test_model.py",
-            "tests/control/test_backend_status_tracker.py",
-            "tests/control/test_service_status.py",
-            "tests/control/test_reconciler.py",
+            "tests/api/test_views.py",
+            "tests/control/test_steps.py",
         ),
         one_in=6,
     ),
@@ -125,10 +124,7 @@ TARGETS = (
         "admission",
         _in("vipd/control", "address_policy", "claim_conflicts"),
         (
-            "tests/control/test_claim_conflicts.py",
-            "tests/control/test_admission.py",
-            "tests/control/test_claim_warnings.py",
-            "tests/control/test_admission_of_units.py",
+            "tests/control/test_claims.py",
             "tests/control/test_registrations.py",
             "tests/limits/test_together.py",
             "tests/control/test_catalog.py",
