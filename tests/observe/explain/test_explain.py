@@ -36,11 +36,6 @@ def declared(*services: Json, **settings: object) -> Declared:
     return Declared(text, {"host_addresses": HOST, "node_name": "here"} | settings)
 
 
-def balanced(*backends: tuple[str, float, bool]) -> list[tuple[str, float, bool]]:
-    """Endpoint, share, whether masqueraded."""
-    return list(backends)
-
-
 IS_WEB = f"{CLIENT} -> 10.96.0.20:80/tcp"
 NOT_ALLOWED = {"verdict": "dropped", "reason": "allowed are 203.0.113.0/24"}
 UNCHANGED = "is left alone: no service has this address and port"
@@ -177,10 +172,7 @@ CASES: dict[str, tuple[Declared, str, str, Json]] = {
         declared(NODE),
         CLIENT,
         "10.96.0.99:30080/tcp",
-        {
-            "verdict": "unchanged",
-            "hint": "there is node port 30080/tcp (web), at this host's own addresses",
-        },
+        {"verdict": "unchanged", "hint": "there is node port 30080/tcp (web), at this host's own addresses"},
     ),
     "a node port at 127.0.0.1": (
         declared(NODE),
