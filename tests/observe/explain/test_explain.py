@@ -447,7 +447,7 @@ These are vipd's own rules alone; vipctl trace follows a real packet.
 
 def test_the_text_of_a_way_through_the_table() -> None:
     """Of one through iptables: tests/cli/test_explain.py. The option has the last word over the setting."""
-    dns = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
+    dns: Json = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
     dns |= {"backends": ["10.244.0.5", {"address": "10.244.2.21", "weight": 2}]}
     for setting, option in (("iptables", "nftables"), ("nftables", "iptables")):
         services = declared(dns, host_addresses=["192.0.2.1"], dataplane=setting)

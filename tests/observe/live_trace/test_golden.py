@@ -6,18 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
 
-from tests.cli.fake_daemon import fake_daemon
 from tests.lab.topology import Lab, Wiring
 from tests.observe.explain.asking import CASES, Json, family_of_case, golden, rules_text
 from tests.observe.explain.probe_lab import SILENCE, ProbeLab, Sender
 from tests.observe.explain.probes import on_the_host, probes
-from tests.observe.live_trace.tracing import Predicting, documents, waiting
+from tests.observe.live_trace.tracing import Predicting, documents, predicting, waiting
 from vipd.model.service import Family, Frontend
 
 pytestmark = pytest.mark.root
@@ -160,12 +157,7 @@ def found(request: pytest.FixtureRequest) -> Iterator[Mapping[tuple[str, str], F
     def work(dataplane: str) -> None:
         mine = [each for each in wanted if each[1] == dataplane]
         try:
-            with (
-                TemporaryDirectory(prefix="vipd-") as directory,
-                Lab(Wiring(backends=2, backends_apart=True)) as lab,
-                fake_daemon(Path(directory) / "vipd.sock", Predicting) as daemon,
-            ):
-                assert isinstance(daemon, Predicting)
+            with Lab(Wiring(backends=2, backends_apart=True)) as lab, predicting() as daemon:
                 traced = Traced(lab, dataplane, daemon)
                 for each in mine:
                     done[each].set_result(traced.faults(cases[each]))

@@ -7,16 +7,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from tests.cli.fake_daemon import fake_daemon
 from tests.lab.node import Node
 from tests.observe.empty_host import empty_host
 from tests.observe.explain.asking import Declared, Json
-from tests.observe.live_trace.tracing import PATIENCE, Predicting, traces
+from tests.observe.live_trace.tracing import PATIENCE, Predicting, predicting, traces
 from vipd.model.service import Family
 
 pytestmark = pytest.mark.root
@@ -60,12 +58,7 @@ class Tracing:
 
 @pytest.fixture(scope="module")
 def tracing() -> Iterator[Tracing]:
-    with (
-        TemporaryDirectory(prefix="vipd-") as directory,
-        empty_host() as node,
-        fake_daemon(Path(directory) / "vipd.sock", Predicting) as daemon,
-    ):
-        assert isinstance(daemon, Predicting)
+    with empty_host() as node, predicting() as daemon:
         node.run("ip", "address", "add", f"{SOURCE}/32", "dev", "lo")
         node.run("ip", "route", "add", "local", "10.244.0.0/16", "dev", "lo")
         node.run("ip", "route", "add", "10.96.0.0/16", "dev", "lo", "src", SOURCE)
