@@ -25,8 +25,9 @@ SIX = WEB | {"name": "six", "address": "fd00::20", "backends": ["fd00:244::1", "
 DEAD = WEB | {"name": "dead", "address": "10.96.0.30", "backends": []}
 DEAD_UDP = DEAD | {"ports": ["80/udp"]}
 NODE = WEB | {"ports": [{"port": 80, "protocol": "tcp", "target": 8080, "node_port": 30080}]}
-LIMITED = WEB | {"external_addresses": [{"address": "198.51.100.5", "allow_from": ["203.0.113.0/24"]}]}
-PRIVATE = NODE | {"allow_from": ["203.0.113.0/24"]}
+ALLOWED = ["203.0.113.0/24", "198.51.100.0/28"]
+LIMITED = WEB | {"external_addresses": [{"address": "198.51.100.5", "allow_from": ALLOWED}]}
+PRIVATE = NODE | {"allow_from": ALLOWED}
 ELSEWHERE = WEB | {"traffic_policy": {"internal": "local"}}
 HEALTH = NODE | {"traffic_policy": {"external": "local"}, "health_port": 32100}
 
@@ -37,7 +38,7 @@ def declared(*services: Json, **settings: object) -> Declared:
 
 
 IS_WEB = f"{CLIENT} -> 10.96.0.20:80/tcp"
-NOT_ALLOWED = {"verdict": "dropped", "reason": "allowed are 203.0.113.0/24"}
+NOT_ALLOWED = {"verdict": "dropped", "reason": f"allowed are {', '.join(ALLOWED)}"}
 UNCHANGED = "is left alone: no service has this address and port"
 UNUSED = {"verdict": "rejected", "summary": "is refused: no service has this address and port"}
 ALIAS = "30080 is a node port of web, but not at this address"
