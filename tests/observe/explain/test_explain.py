@@ -212,6 +212,18 @@ CASES: dict[str, tuple[Declared, str, str, Json]] = {
         {"source_port": 4000},
     ),
     "an address of this host": (declared(WEB), "10.10.0.1", "web", {"arriving": "local"}),
+    "127.0.0.1, which every host has": (
+        declared(WEB, host_addresses=["192.0.2.1"]),
+        "127.0.0.1",
+        "127.0.0.1:1",
+        {"arriving": "local"},
+    ),
+    "the lowest address that is no link's": (
+        declared(WEB, host_addresses=["169.254.0.5", "192.0.2.10", "192.0.2.9", "127.0.0.1"]),
+        "local",
+        "web",
+        {"source": "192.0.2.9"},
+    ),
     "a program here, and the address that fits": (
         declared(WEB),
         "local",
