@@ -27,6 +27,15 @@ def test_problems_come_first() -> None:
     assert [finding.id for finding in findings[:2]] == ["state-dir-space", "daemon-version"]
 
 
+def test_a_check_that_fails_leaves_the_others() -> None:
+    """Here by a status that no daemon of this version sends."""
+    findings = judged(well(daemon=status(names=7)))
+    failed = {finding.id: finding.cause for finding in findings if finding.severity == "unchecked"}
+    assert failed.keys() == {"name-servers", "names"}
+    assert all(cause.startswith("this check itself failed: ") for cause in failed.values())
+    assert {finding.id for finding in findings} == {finding.id for finding in judged(well())}
+
+
 FATES = {
     "-A FORWARD -j VIPD-FORWARD\n-A FORWARD -j DROP": "",
     "-A FORWARD -j DROP\n-A FORWARD -j VIPD-FORWARD": "problem",

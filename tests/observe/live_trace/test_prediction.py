@@ -195,4 +195,9 @@ def test_what_cannot_be_read_is_said_and_is_no_difference(
         found = tracing.sent(DEAD, blind)
         assert "cannot be read" in found["stderr"]
         assert found["differences"] == []
+    # Nor is it whether a rule would have masqueraded a source that stays the same.
+    for masqueraded in (True, False):
+        tracing.predict(WEB, changed(masqueraded=masqueraded))
+        assert tracing.sent(WEB, blind)["differences"] == []
     tracing.predict(DEAD, DECLARED.explain(SOURCE, DEAD))
+    tracing.predict(WEB, changed())
