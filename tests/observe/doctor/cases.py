@@ -240,6 +240,10 @@ OF_ONE_SECTION: dict[str, dict[str, tuple[Facts, dict[str, str]]]] = {
             warning("rp-filter"),
         ),
         "a loose rp_filter under a strict one for all": (sysctl(net__ipv4__conf__all__rp_filter=1), {}),
+        "a table of neighbours that was full": (
+            NEIGHBOURS | {"neighbours": 3, "neighbours_refused": 1},
+            problem("neighbour-table"),
+        ),
         "a table of neighbours with room": (NEIGHBOURS | {"neighbours": 818}, {}),
         "no clock": ({"clock_synchronised": False}, warning("clock")),
     },
@@ -294,6 +298,10 @@ OF_ONE_SECTION: dict[str, dict[str, tuple[Facts, dict[str, str]]]] = {
                 "links": [{"name": "docker0", "kind": "bridge", "mtu": 1500}, *links(eth1=1450)],
                 "addresses": [address("172.17.0.1/16", "docker0"), FACING[1]],
             },
+            {},
+        ),
+        "a port of a bridge, of unknown MTU": (
+            {"links": [{"name": "eth1", "kind": "bridge", "mtu": 1500}, {"name": "p1", "master": "eth1"}]},
             {},
         ),
         "a port with a smaller MTU than its bridge": (
@@ -374,7 +382,7 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
     "IPv6 on one device alone": (
         well(
             services=[WEB, WEB6],
-            network=ROUTES6,
+            network=ROUTES6 | {"links": links(lo=0, eth0=0, eth1=0)},
             kernel={"settings": NO_IPV6["settings"] | {"net/ipv6/conf/eth1/disable_ipv6": "0"}},
         ),
         problem("backend-route"),

@@ -16,7 +16,7 @@ def test_what_facts_mean() -> None:
 
 
 def test_a_user_learns_what_only_root_sees() -> None:
-    unchecked = faults(well(root=False, rulesets=[]))
+    unchecked = faults(well(root=False, rulesets=[], state={"writable": False}))
     assert set(unchecked.values()) == {"unchecked"}
     assert {"forward-policy", "mixed-variants", "kernel-features", "store", "vip-route"} <= unchecked.keys()
     assert "ip-forward" not in unchecked
@@ -47,6 +47,7 @@ FATES = {
     "-A FORWARD -j ACCEPT": "",
     "-A FORWARD -i eth0 -j DROP": "problem",
     "-A FORWARD -i eth0 -j DROP\n-A FORWARD -j VIPD-FORWARD": "",
+    "-A FORWARD -m quota --quota 5 -j DROP\n-A FORWARD -j VIPD-FORWARD": "",
 }
 """Rules in FORWARD, whose policy is DROP -> how bad that is for flows to virtual IPs."""
 
