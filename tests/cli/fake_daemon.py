@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 Json = dict[str, Any]
-Fake = TypeVar("Fake", bound="FakeDaemon")
 
 
 @dataclass(frozen=True)
@@ -108,14 +107,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def fake_daemon(socket: Path, kind: type[Fake] = FakeDaemon) -> Iterator[Fake]:  # type: ignore[assignment]
-    """A fake that listens at `socket` until the block ends."""
+def fake_daemon(socket: Path, fake: FakeDaemon | None = None) -> Iterator[FakeDaemon]:
+    """A fake, perhaps of another kind, that listens at `socket` until the block ends."""
     with _Server(str(socket), _Handler) as server:
-        server.fake = fake = kind(socket)
+        server.fake = fake or FakeDaemon(socket)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="fake vipd")
         thread.start()
         try:
-            yield fake
+            yield server.fake
         finally:
             server.shutdown()
             thread.join()

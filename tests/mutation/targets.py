@@ -48,7 +48,7 @@ _DECLARATION = (
 _DATAPLANES = (
     "tests/dataplane/test_one_of_each.py",
     "tests/dataplane/test_programs.py",
-    "tests/observe/test_rule_words.py",
+    "tests/observe/explain/test_golden.py",
 )
 
 
@@ -138,7 +138,6 @@ TARGETS = (
             *_in("tests/dataplane/iptables", "test_dispatch", "test_rules", "test_words"),
             *_DATAPLANES,
             "tests/observe/explain/test_explain.py",
-            "tests/observe/explain/test_explain_table.py",
             "tests/observe/explain/test_dataplanes_agree.py",
         ),
         one_in=12,
@@ -158,9 +157,8 @@ TARGETS = (
         (
             *_in("tests/dataplane/nftables", "test_shape", "test_slots"),
             *_DATAPLANES,
-            "tests/observe/simulator/test_nft_tables.py",
             "tests/observe/explain/test_explain.py",
-            "tests/observe/explain/test_explain_table.py",
+            "tests/observe/explain/test_dataplanes_agree.py",
         ),
         one_in=12,
     ),
@@ -245,11 +243,9 @@ TARGETS = (
         _in("vipd/observe/explain", "host_rules", "query", "rule_words"),
         (
             "tests/observe/explain/test_host_rules.py",
+            "tests/observe/explain/test_foreign_rules.py",
             "tests/observe/explain/test_explain.py",
-            "tests/observe/test_rule_words.py",
-            "tests/observe/explain/test_text.py",
             "tests/observe/explain/test_api.py",
-            "tests/observe/explain/test_explain_table.py",
         ),
         one_in=6,
     ),

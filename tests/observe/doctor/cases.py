@@ -1,4 +1,4 @@
-"""What the doctor makes of facts, most of which a test cannot bring about in a real host."""
+"""What the doctor makes of facts that no test brings about in a real host, as other tests here do."""
 
 from __future__ import annotations
 
@@ -162,25 +162,179 @@ def policy_rule(device: str) -> Facts:
     return well(network={"policy_rules": [rule]})
 
 
+OF_ONE_SECTION: dict[str, dict[str, tuple[Facts, dict[str, str]]]] = {
+    "daemon": {
+        "an older daemon": (status(version="0.0.1"), warning("daemon-version")),
+        "a daemon that failed": (status(state="failed"), problem("daemon-state")),
+        "a daemon that takes long": (status(state="pending"), warning("daemon-state")),
+        "a warning of the daemon": (status(warnings=["health port 1 is taken"]), warning("daemon-warnings")),
+        "a warning that a check tells better": (
+            status(warnings=["affinity of web: each backend's list remembers 100 clients"]),
+            {},
+        ),
+        "a daemon that does not let us in": (
+            {"status": {}, "fault": "permission denied"},
+            warning("daemon-running") | unchecked(*OF_DAEMON),
+        ),
+        "no daemon": (
+            {"status": {}, "fault": "no such file", "prefix_in_use": False},
+            warning("daemon-running"),
+        ),
+        "name servers that are silent, while earlier answers serve": (
+            names(("no answer within 5 s from 10.0.0.53", True)),
+            warning("name-servers"),
+        ),
+        "a name without any answer": (
+            names(("10.0.0.53 cannot be reached: No route", False), ("NXDOMAIN", True)),
+            problem("name-servers") | warning("names"),
+        ),
+        "a name that does not exist": (
+            names(("the name does not exist (NXDOMAIN)", False)),
+            problem("names"),
+        ),
+        "a fast path that this host cannot have": (
+            status(fast_path={"active": False, "reason": "no module", "devices": []}),
+            warning("fast-path"),
+        ),
+    },
+    "state": {
+        "a locked state directory": ({"writable": False}, problem("state-dir")),
+        "a read-only state directory, open to all, without room": (
+            {"read_only": True, "mode": 0o777, "free": 0},
+            problem("state-dir", "state-dir-space"),
+        ),
+        "a disk that is nearly full": ({"free": 2 << 20}, warning("state-dir-space")),
+        "no inodes": ({"free_inodes": 0}, problem("state-dir-space")),
+        "a broken store": ({"store_faults": ["line 1"]}, problem("store")),
+        "a broken store with a copy": ({"store_faults": ["line 1"], "has_copy": True}, problem("store")),
+        "a broken history": ({"history_fault": "/s/history.jsonl: cannot be read"}, problem("store")),
+    },
+    "kernel": {
+        "a table of flows that is 79% full": (sysctl(net__netfilter__nf_conntrack_count=799), {}),
+        "a table of flows that is 80% full": (
+            sysctl(net__netfilter__nf_conntrack_count=800),
+            warning("conntrack-room"),
+        ),
+        "a table of flows that is 95% full": (
+            sysctl(net__netfilter__nf_conntrack_count=950),
+            problem("conntrack-room"),
+        ),
+        "dropped packets": (counted(drop=1), warning("conntrack-drops")),
+        "early drops": (counted(early_drop=3), warning("conntrack-drops")),
+        "lost races": (counted(insert_failed=2), warning("conntrack-races")),
+        "drops and lost races of last year": (
+            counted(drop=5, early_drop=9, insert_failed=2) | {"conntrack_new": {}},
+            {},
+        ),
+        "a kernel that cannot list flows": (
+            {"conntrack_fault": "cannot read: Invalid argument"},
+            problem("conntrack-netlink"),
+        ),
+        "few source ports left": (snat(52_000), warning("snat-ports")),
+        "no source ports left": (snat(64_000), problem("snat-ports")),
+        "many source ports, of several backends": (snat(50_000, backends=9), {}),
+        "a flow table that cannot be listed": ({"snat": None}, unchecked("snat-ports")),
+        "short affinity lists": ({"affinity_limit": 100}, warning("affinity-limit")),
+        "rp_filter for all devices": (
+            sysctl(net__ipv4__conf__all__rp_filter=1, net__ipv4__conf__eth1__rp_filter=0),
+            warning("rp-filter"),
+        ),
+        "a loose rp_filter under a strict one for all": (sysctl(net__ipv4__conf__all__rp_filter=1), {}),
+        "a table of neighbours that was full": (
+            NEIGHBOURS | {"neighbours": 3, "neighbours_refused": 1},
+            problem("neighbour-table"),
+        ),
+        "a table of neighbours with room": (NEIGHBOURS | {"neighbours": 818}, {}),
+        "no clock": ({"clock_synchronised": False}, warning("clock")),
+    },
+    "programs": {
+        "no iptables": (
+            {"iptables": [{"family": "ipv4", "text": "", "fault": "no such program", "fix": "apt"}]},
+            problem("iptables"),
+        ),
+        "no ip6tables, and no need of it": ({"iptables": [IPTABLES[0], {"family": "ipv6", "text": ""}]}, {}),
+        "no xt_recent, with affinity": (feature("affinity"), problem("kernel-features")),
+        "no xt_REDIRECT": (feature("ping"), warning("kernel-features")),
+        "no feature that the doctor has heard of": (feature("new_thing"), warning("kernel-features")),
+    },
+    "network": {
+        "a virtual IP in the network of a device": (
+            {"addresses": [address("10.96.0.1/16")]},
+            warning("vip-in-subnet"),
+        ),
+        "a virtual IP in a tunnel's network": (
+            {
+                "links": [{"name": "eth1", "uses_neighbour_discovery": False}],
+                "addresses": [address("10.96.0.1/16"), address("10.96.0.2/32", "eth0")],
+            },
+            {},
+        ),
+        "a virtual IP that a device has": ({"addresses": [address("10.96.0.10/16")]}, problem("vip-owned")),
+        "a node port that others listen on": (
+            {
+                "listeners": [
+                    listener("tcp", "0.0.0.0", 30080, program="sshd", pid=7, unit="ssh.service"),
+                    listener("tcp", "::", 30080, program="x", pid=8),
+                ]
+            },
+            warning("node-port-taken"),
+        ),
+        "listeners on another address, and of another protocol": (
+            {"listeners": [listener("tcp", "127.0.0.1", 30081), listener("udp", "0.0.0.0", 30080)]},
+            {},
+        ),
+        "no route to a virtual IP": (routes(vip="", backend="eth1"), problem("vip-route")),
+        "no route to a backend": (routes(vip="eth1", backend=""), problem("backend-route")),
+        "a backend here, and nobody listens": (
+            {"routes": ROUTES | {"10.244.0.11": {"device": "lo", "local": True}}},
+            warning("local-backend"),
+        ),
+        "larger packets towards backends than from clients": (
+            {"links": links(eth0=1500, eth1=9000), "addresses": FACING[:1]},
+            {},
+        ),
+        "a bridge of containers beside the way": (
+            {
+                "links": [{"name": "docker0", "kind": "bridge", "mtu": 1500}, *links(eth1=1450)],
+                "addresses": [address("172.17.0.1/16", "docker0"), FACING[1]],
+            },
+            {},
+        ),
+        "a port of a bridge, of unknown MTU": (
+            {"links": [{"name": "eth1", "kind": "bridge", "mtu": 1500}, {"name": "p1", "master": "eth1"}]},
+            {},
+        ),
+        "a port with a smaller MTU than its bridge": (
+            {
+                "links": [
+                    {"name": "eth1", "kind": "bridge", "mtu": 1500},
+                    {"name": "p1", "master": "eth1", "mtu": 1400},
+                ]
+            },
+            problem("backend-mtu"),
+        ),
+    },
+    "announcing": {
+        "announced by BIRD": (ANNOUNCING, {}),
+        "nothing announced yet": (ANNOUNCING | {"addresses": [], "importers": []}, {}),
+        "routing daemons that cannot be seen": (ANNOUNCING | {"importers": None}, {}),
+        "nobody announces": (ANNOUNCING | {"importers": []}, problem("announce-import")),
+        "FRR does not import": (ANNOUNCING | {"importers": ["zebra"]}, problem("announce-import")),
+        "FRR imports": (ANNOUNCING | {"importers": ["zebra"], "in_main": ["203.0.113.10"]}, {}),
+        "a table with another name": (ANNOUNCING | {"names": ["lab", "vipd"]}, warning("announce-table")),
+        "routes of others in the table": (ANNOUNCING | {"foreign": ["default"]}, warning("announce-table")),
+        "packets looked up in the table": (ANNOUNCING | {"looked_up": True}, warning("announce-table")),
+        "the last host": (ANNOUNCING | {"kept": ["203.0.113.10"]}, problem("announce-kept")),
+    },
+}
 CASES: dict[str, tuple[Facts, dict[str, str]]] = {
+    **{
+        name: (well(**{section: value}), expected)
+        for section, rows in OF_ONE_SECTION.items()
+        for name, (value, expected) in rows.items()
+    },
     "all is well": (well(), {}),
-    # The daemon, its settings, its files
     "settings that cannot be used": (well(settings_faults=["loud: unknown"]), problem("settings")),
-    "an older daemon": (well(daemon=status(version="0.0.1")), warning("daemon-version")),
-    "a daemon that failed": (well(daemon=status(state="failed")), problem("daemon-state")),
-    "a daemon that takes long": (well(daemon=status(state="pending")), warning("daemon-state")),
-    "a warning of the daemon": (
-        well(daemon=status(warnings=["health port 1 is taken"])),
-        warning("daemon-warnings"),
-    ),
-    "a warning that a check tells better": (
-        well(daemon=status(warnings=["affinity of web: each backend's list remembers 100 clients"])),
-        {},
-    ),
-    "a daemon that does not let us in": (
-        well(daemon={"status": {}, "fault": "permission denied"}),
-        warning("daemon-running") | unchecked(*OF_DAEMON),
-    ),
     "a daemon that fares badly": (
         well(
             daemon=status(state="failed", quarantined={"web": "no"}, warnings=["x"]),
@@ -189,10 +343,6 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         ),
         problem("daemon-state", "refused-declarations", "quarantined")
         | warning("daemon-warnings", "socket-permissions"),
-    ),
-    "no daemon": (
-        well(daemon={"status": {}, "fault": "no such file", "prefix_in_use": False}),
-        warning("daemon-running"),
     ),
     "no daemon, and no rules": (
         well(
@@ -206,70 +356,10 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         well(socket={"path": "/s", "mode": 0o660, "group": "root", "wanted_group": ""}),
         {},
     ),
-    "no state directory": (well(state={"exists": False}), problem("state-dir")),
-    "a locked state directory": (well(state={"writable": False}), problem("state-dir")),
-    "a read-only state directory, open to all, without room": (
-        well(state={"read_only": True, "mode": 0o777, "free": 0}),
-        problem("state-dir", "state-dir-space"),
-    ),
-    "a state directory open to all": (well(state={"mode": 0o777}), problem("state-dir")),
-    "a disk that is nearly full": (well(state={"free": 2 << 20}), warning("state-dir-space")),
-    "a full disk": (well(state={"free": 4096}), problem("state-dir-space")),
-    "no inodes": (well(state={"free_inodes": 0}), problem("state-dir-space")),
-    "a broken store": (well(state={"store_faults": ["line 1"]}), problem("store")),
-    "a broken store with a copy": (
-        well(state={"store_faults": ["line 1"], "has_copy": True}),
-        problem("store"),
-    ),
-    "a broken history": (well(state={"history_fault": "/s/history.jsonl: cannot be read"}), problem("store")),
-    # Names
-    "name servers that are silent, while earlier answers serve": (
-        well(daemon=names(("no answer within 5 s from 10.0.0.53", True))),
-        warning("name-servers"),
-    ),
-    "a name without any answer": (
-        well(daemon=names(("10.0.0.53 cannot be reached: No route", False), ("NXDOMAIN", True))),
-        problem("name-servers") | warning("names"),
-    ),
-    "a name that does not exist": (
-        well(daemon=names(("the name does not exist (NXDOMAIN)", False))),
-        problem("names"),
-    ),
-    # Connection tracking
-    "a table of flows that is 79% full": (well(kernel=sysctl(net__netfilter__nf_conntrack_count=799)), {}),
-    "a table of flows that is 80% full": (
-        well(kernel=sysctl(net__netfilter__nf_conntrack_count=800)),
-        warning("conntrack-room"),
-    ),
-    "a table of flows that is 95% full": (
-        well(kernel=sysctl(net__netfilter__nf_conntrack_count=950)),
-        problem("conntrack-room"),
-    ),
-    "dropped packets": (well(kernel=counted(drop=1)), warning("conntrack-drops")),
-    "early drops": (well(kernel=counted(early_drop=3)), warning("conntrack-drops")),
-    "lost races": (well(kernel=counted(insert_failed=2)), warning("conntrack-races")),
-    "drops and lost races of last year": (
-        well(kernel=counted(drop=5, early_drop=9, insert_failed=2) | {"conntrack_new": {}}),
-        {},
-    ),
-    "counters that cannot be read": (
-        well(kernel={"counters_fault": "no counters"}),
-        unchecked("conntrack-drops", "conntrack-races"),
-    ),
-    "a kernel that cannot list flows": (
-        well(kernel={"conntrack_fault": "cannot read: Invalid argument"}),
-        problem("conntrack-netlink"),
-    ),
-    "few source ports left": (well(kernel=snat(52_000)), warning("snat-ports")),
-    "no source ports left": (well(kernel=snat(64_000)), problem("snat-ports")),
-    "many source ports, of several backends": (well(kernel=snat(50_000, backends=9)), {}),
-    "a flow table that cannot be listed": (well(kernel={"snat": None}), unchecked("snat-ports")),
-    "short affinity lists": (well(kernel={"affinity_limit": 100}), warning("affinity-limit")),
     "short lists that nobody uses": (
         well(kernel={"affinity_limit": 100}, services=[WEB | {"affinity": False}]),
         {},
     ),
-    # Settings of the kernel, neighbours, clock
     "no forwarding, and vipd is not to set it": (
         well(settings={"manage_sysctls": False}, kernel=sysctl(net__ipv4__ip_forward=0)),
         problem("ip-forward"),
@@ -288,34 +378,14 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         ),
         problem("ip-forward") | warning("tcp-be-liberal"),
     ),
-    "rp_filter for all devices": (
-        well(kernel=sysctl(net__ipv4__conf__all__rp_filter=1, net__ipv4__conf__eth1__rp_filter=0)),
-        warning("rp-filter"),
-    ),
-    "a loose rp_filter under a strict one for all": (
-        well(kernel=sysctl(net__ipv4__conf__all__rp_filter=1)),
-        {},
-    ),
-    "no IPv6 at all": (
-        well(services=[WEB, WEB6], kernel=NO_IPV6, network=ROUTES6),
-        problem("ipv6-disabled"),
-    ),
+    "no IPv6 at all": (well(services=[WEB, WEB6], kernel=NO_IPV6, network=ROUTES6), problem("ipv6-disabled")),
     "IPv6 on one device alone": (
         well(
             services=[WEB, WEB6],
-            network=ROUTES6,
+            network=ROUTES6 | {"links": links(lo=0, eth0=0, eth1=0)},
             kernel={"settings": NO_IPV6["settings"] | {"net/ipv6/conf/eth1/disable_ipv6": "0"}},
         ),
         problem("backend-route"),
-    ),
-    "a table of neighbours with room": (well(kernel=NEIGHBOURS | {"neighbours": 818}), {}),
-    "a table of neighbours that is nearly full": (
-        well(kernel=NEIGHBOURS | {"neighbours": 820}),
-        warning("neighbour-table"),
-    ),
-    "a table of neighbours that was full": (
-        well(kernel=NEIGHBOURS | {"neighbours": 3, "neighbours_refused": 1}),
-        problem("neighbour-table"),
     ),
     "more backends in a connected network than neighbours": (
         well(
@@ -325,45 +395,10 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         ),
         warning("neighbour-table"),
     ),
-    "no clock": (well(kernel={"clock_synchronised": False}), warning("clock")),
-    # Bridges
-    "a bridge without hairpin": (
-        well(kernel=BRIDGED, network={"links": BRIDGE}),
-        warning("bridge-hairpin"),
-    ),
+    "a bridge without hairpin": (well(kernel=BRIDGED, network={"links": BRIDGE}), warning("bridge-hairpin")),
     "a bridge whose answers pass the rules": (
         well(services=[WEB | {"masquerade": "hairpin"}], network={"links": BRIDGE}),
         warning("bridge-replies"),
-    ),
-    # Programs
-    "no iptables": (
-        well(
-            programs={"iptables": [{"family": "ipv4", "text": "", "fault": "no such program", "fix": "apt"}]}
-        ),
-        problem("iptables"),
-    ),
-    "no ip6tables, and no need of it": (
-        well(programs={"iptables": [IPTABLES[0], {"family": "ipv6", "text": ""}]}),
-        {},
-    ),
-    "no nft": (
-        well(programs={"nft": ""}, nft_fault="nft is needed to list them"),
-        unchecked("nft", "forward-chains", "foreign-refusals", "flow-offload", "rules-twice", "firewalls"),
-    ),
-    "no xt_recent, with affinity": (well(programs=feature("affinity")), problem("kernel-features")),
-    "no xt_REDIRECT": (well(programs=feature("ping")), warning("kernel-features")),
-    "no feature that the doctor has heard of": (
-        well(programs=feature("new_thing")),
-        warning("kernel-features"),
-    ),
-    "no namespaces to try rules in": (
-        well(programs={"probe_fault": "Operation not permitted"}),
-        unchecked("kernel-features"),
-    ),
-    # Rules of others
-    "rules that could not be read": (
-        well(rulesets=[], rules_fault="iptables-save failed"),
-        unchecked(*OF_RULES, "tcp-be-liberal", "vip-route"),
     ),
     "rules of others, and of other vipds": (
         well(
@@ -435,12 +470,7 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         warning("ufw"),
     ),
     "ufw beside services": (forward(JUMP, ":ufw-user-input - [0:0]\n"), {}),
-    "flows in a flowtable": (well(flowtables=["inet filter f"]), warning("flow-offload")),
     "vipd's own flowtable": (well(flowtables=["inet vipd-fast-path flows"]), {}),
-    "a fast path that this host cannot have": (
-        well(daemon=status(fast_path={"active": False, "reason": "no module", "devices": []})),
-        warning("fast-path"),
-    ),
     "a kube-proxy at work": (
         well(rulesets=[ruleset(SAVED), ruleset(CANARY, "ipv6")], programs_running=["kube-proxy"]),
         warning("kube-proxy"),
@@ -453,12 +483,6 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         well(settings={"chain_prefix": "KUBE"}, rulesets=[ruleset(SAVED.replace("VIPD", "KUBE"))]),
         {},
     ),
-    "IPVS for a virtual IP": (
-        well(kernel={"ipvs": ["10.96.0.10:80/tcp", "10.96.0.9:80/tcp"]}),
-        warning("ipvs"),
-    ),
-    "IPVS for other addresses": (well(kernel={"ipvs": ["10.96.0.10:80/udp", "FWM 7"]}), {}),
-    # Addresses and ports
     "addresses of others": (
         well(network=NEAR, services=[WEB | {"service": f"s{vip}", "addresses": [vip]} for vip in OTHERS]),
         problem("vip-foreign"),
@@ -470,79 +494,9 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         ),
         problem("vip-foreign") | warning("vip-in-subnet"),
     ),
-    "a virtual IP in the network of a device": (
-        well(network={"addresses": [address("10.96.0.1/16")]}),
-        warning("vip-in-subnet"),
-    ),
-    "a virtual IP in a tunnel's network": (
-        well(
-            network={
-                "links": [{"name": "eth1", "uses_neighbour_discovery": False}],
-                "addresses": [address("10.96.0.1/16"), address("10.96.0.2/32", "eth0")],
-            }
-        ),
-        {},
-    ),
-    "a virtual IP that a device has": (
-        well(network={"addresses": [address("10.96.0.10/16")]}),
-        problem("vip-owned"),
-    ),
     "a virtual IP that may be the host's": (
         well(settings={"compat": "kube-proxy"}, network={"addresses": [address("10.96.0.10/32", "lo")]}),
         {},
-    ),
-    "a node port that others listen on": (
-        well(
-            network={
-                "listeners": [
-                    listener("tcp", "0.0.0.0", 30080, program="sshd", pid=7, unit="ssh.service"),
-                    listener("tcp", "::", 30080, program="x", pid=8),
-                ]
-            }
-        ),
-        warning("node-port-taken"),
-    ),
-    "listeners on another address, and of another protocol": (
-        well(
-            network={
-                "listeners": [listener("tcp", "127.0.0.1", 30081), listener("udp", "0.0.0.0", 30080)],
-            }
-        ),
-        {},
-    ),
-    "no route to a virtual IP": (well(network=routes(vip="", backend="eth1")), problem("vip-route")),
-    # Announcing
-    "announced by BIRD": (well(announcing=ANNOUNCING), {}),
-    "nothing announced yet": (well(announcing=ANNOUNCING | {"addresses": [], "importers": []}), {}),
-    "routing daemons that cannot be seen": (well(announcing=ANNOUNCING | {"importers": None}), {}),
-    "nobody announces": (well(announcing=ANNOUNCING | {"importers": []}), problem("announce-import")),
-    "FRR does not import": (
-        well(announcing=ANNOUNCING | {"importers": ["zebra"]}),
-        problem("announce-import"),
-    ),
-    "FRR imports": (well(announcing=ANNOUNCING | {"importers": ["zebra"], "in_main": ["203.0.113.10"]}), {}),
-    "a table with another name": (
-        well(announcing=ANNOUNCING | {"names": ["lab", "vipd"]}),
-        warning("announce-table"),
-    ),
-    "routes of others in the table": (
-        well(announcing=ANNOUNCING | {"foreign": ["default"]}),
-        warning("announce-table"),
-    ),
-    "packets looked up in the table": (
-        well(announcing=ANNOUNCING | {"looked_up": True}),
-        warning("announce-table"),
-    ),
-    "the last host": (well(announcing=ANNOUNCING | {"kept": ["203.0.113.10"]}), problem("announce-kept")),
-    # Ways to backends
-    "no route to a backend": (well(network=routes(vip="eth1", backend="")), problem("backend-route")),
-    "a device that is down": (
-        well(network={"links": [{"name": "eth1", "up": False}]}),
-        problem("backend-route"),
-    ),
-    "a backend here, and nobody listens": (
-        well(network={"routes": ROUTES | {"10.244.0.11": {"device": "lo", "local": True}}}),
-        warning("local-backend"),
     ),
     "backends that do not answer": (
         well(
@@ -558,49 +512,5 @@ CASES: dict[str, tuple[Facts, dict[str, str]]] = {
         problem("backend-contact", "backend-neighbour"),
     ),
     "more backends than are connected to": (well(contacts={"left_out": 3}), unchecked("backend-contact")),
-    "no program ip": (
-        well(network={"links": [], "addresses": [], "routes": {}, "fault": "no ip"}),
-        unchecked(*OF_NETWORK, "backend-mtu", "backend-policy-route", "neighbour-table"),
-    ),
-    "a smaller MTU on the way to a backend": (
-        well(network={"links": links(lo=65536, eth0=1500, eth1=1400), "addresses": FACING}),
-        warning("backend-mtu"),
-    ),
-    "a route with a smaller MTU": (
-        well(
-            network={
-                "links": links(eth0=1500, eth1=1500),
-                "addresses": FACING,
-                "routes": ROUTES | {"10.244.0.11": {"device": "eth1", "mtu": 1400}},
-            }
-        ),
-        warning("backend-mtu"),
-    ),
-    "larger packets towards backends than from clients": (
-        well(network={"links": links(eth0=1500, eth1=9000), "addresses": FACING[:1]}),
-        {},
-    ),
-    "a bridge of containers beside the way": (
-        well(
-            network={
-                "links": [{"name": "docker0", "kind": "bridge", "mtu": 1500}, *links(eth1=1450)],
-                "addresses": [address("172.17.0.1/16", "docker0"), FACING[1]],
-            }
-        ),
-        {},
-    ),
-    "a port with a smaller MTU than its bridge": (
-        well(
-            network={
-                "links": [
-                    {"name": "eth1", "kind": "bridge", "mtu": 1500},
-                    {"name": "p1", "master": "eth1", "mtu": 1400},
-                ]
-            }
-        ),
-        problem("backend-mtu"),
-    ),
-    "a rule that sends some packets elsewhere": (policy_rule("eth7"), warning("backend-policy-route")),
-    "a rule that refuses some packets": (policy_rule(""), warning("backend-policy-route")),
     "a rule that changes nothing": (policy_rule("eth1"), {}),
 }

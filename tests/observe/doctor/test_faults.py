@@ -41,10 +41,7 @@ class Harm:
     """What people do where no command can know what is right."""
 
 
-TWICE = (
-    "iptables-legacy -t nat -N VIPD-PREROUTING",
-    f"iptables-legacy -t nat {JUMP} VIPD-PREROUTING",
-)
+TWICE = ("iptables-legacy -t nat -N VIPD-PREROUTING", f"iptables-legacy -t nat {JUMP} VIPD-PREROUTING")
 NFT_DROP = (
     "nft add table inet filter",
     "nft 'add chain inet filter forward { type filter hook forward priority 0; policy drop; }'",

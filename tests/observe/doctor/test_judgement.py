@@ -16,7 +16,7 @@ def test_what_facts_mean() -> None:
 
 
 def test_a_user_learns_what_only_root_sees() -> None:
-    unchecked = faults(well(root=False, rulesets=[]))
+    unchecked = faults(well(root=False, rulesets=[], state={"writable": False}))
     assert set(unchecked.values()) == {"unchecked"}
     assert {"forward-policy", "mixed-variants", "kernel-features", "store", "vip-route"} <= unchecked.keys()
     assert "ip-forward" not in unchecked
@@ -25,6 +25,15 @@ def test_a_user_learns_what_only_root_sees() -> None:
 def test_problems_come_first() -> None:
     findings = judged(well(daemon=status(version="0"), state={"free": 0}))
     assert [finding.id for finding in findings[:2]] == ["state-dir-space", "daemon-version"]
+
+
+def test_a_check_that_fails_leaves_the_others() -> None:
+    """Here by a status that no daemon of this version sends."""
+    findings = judged(well(daemon=status(names=7)))
+    failed = {finding.id: finding.cause for finding in findings if finding.severity == "unchecked"}
+    assert failed.keys() == {"name-servers", "names"}
+    assert all(cause.startswith("this check itself failed: ") for cause in failed.values())
+    assert {finding.id for finding in findings} == {finding.id for finding in judged(well())}
 
 
 FATES = {
@@ -38,6 +47,7 @@ FATES = {
     "-A FORWARD -j ACCEPT": "",
     "-A FORWARD -i eth0 -j DROP": "problem",
     "-A FORWARD -i eth0 -j DROP\n-A FORWARD -j VIPD-FORWARD": "",
+    "-A FORWARD -m quota --quota 5 -j DROP\n-A FORWARD -j VIPD-FORWARD": "",
 }
 """Rules in FORWARD, whose policy is DROP -> how bad that is for flows to virtual IPs."""
 
@@ -177,4 +187,5 @@ def test_every_check_that_can_mend_was_asked() -> None:
     assert {"ip-forward", "ipv6-disabled"} <= mended
     every = [finding.id for finding in judged(well())]
     silent = {"kernel", "firewalls", "nft", "rules-readable", "network-readable"}
-    assert set(every) - spoken == silent
+    on_a_host = {"flow-offload", "ipvs", "backend-policy-route"}
+    assert set(every) - spoken == silent | on_a_host

@@ -209,10 +209,7 @@ def test_a_neighbour_that_is_not_resolved(deceived: Deceived) -> None:
     """An old entry of a backend that answers, and one of another device, do not count."""
     second = deceived.patient.lab.backends[1]
     drop = ("INPUT", "-p", "tcp", "--dport", "8080", "-j", "DROP")
-    for first, other, expected in (
-        ("FAILED", "INCOMPLETE", {"10.244.0.12"}),
-        ("FAILED", "REACHABLE", set()),
-    ):
+    for first, other, expected in (("FAILED", "INCOMPLETE", {"10.244.0.12"}), ("FAILED", "REACHABLE", set())):
         entries = [
             {"dst": "10.244.0.11", "dev": "cluster", "state": [first]},
             {"dst": "10.244.0.12", "dev": "cluster", "state": [other]},

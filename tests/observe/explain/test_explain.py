@@ -25,8 +25,9 @@ SIX = WEB | {"name": "six", "address": "fd00::20", "backends": ["fd00:244::1", "
 DEAD = WEB | {"name": "dead", "address": "10.96.0.30", "backends": []}
 DEAD_UDP = DEAD | {"ports": ["80/udp"]}
 NODE = WEB | {"ports": [{"port": 80, "protocol": "tcp", "target": 8080, "node_port": 30080}]}
-LIMITED = WEB | {"external_addresses": [{"address": "198.51.100.5", "allow_from": ["203.0.113.0/24"]}]}
-PRIVATE = NODE | {"allow_from": ["203.0.113.0/24"]}
+ALLOWED = ["203.0.113.0/24", "198.51.100.0/28"]
+LIMITED = WEB | {"external_addresses": [{"address": "198.51.100.5", "allow_from": ALLOWED}]}
+PRIVATE = NODE | {"allow_from": ALLOWED}
 ELSEWHERE = WEB | {"traffic_policy": {"internal": "local"}}
 HEALTH = NODE | {"traffic_policy": {"external": "local"}, "health_port": 32100}
 
@@ -36,13 +37,8 @@ def declared(*services: Json, **settings: object) -> Declared:
     return Declared(text, {"host_addresses": HOST, "node_name": "here"} | settings)
 
 
-def balanced(*backends: tuple[str, float, bool]) -> list[tuple[str, float, bool]]:
-    """Endpoint, share, whether masqueraded."""
-    return list(backends)
-
-
 IS_WEB = f"{CLIENT} -> 10.96.0.20:80/tcp"
-NOT_ALLOWED = {"verdict": "dropped", "reason": "allowed are 203.0.113.0/24"}
+NOT_ALLOWED = {"verdict": "dropped", "reason": f"allowed are {', '.join(ALLOWED)}"}
 UNCHANGED = "is left alone: no service has this address and port"
 UNUSED = {"verdict": "rejected", "summary": "is refused: no service has this address and port"}
 ALIAS = "30080 is a node port of web, but not at this address"
@@ -177,10 +173,7 @@ CASES: dict[str, tuple[Declared, str, str, Json]] = {
         declared(NODE),
         CLIENT,
         "10.96.0.99:30080/tcp",
-        {
-            "verdict": "unchanged",
-            "hint": "there is node port 30080/tcp (web), at this host's own addresses",
-        },
+        {"verdict": "unchanged", "hint": "there is node port 30080/tcp (web), at this host's own addresses"},
     ),
     "a node port at 127.0.0.1": (
         declared(NODE),
@@ -219,6 +212,18 @@ CASES: dict[str, tuple[Declared, str, str, Json]] = {
         {"source_port": 4000},
     ),
     "an address of this host": (declared(WEB), "10.10.0.1", "web", {"arriving": "local"}),
+    "127.0.0.1, which every host has": (
+        declared(WEB, host_addresses=["192.0.2.1"]),
+        "127.0.0.1",
+        "127.0.0.1:1",
+        {"arriving": "local"},
+    ),
+    "the lowest address that is no link's": (
+        declared(WEB, host_addresses=["169.254.0.5", "192.0.2.10", "192.0.2.9", "127.0.0.1"]),
+        "local",
+        "web",
+        {"source": "192.0.2.9"},
+    ),
     "a program here, and the address that fits": (
         declared(WEB),
         "local",
@@ -455,7 +460,7 @@ These are vipd's own rules alone; vipctl trace follows a real packet.
 
 def test_the_text_of_a_way_through_the_table() -> None:
     """Of one through iptables: tests/cli/test_explain.py. The option has the last word over the setting."""
-    dns = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
+    dns: Json = {"name": "dns", "address": "10.96.0.10", "ports": ["53/udp"]}
     dns |= {"backends": ["10.244.0.5", {"address": "10.244.2.21", "weight": 2}]}
     for setting, option in (("iptables", "nftables"), ("nftables", "iptables")):
         services = declared(dns, host_addresses=["192.0.2.1"], dataplane=setting)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from vipd.model.service import Family
 from vipd.observe.simulator import Arrival, Host, Packet, UnknownRule, parse_ruleset, parse_tables, trace
-from vipd.observe.simulator.errors import RulesetError
 
 HOST = Host(("192.0.2.1", "fd00::1"))
 TCP = Packet("198.51.100.7", "203.0.113.9", "tcp", 80, in_interface="eth0", out_interface="br-lan")
@@ -36,86 +35,51 @@ def takes(rule: str, packet: Packet = TCP, before: str = "") -> bool:
 CONDITIONS = [
     ("", TCP, True),
     ("-s 198.51.100.0/24", TCP, True),
-    ("-s 198.51.100.99/24", TCP, True),
-    ("-s 198.51.100.7/255.255.255.255", TCP, True),
     ("! -s 198.51.100.0/24", TCP, False),
-    ("! -s 10.244.0.0/16", TCP, True),
     ("--source 198.51.100.8", TCP, False),
-    ("-s 0.0.0.0/0", TCP, True),
-    ("-d 203.0.113.9", TCP, True),
     ("-d 203.0.113.8", TCP, False),
-    ("! -d 203.0.113.9/32", TCP, False),
-    ("! -d 127.0.0.0/8", TCP, True),
     ("-s fd00:1::/32 ! -d ::1/128", TCP6, True),
-    ("-s fd00:3::/32", TCP6, False),
     ("-p tcp", TCP, True),
-    ("-p 6", TCP, True),
     ("-p udp", TCP, False),
     ("! -p tcp", TCP, False),
-    ("! -p udp", TCP, True),
     ("-p all", PING, True),
     ("-p tcp -m tcp --dport 80", TCP, True),
-    ("-m tcp -p tcp --dport 80", TCP, True),
-    ("-p tcp --dport 80", TCP, True),
     ("-p tcp -m tcp --dport 81", TCP, False),
     ("-p tcp -m tcp ! --dport 80", TCP, False),
-    ("-p tcp -m tcp ! --dport 443", TCP, True),
     ("-p tcp -m tcp --dport 79:80", TCP, True),
     ("-p tcp -m tcp --dport 81:", TCP, False),
     ("-p tcp -m tcp --sport 40000", TCP, True),
-    ("-p tcp -m tcp --sport 1:39999", TCP, False),
     ("-p tcp -m tcp --sport 40000 ! --dport 80", TCP, False),
     ("-p udp -m udp --dport 80", TCP, False),
     ("-p udp -m udp --dport 80", UDP, True),
-    ("-p sctp -m sctp --dport 80", replace(TCP, protocol="sctp"), True),
-    ("-p icmp", PING, True),
     ("-p icmp -m icmp --icmp-type 8", PING, True),
-    ("-p icmp --icmp-type echo-request", PING, True),
     ("-p icmp -m icmp ! --icmp-type 8", PING, False),
     ("-p icmp -m icmp --icmp-type 0", PING, False),
     ("-p icmp -m icmp --icmp-type 0", replace(PING, icmp_type=0), True),
     ("-p icmp -m icmp --icmp-type any", replace(PING, icmp_type=3), True),
     ("-p ipv6-icmp -m icmp6 --icmpv6-type 128", PING6, True),
-    ("-p icmpv6 --icmpv6-type 129", PING6, False),
     ("-m addrtype --src-type LOCAL", TCP, False),
     ("-m addrtype --src-type LOCAL", FROM_HOST, True),
-    ("-m addrtype ! --src-type LOCAL", TCP, True),
     ("-m addrtype ! --src-type LOCAL", FROM_HOST, False),
     ("-m addrtype --dst-type LOCAL", TCP, False),
-    ("-m addrtype ! --dst-type LOCAL", TCP, True),
-    ("-m addrtype ! --src-type LOCAL ! --dst-type LOCAL", TCP, True),
-    ("-m addrtype ! --src-type LOCAL --dst-type LOCAL", TCP, False),
     ("-m mark --mark 0", TCP, True),
     ("-m mark --mark 0x4000/0x4000", TCP, False),
-    ("-m mark ! --mark 0x4000/0x4000", TCP, True),
     ("-m connmark --mark 0x1/0x1", TCP, False),
-    ("-m connmark ! --mark 0x1/0x1", TCP, True),
     ("-m conntrack --ctstate NEW", TCP, True),
     ("-m conntrack --ctstate RELATED,ESTABLISHED", TCP, False),
-    ("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", TCP, True),
     ("-m conntrack ! --ctstate INVALID,NEW", TCP, False),
     ("-m conntrack --ctstate DNAT", TCP, False),
-    ("-m conntrack --ctstate SNAT", TCP, False),
-    ("-m state --state NEW", TCP, True),
     ("-p tcp -m multiport --dports 22,80:90", TCP, True),
     ("-p tcp -m multiport ! --dports 22,80:90", TCP, False),
-    ("-p tcp -m multiport --sports 22,80", TCP, False),
     ("-p tcp -m multiport --ports 22,80", TCP, True),
     ("-m comment --comment \"any \\\"text\\\" -j ACCEPT\"", TCP, True),
-    ("-m nfacct --nfacct-name ct_invalid", TCP, True),
-    ("-m statistic --mode random --probability 1.0", TCP, True),
     ("-m statistic --mode random --probability 0.0", TCP, False),
     ("-m statistic --mode random ! --probability 0.0", TCP, True),
     ("-m recent --rcheck --name A", TCP, False),
-    ("-m recent ! --rcheck --name A", TCP, True),
     ("-m recent --set --name A --mask 255.255.255.255 --rsource", TCP, True),
     ("-i eth0", TCP, True),
-    ("-i eth1", TCP, False),
     ("! -i eth0", TCP, False),
-    ("! -i docker0", TCP, True),
     ("-i eth+", TCP, True),
-    ("! -i cali+", TCP, True),
-    ("-o br-lan", TCP, True),
     ("! -o br+", TCP, False),
     ("-i eth0", replace(TCP, in_interface=None), False),
     ("! -i eth0", replace(TCP, in_interface=None), True),
@@ -135,12 +99,8 @@ def test_conditions() -> None:
 MARKS = [
     ("--set-xmark 0x4000/0x4000", 0x1, 0x4001),
     ("--set-xmark 0x4000/0x0", 0x4001, 0x1),
-    ("--set-xmark 0x5", 0xF0, 0x5),
     ("--set-mark 0x6/0x2", 0xF, 0xF),
-    ("--set-mark 0x6/0x0", 0x6, 0x6),
     ("--or-mark 0x4000", 0x4001, 0x4001),
-    ("--xor-mark 0x4000", 0x4001, 0x1),
-    ("--xor-mark 0x00004000", 0x1, 0x4001),
     ("--and-mark 0xf", 0x4001, 0x1),
 ]
 
@@ -157,75 +117,33 @@ def test_marks() -> None:
 UNKNOWN = [
     "-m quota --quota 5 -j ACCEPT",
     "-m multiport --dports 80,443 -j ACCEPT",
-    "-m physdev --physdev-in a -j ACCEPT",
     "-j LOG",
-    "-j LOG --log-prefix x",
     "-j NO-SUCH-CHAIN",
-    "-g ACCEPT",
     "-p tcp -m tcp --syn -j ACCEPT",
-    "-p tcp -m tcp --tcp-flags SYN SYN -j ACCEPT",
-    "--dport 80 -j ACCEPT",
-    "-m tcp --dport 80 -j ACCEPT",
-    "-p udp -m tcp --dport 80 -j ACCEPT",
-    "! -p tcp -m tcp --dport 80 -j ACCEPT",
     "-p tcp --dport http -j ACCEPT",
     "-p tcp --dport ! 80 -j ACCEPT",
-    "-p tcp --dport 80 --dport 81 -j ACCEPT",
     "-p tcp --dport 70000 -j ACCEPT",
-    "-p nonsense -j ACCEPT",
-    "! -p all -j ACCEPT",
     "-s 10.0.0.1,10.0.0.2 -j ACCEPT",
-    "-s example.org -j ACCEPT",
     "-s fd00::1 -j ACCEPT",
-    "-s 10.0.0.1 -s 10.0.0.2 -j ACCEPT",
     "-m addrtype --dst-type MULTICAST -j ACCEPT",
-    "-m addrtype -j ACCEPT",
-    "-m addrtype --dst-type LOCAL --limit-iface-in -j ACCEPT",
-    "-m mark -j ACCEPT",
-    "-m mark --mark zero -j ACCEPT",
     "-m conntrack --ctstate NEW,ODD -j ACCEPT",
-    "-m conntrack --ctdir ORIGINAL -j ACCEPT",
     "-m statistic --mode nth --every 3 --packet 3 -j ACCEPT",
-    "-m statistic --mode nth --packet 0 -j ACCEPT",
-    "-m statistic --mode random -j ACCEPT",
-    "-m statistic --mode random --probability 1.5 -j ACCEPT",
-    "-m recent --name A -j ACCEPT",
     "-m recent --update --name A -j ACCEPT",
-    "-m recent --rcheck --hitcount 3 --name A -j ACCEPT",
-    "-m recent --rcheck --rdest --name A -j ACCEPT",
-    "-m recent --rcheck --mask 255.255.255.0 --name A -j ACCEPT",
-    "-m recent ! --set --name A -j ACCEPT",
     "-p icmp -m icmp --icmp-type 8/0 -j ACCEPT",
-    "-p icmpv6 --icmpv6-type 128 -j ACCEPT",
-    "-j MARK",
     "-j MARK --or-mark 1 --and-mark 2",
     "-j CONNMARK --save-mark",
-    "-j DNAT --to-destination 10.0.0.1",
     "-j MASQUERADE",
-    "-j REJECT --reject-with icmp6-no-route",
     "-j REJECT --reject-with tcp-reset",
     "-j ACCEPT --why",
-    "-j ACCEPT -j DROP",
-    "! -j ACCEPT",
-    "! -m mark --mark 1 -j ACCEPT",
     "-m comment --comment \"open -j ACCEPT",
-    "-m comment --comment",
-    "-m comment -j ACCEPT",
-    "-f -j ACCEPT",
-    "-t nat -j ACCEPT",
     "-c 1 2 -j ACCEPT",
     "stray -j ACCEPT",
-    "-s 10.0.0.1 !",
 ]  # fmt: skip
 UNKNOWN_IN_NAT = [
     "-j DNAT",
     "-j DNAT --to-destination 10.0.0.1-10.0.0.9",
     "-j DNAT --to-destination 10.0.0.1:80-90",
-    "-j DNAT --to-destination :80",
-    "-j DNAT --to-destination 10.0.0.1 --random",
-    "-j DNAT --to-destination [fd00::1]:80",
     "-j DROP",
-    "-j REJECT",
     "-j SNAT --to-source 10.0.0.1-10.0.0.9",
     "-j MASQUERADE --to-ports 1000-2000",
     "-p tcp -j REDIRECT --to-ports 80-90",
@@ -266,11 +184,6 @@ WALKS: dict[str, tuple[str, str]] = {
         FORWARD.format("ACCEPT", "-A FORWARD -j A\n-A FORWARD -j DROP\n-A A -g B\n-A A -j ACCEPT\n"),
         "dropped",
     ),
-    "a refusal": (FORWARD.format("ACCEPT", "-A FORWARD -j REJECT\n"), "rejected"),
-    "counters, comments and blank lines": (
-        FORWARD.format("ACCEPT", "# note\n\n[1:60] -A FORWARD -j DROP\n"),
-        "dropped",
-    ),
     "translated to this host": (
         DNAT.format("192.0.2.1:8080") + "*filter\n:INPUT DROP [0:0]\nCOMMIT\n",
         "dropped 192.0.2.1:8080",
@@ -286,18 +199,11 @@ WALKS: dict[str, tuple[str, str]] = {
         ),
         "delivered 10.0.0.5:8080",
     ),
-    "the first translation ends its chain": (
-        DNAT.format("10.0.0.5:1\n-A PREROUTING -j DNAT --to-destination 10.0.0.6:2"),
-        "delivered 10.0.0.5:1",
-    ),
     "a redirection stays here": (
         "*nat\n-A PREROUTING -p tcp -j REDIRECT --to-ports 8080\nCOMMIT\n",
         "delivered 192.0.2.1:8080",
     ),
-    "an unknown rule in another chain": (f"*filter\n-A INPUT {QUOTA} -j DROP\nCOMMIT\n", "unchanged"),
     "an unknown rule in the packet's way": (f"*filter\n-A FORWARD {QUOTA} -j DROP\nCOMMIT\n", "unknown"),
-    "a drop before tracking": ("*raw\n-A PREROUTING -j DROP\nCOMMIT\n", "dropped"),
-    "no tracking": ("*raw\n-A PREROUTING -j CT --notrack\nCOMMIT\n", "unknown"),
     **{
         f"an unknown rule that cannot concern it: {rule}": (
             f"*filter\n-A FORWARD {rule}\nCOMMIT\n",
@@ -315,14 +221,8 @@ WALKS: dict[str, tuple[str, str]] = {
             "-j NFLOG",
         )
     },
-    "what others remember of clients": (
-        RECENT.format("blocked"),
-        "unknown",
-    ),
-    "what vipd remembers": (
-        RECENT.format("VIPD-A"),
-        "unchanged",
-    ),
+    "what others remember of clients": (RECENT.format("blocked"), "unknown"),
+    "what vipd remembers": (RECENT.format("VIPD-A"), "unchanged"),
 }
 
 
@@ -384,10 +284,7 @@ NFT = [
     ("ct status != 0x20 drop", "unknown"),
     ("ct status { 0x20 } drop", "unknown"),
     ("add @blocked { ip saddr limit rate over 5/second burst 5 packets } drop", "unknown"),
-    (
-        'iif "x" add @blocked { ip saddr limit rate over 5/second burst 5 packets } drop',
-        "unchanged",
-    ),
+    ('iif "x" add @blocked { ip saddr limit rate over 5/second burst 5 packets } drop', "unchanged"),
 ]
 
 
@@ -407,31 +304,3 @@ def test_rules_of_nft() -> None:
     dormant = OTHERS.format("drop").replace("table inet fw {\n", "table inet fw {\n\tflags dormant\n")
     (outcome,) = trace(parse_tables(dormant, Family.IPV4, strict=False), TCP, Host()).outcomes
     assert outcome.verdict == "unchanged"
-
-
-LINES = (
-    "garbage",
-    "-A",
-    "*nat",
-    "COMMIT",
-    ":X",
-    "[x:y] -A A -j B",
-    "chain {",
-    "}",
-    "\x00\x01",
-    "\N{SNOWMAN}",
-)
-
-
-def test_what_programs_print_otherwise_is_an_error_of_its_own() -> None:
-    for parse, text in (
-        (parse_ruleset, WALKS["a return comes back behind the jump"][0]),
-        (parse_tables, OTHERS.format("drop")),
-    ):
-        lines = text.splitlines()
-        for at in range(len(lines)):
-            for line in (*LINES, lines[at][: len(lines[at]) // 2]):
-                try:
-                    parse("\n".join([*lines[:at], line, *lines[at + 1 :]]) + "\n", Family.IPV4, strict=False)
-                except RulesetError:
-                    continue

@@ -150,8 +150,8 @@ def explained(case: str, source: str, to: str, protocol: str, port: int, datapla
 @pytest.mark.parametrize("dataplane", DATAPLANES)
 def test_delivered(dataplane: str) -> None:
     wrong = []
-    for *packet, backends, masqueraded in DELIVERED:
-        view = explained(*packet, dataplane)
+    for case, source, to, protocol, port, backends, masqueraded in DELIVERED:
+        view = explained(case, source, to, protocol, port, dataplane)
         shares = {backend["endpoint"]: backend["share"] for backend in view["backends"]}
         told = {backend["masqueraded"] for backend in view["backends"]}
         same = shares == pytest.approx(dict.fromkeys(backends, 1 / len(backends)), abs=1e-6)
@@ -161,7 +161,7 @@ def test_delivered(dataplane: str) -> None:
             or masqueraded not in (None, *told)
             or (masqueraded is not None and len(told) > 1)
         ):
-            wrong.append((packet, view["summary"]))
+            wrong.append((case, view["summary"]))
     assert wrong == []
 
 

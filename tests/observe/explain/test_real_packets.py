@@ -72,10 +72,7 @@ def test_rules_that_kube_proxy_wrote(probe_lab: ProbeLab, case: str) -> None:
 
 @pytest.mark.parametrize(
     ("dataplane", "seed"),
-    [
-        *(("iptables", seed) for seed in generated.NATIVE),
-        *(("nftables", seed) for seed in generated.TABLES),
-    ],
+    [*(("iptables", seed) for seed in generated.NATIVE), *(("nftables", seed) for seed in generated.TABLES)],
 )
 def test_rules_that_vipd_writes(probe_lab: ProbeLab, dataplane: str, seed: int) -> None:
     settings = generated.settings(seed)

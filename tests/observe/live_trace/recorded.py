@@ -17,32 +17,11 @@ from unittest.mock import patch
 from vipd.model.service import Protocol
 from vipd.observe.live_trace import watching
 from vipd.observe.live_trace.events import KernelEvent, logged_events, trace_events
-from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, PacketTrace, TraceAssembler
 from vipd.observe.live_trace.packets import Flow
 from vipd.observe.live_trace.table_messages import table_name
 
 RECORDED = Path(__file__).parent / "recorded"
 READERS = {"trace": trace_events, "log": logged_events}
-
-
-def table_of(name: str) -> str:
-    """The table that marked the packet of a recording."""
-    return (RECORDED / f"{name}.txt").read_text().splitlines()[0]
-
-
-def events(name: str) -> Iterator[KernelEvent]:
-    """The events of a recording, in order."""
-    for line in (RECORDED / f"{name}.txt").read_text().splitlines()[1:]:
-        kind, _, datagram = line.partition(" ")
-        yield from READERS[kind](bytes.fromhex(datagram))
-
-
-def traces(name: str, *, legacy: bool = False) -> list[PacketTrace]:
-    """The traces of a recording, as if nothing more had come for long."""
-    put_together = TraceAssembler(table_of(name), legacy=legacy)
-    for event in events(name):
-        put_together.take(event, 0.0)
-    return put_together.finished(QUIET_SECONDS)
 
 
 def record(name: str, flow: Flow) -> None:

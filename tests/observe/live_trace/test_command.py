@@ -7,23 +7,17 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.lab.daemon import Daemon
-from tests.lab.flow import Process, finish, read_line
 from tests.lab.topology import UPLINK, Lab, Wiring
-from tests.observe.live_trace.recorded import traces as recorded_traces
-from vipd.cli.output import Screen
-from vipd.cli.trace import _lines
-from vipd.observe.live_trace.matched_rules import matched_rules
-from vipd.observe.live_trace.matching import ChainRules
-from vipd.observe.live_trace.outcome import Comparison, Difference, outcome_of
-from vipd.observe.live_trace.report import Report
+from tests.observe.live_trace.tracing import PATIENCE, documents, rest, traces, waiting
+from tests.observe.terminal import on_terminal
+
+pytestmark = pytest.mark.root
 
 DECLARED = """
   - name: web
@@ -35,7 +29,6 @@ DECLARED = """
   - {name: six, address: "fd00:96::20", ports: [{port: 80, target: 8080}], backends: ["fd00:244::11"]}
 """
 WEB = "10.96.0.20:80/tcp"
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -51,35 +44,6 @@ def daemon(lab: Lab) -> Iterator[Daemon]:
         yield made
 
 
-def traces(ended: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """What was printed with -o json."""
-    found: list[dict[str, Any]] = json.loads(ended.stdout)["traces"]
-    return found
-
-
-@contextlib.contextmanager
-def waiting(daemon: Daemon, *words: str) -> Iterator[Process]:
-    """A trace that waits for packets; what it says of that is read."""
-    command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(daemon.socket), "trace", *words)
-    process = daemon.host.start(*command, stderr=subprocess.STDOUT)
-    try:
-        assert "waiting for" in read_line(process, PATIENCE)
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        finish(process)
-
-
-def rest(process: Process) -> str:
-    """What it says until its end."""
-    assert process.stdout is not None
-    said = process.stdout.read()
-    process.wait(PATIENCE)
-    return said
-
-
-@pytest.mark.root
 def test_packets_that_it_sends(daemon: Daemon) -> None:
     ended = daemon.vipctl("trace", "--send", "-n", "2", "-o", "json", "web")
     first, second = traces(ended)
@@ -106,7 +70,6 @@ def test_packets_that_it_sends(daemon: Daemon) -> None:
     )
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("words", "end"),
     [
@@ -121,11 +84,10 @@ def test_outcomes_in_words(daemon: Daemon, words: tuple[str, ...], end: str) -> 
     assert ended.stdout.splitlines()[-2:] == [end, "explain:  the same"]
 
 
-@pytest.mark.root
 def test_waiting_through_a_repair(lab: Lab, daemon: Daemon) -> None:
     """vipd mends its own rules meanwhile. It takes the trace rule for no disturbance, and leaves it."""
     assert "repaired" not in daemon.log
-    with waiting(daemon, "--from", lab.client.ipv4, "web") as process:
+    with waiting(daemon.host, daemon.socket, "--from", lab.client.ipv4, "web") as process:
         assert "repaired" not in daemon.log
         daemon.host.run("iptables", "-t", "nat", "-F", "VIPD-SERVICES")
         daemon.wait_until(lambda: "repaired" in daemon.log, True, PATIENCE)
@@ -141,12 +103,11 @@ def test_waiting_through_a_repair(lab: Lab, daemon: Daemon) -> None:
     assert "vipd-trace" not in daemon.log
 
 
-@pytest.mark.root
 def test_interleaved_flows_until_ctrl_c(lab: Lab, daemon: Daemon) -> None:
-    with waiting(daemon, "--follow", "-o", "json", WEB) as process:
+    with waiting(daemon.host, daemon.socket, "--follow", "-o", "json", WEB) as process:
         lab.client.send("10.96.0.20", 80, count=6).all_answered()
-        assert process.stdout is not None
-        found = [json.loads(process.stdout.readline()) for _ in range(6)]
+        coming = documents(process, PATIENCE)
+        found = [next(coming) for _ in range(6)]
         os.kill(process.pid, signal.SIGINT)
         assert rest(process) == ""
     assert process.returncode == 130
@@ -156,11 +117,73 @@ def test_interleaved_flows_until_ctrl_c(lab: Lab, daemon: Daemon) -> None:
     assert len({json.dumps([rule["chain"] for rule in each["rules"]]) for each in found}) == 1
 
 
-@pytest.mark.root
+SVC, SEP = r"VIPD-SVC-[A-Z2-7]{16}", r"VIPD-SEP-[A-Z2-7]{16}"
+WAY = [
+    r"nat, hook prerouting",
+    r"PREROUTING  +on to VIPD-PREROUTING",
+    r"VIPD-PREROUTING +entry +flow marked as vipd's",
+    r"VIPD-PREROUTING +entry +on to VIPD-SERVICES",
+    r"VIPD-SERVICES +dispatch +10\.96\.0\.20:80/tcp of web",
+    rf"{SVC} +service web +to be masqueraded, unless from this host",
+    r"VIPD-MARK-MASQ +mark +marked for masquerade, mark 0x4000",
+    rf"{SVC} +service web +to 10\.244\.0\.11:8080.*",
+    rf"{SEP} +backend 10\.244\.0\.11:8080 +DNAT to 10\.244\.0\.11:8080",
+]
+
+
+def test_the_way_in_words_and_the_rules_themselves(lab: Lab, daemon: Daemon) -> None:
+    said = {}
+    for form in ("text", "wide"):
+        with waiting(daemon.host, daemon.socket, "--from", lab.client.ipv4, "-o", form, "web") as process:
+            lab.client.send("10.96.0.20", 80).all_answered()
+            said[form] = [line.strip() for line in rest(process).splitlines()]
+    wrong = [row for row, line in zip(WAY, said["text"][1:], strict=False) if not re.fullmatch(row, line)]
+    assert wrong == [], said["text"]
+    shown = [line for line in said["wide"] if re.search(r"handle \d+: ", line)]
+    assert any(line.endswith(" -j DNAT --to-destination 10.244.0.11:8080") for line in shown)
+    assert max(map(len, shown)) > 120, "not cut"
+    assert not any("handle " in line for line in said["text"])
+
+
+def test_a_screen_of_80_columns(daemon: Daemon) -> None:
+    argv = [sys.executable, "-m", "vipd.cli.main", "--socket", str(daemon.socket), "trace", "--send"]
+    for target in ("web", "six", "dead"):
+        lines = on_terminal(daemon.host.inside([*argv, target]), 80).splitlines()
+        assert len(lines) > 5
+        assert max(map(len, lines)) <= 80
+
+
+def test_what_waits_to_be_read_is_no_silence(lab: Lab, daemon: Daemon) -> None:
+    """The program stands still while everything comes, for longer than the silence that ends a trace."""
+    with waiting(daemon.host, daemon.socket, "--from", lab.client.ipv4, "-o", "json", "web") as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        lab.client.send("10.96.0.20", 80).all_answered()
+        lab.client.send("192.0.2.99", 9, timeout=1.5)
+        os.kill(process.pid, signal.SIGCONT)
+        (found,) = json.loads(rest(process))["traces"]
+    assert (found["agrees"], found["verdict"]) == (True, "delivered")
+    assert found["rules"][-1]["hook"] == "postrouting"
+
+
+def test_packets_that_another_program_traces_are_left_out(lab: Lab, daemon: Daemon) -> None:
+    """And those of its chain that it marks, too."""
+    every = "ip daddr { 10.96.0.20, 10.96.0.53 } meta nftrace set 1"
+    with (
+        foreign(daemon, "type filter hook prerouting priority -350; policy accept", every),
+        waiting(daemon.host, daemon.socket, "--follow", "-o", "json", WEB) as process,
+    ):
+        lab.client.send("10.96.0.53", 53, protocol="udp").all_answered()
+        lab.client.send("10.96.0.20", 80).all_answered()
+        found = next(documents(process, PATIENCE))
+        os.kill(process.pid, signal.SIGINT)
+        assert rest(process) == ""
+    assert (found["packet"]["port"], found["agrees"]) == (80, True)
+
+
 def test_a_flow_that_began_before(lab: Lab, daemon: Daemon) -> None:
     with lab.client.open("10.96.0.53", 53, "udp") as flow:
         flow.ask()
-        with waiting(daemon, "--timeout", "6s", "dns") as process:
+        with waiting(daemon.host, daemon.socket, "--timeout", "6s", "dns") as process:
             flow.ask()
             said = rest(process)
     assert process.returncode == 5
@@ -223,13 +246,12 @@ COMMIT
 """
 
 
-@pytest.mark.root
 def test_beside_a_kube_proxy(lab: Lab, daemon: Daemon) -> None:
     """Its chains look like vipd's, and its comments like statements."""
     daemon.host.run("iptables-restore", "--noflush", text=KUBE_PROXY)
     try:
         ended = daemon.vipctl("trace", "--send", "-n", "2", "-o", "json", WEB, check=False)
-        with waiting(daemon, "--from", lab.client.ipv4, "-o", "json", "web") as process:
+        with waiting(daemon.host, daemon.socket, "--from", lab.client.ipv4, "-o", "json", "web") as process:
             lab.client.send("10.96.0.20", 80).all_answered()
             forwarded = json.loads(rest(process))["traces"]
     finally:
@@ -242,7 +264,6 @@ def test_beside_a_kube_proxy(lab: Lab, daemon: Daemon) -> None:
     assert not any(rule["vipd"] or rule["part"] for rule in kube)
 
 
-@pytest.mark.root
 def test_a_foreign_translation_is_shouted(daemon: Daemon) -> None:
     ahead, rule = "type nat hook output priority -110", "ip daddr 10.96.0.20 dnat to 10.244.0.11:53"
     with foreign(daemon, ahead, f"tcp dport 80 {rule}"):
@@ -257,7 +278,6 @@ def test_a_foreign_translation_is_shouted(daemon: Daemon) -> None:
     ]
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("policy", "rule", "shown"),
     [
@@ -275,7 +295,6 @@ def test_a_foreign_drop_is_shouted(daemon: Daemon, policy: str, rule: str, shown
     assert last["rule"] == shown
 
 
-@pytest.mark.root
 def test_without_a_daemon(daemon: Daemon) -> None:
     ended = daemon.vipctl("--socket", "/nowhere", "trace", "--send", WEB)
     assert "no prediction: cannot reach vipd at /nowhere" in ended.stderr
@@ -287,7 +306,6 @@ def test_without_a_daemon(daemon: Daemon) -> None:
     assert (named.returncode, "cannot look up web" in named.stderr) == (4, True)
 
 
-@pytest.mark.root
 def test_without_the_right_to(daemon: Daemon) -> None:
     without = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
     command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(daemon.socket), "trace", WEB)
@@ -297,7 +315,6 @@ def test_without_the_right_to(daemon: Daemon) -> None:
     assert "hint: sudo vipctl trace" in ended.stderr
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -316,7 +333,6 @@ def test_faults(daemon: Daemon, words: tuple[str, ...], code: int, said: str) ->
     assert said in ended.stderr
 
 
-@pytest.mark.root
 def test_another_host_must_send_by_itself(lab: Lab, daemon: Daemon) -> None:
     words = ("trace", "--send", "--timeout", "1s", "--from", lab.client.ipv4, "web")
     ended = daemon.vipctl(*words, check=False)
@@ -325,32 +341,3 @@ def test_another_host_must_send_by_itself(lab: Lab, daemon: Daemon) -> None:
     # The backend's connections are only its own probes: nothing was sent in the client's name.
     flows = daemon.host.run("conntrack", "-L", "-s", lab.client.ipv4, "-d", "10.96.0.20", check=False)
     assert "SYN_SENT" not in flows.stdout
-
-
-def test_rules_themselves_with_their_handles_where_wanted() -> None:
-    for name, word in (("iptables-forwarded", "handle "), ("legacy-loopback", "rule ")):
-        (trace,) = recorded_traces(name, legacy=name.startswith("legacy"))
-        listed = {each.event.chain: ChainRules({each.event.rule: "-j ODD"}) for each in trace.events}
-        hits = matched_rules(trace, listed, "VIPD")
-        report = Report(trace, hits, outcome_of(trace, hits), None)
-        wide = [
-            line for line in _lines(report, "", Screen(80, False), wide=True) if line.endswith(": -j ODD")
-        ]
-        assert wide, "not cut at 80 columns"
-        assert all(re.search(rf"{word}\d+: -j ODD$", line) for line in wide)
-        assert not any(re.search(rf"{word}\d+: ", line) for line in _lines(report, "", Screen(80, False)))
-
-
-@pytest.mark.parametrize(
-    "name", ["iptables-forwarded", "iptables-ipv6", "legacy-loopback", "nftables-forwarded"]
-)
-def test_a_screen_of_80_columns(name: str) -> None:
-    (trace,) = recorded_traces(name, legacy=name.startswith("legacy"))
-    hits = matched_rules(trace, {}, "VIPD")
-    comparison = Comparison(
-        (Difference("verdict", "dropped", "delivered"),), None, "is balanced over 900 backends, " * 4
-    )
-    report = Report(trace, hits, outcome_of(trace, hits), comparison, "connected")
-    lines = list(_lines(report, "", Screen(80, False)))
-    assert len(lines) > len(hits) // 2
-    assert max(map(len, lines)) <= 80

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ from tests.lab.flow import finish, read_line
 from tests.lab.node import Node
 from tests.observe.explain.probe_lab import ROOT
 from tests.observe.live_trace.conftest import LOGGER
+from vipd.observe.live_trace import legacy as legacy_log
 
 pytestmark = pytest.mark.root
 
@@ -60,3 +65,18 @@ def test_a_legacy_policy(host: Node, legacy: str) -> None:
         ["INPUT", "policy", "DROP"],
         ["kernel:", "is", "dropped"],
     ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_child_that_has_done_nothing_yet_puts_the_logger_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """On a busy machine a signal came before the child ignored it, and the logger stayed."""
+    setting = tmp_path / "2"
+    setting.write_text("NONE")
+    monkeypatch.setattr(os, "setsid", lambda: time.sleep(0.5))
+    switched = legacy_log._logger_switched(setting)
+    with switched:
+        assert setting.read_text() == legacy_log.WANTED
+        os.kill(switched._guard, number)
+    assert setting.read_text() == "NONE"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +11,13 @@ import pytest
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
 from tests.lab.waiting import wait_until
+from tests.observe.live_trace import tracing
 from tests.observe.live_trace.conftest import LOGGER
-from vipd.observe.live_trace import legacy as legacy_log
+from tests.observe.live_trace.tracing import PATIENCE
 
 pytestmark = pytest.mark.root
 
 TARGET = "10.96.0.10:80/tcp"
-PATIENCE = 60.0
 
 ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
 
@@ -32,13 +29,7 @@ def tables(host: Node) -> str:
 
 def begun(host: Node, *options: str) -> Process:
     """A trace that waits for packets."""
-    command = (sys.executable, "-m", "vipd.cli.main", "--socket", "/nowhere", "trace", *options, TARGET)
-    process = host.start(*command, stderr=subprocess.STDOUT)
-    assert "no prediction" in read_line(process, PATIENCE)
-    # It comes with the line before, so that there may be nothing left to wait for.
-    assert process.stdout is not None
-    assert "waiting for" in process.stdout.readline()
-    return process
+    return tracing.begun(host, tracing.NOBODY, *options, TARGET)
 
 
 def children(pid: int) -> list[int]:
@@ -113,18 +104,3 @@ def test_a_wait_that_ran_out(host: Node) -> None:
     assert "no packet of a new flow" in read_line(process)
     assert tables(host) == ""
     finish(process)
-
-
-@pytest.mark.parametrize("number", ENDS[:-1])
-def test_a_child_that_has_done_nothing_yet_puts_the_logger_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    """On a busy machine a signal came before the child ignored it, and the logger stayed."""
-    setting = tmp_path / "2"
-    setting.write_text("NONE")
-    monkeypatch.setattr(os, "setsid", lambda: time.sleep(0.5))
-    switched = legacy_log._logger_switched(setting)
-    with switched:
-        assert setting.read_text() == legacy_log.WANTED
-        os.kill(switched._guard, number)
-    assert setting.read_text() == "NONE"

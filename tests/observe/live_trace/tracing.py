@@ -9,10 +9,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import parse_qs
 
-from tests.cli.fake_daemon import FakeDaemon, Request
+from tests.cli.fake_daemon import FakeDaemon, Request, fake_daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
 from tests.observe.explain.asking import Json
@@ -94,3 +95,12 @@ class Predicting(FakeDaemon):
             source = source.rpartition(":")[0].strip("[]")
         known = self.predictions.get((source, query["target"])) or self.predictions.get(("", query["target"]))
         return (200, whole | {"explanation": known}) if known else super().handle(request)
+
+
+@contextlib.contextmanager
+def predicting() -> Iterator[Predicting]:
+    """Such a daemon."""
+    with TemporaryDirectory(prefix="vipd-") as directory:
+        daemon = Predicting(Path(directory) / "vipd.sock")
+        with fake_daemon(daemon.socket, daemon):
+            yield daemon

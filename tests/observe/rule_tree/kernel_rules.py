@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tests.cli.fake_daemon import FakeDaemon, fake_daemon
 from tests.lab.inside import Vipd, running
@@ -97,7 +98,8 @@ def _views(declared: Declared) -> tuple[Json, list[Json]]:
         services = answer.body["services"]
         return await vipd.status() | {"pid": 1}, services
 
-    status, services = running(story, prepare, **declared.settings)
+    settings: dict[str, Any] = {**declared.settings}
+    status, services = running(story, prepare, **settings)
     status.pop("apiVersion")
     if status["dataplane"]["name"] == "iptables":
         status["dataplane"] |= OF_IPTABLES

@@ -93,7 +93,11 @@ FOREIGN_TO_ALL = [
 
 def test_damage_to_a_service_is_told_without_a_daemon(kernel: KernelRules) -> None:
     kernel.load(TEXT)
-    assert faults(kernel.rules("shop/web")) == []
+    whole = kernel.rules("shop/web")
+    assert faults(whole) == []
+    # Clients are pinned by rules before these, but a backend's chain is shown where it gets its share.
+    below = [node["children"][0] for node in nodes(whole["services"], "backend")]
+    assert [(len(chain["children"]), chain.get("repeated")) for chain in below] == [(2, None)] * 3
     damage = [
         *((with_first(chain, rule), f"{rule}: {NOT_OURS}") for chain, rule in FOREIGN),
         (without(f"^-A {SVC} "), EMPTY),

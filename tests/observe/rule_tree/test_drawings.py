@@ -48,12 +48,7 @@ def nasty() -> list[Graph]:
     foreign = Node(NodeKind.FOREIGN, NASTY, "", NASTY, fault=NASTY)
     chain = Node(NodeKind.CHAIN, NASTY, NASTY, children=(foreign,))
     frontend = Node(NodeKind.FRONTEND, NASTY, NASTY, children=(chain,))
-    root = Node(
-        NodeKind.CHAIN,
-        "nat",
-        "VIPD-SERVICES",
-        children=(frontend,),
-    )
+    root = Node(NodeKind.CHAIN, "nat", "VIPD-SERVICES", children=(frontend,))
     return graphs_of([ServiceTree(ServicePortKey(NASTY, "tcp"), Family.IPV4, NASTY, (root,))])
 
 
