@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from tests.lab.inside import Output, Vipd, running
 
@@ -12,7 +13,7 @@ Story = Callable[[Vipd, Say], Awaitable[None]]
 
 
 def conversation(
-    story: Story, prepare: Callable[[Vipd], object] = lambda vipd: None, **settings: object
+    story: Story, prepare: Callable[[Vipd], object] = lambda vipd: None, **settings: Any
 ) -> None:
     """Run a story beside a vipd; it says lines such as `list -o name`."""
 

@@ -52,10 +52,10 @@ class KernelRules:
         self._fake.answer("GET /v1/status", status)
         self._fake.answer("GET /v1/services", {"services": services})
         for service in services:
-            self._fake.answer_unlike_the_api(f"GET /v1/services/{service['name']}", {"service": service})
+            self._fake.answer(f"GET /v1/services/{service['name']}", {"service": service})
             for forwarding in service["forwardings"]:
                 for place in (*forwarding["frontends"], *forwarding["external"]):
-                    self._fake.answer_unlike_the_api(f"GET /v1/services/{place}", {"service": service})
+                    self._fake.answer(f"GET /v1/services/{place}", {"service": service})
 
     def vipctl(self, *words: str) -> Ended:
         """`vipctl rules WORDS`."""
