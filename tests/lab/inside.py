@@ -297,7 +297,7 @@ class Vipd:
         """What name servers answer: of `dns:NAME` or `srv:NAME` the addresses (of SRV `address:port`), or why
         there are none."""
         self.etcd = SimulatedEtcd()
-        """What `running` follows if its settings name an `etcd`: an endpoint of any name."""
+        """What `running` follows in simulated time if its settings name an `etcd`; in real time that is asked."""
         self.facts: dict[str, Any] = {}
         """What this host has besides its addresses: `gateways` and `neighbours`, each with its device,
         `sockets` (protocol, address, port, owner, protected), and so on."""
@@ -426,7 +426,8 @@ async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bo
     journal = _Journal(vipd.journal)
     settings = load_settings(None, vipd.settings)
     with contextlib.ExitStack() as stack:
-        for target, double in {**_doubles(vipd), **(_simulated_clocks(later) if simulated else {})}.items():
+        of_time = {**_simulated_clocks(later), **_simulated_etcd(vipd)} if simulated else {}
+        for target, double in {**_doubles(vipd), **of_time}.items():
             stack.enter_context(mock.patch(target, double))
         logging.getLogger("vipd").addHandler(journal)
         stack.callback(logging.getLogger("vipd").removeHandler, journal)
@@ -475,7 +476,7 @@ class _Journal(logging.Handler):
         self._records.append(record)
 
 
-def _doubles(vipd: Vipd) -> dict[str, object]:  # noqa: C901 (one after the other)
+def _doubles(vipd: Vipd) -> dict[str, object]:
     """What stands in the place of what lies below, by where the composition root finds it."""
     from vipd.control.host import Host
 
@@ -520,12 +521,6 @@ def _doubles(vipd: Vipd) -> dict[str, object]:  # noqa: C901 (one after the othe
     def host(settings: Any, record: Any, **named: Any) -> Host:
         return Host(settings, record, _sysctls(vipd.root / "sys"), **named)
 
-    async def opened(_: object) -> object:
-        return vipd.etcd
-
-    async def not_diagnosed(_: object, error: object, outcome: object, *__: object) -> object:
-        return outcome
-
     return {
         "vipd.daemon.wiring.SwitchableDataplane.start": started,
         "vipd.daemon.wiring.resolve_dataplane": chosen,
@@ -540,9 +535,22 @@ def _doubles(vipd: Vipd) -> dict[str, object]:  # noqa: C901 (one after the othe
         "vipd.control.connection_balancer.TRACKED": vipd.root / "tracked",
         "vipd.dataplane.conntrack.live_counts._read": live_flows,
         "vipd.observe.flow_stats.traffic.FlowTable.table": table,
+        "vipd.health.checker._probers": lambda *_: dict.fromkeys(_CHECKS, _Checks(vipd)),
+    }
+
+
+def _simulated_etcd(vipd: Vipd) -> dict[str, object]:
+    """`Vipd.etcd` in the place of every endpoint."""
+
+    async def opened(_: object) -> object:
+        return vipd.etcd
+
+    async def not_diagnosed(_: object, error: object, outcome: object, *__: object) -> object:
+        return outcome
+
+    return {
         "vipd.sources.etcd.transport.Transport._open": opened,
         "vipd.sources.etcd.transport.diagnose": not_diagnosed,
-        "vipd.health.checker._probers": lambda *_: dict.fromkeys(_CHECKS, _Checks(vipd)),
     }
 
 
