@@ -282,5 +282,6 @@ def many_users_of_one_address(number: int) -> tuple[Saves, Saves]:
     ids=lambda shape: shape.__name__,
 )
 def test_conflicts_cost_what_is_claimed(shape: Callable[[int], tuple[Saves, Saves]]) -> None:
-    few, many = (calls([start], then=[change]) for start, change in (shape(10), shape(80)))
+    # Twice, for what runs beside it counts, too.
+    few, many = (min(calls([a], then=[b]) for _ in range(2)) for a, b in (shape(10), shape(80)))
     assert many < 12 * few, "eight times as many cost some eight times as much, not 64 times"

@@ -205,7 +205,20 @@ HOLDS_UP = {
 """The changes that cannot land, or only later, while a group fails; all others land as soon as ever."""
 
 
-@pytest.mark.parametrize("group", GROUPS)
+LONG = {"threads", "descriptors", "stalls"}
+"""Groups that keep a daemon from half a minute of its work."""
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(
+            group,
+            marks=pytest.mark.nightly if group in LONG else pytest.mark.nightly(each_time="nftables"),
+        )
+        for group in GROUPS
+    ],
+)
 def test_what_fails_is_named_holds_up_nothing_else_and_is_made_up_for(
     daemon: SupervisedDaemon, equipment: Equipment, etcd: Process, group: str, pytestconfig: pytest.Config
 ) -> None:

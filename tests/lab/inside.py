@@ -297,7 +297,7 @@ class Vipd:
         """What name servers answer: of `dns:NAME` or `srv:NAME` the addresses (of SRV `address:port`), or why
         there are none."""
         self.etcd = SimulatedEtcd()
-        """What `running` follows in simulated time if its settings name an `etcd`; in real time that is asked."""
+        """What `running` follows in simulated time if its settings name an etcd; else that is asked."""
         self.facts: dict[str, Any] = {}
         """What this host has besides its addresses: `gateways` and `neighbours`, each with its device,
         `sockets` (protocol, address, port, owner, protected), and so on."""
