@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from tests.lab.held_ports import held_ports
@@ -30,7 +30,7 @@ class Relay:
         return f"http://127.0.0.1:{self._port}"
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._pass, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
 
     async def cut(self) -> None:
         """End every connection, take no new one."""
@@ -44,19 +44,23 @@ class Relay:
         """The watches that are open stay open and carry nothing more; everything else works."""
         self._silent.update(self._watches)
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A plain function: a coroutine cancelled before its first step would leave the connection open.
+        task = asyncio.create_task(self._pass(reader, writer))
+        self._passing[task] = [writer]
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        for writer in self._passing.pop(task):
+            writer.transport.abort()
+
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._passing[task] = [writer]
-        try:
+        with suppress(OSError):
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.to)
             self._passing[task].append(far_writer)
             await asyncio.gather(self._pump(task, reader, far_writer), self._pump(task, far_reader, writer))
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            for each in self._passing.pop(task):
-                each.transport.abort()
 
     async def _pump(
         self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
