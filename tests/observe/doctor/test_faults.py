@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.daemon import Daemon
 from tests.lab.flow import finish
-from tests.lab.topology import Lab
 from tests.observe.doctor.patient import Doctor, Patient
 from tests.observe.resident import PATIENCE_SECONDS
 
@@ -611,21 +608,3 @@ def listening(patient: Patient, address: str, port: int) -> Iterator[None]:
         yield
     finally:
         finish(process)
-
-
-@pytest.mark.nightly(each_time="nftables")
-@pytest.mark.parametrize("dataplane", ["iptables", "nftables"])
-def test_disabled_ipv6_is_told_by_status_and_by_doctor(dataplane: str) -> None:
-    declared = "- {name: six, address: 'fd00:96::1', ports: [80/tcp], backends: ['fd00:244::11']}\n"
-    with Lab() as lab, Daemon(lab.host, declared, dataplane=dataplane) as daemon:
-
-        def warnings() -> list[str]:
-            return [word for word in daemon.status()["warnings"] if "disable_ipv6 is 1" in word]
-
-        assert warnings() == []
-        lab.host.sysctl("net.ipv6.conf.all.disable_ipv6", 1)
-        daemon.wait_until(lambda: len(warnings()), 1)
-        told = json.loads(daemon.vipctl("doctor", "-o", "json", check=False).stdout)["diagnosis"]["findings"]
-        assert [each["id"] for each in told if each["severity"] == "problem"] == ["ipv6-disabled"]
-        lab.host.sysctl("net.ipv6.conf.all.disable_ipv6", 0)
-        daemon.wait_until(warnings, [])
