@@ -152,7 +152,7 @@ async def cycle(vipd: Vipd) -> float:
     vipd.backends[ONE] = True
     down = clock()
     while f"{ONE}:80" not in shares(vipd):  # noqa: ASYNC110
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1)
     return round((clock() - down) / INTERVAL) * INTERVAL
 
 

@@ -138,26 +138,6 @@ def test_it_is_started_for_the_first_request_and_ended_when_none_comes_any_more(
     run(story)
 
 
-def test_what_is_cancelled_is_cancelled_there_too_and_heard_of_no_more() -> None:
-    async def story(host: Host, worker: Worker) -> None:
-        running = asyncio.create_task(worker.run())
-        asked = Asked()
-        worker.cancel(worker.ask("echo", [0], asked, PATIENCE))
-        kept = worker.ask("echo", [1], asked, PATIENCE)
-        await asyncio.sleep(1)
-        number = worker.ask("echo", [2], asked, PATIENCE)
-        await asyncio.sleep(0)
-        worker.cancel(number)
-        await asyncio.sleep(1)
-        (process,) = host.processes
-        assert process.rows == [[kept, "echo", [1]], [number, "echo", [2]], [number]]
-        process.say([[kept, "late"], [number, "late"]])
-        assert (asked.answers, asked.faults) == (["late"], [])
-        running.cancel()
-
-    run(story, silent=True)
-
-
 def test_one_that_is_slow_is_waited_for_and_one_that_gives_no_sign_of_life_is_not() -> None:
     async def story(host: Host, worker: Worker) -> None:
         running = asyncio.create_task(worker.run())

@@ -8,7 +8,6 @@ import resource
 import socket
 
 import pytest
-from aiohttp import web
 
 from tests.host.connections.clients import (
     GENEROUS,
@@ -95,34 +94,6 @@ def test_a_head_without_end_is_refused_before_it_takes_much_memory() -> None:
     served(story, GENEROUS._replace(send_seconds=SOON))
 
 
-async def begun(clients: list[Client]) -> None:
-    """Wait for the first byte of each one's answer, and read no more."""
-    for client in clients:
-        with contextlib.suppress(ConnectionResetError):  # on a busy machine it is over already
-            loop = asyncio.get_running_loop()
-            assert await asyncio.wait_for(loop.sock_recv(client.socket, 1), PATIENCE_SECONDS)
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [GENEROUS._replace(send_seconds=SOON), GENEROUS._replace(life_seconds=SOON)],
-    ids=["send", "life"],
-)
-def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_with_it(
-    limits: ConnectionLimits,
-) -> None:
-    async def story(place: ListenAddress, listeners: Listeners) -> None:
-        with closing() as clients:
-            await crowd(clients, place, 5, TO_LARGE)
-            await begun(clients)
-            await until(lambda: ended(clients) == 5, "closed")
-            await until(lambda: not len(listeners.connections), "all given up")
-            await until(lambda: not listeners.connections._ending, "their descriptors are free")
-            assert await status(place) == 200
-
-    served(story, limits)
-
-
 def test_a_slow_reader_gets_its_answer() -> None:
     async def story(place: ListenAddress, _: Listeners) -> None:
         client = Client(place)
@@ -148,32 +119,6 @@ def test_the_one_that_waits_longest_gives_way_to_a_new_one() -> None:
             assert ended(clients[1:]) == 0
 
     served(story, GENEROUS._replace(connections=8))
-
-
-FLOODS = {
-    "nothing": b"",
-    "half a head": b"GET / HTTP/1.1\r\n",
-    "whole, but never reads": TO_LARGE,
-}
-
-
-@pytest.mark.parametrize("sent", FLOODS.values(), ids=list(FLOODS))
-def test_a_flood_from_one_source_does_not_keep_another_out(sent: bytes) -> None:
-    """Health ports and metrics are answered although one host has taken all the connections that it may."""
-    other = ListenAddress("::1", free_port())
-
-    async def story(place: ListenAddress, listeners: Listeners) -> None:
-        listeners.set_addresses({place: "x", other: "y"})
-        await until(lambda: len(listeners.open) == 2, "both open")
-        with closing() as clients:
-            await crowd(clients, place, 40, sent)
-            await until(lambda: len(listeners.connections) == 4, "no more than one source may have")
-            await crowd(clients, place, 10, sent)
-            for _ in range(5):
-                assert await status(other) == 200
-            assert ended(clients) >= 46
-
-    served(story, GENEROUS._replace(connections=16, per_client=4))
 
 
 def test_where_all_is_taken_the_source_with_most_connections_gives_way() -> None:
@@ -219,38 +164,6 @@ def test_answers_that_nobody_takes_are_bounded_in_memory(path: str, unsent: int,
             assert await status(place, path="/large") == 200
 
     served(story, GENEROUS._replace(unsent=unsent * len(LARGE)))
-
-
-def test_many_connections_of_one_source_hold_up_others_no_more_than_one_does() -> None:
-    """Each turn of the event loop begins one of its requests."""
-    begun: list[str] = []
-
-    async def busy(request: web.BaseRequest) -> web.Response:
-        begun.append(request.remote or "")
-        return web.Response(text="done")
-
-    async def story(place: ListenAddress, listeners: Listeners) -> None:
-        listeners._answer = busy
-        with closing() as clients:
-            for _ in range(50):
-                clients.append(await Client(place).connect())
-            other = await Client(place, "::1").connect()
-            clients.append(other)
-            await until(lambda: len(listeners.connections) == 51, "connected")
-            for client in clients:  # in one turn
-                client.socket.send(REQUEST)
-            await other.rest()
-            assert begun.index("::1") < 20, begun
-
-    served(story, GENEROUS, "::")
-
-
-def test_many_at_once_are_answered_though_each_gets_one_answer() -> None:
-    async def story(place: ListenAddress, _: Listeners) -> None:
-        found = await asyncio.gather(*(status(place) for _ in range(200)))
-        assert found == [200] * 200
-
-    served(story, HEALTH_LIMITS)
 
 
 def test_no_version_is_told() -> None:

@@ -102,17 +102,3 @@ def test_a_flush_by_another_program_is_noticed(node: Node, gate: AnswerGate) -> 
     gate.remove()
     gate.make(LAN, ADDRESSES, {"192.0.2.10"})
     assert elements(node, "held") == {"192.0.2.10"}
-
-
-def test_many_addresses(node: Node, gate: AnswerGate) -> None:
-    many = {f"10.{number >> 8}.{number & 255}.1" for number in range(3000)}
-    gate.make(LAN, many, many)
-    assert len(elements(node, "held")) == len(many)
-    gate.release(many)
-    assert elements(node, "held") == set()
-
-
-def test_removal_leaves_nothing(node: Node, gate: AnswerGate) -> None:
-    gate.remove()
-    gate.remove()
-    assert node.run("nft", "list", "ruleset").stdout == ""

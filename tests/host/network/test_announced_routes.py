@@ -101,12 +101,6 @@ def test_a_stop_withdraws_if_the_settings_say_so(lab: Lab) -> None:
         assert table(lab) == []
 
 
-def test_an_address_that_the_settings_do_not_name_is_refused(lab: Lab) -> None:
-    with Daemon(lab.host, service(*backends(lab)), announce_addresses=["203.0.113.0/24"]) as daemon:
-        assert "2001:db8::10 may not be announced: announce_addresses does not name it" in daemon.log
-        assert table(lab) == []
-
-
 def test_maintenance_withdraws_addresses_and_closes_health_ports(lab: Lab) -> None:
     declared = service(*backends(lab)) + "    health_port: 30100\n    traffic_policy: {external: cluster}\n"
 

@@ -84,19 +84,6 @@ def test_the_source_is_an_address_that_the_backend_can_answer(lab_without_way_ba
             assert answers.sources == {HOST_TOWARDS_BACKENDS[family]}
 
 
-def test_vips_come_and_go(lab: Lab) -> None:
-    before = state(lab)
-    with Daemon(lab.host) as daemon:
-        services = Services(daemon)
-        first, second = services.add(lab.backends), services.add(lab.backends)
-        assert routes(lab) == sorted([first.address, second.address])
-        daemon.vipctl("remove", str(first))
-        assert routes(lab) == [second.address]
-        lab.host.send(*second).all_answered()
-        daemon.vipctl("remove", str(second))
-        assert state(lab) == before
-
-
 def test_a_vip_goes_with_the_last_of_its_ports(lab: Lab) -> None:
     """One that moves to another service stays, and outside addresses count, too."""
     backend = lab.backends[0].ipv4

@@ -53,11 +53,6 @@ def notifier(ear: Ear, address: str) -> Iterator[Notifier]:
     made.close()
 
 
-def test_assignments_go_to_a_path_as_lines(ear: Ear, notifier: Notifier) -> None:
-    assert notifier.send("READY=1", "STATUS=all is well")
-    assert ear.heard() == ["READY=1\nSTATUS=all is well"]
-
-
 def test_an_at_sign_means_an_abstract_name() -> None:
     name = f"vipd-test-{os.getpid()}"
     ear, notifier = Ear(f"\0{name}"), Notifier(f"@{name}")
@@ -65,13 +60,6 @@ def test_an_at_sign_means_an_abstract_name() -> None:
     assert ear.heard() == ["READY=1"]
     ear.close()
     notifier.close()
-
-
-def test_nobody_there_is_no_error_but_known(address: str) -> None:
-    notifier = Notifier(address)
-    assert not notifier.send("READY=1")
-    notifier.close()
-    assert Notifier().send("READY=1")
 
 
 def test_a_full_socket_holds_up_nothing(ear: Ear, notifier: Notifier) -> None:
