@@ -136,27 +136,16 @@ def test_no_user_who_may_change_services_runs_programs(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("passwd", "told"),
-    [
-        (PASSWD + CHECK_USER, ""),
-        (PASSWD, ""),
-        (
-            "root:x:0:0::/:/bin/sh\n",
-            "user vipd-check: there is none; adduser --system vipd-check, or leave user out",
-        ),
-        (PASSWD + "vipd-check:x:0:0::/:/bin/sh\n", f"user vipd-check: checks never run as root; {OTHER}"),
-    ],
-)
-def test_a_program_that_names_no_user_runs_as_one_of_the_hosts(
-    passwd: str, told: str, tmp_path: Path
-) -> None:
-    """`nobody` as long as there is none for it."""
-    assert problems(tmp_path, {"a": program("/bin/true")}, passwd) == ({"a": [told]} if told else {})
-
-
-def test_an_unknown_group_admits_nobody(tmp_path: Path) -> None:
-    checks = {name: program("/bin/true", user=name) for name in ("daemon", "root")}
+def test_a_program_that_names_no_user_runs_as_one_of_the_hosts(tmp_path: Path) -> None:
+    """`nobody` as long as there is none for it. An unknown group admits nobody to the API."""
+    root = "vipd-check:x:0:0::/:/bin/sh\n"
+    missing = "user vipd-check: there is none; adduser --system vipd-check, or leave user out"
+    for passwd, why in (("root:x:0:0::/:/bin/sh\n", missing), (root, "checks never run as root")):
+        (text,) = problems(tmp_path, {"a": program("/bin/true")}, passwd)["a"]
+        assert why in text
+    checks = {name: program("/bin/true", user=name) for name in ("daemon", "root")} | {
+        "unnamed": program("/bin/true")
+    }
     found = problems(tmp_path, checks, PASSWD, GROUP, "--set", "socket_group=no-such-group")
     assert found == {"root": [f"user root: checks never run as root; {MAKE_ONE}"]}
 

@@ -138,18 +138,8 @@ def test_the_longest_prefix_and_then_the_lowest_metric_of_tables_for_all_packets
     for line in WAYS.strip().splitlines():
         ip("-n", lab.host.namespace, *line.split())
     for number, (selector, routed) in enumerate(RULES.items(), 1):
-        ip(
-            "-n",
-            lab.host.namespace,
-            "route",
-            "add",
-            f"10.98.{number}.0/24",
-            "dev",
-            "cluster",
-            "table",
-            f"{1000 + number}",
-        )
-        ip("-n", lab.host.namespace, "rule", "add", *selector.split(), "table", f"{1000 + number}")
+        for change in (f"route add 10.98.{number}.0/24 dev cluster", f"rule add {selector}"):
+            ip("-n", lab.host.namespace, *change.split(), "table", str(1000 + number))
         expected[f"10.98.{number}.1"] = routed
     expected |= {f"10.95.{number >> 8}.{number & 255}": "routed" for number in range(1, 300)}
     backends = {vip: lab.backends[0].address(6 if ":" in vip else 4) for vip in expected}
