@@ -66,10 +66,10 @@ TARGETS = {
             "tcp",
             more="    fallback: {backends: [{address: 10.0.0.7, check: none}, 10.0.0.8, "
             "{address: 10.0.0.9, check: http}]}\n",
-        ): ["http 10.0.0.9:8080", "tcp 10.0.0.8:8080"],
+        ): ["http 10.0.0.9:8080", "tcp 10.0.0.8:8080"]
     },
     "an IPv6 address stands in brackets": {
-        service("['fd00::1']", "https").replace("10.96.0.1", "'fd00:96::1'"): ["https [fd00::1]:8080"],
+        service("['fd00::1']", "https").replace("10.96.0.1", "'fd00:96::1'"): ["https [fd00::1]:8080"]
     },
 }
 

@@ -70,10 +70,7 @@ def test_wrong_values_are_told_in_our_own_words(tmp_path: Path) -> None:
 
 
 LINES = [
-    (
-        "# a\n\nsocket: x\nmark_bit: 99\n",
-        [":3: socket: must be an absolute path", ":4: mark_bit: must be"],
-    ),
+    ("# a\n\nsocket: x\nmark_bit: 99\n", [":3: socket: must be an absolute path", ":4: mark_bit: must be"]),
     ("etcd:\n  endpoints: [https://a:1]\n  colour: red\n", [":3: etcd.colour: unknown setting"]),
     ("cluster_cidrs:\n  - 10.0.0.0/8\n  - 10.0.0.0/33\n", [":3: cluster_cidrs: "]),
     ("zone: a\n\tnode: b\n", [":2: YAML syntax: ", "; hint: indent with spaces, not tabs"]),

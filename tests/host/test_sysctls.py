@@ -130,10 +130,8 @@ def test_where_no_record_can_be_kept_the_kernel_is_left_alone(host: Node) -> Non
         assert values(host) == ("1", "0", "1")
 
 
-DAMAGED = (
-    *("", "{", "[]", "{}", "7", '{"sysctls": {}}', '{"sysctls": [], "tables": [], "prefixes": []}'),
-    *('{"sysctls": {"a": "1"}, "tables": [], "prefixes": []}', "[" * 100_000),
-)
+OTHER_KEYS, OTHER_VALUES = '{"sysctls": {}}', '{"sysctls": {"a": "1"}, "tables": [], "prefixes": []}'
+DAMAGED = ("{", "[]", OTHER_KEYS, OTHER_VALUES, "[" * 100_000)
 
 
 def test_a_record_that_is_damaged_is_kept_aside_and_told(host: Node) -> None:
@@ -148,7 +146,7 @@ def test_a_record_that_is_damaged_is_kept_aside_and_told(host: Node) -> None:
         daemon.cleanup(check=False)
         assert (daemon.state_dir / f"{RECORD}.damaged-{number}").read_text() == text
         assert not record.exists()
-    record.write_text(DAMAGED[1])
+    record.write_text(DAMAGED[0])
     with daemon:
         warnings = [text for text in daemon.status()["warnings"] if "not known to vipctl cleanup" in text]
         assert any(f"{RECORD}.damaged-" in text for text in warnings), warnings

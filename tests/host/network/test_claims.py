@@ -197,10 +197,7 @@ def test_addresses_that_this_host_gets_are_told_until_they_are_gone_but_for_thos
 
 @pytest.mark.parametrize(
     ("address", "subnet", "asked"),
-    [
-        ("10.244.0.200", "10.244.0.0/24", "ARP"),
-        ("fd00:244::200", "fd00:244::/64", "neighbour discovery"),
-    ],
+    [("10.244.0.200", "10.244.0.0/24", "ARP"), ("fd00:244::200", "fd00:244::/64", "neighbour discovery")],
 )
 def test_an_address_of_a_connected_subnet_is_warned_of_at_once(
     lab: Lab, daemon: Daemon, address: str, subnet: str, asked: str

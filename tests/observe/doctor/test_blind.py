@@ -80,10 +80,7 @@ def test_a_program_that_hangs(deceived: Deceived) -> None:
         assert unchecked(deceived) == {"kernel-features"}
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["failing", "cut", "forbidden", *at_night("babbling", "odd")],
-)
+@pytest.mark.parametrize("fault", ["failing", "cut", "forbidden", *at_night("babbling", "odd")])
 def test_an_iptables_that_fails_is_named(deceived: Deceived, fault: str) -> None:
     stems = ("iptables", "ip6tables", "nft") if fault != "forbidden" else ("iptables", "iptables-nft", "nft")
     with deceived.programs(dict.fromkeys(stems, fault)):
@@ -93,10 +90,7 @@ def test_an_iptables_that_fails_is_named(deceived: Deceived, fault: str) -> None
     assert seen >= {"forward-chains", "rules-twice", *(OF_RULES if fault != "cut" else ())}
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["missing", "failing", *at_night("forbidden", "babbling")],
-)
+@pytest.mark.parametrize("fault", ["missing", "failing", *at_night("forbidden", "babbling")])
 def test_an_nft_that_is_the_dataplanes_and_fails(deceived: Deceived, fault: str) -> None:
     settings = ("--settings", str(deceived.patient.daemon.config), "--set", "dataplane=nftables")
     before = deceived.doctor.socket
